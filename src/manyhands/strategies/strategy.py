@@ -1,0 +1,48 @@
+"""What every strategy is: a frozen dataclass of its options, its loop, and its facts as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from manyhands.worker import Worker
+
+
+@dataclass(frozen=True, kw_only=True)
+class Supports:
+    """What a strategy can do; validation, the documentation's matrix and the tests read it.
+
+    Attributes:
+        many: More than one worker.
+        whole_batches: `batch_size` is one worker's push, not split over the workers.
+        together: Workers step together, so evaluation can be shared out between two steps.
+        identical: All replicas hold the same parameters after every step (hashed every epoch).
+        partition: The partition used where the user names none.
+        deterministic: The same seed gives the same result, bit for bit.
+    """
+
+    many: bool
+    whole_batches: bool
+    together: bool
+    identical: bool
+    partition: str
+    deterministic: bool
+
+
+class Strategy(Protocol):
+    """A way of parallelising SGD."""
+
+    name: ClassVar[str]
+    supports: ClassVar[Supports]
+
+    def validate(self, *, workers: int) -> None:
+        """Refuse what cannot work with that many workers, before anything is started."""
+
+    def run(self, worker: Worker) -> None:
+        """Train: loop over `worker.batches()`, exchange, update."""
+
+    def consensus(self, worker: Worker) -> Tensor:
+        """Return the parameters to judge and to save, the same on every worker; shape (dim,)."""
