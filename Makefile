@@ -1,0 +1,53 @@
+# Every target does its own set-up: an environment in .venv, made on first need.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup demo test test-system lint format bench wheel clean
+
+help:  ## list these targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if v >= (3, 10) else "manyhands needs Python 3.10 or newer; $(PYTHON) is %d.%d: try make PYTHON=python3.12" % v)'
+	@echo "Setting up $(VENV) (a few minutes, once) …"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+setup: $(READY)  ## make the environment in .venv (the others do it when needed)
+
+demo: $(READY)  ## compare the strategies on MNIST and write a report
+	@$(BIN)/manyhands compare experiments/demo.toml --output demo
+	@echo "The report: demo/report.html"
+
+test: $(READY)  ## run the unit tests, then the parallel ones under mpiexec
+	$(BIN)/python -m pytest tests/unit
+	$(BIN)/python tests/parallel/launch.py
+
+test-system: $(READY)  ## run the slow tests: the command line, faults, a browser
+	$(BIN)/python -m pytest tests/system
+
+lint: $(READY)  ## check style, format, types and the layers of imports
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(READY)  ## format the code and fix what can be fixed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(READY)  ## compare the speed with PyTorch DDP over gloo
+	$(BIN)/python benchmarks/run.py
+
+wheel: $(READY)  ## build the wheel and the source archive into dist/
+	$(BIN)/python -m build
+
+clean:  ## remove the environment, caches and what was built
+	rm -rf $(VENV) build dist demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
