@@ -1,0 +1,1 @@
+"""Data: what users give, how it is stored, and which worker sees what when."""

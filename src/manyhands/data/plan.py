@@ -1,0 +1,261 @@
+"""Which examples come next, for one worker.
+
+The global plan is a pure function of (seed, epoch): every worker computes its own part of it, so
+that no index ever travels and any machine gives the same run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from manyhands import validate
+from manyhands.data.partition import (
+    LABELLED,
+    SHARDED,
+    SHARED_OUT,
+    Partition,
+    apportion,
+    check_shares,
+    parse,
+    shards,
+)
+from manyhands.data.shuffle import draws, permutation
+from manyhands.errors import ConfigError
+
+
+class Share(NamedTuple):
+    """One worker's part of one update.
+
+    Attributes:
+        indices: Into the training set; shape (count,) int64. Empty where there is nothing left for
+            this worker, which joins the update all the same.
+        total: The examples behind the whole update, over all workers.
+    """
+
+    indices: np.ndarray
+    total: int
+
+
+class Cuts(NamedTuple):
+    """Where one worker's steps lie in its order of an epoch; each of shape (steps,)."""
+
+    start: np.ndarray
+    stop: np.ndarray
+    total: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """Which examples come next, for one worker.
+
+    An epoch has ceil(examples / batch_size) updates, the last batch smaller and kept. Making a plan
+    is cheap: shards and orders are computed when they are first asked for.
+
+    Guarantees:
+        - balanced and all shards: over the workers, an epoch holds every example exactly once.
+        - balanced: an update's examples are the same set for any number of workers.
+        - Without whole batches all workers take the same number of steps, and the totals are exact.
+
+    Args:
+        partition: One of the ways in `manyhands.data.partition`.
+        examples: Size of the training set.
+        batch_size: Examples behind one update, over all workers; of one worker with
+            `whole_batches`.
+        rank: This worker, from 0.
+        size: How many workers there are.
+        seed: Together with the epoch, all that the order depends on.
+        labels: The classes, (examples,); `stratified`, `dirichlet` and `by-label` need them.
+        ids: Record ids for `by-id`, (examples,); the row numbers where none are given.
+        shares: What part of the whole each worker takes, for `balanced` and `random-partition`.
+        whole_batches: Workers do not step together: each takes batches of `batch_size` alone.
+
+    Raises:
+        ConfigError: If these do not fit together.
+    """
+
+    partition: str
+    _: KW_ONLY
+    examples: int
+    batch_size: int
+    rank: int
+    size: int
+    seed: int
+    labels: np.ndarray | None = None
+    ids: Sequence[object] | np.ndarray | None = None
+    shares: Sequence[float] | None = None
+    whole_batches: bool = False
+
+    def __post_init__(self) -> None:
+        validate.at_least(1, examples=self.examples, batch_size=self.batch_size, size=self.size)
+        validate.between(0, self.size - 1, rank=self.rank)
+        self._check_counts()
+        kind = self.parsed.kind
+        if kind in LABELLED and self.labels is None:
+            raise ConfigError(f"partition {kind} needs classes; this data has numbers as targets")
+        if self.ids is not None and kind != "by-id":
+            raise ConfigError(f"ids are given; partition {kind} would ignore them. Use by-id")
+        for name, values in (("labels", self.labels), ("ids", self.ids)):
+            if values is not None and len(values) != self.examples:
+                raise ConfigError(f"{name} has {len(values)} entries; expected {self.examples}")
+        if self.shares is not None:
+            whole = self.whole_batches and kind == "balanced"
+            if kind not in SHARED_OUT or whole:
+                dealt = f"{kind} with whole batches" if whole else kind
+                raise ConfigError(
+                    f"shares are given; partition {dealt} would ignore them. Use random-partition"
+                )
+            check_shares(self.shares, self.size)
+
+    def _check_counts(self) -> None:
+        if self.size > self.examples:
+            raise ConfigError(
+                f"{self.size} workers for {self.examples} training examples; "
+                f"use {self.examples} workers at most"
+            )
+        if not self.whole_batches and self.batch_size < self.size:
+            raise ConfigError(
+                f"batch_size is {self.batch_size}, less than the {self.size} workers it is split "
+                f"over; use a batch_size of {self.size} or more, or fewer workers"
+            )
+
+    @cached_property
+    def parsed(self) -> Partition:
+        """The partition's name, taken apart."""
+        return parse(self.partition)
+
+    @property
+    def updates(self) -> int:
+        """Global batches in an epoch."""
+        return -(-self.examples // self.batch_size)
+
+    def steps(self, epoch: int) -> int:
+        """Return how many steps this worker takes in an epoch."""
+        return len(self._cuts.start)
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[Share]:
+        """Yield this worker's shares of an epoch, from step `start` on."""
+        order = self._order(epoch, self.rank)
+        for begin, end, total in zip(*(c[start:].tolist() for c in self._cuts), strict=True):
+            yield Share(order[begin:end], total)
+
+    def describe(self, epoch: int) -> dict[str, object]:
+        """Return who sees what in an epoch, as the record's `partition` states it.
+
+        `seen` counts the examples that any worker saw, `twice` those seen more than once; `classes`
+        is None where the targets are numbers.
+        """
+        times = np.zeros(self.examples, dtype=np.int64)
+        classes = None if self.labels is None else int(np.max(self.labels)) + 1
+        workers = []
+        for rank in range(self.size):
+            mine = np.bincount(self._examples(epoch, rank), minlength=self.examples)
+            times += mine
+            counts = None
+            if self.labels is not None:
+                counts = np.bincount(self.labels, weights=mine, minlength=classes or 0)
+            workers.append(
+                {
+                    "rank": rank,
+                    "examples": int(mine.sum()),
+                    "unique": int(np.count_nonzero(mine)),
+                    "classes": None if counts is None else counts.astype(int).tolist(),
+                }
+            )
+        return {
+            "kind": self.partition,
+            "workers": workers,
+            "seen": int(np.count_nonzero(times)),
+            "twice": int(np.count_nonzero(times > 1)),
+        }
+
+    def _examples(self, epoch: int, rank: int) -> np.ndarray:
+        order, cuts = self._order(epoch, rank), self._cuts_of(rank)
+        parts = [order[a:b] for a, b in zip(cuts.start, cuts.stop, strict=True)]
+        return np.concatenate([order[:0], *parts])
+
+    @cached_property
+    def _shards(self) -> list[np.ndarray]:
+        return shards(
+            self.parsed,
+            examples=self.examples,
+            size=self.size,
+            seed=self.seed,
+            labels=None if self.labels is None else np.asarray(self.labels),
+            ids=self.ids,
+            shares=self.shares,
+        )
+
+    def _order(self, epoch: int, rank: int) -> np.ndarray:
+        """The examples that a worker's cuts are taken from, in their order of that epoch."""
+        if self.parsed.kind == "balanced":
+            return permutation(self.examples, self.seed, epoch, "epoch")
+        if self.parsed.kind == "random-sampling":
+            draw = draws if self.parsed.replace else _distinct
+            count = int(self._cuts_of(rank).stop.max(initial=0))
+            return draw(count, self.examples, self.seed, epoch, "draw", rank)
+        shard = self._shards[rank]
+        return shard[permutation(len(shard), self.seed, epoch, "shard", rank)]
+
+    @cached_property
+    def _cuts(self) -> Cuts:
+        return self._cuts_of(self.rank)
+
+    def _cuts_of(self, rank: int) -> Cuts:
+        if self.parsed.kind == "balanced":
+            return self._dealt(rank) if self.whole_batches else self._split_batches(rank)
+        if self.parsed.kind in SHARDED:
+            lengths = np.array([len(shard) for shard in self._shards])
+            return self._whole(lengths[rank]) if self.whole_batches else self._spread(lengths, rank)
+        if self.whole_batches:
+            return self._whole(apportion(self.examples, self.size)[rank])
+        cuts = self._split_batches(rank)
+        stop = np.cumsum(cuts.stop - cuts.start)
+        return Cuts(stop - (cuts.stop - cuts.start), stop, cuts.total)
+
+    def _split_batches(self, rank: int) -> Cuts:
+        """Cut each global batch over the workers."""
+        first = np.arange(self.updates) * self.batch_size
+        total = np.minimum(self.batch_size, self.examples - first)
+        full = _edges(self.batch_size, self.size, self.shares)[rank : rank + 2]
+        last = _edges(int(total[-1]), self.size, self.shares)[rank : rank + 2]
+        start, stop = first + full[0], first + full[1]
+        start[-1], stop[-1] = first[-1] + last[0], first[-1] + last[1]
+        return Cuts(start, stop, total)
+
+    def _dealt(self, rank: int) -> Cuts:
+        """Deal the global batches to the workers in turn."""
+        start = np.arange(rank, self.updates, self.size) * self.batch_size
+        stop = np.minimum(start + self.batch_size, self.examples)
+        return Cuts(start, stop, stop - start)
+
+    def _spread(self, lengths: np.ndarray, rank: int) -> Cuts:
+        """Spread each worker's shard over all updates of the epoch.
+
+        The longest shard has at least ceil(examples / size) examples, which is not less than the
+        updates since batch_size ≥ size: no total is zero.
+        """
+        step = np.arange(self.updates)
+        each, over = lengths // self.updates, lengths % self.updates
+        total = each.sum() + (step[:, None] < over).sum(axis=1)
+        start = step * each[rank] + np.minimum(step, over[rank])
+        return Cuts(start, start + each[rank] + (step < over[rank]), total)
+
+    def _whole(self, length: int) -> Cuts:
+        """Cut one worker's examples into batches of its own."""
+        start = np.arange(0, length, self.batch_size)
+        stop = np.minimum(start + self.batch_size, length)
+        return Cuts(start, stop, stop - start)
+
+
+def _distinct(count: int, below: int, *key: int | str) -> np.ndarray:
+    return permutation(below, *key)[:count]
+
+
+def _edges(count: int, size: int, shares: Sequence[float] | None) -> np.ndarray:
+    """Return where the parts of `count` begin and end; shape (size + 1,)."""
+    return np.concatenate([[0], np.cumsum(apportion(count, size, shares))])

@@ -1,0 +1,339 @@
+"""The form in which data reaches the workers: a folder of `.npy` files that they memory-map.
+
+    FOLDER/train_x.npy, train_y.npy[, test_x.npy, test_y.npy]
+    FOLDER/data.json    {name, train, test, classes, sha256, normalise}
+
+Features stored as bytes (uint8) stand for x/255, as images do; `normalise` then takes the mean off
+and divides by the standard deviation. `classes` is null where the targets are numbers (regression).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from manyhands import validate
+from manyhands.data import npy
+from manyhands.data.shuffle import permutation
+from manyhands.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+ARRAYS = ("train_x", "train_y", "test_x", "test_y")
+LIMIT_SEED = 0
+
+
+@dataclass(frozen=True)
+class Normalise:
+    """Mean and standard deviation of the features: one for all, or one per channel (axis 1)."""
+
+    mean: float | list[float]
+    std: float | list[float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class About:
+    """What `data.json` says."""
+
+    name: str
+    train: int
+    test: int
+    classes: int | None
+    sha256: str
+    normalise: Normalise | None
+
+    @classmethod
+    def read(cls, folder: Path) -> About:
+        """Read a folder's `data.json`."""
+        path = folder / "data.json"
+        try:
+            fields = json.loads(path.read_text(encoding="utf-8"))
+            normalise = fields.pop("normalise")
+            return cls(**fields, normalise=None if normalise is None else Normalise(**normalise))
+        except FileNotFoundError:
+            raise DataError(f"{folder} holds no stored data: there is no data.json") from None
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DataError(f"{path} cannot be understood: {error}") from error
+
+
+class Split:
+    """Examples and their targets, as tensors over memory maps.
+
+    Attributes:
+        x: Features as stored; shape (n, *shape).
+        y: Targets: int64 classes of shape (n,), or numbers of shape (n, …).
+    """
+
+    def __init__(
+        self, x: np.ndarray, y: np.ndarray, *, classes: int | None, normalise: Normalise | None
+    ) -> None:
+        import torch
+
+        self.x = torch.from_numpy(x)
+        self.y = torch.from_numpy(y)
+        self.classes = classes
+        self.normalise = normalise
+        # Rows of one flat axis are gathered twice as fast as rows of three.
+        self._rows = self.x.reshape(len(x), -1)
+        self._affine: dict[torch.dtype, tuple[float | Tensor, float | Tensor] | None] = {}
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one example."""
+        return tuple(self.x.shape[1:])
+
+    @property
+    def labels(self) -> np.ndarray | None:
+        """The classes, (n,) int64, or None where the targets are numbers."""
+        return None if self.classes is None else np.asarray(self.y.numpy())
+
+    def batch(
+        self, indices: np.ndarray | Tensor, dtype: torch.dtype | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the examples at `indices` (int64), ready for the model.
+
+        Bytes become `dtype` (float32 where none is given), normalised; whole numbers that are not
+        bytes stay what they are, for embeddings.
+        """
+        import torch
+
+        rows = torch.from_numpy(indices) if isinstance(indices, np.ndarray) else indices
+        x = self._rows.index_select(0, rows).view(len(rows), *self.x.shape[1:])
+        y = self.y.index_select(0, rows)
+        return self._ready(x, y, torch.float32 if dtype is None else dtype)
+
+    def slices(
+        self, start: int, stop: int, batch: int, dtype: torch.dtype | None = None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the examples start … stop-1 in their stored order, `batch` at a time."""
+        import torch
+
+        for begin in range(start, stop, batch):
+            end = min(begin + batch, stop)
+            x, y = self.x[begin:end], self.y[begin:end]
+            yield self._ready(x, y, torch.float32 if dtype is None else dtype)
+
+    def _ready(self, x: Tensor, y: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        if dtype not in self._affine:
+            self._affine[dtype] = self._scale_and_shift(dtype)
+        affine = self._affine[dtype]
+        if affine is not None:
+            scale, shift = affine
+            x = x.to(dtype, copy=True).mul_(scale).add_(shift)
+        elif x.is_floating_point():
+            x = x.to(dtype)
+        return x, y.to(dtype) if self.classes is None else y
+
+    def _scale_and_shift(self, dtype: torch.dtype) -> tuple[float | Tensor, float | Tensor] | None:
+        """Return what (x/unit - mean) / std multiplies x by and adds to it; None if nothing."""
+        import torch
+
+        unit = 255.0 if self.x.dtype == torch.uint8 else 1.0
+        if self.normalise is None:
+            return (1 / unit, 0.0) if unit != 1.0 else None
+        mean = np.asarray(self.normalise.mean, dtype=np.float64)
+        std = np.asarray(self.normalise.std, dtype=np.float64)
+        scale, shift = 1 / (unit * std), -mean / std
+        if scale.ndim == shift.ndim == 0:
+            return float(scale), float(shift)
+        channels = (-1, *[1] * (self.x.ndim - 2))
+        pair = [torch.from_numpy(np.reshape(v, channels)).to(dtype) for v in (scale, shift)]
+        return pair[0], pair[1]
+
+
+class Stored:
+    """A stored data set, opened: nothing is copied, every process of a host shares the pages.
+
+    Attributes:
+        about: What `data.json` says, after any limit.
+    """
+
+    def __init__(self, folder: Path, about: About, arrays: Mapping[str, np.ndarray]) -> None:
+        self.folder = folder
+        self.about = about
+        self._arrays = arrays
+
+    @classmethod
+    def open(
+        cls,
+        folder: str | os.PathLike[str],
+        train_limit: int | None = None,
+        test_limit: int | None = None,
+    ) -> Stored:
+        """Map a stored folder; sizes are checked, contents are trusted.
+
+        Args:
+            folder: What `write` or `store` returned.
+            train_limit: Keep that many training examples, the first of a fixed shuffle so that the
+                classes stay mixed. These are copied into memory.
+            test_limit: Likewise of the test set.
+
+        Raises:
+            DataError: If a file is missing, damaged, or not of the size that `data.json` states.
+        """
+        folder = Path(folder)
+        about, arrays = check(folder)
+        about = _limit(about, arrays, train=train_limit, test=test_limit)
+        return cls(folder, about, arrays)
+
+    @property
+    def name(self) -> str:
+        """The data set's name."""
+        return self.about.name
+
+    @property
+    def classes(self) -> int | None:
+        """How many classes there are; None where the targets are numbers."""
+        return self.about.classes
+
+    @property
+    def sha256(self) -> str:
+        """The hash of all arrays; another one where a limit leaves only a part."""
+        return self.about.sha256
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one example."""
+        return tuple(self._arrays["train_x"].shape[1:])
+
+    @cached_property
+    def train(self) -> Split:
+        """The training set."""
+        return self._split("train")
+
+    @cached_property
+    def test(self) -> Split | None:
+        """The test set, if there is one."""
+        return self._split("test") if self.about.test else None
+
+    def record(self) -> dict[str, object]:
+        """Return what a run's record says about its data."""
+        about = asdict(self.about)
+        return {key: about[key] for key in ("name", "train", "test", "classes", "sha256")}
+
+    def _split(self, part: str) -> Split:
+        return Split(
+            self._arrays[f"{part}_x"],
+            self._arrays[f"{part}_y"],
+            classes=self.about.classes,
+            normalise=self.about.normalise,
+        )
+
+
+def _limit(about: About, arrays: dict[str, np.ndarray], **limits: int | None) -> About:
+    fields = dict(about.__dict__)
+    for part, limit in limits.items():
+        if limit is None:
+            continue
+        validate.at_least(1, **{f"{part}_limit": limit})
+        if limit > fields[part]:
+            raise ConfigError(
+                f"{part}_limit is {limit}; {about.name} has {fields[part]} {part} examples"
+            )
+        kept = permutation(fields[part], LIMIT_SEED, "limit", part)[:limit]
+        for name in (f"{part}_x", f"{part}_y"):
+            arrays[name] = arrays[name][kept]
+        fields[part] = limit
+        fields["sha256"] = hashlib.sha256(f"{fields['sha256']} {part} {limit}".encode()).hexdigest()
+    return About(**fields)
+
+
+def write(
+    folder: str | os.PathLike[str],
+    arrays: Mapping[str, np.ndarray],
+    *,
+    name: str,
+    classes: int | None = None,
+    normalise: Normalise | None = None,
+    replace: bool = False,
+) -> Path:
+    """Write a stored folder, all or nothing; several processes may do so at the same time.
+
+    What lies there already is kept if it is the same data and repaired if it is damaged; other data
+    is overwritten only with `replace`.
+
+    Raises:
+        ConfigError: If the folder holds other data.
+    """
+    folder = Path(folder)
+    about = About(
+        name=name,
+        train=len(arrays["train_x"]),
+        test=len(arrays["test_x"]) if "test_x" in arrays else 0,
+        classes=classes,
+        sha256=content_hash(arrays),
+        normalise=normalise,
+    )
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    part = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        for key, array in arrays.items():
+            np.save(part / f"{key}.npy", np.ascontiguousarray(array), allow_pickle=False)
+        (part / "data.json").write_text(json.dumps(asdict(about), indent=2) + "\n")
+        _install(part, folder, about, replace)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return folder
+
+
+def _install(part: Path, folder: Path, about: About, replace: bool) -> None:
+    try:
+        part.rename(folder)
+        return
+    except OSError:
+        if not folder.is_dir():
+            raise
+    with contextlib.suppress(DataError):
+        there, _ = check(folder)
+        if there == about:
+            return
+        if not replace:
+            raise ConfigError(f"{folder} already holds other data ({there.name}); choose another")
+    # File by file and data.json last: whoever reads meanwhile never finds a file missing, and
+    # whoever repairs at the same time writes the same bytes.
+    for name in [*(f"{key}.npy" for key in ARRAYS), "data.json"]:
+        if (part / name).exists():
+            (part / name).replace(folder / name)
+
+
+def content_hash(arrays: Mapping[str, np.ndarray]) -> str:
+    """Return the SHA-256 over names, types, shapes and bytes of the arrays."""
+    digest = hashlib.sha256()
+    for key in sorted(arrays):
+        array = np.ascontiguousarray(arrays[key])
+        digest.update(f"{key} {array.dtype.str} {array.shape}\n".encode())
+        digest.update(array.reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()
+
+
+def check(folder: Path) -> tuple[About, dict[str, np.ndarray]]:
+    """Map the arrays of a stored folder after checking every size.
+
+    Raises:
+        DataError: If a file is missing, damaged, or not of the size that `data.json` states.
+    """
+    about = About.read(folder)
+    arrays = {}
+    for key in ARRAYS if about.test else ARRAYS[:2]:
+        array = npy.map_rows(folder / f"{key}.npy")
+        count = about.train if key.startswith("train") else about.test
+        if len(array) != count:
+            raise DataError(f"{folder}/{key}.npy has {len(array)} rows; data.json says {count}")
+        arrays[key] = array
+    return about, arrays
