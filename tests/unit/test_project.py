@@ -94,7 +94,7 @@ def test_layers_of_imports_are_declared() -> None:
     )
     order = [re.findall(r"\w+", layer) for layer in layers]
     place = {module: depth for depth, modules in enumerate(order) for module in modules}
-    downwards = ["cli", "fit", "launch", "strategies", "worker", "replica", "config", "errors"]
+    downwards = ["cli", "fitting", "launch", "strategies", "worker", "replica", "config", "errors"]
     assert [place[module] for module in downwards] == sorted(place[m] for m in downwards)
     assert place["comm"] < place["allreduce"] < place["errors"]
     assert place["report"] < place["errors"]
