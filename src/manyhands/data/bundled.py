@@ -82,7 +82,8 @@ def _private_folder() -> Path:
 
 def _unpack(name: str) -> np.ndarray:
     array = idx.read(PACKED / f"{name}.gz")
-    sums = dict(reversed(line.split()) for line in (PACKED / "SHA256SUMS").read_text().splitlines())
+    lines = (PACKED / "SHA256SUMS").read_text().splitlines()
+    sums = {file: digest for digest, file in map(str.split, lines)}
     header = bytes([0, 0, 0x08, array.ndim]) + np.array(array.shape, dtype=">u4").tobytes()
     found = hashlib.sha256(header + array.tobytes()).hexdigest()
     if found != sums[name]:
@@ -107,4 +108,5 @@ def _normals(count: int, purpose: str) -> np.ndarray:
     The sum of twelve uniforms has variance one, and adding whole numbers is exact on any machine.
     """
     words = raw_bits(12 * count, "blobs", purpose).reshape(12, count) >> np.uint64(16)
-    return words.sum(axis=0, dtype=np.uint64).astype(np.float64) * 2.0**-48 - 6.0
+    sums: np.ndarray = words.sum(axis=0, dtype=np.uint64)
+    return sums.astype(np.float64) * 2.0**-48 - 6.0

@@ -45,7 +45,7 @@ def read(path: str | os.PathLike[str]) -> np.ndarray:
         raise DataError(f"{path} ({size} bytes) is a damaged gzip file: {error}") from error
 
 
-def _array(file: IO[bytes], path: Path, *, held: int) -> np.ndarray:
+def _array(file: IO[bytes] | gzip.GzipFile, path: Path, *, held: int) -> np.ndarray:
     magic = file.read(4)
     if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in TYPES or magic[3] == 0:
         raise DataError(

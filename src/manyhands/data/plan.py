@@ -199,7 +199,8 @@ class Plan:
             count = int(self._cuts_of(rank).stop.max(initial=0))
             return draw(count, self.examples, self.seed, epoch, "draw", rank)
         shard = self._shards[rank]
-        return shard[permutation(len(shard), self.seed, epoch, "shard", rank)]
+        order: np.ndarray = shard[permutation(len(shard), self.seed, epoch, "shard", rank)]
+        return order
 
     @cached_property
     def _cuts(self) -> Cuts:

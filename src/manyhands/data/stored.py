@@ -78,7 +78,13 @@ class Split:
     """
 
     def __init__(
-        self, x: np.ndarray, y: np.ndarray, *, classes: int | None, normalise: Normalise | None
+        self,
+        x: np.ndarray,
+        y: np.ndarray,
+        *,
+        classes: int | None,
+        normalise: Normalise | None = None,
+        dtype: str = "float32",
     ) -> None:
         import torch
 
@@ -86,9 +92,10 @@ class Split:
         self.y = torch.from_numpy(y)
         self.classes = classes
         self.normalise = normalise
+        self.dtype: torch.dtype = getattr(torch, dtype)
+        self._affine = self._scale_and_shift()
         # Rows of one flat axis are gathered twice as fast as rows of three.
         self._rows = self.x.reshape(len(x), -1)
-        self._affine: dict[torch.dtype, tuple[float | Tensor, float | Tensor] | None] = {}
 
     def __len__(self) -> int:
         return len(self.x)
@@ -103,44 +110,33 @@ class Split:
         """The classes, (n,) int64, or None where the targets are numbers."""
         return None if self.classes is None else np.asarray(self.y.numpy())
 
-    def batch(
-        self, indices: np.ndarray | Tensor, dtype: torch.dtype | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def batch(self, indices: np.ndarray | Tensor) -> tuple[Tensor, Tensor]:
         """Return the examples at `indices` (int64), ready for the model.
 
-        Bytes become `dtype` (float32 where none is given), normalised; whole numbers that are not
-        bytes stay what they are, for embeddings.
+        Bytes and floats become floats of the split's type, normalised; other whole numbers stay
+        what they are, for embeddings.
         """
         import torch
 
         rows = torch.from_numpy(indices) if isinstance(indices, np.ndarray) else indices
         x = self._rows.index_select(0, rows).view(len(rows), *self.x.shape[1:])
-        y = self.y.index_select(0, rows)
-        return self._ready(x, y, torch.float32 if dtype is None else dtype)
+        return self._ready(x, self.y.index_select(0, rows))
 
-    def slices(
-        self, start: int, stop: int, batch: int, dtype: torch.dtype | None = None
-    ) -> Iterator[tuple[Tensor, Tensor]]:
+    def slices(self, start: int, stop: int, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the examples start … stop-1 in their stored order, `batch` at a time."""
-        import torch
-
         for begin in range(start, stop, batch):
             end = min(begin + batch, stop)
-            x, y = self.x[begin:end], self.y[begin:end]
-            yield self._ready(x, y, torch.float32 if dtype is None else dtype)
+            yield self._ready(self.x[begin:end], self.y[begin:end])
 
-    def _ready(self, x: Tensor, y: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        if dtype not in self._affine:
-            self._affine[dtype] = self._scale_and_shift(dtype)
-        affine = self._affine[dtype]
-        if affine is not None:
-            scale, shift = affine
-            x = x.to(dtype, copy=True).mul_(scale).add_(shift)
+    def _ready(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        if self._affine is not None:
+            scale, shift = self._affine
+            x = x.to(self.dtype, copy=True).mul_(scale).add_(shift)
         elif x.is_floating_point():
-            x = x.to(dtype)
-        return x, y.to(dtype) if self.classes is None else y
+            x = x.to(self.dtype)
+        return x, y.to(self.dtype) if self.classes is None else y
 
-    def _scale_and_shift(self, dtype: torch.dtype) -> tuple[float | Tensor, float | Tensor] | None:
+    def _scale_and_shift(self) -> tuple[float | Tensor, float | Tensor] | None:
         """Return what (x/unit - mean) / std multiplies x by and adds to it; None if nothing."""
         import torch
 
@@ -153,7 +149,7 @@ class Split:
         if scale.ndim == shift.ndim == 0:
             return float(scale), float(shift)
         channels = (-1, *[1] * (self.x.ndim - 2))
-        pair = [torch.from_numpy(np.reshape(v, channels)).to(dtype) for v in (scale, shift)]
+        pair = [torch.from_numpy(np.reshape(v, channels)).to(self.dtype) for v in (scale, shift)]
         return pair[0], pair[1]
 
 
@@ -164,10 +160,13 @@ class Stored:
         about: What `data.json` says, after any limit.
     """
 
-    def __init__(self, folder: Path, about: About, arrays: Mapping[str, np.ndarray]) -> None:
+    def __init__(
+        self, folder: Path, about: About, arrays: Mapping[str, np.ndarray], dtype: str
+    ) -> None:
         self.folder = folder
         self.about = about
         self._arrays = arrays
+        self._dtype = dtype
 
     @classmethod
     def open(
@@ -175,6 +174,7 @@ class Stored:
         folder: str | os.PathLike[str],
         train_limit: int | None = None,
         test_limit: int | None = None,
+        dtype: str = "float32",
     ) -> Stored:
         """Map a stored folder; sizes are checked, contents are trusted.
 
@@ -183,6 +183,7 @@ class Stored:
             train_limit: Keep that many training examples, the first of a fixed shuffle so that the
                 classes stay mixed. These are copied into memory.
             test_limit: Likewise of the test set.
+            dtype: The type of floats in batches, "float32" or "float64".
 
         Raises:
             DataError: If a file is missing, damaged, or not of the size that `data.json` states.
@@ -190,7 +191,7 @@ class Stored:
         folder = Path(folder)
         about, arrays = check(folder)
         about = _limit(about, arrays, train=train_limit, test=test_limit)
-        return cls(folder, about, arrays)
+        return cls(folder, about, arrays, dtype)
 
     @property
     def name(self) -> str:
@@ -233,6 +234,7 @@ class Stored:
             self._arrays[f"{part}_y"],
             classes=self.about.classes,
             normalise=self.about.normalise,
+            dtype=self._dtype,
         )
 
 
