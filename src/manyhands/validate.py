@@ -1,4 +1,4 @@
-"""Checks of values, one per property; each error names the field, the value and what was expected."""
+"""Checks of values, one per property; each error names field, value and what was expected."""
 
 from __future__ import annotations
 

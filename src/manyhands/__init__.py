@@ -1,0 +1,69 @@
+"""Trains one PyTorch model with many workers, in every classic way of parallelising SGD."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from manyhands._version import __version__
+
+if TYPE_CHECKING:
+    from manyhands.data import Data
+    from manyhands.errors import (
+        ConfigError,
+        DataError,
+        DivergedError,
+        LaunchError,
+        ManyhandsError,
+        WorkerError,
+    )
+    from manyhands.fitting import Result, fit
+    from manyhands.optimizers import SGD, Adam, AdamW
+    from manyhands.strategies import Sequential, Sync
+
+# Where each public name lives: imported when first asked for, so that `import manyhands` is quick.
+_HOMES = {
+    "fit": "manyhands.fitting",
+    "Result": "manyhands.fitting",
+    "Data": "manyhands.data",
+    "SGD": "manyhands.optimizers",
+    "Adam": "manyhands.optimizers",
+    "AdamW": "manyhands.optimizers",
+    "Sequential": "manyhands.strategies",
+    "Sync": "manyhands.strategies",
+    "ManyhandsError": "manyhands.errors",
+    "ConfigError": "manyhands.errors",
+    "DataError": "manyhands.errors",
+    "LaunchError": "manyhands.errors",
+    "WorkerError": "manyhands.errors",
+    "DivergedError": "manyhands.errors",
+}
+
+__all__ = [
+    "SGD",
+    "Adam",
+    "AdamW",
+    "ConfigError",
+    "Data",
+    "DataError",
+    "DivergedError",
+    "LaunchError",
+    "ManyhandsError",
+    "Result",
+    "Sequential",
+    "Sync",
+    "WorkerError",
+    "__version__",
+    "fit",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'manyhands' has no attribute {name!r}")
+    import importlib
+    import sys
+
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+
+    setattr(sys.modules[__name__], name, value)
+    return value

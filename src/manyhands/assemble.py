@@ -1,0 +1,148 @@
+"""Builds one worker from a job: group, data, model, kernels, optimizer."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from manyhands import record as records
+from manyhands import tune
+from manyhands.board import BOARD_FILE, EVENTS_FILE, Board
+from manyhands.comm.mpi import MPICommunicator
+from manyhands.config import RunConfig
+from manyhands.data import Plan, Stored
+from manyhands.errors import ConfigError, nearest
+from manyhands.models import LOSSES, MODELS, OWN_LOSS
+from manyhands.optimizers import SGD, Adam, AdamW
+from manyhands.replica import LossFunction, Replica
+from manyhands.worker import Worker
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from manyhands.job import Job
+
+
+def worker(job: Job, comm: MPI.Comm, folder: Path) -> tuple[Worker, tune.Kernels]:
+    """Build this process's worker: group, data, model from one seed, kernels, optimizer."""
+    config = job.config
+    board = Board(folder / BOARD_FILE, comm.size)
+    group = MPICommunicator(comm)
+    board.enter(comm.rank)
+    torch.set_num_threads(job.threads or _own_threads(config, group))
+    board.note(comm.rank, 0, "load")
+    data = Stored.open(Path(job.data), train_limit=config.limit, dtype=config.dtype)
+    plan = Plan(
+        config.partition_kind,
+        examples=len(data.train),
+        batch_size=config.batch_size,
+        rank=comm.rank,
+        size=comm.size,
+        seed=config.seed,
+        labels=data.train.labels,
+        shares=config.shares,
+        whole_batches=config.strategy.supports.whole_batches,
+    )
+    replica = _replica(job, data)
+    board.note(comm.rank, 0, "tune")
+    share = next(iter(plan.epoch(1)))
+    indices = share.indices if len(share.indices) else np.zeros(1, dtype=np.int64)
+    batch = data.train.batch(indices)
+    kernels = _kernels(config, replica, batch, group)
+    made = Worker(
+        config=config,
+        replica=replica,
+        optimizer=_optimizer(config, replica, batch),
+        comm=group,
+        plan=plan,
+        data=data,
+        board=board,
+        announce=_Announcer(folder / EVENTS_FILE) if comm.rank == 0 else None,
+    )
+    # Dropout must differ between workers; initial weights, drawn before this line, must not.
+    torch.manual_seed(int(np.random.SeedSequence([config.seed, comm.rank]).generate_state(1)[0]))
+    epochs = sum(plan.steps(e) for e in range(1, config.epochs + 1))
+    board.steps(comm.rank, min(epochs, config.max_steps or epochs))
+    return made, kernels
+
+
+class _Announcer:
+    """Appends what happened to a file that the launcher follows."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        with self.path.open("a") as file:
+            file.write(json.dumps(event) + "\n")
+
+
+def _own_threads(config: RunConfig, group: MPICommunicator) -> int:
+    """Return how many threads this worker may use in a group that somebody else started."""
+    if config.threads:
+        return config.threads
+    mask = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    here = [m for host, m in group.gather([records.host(), mask]) if host == records.host()]
+    cores = {core for m in here for core in m} or set(range(os.cpu_count() or 1))
+    bound = sum(map(len, here)) == len(cores)  # every process has cores of its own
+    return max(1, len(mask) if bound and mask else len(cores) // len(here))
+
+
+def _replica(job: Job, data: Stored) -> Replica:
+    config = job.config
+    torch.manual_seed(config.seed)
+    module, own_loss = _module(job.model, data)
+    module.to(getattr(torch, config.dtype)).train()
+    name = config.loss or own_loss or ("cross-entropy" if data.classes else "mse")
+    loss: LossFunction = job.loss or LOSSES[name]
+    return Replica(module, loss, classifies=bool(data.classes))
+
+
+def _module(model: Any, data: Stored) -> tuple[nn.Module, str | None]:
+    """Return the module that a name, a factory or a module stands for, and its own loss if any."""
+    if isinstance(model, str):
+        if model not in MODELS:
+            raise ConfigError(
+                f"model is {model!r}; expected {', '.join(MODELS)} or package.module:factory."
+                f"{nearest(model, MODELS)}"
+            )
+        return MODELS[model](tuple(data.shape), data.classes or 1), OWN_LOSS[model]
+    module = model if isinstance(model, nn.Module) else model()
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"model gave a {type(module).__name__}; expected a torch.nn.Module")
+    return module, None
+
+
+def _kernels(
+    config: RunConfig,
+    replica: Replica,
+    batch: tuple[torch.Tensor, torch.Tensor],
+    group: MPICommunicator,
+) -> tune.Kernels:
+    if config.kernels != "auto":
+        return tune.given(replica, config.kernels)
+    return tune.choose(replica, batch, group.maximum, lambda mine: group.gather(mine)[0])
+
+
+def _optimizer(
+    config: RunConfig, replica: Replica, batch: tuple[torch.Tensor, torch.Tensor]
+) -> torch.optim.Optimizer:
+    """Build the optimizer over the flat vector, or over the named parameters if it is not ours."""
+    chosen = config.optimizer
+    if not isinstance(chosen, SGD | Adam | AdamW):
+        built = chosen([p for _, p in replica.named])
+        if not isinstance(built, torch.optim.Optimizer):
+            kind = type(built).__name__
+            raise ConfigError(f"optimizer gave a {kind}; expected a torch.optim.Optimizer")
+        return built
+    if not chosen.weight_decay:
+        return chosen.build([replica.slice(0, replica.dim)])
+    used, unused = replica.segments(*batch)
+    untouched = [{"params": unused, "weight_decay": 0.0}] if unused else []
+    return chosen.build([{"params": used}, *untouched])

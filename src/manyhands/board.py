@@ -1,0 +1,80 @@
+"""A board in shared memory on which every worker of a host notes where it is.
+
+The launcher reads it for the progress bar and, when something goes wrong, to say who was where.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+BOARD_FILE = "board"
+EVENTS_FILE = "events.jsonl"  # beside the board: what rank 0 announces, a JSON object a line
+
+OPERATIONS = (
+    "start",
+    "load",
+    "tune",
+    "gradient",
+    "exchange",
+    "update",
+    "evaluate",
+    "record",
+    "done",
+)
+_PID, _STEP, _STEPS, _OPERATION, _TIME = range(5)
+
+
+@dataclass(frozen=True)
+class Note:
+    """Where one worker is: `time` is the host's monotonic clock."""
+
+    rank: int
+    pid: int
+    step: int
+    steps: int
+    operation: str
+    time: float
+
+
+class Board:
+    """One row per worker: pid, step, steps to do, operation, time."""
+
+    def __init__(self, path: Path, size: int, *, create: bool = False) -> None:
+        if create:
+            path.write_bytes(bytes(size * 5 * 8))
+        self.rows = np.memmap(path, dtype=np.float64, mode="r+", shape=(size, 5))
+
+    def enter(self, rank: int, steps: int = 0) -> None:
+        """Note that the worker is there, and how many steps it has to do."""
+        self.rows[rank] = (os.getpid(), 0, steps, 0, time.monotonic())
+
+    def note(self, rank: int, step: int, operation: str) -> None:
+        """Note what the worker does now."""
+        row = self.rows[rank]
+        row[_STEP] = step
+        row[_OPERATION] = OPERATIONS.index(operation)
+        row[_TIME] = time.monotonic()
+
+    def steps(self, rank: int, steps: int) -> None:
+        """Note how many steps the worker has to do."""
+        self.rows[rank, _STEPS] = steps
+
+    def read(self) -> list[Note]:
+        """Return the notes of the workers that have entered."""
+        return [
+            Note(
+                rank,
+                int(r[_PID]),
+                int(r[_STEP]),
+                int(r[_STEPS]),
+                OPERATIONS[int(r[_OPERATION])],
+                float(r[_TIME]),
+            )
+            for rank, r in enumerate(np.array(self.rows))
+            if r[_PID]
+        ]

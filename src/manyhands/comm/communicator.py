@@ -1,0 +1,37 @@
+"""What a strategy may ask of a group of workers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from manyhands.comm.meter import Meter
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+
+class Communicator(Protocol):
+    """A group of workers; every method but `rank` and `size` is collective."""
+
+    rank: int
+    size: int
+    meter: Meter
+
+    def allreduce(self, vector: Tensor, algorithm: str = "auto") -> None:
+        """Sum `vector` over the group, in place; the same bits on every worker."""
+
+    def broadcast(self, vector: Tensor, root: int = 0) -> None:
+        """Give everyone root's `vector`, in place."""
+
+    def sum(self, values: np.ndarray) -> np.ndarray:
+        """Return the sum of a few numbers over the group, off the meter."""
+
+    def maximum(self, values: np.ndarray) -> np.ndarray:
+        """Return the elementwise maximum over the group, off the meter."""
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return every worker's `value` (anything JSON can hold) on all of them, by rank."""
+
+    def barrier(self) -> None:
+        """Wait for everyone."""

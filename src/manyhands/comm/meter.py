@@ -1,0 +1,51 @@
+"""Counts what communication costs: calls, bytes, messages and seconds, by operation."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+
+
+@dataclass
+class Cost:
+    """What one kind of operation has cost this process so far.
+
+    `bytes` and `messages` count what this process sent; None where the MPI library does it inside.
+    """
+
+    calls: int = 0
+    payload: int = 0
+    bytes: int | None = 0
+    messages: int | None = 0
+    seconds: float = 0.0
+
+
+@dataclass
+class Meter:
+    """The costs by operation, e.g. "allreduce ring"."""
+
+    costs: dict[str, Cost] = field(default_factory=dict)
+
+    def add(
+        self,
+        operation: str,
+        *,
+        payload: int,
+        sent: int | None,
+        messages: int | None,
+        seconds: float,
+    ) -> None:
+        """Add one call: `payload` bytes handed over, `sent` bytes in `messages` messages."""
+        cost = self.costs.get(operation)
+        if cost is None:
+            cost = self.costs[operation] = Cost()
+        cost.calls += 1
+        cost.payload += payload
+        cost.seconds += seconds
+        cost.bytes = None if sent is None or cost.bytes is None else cost.bytes + sent
+        cost.messages = (
+            None if messages is None or cost.messages is None else cost.messages + messages
+        )
+
+    def as_dict(self) -> dict[str, dict[str, float | int | None]]:
+        """Return the costs as JSON can hold them."""
+        return {name: asdict(cost) for name, cost in self.costs.items()}

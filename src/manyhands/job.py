@@ -1,0 +1,166 @@
+"""What travels to the workers, and what each of them does with it.
+
+The job file is the only thing manyhands ever unpickles: it is the user's own, in a private folder,
+and its owner and mode are checked before it is read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from manyhands.board import BOARD_FILE, Board
+from manyhands.config import RunConfig
+from manyhands.errors import LaunchError, ManyhandsError
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+JOB_FILE = "job.pickle"
+ERROR_FILE = "error.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One run, as it travels: names stay names, what the user wrote is carried along.
+
+    `threads` is None where the workers find out for themselves (another's mpiexec or srun).
+    """
+
+    config: RunConfig
+    model: Any
+    loss: Callable[..., Any] | None
+    data: str
+    output: str
+    name: str
+    command: str
+    launched: float
+    threads: int | None = None
+
+    def write(self, folder: Path) -> None:
+        """Put the job into a folder that only its owner can open."""
+        import cloudpickle
+
+        folder.chmod(0o700)
+        path = folder / JOB_FILE
+        with os.fdopen(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600), "wb") as file:
+            cloudpickle.dump(self, file)
+
+    @staticmethod
+    def read(folder: Path) -> Job:
+        """Read the job, if it is ours and nobody else could have written it."""
+        import cloudpickle
+
+        for path in (folder, folder / JOB_FILE):
+            found = path.stat()
+            if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
+                raise LaunchError(f"{path} is not private to this user; it is not read")
+        job = cloudpickle.loads((folder / JOB_FILE).read_bytes())
+        if not isinstance(job, Job):
+            raise LaunchError(f"{folder / JOB_FILE} holds {type(job).__name__}; expected a job")
+        return job
+
+
+def perform(job: Job, comm: MPI.Comm, folder: Path) -> dict[str, Any]:
+    """Do one worker's part of the job; returns the run's record on every worker.
+
+    Collective over `comm`. `folder` is this host's, for the board and for events.
+    """
+    from manyhands import assemble, summary
+
+    worker, kernels = assemble.worker(job, comm, folder)
+    process = summary.train(worker)
+    return summary.record(job, worker, kernels, process)
+
+
+def fail(folder: Path, rank: int, error: BaseException) -> bool:
+    """Note the first failure of the group; returns whether this was it.
+
+    The note appears under its name at once and whole (a hard link), so that of several ranks that
+    fail together exactly one is heard.
+    """
+    own = isinstance(error, ManyhandsError)
+    note = {
+        "rank": rank,
+        "kind": type(error).__name__,
+        "message": str(error),
+        "traceback": "" if own else "".join(traceback.format_exception(error)),
+    }
+    path = folder / f"error-{rank}.part"
+    path.write_text(json.dumps(note))
+    try:
+        os.link(path, folder / ERROR_FILE)
+    except FileExistsError:
+        return False
+    return True
+
+
+def join(job: Job, comm: MPI.Comm) -> dict[str, Any]:
+    """Do this process's part of a job in a group that somebody else started."""
+    import tempfile
+
+    from mpi4py import MPI
+
+    local = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    path = tempfile.mkdtemp(prefix="manyhands-") if local.rank == 0 else ""
+    if local.rank == 0:
+        Board(Path(path) / BOARD_FILE, comm.size, create=True)
+    folder = Path(from_root(local, path))
+    try:
+        return perform(job, comm, folder)
+    except Exception as error:
+        if comm.size == 1:
+            raise
+        if fail(folder, comm.rank, error):
+            own = isinstance(error, ManyhandsError)
+            text = str(error) if own else traceback.format_exc()
+            print(f"[rank {comm.rank}] {text}", file=sys.stderr, flush=True)
+        else:
+            time.sleep(5)
+        comm.Abort(getattr(error, "exit_code", 1))
+        raise
+    finally:
+        if local.rank == 0:
+            import shutil
+
+            shutil.rmtree(folder, ignore_errors=True)
+        with suppress(Exception):
+            local.Free()
+
+
+def from_root(comm: MPI.Comm, text: str) -> str:
+    """Return rank 0's text on every rank of `comm`."""
+    import numpy as np
+
+    length = np.array([len(text.encode())], dtype=np.int64)
+    comm.Bcast(length, 0)
+    buffer = np.zeros(int(length[0]), dtype=np.uint8)
+    if comm.rank == 0:
+        buffer[:] = np.frombuffer(text.encode(), dtype=np.uint8)
+    comm.Bcast(buffer, 0)
+    return buffer.tobytes().decode()
+
+
+def raised(note: dict[str, Any]) -> ManyhandsError:
+    """Return the error that a worker noted, as this process should raise it."""
+    from manyhands import errors
+
+    rank, message = note["rank"], note["message"]
+    kind = getattr(errors, note["kind"], None)
+    if kind in (errors.ConfigError, errors.DataError, errors.LaunchError):
+        return kind(message)  # type: ignore[no-any-return]
+    if kind in (errors.DivergedError, errors.WorkerError):
+        return kind(message, rank=rank)  # type: ignore[no-any-return]
+    last = message.splitlines()[0] if message else ""
+    return errors.WorkerError(
+        f"rank {rank} failed: {note['kind']}: {last}", rank=rank, traceback=note["traceback"]
+    )

@@ -1,0 +1,82 @@
+"""Optimizers as frozen data, so that they travel, print and compare; each builds torch.optim's own.
+
+All three work element by element, so they run on the flat parameter vector. Any other optimizer is
+given as a factory, `optimizer=lambda params: torch.optim.Adagrad(params)`, and gets the model's
+named parameters instead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from manyhands import validate
+
+if TYPE_CHECKING:
+    import torch
+
+_LR = "learning rate"
+_DECAY = "weight decay"
+
+
+@dataclass(frozen=True)
+class SGD:
+    """Stochastic gradient descent, with momentum if asked for."""
+
+    name: ClassVar[str] = "sgd"
+    lr: float = field(default=0.05, metadata={"help": _LR})
+    momentum: float = field(default=0.9, metadata={"help": "momentum of SGD"})
+    nesterov: bool = field(default=False, metadata={"help": "Nesterov's momentum"})
+    weight_decay: float = field(default=0.0, metadata={"help": _DECAY})
+
+    def __post_init__(self) -> None:
+        validate.positive(lr=self.lr)
+        validate.non_negative(momentum=self.momentum, weight_decay=self.weight_decay)
+
+    def build(self, params: Any) -> torch.optim.Optimizer:
+        """Return torch's optimizer over `params`."""
+        import torch
+
+        return torch.optim.SGD(params, **asdict(self))
+
+
+@dataclass(frozen=True)
+class Adam:
+    """Adam (Kingma & Ba 2015)."""
+
+    name: ClassVar[str] = "adam"
+    lr: float = field(default=0.001, metadata={"help": _LR})
+    weight_decay: float = field(default=0.0, metadata={"help": _DECAY})
+
+    def __post_init__(self) -> None:
+        validate.positive(lr=self.lr)
+        validate.non_negative(weight_decay=self.weight_decay)
+
+    def build(self, params: Any) -> torch.optim.Optimizer:
+        """Return torch's optimizer over `params`."""
+        import torch
+
+        return torch.optim.Adam(params, **asdict(self))
+
+
+@dataclass(frozen=True)
+class AdamW:
+    """Adam with decoupled weight decay (Loshchilov & Hutter 2019)."""
+
+    name: ClassVar[str] = "adamw"
+    lr: float = field(default=0.001, metadata={"help": _LR})
+    weight_decay: float = field(default=0.01, metadata={"help": _DECAY})
+
+    def __post_init__(self) -> None:
+        validate.positive(lr=self.lr)
+        validate.non_negative(weight_decay=self.weight_decay)
+
+    def build(self, params: Any) -> torch.optim.Optimizer:
+        """Return torch's optimizer over `params`."""
+        import torch
+
+        return torch.optim.AdamW(params, **asdict(self))
+
+
+Optimizer = SGD | Adam | AdamW
+OPTIMIZERS: dict[str, type[Optimizer]] = {kind.name: kind for kind in (SGD, Adam, AdamW)}

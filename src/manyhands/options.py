@@ -1,0 +1,158 @@
+"""Every option of a run, declared once: the run's, each strategy's and each optimizer's, flat.
+
+`configure` turns flat options, from keyword arguments, flags or TOML alike, into a `RunConfig`, and
+refuses what is unknown, of the wrong type, or would be ignored.
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from typing import Any, Literal, Union, get_args, get_origin
+
+from manyhands.config import RunConfig
+from manyhands.errors import ConfigError, nearest
+from manyhands.optimizers import OPTIMIZERS, SGD
+from manyhands.strategies import STRATEGIES
+
+_RUN_ONLY = ("strategy", "optimizer")
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option: its type, its default and who takes it ("run", or strategies and optimizers)."""
+
+    name: str
+    type: Any
+    default: Any
+    help: str
+    owners: tuple[str, ...]
+
+
+def _declared(kind: type, owner: str) -> dict[str, Option]:
+    hints = typing.get_type_hints(kind, localns={"Strategy": Any})
+    return {
+        f.name: Option(f.name, hints[f.name], f.default, f.metadata["help"], (owner,))
+        for f in fields(kind)
+        if f.name not in _RUN_ONLY and f.default is not MISSING
+    }
+
+
+def options() -> dict[str, Option]:
+    """Return every option by its flat name, with all of its owners."""
+    table = {
+        "strategy": Option(
+            "strategy", _literal(STRATEGIES), "sync", "how SGD is made parallel", ("run",)
+        ),
+        "optimizer": Option(
+            "optimizer", _literal(OPTIMIZERS), "sgd", "how a gradient becomes an update", ("run",)
+        ),
+    }
+    table |= _declared(RunConfig, "run")
+    for name, kind in {**STRATEGIES, **OPTIMIZERS}.items():
+        for option in _declared(kind, name).values():
+            known = table.get(option.name)
+            owners = (*known.owners, name) if known else (name,)
+            default = option.default if not known or known.default == option.default else None
+            table[option.name] = Option(option.name, option.type, default, option.help, owners)
+    return table
+
+
+def _literal(names: Mapping[str, Any]) -> Any:
+    return Literal[tuple(names)]
+
+
+def configure(given: Mapping[str, Any]) -> RunConfig:
+    """Build the configuration from flat options; None means "not given".
+
+    `strategy` and `optimizer` are names or objects; an object brings its own options.
+    """
+    given = {name: value for name, value in given.items() if value is not None}
+    table = options()
+    for name, value in given.items():
+        if name not in table:
+            raise ConfigError(f"unknown option {name!r}.{nearest(name, table)}")
+        if name not in _RUN_ONLY:
+            _check_type(name, value, table[name].type)
+    strategy = _part("strategy", given, STRATEGIES, "sync", table)
+    optimizer = _part("optimizer", given, OPTIMIZERS, SGD.name, table)
+    run = {n: v for n, v in given.items() if table[n].owners == ("run",) and n not in _RUN_ONLY}
+    mine = {getattr(strategy, "name", None), getattr(optimizer, "name", None), "run"}
+    for name in given:
+        owners = table[name].owners
+        if not mine & set(owners):
+            raise ConfigError(
+                f"{name} is an option of {', '.join(owners)}, not of {strategy.name} with "
+                f"{_name(optimizer)}; it would be ignored: leave it out"
+            )
+    return RunConfig(strategy=strategy, optimizer=optimizer, **run)
+
+
+def _part(
+    role: str,
+    given: Mapping[str, Any],
+    known: Mapping[str, Any],
+    default: str,
+    table: dict[str, Option],
+) -> Any:
+    """Return the strategy or the optimizer that the options describe."""
+    chosen = given.get(role, default)
+    if not isinstance(chosen, str):
+        own = [n for n in given if getattr(chosen, "name", "") in table[n].owners]
+        if own:
+            raise ConfigError(f"{own[0]} is given beside {role}={chosen!r}; give it to that object")
+        return chosen
+    if chosen not in known:
+        raise ConfigError(
+            f"{role} is {chosen!r}; expected one of {', '.join(known)}.{nearest(chosen, known)}"
+        )
+    return known[chosen](**{n: v for n, v in given.items() if chosen in table[n].owners})
+
+
+def _name(part: Any) -> str:
+    return str(getattr(part, "name", None) or getattr(part, "__name__", type(part).__name__))
+
+
+def flatten(config: RunConfig) -> dict[str, Any]:
+    """Return every option of `config` by its flat name, as JSON can hold it."""
+    flat: dict[str, Any] = {"strategy": config.strategy.name, "optimizer": _name(config.optimizer)}
+    for part in (config, config.strategy, config.optimizer):
+        if is_dataclass(part) and not isinstance(part, type):
+            flat |= {f.name: getattr(part, f.name) for f in fields(part) if f.name not in _RUN_ONLY}
+    flat["partition"] = config.partition_kind
+    return flat
+
+
+def _check_type(name: str, value: Any, expected: Any) -> None:
+    if not _is(value, expected):
+        raise ConfigError(f"{name} is {value!r}; expected {_describe(expected)}")
+
+
+def _is(value: Any, expected: Any) -> bool:
+    origin = get_origin(expected)
+    if origin in (Union, types.UnionType):
+        return any(_is(value, arm) for arm in get_args(expected))
+    if origin is Literal:
+        return value in get_args(expected)
+    if origin is tuple:
+        return isinstance(value, (tuple, list)) and all(
+            _is(v, get_args(expected)[0]) for v in value
+        )
+    if expected is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if expected is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, expected)
+
+
+def _describe(expected: Any) -> str:
+    origin = get_origin(expected)
+    if origin in (Union, types.UnionType):
+        return " or ".join(_describe(a) for a in get_args(expected) if a is not type(None))
+    if origin is Literal:
+        return "one of " + ", ".join(map(str, get_args(expected)))
+    if origin is tuple:
+        return f"a list of {_describe(get_args(expected)[0])}s"
+    return {int: "a whole number", float: "a number", str: "text", bool: "true or false"}[expected]

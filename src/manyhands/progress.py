@@ -1,0 +1,73 @@
+"""One progress bar over all workers, on stderr."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from manyhands.board import Note
+    from manyhands.config import RunConfig
+
+
+class Progress:
+    """Shows how far the workers are and what each epoch gave; silent if not `shown`."""
+
+    def __init__(self, config: RunConfig, *, shown: bool) -> None:
+        self.shown = shown
+        self.title = f"{config.strategy.name} × {config.workers}"
+        self.bar: Any = None
+        self.task: Any = None
+
+    def __enter__(self) -> Progress:
+        if self.shown:
+            from rich.console import Console
+            from rich.progress import (
+                BarColumn,
+                Progress,
+                TextColumn,
+                TimeElapsedColumn,
+                TimeRemainingColumn,
+            )
+
+            self.bar = Progress(
+                TextColumn("[bold]{task.description}"),
+                BarColumn(),
+                TextColumn("{task.fields[state]}"),
+                TimeElapsedColumn(),
+                TimeRemainingColumn(),
+                console=Console(stderr=True),
+            )
+            self.task = self.bar.add_task(self.title, total=None, state="starting")
+            self.bar.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self.bar:
+            self.bar.stop()
+
+    def watch(self, notes: list[Note], events: list[dict[str, Any]]) -> None:
+        """Take in where the workers are and what rank 0 has announced."""
+        if not self.bar:
+            return
+        for event in events:
+            self.bar.console.print(describe(event))
+        if notes and all(n.steps for n in notes):
+            steps, total = sum(n.step for n in notes), sum(n.steps for n in notes)
+            slowest = min(notes, key=lambda n: n.step)
+            state = f"step {slowest.step}/{slowest.steps} {slowest.operation}"
+            self.bar.update(self.task, completed=steps, total=total, state=state)
+
+
+def describe(event: dict[str, Any]) -> str:
+    """Return one line for one epoch: the model's test figures, and each worker's training ones."""
+    parts = [f"epoch {event['epoch']:>2}", f"{event['seconds']:7.1f} s"]
+    if event["test_accuracy"] is not None:
+        parts.append(f"test accuracy {100 * event['test_accuracy']:.2f} %")
+    if event["test_loss"] is not None:
+        parts.append(f"test loss {event['test_loss']:.4f}")
+    each = [
+        f"{rank}: {loss / examples:.3f} {100 * correct / examples:.1f} %"
+        for rank, (loss, correct, examples) in enumerate(event["workers"])
+        if examples
+    ]
+    return "  ".join([*parts, "training loss and accuracy by rank " + ", ".join(each)])

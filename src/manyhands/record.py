@@ -1,0 +1,78 @@
+"""What a run leaves behind: `run.json` (schema 1) and `steps.jsonl`; see docs/architecture.md."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import resource
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+SCHEMA = 1
+
+
+def machine() -> dict[str, Any]:
+    """Return what this machine and its software are."""
+    import mpi4py
+    import numpy
+    import torch
+    from mpi4py import MPI
+
+    return {
+        "cores": cores(),
+        "cpu": cpu_name(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "mpi": " ".join(MPI.Get_library_version().replace("\0", "").split("\n")[0].split())[:60],
+        "mpi4py": mpi4py.__version__,
+    }
+
+
+def cores() -> int:
+    """Return how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def cpu_name() -> str:
+    """Return the processor's name, as the system gives it."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def usage() -> dict[str, float]:
+    """Return this process's CPU seconds so far and its largest resident set."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return {"user": used.ru_utime, "system": used.ru_stime, "peak_rss_bytes": used.ru_maxrss * unit}
+
+
+def host() -> str:
+    """Return this host's name."""
+    return socket.gethostname()
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON under a temporary name, then rename: a reader never sees half of it."""
+    temporary = path.with_suffix(path.suffix + ".part")
+    temporary.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n")
+    temporary.replace(path)
+
+
+def write_steps(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Write one JSON object a line."""
+    with path.open("w") as file:
+        for row in rows:
+            file.write(json.dumps(row, separators=(",", ":")) + "\n")

@@ -1,0 +1,180 @@
+"""A model as a vector: trainable parameters and gradients are views of two flat tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from manyhands.errors import ConfigError
+
+LossFunction = Callable[[Tensor, Tensor], Tensor]
+
+
+class Layer(NamedTuple):
+    """The parameters of one module (its weight and bias together), as a slice of the vector."""
+
+    name: str
+    start: int
+    stop: int
+
+
+class Loss(NamedTuple):
+    """What a batch gave: the mean loss, how many were classified right, of how many."""
+
+    mean: float
+    correct: int
+    examples: int
+
+
+class Replica:
+    """One copy of the model, as a flat vector and the function that gives its gradient.
+
+    The module's trainable parameters are views of `params`, their gradients views of `grad`: one
+    collective moves all of them. Frozen parameters stay outside; tied ones appear once.
+
+    Guarantees:
+        - `params` and `grad` are never copied: writing to them is writing to the module.
+        - An empty batch gives a zero gradient.
+    """
+
+    def __init__(self, module: nn.Module, loss: LossFunction, *, classifies: bool = True) -> None:
+        self.module = module
+        self.loss = loss
+        self.classifies = classifies
+        self.prepare: Callable[[Tensor], Tensor] | None = None  # a layout for the activations
+        self.forward: Callable[[Tensor], Tensor] = module
+        self.named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
+        if not self.named:
+            raise ConfigError("the model has no trainable parameters; expected at least one")
+        dtypes = {p.dtype for _, p in self.named}
+        if len(dtypes) > 1:
+            raise ConfigError(
+                f"the model's parameters have types {sorted(map(str, dtypes))}; expected one"
+            )
+        dim = sum(p.numel() for _, p in self.named)
+        self.params = torch.empty(dim, dtype=dtypes.pop())  # (dim,)
+        self.grad = torch.zeros_like(self.params)  # (dim,)
+        self._attach()
+        self.layers = self._find_layers()
+
+    def _attach(self) -> None:
+        """Make every parameter and its gradient a view of the two vectors."""
+        with torch.no_grad():
+            start = 0
+            for _, p in self.named:
+                stop = start + p.numel()
+                view = self.params[start:stop].view(p.shape)
+                view.copy_(p)
+                p.data = view
+                p.grad = self.grad[start:stop].view(p.shape)
+                start = stop
+
+    def _find_layers(self) -> tuple[Layer, ...]:
+        layers: list[Layer] = []
+        start = 0
+        for name, p in self.named:
+            owner = name.rpartition(".")[0] or name
+            stop = start + p.numel()
+            if layers and layers[-1].name == owner:
+                layers[-1] = Layer(owner, layers[-1].start, stop)
+            else:
+                layers.append(Layer(owner, start, stop))
+            start = stop
+        return tuple(layers)
+
+    @property
+    def dim(self) -> int:
+        """The number of trainable parameters."""
+        return self.params.numel()
+
+    def gradient(self, x: Tensor, y: Tensor) -> Loss:
+        """Fill `grad` with the gradient of the batch's mean loss."""
+        self.grad.zero_()
+        if len(x) == 0:
+            return Loss(0.0, 0, 0)
+        output = self.forward(self.prepare(x) if self.prepare else x)
+        loss = self.loss(output, y)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return Loss(loss.item(), self._correct(output, y), len(x))
+
+    def evaluate(self, batches: Iterator[tuple[Tensor, Tensor]]) -> tuple[float, int, int]:
+        """Return the summed loss, the number right and the count, in eval mode."""
+        total, correct, count = 0.0, 0, 0
+        self.module.eval()
+        with torch.inference_mode():
+            for x, y in batches:
+                output = self.module(self.prepare(x) if self.prepare else x)
+                total += self.loss(output, y).item() * len(x)
+                correct += self._correct(output, y)
+                count += len(x)
+        self.module.train()
+        return total, correct, count
+
+    def _correct(self, output: Tensor, y: Tensor) -> int:
+        if not self.classifies:
+            return 0
+        return int((output.detach().argmax(1) == y).sum())
+
+    @contextmanager
+    def holding(self, params: Tensor) -> Iterator[None]:
+        """Hold other parameters for a while, then one's own again."""
+        if params.data_ptr() == self.params.data_ptr():
+            yield
+            return
+        own = self.params.clone()
+        self.params.copy_(params)
+        try:
+            yield
+        finally:
+            self.params.copy_(own)
+
+    @contextmanager
+    def undisturbed(self) -> Iterator[None]:
+        """Leave parameters, buffers and random state as they were, whatever is tried inside."""
+        params, random = self.params.clone(), torch.get_rng_state()
+        buffers = [b.clone() for b in self.module.buffers()]
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                self.params.copy_(params)
+                for buffer, saved in zip(self.module.buffers(), buffers, strict=True):
+                    buffer.copy_(saved)
+            self.grad.zero_()
+            torch.set_rng_state(random)
+
+    def segments(self, x: Tensor, y: Tensor) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+        """Return the vector cut into slices that one batch reaches, and slices that it does not.
+
+        A parameter that no loss reaches has no gradient in plain PyTorch, so weight decay passes it
+        by; in one vector it would have a gradient of zero, and decay.
+        """
+        with self.undisturbed():
+            for _, p in self.named:
+                p.grad = None
+            self.loss(self.module(x), y).backward()  # type: ignore[no-untyped-call]
+            reached = [p.grad is not None for _, p in self.named]
+            self._attach()
+        used: list[nn.Parameter] = []
+        unused: list[nn.Parameter] = []
+        start = first = 0
+        for i, (_, p) in enumerate(self.named):
+            start += p.numel()
+            if i + 1 == len(self.named) or reached[i + 1] != reached[i]:
+                (used if reached[i] else unused).append(self.slice(first, start))
+                first = start
+        return used, unused
+
+    def slice(self, start: int, stop: int) -> nn.Parameter:
+        """Return a slice of the vector as a parameter, gradient included, that can be stepped."""
+        part = nn.Parameter(self.params[start:stop])
+        part.grad = self.grad[start:stop]
+        return part
+
+    def float_buffers(self) -> list[Tensor]:
+        """Return the buffers that can be averaged (BatchNorm's statistics, for example)."""
+        return [b for b in self.module.buffers() if b.is_floating_point()]

@@ -1,0 +1,50 @@
+"""Plain SGD in one process: what every speed-up is measured against."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from manyhands.strategies.strategy import Supports
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from manyhands.worker import Worker
+
+
+@dataclass(frozen=True)
+class Sequential:
+    """Mini-batch stochastic gradient descent (Robbins & Monro 1951), one worker.
+
+    ```
+    for each batch B:   w ← w − η ∇f_B(w)
+    ```
+
+    w: parameters; B: the batch; f_B: its mean loss; η: learning rate (the optimizer's update).
+
+    Guarantees: the same seed gives the same weights, bit for bit, on one machine.
+    Cost per step: no messages.
+    """
+
+    name: ClassVar[str] = "sequential"
+    supports: ClassVar[Supports] = Supports(
+        many=False,
+        whole_batches=False,
+        together=True,
+        identical=True,
+        partition="balanced",
+        deterministic=True,
+    )
+
+    def validate(self, *, workers: int) -> None:
+        """Nothing more to check: `supports.many` says it all."""
+
+    def run(self, worker: Worker) -> None:
+        """Train on every batch in turn."""
+        for batch in worker.batches():
+            worker.update(worker.gradient(batch))
+
+    def consensus(self, worker: Worker) -> Tensor:
+        """Return the only replica's parameters."""
+        return worker.params

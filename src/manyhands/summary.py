@@ -1,0 +1,235 @@
+"""Runs one worker and puts the run's record together from what all of them measured."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from safetensors.torch import save_file
+
+from manyhands import record as records
+from manyhands._version import __version__
+from manyhands.options import flatten
+
+if TYPE_CHECKING:
+    from manyhands.job import Job
+    from manyhands.tune import Kernels
+    from manyhands.worker import Worker
+
+
+def train(worker: Worker) -> dict[str, float]:
+    """Let the strategy train; returns the seconds, CPU seconds and memory this process took."""
+    worker.comm.barrier()
+    ready, before = time.time(), records.usage()
+    worker.config.strategy.run(worker)
+    seconds, after = worker.clock.seconds(), records.usage()
+    worker.board.note(worker.rank, worker.step, "record")
+    return {
+        "ready": ready,
+        "training": seconds,
+        "evaluation": worker.clock.evaluation,
+        "user": after["user"] - before["user"],
+        "system": after["system"] - before["system"],
+        "peak_rss_bytes": after["peak_rss_bytes"],
+    }
+
+
+def record(job: Job, worker: Worker, kernels: Kernels, process: dict[str, float]) -> dict[str, Any]:
+    """Merge every worker's measurements; rank 0 writes the run's files. Collective."""
+    params = worker.config.strategy.consensus(worker).clone()
+    last = worker.epochs[-1]
+    steps = _steps(worker)
+    workers = worker.comm.gather(_worker(worker, process, steps))
+    merged = _record(job, worker, kernels, workers)
+    merged["epochs"] = _epochs(worker)
+    merged["strategy"] = worker.facts
+    merged["partition"] = worker.plan.describe(last.epoch)
+    merged["result"] = _result(worker, workers, merged["epochs"])
+    every_step = worker.comm.gather(steps)
+    if worker.rank == 0:
+        output = Path(job.output)
+        worker.params.copy_(params)
+        save_file(
+            {k: v.contiguous() for k, v in _unshared(worker).items()}, output / "model.safetensors"
+        )
+        rows = [{"rank": rank, **row} for rank, mine in enumerate(every_step) for row in mine]
+        records.write_steps(output / "steps.jsonl", rows)
+        records.write_json(output / "run.json", merged)
+    worker.comm.barrier()
+    worker.board.note(worker.rank, worker.step, "done")
+    return merged
+
+
+def _unshared(worker: Worker) -> dict[str, Any]:
+    """Return the module's state, each tensor in memory of its own (views and ties undone)."""
+    return {
+        name: value.detach().clone() for name, value in worker.replica.module.state_dict().items()
+    }
+
+
+def _steps(worker: Worker) -> list[dict[str, Any]]:
+    """Return one row per step: loss, and the seconds of its four phases."""
+    clock = worker.clock
+    computed, exchanged = np.array(clock.computed), np.array(clock.exchanged)
+    if worker.config.strategy.supports.together:
+        # Clocks of one host agree, so until the last worker arrived the exchange was waiting.
+        arrived = worker.comm.maximum(computed)
+        waited = np.clip(arrived - computed, 0.0, exchanged - computed)
+    else:
+        waited = np.zeros_like(computed)
+    compute = computed - np.array(clock.begun)
+    communicate = exchanged - computed - waited
+    update = np.array(clock.updated) - exchanged
+    columns = zip(worker.losses, compute, waited, communicate, update, strict=True)
+    return [
+        {
+            "step": number,
+            "loss": round(loss, 6),
+            "compute": round(c, 6),
+            "wait": round(w, 6),
+            "communicate": round(x, 6),
+            "update": round(u, 6),
+        }
+        for number, (loss, c, w, x, u) in enumerate(columns, 1)
+    ]
+
+
+def _worker(
+    worker: Worker, process: dict[str, float], steps: list[dict[str, Any]]
+) -> dict[str, Any]:
+    operations = worker.comm.meter.as_dict()
+    sent = [cost["bytes"] for cost in operations.values()]
+    messages = [cost["messages"] for cost in operations.values()]
+    return {
+        "rank": worker.rank,
+        "role": "worker",
+        "host": records.host(),
+        "pid": int(worker.board.rows[worker.rank, 0]),
+        "examples": sum(e.examples for e in worker.epochs),
+        "steps": worker.step,
+        "ready": process["ready"],
+        "training": process["training"],
+        "evaluation": process["evaluation"],
+        "wall": process["training"] + process["evaluation"],
+        "user": process["user"],
+        "system": process["system"],
+        "peak_rss_bytes": process["peak_rss_bytes"],
+        **{
+            k: round(sum(row[k] for row in steps), 6)
+            for k in ("compute", "wait", "communicate", "update")
+        },
+        "bytes": None if None in sent else sum(sent),
+        "messages": None if None in messages else sum(messages),
+        "operations": operations,
+    }
+
+
+def _record(
+    job: Job, worker: Worker, kernels: Kernels, workers: list[dict[str, Any]]
+) -> dict[str, Any]:
+    import torch
+
+    replica, data, config = worker.replica, worker.data, worker.config
+    machine = records.machine()
+    hosts = list(dict.fromkeys(w["host"] for w in workers))
+    machine |= {
+        "hosts": hosts,
+        "threads_per_worker": torch.get_num_threads(),
+        "oversubscribed": len(workers) > machine["cores"] * len(hosts),
+    }
+    ready = max(w["ready"] for w in workers)
+    training = max(w["training"] for w in workers)
+    evaluation = max(w["evaluation"] for w in workers)
+    first = worker.comm.gather(len(next(iter(worker.plan.epoch(1))).indices))
+    return {
+        "schema": records.SCHEMA,
+        "manyhands": __version__,
+        "name": job.name,
+        "command": job.command,
+        "started": datetime.datetime.fromtimestamp(job.launched, datetime.timezone.utc).isoformat(
+            timespec="seconds"
+        ),
+        "status": "finished",
+        "config": flatten(config),
+        "machine": machine,
+        "kernels": kernels.as_dict(),
+        "data": {
+            "name": data.name,
+            "train": len(data.train),
+            "test": len(data.test) if data.test else 0,
+            "shape": list(data.shape),
+            "classes": data.classes,
+            "sha256": data.sha256,
+        },
+        "model": {
+            "name": config.model,
+            "parameters": replica.dim,
+            "dtype": str(replica.params.dtype).removeprefix("torch."),
+            "layers": [
+                {"name": la.name, "parameters": la.stop - la.start} for la in replica.layers
+            ],
+        },
+        "workers": workers,
+        "processes": worker.comm.size,
+        "batch": {"update": config.batch_size, "worker": first},
+        "seconds": {
+            "startup": round(ready - job.launched, 6),
+            "training": round(training, 6),
+            "evaluation": round(evaluation, 6),
+            "total": round(time.time() - job.launched, 6),
+        },
+    }
+
+
+def _epochs(worker: Worker) -> list[dict[str, Any]]:
+    seen = worker.comm.gather(
+        [[e.loss, e.correct, e.examples, e.steps, e.seconds] for e in worker.epochs]
+    )
+    rows, examples, steps = [], 0, 0
+    for i, epoch in enumerate(worker.epochs):
+        mine = [other[i] for other in seen]
+        examples += sum(m[2] for m in mine)
+        steps += epoch.steps
+        rows.append(
+            {
+                "epoch": epoch.epoch,
+                "steps": steps,
+                "examples": examples,
+                "seconds": round(max(m[4] for m in mine), 6),
+                "test_loss": epoch.test_loss,
+                "test_accuracy": epoch.test_accuracy,
+                "workers": [
+                    {
+                        "rank": rank,
+                        "loss": m[0] / m[2] if m[2] else None,
+                        "accuracy": m[1] / m[2] if m[2] and worker.replica.classifies else None,
+                        "examples": m[2],
+                    }
+                    for rank, m in enumerate(mine)
+                ],
+            }
+        )
+    return rows
+
+
+def _result(
+    worker: Worker, workers: list[dict[str, Any]], epochs: list[dict[str, Any]]
+) -> dict[str, Any]:
+    target, last = worker.config.target_accuracy, epochs[-1]
+    seconds = max(w["training"] for w in workers)
+    examples = sum(w["examples"] for w in workers)
+    reached = [e["seconds"] for e in epochs if target and (e["test_accuracy"] or 0.0) >= target]
+    return {
+        "accuracy": last["test_accuracy"],
+        "loss": last["test_loss"],
+        "seconds": round(seconds, 6),
+        "steps": worker.step,
+        "examples": examples,
+        "examples_per_second": round(examples / seconds, 1),
+        "stopped": worker.stopped,
+        "target_accuracy": target,
+        "seconds_to_target": reached[0] if reached else None,
+    }

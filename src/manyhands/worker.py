@@ -1,0 +1,223 @@
+"""What one worker sees: its batches, its gradient, its update, its group, its clock."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+
+from manyhands.errors import DivergedError, WorkerError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from manyhands.board import Board
+    from manyhands.comm import Communicator
+    from manyhands.config import RunConfig
+    from manyhands.data import Plan, Split, Stored
+    from manyhands.replica import Loss, Replica
+
+_EVALUATION_BATCH = 1000
+
+
+class Batch(NamedTuple):
+    """One worker's part of one update; `weight` is its share of the update's examples."""
+
+    x: Tensor
+    y: Tensor
+    weight: float
+
+
+@dataclass
+class Clock:
+    """When each step began, had its gradient, its exchange, its update; evaluation is left out."""
+
+    begun: list[float] = field(default_factory=list)
+    computed: list[float] = field(default_factory=list)
+    exchanged: list[float] = field(default_factory=list)
+    updated: list[float] = field(default_factory=list)
+    started: float = 0.0
+    paused: float = 0.0
+    evaluation: float = 0.0
+
+    def seconds(self) -> float:
+        """Return the training seconds so far."""
+        return time.monotonic() - self.started - self.paused
+
+
+@dataclass
+class Epoch:
+    """What one worker saw in one epoch, and how the model did after it."""
+
+    epoch: int
+    loss: float = 0.0
+    correct: int = 0
+    examples: int = 0
+    steps: int = 0
+    seconds: float = 0.0
+    test_loss: float | None = None
+    test_accuracy: float | None = None
+
+
+@dataclass(kw_only=True)
+class Worker:
+    """One of the hands: everything that a strategy needs, and nothing that names one.
+
+    A strategy loops over `batches()`; evaluation and stopping happen there, between two batches.
+    """
+
+    config: RunConfig
+    replica: Replica
+    optimizer: torch.optim.Optimizer
+    comm: Communicator
+    plan: Plan
+    data: Stored
+    board: Board
+    announce: Callable[[dict[str, Any]], None] | None = None  # rank 0's: tells the launcher
+    clock: Clock = field(default_factory=Clock)
+    epochs: list[Epoch] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
+    step: int = 0
+    stopped: str = "epochs"
+
+    @property
+    def rank(self) -> int:
+        """This worker's number, from 0."""
+        return self.comm.rank
+
+    @property
+    def params(self) -> Tensor:
+        """The parameters, live; shape (dim,)."""
+        return self.replica.params
+
+    def batches(self) -> Iterator[Batch]:
+        """Yield this worker's part of every update, until the run's last.
+
+        Collective where workers step together: after each epoch all of them evaluate.
+        """
+        self.comm.barrier()
+        self.clock.started = time.monotonic()
+        for number in range(1, self.config.epochs + 1):
+            epoch = Epoch(number)
+            self.epochs.append(epoch)
+            for share in self.plan.epoch(number):
+                self.clock.begun.append(time.monotonic())
+                self.board.note(self.rank, self.step, "gradient")
+                x, y = self.data.train.batch(share.indices)
+                yield Batch(x, y, len(share.indices) / share.total)
+                self._end_step(epoch)
+                if self.step == self.config.max_steps:
+                    self.stopped = "max_steps"
+                    break
+            self._end_epoch(epoch)
+            if self.stopped != "epochs":
+                return
+
+    def gradient(self, batch: Batch) -> Tensor:
+        """Return the gradient of the batch's mean loss, times the batch's weight; shape (dim,)."""
+        loss = self.replica.gradient(batch.x, batch.y)
+        if batch.weight != 1.0:
+            self.replica.grad.mul_(batch.weight)
+        self._note_loss(loss)
+        self.clock.computed.append(time.monotonic())
+        return self.replica.grad
+
+    def allreduce(self, vector: Tensor, algorithm: str = "auto") -> None:
+        """Sum `vector` over the workers, in place."""
+        self.board.note(self.rank, self.step, "exchange")
+        self.comm.allreduce(vector, algorithm)
+        self.clock.exchanged.append(time.monotonic())
+
+    def update(self, gradient: Tensor) -> None:
+        """Let the optimizer step along `gradient`."""
+        if gradient.data_ptr() != self.replica.grad.data_ptr():
+            self.replica.grad.copy_(gradient)
+        self.optimizer.step()
+
+    def _note_loss(self, loss: Loss) -> None:
+        if not math.isfinite(loss.mean):
+            raise DivergedError(
+                f"the loss is {loss.mean} at step {self.step + 1} of worker {self.rank}; "
+                "try a smaller learning rate, or look for bad values in the data",
+                rank=self.rank,
+            )
+        epoch = self.epochs[-1]
+        epoch.loss += loss.mean * loss.examples
+        epoch.correct += loss.correct
+        epoch.examples += loss.examples
+        self.losses.append(loss.mean)
+
+    def _end_step(self, epoch: Epoch) -> None:
+        if len(self.clock.exchanged) < len(self.clock.computed):
+            self.clock.exchanged.append(self.clock.computed[-1])
+        self.clock.updated.append(time.monotonic())
+        self.step += 1
+        epoch.steps += 1
+
+    def _end_epoch(self, epoch: Epoch) -> None:
+        epoch.seconds = self.clock.seconds()
+        begin = time.monotonic()
+        self.board.note(self.rank, self.step, "evaluate")
+        if self.config.strategy.supports.identical:
+            self._compare_replicas()
+        self._average_buffers()
+        params = self.config.strategy.consensus(self)
+        epoch.test_loss, epoch.test_accuracy = self.evaluate(params)
+        target = self.config.target_accuracy
+        if target is not None and (epoch.test_accuracy or 0.0) >= target:
+            self.stopped = "target_accuracy"
+        self._announce(epoch)
+        spent = time.monotonic() - begin
+        self.clock.paused += spent
+        self.clock.evaluation += spent
+
+    def _announce(self, epoch: Epoch) -> None:
+        seen = [epoch.loss, epoch.correct, epoch.examples]
+        workers = self.comm.gather(seen)
+        if self.announce:
+            self.announce({**asdict(epoch), "workers": workers})
+
+    def evaluate(self, params: Tensor) -> tuple[float | None, float | None]:
+        """Return the test loss and accuracy of `params`; each worker judges its part of the set."""
+        split = self.data.test
+        if split is None:
+            return None, None
+        with self.replica.holding(params):
+            sums = self.comm.sum(
+                np.array(self.replica.evaluate(self._part(split)), dtype=np.float64)
+            )
+        accuracy = sums[1] / sums[2] if self.replica.classifies else None
+        return float(sums[0] / sums[2]), None if accuracy is None else float(accuracy)
+
+    def _part(self, split: Split) -> Iterator[tuple[Tensor, Tensor]]:
+        rank, size, examples = self.comm.rank, self.comm.size, len(split)
+        first, last = rank * examples // size, (rank + 1) * examples // size
+        return split.slices(first, last, _EVALUATION_BATCH)
+
+    def _compare_replicas(self) -> None:
+        """Refuse to go on when a replica differs: synchronous replicas are equal bit for bit."""
+        if self.comm.size == 1:
+            return
+        digest = hashlib.blake2b(self.params.numpy().data, digest_size=8).hexdigest()
+        digests = self.comm.gather(digest)
+        different = [rank for rank, other in enumerate(digests) if other != digests[0]]
+        if different:
+            raise WorkerError(
+                f"after step {self.step} the parameters of rank {', '.join(map(str, different))} "
+                "differ from rank 0's; something on that rank changes them outside of the strategy",
+                rank=different[0],
+            )
+
+    def _average_buffers(self) -> None:
+        """Average BatchNorm's statistics and the like, so that all workers judge one model."""
+        if self.comm.size > 1:
+            for buffer in self.replica.float_buffers():
+                mean = self.comm.sum(buffer.numpy().astype(np.float64)) / self.comm.size
+                buffer.copy_(torch.from_numpy(mean))
