@@ -213,9 +213,15 @@ def _pair(source: Source, where: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _array(values: Any) -> np.ndarray:
+    """Return an array of a type that torch knows, in this machine's byte order."""
     if hasattr(values, "detach"):  # a tensor, perhaps on another device
         values = values.detach().cpu()
-    return np.asarray(values)
+    array = np.asarray(values)
+    if array.dtype.kind == "f" and array.itemsize > 8:
+        return array.astype(np.float64)
+    if array.dtype.kind == "u" and array.itemsize > 1:
+        return array.astype(np.int64)
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
 def _stacked(dataset: Any, where: str) -> tuple[np.ndarray, np.ndarray]:

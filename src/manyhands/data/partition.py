@@ -104,9 +104,10 @@ def apportion(count: int, size: int, shares: Sequence[float] | None = None) -> n
     """
     if shares is None:
         return np.full(size, count // size) + (np.arange(size) < count % size)
-    exact = np.asarray(shares, dtype=np.float64) * count
+    # Rounded, so that 0.7 × 60,000 is 42,000 and equal remainders tie.
+    exact = np.round(np.asarray(shares, dtype=np.float64) / math.fsum(shares) * count, 9)
     parts = np.floor(exact).astype(np.int64)
-    first = np.argsort(parts - exact, kind="stable")
+    first = np.argsort(np.round(parts - exact, 9), kind="stable")
     parts[first[: count - int(parts.sum())]] += 1
     return parts
 

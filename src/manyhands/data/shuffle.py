@@ -15,7 +15,8 @@ import numpy as np
 
 def raw_bits(count: int, *key: int | str) -> np.ndarray:
     """Return `count` words of 64 random bits, a pure function of `key`; shape (count,) uint64."""
-    digest = hashlib.blake2b(repr(key).encode(), digest_size=16).digest()
+    plain = tuple(part if isinstance(part, str) else int(part) for part in key)
+    digest = hashlib.blake2b(repr(plain).encode(), digest_size=16).digest()
     words = np.frombuffer(digest, dtype="<u8").astype(np.uint64)
     return np.asarray(np.random.Philox(key=words).random_raw(count), dtype=np.uint64)
 

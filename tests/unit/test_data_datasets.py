@@ -1,0 +1,206 @@
+"""What users may give as data, and what is refused."""
+
+from __future__ import annotations
+
+import doctest
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
+
+from manyhands.data import Data, Stored, datasets, partition, store
+from manyhands.errors import ConfigError, DataError
+
+X = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32)
+Y = np.arange(12) % 4
+
+
+class Counted(Dataset):
+    def __init__(self):
+        self.reads = 0
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, row):
+        self.reads += 1
+        return torch.from_numpy(X[row]), int(Y[row])
+
+
+class Endless(IterableDataset):
+    def __iter__(self):
+        yield from zip(X, Y, strict=True)
+
+
+TENSORS = (torch.from_numpy(X), torch.from_numpy(Y))
+
+
+@pytest.mark.parametrize(
+    "train",
+    [
+        (X, Y),
+        [X, Y],
+        TENSORS,
+        (X.tolist(), Y.tolist()),
+        (X.astype(">f4"), Y.astype(">u4")),
+        (X.astype(np.longdouble), Y.astype(np.uint64)),
+        (torch.from_numpy(X).requires_grad_(), Y.astype(np.uint8)),
+        TensorDataset(*TENSORS),
+        Subset(TensorDataset(*TENSORS), range(12)),
+        Counted(),
+    ],
+    ids=lambda train: type(train).__name__,
+)
+def test_every_form_gives_the_same_data(train, tmp_path):
+    data = Data(train, (X[:2], Y[:2]))
+    assert data.classes == 4
+    found = Stored.open(data.store(tmp_path / "d")).train
+    np.testing.assert_allclose(found.x, X, rtol=1e-6)
+    assert (found.y.dtype, found.y.tolist()) == (torch.int64, Y.tolist())
+
+
+def test_a_dataset_is_read_once():
+    dataset = Counted()
+    Data(dataset)
+    assert dataset.reads == 12
+
+
+class Ragged(Counted):
+    def __getitem__(self, row):
+        return torch.zeros(3 + (row == 5)), 0
+
+
+def change(array, row, value):
+    array = array.copy()
+    array[row] = value
+    return array
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "options", "message"),
+    [
+        ((X, Y[:-1]), None, {}, r"train: x has shape \(12, 3\) and y \(11,\)"),
+        ((X, Y), (X[:3], Y[:2]), {}, "test: x has shape"),
+        ((X, Y), (X[:, :2], Y), {}, r"test: an example has shape \(2,\); expected \(3,\)"),
+        ((X[:0], Y[:0]), None, {}, "training set is empty"),
+        ((X, Y), (X[:0], Y[:0]), {}, "test set is empty"),
+        ((change(X, (7, 1), np.nan), Y), None, {}, "train: row 7 has a feature that is not finite"),
+        ((X, Y), (change(X, (3, 0), np.inf), Y), {}, "test: row 3 has a feature"),
+        ((X, change(Y * 1.0, 4, np.nan)), None, {}, "row 4 has a target that is not finite"),
+        ((X, change(Y, 5, -1)), None, {}, "row 5 has label -1; expected 0 to 3"),
+        ((X, Y), None, {"classes": 3}, "row 3 has label 3; expected 0 to 2"),
+        ((X, Y), (X, change(Y, 2, 9)), {"classes": 4}, "test: row 2 has label 9"),
+        ((X, Y * 1.0), None, {"classes": 4}, "labels are float64"),
+        ((X, Y * 1.0), (X, Y), {}, "test: targets are int64; the training set's are floats"),
+        ((X, Y[:, None]), None, {}, r"shape \(12, 1\)"),
+        ((np.array(["a"] * 12), Y), None, {}, "features are <U1"),
+        ((np.array([{}] * 12), Y), None, {}, "features are object"),
+        ((X, Y, Y), None, {}, "expected"),
+        ((X, None), None, {}, "expected"),
+        (Endless(), None, {}, "a Dataset with a length"),
+        (Ragged(), None, {}, r"item 5 has shape \(4,\); item 0 has \(3,\)"),
+        (5, None, {}, "is a int"),
+    ],
+)
+def test_bad_data_is_named(train, test, options, message):
+    with pytest.raises(DataError, match=message):
+        Data(train, test, **options)
+
+
+@pytest.mark.parametrize(
+    ("x", "normalise"),
+    [
+        (X, (0, 0)),
+        (X, (np.nan, 1)),
+        (X, ([0, 0], [1, 1])),
+        (X.astype(np.int64), (0, 1)),
+    ],
+)
+def test_bad_normalisation_is_refused(x, normalise):
+    with pytest.raises(ConfigError, match="normalise"):
+        Data((x, Y), normalise=normalise)
+
+
+def test_a_bad_row_is_found_far_down():
+    x = np.zeros((10_000, 2), np.float32)
+    x[9_001, 1] = -np.inf
+    with pytest.raises(DataError, match="row 9001"):
+        Data((x, np.zeros(10_000, int)))
+
+
+def test_blobs_are_the_same_everywhere_and_can_be_learnt(tmp_path):
+    data = Stored.open(store("blobs", tmp_path / "blobs"))
+    assert (len(data.train), len(data.test), data.classes, data.shape) == (2000, 500, 4, (20,))
+    assert data.sha256.startswith("7bdfb90284fbe4dc")
+    x, y = data.train.x, data.train.y
+    centres = torch.stack([x[y == label].mean(0) for label in range(4)])
+    found = torch.cdist(data.test.x, centres).argmin(1)
+    assert (found == data.test.y).float().mean() > 0.95
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [p for p in datasets.sys.path if p])
+    monkeypatch.setattr("sys.dont_write_bytecode", True)
+    return tmp_path
+
+
+def test_a_factory(here):
+    (here / "own_digits.py").write_text(
+        "import numpy as np\n"
+        "from manyhands.data import Data\n"
+        "def make(): return Data((np.ones((4, 2)), np.arange(4)), name='own')\n"
+        "def pair(): return (np.ones((4, 2)), np.arange(4)), None\n"
+        "ready = make()\n"
+        "def blobs(): return 'blobs'\n"
+    )
+    assert Stored.open(store("own_digits:make", here / "a")).name == "own"
+    assert Stored.open(store("own_digits:ready", here / "b")).name == "own"
+    assert len(Stored.open(store("own_digits:pair", here / "c")).train) == 4
+    assert len(Stored.open(store("own_digits:blobs", here / "d")).train) == 2000
+    with pytest.raises(ConfigError, match=r"has no 'mke'\. Did you mean 'make'\?"):
+        store("own_digits:mke", here / "e")
+    with pytest.raises(ConfigError, match=r"no module 'own_digit'\. Did you mean 'own_digits'\?"):
+        store("own_digit:make", here / "e")
+    with pytest.raises(ConfigError, match=r"package\.module:factory"):
+        store(":make", here / "e")
+    assert not (here / "e").exists()
+
+
+def test_a_factory_s_own_errors_are_its_own(here):
+    (here / "own_broken.py").write_text("import no_such_module_here\n")
+    with pytest.raises(ModuleNotFoundError, match="no_such_module_here"):
+        store("own_broken:make", here / "a")
+
+
+def test_paths(tmp_path):
+    np.savez(tmp_path / "mine.npz", x=X, y=Y)
+    folder = store(tmp_path / "mine.npz", tmp_path / "a")
+    assert folder == tmp_path / "a"
+    assert store(str(folder), tmp_path / "b") == store(folder, tmp_path / "b") == folder
+    assert not (tmp_path / "b").exists()
+    assert Stored.open(store(((X, Y), (X, Y)), tmp_path / "c")).test is not None
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("mnits", "Did you mean 'mnist'"),
+        ("blob", "Did you mean 'blobs'"),
+        ("zebra", "expected mnist, blobs"),
+        ("none.npz", "is missing"),
+        (5, "data is a int"),
+        (((X, Y),), "expected \\(train, test\\)"),
+    ],
+)
+def test_unknown_data_is_refused(tmp_path, spec, message):
+    with pytest.raises(ConfigError, match=message):
+        store(spec, tmp_path / "d")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("module", [datasets, partition])
+def test_examples_run(module):
+    assert doctest.testmod(module).failed == 0
