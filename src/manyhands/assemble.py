@@ -16,8 +16,9 @@ from manyhands import tune
 from manyhands.board import BOARD_FILE, EVENTS_FILE, Board
 from manyhands.comm.mpi import MPICommunicator
 from manyhands.config import RunConfig
-from manyhands.data import Plan, Stored
+from manyhands.data import Stored
 from manyhands.errors import ConfigError, nearest
+from manyhands.job import plan as job_plan
 from manyhands.models import LOSSES, MODELS, OWN_LOSS
 from manyhands.optimizers import SGD, Adam, AdamW
 from manyhands.replica import LossFunction, Replica
@@ -38,17 +39,7 @@ def worker(job: Job, comm: MPI.Comm, folder: Path) -> tuple[Worker, tune.Kernels
     torch.set_num_threads(job.threads or _own_threads(config, group))
     board.note(comm.rank, 0, "load")
     data = Stored.open(Path(job.data), train_limit=config.limit, dtype=config.dtype)
-    plan = Plan(
-        config.partition_kind,
-        examples=len(data.train),
-        batch_size=config.batch_size,
-        rank=comm.rank,
-        size=comm.size,
-        seed=config.seed,
-        labels=data.train.labels,
-        shares=config.shares,
-        whole_batches=config.strategy.supports.whole_batches,
-    )
+    plan = job_plan(config, examples=len(data.train), rank=comm.rank, labels=data.train.labels)
     replica = _replica(job, data)
     board.note(comm.rank, 0, "tune")
     share = next(iter(plan.epoch(1)))

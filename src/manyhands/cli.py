@@ -100,9 +100,9 @@ def _say_result(result: Any) -> None:
         else f"[bold]{100 * found['accuracy']:.2f} %[/bold] test accuracy, "
     )
     console.print(
-        f"{accuracy}{found['examples']:,} examples in [bold]{found['seconds']:.1f} s[/bold] of training "
-        f"({found['examples_per_second']:,.0f}/s), {seconds['startup']:.1f} s to start, "
-        f"{seconds['evaluation']:.1f} s to evaluate; kernels: {record['kernels']['choice']}"
+        f"{accuracy}{found['examples']:,} examples in [bold]{found['seconds']:.1f} s[/bold] "
+        f"of training ({found['examples_per_second']:,.0f}/s), "
+        f"{seconds['startup']:.1f} s to start, {seconds['evaluation']:.1f} s to evaluate; kernels: {record['kernels']['choice']}"
     )
     console.print(f"records and model: {result.output}", soft_wrap=True)
 

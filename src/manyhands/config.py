@@ -13,6 +13,7 @@ from manyhands.optimizers import SGD, Optimizer
 if TYPE_CHECKING:
     from manyhands.strategies.strategy import Strategy
 
+MODELS = ("cnn", "mlp", "mlp6", "tanh-cnn")  # those that come with manyhands; see models.py
 KERNELS = ("auto", "default", "native", "channels-last", "native-channels-last", "compile")
 
 

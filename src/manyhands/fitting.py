@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from manyhands import launch
-from manyhands.config import RunConfig
+from manyhands import launch, validate
+from manyhands.config import MODELS, RunConfig
 from manyhands.data import store
+from manyhands.data.stored import About
 from manyhands.errors import ConfigError, ManyhandsError
-from manyhands.job import Job, from_root, join
+from manyhands.job import Job, from_root, join, plan
 from manyhands.naming import factory
 from manyhands.options import configure, flatten, options
 from manyhands.progress import Progress
@@ -98,6 +99,8 @@ def fit(
         ConfigError: When an option cannot work; nothing has been started or written then.
         ManyhandsError: When a worker failed; the others have been ended.
     """
+    if isinstance(model, str) and ":" not in model:
+        validate.one_of(MODELS, model=model)
     named = {"model": _label(model), "data": _label(data)}
     config = configure({**given, **named, "loss": loss if isinstance(loss, str) else None})
     carried = factory(model, "model") if isinstance(model, str) and ":" in model else model
@@ -131,11 +134,29 @@ class _Run:
         """Start the workers ourselves."""
         begin = time.time()
         config = self.config
-        output, name = prepare_output(config)
         folder = launch.private_folder()
         try:
-            threads = config.threads or max(1, cores() // config.workers)
+            # Everything that can be refused is refused before anything is written.
             stored = store(data, folder / "data")
+            _check_plan(stored, config)
+            launch.find_mpi(config.mpi)
+            output, name = prepare_output(config)
+            return self._started(stored, folder, output, name, begin, progress)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _started(
+        self,
+        stored: Path,
+        folder: Path,
+        output: Path,
+        name: str,
+        begin: float,
+        progress: bool | None,
+    ) -> Result:
+        config = self.config
+        threads = config.threads or max(1, cores() // config.workers)
+        try:
             job = self._job(stored, output, name, begin, threads)
             with Progress(
                 config, shown=sys.stderr.isatty() if progress is None else progress
@@ -144,8 +165,6 @@ class _Run:
         except ManyhandsError as error:
             write_failure(output, config, name, self.command, error)
             raise
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
         return self._result(json.loads((output / "run.json").read_text()), output)
 
     def joined(self, data: Any, size: int, *, chosen: bool) -> Result:
@@ -214,13 +233,23 @@ class _Run:
 
             from torch import nn
 
-            from manyhands.models import MODELS
+            from manyhands import models
 
             if isinstance(model, str):
-                return MODELS[model](tuple(stored["shape"]), stored["classes"] or 1)
+                return models.MODELS[model](tuple(stored["shape"]), stored["classes"] or 1)
             return copy.deepcopy(model) if isinstance(model, nn.Module) else model()
 
         return Result(record, output, build)
+
+
+def _check_plan(stored: Path, config: RunConfig) -> None:
+    """Refuse data that cannot be divided as asked."""
+    import numpy as np
+
+    about = About.read(stored)
+    examples = min(about.train, config.limit or about.train)
+    labels = np.load(stored / "train_y.npy", mmap_mode="r")[:examples] if about.classes else None
+    plan(config, examples=examples, rank=0, labels=labels)
 
 
 def prepare_output(config: RunConfig) -> tuple[Path, str]:

@@ -20,9 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 from manyhands.board import BOARD_FILE, Board
 from manyhands.config import RunConfig
+from manyhands.data import Plan
 from manyhands.errors import LaunchError, ManyhandsError
 
 if TYPE_CHECKING:
+    import numpy as np
     from mpi4py import MPI
 
 JOB_FILE = "job.pickle"
@@ -68,6 +70,21 @@ class Job:
         if not isinstance(job, Job):
             raise LaunchError(f"{folder / JOB_FILE} holds {type(job).__name__}; expected a job")
         return job
+
+
+def plan(config: RunConfig, *, examples: int, rank: int, labels: np.ndarray | None = None) -> Plan:
+    """Return which examples come next for one worker; refuses what cannot be divided."""
+    return Plan(
+        config.partition_kind,
+        examples=examples,
+        batch_size=config.batch_size,
+        rank=rank,
+        size=config.workers,
+        seed=config.seed,
+        labels=labels,
+        shares=config.shares,
+        whole_batches=config.strategy.supports.whole_batches,
+    )
 
 
 def perform(job: Job, comm: MPI.Comm, folder: Path) -> dict[str, Any]:

@@ -1,0 +1,328 @@
+"""The command line and `fit` as a user meets them: real processes, real failures, no orphans."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+import manyhands as mh
+
+SMALL = ["--data", "blobs", "--model", "mlp", "--epochs", "2"]
+
+
+def manyhands(*arguments, cwd=None, **options):
+    line = [sys.executable, "-m", "manyhands", *map(str, arguments)]
+    return subprocess.run(
+        line, capture_output=True, text=True, timeout=100, cwd=cwd, check=False, **options
+    )
+
+
+def workers_alive():
+    """Return the process numbers of all workers that our launchers have started."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if b"manyhands.work" in path.read_bytes():
+                found.append(int(path.parent.name))
+        except OSError:
+            pass
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _nobody_is_left():
+    before = set(workers_alive())
+    yield
+    deadline = time.monotonic() + 5
+    while (left := set(workers_alive()) - before) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not left
+
+
+@pytest.fixture
+def module(tmp_path):
+    """Write a module that the command line can import; returns where it lies."""
+
+    def write(source):
+        (tmp_path / "mine.py").write_text(textwrap.dedent(source))
+        return tmp_path
+
+    return write
+
+
+def test_training_leaves_the_promised_files_and_prints_json(tmp_path):
+    done = manyhands("train", *SMALL, "--workers", 2, "--output", tmp_path / "run", "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["accuracy"] > 0.9
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert names >= {"run.json", "steps.jsonl", "rank-0.log", "rank-1.log", "model.safetensors"}
+    record = json.loads((tmp_path / "run/run.json").read_text())
+    assert record["status"] == "finished"
+    assert record["processes"] == 2
+    assert [epoch["epoch"] for epoch in record["epochs"]] == [1, 2]
+    assert all(worker["compute"] > 0 for worker in record["workers"])
+    steps = [json.loads(line) for line in (tmp_path / "run/steps.jsonl").read_text().splitlines()]
+    assert len(steps) == 2 * record["result"]["steps"]
+
+
+@pytest.mark.parametrize("mpi", ["mpich", "openmpi"])
+def test_both_mpis_train_alike(tmp_path, mpi):
+    done = manyhands(
+        "train", *SMALL, "--workers", 3, "--mpi", mpi, "--output", tmp_path / "run", "--json"
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["accuracy"] > 0.9
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--wrokers", "2"], "--workers"),
+        (["--strategy", "snyc"], "sync"),
+        (["--lr", "nan"], "lr is nan"),
+        (["--batch-size", "0"], "batch_size is 0"),
+        (["--workers", "9", "--batch-size", "4"], "one example per worker"),
+        (["--model", "nowhere:factory"], "no module 'nowhere'"),
+        (["--data", "mnits"], "mnist"),
+        (["--limit", "3", "--workers", "5"], "5"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_written(tmp_path, arguments, message):
+    done = manyhands("train", *arguments, "--output", "run", cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_holds_a_run_is_refused(tmp_path):
+    (tmp_path / "run.json").write_text("{}")
+    done = manyhands("train", *SMALL, "--output", tmp_path)
+    assert done.returncode == 2
+    assert "already holds a run" in done.stderr
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    done = manyhands("train", *SMALL, "--output", tmp_path / "file" / "run")
+    assert done.returncode == 2
+    assert "cannot be written" in done.stderr
+
+
+def test_an_error_on_one_rank_ends_all_with_that_traceback_once(tmp_path, module):
+    where = module(
+        """
+        import os
+        from torch import nn
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer = nn.Linear(20, 4)
+
+            def forward(self, x):
+                if os.environ.get("PMI_RANK") == "1":
+                    raise RuntimeError("no hands on this rank")
+                return self.layer(x)
+
+        def make():
+            return Model()
+        """
+    )
+    done = manyhands(
+        "train", "--data", "blobs", "--model", "mine:make", "--kernels", "default", cwd=where
+    )
+    assert done.returncode == 1
+    assert done.stderr.count("RuntimeError: no hands on this rank") == 2  # traceback and summary
+    assert done.stderr.count("Traceback") == 1
+    assert "[rank 1]" in done.stderr
+    assert "[rank 0]" not in done.stderr
+
+
+def test_a_loss_that_is_not_finite_stops_all_and_names_rank_and_step(tmp_path, module):
+    where = module(
+        """
+        import os
+        import torch
+        from torch import nn
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer = nn.Linear(20, 4)
+                self.calls = 0
+
+            def forward(self, x):
+                self.calls += 1
+                poison = self.calls == 5 and os.environ.get("PMI_RANK") == "1"
+                return self.layer(x) * (float("nan") if poison else 1.0)
+
+        make = Model
+        """
+    )
+    done = manyhands(
+        "train", "--data", "blobs", "--model", "mine:make", "--kernels", "default", cwd=where
+    )
+    assert done.returncode == 1
+    assert "step 5 of worker 1" in done.stderr
+    assert "smaller learning rate" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_killed_worker_ends_the_run(tmp_path):
+    line = [
+        sys.executable,
+        "-m",
+        "manyhands",
+        "train",
+        "--epochs",
+        "50",
+        "--output",
+        str(tmp_path / "run"),
+    ]
+    run = subprocess.Popen(line, stderr=subprocess.PIPE, text=True)
+    try:
+        deadline = time.monotonic() + 60
+        while len(workers_alive()) < 2 and time.monotonic() < deadline:
+            time.sleep(0.2)
+        time.sleep(4)
+        os.kill(max(workers_alive()), signal.SIGKILL)
+        _, said = run.communicate(timeout=20)
+    finally:
+        run.kill()
+    assert run.returncode == 1
+    assert "died" in said
+    assert json.loads((tmp_path / "run/run.json").read_text())["status"] == "failed"
+
+
+def test_a_killed_launcher_takes_the_workers_along(tmp_path):
+    line = [
+        sys.executable,
+        "-m",
+        "manyhands",
+        "train",
+        "--epochs",
+        "50",
+        "--output",
+        str(tmp_path / "run"),
+    ]
+    run = subprocess.Popen(line)
+    deadline = time.monotonic() + 60
+    while len(workers_alive()) < 2 and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert len(workers_alive()) == 2
+    run.kill()
+    run.wait()
+    deadline = time.monotonic() + 10
+    while workers_alive() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert workers_alive() == []
+
+
+def test_two_runs_on_one_host_at_once(tmp_path):
+    lines = [
+        [
+            sys.executable,
+            "-m",
+            "manyhands",
+            "train",
+            *SMALL,
+            "--output",
+            str(tmp_path / str(i)),
+            "--json",
+        ]
+        for i in range(2)
+    ]
+    runs = [subprocess.Popen(line, stdout=subprocess.PIPE, text=True) for line in lines]
+    results = [json.loads(run.communicate(timeout=100)[0]) for run in runs]
+    assert results[0]["accuracy"] == results[1]["accuracy"]
+
+
+def test_fit_from_a_script_with_a_lambda_and_arrays(tmp_path):
+    import numpy as np
+    from torch import nn
+
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(600, 5)).astype(np.float32)
+    y = (x.sum(axis=1) > 0).astype(np.int64)
+    result = mh.fit(
+        lambda: nn.Linear(5, 2),
+        mh.Data(train=(x[:500], y[:500]), test=(x[500:], y[500:])),
+        workers=2,
+        epochs=10,
+        batch_size=20,
+        output=str(tmp_path / "run"),
+        progress=False,
+    )
+    assert result.accuracy > 0.9
+    assert len(result.history) == 10
+    assert not result.model.training
+    assert result.model.weight.shape == (2, 5)
+
+
+def test_a_module_given_as_model_is_copied(tmp_path):
+    from torch import nn
+
+    module = nn.Linear(20, 4)
+    before = module.weight.clone()
+    result = mh.fit(
+        module, "blobs", workers=2, epochs=1, output=str(tmp_path / "run"), progress=False
+    )
+    assert (module.weight == before).all()
+    assert not (result.model.weight == before).all()
+
+
+@pytest.mark.parametrize("mpi", ["mpich", "openmpi"])
+def test_under_mpiexec_the_same_script_joins_that_group(tmp_path, mpi):
+    from manyhands import launch
+
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            import sys
+            import manyhands as mh
+            result = mh.fit("mlp", "blobs", epochs=1, output=sys.argv[1], progress=False)
+            print(result.record["processes"], result.accuracy)
+            """
+        )
+    )
+    library = launch.find_mpi(mpi)
+    line, environment = launch.command(library, 3, [str(script), str(tmp_path / "run")])
+    done = subprocess.run(
+        line, env=environment, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.split("\n")
+    assert (
+        len({line for line in lines if line.startswith("3 ")}) == 1
+    )  # all ranks have the same result
+
+
+def test_doctor_finds_what_training_needs():
+    done = manyhands("doctor")
+    assert done.returncode == 0, done.stdout
+    assert "PyTorch" in done.stdout
+
+
+def test_help_answers_without_torch():
+    check = """
+        import sys
+        from manyhands.cli import main
+        try:
+            main(["train", "--help"])
+        except SystemExit:
+            pass
+        assert "torch" not in sys.modules
+    """
+    line = [sys.executable, "-c", textwrap.dedent(check)]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

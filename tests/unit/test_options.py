@@ -1,0 +1,111 @@
+"""Options: declared once, checked alike whether they come as keywords, flags or TOML."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import manyhands as mh
+from manyhands.errors import ConfigError
+from manyhands.options import configure, flatten, options
+from manyhands.strategies import STRATEGIES
+
+
+def refused(match, **given):
+    with pytest.raises(ConfigError, match=match):
+        configure(given)
+
+
+def test_an_unknown_option_names_the_nearest():
+    refused(r"unknown option 'wrokers'.*'workers'", wrokers=2)
+
+
+def test_an_unknown_strategy_names_the_nearest():
+    refused(r"strategy is 'snyc'.*'sync'", strategy="snyc")
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_learning_rate_that_cannot_work_is_refused(value):
+    refused("lr is", lr=value)
+
+
+@pytest.mark.parametrize(
+    "field", ["workers", "epochs", "batch_size", "max_steps", "threads", "limit"]
+)
+@pytest.mark.parametrize("value", [0, -3])
+def test_counts_below_one_are_refused(field, value):
+    refused(f"{field} is {value}", **{field: value})
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.5, float("nan")])
+def test_a_target_outside_zero_to_one_is_refused(value):
+    refused("target_accuracy is", target_accuracy=value)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("workers", "2"),
+        ("workers", 2.0),
+        ("workers", True),
+        ("lr", "fast"),
+        ("nesterov", 1),
+        ("shares", 0.5),
+    ],
+)
+def test_a_value_of_another_type_is_refused(field, value):
+    refused(f"{field} is .* expected", **{field: value})
+
+
+def test_an_option_of_another_strategy_would_be_ignored_and_is_refused():
+    refused("allreduce is an option of sync", strategy="sequential", workers=1, allreduce="ring")
+
+
+def test_an_option_of_another_optimizer_would_be_ignored_and_is_refused():
+    refused("momentum is an option of sgd", optimizer="adam", momentum=0.5)
+
+
+def test_an_option_beside_the_object_that_owns_it_is_refused():
+    refused("give it to that object", optimizer=mh.SGD(lr=0.1), lr=0.2)
+    refused("give it to that object", strategy=mh.Sync(), allreduce="ring")
+
+
+def test_several_workers_need_a_strategy_for_several():
+    refused("sequential uses one worker", strategy="sequential", workers=2)
+
+
+def test_a_batch_smaller_than_the_workers_is_refused():
+    refused("at least one example per worker", workers=4, batch_size=3)
+
+
+def test_objects_and_names_mean_the_same():
+    by_name = configure({"strategy": "sync", "allreduce": "ring", "optimizer": "adam", "lr": 0.1})
+    by_object = configure({"strategy": mh.Sync(allreduce="ring"), "optimizer": mh.Adam(lr=0.1)})
+    assert by_name == by_object
+
+
+def test_every_option_has_a_sentence_of_help():
+    assert all(option.help for option in options().values())
+
+
+def test_every_strategy_s_options_are_reachable_by_flat_name():
+    for name, kind in STRATEGIES.items():
+        for field in dataclasses.fields(kind):
+            assert name in options()[field.name].owners
+
+
+@given(
+    workers=st.integers(1, 64),
+    epochs=st.integers(1, 100),
+    seed=st.integers(0, 2**32),
+    lr=st.floats(1e-6, 10, allow_nan=False),
+    momentum=st.floats(0, 0.99),
+    allreduce=st.sampled_from(["auto", "mpi", "ring", "naive"]),
+)
+def test_a_configuration_survives_being_flattened(**values):
+    config = configure(values)
+    flat = flatten(config)
+    assert (
+        configure({k: v for k, v in flat.items() if v is not None and k != "partition"}) == config
+    )

@@ -1,0 +1,165 @@
+"""A model as a vector: views, ties, frozen and unused parameters, equality with plain PyTorch."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from manyhands import config
+from manyhands.assemble import _optimizer
+from manyhands.errors import ConfigError
+from manyhands.models import MODELS, cnn
+from manyhands.optimizers import SGD, Adam, AdamW
+from manyhands.options import configure
+from manyhands.replica import Replica
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+def batches(count=5, features=6, classes=3):
+    return [(torch.randn(8, features), torch.randint(classes, (8,))) for _ in range(count)]
+
+
+def mlp():
+    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+
+
+class Tied(nn.Module):
+    """Two layers that share one weight, one frozen layer, one that no loss reaches."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(6, 6)
+        self.second = nn.Linear(6, 6)
+        self.second.weight = self.first.weight
+        self.frozen = nn.Linear(6, 6).requires_grad_(False)
+        self.unused = nn.Linear(6, 6)
+        self.last = nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.second(self.frozen(self.first(x)))))
+
+
+def test_parameters_and_gradients_are_views():
+    replica = Replica(mlp(), F.cross_entropy)
+    replica.gradient(*batches(1)[0])
+    assert replica.grad.abs().sum() > 0
+    replica.params.zero_()
+    assert all((p == 0).all() for p in replica.module.parameters())
+    flat = torch.cat([p.grad.flatten() for p in replica.module.parameters()])
+    assert torch.equal(flat, replica.grad)
+
+
+def test_layers_hold_weight_and_bias_together_and_cover_the_vector():
+    replica = Replica(cnn(), F.nll_loss)
+    assert [layer.name for layer in replica.layers] == ["conv1", "conv2", "fc1", "fc2"]
+    assert replica.layers[0].start == 0
+    assert replica.layers[-1].stop == replica.dim == 9840
+    for before, after in zip(replica.layers, replica.layers[1:], strict=False):
+        assert before.stop == after.start
+
+
+@pytest.mark.parametrize("make", [mlp, Tied])
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        SGD(lr=0.1, momentum=0.0),
+        SGD(lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1),
+        Adam(lr=0.01),
+        AdamW(lr=0.01, weight_decay=0.5),
+    ],
+)
+def test_training_the_vector_is_training_the_module(make, optimizer):
+    module = make()
+    plain = copy.deepcopy(module)
+    data = batches()
+    replica = Replica(module, F.cross_entropy)
+    flat = _optimizer(configure({"optimizer": optimizer}), replica, data[0])
+    theirs = optimizer.build([p for p in plain.parameters() if p.requires_grad])
+    for x, y in data:
+        replica.gradient(x, y)
+        flat.step()
+        theirs.zero_grad()
+        F.cross_entropy(plain(x), y).backward()
+        theirs.step()
+    for (name, ours), reference in zip(module.named_parameters(), plain.parameters(), strict=True):
+        assert torch.allclose(ours, reference, rtol=0, atol=1e-6), name
+
+
+def test_tied_parameters_stay_tied_and_frozen_ones_stay_outside():
+    replica = Replica(Tied(), F.cross_entropy)
+    assert replica.module.first.weight is replica.module.second.weight
+    names = [name for name, _ in replica.named]
+    assert "second.weight" not in names
+    assert not any(name.startswith("frozen") for name in names)
+
+
+def test_an_empty_batch_gives_a_zero_gradient():
+    replica = Replica(mlp(), F.cross_entropy)
+    replica.gradient(*batches(1)[0])
+    loss = replica.gradient(torch.empty(0, 6), torch.empty(0, dtype=torch.long))
+    assert loss == (0.0, 0, 0)
+    assert not replica.grad.any()
+
+
+def test_any_other_optimizer_gets_the_named_parameters():
+    replica = Replica(mlp(), F.cross_entropy)
+    given = configure({"optimizer": lambda params: torch.optim.Adagrad(params, lr=0.1)})
+    made = _optimizer(given, replica, batches(1)[0])
+    assert [p.shape for p in made.param_groups[0]["params"]] == [p.shape for _, p in replica.named]
+
+
+def test_what_is_tried_undisturbed_leaves_no_trace():
+    replica = Replica(
+        nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Dropout(), nn.Linear(5, 3)),
+        F.cross_entropy,
+    )
+    before = copy.deepcopy(replica.module.state_dict())
+    random = torch.get_rng_state()
+    with replica.undisturbed():
+        replica.gradient(*batches(1)[0])
+        replica.params.add_(1)
+    after = replica.module.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert torch.equal(random, torch.get_rng_state())
+
+
+def test_holding_other_parameters_gives_ones_own_back():
+    replica = Replica(mlp(), F.cross_entropy)
+    own = replica.params.clone()
+    with replica.holding(torch.zeros_like(own)):
+        assert not replica.params.any()
+    assert torch.equal(replica.params, own)
+
+
+def test_evaluation_is_in_eval_mode_and_training_goes_on_in_train_mode():
+    replica = Replica(nn.Sequential(nn.Dropout(0.5), nn.Linear(6, 3)), F.cross_entropy)
+    data = batches(1)
+    assert replica.evaluate(iter(data)) == replica.evaluate(iter(data))
+    assert replica.module.training
+
+
+def test_a_model_without_trainable_parameters_is_refused():
+    with pytest.raises(ConfigError, match="no trainable parameters"):
+        Replica(nn.ReLU(), F.cross_entropy)
+
+
+def test_parameters_of_two_types_are_refused():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double())
+    with pytest.raises(ConfigError, match=r"float32.*float64"):
+        Replica(model, F.cross_entropy)
+
+
+def test_the_command_line_knows_the_models_without_importing_them():
+    assert set(config.MODELS) == set(MODELS)
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_every_model_takes_mnist(name):
+    output = MODELS[name]((1, 28, 28), 10)(torch.randn(2, 1, 28, 28))
+    assert output.shape == (2, 10)
