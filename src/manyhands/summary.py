@@ -73,16 +73,17 @@ def _unshared(worker: Worker) -> dict[str, Any]:
 def _steps(worker: Worker) -> list[dict[str, Any]]:
     """Return one row per step: loss, and the seconds of its four phases."""
     clock = worker.clock
-    computed, exchanged = np.array(clock.computed), np.array(clock.exchanged)
+    computed, entered = np.array(clock.computed), np.array(clock.entered)
+    exchange = np.array(clock.exchanged) - entered
     if worker.config.strategy.supports.together:
         # Clocks of one host agree, so until the last worker arrived the exchange was waiting.
-        arrived = worker.comm.maximum(computed)
-        waited = np.clip(arrived - computed, 0.0, exchanged - computed)
+        arrived = worker.comm.maximum(entered)
+        waited = np.clip(arrived - entered, 0.0, exchange)
     else:
         waited = np.zeros_like(computed)
     compute = computed - np.array(clock.begun)
-    communicate = exchanged - computed - waited
-    update = np.array(clock.updated) - exchanged
+    communicate = exchange - waited
+    update = np.array(clock.updated) - computed - exchange
     columns = zip(worker.losses, compute, waited, communicate, update, strict=True)
     return [
         {

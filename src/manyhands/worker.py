@@ -6,6 +6,7 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,19 +28,24 @@ _EVALUATION_BATCH = 1000
 
 
 class Batch(NamedTuple):
-    """One worker's part of one update; `weight` is its share of the update's examples."""
+    """One worker's part of one update; `weight` is its share of the update's `total` examples."""
 
     x: Tensor
     y: Tensor
     weight: float
+    total: int
 
 
 @dataclass
 class Clock:
-    """When each step began, had its gradient, its exchange, its update; evaluation is left out."""
+    """When each step began, had its gradient, entered and left its exchange, and was over.
+
+    The update may come before the exchange or after it. Evaluation is left out.
+    """
 
     begun: list[float] = field(default_factory=list)
     computed: list[float] = field(default_factory=list)
+    entered: list[float] = field(default_factory=list)
     exchanged: list[float] = field(default_factory=list)
     updated: list[float] = field(default_factory=list)
     started: float = 0.0
@@ -84,6 +90,7 @@ class Worker:
     epochs: list[Epoch] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
+    state: Any = None  # what the strategy keeps from step to step, if anything
     step: int = 0
     stopped: str = "epochs"
 
@@ -111,7 +118,7 @@ class Worker:
                 self.clock.begun.append(time.monotonic())
                 self.board.note(self.rank, self.step, "gradient")
                 x, y = self.data.train.batch(share.indices)
-                yield Batch(x, y, len(share.indices) / share.total)
+                yield Batch(x, y, len(share.indices) / share.total, share.total)
                 self._end_step(epoch)
                 if self.step == self.config.max_steps:
                     self.stopped = "max_steps"
@@ -131,9 +138,24 @@ class Worker:
 
     def allreduce(self, vector: Tensor, algorithm: str = "auto") -> None:
         """Sum `vector` over the workers, in place."""
+        with self.exchanging():
+            self.comm.allreduce(vector, algorithm)
+
+    @contextmanager
+    def exchanging(self) -> Iterator[None]:
+        """Count what happens inside as exchange: the current step's, or else the last one's."""
         self.board.note(self.rank, self.step, "exchange")
-        self.comm.allreduce(vector, algorithm)
-        self.clock.exchanged.append(time.monotonic())
+        clock, begin = self.clock, time.monotonic()
+        yield
+        end = time.monotonic()
+        if len(clock.updated) == len(clock.computed):  # the last step is over: make it longer
+            clock.exchanged[-1] += end - begin
+            clock.updated[-1] += end - begin
+        elif len(clock.exchanged) == len(clock.computed):
+            clock.exchanged[-1] = end
+        else:
+            clock.entered.append(begin)
+            clock.exchanged.append(end)
 
     def update(self, gradient: Tensor) -> None:
         """Let the optimizer step along `gradient`."""
@@ -156,6 +178,7 @@ class Worker:
 
     def _end_step(self, epoch: Epoch) -> None:
         if len(self.clock.exchanged) < len(self.clock.computed):
+            self.clock.entered.append(self.clock.computed[-1])
             self.clock.exchanged.append(self.clock.computed[-1])
         self.clock.updated.append(time.monotonic())
         self.step += 1
@@ -163,17 +186,24 @@ class Worker:
 
     def _end_epoch(self, epoch: Epoch) -> None:
         epoch.seconds = self.clock.seconds()
+        with self.evaluating():
+            if self.config.strategy.supports.identical:
+                self._compare_replicas()
+            self._average_buffers()
+            params = self.config.strategy.consensus(self)
+            epoch.test_loss, epoch.test_accuracy = self.evaluate(params)
+            target = self.config.target_accuracy
+            if target is not None and (epoch.test_accuracy or 0.0) >= target:
+                self.stopped = "target_accuracy"
+            self._announce(epoch)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Keep what happens inside off the training clock and off the meter."""
         begin = time.monotonic()
         self.board.note(self.rank, self.step, "evaluate")
-        if self.config.strategy.supports.identical:
-            self._compare_replicas()
-        self._average_buffers()
-        params = self.config.strategy.consensus(self)
-        epoch.test_loss, epoch.test_accuracy = self.evaluate(params)
-        target = self.config.target_accuracy
-        if target is not None and (epoch.test_accuracy or 0.0) >= target:
-            self.stopped = "target_accuracy"
-        self._announce(epoch)
+        with self.comm.meter.off():
+            yield
         spent = time.monotonic() - begin
         self.clock.paused += spent
         self.clock.evaluation += spent
@@ -184,15 +214,20 @@ class Worker:
         if self.announce:
             self.announce({**asdict(epoch), "workers": workers})
 
-    def evaluate(self, params: Tensor) -> tuple[float | None, float | None]:
-        """Return the test loss and accuracy of `params`; each worker judges its part of the set."""
+    def evaluate(self, params: Tensor, *, alone: bool = False) -> tuple[float | None, float | None]:
+        """Return the test loss and accuracy of `params`.
+
+        All workers hold the same `params` and judge a part of the set each; with `alone`, this
+        worker judges its own on the whole set.
+        """
         split = self.data.test
         if split is None:
             return None, None
+        part = split.slices(0, len(split), _EVALUATION_BATCH) if alone else self._part(split)
         with self.replica.holding(params):
-            sums = self.comm.sum(
-                np.array(self.replica.evaluate(self._part(split)), dtype=np.float64)
-            )
+            sums = np.array(self.replica.evaluate(part), dtype=np.float64)
+        if not alone:
+            sums = self.comm.sum(sums)
         accuracy = sums[1] / sums[2] if self.replica.classifies else None
         return float(sums[0] / sums[2]), None if accuracy is None else float(accuracy)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 
 
@@ -24,6 +26,16 @@ class Meter:
     """The costs by operation, e.g. "allreduce ring"."""
 
     costs: dict[str, Cost] = field(default_factory=dict)
+    running: bool = True
+
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        """Count nothing for a while."""
+        before, self.running = self.running, False
+        try:
+            yield
+        finally:
+            self.running = before
 
     def add(
         self,
@@ -35,6 +47,8 @@ class Meter:
         seconds: float,
     ) -> None:
         """Add one call: `payload` bytes handed over, `sent` bytes in `messages` messages."""
+        if not self.running:
+            return
         cost = self.costs.get(operation)
         if cost is None:
             cost = self.costs[operation] = Cost()
