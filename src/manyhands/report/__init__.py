@@ -1,0 +1,70 @@
+"""The report: one page that answers, made from records and nothing else.
+
+`build` writes `report.html`, `results.csv`, `runs.csv` and `figures/`; `results` returns the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from manyhands.report.table import Table
+    from manyhands.report.tables import Summary
+
+__all__ = ["build", "results"]
+
+
+def build(folders: Sequence[Path], output: Path, *, pdf: bool = False) -> Path:
+    """Write the report of one or several folders of records, and return the page's path.
+
+    Args:
+        folders: Sweeps' or runs' folders; several sweeps are put side by side.
+        output: The folder to write into; it is made if it is not there.
+        pdf: Also write `report.pdf`, at most five pages.
+
+    Raises:
+        ConfigError: None of the folders holds a record that can be read.
+    """
+    from manyhands.report.chart import render
+    from manyhands.report.figures import charts
+    from manyhands.report.page import page
+    from manyhands.report.pdf import write_pdf
+    from manyhands.report.table import tabulate
+
+    summary = _summary(folders)
+    figures = output / "figures"
+    figures.mkdir(parents=True, exist_ok=True)
+    drawn = [render(chart, figures) for chart in charts(summary)]
+    table = tabulate(summary)
+    table.to_csv(output / "results.csv")
+    table.runs.to_csv(output / "runs.csv")
+    if pdf:
+        write_pdf(summary, [d.chart for d in drawn], output / "report.pdf")
+    path = output / "report.html"
+    path.write_text(page(summary, drawn), encoding="utf-8")
+    return path
+
+
+def results(folders: Sequence[Path]) -> Table:
+    """Return one row per configuration, as dictionaries; `.runs` has one row per run."""
+    from manyhands.report.table import tabulate
+
+    return tabulate(_summary(folders))
+
+
+def _summary(folders: Sequence[Path]) -> Summary:
+    from manyhands.errors import ConfigError
+    from manyhands.report.load import read
+    from manyhands.report.tables import summarise
+
+    loaded = read(folders)
+    if not loaded.runs:
+        told = "; ".join(f"{p.where} {p.message}" for p in loaded.problems[:5])
+        names = ", ".join(str(folder) for folder in folders)
+        raise ConfigError(
+            f"no run can be read in {names or 'no folder'}; expected folders with run.json or "
+            f"sweep.json{'. ' + told if told else ''}"
+        )
+    return summarise(loaded)

@@ -1,0 +1,83 @@
+"""The answer: which configuration to use and what it gains, in one or two sentences."""
+
+from __future__ import annotations
+
+from manyhands.report.plots import name
+from manyhands.report.tables import Row, Summary
+from manyhands.report.wording import capital, percent, points, seconds
+
+
+def answer(summary: Summary) -> tuple[str, ...]:
+    """Return the headline sentences; they say no more than the records do."""
+    if not summary.rows:
+        return ("No run finished, so there is nothing to compare.",)
+    if summary.best is None:
+        return _without_best(summary)
+    best = summary.best
+    return tuple(s for s in (_headline(summary, best), _caveat(summary, best)) if s)
+
+
+def _without_best(summary: Summary) -> tuple[str, ...]:
+    row = summary.rows[0]
+    if len(summary.rows) == 1:
+        return (f"{capital(name(summary, row))} trained in {_time(row)}{_reached(row)}.",)
+    last = summary.rows[-1]
+    along = summary.layout.x.replace("_", " ")
+    return (
+        f"From {along} {row.x:g} to {last.x:g} the training time goes from {_time(row)} to "
+        f"{_time(last)}.",
+    )
+
+
+def _headline(summary: Summary, best: Row) -> str:
+    who = name(summary, best)
+    if best.group.strategy == "sequential":
+        return (
+            f"One worker is best here: the sequential run took {_time(best)}{_reached(best)}, and "
+            "no other configuration gained on it by the rule below."
+        )
+    gain = ""
+    if best.shown_speedup is not None and not (best.speedup is None and best.workers == 1):
+        against = (
+            "the sequential run" if best.speedup is not None else f"{best.label} with 1 worker"
+        )
+        pace = best.shown_speedup
+        gain = (
+            f", {pace:.1f} times as fast as {against}"
+            if pace >= 1.05
+            else f", no faster than {against} ({pace:.2f} times as fast)"
+        )
+    if summary.scaling == "weak" and best.rate is not None:
+        return (
+            f"{capital(who)} gets through most: {best.rate:,.0f} examples per second{gain}"
+            f"{_reached(best)}."
+        )
+    return f"{capital(who)} is best here: {_time(best)} of training{gain}{_reached(best)}."
+
+
+def _caveat(summary: Summary, best: Row) -> str:
+    rows = [row for row in summary.rows if row.accuracy]
+    if not rows or best.accuracy is None:
+        return ""
+    top = max(rows, key=lambda row: row.accuracy.median if row.accuracy else 0)
+    assert top.accuracy is not None
+    gap = top.accuracy.median - best.accuracy.median
+    if top is best or gap <= 0:
+        return "None was more accurate." if len(rows) > 1 else ""
+    apart = top.accuracy.apart(best.accuracy)
+    known = {
+        None: ", and one repeat does not tell how much of that is chance",
+        False: ", which is within the spread of the repeats",
+        True: ", which is more than the repeats differ",
+    }[apart]
+    return f"The most accurate, {name(summary, top)}, is {points(gap)} above{known}."
+
+
+def _time(row: Row) -> str:
+    return seconds(row.seconds.median if row.seconds else None)
+
+
+def _reached(row: Row) -> str:
+    if row.accuracy is None:
+        return ""
+    return f" at {percent(row.accuracy.median, 2)} accuracy"

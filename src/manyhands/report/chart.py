@@ -1,0 +1,170 @@
+"""A chart and what becomes of it: an SVG with values under the pointer, and files."""
+
+from __future__ import annotations
+
+import html
+import io
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+from matplotlib.transforms import Affine2D, ScaledTranslation
+
+from manyhands.report import theme
+
+POINT = 72  # one unit of length is a point: a pixel of the SVG
+WIDTH = 480
+RIGHT, TOP, BOTTOM, LEGEND_ROW = 14, 24, 40, 17
+LETTER, KEY = 6.1, 34  # widths in the legend: of a letter, of a line sample and its gaps
+_PLAIN = {"Date": None, "Creator": None, "Format": None, "Type": None}
+
+
+@dataclass(frozen=True)
+class Note:
+    """A value that can be pointed at, in the chart's own coordinates.
+
+    `size` is given for a bar, whose lower left corner is then at `at`.
+    """
+
+    series: str
+    x: str
+    y: str
+    at: tuple[float, float]
+    size: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chart:
+    """What to draw and what to say about it; `draw` puts it on matplotlib axes."""
+
+    id: str
+    title: str
+    x_label: str
+    y_label: str
+    draw: Callable[[Any], list[Note]]
+    comment: tuple[str, ...]
+    alt: str
+    height: int = 230
+    left: int = 52
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """A finished chart."""
+
+    chart: Chart
+    svg: str
+    notes: tuple[Note, ...]
+
+
+def mount(figure: Any, chart: Chart, left: float, top: float, width: float) -> list[Note]:
+    """Draw a chart into a figure, its upper left corner at (left, top), in points."""
+    full_width, full_height = (POINT * side for side in figure.get_size_inches())
+    axes = figure.add_axes((0.1, 0.1, 0.5, 0.5))
+    notes = chart.draw(axes)
+    handles, labels = axes.get_legend_handles_labels()
+    columns = _columns(labels, width)
+    head = TOP + LEGEND_ROW * math.ceil(len(labels) / columns)
+    axes.set_position(
+        (
+            (left + chart.left) / full_width,
+            1 - (top + head + chart.height) / full_height,
+            (width - chart.left - RIGHT) / full_width,
+            chart.height / full_height,
+        )
+    )
+    axes.set_xlabel(chart.x_label, loc="right")
+    if chart.y_label:
+        axes.text(
+            -chart.left + 2,
+            chart.height + 9,
+            chart.y_label,
+            transform=_points(axes),
+            color=theme.MUTED,
+        )
+    if labels:
+        figure.legend(
+            handles,
+            [label.lstrip("_") or label for label in labels],
+            loc="upper left",
+            bbox_to_anchor=(left / full_width, 1 - top / full_height),
+            ncols=columns,
+            borderpad=0,
+            borderaxespad=0,
+            handlelength=1.9,
+            handletextpad=0.5,
+            columnspacing=1.1,
+            labelspacing=0.45,
+        )
+    return notes
+
+
+def compose(chart: Chart) -> tuple[Any, list[Note]]:
+    """Return a figure of its own for a chart."""
+    probe = Figure().add_axes((0, 0, 1, 1))
+    chart.draw(probe)
+    labels = probe.get_legend_handles_labels()[1]
+    rows = math.ceil(len(labels) / _columns(labels, WIDTH))
+    tall = TOP + LEGEND_ROW * rows + chart.height + BOTTOM
+    figure = Figure(figsize=(WIDTH / POINT, tall / POINT), facecolor="none")
+    return figure, mount(figure, chart, 0, 2, WIDTH)
+
+
+def render(chart: Chart, folder: Path | None) -> Drawn:
+    """Draw a chart for the page and, where a folder is given, as PNG and SVG files."""
+    with matplotlib.rc_context(theme.RC), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a letter that the PNG's font lacks is no reason to speak
+        figure, notes = compose(chart)
+        raw = io.StringIO()
+        FigureCanvasSVG(figure)
+        figure.savefig(raw, format="svg", metadata=_PLAIN)
+        svg = raw.getvalue()
+        hits = "".join(_hit(figure, note) for note in notes)
+        if folder is not None:
+            alone = theme.standalone(svg, chart.id, f"{chart.title}. {chart.alt}")
+            (folder / f"{chart.id}.svg").write_text(alone, encoding="utf-8")
+            FigureCanvasAgg(figure)
+            figure.savefig(folder / f"{chart.id}.png", dpi=2 * POINT, facecolor="white")
+    label = f"{chart.title}. {chart.alt}"
+    return Drawn(
+        chart=chart,
+        svg=theme.inline(svg, chart.id, label, f'<g class="hits">{hits}</g>'),
+        notes=tuple(notes),
+    )
+
+
+def _columns(labels: list[str], width: float) -> int:
+    longest = max((len(label) for label in labels), default=0)
+    return max(1, min(len(labels), int(width / (KEY + LETTER * longest))))
+
+
+def _points(axes: Any) -> Any:
+    """Return a transform from points, counted from the lower left corner of the axes."""
+    unit = axes.figure.dpi_scale_trans
+    origin = ScaledTranslation(0, 0, axes.transAxes)
+    return Affine2D().scale(1 / POINT) + unit + origin
+
+
+def _hit(figure: Any, note: Note) -> str:
+    """Return the invisible shape over a value; its title is what the page shows."""
+    axes = figure.axes[0]
+    scale = POINT / figure.dpi
+    tall = figure.get_size_inches()[1] * POINT
+    x, y = (float(v) * scale for v in axes.transData.transform(note.at))
+    words = " · ".join(part for part in (note.series, note.x, note.y) if part)
+    title = f"<title>{html.escape(words)}</title>"
+    if note.size is None:
+        return f'<circle cx="{x:.1f}" cy="{tall - y:.1f}" r="6">{title}</circle>'
+    corner = (note.at[0] + note.size[0], note.at[1] + note.size[1])
+    right, up = (float(v) * scale for v in axes.transData.transform(corner))
+    return (
+        f'<rect x="{x:.1f}" y="{tall - up:.1f}" width="{right - x:.1f}" '
+        f'height="{up - y:.1f}">{title}</rect>'
+    )

@@ -1,0 +1,204 @@
+"""What only some strategies record: staleness, own accuracies, distance, shares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from manyhands.report import theme
+from manyhands.report.chart import Note
+from manyhands.report.load import Run, finite, mapping, number, sequence
+from manyhands.report.plots import middle, name
+from manyhands.report.tables import Row, Summary
+from manyhands.report.wording import count, join, percent
+
+MOST = 6
+
+
+def _holding(summary: Summary, reader: Callable[[Run], Any]) -> list[tuple[Row, Any]]:
+    """Return the configurations that recorded a fact; where there are many, those most crowded."""
+    found = [(row, fact) for row in summary.rows if (fact := reader(middle(row)))]
+    if len(found) <= MOST:
+        return found
+    kept = sorted(found, key=lambda pair: -pair[0].workers)[:MOST]
+    return [pair for pair in found if pair in kept]
+
+
+def histogram(run: Run) -> Mapping[int, float]:
+    """Return how many updates were that many updates late."""
+    counts = mapping(mapping(run.facts.get("staleness")).get("histogram"))
+    return {int(k): n for k in counts if k.isdigit() and (n := number(counts, k)) is not None}
+
+
+def own(run: Run) -> list[float]:
+    """Return each worker's accuracy by itself, before the average."""
+    return [a for v in sequence(run.facts.get("own_accuracy")) if (a := finite(v)) is not None]
+
+
+def distances(run: Run) -> list[tuple[float, float]]:
+    """Return (step, distance) pairs."""
+    pairs = sequence(run.facts.get("consensus_distance"))
+    return [
+        (step, far)
+        for pair in pairs
+        if len(sequence(pair)) == 2
+        and (step := finite(pair[0])) is not None
+        and (far := finite(pair[1])) is not None
+    ]
+
+
+def shares(run: Run) -> list[tuple[float, list[float]]]:
+    """Return (step, each worker's share of the whole) pairs."""
+    found = []
+    for pair in sequence(run.facts.get("shares")):
+        if len(sequence(pair)) != 2:
+            continue
+        step = finite(pair[0])
+        parts = [s for v in sequence(pair[1]) if (s := finite(v)) is not None]
+        if step is not None and sum(parts) > 0:
+            found.append((step, [part / sum(parts) for part in parts]))
+    return found
+
+
+def with_staleness(summary: Summary) -> list[tuple[Row, Mapping[int, float]]]:
+    """Return the configurations that recorded staleness."""
+    return _holding(summary, histogram)
+
+
+def with_own(summary: Summary) -> list[tuple[Row, list[float]]]:
+    """Return the configurations whose workers were also judged one by one."""
+    return _holding(summary, own)
+
+
+def with_distance(summary: Summary) -> list[tuple[Row, list[tuple[float, float]]]]:
+    """Return the configurations that recorded how far the replicas are apart."""
+    return _holding(summary, distances)
+
+
+def with_shares(summary: Summary) -> list[tuple[Row, list[tuple[float, list[float]]]]]:
+    """Return the configurations that recorded shares."""
+    return _holding(summary, shares)[:1]
+
+
+def draw_staleness(ax: Any, summary: Summary) -> list[Note]:
+    """Draw which part of the updates was how late."""
+    notes = []
+    for i, (row, counts) in enumerate(with_staleness(summary)):
+        look = theme.style(i)
+        whole = sum(counts.values()) or 1
+        late = sorted(counts)
+        share = [counts[k] / whole for k in late]
+        label = name(summary, row)
+        ax.plot(late, share, color=look.colour, marker=look.marker, label=label, markersize=5)
+        notes += [
+            Note(label, f"{k} updates late", f"{percent(s, 1)} ({count(counts[k])})", (k, s))
+            for k, s in zip(late, share, strict=True)
+        ]
+    ax.yaxis.set_major_formatter(lambda value, _: percent(value))
+    ax.xaxis.get_major_locator().set_params(integer=True)
+    ax.set_ylim(bottom=0)
+    return notes
+
+
+def draw_own(ax: Any, summary: Summary) -> list[Note]:
+    """Draw each worker's accuracy beside the accuracy of the average."""
+    notes = []
+    held = with_own(summary)
+    for i, (row, each) in enumerate(held):
+        label = name(summary, row)
+        ax.plot(
+            each, [i] * len(each), marker="o", linestyle="none", markerfacecolor="none",
+            color=theme.SERIES[0], label="a worker alone" if i == 0 else None,
+        )  # fmt: skip
+        notes += [
+            Note(label, f"worker {k} alone", percent(a, 2), (a, i)) for k, a in enumerate(each)
+        ]
+        together = middle(row).accuracy
+        if together is not None:
+            ax.plot(
+                [together], [i], marker="D", linestyle="none", color=theme.SERIES[1],
+                label="their average" if i == 0 else None,
+            )  # fmt: skip
+            notes.append(Note(label, "the average", percent(together, 2), (together, i)))
+    ax.set_yticks(range(len(held)), [name(summary, row) for row, _ in held])
+    ax.set_ylim(len(held) - 0.4, -0.6)
+    ax.xaxis.set_major_formatter(lambda value, _: percent(value, 1))
+    return notes
+
+
+def draw_distance(ax: Any, summary: Summary) -> list[Note]:
+    """Draw how far the replicas are from their mean, over the steps."""
+    notes = []
+    for i, (row, pairs) in enumerate(with_distance(summary)):
+        look = theme.style(i)
+        label = name(summary, row)
+        ax.plot(*zip(*pairs, strict=True), color=look.colour, linestyle=look.line, label=label)
+        thinned = pairs[:: max(1, len(pairs) // 40)]
+        notes += [Note(label, f"step {s:g}", f"{d:.3g}", (s, d)) for s, d in thinned]
+    if notes and all(note.at[1] > 0 for note in notes):
+        ax.set_yscale("log")
+    return notes
+
+
+def draw_shares(ax: Any, summary: Summary) -> list[Note]:
+    """Draw each worker's share of the batch over the steps."""
+    notes = []
+    for _, pairs in with_shares(summary):
+        for rank in range(max(len(parts) for _, parts in pairs)):
+            mine = [(s, parts[rank]) for s, parts in pairs if rank < len(parts)]
+            look = theme.style(rank)
+            label = f"worker {rank}"
+            ax.plot(
+                *zip(*mine, strict=True), color=look.colour, linestyle=look.line, label=label,
+                drawstyle="steps-post",
+            )  # fmt: skip
+            notes += [Note(label, f"step {s:g}", percent(v, 1), (s, v)) for s, v in mine]
+    ax.yaxis.set_major_formatter(lambda value, _: percent(value))
+    ax.set_ylim(bottom=0)
+    return notes
+
+
+def comment_staleness(summary: Summary) -> list[str]:
+    """Comment on how late updates are."""
+    said = []
+    for row, counts in with_staleness(summary):
+        whole = sum(counts.values())
+        if whole:
+            mean = sum(k * n for k, n in counts.items()) / whole
+            said.append(
+                f"{name(summary, row)}: {mean:.2f} updates late on average, "
+                f"{max(k for k, n in counts.items() if n)} at most."
+            )
+    return said
+
+
+def comment_own(summary: Summary) -> list[str]:
+    """Comment on the workers alone beside their average."""
+    said = []
+    for row, each in with_own(summary):
+        together = middle(row).accuracy
+        if together is not None:
+            verdict = "better" if together > max(each) else "not better"
+            said.append(
+                f"{name(summary, row)}: the average ({percent(together, 2)}) is {verdict} than the "
+                f"best worker alone ({percent(max(each), 2)})."
+            )
+    return said
+
+
+def comment_distance(summary: Summary) -> list[str]:
+    """Comment on how far apart the replicas are."""
+    return [
+        f"{name(summary, row)}: from {pairs[0][1]:.3g} at the first to {pairs[-1][1]:.3g} at the "
+        "last measurement."
+        for row, pairs in with_distance(summary)
+    ]
+
+
+def comment_shares(summary: Summary) -> list[str]:
+    """Comment on how the shares moved."""
+    return [
+        f"{name(summary, row)}: from {join([percent(s) for s in pairs[0][1]])} to "
+        f"{join([percent(s) for s in pairs[-1][1]])}."
+        for row, pairs in with_shares(summary)
+    ]

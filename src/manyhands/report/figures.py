@@ -1,0 +1,189 @@
+"""The figures of a report, in reading order; those whose data was not recorded are left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from manyhands.report import causes, comments, facts, phases, plots, traffic
+from manyhands.report.chart import Chart, Note
+from manyhands.report.plots import Form, Value, single
+from manyhands.report.tables import Summary
+from manyhands.report.wording import count, percent, seconds
+
+
+def charts(summary: Summary) -> list[Chart]:
+    """Return every figure that the records can fill."""
+    if not summary.rows:
+        return []
+    return [*_along(summary), *_curves(summary), *_inside(summary), *_special(summary)]
+
+
+def _along(summary: Summary) -> Iterator[Chart]:
+    yield _measure(
+        summary, "time", "Training time", "seconds", lambda r: r.seconds, seconds, comments.time
+    )
+    curve = plots.is_curve(summary) and summary.layout.x == "workers"
+    if curve and any(row.shown_speedup is not None for row in summary.rows):
+        yield Chart(
+            id="speedup", title="Speed-up", x_label="workers", y_label="times as fast",
+            draw=lambda ax: plots.speedup(ax, summary),
+            comment=tuple(comments.speedup(summary)), alt=_alt(summary, "speed-up"),
+        )  # fmt: skip
+        yield _measure(
+            summary, "efficiency", "Efficiency", "speed-up per process",
+            lambda r: single(r.efficiency), percent, comments.efficiency,
+        )  # fmt: skip
+    if any(row.accuracy for row in summary.rows):
+        yield _measure(
+            summary, "accuracy", "Accuracy", "test accuracy", lambda r: r.accuracy,
+            lambda v: percent(v, 2), comments.accuracy, dodge=0.06,
+        )  # fmt: skip
+
+
+def _measure(
+    summary: Summary,
+    identity: str,
+    title: str,
+    unit: str,
+    value: Value,
+    form: Form,
+    comment: Callable[[Summary], list[str]],
+    dodge: float = 0,
+) -> Chart:
+    """Return a figure of one number per configuration: lines, or dots where nothing varies."""
+    curve = plots.is_curve(summary)
+    x_name = summary.layout.x.replace("_", " ")
+
+    def draw(ax: Any) -> list[Note]:
+        if not curve:
+            notes = plots.dots(ax, summary, value, form)
+            if identity != "time":
+                ax.xaxis.set_major_formatter(lambda v, _: _tick(form, v))
+            return notes
+        notes = plots.along(ax, summary, value, form, dodge=dodge)
+        plots.core_lines(ax, summary)
+        if identity != "time":
+            ax.yaxis.set_major_formatter(lambda v, _: _tick(form, v))
+        if identity != "accuracy":
+            ax.set_ylim(bottom=0)
+        return notes
+
+    labels = max(len(plots.name(summary, row)) for row in summary.rows)
+    return Chart(
+        id=identity, title=title, draw=draw, comment=tuple(comment(summary)),
+        x_label=x_name if curve else unit, y_label=unit if curve else "",
+        alt=_alt(summary, title.lower()),
+        height=230 if curve else max(60, 26 * len(summary.rows)),
+        left=52 if curve else _margin(labels),
+    )  # fmt: skip
+
+
+def _tick(form: Form, value: float) -> str:
+    """Drop the zeros that a tick does not need."""
+    number, _, unit = form(value).partition(" ")
+    if "." in number:
+        number = number.rstrip("0").rstrip(".")
+    return f"{number} {unit}".strip()
+
+
+def _margin(letters: int) -> int:
+    return int(min(14 + 6.1 * letters, 210))
+
+
+def _alt(summary: Summary, what: str) -> str:
+    labels = ", ".join(group.label for group in summary.groups)
+    along = summary.layout.x.replace("_", " ")
+    return f"{what} of {labels} against {along}; values in the table below"
+
+
+def _curves(summary: Summary) -> Iterator[Chart]:
+    kinds = (
+        ("loss-time", "Loss over time", "test loss", comments.loss_over_time),
+        ("loss-examples", "Loss over examples", "test loss", comments.loss_over_examples),
+        ("accuracy-time", "Accuracy over time", "test accuracy", comments.to_target),
+        (
+            "accuracy-examples", "Accuracy over examples", "test accuracy",
+            comments.accuracy_over_examples,
+        ),
+    )  # fmt: skip
+    for identity, title, unit, comment in kinds:
+        timed, judged = identity.endswith("time"), identity.startswith("accuracy")
+        chart = Chart(
+            id=identity, title=title, y_label=unit,
+            x_label="seconds of training" if timed else "examples seen",
+            draw=_curve(summary, timed, judged), comment=tuple(comment(summary)),
+            alt=_alt(summary, title.lower()),
+        )  # fmt: skip
+        if chart.comment:
+            yield chart
+
+
+def _curve(summary: Summary, timed: bool, judged: bool) -> Callable[[Any], list[Note]]:
+    def draw(ax: Any) -> list[Note]:
+        notes = plots.curves(
+            ax,
+            summary,
+            (lambda e: e.seconds) if timed else (lambda e: e.examples),
+            (lambda e: e.accuracy) if judged else (lambda e: e.loss),
+            (
+                seconds if timed else lambda v: f"{count(v)} examples",
+                (lambda v: percent(v, 2)) if judged else (lambda v: f"{v:.4f}"),
+            ),
+        )
+        if judged:
+            ax.yaxis.set_major_formatter(lambda v, _: _tick(lambda n: percent(n, 2), v))
+        if not timed:
+            ax.xaxis.set_major_formatter(lambda v, _: f"{v / 1000:g} k" if v else "0")
+        return notes
+
+    return draw
+
+
+def _inside(summary: Summary) -> Iterator[Chart]:
+    rows = phases.shown(summary)
+    if rows:
+        yield Chart(
+            id="phases", title="Where the time goes", x_label="seconds", y_label="",
+            draw=lambda ax: phases.draw(ax, summary), comment=tuple(causes.comment(summary)),
+            alt="seconds that each process spends computing, updating, communicating and waiting",
+            height=phases.tall(rows),
+            left=_margin(max(len(plots.name(summary, row)) for row in rows)),
+        )  # fmt: skip
+    if traffic.exchanges(summary):
+        yield Chart(
+            id="traffic", title="Traffic, measured and in theory", x_label="workers",
+            y_label="sent by each worker for one exchange", left=58,
+            draw=lambda ax: traffic.draw(ax, summary), comment=tuple(traffic.comment(summary)),
+            alt="bytes that each worker sends for one exchange, beside what theory says",
+        )  # fmt: skip
+
+
+def _special(summary: Summary) -> Iterator[Chart]:
+    if facts.with_staleness(summary):
+        yield Chart(
+            id="staleness", title="Staleness", x_label="updates by others in between",
+            y_label="share of the updates", draw=lambda ax: facts.draw_staleness(ax, summary),
+            comment=tuple(facts.comment_staleness(summary)), alt="how late updates were",
+        )  # fmt: skip
+    if held := facts.with_own(summary):
+        longest = max(len(plots.name(summary, row)) for row, _ in held)
+        yield Chart(
+            id="own-accuracy", title="Each worker alone, and their average", y_label="",
+            x_label="test accuracy", draw=lambda ax: facts.draw_own(ax, summary),
+            comment=tuple(facts.comment_own(summary)), height=max(60, 30 * len(held)),
+            alt="accuracy of each worker by itself beside the accuracy of their average",
+            left=_margin(longest),
+        )  # fmt: skip
+    if facts.with_distance(summary):
+        yield Chart(
+            id="distance", title="Distance between the replicas", x_label="step",
+            y_label="distance from the mean", draw=lambda ax: facts.draw_distance(ax, summary),
+            comment=tuple(facts.comment_distance(summary)), alt="how far apart the replicas are",
+        )  # fmt: skip
+    if facts.with_shares(summary):
+        yield Chart(
+            id="shares", title="Shares of the batch", x_label="step", y_label="share",
+            draw=lambda ax: facts.draw_shares(ax, summary),
+            comment=tuple(facts.comment_shares(summary)), alt="each worker's share of the batch",
+        )  # fmt: skip

@@ -1,0 +1,382 @@
+"""Read the records of finished, failed and damaged runs into typed rows.
+
+A folder is a sweep (`sweep.json`, `runs/ID/run.json`), one run (`run.json`), or a folder of runs.
+What cannot be read becomes a `Problem` that names the file; nothing raises for what a file holds.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A file that could not be read, and why."""
+
+    where: str
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Process:
+    """What one process of a run measured; times in seconds."""
+
+    rank: int
+    role: str
+    steps: float | None
+    compute: float | None
+    update: float | None
+    communicate: float | None
+    wait: float | None
+    bytes: float | None
+    messages: float | None
+    operations: Mapping[str, Any]
+
+    @property
+    def trains(self) -> bool:
+        """Whether it computes gradients; masters and other servants do not."""
+        return self.role in ("", "worker")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Epoch:
+    """The state of a run at the end of an epoch; seconds and examples since its beginning."""
+
+    epoch: int
+    seconds: float | None
+    examples: float | None
+    loss: float | None
+    accuracy: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One run, as its record says; None where the record says nothing."""
+
+    id: str
+    name: str
+    source: str
+    where: str
+    finished: bool
+    error: str
+    command: str
+    started: str
+    version: str
+    config: Mapping[str, Any]
+    machine: Mapping[str, Any]
+    model: Mapping[str, Any]
+    data: Mapping[str, Any]
+    kernels: Mapping[str, Any]
+    strategy: str
+    facts: Mapping[str, Any]
+    partition: Mapping[str, Any]
+    workers: int
+    processes: int
+    cores: int | None
+    scaling: str
+    seconds: float | None
+    startup: float | None
+    evaluation: float | None
+    accuracy: float | None
+    loss: float | None
+    steps: float | None
+    examples: float | None
+    target: float | None
+    seconds_to_target: float | None
+    bytes: float | None
+    messages: float | None
+    team: tuple[Process, ...]
+    epochs: tuple[Epoch, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Where runs came from: a sweep, or run folders named one by one."""
+
+    label: str
+    title: str = ""
+    question: str = ""
+    command: str = ""
+    scaling: str = ""
+    planned: int = 0
+    missing: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """All that was read."""
+
+    sources: tuple[Source, ...]
+    runs: tuple[Run, ...]
+    problems: tuple[Problem, ...] = field(default=())
+
+
+def read(folders: Sequence[Path]) -> Loaded:
+    """Read every run below `folders`; several sweeps are told apart by their labels."""
+    sources: list[Source] = []
+    runs: list[Run] = []
+    problems: list[Problem] = []
+    for folder in dict.fromkeys(Path(f) for f in folders):
+        source, found, failed = _read_folder(folder)
+        problems += failed
+        if source is not None:
+            sources.append(source)
+            runs += [replace(run, source=str(len(sources) - 1)) for run in found]
+    labels = _labels(sources, runs)
+    named = [replace(run, source=labels[int(run.source)]) for run in runs]
+    kept = {
+        label: replace(source, label=label) for label, source in zip(labels, sources, strict=True)
+    }
+    return Loaded(tuple(kept.values()), tuple(named), tuple(problems))
+
+
+def _read_folder(folder: Path) -> tuple[Source | None, list[Run], list[Problem]]:
+    if not folder.is_dir():
+        return None, [], [Problem(str(folder), "is not a folder")]
+    problems: list[Problem] = []
+    sweep: Mapping[str, Any] = {}
+    if (folder / "sweep.json").exists():
+        sweep = _read_json(folder / "sweep.json", "sweep.json", problems)
+    if (folder / "run.json").exists():
+        places = [folder]
+    else:
+        parent = folder / "runs" if (folder / "runs").is_dir() else folder
+        places = sorted(p for p in parent.iterdir() if p.is_dir() and _holds_run(p))
+    runs = [run for place in places if (run := _read_run(place, folder, sweep, problems))]
+    if not places and not sweep:
+        problems.append(Problem(str(folder), "holds neither run.json nor sweep.json"))
+        return None, [], problems
+    planned = [text(p, "id") for p in sequence(sweep.get("planned")) if isinstance(p, Mapping)]
+    present = {place.name for place in places}
+    single = not sweep and (folder / "run.json").exists()
+    source = Source(
+        label="runs" if single else text(sweep, "name") or clean(folder.resolve().name),
+        title=text(sweep, "title"),
+        question=text(sweep, "question"),
+        command=text(sweep, "command"),
+        scaling=text(sweep, "scaling"),
+        planned=len(planned),
+        missing=tuple(p for p in planned if p and p not in present),
+    )
+    return source, runs, problems
+
+
+def _holds_run(folder: Path) -> bool:
+    """Whether a run was, or should have been, recorded here."""
+    return (folder / "run.json").exists() or folder.parent.name == "runs"
+
+
+def _labels(sources: Sequence[Source], runs: Sequence[Run]) -> list[str]:
+    """Name the sources; sweeps of one name are told apart by their host, then by number."""
+    labels = [source.label for source in sources]
+    for attempt in range(2):
+        counts = Counter(label for label in labels if label != "runs")
+        for i, label in enumerate(labels):
+            if counts[label] > 1:
+                host = next((_host(r) for r in runs if r.source == str(i)), "")
+                suffix = host if attempt == 0 and host else str(labels[:i].count(label) + 1)
+                labels[i] = f"{label} ({suffix})"
+    return labels
+
+
+def _host(run: Run) -> str:
+    hosts = [clean(str(h)) for h in sequence(run.machine.get("hosts"))]
+    return hosts[0] if hosts else ""
+
+
+def _read_json(path: Path, where: str, problems: list[Problem]) -> Mapping[str, Any]:
+    try:
+        loaded = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        problems.append(Problem(where, "is missing: the run was not finished, or was interrupted"))
+        return {}
+    except (OSError, UnicodeDecodeError, RecursionError) as error:
+        problems.append(Problem(where, f"cannot be read: {error}"))
+        return {}
+    except json.JSONDecodeError as error:
+        problems.append(Problem(where, f"is damaged: {error}"))
+        return {}
+    if not isinstance(loaded, dict):
+        problems.append(Problem(where, f"holds a {type(loaded).__name__}, not an object"))
+        return {}
+    return loaded
+
+
+def _read_run(
+    place: Path, folder: Path, sweep: Mapping[str, Any], problems: list[Problem]
+) -> Run | None:
+    path = place / "run.json"
+    where = clean(str(path.relative_to(folder.parent)))
+    record = _read_json(path, where, problems)
+    if not record:
+        return None
+    schema = record.get("schema")
+    if schema != SCHEMA:
+        problems.append(Problem(where, f"has schema {schema!r}; this version reads {SCHEMA}"))
+        return None
+    if not text(record, "config", "strategy"):
+        problems.append(Problem(where, "names no strategy (config.strategy)"))
+        return None
+    return parse(record, identity=place.name, where=where, scaling=text(sweep, "scaling"))
+
+
+def parse(record: Mapping[str, Any], *, identity: str, where: str, scaling: str = "") -> Run:
+    """Turn one record into a `Run`."""
+    config = mapping(record.get("config"))
+    team = tuple(_process(w) for w in sequence(record.get("workers")) if isinstance(w, Mapping))
+    workers = int(number(config, "workers") or sum(p.trains for p in team) or 1)
+    seconds = number(record, "result", "seconds") or number(record, "seconds", "training")
+    examples = number(record, "result", "examples")
+    cores = number(record, "machine", "cores")
+    return Run(
+        id=clean(identity),
+        name=text(record, "name") or clean(identity),
+        source="",
+        where=where,
+        finished=record.get("status") == "finished",
+        error=_error(record),
+        command=text(record, "command"),
+        started=text(record, "started"),
+        version=text(record, "manyhands"),
+        config=config,
+        machine=mapping(record.get("machine")),
+        model=mapping(record.get("model")),
+        data=mapping(record.get("data")),
+        kernels=mapping(record.get("kernels")),
+        strategy=text(record, "config", "strategy"),
+        facts=mapping(record.get("strategy")),
+        partition=mapping(record.get("partition")),
+        workers=workers,
+        processes=int(number(record, "processes") or len(team) or workers),
+        cores=int(cores) if cores else None,
+        scaling=text(record, "config", "scaling") or scaling,
+        seconds=seconds,
+        startup=number(record, "seconds", "startup"),
+        evaluation=number(record, "seconds", "evaluation"),
+        accuracy=number(record, "result", "accuracy"),
+        loss=number(record, "result", "loss"),
+        steps=number(record, "result", "steps"),
+        examples=examples,
+        target=number(record, "result", "target_accuracy"),
+        seconds_to_target=number(record, "result", "seconds_to_target"),
+        bytes=total(p.bytes for p in team),
+        messages=total(p.messages for p in team),
+        team=team,
+        epochs=_epochs(record, seconds, examples),
+    )
+
+
+def _process(worker: Mapping[str, Any]) -> Process:
+    return Process(
+        rank=int(number(worker, "rank") or 0),
+        role=text(worker, "role"),
+        steps=number(worker, "steps"),
+        compute=number(worker, "compute"),
+        update=number(worker, "update"),
+        communicate=number(worker, "communicate"),
+        wait=number(worker, "wait"),
+        bytes=number(worker, "bytes"),
+        messages=number(worker, "messages"),
+        operations=mapping(worker.get("operations")),
+    )
+
+
+def _epochs(
+    record: Mapping[str, Any], seconds: float | None, examples: float | None
+) -> tuple[Epoch, ...]:
+    entries = [e for e in sequence(record.get("epochs")) if isinstance(e, Mapping)]
+    clock = _running([number(e, "seconds") for e in entries], seconds)
+    seen = _running([number(e, "examples") for e in entries], examples)
+    return tuple(
+        Epoch(
+            epoch=int(number(entry, "epoch") or i),
+            seconds=clock[i],
+            examples=seen[i],
+            loss=number(entry, "test_loss"),
+            accuracy=number(entry, "test_accuracy"),
+        )
+        for i, entry in enumerate(entries)
+    )
+
+
+def _running(values: Sequence[float | None], end: float | None) -> list[float | None]:
+    """Return values that count from the beginning, whether given so or per epoch."""
+    known = [v for v in values if v is not None]
+    if len(known) != len(values) or len(known) < 2 or end is None:
+        return list(values)
+    rising = all(a <= b for a, b in itertools.pairwise(known))
+    if rising and abs(known[-1] - end) <= abs(sum(known) - end):
+        return list(values)
+    return [sum(known[: i + 1]) for i in range(len(known))]
+
+
+def _error(record: Mapping[str, Any]) -> str:
+    for key in ("error", "message", "failure"):
+        value = record.get(key)
+        if isinstance(value, Mapping):
+            rank = number(value, "rank")
+            said = text(value, "message") or text(value, "error")
+            return f"rank {rank:.0f}: {said}" if rank is not None and said else said
+        if isinstance(value, str) and value:
+            return clean(value)
+    return ""
+
+
+def clean(value: str) -> str:
+    """Replace what neither XML nor UTF-8 can hold: control characters and lone surrogates."""
+    kept = value.encode("utf-8", "replace").decode("utf-8")
+    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in kept)
+
+
+def text(record: Mapping[str, Any], *path: str) -> str:
+    """Return the string at `path`, or an empty one."""
+    value = _at(record, path)
+    return clean(value) if isinstance(value, str) else ""
+
+
+def number(record: Mapping[str, Any], *path: str) -> float | None:
+    """Return the finite number at `path`, or None."""
+    return finite(_at(record, path))
+
+
+def finite(value: Any) -> float | None:
+    """Return `value` if it is a finite number, otherwise None."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:
+        return None
+
+
+def mapping(value: Any) -> Mapping[str, Any]:
+    """Return `value` if it is a mapping, otherwise an empty one."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def sequence(value: Any) -> Sequence[Any]:
+    """Return `value` if it is a list, otherwise an empty one."""
+    return value if isinstance(value, list | tuple) else ()
+
+
+def total(values: Any) -> float | None:
+    """Return the sum of what is known, or None if nothing is."""
+    known = [v for v in values if v is not None]
+    return math.fsum(known) if known else None
+
+
+def _at(record: Any, path: Sequence[str]) -> Any:
+    for key in path:
+        if not isinstance(record, Mapping):
+            return None
+        record = record.get(key)
+    return record

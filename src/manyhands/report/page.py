@@ -1,0 +1,242 @@
+"""The page: one file that works offline, made by an auto-escaping template."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from manyhands.report import comments, theme
+from manyhands.report.answer import answer
+from manyhands.report.chart import Drawn
+from manyhands.report.plots import styles
+from manyhands.report.provenance import blocks, commands, glossary, problems
+from manyhands.report.tables import Row, Spread, Summary
+from manyhands.report.wording import NONE, count, percent, plural, seconds, size, times
+
+SECTIONS = {
+    "Against the number of workers": ("time", "speedup", "efficiency", "accuracy"),
+    "How training went": ("loss-time", "loss-examples", "accuracy-time", "accuracy-examples"),
+    "Inside a run": (
+        "phases", "traffic", "staleness", "own-accuracy", "distance", "shares",
+    ),
+}  # fmt: skip
+WIDE = ("phases",)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell: its text, what follows it more quietly, and what it sorts by."""
+
+    text: str
+    value: float | str | None = None
+    aside: str = ""
+    colour: str = ""
+    minor: bool = False
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table; minor ones are hidden on a phone until asked for."""
+
+    title: str
+    cell: Callable[[Row], Cell]
+    minor: bool = False
+    hint: str = ""
+
+
+def page(summary: Summary, drawn: Sequence[Drawn]) -> str:
+    """Return the whole page as HTML."""
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    template = environment.from_string(_read("page.html.j2"))
+    script = _read("page.js")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    sources = summary.loaded.sources
+    titles = [s.title or s.label for s in sources]
+    return template.render(
+        css=Markup(_css()),
+        script=Markup(script),
+        script_hash=Markup(f"sha256-{digest}"),
+        title=" · ".join(dict.fromkeys(titles)) or "Report",
+        question=next((s.question for s in sources if s.question), ""),
+        answer=answer(summary),
+        results=_grid(summary.rows, _result_columns(summary)),
+        details=_grid(summary.rows, _detail_columns()),
+        notes=_notes(summary),
+        warnings=problems(summary),
+        sections=_sections(summary, drawn),
+        glossary=glossary(summary),
+        commands=commands(summary),
+        blocks=blocks(summary),
+        counted=plural(len(summary.loaded.runs), "run"),
+    )
+
+
+def _read(name: str) -> str:
+    return files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def _css() -> str:
+    light, dark = theme.variables(dark=False), theme.variables(dark=True)
+    return _read("page.css").replace("LIGHT", light).replace("DARK", dark)
+
+
+def _grid(rows: Iterable[Row], columns: Sequence[Column]) -> dict[str, Any]:
+    """Return a table as the template takes it."""
+    return {
+        "columns": columns,
+        "minor": any(column.minor for column in columns),
+        "rows": [
+            {"best": row.best, "cells": [_placed(column, row) for column in columns]}
+            for row in rows
+        ],
+    }
+
+
+def _placed(column: Column, row: Row) -> Cell:
+    cell = column.cell(row)
+    value = "" if cell.text == NONE else cell.value
+    return Cell(cell.text, value, cell.aside, cell.colour, column.minor)
+
+
+def _result_columns(summary: Summary) -> list[Column]:
+    looks = styles(summary)
+    names = {light: name for name, (light, _) in theme.COLOURS.items()}
+    columns = [
+        Column("strategy", lambda r: Cell(r.label, r.label, "", names[looks[r.group].colour]))
+    ]
+    if summary.layout.x != "workers":
+        columns.append(Column(summary.layout.x.replace("_", " "), lambda r: Cell(f"{r.x:g}", r.x)))
+    columns.append(Column("workers", lambda r: Cell(str(r.workers), r.workers)))
+    if any(row.processes != row.workers for row in summary.rows):
+        columns.append(
+            Column("processes", lambda r: Cell(str(r.processes), r.processes), minor=True)
+        )
+    columns.append(Column("time", lambda r: _ranged(r.seconds, seconds)))
+    if summary.scaling == "weak":
+        columns.append(Column("examples / s", lambda r: Cell(count(r.rate), r.rate)))
+    columns.append(Column("speed-up", lambda r: Cell(times(r.speedup), r.speedup)))
+    if any(row.own_speedup is not None and row.workers > 1 for row in summary.rows):
+        hint = "against the same strategy with one worker"
+        own = Column(
+            "own speed-up", lambda r: Cell(times(r.own_speedup), r.own_speedup), True, hint
+        )
+        columns.append(own)
+    columns += [
+        Column("efficiency", lambda r: Cell(percent(r.efficiency), r.efficiency), minor=True),
+        Column("accuracy", _accuracy),
+    ]
+    if summary.target is not None:
+        title = f"time to {percent(summary.target, 1)}"
+        columns.append(Column(title, lambda r: Cell(_arrival(r), r.to_target), minor=True))
+    columns.append(Column("bytes sent", lambda r: Cell(size(r.bytes), r.bytes), minor=True))
+    return columns
+
+
+def _arrival(row: Row) -> str:
+    if row.to_target is not None:
+        return seconds(row.to_target)
+    return NONE if row.reached == 0 else f"in {row.reached} of {len(row.runs)}"
+
+
+def _ranged(found: Spread | None, form: Callable[[float | None], str]) -> Cell:
+    return Cell(form(found.median), found.median) if found else Cell(NONE)
+
+
+def _accuracy(row: Row) -> Cell:
+    if row.accuracy is None:
+        return Cell(NONE)
+    half = row.accuracy.half
+    aside = "" if half is None else f"± {100 * half:.2f}"
+    return Cell(percent(row.accuracy.median, 2), row.accuracy.median, aside)
+
+
+def _detail_columns() -> list[Column]:
+    def share(phase: str) -> Callable[[Row], Cell]:
+        return lambda r: Cell(percent(r.shares.get(phase)), r.shares.get(phase))
+
+    def spread(r: Row) -> Cell:
+        half = r.seconds.half if r.seconds else None
+        return Cell(NONE if half is None else f"± {seconds(half)}", half)
+
+    def loss(r: Row) -> Cell:
+        return Cell(f"{r.loss.median:.4f}", r.loss.median) if r.loss else Cell(NONE)
+
+    return [
+        Column("strategy", lambda r: Cell(r.label, r.label)),
+        Column("workers", lambda r: Cell(str(r.workers), r.workers)),
+        Column("repeats", lambda r: Cell(str(len(r.runs)), len(r.runs)), minor=True),
+        Column("start-up", lambda r: Cell(seconds(r.startup), r.startup)),
+        Column("training", lambda r: _ranged(r.seconds, seconds)),
+        Column("spread", spread, minor=True),
+        Column("evaluation", lambda r: Cell(seconds(r.evaluation), r.evaluation)),
+        Column("test loss", loss, minor=True),
+        Column("examples / s", lambda r: Cell(count(r.rate), r.rate), minor=True),
+        Column("messages", lambda r: Cell(count(r.messages), r.messages), minor=True),
+        Column("computing", share("compute"), minor=True),
+        Column("updating", share("update"), minor=True),
+        Column("communicating", share("communicate"), minor=True),
+        Column("waiting", share("wait"), minor=True),
+    ]
+
+
+def _notes(summary: Summary) -> list[str]:
+    """Say what the columns mean, as far as it needs saying."""
+    said = []
+    if summary.rule:
+        said.append(f"★ best: {summary.rule}.")
+    if summary.repeats > 1:
+        said.append(
+            "Times and accuracies are medians over the repeats; ± is half the distance between the "
+            "lowest and the highest of them."
+        )
+    said.append(comments.spread(summary))
+    said.append(comments.baseline(summary) if _any_speedup(summary) else _no_speedup(summary))
+    if summary.target is not None and not summary.target_given:
+        said.append(
+            f"{percent(summary.target, 1)} is the highest accuracy, in steps of half a percent, "
+            "that every repeat of at least half of the configurations reached; it is looked at "
+            "when a run is evaluated."
+        )
+    said.append("Start-up and evaluation are not part of the time; they are listed further down.")
+    return [sentence for sentence in said if sentence]
+
+
+def _any_speedup(summary: Summary) -> bool:
+    return any(row.shown_speedup is not None for row in summary.rows)
+
+
+def _no_speedup(summary: Summary) -> str:
+    return (
+        "There is neither a sequential run of the same task nor one with 1 worker, so that no "
+        "speed-up can be given."
+    )
+
+
+def _sections(summary: Summary, drawn: Sequence[Drawn]) -> list[dict[str, Any]]:
+    along = summary.layout.x.replace("_", " ")
+    found = []
+    for title, identities in SECTIONS.items():
+        figures = [
+            {
+                "id": d.chart.id,
+                "title": d.chart.title,
+                "svg": Markup(d.svg),
+                "comment": d.chart.comment,
+                "notes": d.notes,
+                "x_label": d.chart.x_label if d.chart.y_label else "part",
+                "wide": d.chart.id in WIDE,
+            }
+            for d in drawn
+            if d.chart.id in identities
+        ]
+        if figures:
+            shown = title.replace("the number of workers", along) if along != "workers" else title
+            found.append({"title": shown, "figures": figures})
+    return found

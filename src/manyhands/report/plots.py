@@ -1,0 +1,219 @@
+"""Plots along the workers (or another option): one function per kind, each drawn on given axes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from manyhands.report import theme
+from manyhands.report.chart import Note
+from manyhands.report.groups import Group
+from manyhands.report.load import Epoch, Run
+from manyhands.report.tables import Row, Spread, Summary
+from manyhands.report.wording import plural, seconds
+
+Value = Callable[[Row], Spread | None]
+Form = Callable[[float], str]
+
+
+def styles(summary: Summary) -> Mapping[Group, theme.Style]:
+    """Give every group its style; the sequential one is black."""
+    found: dict[Group, theme.Style] = {}
+    for group in summary.groups:
+        plain = group.strategy == "sequential" and theme.SEQUENTIAL not in found.values()
+        taken = sum(s is not theme.SEQUENTIAL for s in found.values())
+        found[group] = theme.SEQUENTIAL if plain else theme.style(taken)
+    return found
+
+
+def place(summary: Summary, row: Row) -> str:
+    """Say where on the axis a row stands."""
+    if summary.layout.x == "workers":
+        return plural(row.workers, "worker")
+    return f"{summary.layout.x.replace('_', ' ')} {row.x:g}"
+
+
+def single(value: float | None) -> Spread | None:
+    """Wrap a number that has no spread of its own."""
+    return None if value is None else Spread(value, value, value, 1)
+
+
+def is_curve(summary: Summary) -> bool:
+    """Whether any group has more than one place on the axis."""
+    return any(len(summary.of(group)) > 1 for group in summary.groups)
+
+
+def along(ax: Any, summary: Summary, value: Value, form: Form, *, dodge: float = 0) -> list[Note]:
+    """Draw one line per group, with the range of the repeats; `dodge` keeps ranges apart."""
+    notes: list[Note] = []
+    looks = styles(summary)
+    for i, group in enumerate(looks):
+        rows = [(row, found) for row in summary.of(group) if (found := value(row))]
+        if not rows:
+            continue
+        look = looks[group]
+        shift = dodge * (i - (len(looks) - 1) / 2)
+        x = [row.x + shift for row, _ in rows]
+        y = [found.median for _, found in rows]
+        ax.plot(
+            x, y, color=look.colour, marker=look.marker, linestyle=look.line, label=group.label,
+            markeredgecolor=theme.PAPER, markeredgewidth=0.8, zorder=3,
+        )  # fmt: skip
+        ranged = [(a, f) for a, (_, f) in zip(x, rows, strict=True) if f.high > f.low]
+        if ranged:
+            ax.vlines(
+                [a for a, _ in ranged], [f.low for _, f in ranged], [f.high for _, f in ranged],
+                color=look.colour, linewidth=1.4, zorder=2.5,
+            )  # fmt: skip
+        notes += [
+            Note(group.label, place(summary, row), ranged_text(found, form), (a, found.median))
+            for a, (row, found) in zip(x, rows, strict=True)
+        ]
+    ticks(ax, sorted({row.x for row in summary.rows}))
+    return notes
+
+
+def ranged_text(found: Spread, form: Form) -> str:
+    """Return a median and, where several repeats differ, their range."""
+    if found.high == found.low:
+        return form(found.median)
+    return f"{form(found.median)} ({form(found.low)} to {form(found.high)})"
+
+
+def ticks(ax: Any, places: Sequence[float]) -> None:
+    """Put a tick at every place that was measured; a logarithmic axis where they spread far."""
+    if places[0] > 0 and places[-1] / places[0] > 8:
+        ax.set_xscale("log", base=2)
+    shown = list(places)
+    if len(shown) > 9:
+        shown = shown[:: -(-len(shown) // 9)]
+    ax.set_xticks(shown, [f"{p:g}" for p in shown])
+    ax.set_xticks([], minor=True)
+    ax.grid(axis="x", visible=False)
+
+
+def dots(ax: Any, summary: Summary, value: Value, form: Form) -> list[Note]:
+    """Draw one line of text and a dot per configuration, where nothing varies along an axis."""
+    rows = [(row, found) for row in summary.rows if (found := value(row))]
+    looks = styles(summary)
+    notes = []
+    for i, (row, found) in enumerate(rows):
+        look = looks[row.group]
+        ax.hlines(i, found.low, found.high, color=look.colour, linewidth=2)
+        ax.plot([found.median], [i], marker=look.marker, color=look.colour, markersize=8)
+        notes.append(Note(name(summary, row), "", ranged_text(found, form), (found.median, i)))
+    ax.set_yticks(range(len(rows)), [name(summary, row) for row, _ in rows])
+    ax.set_ylim(len(rows) - 0.4, -0.6)
+    ax.margins(x=0.12)
+    return notes
+
+
+def name(summary: Summary, row: Row) -> str:
+    """Name a configuration: its group, and its place on the axis."""
+    if row.group.strategy == "sequential" and summary.layout.x == "workers":
+        return row.label
+    return f"{row.label} with {place(summary, row)}"
+
+
+def core_lines(ax: Any, summary: Summary) -> None:
+    """Mark the number of cores where the axis reaches it."""
+    if summary.layout.x != "workers":
+        return
+    widest = max(row.x for row in summary.rows)
+    for cores in sorted({row.cores for row in summary.rows if row.cores}):
+        if 1 < cores <= widest:
+            ax.axvline(cores, color=theme.MUTED, linewidth=1, linestyle=(0, (3, 3)), zorder=1)
+            ax.text(
+                cores, 1.0, f"{cores} cores ", transform=ax.get_xaxis_transform(), ha="right",
+                va="bottom", fontsize=9.5, color=theme.MUTED,
+            )  # fmt: skip
+
+
+def speedup(ax: Any, summary: Summary) -> list[Note]:
+    """Draw speed-ups, the ideal line, the fitted law and the number of cores."""
+    widest = max(row.x for row in summary.rows)
+    grid = np.linspace(1, widest, 60)
+    notes = along(ax, summary, lambda row: single(row.shown_speedup), lambda v: f"{v:.2f}×")
+    ax.plot(grid, grid, color=theme.MUTED, linewidth=1, linestyle=(0, (6, 3)), label="ideal")
+    looks = styles(summary)
+    for group, fit in summary.fits.items():
+        ax.plot(
+            grid, [fit.at(p) for p in grid], color=looks[group].colour, linewidth=1.1,
+            linestyle=(0, (1, 2)), zorder=2,
+        )  # fmt: skip
+    if summary.fits:
+        law = next(iter(summary.fits.values())).law
+        ax.plot(
+            [], [], color=theme.MUTED, linewidth=1.1, linestyle=(0, (1, 2)), label=f"{law}, fitted"
+        )
+    core_lines(ax, summary)
+    peak = max((row.shown_speedup or 0 for row in summary.rows), default=1)
+    ax.set_ylim(0, max(min(widest, 1.6 * peak), 1.15 * peak))
+    return notes
+
+
+def featured(summary: Summary) -> tuple[Row, ...]:
+    """Choose the configurations whose curves are drawn: all, or of each group the fastest."""
+    rows = [row for row in summary.rows if any(len(run.epochs) > 0 for run in row.runs)]
+    if len(rows) <= 6 or len({row.group for row in rows}) == 1:
+        return tuple(rows[:8])
+    fastest: dict[Group, Row] = {}
+    for row in rows:
+        held = fastest.get(row.group)
+        if held is None or _time(row) < _time(held):
+            fastest[row.group] = row
+    return tuple(fastest.values())[:8]
+
+
+def _time(row: Row) -> float:
+    return row.seconds.median if row.seconds else float("inf")
+
+
+def middle(row: Row) -> Run:
+    """Return the repeat whose time is the median one."""
+    ordered = sorted(row.runs, key=lambda run: run.seconds or 0)
+    return ordered[(len(ordered) - 1) // 2]
+
+
+def curves(
+    ax: Any,
+    summary: Summary,
+    x: Callable[[Epoch], float | None],
+    y: Callable[[Epoch], float | None],
+    forms: tuple[Form, Form],
+) -> list[Note]:
+    """Draw how runs went: the middle repeat boldly, the others thinly."""
+    notes: list[Note] = []
+    rows = featured(summary)
+    looks = styles(summary)
+    alone = len({row.group for row in rows}) < len(rows)
+    for i, row in enumerate(rows):
+        look = theme.style(i) if alone else looks[row.group]
+        main = middle(row)
+        for run in row.runs:
+            pairs = [
+                (a, b) for e in run.epochs if (a := x(e)) is not None and (b := y(e)) is not None
+            ]
+            if not pairs:
+                continue
+            bold = run is main
+            ax.plot(
+                *zip(*pairs, strict=True), color=look.colour, linestyle=look.line,
+                marker=look.marker if bold else None, markersize=4.5,
+                linewidth=1.8 if bold else 0.8, alpha=None if bold else 0.45,
+                label=name(summary, row) if bold else None, zorder=3 if bold else 2,
+            )  # fmt: skip
+            if bold:
+                notes += [
+                    Note(name(summary, row), forms[0](a), forms[1](b), (a, b)) for a, b in pairs
+                ]
+    ax.set_xlim(left=0)
+    ax.grid(axis="x", visible=False)
+    return notes
+
+
+def short_seconds(value: float) -> str:
+    """Return a duration, as ticks and hovers show it."""
+    return seconds(value)

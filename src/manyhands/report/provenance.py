@@ -1,0 +1,143 @@
+"""Where the numbers come from: machines, versions, settings, commands, and what went wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from manyhands.report.glossary import STRATEGIES
+from manyhands.report.groups import IGNORED
+from manyhands.report.load import Run, clean, mapping, number, sequence, text
+from manyhands.report.tables import Summary
+from manyhands.report.wording import count, join, plural, size
+
+Pairs = list[tuple[str, str]]
+
+
+def glossary(summary: Summary) -> Pairs:
+    """Return what the strategies of the report are."""
+    names = dict.fromkeys(run.strategy for run in summary.loaded.runs)
+    return [(name, STRATEGIES[name]) for name in names if name in STRATEGIES]
+
+
+def commands(summary: Summary) -> list[str]:
+    """Return the commands that make the records again: the sweeps', or else the runs'."""
+    sweeps = [source.command for source in summary.loaded.sources if source.command]
+    runs = [run.command for run in summary.loaded.runs if run.command]
+    return list(dict.fromkeys(sweeps or runs))[:12]
+
+
+def blocks(summary: Summary) -> list[dict[str, Any]]:
+    """Return machines, model and data, and settings, each as a list of pairs."""
+    runs = summary.loaded.runs
+    found = []
+    for source in summary.loaded.sources:
+        mine = [run for run in runs if run.source == source.label]
+        if mine:
+            several = f" of {source.label}" if len(summary.loaded.sources) > 1 else ""
+            found.append({"title": f"Machine and versions{several}", "pairs": _machine(mine)})
+    if runs:
+        found.append({"title": "Model and data", "pairs": _task(runs[0])})
+        found.append({"title": "Settings", "pairs": _settings(runs)})
+    return [block for block in found if block["pairs"]]
+
+
+def _machine(runs: list[Run]) -> Pairs:
+    machine = runs[0].machine
+    memory = number(machine, "memory_bytes")
+    hosts = [clean(str(host)) for host in sequence(machine.get("hosts"))]
+    threads = sorted({int(t) for r in runs if (t := number(r.machine, "threads_per_worker"))})
+    started = sorted(run.started for run in runs if run.started)
+    pairs = [
+        ("host", join(hosts)),
+        ("processor", text(machine, "cpu")),
+        ("cores", _shown(machine.get("cores"))),
+        ("memory", f"{memory / 2**30:.0f} GiB" if memory else ""),
+        ("system", text(machine, "system")),
+        ("manyhands", join(list(dict.fromkeys(r.version for r in runs if r.version)))),
+        *((key, text(machine, key)) for key in ("python", "torch", "numpy", "mpi", "launcher")),
+        ("threads per worker", join([str(t) for t in threads])),
+        ("kernels", _kernels(runs)),
+        ("measured", " to ".join(dict.fromkeys((started[0], started[-1]))) if started else ""),
+    ]
+    return [(key, value) for key, value in pairs if value]
+
+
+def _kernels(runs: Iterable[Run]) -> str:
+    choices = {
+        " ".join(filter(None, (text(r.kernels, "choice"), _bracket(text(r.kernels, "source")))))
+        for r in runs
+    }
+    return join(sorted(choices - {""}))
+
+
+def _bracket(words: str) -> str:
+    return f"({words})" if words else ""
+
+
+def _task(run: Run) -> Pairs:
+    parameters = number(run.model, "parameters")
+    pairs = [
+        ("model", text(run.model, "name")),
+        ("parameters", count(parameters) if parameters else ""),
+        ("type", text(run.model, "dtype")),
+        ("data", text(run.data, "name")),
+        ("training examples", count(n) if (n := number(run.data, "train")) else ""),
+        ("test examples", count(n) if (n := number(run.data, "test")) else ""),
+        ("SHA-256 of the data", text(run.data, "sha256")),
+    ]
+    if parameters and text(run.model, "dtype") == "float32":
+        pairs.insert(2, ("one vector of them", size(4 * parameters)))
+    return [(key, value) for key, value in pairs if value]
+
+
+def _settings(runs: Iterable[Run]) -> Pairs:
+    """Return every option; where it varies, its values."""
+    values: dict[str, dict[str, None]] = {}
+    for run in runs:
+        for key, value in run.config.items():
+            values.setdefault(key, {})[_shown(value)] = None
+    skipped = IGNORED - {"strategy", "workers", "seed", "scaling"}
+    return [
+        (clean(key).replace("_", " "), ", ".join(found))
+        for key, found in values.items()
+        if key not in skipped and set(found) != {""}
+    ]
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return clean(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:g}" if isinstance(value, float) else clean(json.dumps(value, default=str))
+
+
+def problems(summary: Summary) -> list[Mapping[str, Any]]:
+    """Return what failed, could not be read, or was planned and is not there."""
+    loaded = summary.loaded
+    found: list[Mapping[str, Any]] = []
+    if summary.failed:
+        lines = [f"{_identity(run)}: {_reason(run)}" for run in summary.failed]
+        found.append({"title": f"{plural(len(lines), 'run')} failed", "lines": lines})
+    if loaded.problems:
+        lines = [f"{problem.where} {problem.message}" for problem in loaded.problems]
+        title = f"{plural(len(lines), 'record')} could not be read"
+        found.append({"title": title, "lines": [clean(line) for line in lines]})
+    for source in loaded.sources:
+        if source.missing:
+            title = f"{len(source.missing)} of {source.planned} planned runs have no record yet"
+            found.append({"title": title, "lines": [", ".join(source.missing[:20])]})
+    return found
+
+
+def _identity(run: Run) -> str:
+    return f"{run.name} ({run.strategy}, {plural(run.workers, 'worker')}; {run.where})"
+
+
+def _reason(run: Run) -> str:
+    told = mapping({"error": run.error}).get("error")
+    return str(told) if told else "it left no message; its rank-N.log files may say more"

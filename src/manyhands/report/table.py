@@ -1,0 +1,142 @@
+"""The results as rows of plain values, for Python, for CSV and for pandas."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, overload
+
+from manyhands.errors import ManyhandsError
+from manyhands.report.load import Run
+from manyhands.report.tables import Row, Spread, Summary
+
+
+class Table(Sequence[Mapping[str, Any]]):
+    """Rows as dictionaries that all have the same keys; `runs` has one row for each single run."""
+
+    def __init__(self, rows: Sequence[Mapping[str, Any]], runs: Table | None = None) -> None:
+        self._rows = tuple(rows)
+        self.runs = runs if runs is not None else self
+
+    @overload
+    def __getitem__(self, index: int) -> Mapping[str, Any]: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Mapping[str, Any]]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        return self._rows[index]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[Mapping[str, Any]]:
+        return iter(self._rows)
+
+    def __repr__(self) -> str:
+        return f"Table({len(self)} rows: {', '.join(self.columns)})"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The keys of every row."""
+        return tuple(self._rows[0]) if self._rows else ()
+
+    def to_pandas(self) -> Any:
+        """Return a pandas data frame."""
+        try:
+            import pandas
+        except ImportError:
+            raise ManyhandsError("pandas is missing: pip install 'manyhands[pandas]'") from None
+        return pandas.DataFrame(list(self._rows), columns=list(self.columns))
+
+    def to_csv(self, path: Path) -> None:
+        """Write the rows as CSV; what is not known is left empty."""
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, self.columns, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows({k: _cell(v) for k, v in row.items()} for row in self._rows)
+
+
+def tabulate(summary: Summary) -> Table:
+    """Return the table of the report, and beside it every run."""
+    axes = [axis for axis in summary.layout.axes if axis != "workers"]
+    runs = Table([_run(run, axes) for run in summary.loaded.runs])
+    return Table([_configuration(row, summary, axes) for row in summary.rows], runs)
+
+
+def _configuration(row: Row, summary: Summary, axes: Sequence[str]) -> dict[str, Any]:
+    config = row.runs[0].config
+    return {
+        "source": row.group.source,
+        "label": row.label,
+        "strategy": row.group.strategy,
+        **{axis: config.get(axis) for axis in axes},
+        "workers": row.workers,
+        "processes": row.processes,
+        "cores": row.cores,
+        "oversubscribed": row.crowded,
+        "repeats": len(row.runs),
+        **_spread("seconds", row.seconds),
+        "speedup": row.speedup,
+        "own_speedup": row.own_speedup,
+        "efficiency": row.efficiency,
+        **_spread("accuracy", row.accuracy),
+        "loss": row.loss.median if row.loss else None,
+        "target_accuracy": summary.target,
+        "seconds_to_target": row.to_target,
+        "reached": row.reached,
+        "examples": row.examples,
+        "examples_per_second": row.rate,
+        "bytes": row.bytes,
+        "messages": row.messages,
+        "startup": row.startup,
+        "evaluation": row.evaluation,
+        **{f"{p}_share": row.shares.get(p) for p in ("compute", "update", "communicate", "wait")},
+        "best": row.best,
+    }
+
+
+def _spread(key: str, found: Spread | None) -> dict[str, float | None]:
+    return {
+        key: found.median if found else None,
+        f"{key}_low": found.low if found else None,
+        f"{key}_high": found.high if found else None,
+    }
+
+
+def _run(run: Run, axes: Sequence[str]) -> dict[str, Any]:
+    return {
+        "source": run.source,
+        "id": run.id,
+        "name": run.name,
+        "status": "finished" if run.finished else "failed",
+        "error": run.error,
+        "strategy": run.strategy,
+        **{axis: run.config.get(axis) for axis in axes},
+        "workers": run.workers,
+        "processes": run.processes,
+        "seed": run.config.get("seed"),
+        "seconds": run.seconds,
+        "accuracy": run.accuracy,
+        "loss": run.loss,
+        "steps": run.steps,
+        "examples": run.examples,
+        "target_accuracy": run.target,
+        "seconds_to_target": run.seconds_to_target,
+        "bytes": run.bytes,
+        "messages": run.messages,
+        "startup": run.startup,
+        "evaluation": run.evaluation,
+        "cores": run.cores,
+        "started": run.started,
+        "manyhands": run.version,
+    }
+
+
+def _cell(value: Any) -> Any:
+    """Return a value as a spreadsheet takes it: text that looks like a formula stays text."""
+    if isinstance(value, list | tuple | Mapping):
+        return json.dumps(value)
+    if isinstance(value, str) and value[:1] in ("=", "+", "-", "@"):
+        return f"'{value}"
+    return value

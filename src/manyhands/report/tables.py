@@ -1,0 +1,328 @@
+"""What the runs say together: medians over repeats, speed-ups, and the best configuration."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from manyhands.report.groups import Group, Layout, layout
+from manyhands.report.load import Loaded, Run
+from manyhands.report.scaling import Fit, fit
+from manyhands.report.wording import percent
+
+# Options that make it another task: a sequential run that differs here is no baseline.
+TASK = ("model", "data", "epochs", "batch_size", "limit", "optimizer", "max_steps", "dtype")
+AMOUNT = ("limit", "epochs", "max_steps")
+PHASES = ("compute", "update", "communicate", "wait")
+TOLERANCE = 0.01
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The median of the repeats and the lowest and the highest of them."""
+
+    median: float
+    low: float
+    high: float
+    count: int
+
+    @property
+    def half(self) -> float | None:
+        """Half the distance from the lowest to the highest; None where one repeat says nothing."""
+        return (self.high - self.low) / 2 if self.count > 1 else None
+
+    def apart(self, other: Spread) -> bool | None:
+        """Whether the two ranges do not overlap; None where a range is unknown."""
+        if self.count < 2 or other.count < 2:
+            return None
+        return self.low > other.high or other.low > self.high
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One configuration: a group at one place on the axis, over all of its repeats."""
+
+    group: Group
+    x: float
+    workers: int
+    processes: int
+    cores: int | None
+    runs: tuple[Run, ...]
+    seconds: Spread | None
+    accuracy: Spread | None
+    loss: Spread | None
+    examples: float | None
+    startup: float | None
+    evaluation: float | None
+    bytes: float | None
+    messages: float | None
+    shares: Mapping[str, float]
+    speedup: float | None = None
+    own_speedup: float | None = None
+    to_target: float | None = None
+    reached: int = 0
+    best: bool = False
+
+    @property
+    def label(self) -> str:
+        """The group's label."""
+        return self.group.label
+
+    @property
+    def shown_speedup(self) -> float | None:
+        """Against the sequential run, or where there is none against the strategy's own P = 1."""
+        return self.speedup if self.speedup is not None else self.own_speedup
+
+    @property
+    def efficiency(self) -> float | None:
+        """Speed-up per process: a master occupies a core as well as a worker."""
+        return None if self.shown_speedup is None else self.shown_speedup / self.processes
+
+    @property
+    def crowded(self) -> bool:
+        """Whether there were more processes than cores."""
+        return self.cores is not None and self.processes > self.cores
+
+    @property
+    def rate(self) -> float | None:
+        """Examples per second."""
+        if self.examples is None or self.seconds is None or self.seconds.median <= 0:
+            return None
+        return self.examples / self.seconds.median
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """Everything the page is made from."""
+
+    loaded: Loaded
+    layout: Layout
+    rows: tuple[Row, ...]
+    failed: tuple[Run, ...]
+    scaling: str
+    target: float | None
+    target_given: bool
+    best: Row | None
+    rule: str
+    fits: Mapping[Group, Fit]
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """The groups, in the order of their first run."""
+        return tuple(dict.fromkeys(row.group for row in self.rows))
+
+    def of(self, group: Group) -> tuple[Row, ...]:
+        """Return the rows of a group, along the axis."""
+        return tuple(row for row in self.rows if row.group is group)
+
+    @property
+    def repeats(self) -> int:
+        """The most repeats that a configuration has."""
+        return max((len(row.runs) for row in self.rows), default=0)
+
+
+def summarise(loaded: Loaded) -> Summary:
+    """Aggregate the finished runs; failed ones are kept apart, with what they said."""
+    good = [run for run in loaded.runs if _usable(run)]
+    failed = tuple(run for run in loaded.runs if not _usable(run))
+    arranged = layout(good)
+    rows = [
+        _row(group, x, found)
+        for group, members in arranged.members.items()
+        for x, found in sorted(_by(members, arranged.position).items())
+    ]
+    scaling = _scaling(rows) if arranged.x == "workers" else "strong"
+    target, given = _target(rows)
+    rows = [_with_target(_with_speedup(row, rows, scaling), target, given) for row in rows]
+    rows.sort(key=lambda row: row.group.strategy != "sequential")
+    comparable = arranged.x not in AMOUNT
+    best, rule = _best(rows, scaling, target if given else None) if comparable else (None, "")
+    rows = [replace(row, best=row is best) for row in rows]
+    law = "Gustafson" if scaling == "weak" else "Amdahl"
+    fits = {g: f for g in arranged.members if (f := _fit(law, [r for r in rows if r.group is g]))}
+    return Summary(
+        loaded=loaded,
+        layout=arranged,
+        rows=tuple(rows),
+        failed=failed,
+        scaling=scaling,
+        target=target,
+        target_given=given,
+        best=next((row for row in rows if row.best), None),
+        rule=rule,
+        fits=fits if arranged.x == "workers" else {},
+    )
+
+
+def spread(values: Iterable[float | None]) -> Spread | None:
+    """Return median and range of what is known, or None."""
+    known = [v for v in values if v is not None]
+    if not known:
+        return None
+    return Spread(statistics.median(known), min(known), max(known), len(known))
+
+
+def median(values: Iterable[float | None]) -> float | None:
+    """Return the median of what is known, or None."""
+    found = spread(values)
+    return found.median if found else None
+
+
+def _usable(run: Run) -> bool:
+    return run.finished and run.seconds is not None
+
+
+def _by(runs: Iterable[Run], key: Callable[[Run], float]) -> dict[float, list[Run]]:
+    found: dict[float, list[Run]] = {}
+    for run in runs:
+        found.setdefault(key(run), []).append(run)
+    return found
+
+
+def _row(group: Group, x: float, runs: Sequence[Run]) -> Row:
+    return Row(
+        group=group,
+        x=x,
+        workers=runs[0].workers,
+        processes=max(run.processes for run in runs),
+        cores=next((run.cores for run in runs if run.cores), None),
+        runs=tuple(runs),
+        seconds=spread(run.seconds for run in runs),
+        accuracy=spread(run.accuracy for run in runs),
+        loss=spread(run.loss for run in runs),
+        examples=median(run.examples for run in runs),
+        startup=median(run.startup for run in runs),
+        evaluation=median(run.evaluation for run in runs),
+        bytes=median(run.bytes for run in runs),
+        messages=median(run.messages for run in runs),
+        shares=_shares(runs),
+    )
+
+
+def _shares(runs: Sequence[Run]) -> dict[str, float]:
+    """Return which part of the training time the workers spent in each phase, over all repeats."""
+    time = math.fsum(run.seconds or 0 for run in runs for p in run.team if p.trains)
+    if time <= 0:
+        return {}
+    return {
+        phase: math.fsum(getattr(p, phase) or 0 for run in runs for p in run.team if p.trains)
+        / time
+        for phase in PHASES
+    }
+
+
+def _scaling(rows: Sequence[Row]) -> str:
+    """Return "weak" if the records say so, or if the work grew in step with the workers."""
+    stated = {run.scaling for row in rows for run in row.runs if run.scaling}
+    if stated:
+        return "weak" if stated == {"weak"} else "strong"
+    groups = {row.group for row in rows}
+    grown = [_grows([r for r in rows if r.group is group]) for group in groups]
+    known = [g for g in grown if g is not None]
+    return "weak" if known and all(known) else "strong"
+
+
+def _grows(rows: Sequence[Row]) -> bool | None:
+    pairs = [(row.workers, row.examples) for row in rows if row.examples]
+    if len({p for p, _ in pairs}) < 2:
+        return None
+    ratios = [examples / workers for workers, examples in pairs]
+    return max(ratios) < 1.1 * min(ratios)
+
+
+def _with_speedup(row: Row, rows: Sequence[Row], scaling: str) -> Row:
+    base = _baseline(row, rows, scaling)
+    own = next((r for r in rows if r.group is row.group and r.x == r.workers == 1), None)
+    return replace(
+        row,
+        speedup=_ratio(base, row, scaling),
+        own_speedup=_ratio(own, row, scaling),
+    )
+
+
+def _baseline(row: Row, rows: Sequence[Row], scaling: str) -> Row | None:
+    """Return the sequential run of the same task on the same machine, if there is one."""
+    fields = [f for f in TASK if scaling == "strong" or f not in (*AMOUNT, "batch_size")]
+    config = row.runs[0].config
+    for other in rows:
+        if other.group.strategy != "sequential" or other.group.source != row.group.source:
+            continue
+        theirs = other.runs[0].config
+        if all(theirs.get(f) == config.get(f) for f in fields if f in theirs and f in config):
+            return other
+    return None
+
+
+def _ratio(base: Row | None, row: Row, scaling: str) -> float | None:
+    """Return how much faster `row` is: in time, or in examples per second where the work grew."""
+    if base is None or base.seconds is None or row.seconds is None or row.seconds.median <= 0:
+        return None
+    if scaling == "weak":
+        return row.rate / base.rate if row.rate and base.rate else None
+    return base.seconds.median / row.seconds.median
+
+
+def _target(rows: Sequence[Row]) -> tuple[float | None, bool]:
+    """Return the target accuracy: the one asked for, or one that most configurations reach.
+
+    Without one asked for it is the highest half percent that every repeat of at least half of the
+    configurations reached.
+    """
+    given = {run.target for row in rows for run in row.runs if run.target is not None}
+    if given:
+        return max(given), True
+    floors = sorted(row.accuracy.low for row in rows if row.accuracy)
+    if not floors:
+        return None, False
+    reached = math.floor(200 * floors[len(floors) // 2] + 1e-9) / 200
+    return (reached, False) if reached > 0 else (None, False)
+
+
+def _with_target(row: Row, target: float | None, given: bool) -> Row:
+    if target is None:
+        return row
+    times = [_first(run, target, given) for run in row.runs]
+    reached = sum(t is not None for t in times)
+    return replace(row, to_target=median(times) if reached == len(times) else None, reached=reached)
+
+
+def _first(run: Run, target: float, given: bool) -> float | None:
+    """Return when the run first had that accuracy; looked at only when it was evaluated."""
+    if given and run.target == target and run.seconds_to_target is not None:
+        return run.seconds_to_target
+    for epoch in run.epochs:
+        if epoch.accuracy is not None and epoch.accuracy >= target:
+            return epoch.seconds
+    return run.seconds if run.accuracy is not None and run.accuracy >= target else None
+
+
+def _best(rows: Sequence[Row], scaling: str, target: float | None) -> tuple[Row | None, str]:
+    """Return the best configuration and the rule it was chosen by."""
+    if len(rows) < 2:
+        return None, ""
+    if target is not None:
+        arrived = [row for row in rows if row.to_target is not None]
+        if arrived:
+            first = min(arrived, key=lambda row: row.to_target or math.inf)
+            return first, f"the shortest time to {percent(target, 1)} accuracy, in every repeat"
+    accuracies = [row.accuracy.median for row in rows if row.accuracy]
+    fair = rows
+    words = ""
+    if accuracies:
+        floor = max(accuracies) - TOLERANCE
+        fair = [row for row in rows if row.accuracy and row.accuracy.median >= floor]
+        words = " whose accuracy is at most one percentage point below the highest"
+    if scaling == "weak":
+        return max(fair, key=lambda r: r.rate or 0), f"the most examples per second{words}"
+    fastest = min(fair, key=lambda r: r.seconds.median if r.seconds else math.inf)
+    return fastest, f"the shortest training time{words}"
+
+
+def _fit(law: str, rows: Sequence[Row]) -> Fit | None:
+    pairs = [(row.workers, row.shown_speedup) for row in rows]
+    extra = max((row.processes - row.workers for row in rows), default=0)
+    cores = next((row.cores for row in rows if row.cores), None)
+    known = [(float(p), s) for p, s in pairs if s is not None]
+    return fit(law, known, max(cores - extra, 1) if cores else None)

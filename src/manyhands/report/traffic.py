@@ -1,0 +1,169 @@
+"""Traffic measured against theory: what each worker sends for one exchange.
+
+n: bytes of the vector; P: workers. Sent by each worker:
+    naive                (P - 1) n              everyone to everyone
+    ring                 2 (P - 1) / P n        reduce-scatter, then all-gather
+    recursive-doubling   log2(P) n              P a power of two
+    rabenseifner         2 (P - 1) / P n        P a power of two
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from manyhands.report import theme
+from manyhands.report.chart import Note
+from manyhands.report.load import Process, Run, number
+from manyhands.report.plots import place, styles, ticks
+from manyhands.report.tables import Row, Summary, median
+from manyhands.report.wording import join, percent, plural, size
+
+EACH: dict[str, Callable[[float], float]] = {
+    "naive": lambda p: p - 1,
+    "ring": lambda p: 2 * (p - 1) / p,
+    "recursive-doubling": lambda p: math.log2(p),
+    "rabenseifner": lambda p: 2 * (p - 1) / p,
+}
+POWERS_ONLY = ("recursive-doubling", "rabenseifner")
+ITEM = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exchange:
+    """What a worker sent for one exchange, beside what the algorithm should need."""
+
+    row: Row
+    algorithm: str
+    measured: float
+    expected: float | None
+    vector: float | None
+
+
+def exchanges(summary: Summary) -> tuple[Exchange, ...]:
+    """Return the traffic of every configuration with several workers that measured it."""
+    found = (_exchange(row) for row in summary.rows if row.workers > 1)
+    return tuple(e for e in found if e is not None)
+
+
+def expected(algorithm: str, workers: int, vector: float) -> float | None:
+    """Return the bytes that each worker sends in theory, or None where none is known."""
+    if algorithm not in EACH or (algorithm in POWERS_ONLY and workers & (workers - 1)):
+        return None
+    return EACH[algorithm](workers) * vector
+
+
+def _exchange(row: Row) -> Exchange | None:
+    run = row.runs[0]
+    name = _operation(run)
+    algorithm = name.removeprefix("allreduce").strip() if name else ""
+    if not algorithm or algorithm == "auto":
+        algorithm = str(run.config.get("allreduce") or "") if name else ""
+    measured = median(
+        _sent(p, name) for r in row.runs for p in r.team if p.trains and _sent(p, name)
+    )
+    if not measured:
+        return None
+    vector = _vector(run, name)
+    theory = expected(algorithm, row.workers, vector) if vector else None
+    return Exchange(row=row, algorithm=algorithm, measured=measured, expected=theory, vector=vector)
+
+
+def _operation(run: Run) -> str:
+    """Return the name of the all-reduce that moved most, or an empty string."""
+    sums: dict[str, float] = {}
+    for process in run.team:
+        for name in process.operations:
+            if name.startswith("allreduce"):
+                sent = number(process.operations, name, "bytes") or 0
+                sums[name] = sums.get(name, 0) + sent
+    return max(sums, key=lambda name: sums[name]) if sums else ""
+
+
+def _sent(process: Process, name: str) -> float | None:
+    """Return bytes per call of the all-reduce, or where there is none per step."""
+    sent = number(process.operations, name, "bytes") if name else process.bytes
+    calls = number(process.operations, name, "calls") if name else process.steps
+    return sent / calls if sent is not None and calls else None
+
+
+def _vector(run: Run, name: str) -> float | None:
+    for process in run.team:
+        payload = number(process.operations, name, "payload") if name else None
+        calls = number(process.operations, name, "calls") if name else None
+        if payload and calls:
+            return payload / calls
+    parameters = number(run.model, "parameters")
+    item = ITEM.get(str(run.model.get("dtype")))
+    return parameters * item if parameters and item else None
+
+
+def draw(ax: Any, summary: Summary) -> list[Note]:
+    """Draw measured bytes as markers on the lines that theory gives."""
+    found = exchanges(summary)
+    looks = styles(summary)
+    notes = []
+    for group in dict.fromkeys(e.row.group for e in found):
+        mine = [e for e in found if e.row.group is group]
+        look = looks[group]
+        ax.plot(
+            [e.row.x for e in mine], [e.measured for e in mine], color=look.colour, zorder=3,
+            marker=look.marker, linestyle="none", label=f"{group.label}, measured",
+        )  # fmt: skip
+        notes += [_note(summary, e) for e in mine]
+    _theory(ax, found)
+    if summary.layout.x == "workers":
+        ticks(ax, sorted({row.x for row in summary.rows}))
+    ax.set_ylim(bottom=0)
+    ax.yaxis.set_major_formatter(lambda value, _: size(value))
+    return notes
+
+
+def _note(summary: Summary, e: Exchange) -> Note:
+    theory = f", {size(e.expected)} in theory" if e.expected else ""
+    return Note(
+        e.row.label, place(summary, e.row), f"{size(e.measured)}{theory}", (e.row.x, e.measured)
+    )
+
+
+def _theory(ax: Any, found: tuple[Exchange, ...]) -> None:
+    """Draw one dashed line for every algorithm whose traffic theory gives."""
+    curves = {(e.algorithm, e.vector) for e in found if e.expected is not None}
+    widest = max((e.row.workers for e in found), default=2)
+    for i, (algorithm, vector) in enumerate(sorted(curves, key=str)):
+        grid = np.linspace(1, widest, 50)
+        ax.plot(
+            grid, [EACH[algorithm](p) * (vector or 0) for p in grid], color=theme.MUTED,
+            linewidth=1, linestyle=theme.LINES[1 + i % 3], label=f"{algorithm}, in theory",
+        )  # fmt: skip
+
+
+def comment(summary: Summary) -> list[str]:
+    """Comment on the traffic: measured against theory, and one algorithm against another."""
+    found = exchanges(summary)
+    known = [e for e in found if e.expected]
+    said = []
+    if known:
+        off = max(abs(e.measured / (e.expected or 1) - 1) for e in known)
+        said.append(
+            "Measured traffic is what theory says."
+            if off < 0.005
+            else f"Measured traffic differs from theory by up to {percent(off, 1)}."
+        )
+    silent = sorted({e.algorithm or e.row.label for e in found if not e.expected})
+    if silent:
+        said.append(f"No theory is drawn for {join(silent)}.")
+    naive = {e.row.workers: e for e in found if e.algorithm == "naive"}
+    ring = {e.row.workers: e for e in found if e.algorithm == "ring"}
+    if both := sorted(set(naive) & set(ring)):
+        p = both[-1]
+        said.append(
+            f"With {plural(p, 'worker')} each sends {size(naive[p].measured)} by naive all-reduce "
+            f"and {size(ring[p].measured)} by ring, all of them {size(p * naive[p].measured)} and "
+            f"{size(p * ring[p].measured)}."
+        )
+    return said

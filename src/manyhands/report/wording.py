@@ -1,0 +1,87 @@
+"""Numbers and lists as a reader wants them; every text of the report formats through here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+NONE = "–"
+
+
+def seconds(value: float | None) -> str:
+    """Format a duration: 0.31 s, 12.3 s, 3 min 07 s, 2 h 05 min."""
+    if value is None:
+        return NONE
+    if value < 0.0995:
+        return f"{1000 * value:.3g} ms"
+    if value < 9.995:
+        return f"{value:.2f} s"
+    if value < 119.95:
+        return f"{value:.1f} s"
+    minutes, rest = divmod(round(value), 60)
+    if minutes < 120:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def percent(value: float | None, digits: int = 0) -> str:
+    """Format a fraction as a percentage."""
+    return NONE if value is None else f"{100 * value:.{digits}f} %"
+
+
+def points(value: float) -> str:
+    """Format a difference of two percentages, given as fractions, in percentage points."""
+    shown = f"{100 * abs(value):.2f}"
+    return f"{shown} percentage point{'' if shown == '1.00' else 's'}"
+
+
+def times(value: float | None) -> str:
+    """Format a speed-up."""
+    return NONE if value is None else f"{value:.2f}×"
+
+
+def size(value: float | None) -> str:
+    """Format a number of bytes in decimal units."""
+    if value is None:
+        return NONE
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if value < 999.5 or unit == "TB":
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.3g} {unit}"
+        value /= 1000
+    raise AssertionError("unreachable")
+
+
+def count(value: float | None) -> str:
+    """Format a whole number with thin spaces between thousands."""
+    return NONE if value is None else f"{value:,.0f}".replace(",", "\u202f")
+
+
+def plural(number: float, noun: str) -> str:
+    """Return "1 worker", "2 workers"."""
+    return f"{number:g} {noun}" if number == 1 else f"{number:g} {noun}s"
+
+
+def join(parts: Sequence[str]) -> str:
+    """Return "a", "a and b", "a, b and c"."""
+    if len(parts) < 2:
+        return "".join(parts)
+    return ", ".join(parts[:-1]) + " and " + parts[-1]
+
+
+def capital(words: str) -> str:
+    """Return a sentence with its first letter large."""
+    return words[:1].upper() + words[1:]
+
+
+def option(name: str, value: Any) -> str:
+    """Return an option as a label: text speaks for itself, a number needs its name."""
+    spoken = name.replace("_", " ")
+    if value is None:
+        return f"no {spoken}"
+    if isinstance(value, bool):
+        return spoken if value else f"no {spoken}"
+    if isinstance(value, int | float):
+        return f"{spoken} {value:g}"
+    if isinstance(value, list | tuple):
+        return f"{spoken} {'/'.join(str(v) for v in value)}"
+    return str(value)
