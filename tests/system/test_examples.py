@@ -1,0 +1,39 @@
+"""The examples run as they stand."""
+
+import runpy
+import subprocess
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from manyhands import launch
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.mark.parametrize(("name", "accuracy"), [("own_model", 0.93), ("torch_dataset", 0.95)])
+def test_a_script_trains(name, accuracy, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = runpy.run_path(str(EXAMPLES / f"{name}.py"))["main"]()
+    assert result.accuracy > accuracy
+
+
+@pytest.mark.parametrize("mpi", ["mpich", "openmpi"])
+def test_the_ring_on_ones_own_arrays(mpi):
+    script = str(EXAMPLES / "ring_on_my_arrays.py")
+    line, environment = launch.command(launch.find_mpi(mpi), 4, [script])
+    done = subprocess.run(
+        line, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    # 96 bytes: naive sends all of them to each of 3 others, the ring 2 · 3/4 of them.
+    assert "'naive': 288, 'ring': 144" in done.stdout
+
+
+def test_the_notebook_runs_in_a_kernel_of_its_own(tmp_path):
+    notebook = nbformat.read(EXAMPLES / "notebook.ipynb", as_version=4)
+    NotebookClient(notebook, timeout=100, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    outputs = [o["text"] for cell in notebook.cells for o in cell.get("outputs", []) if "text" in o]
+    assert any("largest difference" in text for text in outputs)
