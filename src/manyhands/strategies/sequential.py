@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from manyhands.strategies.strategy import Supports
+from manyhands.strategies.strategy import Strategy, Supports
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Sequential:
+class Sequential(Strategy):
     """Mini-batch stochastic gradient descent (Robbins & Monro 1951), one worker.
 
     ```
@@ -36,9 +36,6 @@ class Sequential:
         partition="balanced",
         deterministic=True,
     )
-
-    def validate(self, *, workers: int) -> None:
-        """Nothing more to check: `supports.many` says it all."""
 
     def run(self, worker: Worker) -> None:
         """Train on every batch in turn."""

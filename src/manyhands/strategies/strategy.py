@@ -22,6 +22,7 @@ class Supports:
         identical: All replicas hold the same parameters after every step (hashed every epoch).
         partition: The partition used where the user names none.
         deterministic: The same seed gives the same result, bit for bit.
+        shares_memory: Workers share one host's memory, and no MPI.
     """
 
     many: bool
@@ -30,6 +31,7 @@ class Supports:
     identical: bool
     partition: str
     deterministic: bool
+    shares_memory: bool = False
 
 
 class Strategy(Protocol):
@@ -41,8 +43,16 @@ class Strategy(Protocol):
     def validate(self, *, workers: int) -> None:
         """Refuse what cannot work with that many workers, before anything is started."""
 
+    def processes(self, workers: int) -> int:
+        """Return how many processes take part: by rank, the workers first, then any masters."""
+        return workers
+
     def run(self, worker: Worker) -> None:
         """Train: loop over `worker.batches()`, exchange, update."""
 
     def consensus(self, worker: Worker) -> Tensor:
-        """Return the parameters to judge and to save, the same on every worker; shape (dim,)."""
+        """Return the parameters to judge and to save; shape (dim,).
+
+        Where workers step together: collective, and the same on every worker. Elsewhere it is asked
+        of worker 0 alone, while the others go on.
+        """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from manyhands.strategies.strategy import Supports
+from manyhands.strategies.strategy import Strategy, Supports
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,7 +25,7 @@ AllReduce = Literal[
 
 
 @dataclass(frozen=True)
-class Sync:
+class Sync(Strategy):
     """Synchronous data-parallel SGD (Chen et al. 2016, arXiv 1604.00981).
 
     ```
@@ -57,9 +57,6 @@ class Sync:
     allreduce: AllReduce = field(
         default="auto", metadata={"help": "how gradients are summed; auto picks by size and group"}
     )
-
-    def validate(self, *, workers: int) -> None:
-        """Nothing more to check: any number of workers will do."""
 
     def run(self, worker: Worker) -> None:
         """Train: gradient of my part, sum over all, the same update everywhere."""
