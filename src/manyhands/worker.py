@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
+from manyhands.clock import Clock, Epoch
 from manyhands.errors import DivergedError, WorkerError
 
 if TYPE_CHECKING:
@@ -36,41 +37,6 @@ class Batch(NamedTuple):
     total: int
 
 
-@dataclass
-class Clock:
-    """When each step began, had its gradient, entered and left its exchange, and was over.
-
-    The update may come before the exchange or after it. Evaluation is left out.
-    """
-
-    begun: list[float] = field(default_factory=list)
-    computed: list[float] = field(default_factory=list)
-    entered: list[float] = field(default_factory=list)
-    exchanged: list[float] = field(default_factory=list)
-    updated: list[float] = field(default_factory=list)
-    started: float = 0.0
-    paused: float = 0.0
-    evaluation: float = 0.0
-
-    def seconds(self) -> float:
-        """Return the training seconds so far."""
-        return time.monotonic() - self.started - self.paused
-
-
-@dataclass
-class Epoch:
-    """What one worker saw in one epoch, and how the model did after it."""
-
-    epoch: int
-    loss: float = 0.0
-    correct: int = 0
-    examples: int = 0
-    steps: int = 0
-    seconds: float = 0.0
-    test_loss: float | None = None
-    test_accuracy: float | None = None
-
-
 @dataclass(kw_only=True)
 class Worker:
     """One of the hands: everything that a strategy needs, and nothing that names one.
@@ -88,7 +54,9 @@ class Worker:
     announce: Callable[[dict[str, Any]], None] | None = None  # rank 0's: tells the launcher
     clock: Clock = field(default_factory=Clock)
     epochs: list[Epoch] = field(default_factory=list)
+    kept: list[Tensor] = field(default_factory=list)  # worker 0's copies, to be judged later
     losses: list[float] = field(default_factory=list)
+    spent: dict[str, float] = field(default_factory=dict)  # a master's seconds, by phase
     facts: dict[str, Any] = field(default_factory=dict)
     state: Any = None  # what the strategy keeps from step to step, if anything
     step: int = 0
@@ -100,6 +68,11 @@ class Worker:
         return self.comm.rank
 
     @property
+    def role(self) -> str:
+        """What this process is: "worker", or "master" where the strategy has some."""
+        return "worker" if self.rank < self.config.workers else "master"
+
+    @property
     def params(self) -> Tensor:
         """The parameters, live; shape (dim,)."""
         return self.replica.params
@@ -107,9 +80,12 @@ class Worker:
     def batches(self) -> Iterator[Batch]:
         """Yield this worker's part of every update, until the run's last.
 
-        Collective where workers step together: after each epoch all of them evaluate.
+        Collective where workers step together: after each epoch all of them evaluate. Elsewhere
+        worker 0 keeps a copy of the parameters, to be judged after training.
         """
-        self.comm.barrier()
+        together = self.config.strategy.supports.together
+        if together:
+            self.comm.barrier()
         self.clock.started = time.monotonic()
         for number in range(1, self.config.epochs + 1):
             epoch = Epoch(number)
@@ -122,10 +98,17 @@ class Worker:
                 self._end_step(epoch)
                 if self.step == self.config.max_steps:
                     self.stopped = "max_steps"
+                if self.stopped != "epochs":
                     break
-            self._end_epoch(epoch)
+            epoch.seconds = self.clock.seconds()
+            if together:
+                self._judge(epoch)
+            elif self.rank == 0:
+                self._keep(epoch)
             if self.stopped != "epochs":
-                return
+                break
+        if not together:
+            self.clock.ended = time.monotonic()
 
     def gradient(self, batch: Batch) -> Tensor:
         """Return the gradient of the batch's mean loss, times the batch's weight; shape (dim,)."""
@@ -145,17 +128,9 @@ class Worker:
     def exchanging(self) -> Iterator[None]:
         """Count what happens inside as exchange: the current step's, or else the last one's."""
         self.board.note(self.rank, self.step, "exchange")
-        clock, begin = self.clock, time.monotonic()
+        begin = time.monotonic()
         yield
-        end = time.monotonic()
-        if len(clock.updated) == len(clock.computed):  # the last step is over: make it longer
-            clock.exchanged[-1] += end - begin
-            clock.updated[-1] += end - begin
-        elif len(clock.exchanged) == len(clock.computed):
-            clock.exchanged[-1] = end
-        else:
-            clock.entered.append(begin)
-            clock.exchanged.append(end)
+        self.clock.exchange(begin, time.monotonic())
 
     def update(self, gradient: Tensor) -> None:
         """Let the optimizer step along `gradient`."""
@@ -177,25 +152,34 @@ class Worker:
         self.losses.append(loss.mean)
 
     def _end_step(self, epoch: Epoch) -> None:
-        if len(self.clock.exchanged) < len(self.clock.computed):
-            self.clock.entered.append(self.clock.computed[-1])
-            self.clock.exchanged.append(self.clock.computed[-1])
-        self.clock.updated.append(time.monotonic())
+        self.clock.end_step()
         self.step += 1
         epoch.steps += 1
 
-    def _end_epoch(self, epoch: Epoch) -> None:
-        epoch.seconds = self.clock.seconds()
+    def _judge(self, epoch: Epoch) -> None:
+        """Judge the model, all workers together."""
         with self.evaluating():
             if self.config.strategy.supports.identical:
                 self._compare_replicas()
-            self._average_buffers()
+            self.average_buffers()
             params = self.config.strategy.consensus(self)
             epoch.test_loss, epoch.test_accuracy = self.evaluate(params)
-            target = self.config.target_accuracy
-            if target is not None and (epoch.test_accuracy or 0.0) >= target:
-                self.stopped = "target_accuracy"
-            self._announce(epoch)
+            self._stop_at_target(epoch)
+            self._announce(epoch, self.comm.gather(epoch.seen()))
+
+    def _keep(self, epoch: Epoch) -> None:
+        """Keep a copy to judge later, or judge it now and alone if the run may have to stop."""
+        with self.evaluating():
+            self.kept.append(self.config.strategy.consensus(self).clone())
+            if self.config.target_accuracy is not None:
+                epoch.test_loss, epoch.test_accuracy = self.evaluate(self.kept[-1], alone=True)
+                self._stop_at_target(epoch)
+            self._announce(epoch, [epoch.seen()])
+
+    def _stop_at_target(self, epoch: Epoch) -> None:
+        target = self.config.target_accuracy
+        if target is not None and (epoch.test_accuracy or 0.0) >= target:
+            self.stopped = "target_accuracy"
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -208,9 +192,7 @@ class Worker:
         self.clock.paused += spent
         self.clock.evaluation += spent
 
-    def _announce(self, epoch: Epoch) -> None:
-        seen = [epoch.loss, epoch.correct, epoch.examples]
-        workers = self.comm.gather(seen)
+    def _announce(self, epoch: Epoch, workers: list[Any]) -> None:
         if self.announce:
             self.announce({**asdict(epoch), "workers": workers})
 
@@ -250,9 +232,9 @@ class Worker:
                 rank=different[0],
             )
 
-    def _average_buffers(self) -> None:
-        """Average BatchNorm's statistics and the like, so that all workers judge one model."""
+    def average_buffers(self) -> None:
+        """Average BatchNorm's statistics and the like, so that all judge one model. Collective."""
         if self.comm.size > 1:
             for buffer in self.replica.float_buffers():
-                mean = self.comm.sum(buffer.numpy().astype(np.float64)) / self.comm.size
-                buffer.copy_(torch.from_numpy(mean))
+                mine = buffer.numpy().astype(np.float64) * (self.role == "worker")
+                buffer.copy_(torch.from_numpy(self.comm.sum(mine) / self.config.workers))

@@ -1,0 +1,64 @@
+"""When one worker did what, and what it saw in each epoch."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Clock:
+    """When each step began, had its gradient, entered and left its exchange, and was over.
+
+    The update may come before the exchange or after it. Evaluation is left out.
+    """
+
+    begun: list[float] = field(default_factory=list)
+    computed: list[float] = field(default_factory=list)
+    entered: list[float] = field(default_factory=list)
+    exchanged: list[float] = field(default_factory=list)
+    updated: list[float] = field(default_factory=list)
+    started: float = 0.0
+    ended: float | None = None
+    paused: float = 0.0
+    evaluation: float = 0.0
+
+    def seconds(self) -> float:
+        """Return the training seconds so far."""
+        return (self.ended or time.monotonic()) - self.started - self.paused
+
+    def exchange(self, begin: float, end: float) -> None:
+        """Count this time as exchange: the current step's, or else the last one's."""
+        if len(self.updated) == len(self.computed):  # the last step is over: make it longer
+            self.exchanged[-1] += end - begin
+            self.updated[-1] += end - begin
+        elif len(self.exchanged) == len(self.computed):
+            self.exchanged[-1] = end
+        else:
+            self.entered.append(begin)
+            self.exchanged.append(end)
+
+    def end_step(self) -> None:
+        """Note that the step is over, whether it had an exchange or not."""
+        if len(self.exchanged) < len(self.computed):
+            self.entered.append(self.computed[-1])
+            self.exchanged.append(self.computed[-1])
+        self.updated.append(time.monotonic())
+
+
+@dataclass
+class Epoch:
+    """What one worker saw in one epoch, and how the model did after it."""
+
+    epoch: int
+    loss: float = 0.0
+    correct: int = 0
+    examples: int = 0
+    steps: int = 0
+    seconds: float = 0.0
+    test_loss: float | None = None
+    test_accuracy: float | None = None
+
+    def seen(self) -> list[float]:
+        """Return the summed loss, the number right and the count, as they are announced."""
+        return [self.loss, self.correct, self.examples]
