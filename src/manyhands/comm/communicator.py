@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from manyhands.comm.meter import Meter
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Communicator(Protocol):
-    """A group of workers; every method but `rank` and `size` is collective."""
+    """A group of workers; every method but `exchange` is collective."""
 
     rank: int
     size: int
@@ -23,6 +24,13 @@ class Communicator(Protocol):
 
     def broadcast(self, vector: Tensor, root: int = 0) -> None:
         """Give everyone root's `vector`, in place."""
+
+    def exchange(self, vector: Tensor, received: Mapping[int, Tensor]) -> Callable[[], None]:
+        """Begin to send `vector` to the workers in `received` and to receive theirs into it.
+
+        They must do the same. Returns what ends the exchange; until it is called `vector` may be
+        read but not written, and `received` neither.
+        """
 
     def sum(self, values: np.ndarray) -> np.ndarray:
         """Return the sum of a few numbers over the group, off the meter."""

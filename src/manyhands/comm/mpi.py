@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from mpi4py import MPI
 from torch import Tensor
 
 from manyhands.allreduce import ALGORITHMS, Metered
+from manyhands.allreduce.private import channel
 from manyhands.comm.meter import Meter
 
 
@@ -48,6 +50,31 @@ class MPICommunicator:
         self.comm.Bcast(array, root)
         seconds = time.perf_counter() - begin
         self.meter.add("broadcast", payload=array.nbytes, sent=None, messages=None, seconds=seconds)
+
+    def exchange(self, vector: Tensor, received: Mapping[int, Tensor]) -> Callable[[], None]:
+        """Begin to send `vector` to the workers in `received` and to receive theirs into it.
+
+        They must do the same. Returns what ends the exchange; until it is called `vector` may be
+        read but not written, and `received` neither.
+        """
+        array, group = vector.numpy(), channel(self.comm)
+        begin = time.perf_counter()
+        requests = [group.comm.Irecv(theirs.numpy(), rank) for rank, theirs in received.items()]
+        requests += [group.comm.Isend(array, rank) for rank in received]
+        begun = time.perf_counter() - begin
+
+        def end() -> None:
+            begin = time.perf_counter()
+            group.wait(*requests)
+            self.meter.add(
+                "exchange",
+                payload=array.nbytes,
+                sent=len(received) * array.nbytes,
+                messages=len(received),
+                seconds=begun + time.perf_counter() - begin,
+            )
+
+        return end
 
     def sum(self, values: np.ndarray) -> np.ndarray:
         """Return the sum of a few numbers over the group, off the meter."""
