@@ -1,0 +1,154 @@
+"""Averaging: every worker trains alone on its own part; weights are averaged, once or regularly."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, Literal, get_args
+
+from manyhands import validate
+from manyhands.errors import ConfigError
+from manyhands.strategies.strategy import Strategy, Supports
+from manyhands.strategies.sync import AllReduce
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.optim import Optimizer
+
+    from manyhands.worker import Worker
+
+Unit = Literal["steps", "epochs"]
+Fate = Literal["keep", "average", "reset"]
+
+
+@dataclass
+class _Since:
+    """What happened since the last averaging: n_k and n, and w_k as it was just before it."""
+
+    own: int
+    total: int
+    before: Tensor  # (dim,)
+
+
+@dataclass(frozen=True)
+class Averaging(Strategy):
+    """Parallel SGD by averaging weights (PSGD, Zinkevich et al. 2010; local SGD, Stich 2019).
+
+    ```
+    each worker k, on its own shard, for t = 1, 2, …:
+        w_k ← w_k − η ∇f_{B_k}(w_k)
+        if H divides t:  w_k ← Σ_j (n_j / n) w_j         (all-reduce)
+    at the end:          w   ← Σ_j (n_j / n) w_j
+    ```
+
+    w_k: worker k's parameters; B_k: its batch, batch_size / P examples; f: mean loss; η: learning
+    rate; H: the period (none: only at the end, which is PSGD); n_k: examples that worker k has seen
+    since the last averaging; n = Σ_k n_k; P: workers.
+
+    Guarantees:
+        - One worker equals `sequential` on the same partition, bit for bit.
+        - H = 1 with plain SGD equals `sync`, up to rounding, whatever the workers' shares.
+        - After an averaging all replicas are bit-identical.
+    Cost per step: no messages; each H steps one all-reduce of dim numbers (and of as many again for
+    each moment of the optimizer that is averaged), and one at the end.
+    """
+
+    name: ClassVar[str] = "averaging"
+    supports: ClassVar[Supports] = Supports(
+        many=True,
+        whole_batches=False,
+        together=True,
+        identical=False,
+        partition="random-partition",
+        deterministic=True,
+    )
+
+    period: int | None = field(
+        default=None, metadata={"help": "average every so many; by default only once, at the end"}
+    )
+    period_unit: Unit = field(default="steps", metadata={"help": "what the period counts"})
+    average_optimizer: Fate = field(
+        default="keep", metadata={"help": "what becomes of momentum when weights are averaged"}
+    )
+    allreduce: AllReduce = field(
+        default="auto", metadata={"help": "how vectors are summed; auto picks by size and group"}
+    )
+
+    def __post_init__(self) -> None:
+        validate.at_least(1, period=self.period)
+        validate.one_of(get_args(Unit), period_unit=self.period_unit)
+        validate.one_of(get_args(Fate), average_optimizer=self.average_optimizer)
+        validate.one_of(get_args(AllReduce), allreduce=self.allreduce)
+        for name, value in (("period_unit", "steps"), ("average_optimizer", "keep")):
+            if self.period is None and getattr(self, name) != value:
+                raise ConfigError(
+                    f"{name} is {getattr(self, name)!r} without a period, and would be ignored; "
+                    f"give a period, or leave {name} out"
+                )
+
+    def validate(self, *, workers: int) -> None:
+        """Nothing more to check: any number of workers will do."""
+
+    def run(self, worker: Worker) -> None:
+        """Train alone, meet every period and at the end, and record what that last meeting did."""
+        since = worker.state = _Since(0, 0, worker.params.clone())
+        length = 1 if self.period_unit == "steps" else worker.plan.steps(1)
+        for batch in worker.batches():
+            worker.update(worker.gradient(batch._replace(weight=1.0)))
+            since.own += len(batch.x)
+            since.total += batch.total
+            if self.period and (worker.step + 1) % (self.period * length) == 0:
+                self._average(worker)
+        if since.total:
+            self._average(worker)
+        self._judge(worker)
+
+    def consensus(self, worker: Worker) -> Tensor:
+        """Return the average, weighted by examples; nobody's own parameters change. Collective."""
+        if worker.state.total == 0:
+            return worker.params
+        mean = worker.params.clone()
+        self._reduce(worker, mean)
+        return mean
+
+    def _reduce(self, worker: Worker, vector: Tensor) -> None:
+        """Average `vector` over the workers, in place, by the examples since the last averaging."""
+        since: _Since = worker.state
+        vector.mul_(since.own / since.total)
+        worker.comm.allreduce(vector, self.allreduce)
+
+    def _average(self, worker: Worker) -> None:
+        """Give every worker the average, and its optimizer what it is to go on with."""
+        since: _Since = worker.state
+        since.before.copy_(worker.params)
+        with worker.exchanging():
+            self._reduce(worker, worker.params)
+            if self.average_optimizer == "average":
+                for moment in _moments(worker.optimizer):
+                    self._reduce(worker, moment)
+        if self.average_optimizer == "reset":
+            worker.optimizer.state.clear()
+        since.own = since.total = 0
+
+    def _judge(self, worker: Worker) -> None:
+        """Record how each worker's own model did just before the last averaging, and the average.
+
+        The average has been judged already: it is what the last evaluation looked at.
+        """
+        with worker.evaluating():
+            loss, accuracy = worker.evaluate(worker.state.before, alone=True)
+            losses, accuracies = zip(*worker.comm.gather([loss, accuracy]), strict=True)
+        last = worker.epochs[-1]
+        worker.facts |= {
+            "own_loss": list(losses),
+            "own_accuracy": list(accuracies),
+            "average_loss": last.test_loss,
+            "average_accuracy": last.test_accuracy,
+        }
+
+
+def _moments(optimizer: Optimizer) -> list[Tensor]:
+    """Return what the optimizer remembers of each parameter, in an order that all workers share."""
+    import torch
+
+    values = [value for state in optimizer.state.values() for value in state.values()]
+    return [v for v in values if isinstance(v, torch.Tensor) and v.ndim and v.is_floating_point()]

@@ -1,0 +1,129 @@
+"""Gossip: no centre and no all-reduce; every step each worker averages with its neighbours."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, Literal, get_args
+
+from manyhands import validate
+from manyhands.strategies.strategy import Strategy, Supports
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from manyhands.worker import Worker
+
+Topology = Literal["ring", "exponential", "complete", "pairs"]
+
+
+@dataclass(frozen=True)
+class Gossip(Strategy):
+    """Decentralised parallel SGD (D-PSGD, Lian et al. 2017, arXiv 1705.09056).
+
+    ```
+    each worker i, for t = 0, 1, …:
+        overlap:   g_i ← ∇F_i(x_i; ξ_i)  while x_i travels to the neighbours
+                   x_i ← Σ_j W_ij x_j − γ g_i
+        else:      x_i ← x_i − γ ∇F_i(x_i; ξ_i)                       (adapt)
+                   x_i ← Σ_j W_ij x_j                                 (then combine)
+    at the end:    x   ← (1/P) Σ_i x_i
+    ```
+
+    x_i: worker i's parameters; ξ_i: its part of the batch; F_i: its mean loss, times P |ξ_i| / |ξ|
+    so that the mean of all F_i is the loss of the whole batch ξ; γ: learning rate; W: the mixing
+    matrix, symmetric and doubly stochastic, W_ij > 0 only between neighbours; P: workers.
+
+    Guarantees:
+        - One worker equals `sequential`, bit for bit.
+        - Without overlap, plain SGD on the complete graph equals `sync`, up to rounding.
+        - Mixing leaves the average of the workers where it is (W is checked before the launch).
+    Cost per step and worker, for dim numbers of b bytes: d messages of b·dim bytes each to its d
+    neighbours (ring: 2, or 1 if P = 2; exponential: at most 2 ⌊log2 P⌋; complete: P − 1;
+    pairs: 1); and one all-reduce of dim numbers at the end.
+    """
+
+    name: ClassVar[str] = "gossip"
+    supports: ClassVar[Supports] = Supports(
+        many=True,
+        whole_batches=False,
+        together=True,
+        identical=False,
+        partition="balanced",
+        deterministic=True,
+    )
+
+    topology: Topology = field(
+        default="ring", metadata={"help": "who talks to whom; pairs: a random matching each step"}
+    )
+    overlap: bool = field(
+        default=False,
+        metadata={"help": "exchange while the gradient is computed (D-PSGD as printed)"},
+    )
+
+    def __post_init__(self) -> None:
+        validate.one_of(get_args(Topology), topology=self.topology)
+
+    def validate(self, *, workers: int) -> None:
+        """Refuse a topology that leaves a worker alone, and weights that would not mix."""
+        from manyhands.strategies.topology import check, graph, mixing
+
+        check(mixing(graph(self.topology, workers)), name=self.topology)
+
+    def run(self, worker: Worker) -> None:
+        """Train: step and mix with the neighbours, in one order or the other; then average."""
+        x, i = worker.params, worker.rank
+        inbox = x.new_empty(len(self._row(worker)) - 1, len(x))
+        for batch in worker.batches():
+            w = self._row(worker)  # W_ij by j
+            received = dict(zip((j for j in w if j != i), inbox, strict=True))
+            xi = batch._replace(weight=batch.weight * worker.comm.size)
+            if self.overlap:
+                arrive = worker.comm.exchange(x, received)
+                g = worker.gradient(xi)
+                with worker.exchanging():
+                    arrive()
+                    _mix(x, w, i, received)
+                worker.update(g)
+            else:
+                worker.update(worker.gradient(xi))
+                with worker.exchanging():
+                    worker.comm.exchange(x, received)()
+                    _mix(x, w, i, received)
+        with worker.exchanging():
+            x.copy_(_mean(worker))
+        worker.state = "averaged"
+
+    def _row(self, worker: Worker) -> dict[int, float]:
+        """Return worker i's row of W at this step."""
+        from manyhands.strategies.topology import row
+
+        step = worker.step if self.topology == "pairs" else 0
+        size, seed = worker.comm.size, worker.config.seed
+        return row(self.topology, size, worker.rank, seed=seed, step=step)
+
+    def consensus(self, worker: Worker) -> Tensor:
+        """Return the average, and record how far from it the workers are. Collective."""
+        if worker.state == "averaged":
+            return worker.params
+        import numpy as np
+
+        mean = _mean(worker)
+        square = float((worker.params - mean).double().square().sum())
+        total = float(worker.comm.sum(np.array([square]))[0])
+        distance = (total / worker.comm.size) ** 0.5
+        worker.facts.setdefault("consensus_distance", []).append([worker.step, distance])
+        return mean
+
+
+def _mix(x: Tensor, w: dict[int, float], i: int, received: dict[int, Tensor]) -> None:
+    """Replace x_i by Σ_j W_ij x_j, always in the same order, so that a seed gives the same bits."""
+    x.mul_(w[i])
+    for j, x_j in received.items():
+        x.add_(x_j, alpha=w[j])
+
+
+def _mean(worker: Worker) -> Tensor:
+    """Return the average of all workers' parameters; the same bits on every worker."""
+    mean = worker.params / worker.comm.size
+    worker.comm.allreduce(mean)
+    return mean
