@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     )
     from manyhands.fitting import Result, fit
     from manyhands.optimizers import SGD, Adam, AdamW
-    from manyhands.strategies import Sequential, Sync
+    from manyhands.strategies import Averaging, Gossip, Sequential, Sync
 
 # Where each public name lives: imported when first asked for, so that `import manyhands` is quick.
 _HOMES = {
@@ -28,6 +28,8 @@ _HOMES = {
     "SGD": "manyhands.optimizers",
     "Adam": "manyhands.optimizers",
     "AdamW": "manyhands.optimizers",
+    "Averaging": "manyhands.strategies",
+    "Gossip": "manyhands.strategies",
     "Sequential": "manyhands.strategies",
     "Sync": "manyhands.strategies",
     "ManyhandsError": "manyhands.errors",
@@ -42,10 +44,12 @@ __all__ = [
     "SGD",
     "Adam",
     "AdamW",
+    "Averaging",
     "ConfigError",
     "Data",
     "DataError",
     "DivergedError",
+    "Gossip",
     "LaunchError",
     "ManyhandsError",
     "Result",
