@@ -1,0 +1,232 @@
+"""Checkpoints: atomic, checksummed, safetensors and JSON; the newest that is whole is used.
+
+    OUTPUT/checkpoints/step-00000500/
+        rank-0.safetensors …   what a process holds: parameters, optimizer, buffers, random state
+        rank-0.json …          its numbers
+        checkpoint.json        written last: what this belongs to, and the SHA-256 of every file
+
+Each process writes its own part from a background thread; rank 0's thread waits for all parts, writes
+`checkpoint.json` and renames the folder. What is there under its final name is therefore whole, or
+damaged later, which the checksums show. Nothing in it is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from manyhands.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SCHEMA = 1
+FOLDER = "checkpoints"
+MANIFEST = "checkpoint.json"
+_PATIENCE = 60.0  # seconds that rank 0 waits for the others' parts
+
+
+@dataclass(frozen=True)
+class Every:
+    """How often: every so many steps, or every so many seconds."""
+
+    steps: int | None = None
+    seconds: float | None = None
+
+
+def parse_every(text: str) -> Every:
+    """Read "500steps", "90s" or "5min"."""
+    found = re.fullmatch(r"(\d+)\s*(steps?|s|sec|min|h)", text.strip())
+    if not found or int(found[1]) == 0:
+        raise ConfigError(f"checkpoint_every is {text!r}; expected such as 500steps, 90s or 5min")
+    number, unit = int(found[1]), found[2]
+    if unit.startswith("step"):
+        return Every(steps=number)
+    return Every(seconds=number * {"s": 1, "sec": 1, "min": 60, "h": 3600}[unit])
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one process needs to go on: tensors by name, and numbers that JSON can hold."""
+
+    tensors: Mapping[str, Tensor]
+    numbers: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that was found whole."""
+
+    folder: Path
+    about: Mapping[str, Any]
+
+    @property
+    def step(self) -> int:
+        """How many steps had been done."""
+        return int(self.about["step"])
+
+    def part(self, rank: int) -> Part:
+        """Return what process `rank` had written."""
+        from safetensors.torch import load_file
+
+        name = f"rank-{rank}"
+        numbers = json.loads((self.folder / f"{name}.json").read_text())["numbers"]
+        return Part(load_file(self.folder / f"{name}.safetensors"), numbers)
+
+
+class Writer:
+    """Writes checkpoints in the background; one at a time, the last `keep` are kept.
+
+    Args:
+        output: The run's folder.
+        rank: This process's number.
+        size: How many processes write a part.
+        keep: How many whole checkpoints stay.
+    """
+
+    def __init__(self, output: Path, rank: int, size: int, keep: int) -> None:
+        self.folder = output / FOLDER
+        self.rank, self.size, self.keep = rank, size, keep
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        if rank == 0:  # parts of a run that was killed must not be taken for this one's
+            for left in self.folder.glob(".step-*.part"):
+                shutil.rmtree(left, ignore_errors=True)
+
+    def write(self, step: int, part: Part, about: Mapping[str, Any]) -> None:
+        """Begin to write; `part`'s tensors must be copies that nobody changes any more."""
+        self.wait()
+        arguments = (step, part, {**about, "schema": SCHEMA, "step": step, "processes": self.size})
+        self._thread = threading.Thread(target=self._guarded, args=arguments, daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until the checkpoint under way is written; raises what went wrong with it."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def _guarded(self, step: int, part: Part, about: dict[str, Any]) -> None:
+        try:
+            self._write(step, part, about)
+        except BaseException as error:  # handed to the worker by wait()
+            self._error = error
+
+    def _write(self, step: int, part: Part, about: dict[str, Any]) -> None:
+        final = self.folder / f"step-{step:08d}"
+        temporary = self.folder / f".step-{step:08d}.part"
+        if final.exists():
+            return
+        temporary.mkdir(parents=True, exist_ok=True)
+        _write_part(temporary, self.rank, part)
+        if self.rank != 0:
+            return
+        names = [f"rank-{rank}.json" for rank in range(self.size)]
+        _await(temporary, names)
+        files = sorted(temporary.glob("rank-*"))
+        about["sha256"] = {p.name: _sha256(p) for p in files if not p.name.endswith(".part")}
+        _write_file(temporary / MANIFEST, _sealed(about))
+        temporary.rename(final)
+        _sync_folder(self.folder)
+        for old in steps(self.folder)[: -self.keep]:
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def _write_part(folder: Path, rank: int, part: Part) -> None:
+    from safetensors.torch import save
+
+    data = save({name: tensor.contiguous() for name, tensor in part.tensors.items()})
+    _write_file(folder / f"rank-{rank}.safetensors", data)
+    numbers = json.dumps({"numbers": dict(part.numbers)}).encode()
+    _write_file(folder / f"rank-{rank}.json", numbers)  # last: it says that the part is there
+
+
+def _write_file(path: Path, data: bytes) -> None:
+    """Write, flush to the disk, rename: the file is there whole or not at all."""
+    temporary = path.with_name(path.name + ".part")
+    with temporary.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def _sync_folder(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _await(folder: Path, names: list[str]) -> None:
+    """Wait for the other processes' parts; they write at the same time, so it is never long."""
+    deadline = time.monotonic() + _PATIENCE
+    while missing := [name for name in names if not (folder / name).exists()]:
+        if time.monotonic() > deadline:
+            raise OSError(f"{folder} still lacks {', '.join(missing)} after {_PATIENCE:.0f} s")
+        time.sleep(0.005)
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _sealed(about: Mapping[str, Any]) -> bytes:
+    """Return the manifest with a checksum of itself."""
+    text = json.dumps(about, sort_keys=True)
+    return json.dumps({"about": text, "sha256": hashlib.sha256(text.encode()).hexdigest()}).encode()
+
+
+def steps(folder: Path) -> list[Path]:
+    """Return the finished checkpoints of a folder, oldest first."""
+    return sorted(path for path in folder.glob("step-*") if path.is_dir())
+
+
+def check(folder: Path) -> Checkpoint:
+    """Return the checkpoint in `folder` if every byte is as it was written.
+
+    Raises:
+        DataError: Naming the file that is missing, damaged or of another schema.
+    """
+    path = folder / MANIFEST
+    try:
+        sealed = json.loads(path.read_bytes())
+        text, expected = sealed["about"], sealed["sha256"]
+        if hashlib.sha256(text.encode()).hexdigest() != expected:
+            raise DataError(f"{path} is damaged: its checksum does not match")
+        about = json.loads(text)
+        for name, digest in about["sha256"].items():
+            if Path(name).name != name or _sha256(folder / name) != digest:
+                raise DataError(f"{folder / name} is damaged: its checksum does not match")
+    except OSError as error:
+        raise DataError(f"{folder} is not a whole checkpoint: {error}") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{path} is not a checkpoint of manyhands: {error}") from None
+    if about.get("schema") != SCHEMA:
+        raise DataError(f"{path} has schema {about.get('schema')}; this version reads {SCHEMA}")
+    return Checkpoint(folder, about)
+
+
+def newest(output: Path, say: Callable[[str], None]) -> Checkpoint | None:
+    """Return the newest whole checkpoint of a run; `say` is told of each that is damaged."""
+    for folder in reversed(steps(output / FOLDER)):
+        try:
+            return check(folder)
+        except DataError as error:
+            say(f"{error}; using the one before it")
+    return None

@@ -1,0 +1,174 @@
+"""Checkpoints: what is written comes back; what is damaged is seen, and never executed."""
+
+import json
+import pickle
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from manyhands import checkpoint
+from manyhands.checkpoint import Every, Part, Writer, check, newest, parse_every
+from manyhands.errors import ConfigError, DataError
+
+
+def write(output, step, size=1, keep=3, value=1.0):
+    writers = [Writer(output, rank, size, keep) for rank in range(size)]
+    for rank, writer in reversed(list(enumerate(writers))):
+        part = Part({"params": torch.full((5,), value + rank)}, {"rank": rank})
+        writer.write(step, part, {"strategy": "sync"})
+    for writer in writers:
+        writer.wait()
+    return output / "checkpoints" / f"step-{step:08d}"
+
+
+def nobody(message):
+    raise AssertionError(message)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    arrays=st.dictionaries(
+        st.text("abcdefgh./_", min_size=1, max_size=8),
+        st.lists(st.floats(width=32, allow_nan=False), max_size=6),
+        max_size=4,
+    ),
+    numbers=st.dictionaries(
+        st.text(max_size=5), st.integers() | st.floats(allow_nan=False) | st.text(max_size=9)
+    ),
+)
+def test_what_is_written_comes_back(tmp_path_factory, arrays, numbers):
+    output = tmp_path_factory.mktemp("run")
+    tensors = {name: torch.tensor(values, dtype=torch.float32) for name, values in arrays.items()}
+    writer = Writer(output, 0, 1, 3)
+    writer.write(7, Part(tensors, numbers), {"config": {"lr": 0.1}})
+    writer.wait()
+    found = newest(output, nobody)
+    assert found.step == 7
+    assert found.about["config"] == {"lr": 0.1}
+    part = found.part(0)
+    assert part.numbers == numbers
+    assert part.tensors.keys() == tensors.keys()
+    assert all(np.array_equal(part.tensors[n].numpy(), tensors[n].numpy()) for n in tensors)
+
+
+def test_every_process_writes_its_part(tmp_path):
+    found = check(write(tmp_path, 5, size=3))
+    assert [found.part(rank).numbers["rank"] for rank in range(3)] == [0, 1, 2]
+    assert found.part(2).tensors["params"][0] == 3.0
+
+
+def test_only_the_last_few_are_kept(tmp_path):
+    for step in (10, 20, 30, 40):
+        write(tmp_path, step, keep=2)
+    assert [path.name for path in checkpoint.steps(tmp_path / "checkpoints")] == [
+        "step-00000030",
+        "step-00000040",
+    ]
+
+
+def test_an_unfinished_checkpoint_is_none(tmp_path):
+    writer = Writer(tmp_path, 1, 2, 3)
+    writer.write(5, Part({"x": torch.zeros(1)}, {}), {})
+    writer.wait()
+    assert newest(tmp_path, nobody) is None
+    assert list((tmp_path / "checkpoints").iterdir())
+    Writer(tmp_path, 0, 2, 3)
+    assert not list((tmp_path / "checkpoints").iterdir())
+
+
+def test_any_flipped_bit_is_seen_and_the_one_before_is_used(tmp_path):
+    good = write(tmp_path, 10)
+    bad = write(tmp_path, 20, value=2.0)
+    for path in bad.iterdir():
+        whole = path.read_bytes()
+        for position in range(0, len(whole), max(1, len(whole) // 23)):
+            damaged = bytearray(whole)
+            damaged[position] ^= 1
+            path.write_bytes(bytes(damaged))
+            said = []
+            assert newest(tmp_path, said.append).folder == good
+            assert len(said) == 1
+        path.write_bytes(whole)
+    assert newest(tmp_path, nobody).folder == bad
+
+
+@pytest.mark.parametrize("name", ["rank-0.safetensors", "rank-0.json", "checkpoint.json"])
+@pytest.mark.parametrize("keep", [0, 10])
+def test_a_truncated_file_is_seen(tmp_path, name, keep):
+    path = write(tmp_path, 10) / name
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(DataError, match=r"damaged|not a"):
+        check(path.parent)
+
+
+def test_a_missing_file_is_seen(tmp_path):
+    folder = write(tmp_path, 10)
+    (folder / "rank-0.json").unlink()
+    with pytest.raises(DataError, match="not a whole checkpoint"):
+        check(folder)
+
+
+class Bomb:
+    """Something that, unpickled, would leave a trace."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (self.path, "w")
+
+
+@pytest.mark.parametrize("name", ["rank-0.safetensors", "checkpoint.json"])
+def test_a_pickle_is_refused_without_executing_it(tmp_path, name):
+    trace = tmp_path / "executed"
+    folder = write(tmp_path, 10)
+    (folder / name).write_bytes(pickle.dumps(Bomb(str(trace))))
+    with pytest.raises(DataError):
+        check(folder)
+    assert not trace.exists()
+
+
+def test_a_manifest_that_points_elsewhere_is_refused(tmp_path):
+    folder = write(tmp_path, 10)
+    about = json.loads(json.loads((folder / "checkpoint.json").read_text())["about"])
+    about["sha256"] = {"../../outside": "0"}
+    (folder / "checkpoint.json").write_bytes(checkpoint._sealed(about))
+    with pytest.raises(DataError):
+        check(folder)
+
+
+def test_a_disk_that_fails_leaves_the_old_checkpoint_and_says_so(tmp_path, monkeypatch):
+    good = write(tmp_path, 10)
+
+    def full(path, data):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "_write_file", full)
+    writer = Writer(tmp_path, 0, 1, 3)
+    writer.write(20, Part({"x": torch.zeros(1)}, {}), {})
+    with pytest.raises(OSError, match="No space left"):
+        writer.wait()
+    assert newest(tmp_path, nobody).folder == good
+
+
+def test_a_run_without_checkpoints_has_none(tmp_path):
+    assert newest(tmp_path, nobody) is None
+    shutil.rmtree(tmp_path)
+    assert newest(tmp_path, nobody) is None
+
+
+def test_how_often_is_read():
+    assert parse_every("500steps") == Every(steps=500)
+    assert parse_every("1step") == Every(steps=1)
+    assert parse_every("5min") == Every(seconds=300)
+    assert parse_every("90s") == Every(seconds=90)
+
+
+@pytest.mark.parametrize("text", ["", "0steps", "-5min", "often", "5", "1e3steps"])
+def test_how_often_must_be_understood(text):
+    with pytest.raises(ConfigError, match="checkpoint_every"):
+        parse_every(text)
