@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from manyhands._version import __version__
 
 if TYPE_CHECKING:
+    from manyhands.comparing import compare
     from manyhands.data import Data
     from manyhands.errors import (
         ConfigError,
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 # Where each public name lives: imported when first asked for, so that `import manyhands` is quick.
 _HOMES = {
     "fit": "manyhands.fitting",
+    "compare": "manyhands.comparing",
     "Result": "manyhands.fitting",
     "Data": "manyhands.data",
     "SGD": "manyhands.optimizers",
@@ -57,6 +59,7 @@ __all__ = [
     "Sync",
     "WorkerError",
     "__version__",
+    "compare",
     "fit",
 ]
 

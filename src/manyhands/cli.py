@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import inspect
 import json
+import shlex
 import sys
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import cyclopts
 from cyclopts import App, Parameter
@@ -27,7 +31,7 @@ def _parameter(option: Option) -> inspect.Parameter:
     owners = "" if option.owners == ("run",) else f" ({', '.join(option.owners)})"
     default = "" if option.default is None else f" [default: {option.default}]"
     flags: dict[str, Any] = {"help": f"{option.help}{owners}{default}", "show_default": False}
-    if option.name == "shares":
+    if option.name == "shares" and option.type is not str:
         flags |= {"converter": _fractions, "n_tokens": 1, "negative": ""}
     return inspect.Parameter(
         option.name,
@@ -46,15 +50,27 @@ def _fractions(_: Any, tokens: Sequence[Any]) -> tuple[float, ...]:
         ) from None
 
 
-def takes_options(function: Callable[..., None]) -> Callable[..., None]:
+def _axis(option: Option) -> inspect.Parameter:
+    """Turn an option into a flag that takes several values, separated by commas."""
+    choices = get_args(option.type) if get_origin(option.type) is Literal else ()
+    told = f": {', '.join(map(str, choices))}" if choices else ""
+    default = "1,2,4 … up to the cores" if option.name == "workers" else option.default
+    return _parameter(replace(option, help=option.help + told, type=str, default=default))
+
+
+def takes_options(
+    function: Callable[..., None],
+    flag: Callable[[Option], inspect.Parameter] = _parameter,
+    without: Sequence[str] = (),
+) -> Callable[..., None]:
     """Give a command every option of a run beside its own."""
     own = [
         p
         for p in inspect.signature(function, eval_str=True).parameters.values()
         if p.kind is not p.VAR_KEYWORD
     ]
-    taken = {p.name for p in own}
-    added = [_parameter(o) for o in options().values() if o.name not in taken]
+    taken = {*without, *(p.name for p in own)}
+    added = [flag(o) for o in options().values() if o.name not in taken]
     function.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]
     function.__annotations__ = {p.name: p.annotation for p in [*own, *added]}
     return function
@@ -101,10 +117,122 @@ def _say_result(result: Any) -> None:
     )
     console.print(
         f"{accuracy}{found['examples']:,} examples in [bold]{found['seconds']:.1f} s[/bold] "
-        f"of training ({found['examples_per_second']:,.0f}/s), "
-        f"{seconds['startup']:.1f} s to start, {seconds['evaluation']:.1f} s to evaluate; kernels: {record['kernels']['choice']}"
+        f"of training ({found['examples_per_second']:,.0f}/s)"
+    )
+    console.print(
+        f"{seconds['startup']:.1f} s to start, {seconds['evaluation']:.1f} s to evaluate, "
+        f"kernels: {record['kernels']['choice']}"
     )
     console.print(f"records and model: {result.output}", soft_wrap=True)
+
+
+@app.command
+@partial(takes_options, flag=_axis, without=("strategy", "name"))
+def compare(
+    experiment: Annotated[
+        Path | None, Parameter(help="a TOML file such as experiments/psgd.toml; flags override it")
+    ] = None,
+    /,
+    *,
+    strategies: Annotated[
+        str | None, Parameter(help="names separated by commas, or all [default: all]")
+    ] = None,
+    repeats: Annotated[
+        int | None, Parameter(help="runs of each combination, each with the next seed [default: 3]")
+    ] = None,
+    scaling: Annotated[
+        Literal["strong", "weak"] | None,
+        Parameter(
+            help="strong: workers share the work; weak: limit and batch_size are one worker's, "
+            "and grow with the workers [default: strong]"
+        ),
+    ] = None,
+    baseline: Annotated[
+        bool | None, Parameter(help="run sequential as well, to measure speed-ups [default: yes]")
+    ] = None,
+    quick: Annotated[
+        bool, Parameter(negative="", help="the smaller size that the TOML file describes")
+    ] = False,
+    keep_models: Annotated[
+        bool, Parameter(negative="", help="keep each run's model.safetensors")
+    ] = False,
+    output: Annotated[
+        Path | None,
+        Parameter(help="the sweep's folder; the same command with the same folder goes on"),
+    ] = None,
+    **given: Any,
+) -> None:
+    """Run every combination of strategies, workers and any option given several values, and report.
+
+    Any option takes several values, separated by commas. Finished runs are kept: a comparison that
+    was stopped goes on when the command is given again.
+    """
+    from manyhands.comparing import describe, sweep
+    from manyhands.experiments import from_text
+
+    described = describe(
+        experiment,
+        quick=quick,
+        strategies=None if strategies is None else strategies.split(","),
+        options={name: from_text(name, text) for name, text in given.items() if text is not None},
+        repeats=repeats,
+        scaling=scaling,
+        baseline=baseline,
+    )
+    found = sweep(
+        described,
+        output=output,
+        keep_models=keep_models,
+        command="manyhands " + shlex.join(sys.argv[1:]),
+        announce=_say_plan,
+    )
+    _say_comparison(found)
+
+
+def _say_plan(planned: Any, folder: Path) -> None:
+    cases = len({run.case for run in planned.runs})
+    print(f"{len(planned.runs)} runs of {cases} configurations, into {folder}", file=sys.stderr)
+    for reason in planned.left_out:
+        print(f"left out: {reason}", file=sys.stderr)
+
+
+def _say_comparison(found: Any) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+
+    console = Console(highlight=False, soft_wrap=True)
+    best = next((row for row in found.table if row["best"]), None)
+    if best is not None:
+        accuracy = best["accuracy"]
+        parts = [f"{best['seconds']:.1f} s of training"]
+        parts += [f"speed-up {best['speedup']:.2f}"] if best["speedup"] is not None else []
+        parts += [f"{100 * accuracy:.2f} % test accuracy"] if accuracy is not None else []
+        one = best["strategy"] == "sequential"
+        name = best["label"] if one else f"{best['label']} × {best['workers']}"
+        console.print(f"[bold]best: {escape(name)}[/bold], {', '.join(parts)}")
+    for name, said in found.failed.items():
+        console.print(f"[red]failed: {escape(name)}[/red]: {escape(said)}")
+    console.print(f"report: {escape(str(found.report))}")
+    if found.failed:
+        raise SystemExit(1)
+
+
+@app.command
+def report(
+    *folders: Annotated[Path, Parameter(help="sweeps' or runs' folders; several: side by side")],
+    output: Annotated[
+        Path | None, Parameter(help="where to write; by default the first folder")
+    ] = None,
+    pdf: Annotated[bool, Parameter(negative="", help="write report.pdf as well")] = False,
+) -> None:
+    """Build the report again, from the records alone."""
+    from manyhands.report import build
+
+    if not folders:
+        raise ConfigError("no folder is given; expected a sweep's or a run's")
+    if output is None and len(folders) > 1:
+        raise ConfigError("several folders are given; say with --output where their report goes")
+    print(f"report: {build(folders, output or folders[0], pdf=pdf)}")
 
 
 @app.command

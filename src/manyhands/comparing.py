@@ -1,0 +1,369 @@
+"""A sweep, from Python: `compare` plans runs, runs them one at a time and builds the report.
+
+A sweep's folder holds `sweep.json`, `runs/ID/` and the report. The same call with the same folder
+goes on where the last one ended: finished runs are kept, failed ones are tried once more.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from manyhands import launch
+from manyhands._version import __version__
+from manyhands.errors import ConfigError, ManyhandsError
+from manyhands.estimate import Estimate
+from manyhands.experiments import ALL, Experiment, alternatives, read
+from manyhands.fitting import fit, write_failure
+from manyhands.options import configure
+from manyhands.planning import Planned, Schedule, schedule
+from manyhands.record import SCHEMA, cores, cpu_name, write_json
+from manyhands.scoreboard import Scoreboard, first_line
+
+if TYPE_CHECKING:
+    from manyhands.report.table import Table
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What a sweep gave: the table, the report's page, and the failed runs with what they said."""
+
+    table: Table
+    report: Path
+    failed: Mapping[str, str]
+
+
+def compare(
+    model: Any = None,
+    data: Any = None,
+    *,
+    experiment: str | os.PathLike[str] | None = None,
+    quick: bool = False,
+    strategies: str | Sequence[Any] | None = None,
+    repeats: int | None = None,
+    scaling: str | None = None,
+    baseline: bool | None = None,
+    output: str | os.PathLike[str] | None = None,
+    **given: Any,
+) -> Table:
+    """Train with every combination of the options, and compare.
+
+    Args:
+        model: As in `fit`; by default "cnn".
+        data: As in `fit`; by default "mnist".
+        experiment: A TOML file to start from (see `manyhands.experiments`); all else overrides it.
+        quick: Use the smaller size that the file describes under [quick].
+        strategies: Names or objects such as `Sync(allreduce="ring")`; by default all there are.
+        repeats: How often each combination is run, each time with the next seed; by default 3.
+        scaling: "strong" (the default): the work stays the same, workers share it. "weak": `limit`
+            and `batch_size` are one worker's and are multiplied by the workers, so that examples
+            and batch per worker stay the same (`batch_size` stays where it is a worker's already).
+        baseline: Run `sequential` as well, which speed-ups are measured against; by default yes.
+        output: The sweep's folder; by default runs/NAME-DIGEST, the same for the same comparison.
+        **given: `loss`, `keep_models` (keep every run's model.safetensors), `progress`, `title`,
+            `question`, and every option of `fit` by name; a list is an axis: `workers=[1, 2, 4]`.
+            An option that a strategy does not have is left out for that strategy.
+
+    Returns:
+        One row for each combination, as dictionaries; `.to_pandas()`; `.runs` for the single runs.
+
+    Raises:
+        ConfigError: When a combination cannot work, before anything is started; or when `output`
+            holds another sweep.
+        ManyhandsError: When no run finished.
+    """
+    own = {name: given.pop(name, None) for name in ("loss", "keep_models", "progress", "command")}
+    about = {name: given.pop(name, None) for name in ("title", "question")}
+    about |= {"repeats": repeats, "scaling": scaling, "baseline": baseline}
+    parts = {"model": model, "data": data}
+    objects = {name: part for name, part in parts.items() if not _is_name(part)}
+    if callable(own["loss"]):
+        objects["loss"] = own.pop("loss")
+    named = {name: part for name, part in parts.items() if part is not None and name not in objects}
+    asked = {**given, **named, "loss": own.pop("loss", None)}
+    described = describe(
+        experiment,
+        quick=quick,
+        strategies=[strategies] if isinstance(strategies, str) else strategies,
+        options=alternatives({name: v for name, v in asked.items() if v is not None}),
+        **about,
+    )
+    return sweep(
+        described,
+        output=output,
+        objects=objects,
+        keep_models=bool(own["keep_models"]),
+        progress=own["progress"] is not False,
+        command=own["command"],
+    ).table
+
+
+def _is_name(part: Any) -> bool:
+    listed = isinstance(part, list) and all(isinstance(p, str) for p in part)
+    return part is None or isinstance(part, str) or listed
+
+
+def describe(
+    path: str | os.PathLike[str] | None,
+    *,
+    quick: bool,
+    strategies: Sequence[Any] | None,
+    options: Mapping[str, tuple[Any, ...]],
+    **about: Any,
+) -> Experiment:
+    """Return the experiment that a file, and what overrides it, describe."""
+    if quick and path is None:
+        raise ConfigError("quick is given without an experiment's file; it says what is quick")
+    experiment = read(Path(path), quick=quick) if path is not None else Experiment()
+    if strategies is not None:
+        experiment = experiment.with_strategies(tuple(strategies))
+    elif path is None:
+        experiment = replace(experiment, strategies=(ALL,))
+    if experiment.strategies and "workers" not in {**experiment.options, **options}:
+        options = {"workers": _counts(), **options}
+    experiment = experiment.with_options(options)
+    return replace(experiment, **{name: v for name, v in about.items() if v is not None})
+
+
+def _counts() -> tuple[int, ...]:
+    """Return 1, 2, 4 … up to the cores there are."""
+    most = cores()
+    return tuple(sorted({1 << i for i in range(most.bit_length()) if 1 << i <= most} | {most}))
+
+
+def sweep(
+    experiment: Experiment,
+    *,
+    output: str | os.PathLike[str] | None = None,
+    objects: Mapping[str, Any] | None = None,
+    keep_models: bool = False,
+    progress: bool = True,
+    command: str | None = None,
+    announce: Callable[[Schedule, Path], None] | None = None,
+) -> Comparison:
+    """Run an experiment and build its report.
+
+    Args:
+        experiment: What is compared.
+        output: The sweep's folder.
+        objects: A model, data and a loss that are Python objects rather than names.
+        keep_models: Keep every run's model.safetensors.
+        progress: Show how far it is, on stderr.
+        command: How it was asked for, for the record.
+        announce: Called with the plan and the folder before the first run.
+    """
+    from manyhands import report
+
+    if launch.group_size() is not None:
+        raise ConfigError("compare starts groups of workers itself; run it without mpiexec or srun")
+    carried = objects or {}
+    labels = {n: _label(part) for n, part in carried.items() if n in ("model", "data")}
+    planned = schedule(experiment, labels)
+    default = Path("runs") / f"{experiment.name}-{planned.digest}"
+    folder = Path(output if output is not None else default)
+    runs = _Sweep(experiment, planned, folder, carried, keep_models, command or _command())
+    runs.open()
+    if announce:
+        announce(planned, folder)
+    records = runs.run(progress)
+    titles = {run.id: run.title for run in planned.runs}
+    failed = {titles[n]: first_line(r) for n, r in records.items() if r["status"] != "finished"}
+    if len(failed) == len(records):
+        name, said = next(iter(failed.items()))
+        raise ManyhandsError(f"none of the {len(records)} runs finished; {name} said: {said}")
+    return Comparison(report.results([folder]), report.build([folder], folder), failed)
+
+
+@dataclass(frozen=True)
+class _Sweep:
+    experiment: Experiment
+    schedule: Schedule
+    folder: Path
+    objects: Mapping[str, Any]
+    keep_models: bool
+    command: str
+
+    def open(self) -> None:
+        """Make the folder, or make sure that it holds this very sweep."""
+        path = self.folder / "sweep.json"
+        machine = {"cpu": cpu_name(), "cores": cores(), "manyhands": __version__}
+        started = _now()
+        if path.exists():
+            there = _read_sweep(path)
+            started = there.get("started") or started
+            self._check_same(there, machine)
+        elif self.folder.is_dir() and any(self.folder.iterdir()):
+            raise ConfigError(
+                f"output is {str(self.folder)!r}, which holds other things; "
+                "choose a folder that is new or empty"
+            )
+        try:
+            (self.folder / "runs").mkdir(parents=True, exist_ok=True)
+            write_json(path, self._about(started, machine))
+        except OSError as error:
+            raise ConfigError(
+                f"output is {str(self.folder)!r}, which cannot be written: {error.strerror}"
+            ) from None
+
+    def _check_same(self, there: Mapping[str, Any], machine: Mapping[str, Any]) -> None:
+        ours, theirs = {r.id for r in self.schedule.runs}, {p["id"] for p in there["planned"]}
+        if theirs - ours:
+            raise ConfigError(
+                f"output is {str(self.folder)!r}, which holds another sweep "
+                f"({there.get('title') or there.get('name')}: {len(theirs)} runs, "
+                f"{len(theirs - ours)} of them not in this one); choose another folder"
+            )
+        begun = {name: there.get("machine", {}).get(name) for name in machine}
+        if begun != machine and not all(self._finished(run) for run in self.schedule.runs):
+            was = ", ".join(f"{name} {value}" for name, value in begun.items())
+            raise ConfigError(
+                f"output is {str(self.folder)!r}, a sweep begun elsewhere ({was}); runs of two "
+                "machines or versions make no curve: choose another folder, and put both side by "
+                "side with `manyhands report`"
+            )
+
+    def _about(self, started: str, machine: Mapping[str, Any]) -> dict[str, Any]:
+        experiment = self.experiment
+        return {
+            "schema": SCHEMA,
+            "name": experiment.name,
+            "title": experiment.title,
+            "question": experiment.question,
+            "command": self.command,
+            "scaling": experiment.scaling,
+            "repeats": experiment.repeats,
+            "axes": {name: [_plain(v) for v in vs] for name, vs in experiment.axes.items()},
+            "source": list(experiment.source),
+            "left_out": list(self.schedule.left_out),
+            "machine": machine,
+            "planned": [
+                {"id": r.id, "config": _plain(r.config), "repeat": r.repeat}
+                for r in self.schedule.runs
+            ],
+            "started": started,
+            "finished": None,
+        }
+
+    def run(self, progress: bool) -> dict[str, Mapping[str, Any]]:
+        """Do what is not done yet, one run at a time; returns every run's record."""
+        board = Scoreboard(
+            self.schedule, self.experiment.scaling, Estimate(cores()), shown=progress
+        )
+        for run in self.schedule.runs:
+            if record := self._finished(run):
+                board.keep(run, record)
+        try:
+            with board:
+                for run in self.schedule.runs:
+                    if run.id not in board.records:
+                        board.begin(run)
+                        board.end(run, self._perform(run, self._kernels(run, board.records)))
+        except KeyboardInterrupt:
+            print(
+                f"stopped after {len(board.records)} of {len(self.schedule.runs)} runs; the same "
+                f"command with --output {self.folder} goes on from there",
+                file=sys.stderr,
+            )
+            raise
+        path = self.folder / "sweep.json"
+        write_json(path, {**_read_sweep(path), "finished": _now()})
+        return dict(board.records)
+
+    def _kernels(self, run: Planned, records: Mapping[str, Mapping[str, Any]]) -> str:
+        """Return the kernels for a run: for "auto", what the sweep's first run of that model chose.
+
+        One choice for all: otherwise a difference could be the kernels' and not the strategy's.
+        """
+        for other in self.schedule.runs:
+            record = records.get(other.id, {})
+            alike = all(other.config[n] == run.config[n] for n in ("kernels", "model", "dtype"))
+            if alike and record.get("status") == "finished" and run.config["kernels"] == "auto":
+                return str(record["kernels"]["choice"])
+        return str(run.config["kernels"])
+
+    def _perform(self, run: Planned, kernels: str) -> Mapping[str, Any]:
+        """Do one run; a failure is recorded and does not end the sweep."""
+        place = self.folder / "runs" / run.id
+        shutil.rmtree(place, ignore_errors=True)  # what an interrupted or failed run left
+        given = {**run.given, **self.objects, "kernels": kernels}
+        try:
+            fit(
+                **given,
+                output=str(place),
+                name=run.label,
+                command=self.command,
+                progress=False,
+            )
+        except Exception as error:
+            if not (place / "run.json").exists():
+                place.mkdir(parents=True, exist_ok=True)
+                labels = {n: _label(p) for n, p in self.objects.items() if n != "loss"}
+                config = configure({**run.given, **labels})
+                write_failure(place, config, run.label, self.command, _as_said(error))
+        return self._tidy(run)
+
+    def _finished(self, run: Planned) -> Mapping[str, Any] | None:
+        """Return the record of a run that finished earlier; None if it is to be done."""
+        try:
+            record = json.loads((self.folder / "runs" / run.id / "run.json").read_text())
+        except (OSError, ValueError):
+            return None
+        return self._tidy(run) if record.get("status") == "finished" else None
+
+    def _tidy(self, run: Planned) -> Mapping[str, Any]:
+        """Return a run's record, with the kernels it chose as its option, and drop its model.
+
+        Otherwise the run that measured would seem to have another configuration than its repeats;
+        that it measured stays in the record (kernels.source).
+        """
+        place = self.folder / "runs" / run.id
+        record: dict[str, Any] = json.loads((place / "run.json").read_text())
+        if record["config"].get("kernels") == "auto" and "kernels" in record:
+            record["config"]["kernels"] = record["kernels"]["choice"]
+            write_json(place / "run.json", record)
+        if not self.keep_models:
+            (place / "model.safetensors").unlink(missing_ok=True)
+        return record
+
+
+def _read_sweep(path: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(path.read_text())
+        if found["schema"] != SCHEMA or not all("id" in p for p in found["planned"]):
+            raise ValueError("of another kind")
+    except (OSError, ValueError, KeyError, TypeError):
+        raise ConfigError(f"{path} cannot be read; choose another folder for the sweep") from None
+    return found
+
+
+def _as_said(error: Exception) -> Exception:
+    """Return our own errors as they are; of others also their kind."""
+    if isinstance(error, ManyhandsError):
+        return error
+    return ManyhandsError(f"{type(error).__name__}: {error}")
+
+
+def _label(part: Any) -> str:
+    named = getattr(part, "name", None) or getattr(part, "__name__", None)
+    return str(named or type(part).__name__)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON can hold it."""
+    return json.loads(json.dumps(value, default=_label))
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+
+
+def _command() -> str:
+    return shlex.join([Path(sys.argv[0]).name or "python", *sys.argv[1:]])

@@ -1,0 +1,254 @@
+"""Which runs a comparison consists of, and in which order.
+
+Guarantees:
+    - Every combination is a configuration that `configure` accepts, checked before anything runs.
+    - Equal configurations are run once per repeat: an option that a strategy does not have is left
+      out for that strategy; one that no strategy of the sweep has is an error.
+    - Repeats are interleaved: each combination once, then each a second time with the next seed.
+    - A run's id depends on its configuration alone, so that a sweep can be gone on with.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from manyhands import validate
+from manyhands.config import MODELS
+from manyhands.errors import ConfigError
+from manyhands.experiments import ALL, Alternatives, Experiment
+from manyhands.options import configure, flatten, options
+from manyhands.strategies import STRATEGIES
+
+BASELINE = "sequential"
+# How work is divided among workers: of no meaning where there is one.
+_DIVIDING = ("workers", "partition", "shares")
+# Names, folders and seeds do not make another case.
+_UNHASHED = ("name", "output")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """One run to come.
+
+    Attributes:
+        id: Names its folder; made from the configuration, the seed included.
+        case: The same for all repeats of one configuration.
+        baseline: The case that its speed-up is measured against; None without one.
+        given: The options to run it with.
+        config: Every option by its flat name, as the record will hold it.
+    """
+
+    id: str
+    case: str
+    baseline: str | None
+    label: str
+    repeat: int
+    given: Mapping[str, Any]
+    config: Mapping[str, Any]
+
+    @property
+    def title(self) -> str:
+        """What people call it."""
+        return f"{self.label} (repeat {self.repeat + 1})"
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """All runs in their order, and what was left out of "all" strategies, with the reason."""
+
+    runs: tuple[Planned, ...]
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def digest(self) -> str:
+        """Tells one schedule from another."""
+        return _digest(sorted(run.id for run in self.runs))
+
+
+@dataclass(frozen=True)
+class _Product:
+    """One strategy with the alternatives of every option; `named` are those its labels show."""
+
+    strategy: Any
+    values: Mapping[str, Alternatives]
+    named: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Combination:
+    """One strategy with one value for each option that it takes."""
+
+    given: Mapping[str, Any]
+    baseline: Mapping[str, Any] | None
+    named: tuple[str, ...]
+
+
+def schedule(experiment: Experiment, carried: Mapping[str, str] | None = None) -> Schedule:
+    """Lay out every run of an experiment.
+
+    Args:
+        experiment: What is compared.
+        carried: Names for what is given as Python objects (model, data), for the records.
+
+    Raises:
+        ConfigError: If a combination cannot work, or an option would be ignored everywhere.
+    """
+    products = _products(experiment)
+    combinations: list[_Combination] = []
+    left_out: list[str] = []
+    for product in products:
+        for choice in _choices(product, experiment):
+            refused = _refusal(choice.given, carried)
+            if refused and ALL not in experiment.strategies:
+                raise ConfigError(f"{_label(choice)}: {refused}")
+            if refused:
+                left_out.append(f"{_label(choice)}: {refused}")
+            else:
+                combinations.append(choice)
+    _refuse_ignored(products, [c.given for c in combinations])
+    if experiment.baseline:
+        first = [_Combination(c.baseline, c.baseline, c.named) for c in combinations if c.baseline]
+        combinations = first + combinations
+    runs: dict[str, Planned] = {}
+    for repeat in range(experiment.repeats):
+        for choice in combinations:
+            run = _planned(choice, repeat, carried)
+            runs.setdefault(run.id, run)
+    if not runs:
+        raise ConfigError("nothing to compare: give strategies, or cases in the experiment's file")
+    return Schedule(tuple(runs.values()), tuple(dict.fromkeys(left_out)))
+
+
+def _products(experiment: Experiment) -> list[_Product]:
+    """Return each strategy with the alternatives that it is combined with."""
+    varied = tuple(name for name, values in experiment.options.items() if len(values) > 1)
+    found = [_Product(s, experiment.options, varied) for s in _expanded(experiment.strategies)]
+    fixed = {name: v for name, v in experiment.options.items() if name not in varied}
+    for case in experiment.cases:
+        own = {name: values for name, values in case.items() if name != "strategy"}
+        found += [_Product(s, {**fixed, **own}, tuple(own)) for s in _expanded(case["strategy"])]
+    return found
+
+
+def _expanded(strategies: Alternatives) -> list[Any]:
+    named = [list(STRATEGIES) if s == ALL else [s] for s in strategies]
+    return list(dict.fromkeys(itertools.chain(*named)))
+
+
+def _choices(product: _Product, experiment: Experiment) -> Iterator[_Combination]:
+    for combination in itertools.product(*product.values.values()):
+        given = dict(zip(product.values, combination, strict=True))
+        own = _taken(product.strategy, given)
+        base = _taken(BASELINE, given) if experiment.baseline else None
+        if experiment.scaling == "weak":
+            own = _grown(own)
+        yield _Combination(own, base, product.named)
+
+
+def _taken(strategy: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what of the options this strategy takes; where it is alone, nothing is divided."""
+    table, optimizer = options(), given.get("optimizer", "sgd")
+    takers = {"run", _name(strategy), _name(optimizer)}
+    taken = {name: value for name, value in given.items() if takers & set(table[name].owners)}
+    kind = STRATEGIES.get(_name(strategy))
+    if kind is not None and not kind.supports.many:
+        taken = {name: v for name, v in taken.items() if name not in _DIVIDING} | {"workers": 1}
+    return {"strategy": strategy, **taken}
+
+
+def _grown(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the options for weak scaling: what is stated is for one worker.
+
+    Each worker keeps `limit` examples an epoch and `batch_size` examples an update, so both are
+    multiplied by the workers; where a batch belongs to one worker already, `batch_size` stays.
+    """
+    if given.get("limit") is None:
+        raise ConfigError(
+            "scaling is 'weak', which needs limit: the training examples of one worker"
+        )
+    table, kind = options(), STRATEGIES.get(_name(given["strategy"]))
+    workers = given.get("workers", table["workers"].default)
+    grown = {**given, "limit": given["limit"] * workers}
+    if kind is None or not kind.supports.whole_batches:
+        grown["batch_size"] = given.get("batch_size", table["batch_size"].default) * workers
+    return grown
+
+
+def _refusal(given: Mapping[str, Any], carried: Mapping[str, str] | None) -> str:
+    """Say why these options cannot work; empty if they can."""
+    try:
+        model = given.get("model", "")
+        if model and ":" not in model:
+            validate.one_of(MODELS, model=model)
+        configure({**given, **(carried or {})})
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def _refuse_ignored(products: list[_Product], taken: list[Mapping[str, Any]]) -> None:
+    """Refuse an option that no run takes."""
+    used = {name for given in taken for name in given}
+    several = any(given.get("workers", 2) > 1 for given in taken)
+    for product in products:
+        for name, alternatives in product.values.items():
+            idle = name == "workers" and not several and alternatives != (1,)
+            if taken and (name not in used or idle):
+                owners = options()[name].owners
+                whose = "runs with several workers" if owners == ("run",) else ", ".join(owners)
+                raise ConfigError(
+                    f"{name} is an option of {whose}; no run of this comparison takes it: "
+                    "leave it out, or add a strategy that has it"
+                )
+
+
+def _planned(choice: _Combination, repeat: int, carried: Mapping[str, str] | None) -> Planned:
+    seed = choice.given.get("seed", options()["seed"].default) + repeat
+    given = {**choice.given, "seed": seed}
+    config = _flat(given, carried)
+    label = _label(choice)
+    kind, workers = config["strategy"], config["workers"]
+    return Planned(
+        id=f"{kind}-{workers}-{_digest(config)}",
+        case=_case(config),
+        baseline=_case(_flat(choice.baseline, carried)) if choice.baseline else None,
+        label=label,
+        repeat=repeat,
+        given=given,
+        config=config,
+    )
+
+
+def _flat(given: Mapping[str, Any], carried: Mapping[str, str] | None) -> dict[str, Any]:
+    flat = flatten(configure({**given, **(carried or {})}))
+    return {name: value for name, value in flat.items() if name not in _UNHASHED}
+
+
+def _case(config: Mapping[str, Any]) -> str:
+    return _digest({name: value for name, value in config.items() if name != "seed"})
+
+
+def _digest(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
+
+
+def _label(choice: _Combination) -> str:
+    """Return the strategy, its workers, and what else varies, for people."""
+    given = choice.given
+    extra = [
+        f"{name} {given[name]}"
+        for name in choice.named
+        if name in given and name not in ("workers", "seed")
+    ]
+    name, workers = _name(given["strategy"]), given.get("workers", options()["workers"].default)
+    return ", ".join([name if name == BASELINE else f"{name} × {workers}", *extra])
+
+
+def _name(part: Any) -> str:
+    return part if isinstance(part, str) else str(getattr(part, "name", ""))
