@@ -1,0 +1,155 @@
+"""Gossip: D-PSGD as printed, sync on the complete graph, and what it costs and records."""
+
+import json
+import time
+
+import numpy as np
+import pytest
+import torch
+from mpi4py import MPI
+from training import WORLD, Reference, distance, same_everywhere, smooth, train, with_dropout
+
+import manyhands as mh
+from manyhands.data import store
+from manyhands.strategies.topology import graph, mixing
+
+PLAIN = {"optimizer": "sgd", "lr": 0.1, "momentum": 0.0, "dtype": "float64"}
+TOPOLOGIES = ["ring", "exponential", "complete"]
+if WORLD.size % 2 == 0 or WORLD.size == 1:
+    TOPOLOGIES.append("pairs")
+
+
+@pytest.fixture(scope="module")
+def blobs(tmp_path_factory):
+    return store("blobs", tmp_path_factory.mktemp(f"data-{WORLD.rank}") / "blobs")
+
+
+@pytest.mark.parametrize("partition", ["balanced", "random-partition", "by-label"])
+@pytest.mark.parametrize("batch_size", [128, 127, 7])
+def test_on_the_complete_graph_adapting_then_combining_is_sync(
+    blobs, tmp_path, partition, batch_size
+):
+    given = {**PLAIN, "max_steps": 40, "batch_size": batch_size, "partition": partition}
+    sync = train(smooth, blobs, WORLD, tmp_path, strategy="sync", **given)
+    averaging = train(smooth, blobs, WORLD, tmp_path, strategy="averaging", period=1, **given)
+    gossip = train(smooth, blobs, WORLD, tmp_path, strategy="gossip", topology="complete", **given)
+    assert distance(sync.params, gossip.params) < 1e-10
+    assert distance(averaging.params, gossip.params) < 1e-10
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("topology", ["ring", "exponential", "complete", "pairs"])
+def test_one_worker_is_sequential_bit_for_bit(blobs, tmp_path, topology, overlap):
+    given = {"max_steps": 20, "batch_size": 32}
+    one = train(with_dropout, blobs, MPI.COMM_SELF, tmp_path, strategy="sequential", **given)
+    strategy = mh.Gossip(topology=topology, overlap=overlap)
+    other = train(with_dropout, blobs, MPI.COMM_SELF, tmp_path, strategy=strategy, **given)
+    assert torch.equal(one.params, other.params)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_every_step_is_the_one_printed(blobs, tmp_path, topology, overlap):
+    """Against the algorithm on all workers in one process: the average and how far they are."""
+    size, steps, lr = WORLD.size, 12, 0.1
+    reference = Reference(blobs, size, batch_size=53, partition="balanced")
+    x = torch.stack([reference.start] * size)
+    shares = [reference.shares(i, steps) for i in range(size)]
+    for t in range(steps):
+        g = torch.stack(
+            [
+                size * len(s[t].indices) / s[t].total * reference.gradient(x[i], s[t])
+                for i, s in enumerate(shares)
+            ]
+        )
+        w = torch.from_numpy(mixing(graph(topology, size, seed=0, step=t)))
+        x = w @ x - lr * g if overlap else w @ (x - lr * g)
+    mean = x.mean(0)
+    spread = float((x - mean).square().sum(1).mean().sqrt())
+    strategy = mh.Gossip(topology=topology, overlap=overlap)
+    given = {**PLAIN, "lr": lr, "max_steps": steps, "batch_size": 53}
+    worker = train(smooth, blobs, WORLD, tmp_path, strategy=strategy, **given)
+    assert distance(worker.params, mean) < 1e-10
+    ((step, recorded),) = worker.facts["consensus_distance"]
+    assert step == steps
+    assert recorded == pytest.approx(spread, rel=1e-6, abs=1e-12)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_all_replicas_end_with_the_same_bits_and_the_same_seed_gives_them_again(
+    blobs, tmp_path, topology, overlap
+):
+    strategy = mh.Gossip(topology=topology, overlap=overlap)
+    given = {"epochs": 1, "batch_size": 64, "strategy": strategy, "optimizer": "adam"}
+    first = train(with_dropout, blobs, WORLD, tmp_path, **given)
+    again = train(with_dropout, blobs, WORLD, tmp_path, **given)
+    assert same_everywhere(first, first.params)
+    assert torch.equal(first.config.strategy.consensus(first), first.params)
+    assert torch.equal(first.params, again.params)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_messages_and_bytes_are_those_stated(blobs, tmp_path, topology, overlap):
+    strategy = mh.Gossip(topology=topology, overlap=overlap)
+    steps, size = 9, WORLD.size
+    worker = train(smooth, blobs, WORLD, tmp_path, strategy=strategy, max_steps=steps)
+    neighbours = {
+        "ring": min(2, size - 1),
+        "exponential": (0, 1, 2, 3, 4)[size - 1],
+        "complete": size - 1,
+        "pairs": min(1, size - 1),
+    }[topology]
+    cost = worker.comm.meter.costs["exchange"]
+    assert (cost.calls, cost.messages) == (steps, steps * neighbours)
+    assert cost.bytes == steps * neighbours * worker.replica.dim * 4
+    others = {name: c.calls for name, c in worker.comm.meter.costs.items() if name != "exchange"}
+    assert others == ({"allreduce auto": 1} if size > 1 else {})
+
+
+def test_every_step_has_all_its_times(blobs, tmp_path):
+    for overlap in (False, True):
+        strategy = mh.Gossip(overlap=overlap)
+        clock = train(smooth, blobs, WORLD, tmp_path, strategy=strategy, max_steps=10).clock
+        times = [clock.begun, clock.computed, clock.entered, clock.exchanged, clock.updated]
+        assert np.shape(times) == (5, 10)
+        assert (np.diff(times, axis=0) >= 0).all()
+
+
+def test_the_record_holds_the_distance_at_every_evaluation(tmp_path):
+    output = WORLD.bcast(str(tmp_path / "run"))
+    result = mh.fit(
+        smooth, "blobs", strategy="gossip", topology="ring", epochs=3, output=output, momentum=0.0
+    )
+    WORLD.Barrier()
+    record = json.loads((result.output / "run.json").read_text())
+    steps, distances = zip(*record["strategy"]["consensus_distance"], strict=True)
+    assert list(steps) == [row["steps"] for row in record["epochs"]]
+    assert all(np.isfinite(distances))
+    # A ring of up to three is complete: the workers agree after every step.
+    assert all(value > 1e-3 if WORLD.size > 3 else value < 1e-5 for value in distances)
+    assert result.accuracy > 0.5
+
+
+def test_a_target_stops_all_workers_and_the_average_is_what_is_left(blobs, tmp_path):
+    worker = train(
+        smooth, blobs, WORLD, tmp_path, strategy="gossip", epochs=50, target_accuracy=0.5
+    )
+    assert worker.stopped == "target_accuracy"
+    assert len(worker.epochs) < 50
+    assert same_everywhere(worker, worker.params)
+    assert worker.evaluate(worker.params)[1] == worker.epochs[-1].test_accuracy
+
+
+def test_neighbours_may_be_a_step_apart(blobs, tmp_path):
+    """A slow worker holds up its neighbours only; their messages never get mixed up."""
+    worker = train(smooth, blobs, WORLD, tmp_path, strategy="gossip", max_steps=1)
+    vector = torch.empty(70_000)
+    received = {j: torch.empty_like(vector) for j in graph("ring", WORLD.size)[WORLD.rank]}
+    for step in range(20):
+        if step % 5 == WORLD.rank:
+            time.sleep(0.01)
+        vector.fill_(100 * step + WORLD.rank)
+        worker.comm.exchange(vector, received)()
+        assert all(bool((theirs == 100 * step + j).all()) for j, theirs in received.items())

@@ -1,0 +1,77 @@
+"""What tests of strategies share: a model, a run on any communicator, and plain gradients."""
+
+from pathlib import Path
+
+import torch
+from mpi4py import MPI
+from torch import nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from manyhands import assemble
+from manyhands.board import BOARD_FILE, Board
+from manyhands.data import Plan, Stored
+from manyhands.job import Job
+from manyhands.options import configure
+
+WORLD = MPI.COMM_WORLD
+
+
+def smooth():
+    """A model without kinks or dropout: rounding stays rounding."""
+    return nn.Sequential(nn.Linear(20, 16), nn.Tanh(), nn.Linear(16, 4))
+
+
+def with_dropout():
+    return nn.Sequential(nn.Linear(20, 64), nn.Dropout(0.5), nn.Linear(64, 4))
+
+
+def train(model, data, comm, folder, **given):
+    """Train on `comm`; returns the worker. Each rank has a board of its own."""
+    config = configure({"kernels": "default", "workers": comm.size, **given})
+    Board(folder / BOARD_FILE, comm.size, create=True)
+    job = Job(
+        config=config, model=model, loss=None, data=str(data), output=str(folder), name="test",
+        command="test", launched=0.0, threads=1,
+    )  # fmt: skip
+    worker, _ = assemble.worker(job, comm, folder)
+    config.strategy.run(worker)
+    return worker
+
+
+def distance(one, other):
+    return float((one - other).abs().max())
+
+
+def same_everywhere(worker, vector):
+    """Say whether all workers hold the same bits."""
+    return len({tuple(other) for other in worker.comm.gather(vector.tolist())}) == 1
+
+
+class Reference:
+    """The `smooth` model and the plans of all workers in one process, in float64, without ours."""
+
+    def __init__(self, data, size, *, batch_size, partition):
+        self.stored = Stored.open(Path(data), dtype="float64")
+        self.plans = [
+            Plan(
+                partition, examples=len(self.stored.train), batch_size=batch_size, rank=rank,
+                size=size, seed=0, labels=self.stored.train.labels,
+            )
+            for rank in range(size)
+        ]  # fmt: skip
+        torch.manual_seed(0)
+        self.model = smooth().double()
+        self.start = parameters_to_vector(self.model.parameters()).detach().clone()
+
+    def shares(self, rank, steps):
+        """Return the first `steps` shares of one worker."""
+        return [share for share, _ in zip(self.plans[rank].epoch(1), range(steps), strict=False)]
+
+    def gradient(self, x, share):
+        """Return the gradient of the share's mean loss at `x`; zero for an empty share."""
+        if not len(share.indices):
+            return torch.zeros_like(x)
+        vector_to_parameters(x, self.model.parameters())
+        inputs, targets = self.stored.train.batch(share.indices)
+        loss = nn.functional.cross_entropy(self.model(inputs), targets)
+        return parameters_to_vector(torch.autograd.grad(loss, tuple(self.model.parameters())))
