@@ -21,13 +21,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 from manyhands import validate
 from manyhands.errors import ConfigError, nearest
-from manyhands.options import options
+from manyhands.options import Option, options
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -116,6 +117,12 @@ def read(path: Path, *, quick: bool = False) -> Experiment:
     return faster if quick else experiment
 
 
+@cache
+def table() -> Mapping[str, Option]:
+    """Return every option by its name; made once, since a plan asks for it all the time."""
+    return options()
+
+
 def _experiment(name: str, found: Mapping[str, Any]) -> Experiment:
     known = ["title", "question", "strategies", "repeats", "scaling", "baseline"]
     _refuse_unknown(found, [*known, "options", "axes", "cases", "quick", "source"], "key")
@@ -200,11 +207,10 @@ def alternatives(given: Mapping[str, Any]) -> dict[str, Alternatives]:
     An option that is itself a list (`shares`) varies where it is given a list of lists.
     """
     _check_names(given)
-    table = options()
     found: dict[str, Alternatives] = {}
     for name, value in given.items():
         several = isinstance(value, list | tuple)
-        if several and _is_list(table[name].type):
+        if several and _is_list(table()[name].type):
             several = any(isinstance(v, list | tuple) for v in value)
         found[name] = tuple(value) if several else (value,)
         if not found[name]:
@@ -216,7 +222,7 @@ def _check_names(given: Iterable[str]) -> None:
     for name in given:
         if name in _SWEEP_ONLY:
             raise ConfigError(f"{name} is no option of one run here; use {_SWEEP_ONLY[name]}")
-        _refuse_unknown([name], options(), "option")
+        _refuse_unknown([name], table(), "option")
 
 
 def from_text(name: str, text: str) -> Alternatives:
@@ -224,7 +230,7 @@ def from_text(name: str, text: str) -> Alternatives:
 
     Where one value is itself a list (`shares`), alternatives stand between semicolons.
     """
-    kind = options()[name].type
+    kind = table()[name].type
     if _is_list(kind):
         return tuple(tuple(_value(name, p, float) for p in v.split(",")) for v in text.split(";"))
     return tuple(_value(name, part.strip(), kind) for part in text.split(","))

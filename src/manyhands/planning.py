@@ -20,8 +20,8 @@ from typing import Any
 from manyhands import validate
 from manyhands.config import MODELS
 from manyhands.errors import ConfigError
-from manyhands.experiments import ALL, Alternatives, Experiment
-from manyhands.options import configure, flatten, options
+from manyhands.experiments import ALL, Alternatives, Experiment, table
+from manyhands.options import configure, flatten
 from manyhands.strategies import STRATEGIES
 
 BASELINE = "sequential"
@@ -81,11 +81,21 @@ class _Product:
 
 @dataclass(frozen=True)
 class _Combination:
-    """One strategy with one value for each option that it takes."""
+    """One strategy with one value for each option that it takes, and what its baseline takes."""
 
     given: Mapping[str, Any]
     baseline: Mapping[str, Any] | None
     named: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Accepted:
+    """A combination that can be run, with every option."""
+
+    given: Mapping[str, Any]
+    config: Mapping[str, Any]
+    baseline: str | None
+    label: str
 
 
 def schedule(experiment: Experiment, carried: Mapping[str, str] | None = None) -> Schedule:
@@ -99,29 +109,43 @@ def schedule(experiment: Experiment, carried: Mapping[str, str] | None = None) -
         ConfigError: If a combination cannot work, or an option would be ignored everywhere.
     """
     products = _products(experiment)
-    combinations: list[_Combination] = []
-    left_out: list[str] = []
-    for product in products:
-        for choice in _choices(product, experiment):
-            refused = _refusal(choice.given, carried)
-            if refused and ALL not in experiment.strategies:
-                raise ConfigError(f"{_label(choice)}: {refused}")
-            if refused:
-                left_out.append(f"{_label(choice)}: {refused}")
-            else:
-                combinations.append(choice)
-    _refuse_ignored(products, [c.given for c in combinations])
-    if experiment.baseline:
-        first = [_Combination(c.baseline, c.baseline, c.named) for c in combinations if c.baseline]
-        combinations = first + combinations
+    tried = [choice for product in products for choice in _choices(product, experiment)]
+    _refuse_ignored(products, [choice.given for choice in tried])
+    accepted, left_out = _accepted(tried, carried, lenient=ALL in experiment.strategies)
     runs: dict[str, Planned] = {}
     for repeat in range(experiment.repeats):
-        for choice in combinations:
-            run = _planned(choice, repeat, carried)
+        for one in accepted:
+            run = _planned(one, repeat)
             runs.setdefault(run.id, run)
     if not runs:
         raise ConfigError("nothing to compare: give strategies, or cases in the experiment's file")
-    return Schedule(tuple(runs.values()), tuple(dict.fromkeys(left_out)))
+    return Schedule(tuple(runs.values()), left_out)
+
+
+def _accepted(
+    tried: list[_Combination], carried: Mapping[str, str] | None, *, lenient: bool
+) -> tuple[list[_Accepted], tuple[str, ...]]:
+    """Return what can be run, baselines first, and what was left out with the reason."""
+    found: list[_Accepted] = []
+    bases: dict[str, _Accepted] = {}
+    left_out: dict[str, None] = {}
+    for choice in tried:
+        base = choice.baseline
+        key = _digest(base) if base else None
+        if base and key and key not in bases:
+            flat = _flat(base, carried)
+            named = _label(base, choice.named)
+            bases[key] = _Accepted(base, flat, _case(flat), named)
+        label = _label(choice.given, choice.named)
+        try:
+            flat = _flat(choice.given, carried)
+        except ConfigError as error:
+            if not lenient:
+                raise ConfigError(f"{label}: {error}") from None
+            left_out[f"{label}: {error}"] = None
+        else:
+            found.append(_Accepted(choice.given, flat, bases[key].baseline if key else None, label))
+    return [*bases.values(), *found], tuple(left_out)
 
 
 def _products(experiment: Experiment) -> list[_Product]:
@@ -152,9 +176,9 @@ def _choices(product: _Product, experiment: Experiment) -> Iterator[_Combination
 
 def _taken(strategy: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return what of the options this strategy takes; where it is alone, nothing is divided."""
-    table, optimizer = options(), given.get("optimizer", "sgd")
+    optimizer = given.get("optimizer", "sgd")
     takers = {"run", _name(strategy), _name(optimizer)}
-    taken = {name: value for name, value in given.items() if takers & set(table[name].owners)}
+    taken = {name: value for name, value in given.items() if takers & set(table()[name].owners)}
     kind = STRATEGIES.get(_name(strategy))
     if kind is not None and not kind.supports.many:
         taken = {name: v for name, v in taken.items() if name not in _DIVIDING} | {"workers": 1}
@@ -171,24 +195,12 @@ def _grown(given: dict[str, Any]) -> dict[str, Any]:
         raise ConfigError(
             "scaling is 'weak', which needs limit: the training examples of one worker"
         )
-    table, kind = options(), STRATEGIES.get(_name(given["strategy"]))
-    workers = given.get("workers", table["workers"].default)
+    kind = STRATEGIES.get(_name(given["strategy"]))
+    workers = given.get("workers", table()["workers"].default)
     grown = {**given, "limit": given["limit"] * workers}
     if kind is None or not kind.supports.whole_batches:
-        grown["batch_size"] = given.get("batch_size", table["batch_size"].default) * workers
+        grown["batch_size"] = given.get("batch_size", table()["batch_size"].default) * workers
     return grown
-
-
-def _refusal(given: Mapping[str, Any], carried: Mapping[str, str] | None) -> str:
-    """Say why these options cannot work; empty if they can."""
-    try:
-        model = given.get("model", "")
-        if model and ":" not in model:
-            validate.one_of(MODELS, model=model)
-        configure({**given, **(carried or {})})
-    except ConfigError as error:
-        return str(error)
-    return ""
 
 
 def _refuse_ignored(products: list[_Product], taken: list[Mapping[str, Any]]) -> None:
@@ -199,7 +211,7 @@ def _refuse_ignored(products: list[_Product], taken: list[Mapping[str, Any]]) ->
         for name, alternatives in product.values.items():
             idle = name == "workers" and not several and alternatives != (1,)
             if taken and (name not in used or idle):
-                owners = options()[name].owners
+                owners = table()[name].owners
                 whose = "runs with several workers" if owners == ("run",) else ", ".join(owners)
                 raise ConfigError(
                     f"{name} is an option of {whose}; no run of this comparison takes it: "
@@ -207,24 +219,25 @@ def _refuse_ignored(products: list[_Product], taken: list[Mapping[str, Any]]) ->
                 )
 
 
-def _planned(choice: _Combination, repeat: int, carried: Mapping[str, str] | None) -> Planned:
-    seed = choice.given.get("seed", options()["seed"].default) + repeat
-    given = {**choice.given, "seed": seed}
-    config = _flat(given, carried)
-    label = _label(choice)
-    kind, workers = config["strategy"], config["workers"]
+def _planned(one: _Accepted, repeat: int) -> Planned:
+    seed = one.config["seed"] + repeat
+    config = {**one.config, "seed": seed}
     return Planned(
-        id=f"{kind}-{workers}-{_digest(config)}",
+        id=f"{config['strategy']}-{config['workers']}-{_digest(config)}",
         case=_case(config),
-        baseline=_case(_flat(choice.baseline, carried)) if choice.baseline else None,
-        label=label,
+        baseline=one.baseline,
+        label=one.label,
         repeat=repeat,
-        given=given,
+        given={**one.given, "seed": seed},
         config=config,
     )
 
 
 def _flat(given: Mapping[str, Any], carried: Mapping[str, str] | None) -> dict[str, Any]:
+    """Return every option of a run; refuses what cannot work."""
+    model = given.get("model", "")
+    if model and ":" not in model:
+        validate.one_of(MODELS, model=model)
     flat = flatten(configure({**given, **(carried or {})}))
     return {name: value for name, value in flat.items() if name not in _UNHASHED}
 
@@ -238,16 +251,12 @@ def _digest(value: Any) -> str:
     return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
 
 
-def _label(choice: _Combination) -> str:
+def _label(given: Mapping[str, Any], named: tuple[str, ...]) -> str:
     """Return the strategy, its workers, and what else varies, for people."""
-    given = choice.given
-    extra = [
-        f"{name} {given[name]}"
-        for name in choice.named
-        if name in given and name not in ("workers", "seed")
-    ]
-    name, workers = _name(given["strategy"]), given.get("workers", options()["workers"].default)
-    return ", ".join([name if name == BASELINE else f"{name} × {workers}", *extra])
+    shown = [name for name in named if name in given and name not in ("workers", "seed")]
+    name, workers = _name(given["strategy"]), given.get("workers", table()["workers"].default)
+    first = name if name == BASELINE else f"{name} × {workers}"
+    return ", ".join([first, *(f"{option} {given[option]}" for option in shown)])
 
 
 def _name(part: Any) -> str:
