@@ -1,0 +1,67 @@
+"""Which all-reduce is the fastest for this message and this group."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from manyhands.allreduce.buffers import Array, Op
+from manyhands.allreduce.hierarchical import hierarchical
+from manyhands.allreduce.mpi import mpi, native
+from manyhands.allreduce.private import channel
+from manyhands.allreduce.recursive_doubling import recursive_doubling
+from manyhands.allreduce.ring import ring
+from manyhands.allreduce.shared_memory import shared_memory
+
+# Bytes per process of the group from which on shared memory beats MPI's own on one host. Measured
+# on x86-64 with MPICH 5 and Open MPI 5; see docs/algorithms/allreduce.md.
+SHARED_FROM = 2 << 10
+# Bytes from which on, between hosts, sending less matters more than sending seldom. Not measured:
+# it is where a network of 10 µs and 1 GB/s spends as long on the bytes as on starting the
+# messages.
+BANDWIDTH_FROM = 32 << 10
+
+_CHOSEN = {
+    "mpi": mpi,
+    "ring": ring,
+    "recursive-doubling": recursive_doubling,
+    "shared-memory": shared_memory,
+    "hierarchical": hierarchical,
+}
+
+
+def choose(nbytes: int, size: int, *, per_host: int | None = None, native: bool = True) -> str:
+    """Return the name of the algorithm to use.
+
+    Args:
+        nbytes: Bytes of the array.
+        size: Processes in the group.
+        per_host: Processes on the fullest host; None means all of them.
+        native: Whether MPI itself has the operation on this dtype.
+    """
+    if size == 1:
+        return "ring"  # a copy
+    if per_host is None or per_host == size:
+        return "mpi" if native and nbytes < SHARED_FROM * size else "shared-memory"
+    if nbytes < BANDWIDTH_FROM:
+        return "mpi" if native else "recursive-doubling"
+    if per_host > 1:
+        return "hierarchical"
+    return "mpi" if native else "ring"
+
+
+def auto(send: Array, recv: Array, comm: Any, op: Op = np.add) -> None:
+    """Reduce `send` over all ranks of `comm` into `recv` by the algorithm that `choose` names.
+
+    Guarantees: those that all the algorithms share. Every rank chooses alike, because the choice
+    depends only on what all ranks must pass alike. Arguments as for `naive`.
+    """
+    group = channel(comm)
+    name = choose(
+        send.nbytes,
+        group.size,
+        per_host=group.private.per_host,
+        native=native(op, send.dtype) is not None,
+    )
+    _CHOSEN[name](send, recv, comm, op)

@@ -1,0 +1,106 @@
+"""What the all-reduces keep for each communicator, out of the user's sight.
+
+Messages travel on a duplicate of the user's communicator, so that they can never be mistaken for
+the user's own, whatever tags those use. The duplicate, the shared window and the groups within
+hosts are made at the first use, kept as an attribute of the communicator, and freed with it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from manyhands.allreduce.metered import Meter, Metered
+from manyhands.allreduce.wait import cores, wait_all
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mpi4py import MPI
+
+_keyval: int | None = None
+_MASK_BITS = 4096  # more cores than a host has
+
+
+class Private:
+    """One communicator's private duplicate and what hangs on it.
+
+    Attributes:
+        comm: The duplicate.
+        per_host: How many of these processes share one host's memory, on the fullest host.
+        crowded: Whether some host has more of these processes than cores they may use.
+            Both are the same on all ranks.
+    """
+
+    def __init__(self, comm: MPI.Comm) -> None:
+        from mpi4py import MPI
+
+        self.comm: Any = comm.Dup()
+        self.rank: int = self.comm.rank
+        self.size: int = self.comm.size
+        host = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
+        mask = np.zeros(_MASK_BITS, np.uint8)
+        mask[[core % _MASK_BITS for core in cores()]] = 1
+        host.Allreduce(MPI.IN_PLACE, mask, MPI.MAX)
+        facts = np.array([host.size, host.size > mask.sum()], np.int64)
+        self.comm.Allreduce(MPI.IN_PLACE, facts, MPI.MAX)
+        host.Free()
+        self.per_host, self.crowded = int(facts[0]), bool(facts[1])
+        self.channel = Channel(self, None)
+        self._kept: dict[object, Any] = {}
+
+    def keep(self, key: object, make: Callable[[], Any]) -> Any:
+        """Return what is kept under `key`, made by all ranks together at the first use."""
+        if key not in self._kept:
+            self._kept[key] = make()
+        return self._kept[key]
+
+    def free(self) -> None:
+        """Free what is kept, latest first, then the duplicate; all ranks together."""
+        while self._kept:
+            self._kept.popitem()[1].free()
+        self.comm.Free()
+
+
+class Channel:
+    """What an algorithm sees of a group: who it is in it, and a way to send, receive and wait."""
+
+    __slots__ = ("comm", "crowded", "meter", "private", "rank", "size")
+
+    def __init__(self, private: Private, meter: Meter | None) -> None:
+        self.private = private
+        self.meter = meter
+        self.comm = private.comm if meter is None else Metered(private.comm, meter)
+        self.rank = private.rank
+        self.size = private.size
+        self.crowded = private.crowded
+
+    def wait(self, *requests: Any) -> None:
+        """Return when all `requests` are complete."""
+        wait_all(requests, self.crowded)
+
+    def count_shared(self, nbytes: int) -> None:
+        """Note that `nbytes` were written into shared memory."""
+        if self.meter is not None:
+            self.meter.shared += nbytes
+
+
+def channel(comm: Any) -> Channel:
+    """Return the private channel of `comm`, made by all its ranks together at the first use."""
+    if isinstance(comm, Metered):
+        return Channel(_private(comm.comm), comm.meter)
+    return _private(comm).channel
+
+
+def _private(comm: Any) -> Private:
+    global _keyval
+    if _keyval is None:
+        from mpi4py import MPI
+
+        _keyval = MPI.Comm.Create_keyval(delete_fn=lambda comm, keyval, private: private.free())
+    found = comm.Get_attr(_keyval)
+    if found is None:
+        found = Private(comm)
+        comm.Set_attr(_keyval, found)
+    return found  # type: ignore[no-any-return]

@@ -1,0 +1,169 @@
+"""Reduce in memory that the processes of one host share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from manyhands.allreduce.buffers import Array, Op, combine, cuts, deliver, flatten
+from manyhands.allreduce.private import Channel, channel
+from manyhands.allreduce.window import COPIED, REDUCED, Window
+from manyhands.errors import ConfigError
+
+# Up to how many bytes from the others, (P - 1) n, every rank had better reduce everything for
+# itself: one wait instead of two. Measured; see docs/algorithms/allreduce.md.
+ONE_ROUND = 384 << 10
+
+
+def shared_memory(send: Array, recv: Array, comm: Any, op: Op = np.add) -> None:
+    """Reduce `send` over all ranks of `comm`, which must be on one host, into `recv`.
+
+        small arrays, in one round:
+            copy x into my window;  wait for all;  y = x_0 ∘ x_1 ∘ … ∘ x_{P-1}
+        others, block by block, each block cut into P pieces, piece r being rank r's to reduce:
+            copy the others' pieces of x into my window;  wait for all
+            piece r = x_0[r] ∘ … ∘ x_{P-1}[r], into my window and y;  wait for all
+            copy the other pieces from the others' windows into y
+        where the copying of one block overlaps the waiting for the block before
+
+    Cost for n bytes on P processes: no messages; each writes n bytes into the window and reads 2
+    n (P - 1) / P bytes that another core wrote; two waits per block of 1 MiB. The window has
+    about 2.1 MiB per process and stays in the cache.
+
+    Guarantees: parts are reduced in rank order, so all ranks get the same bits, those of `naive`.
+    Waits give the core away when there are more processes than cores. Arguments as for `naive`.
+
+    Raises:
+        ConfigError: The communicator spans hosts.
+    """
+    group = channel(comm)
+    if group.private.per_host < group.size:
+        raise ConfigError(
+            "allreduce is 'shared-memory' but the workers are on several hosts; expected one host: "
+            "use 'hierarchical', which shares memory within each host"
+        )
+    x, y = flatten(send, recv)
+    if group.size == 1:
+        y[...] = x
+    else:
+        window = group.private.keep(
+            "window", lambda: Window(group.private.comm, group.crowded, lanes=group.size)
+        )
+        if x.nbytes * (group.size - 1) <= ONE_ROUND:
+            one_round(x, y, group, op, window)
+        else:
+            by_blocks(x, y, group, op, window)
+    deliver(y, recv)
+
+
+def one_round(x: Array, y: Array, group: Channel, op: Op, window: Window) -> None:
+    """Copy in, wait, reduce everything; `x` must fit into one slot."""
+    number = window.round
+    parts = [window.input(rank, number, x.dtype)[: len(x)] for rank in range(group.size)]
+    parts[group.rank][...] = x
+    window.signal(COPIED, number + 1)
+    group.count_shared(x.nbytes)
+    window.round = number + 1
+    window.wait(COPIED, number + 1)
+    combine(op, parts, out=y)
+
+
+def by_blocks(
+    x: Array,
+    y: Array,
+    group: Channel,
+    op: Op,
+    window: Window,
+    exchange: Callable[[Array], None] | None = None,
+) -> None:
+    """Run the rounds of `shared_memory`; `exchange` is applied to each reduced piece.
+
+    Why two input and three result slots suffice, for round k:
+      - copying in overwrites what round k-2 read, and all have reduced k-2;
+      - reducing overwrites what the others copied out of round k-3; they have copied in round k,
+        and had finished with k-3 before.
+    """
+    rounds = Rounds(x, y, group, op, window)
+    count = rounds.count
+    first = window.round
+    window.round = first + count
+    for turn in range(count + 1):
+        number = first + turn
+        if turn == 0:
+            rounds.copy_in(number, turn)
+        if turn + 1 < count:
+            if turn > 0:
+                window.wait(REDUCED, number)
+            rounds.copy_in(number + 1, turn + 1)
+        if turn < count:
+            rounds.reduce(number, turn, exchange)
+        if turn > 0:
+            rounds.copy_out(number - 1, turn - 1)
+
+
+class Rounds:
+    """The three movements of one round of `by_blocks`, for one call."""
+
+    def __init__(self, x: Array, y: Array, group: Channel, op: Op, window: Window) -> None:
+        self.x, self.y, self.group, self.op, self.window = x, y, group, op, window
+        self.rank, self.lanes = group.rank, window.lanes
+        self.piece = window.piece // x.dtype.itemsize  # items
+        if self.piece == 0:
+            raise ValueError(
+                f"send is {x.dtype}, of {x.dtype.itemsize} bytes; expected at most {window.piece}"
+            )
+        self.block = self.piece * self.lanes
+        self.count = max(1, -(-len(x) // self.block))
+
+    def bounds(self, turn: int) -> list[int]:
+        """Return where the pieces of block `turn` begin and end in the array."""
+        start = turn * self.block
+        length = min(self.block, len(self.x) - start)
+        return [start + cut for cut in cuts(length, self.lanes)]
+
+    def copy_in(self, number: int, turn: int) -> None:
+        """Write what the others shall reduce."""
+        bounds, window = self.bounds(turn), self.window
+        start, stop = bounds[0], bounds[-1]
+        mine = (
+            (bounds[self.rank], bounds[self.rank + 1]) if self.rank < self.lanes else (stop, stop)
+        )
+        slot = window.input(self.rank, number, self.x.dtype)
+        slot[: mine[0] - start] = self.x[start : mine[0]]
+        slot[mine[1] - start : stop - start] = self.x[mine[1] : stop]
+        window.signal(COPIED, number + 1)
+        self.group.count_shared((stop - start - (mine[1] - mine[0])) * self.x.itemsize)
+
+    def reduce(self, number: int, turn: int, exchange: Callable[[Array], None] | None) -> None:
+        """Reduce this rank's piece from everyone's slots into its result slot and into y."""
+        window, bounds = self.window, self.bounds(turn)
+        window.wait(COPIED, number + 1)
+        if self.rank < self.lanes:
+            low, high = bounds[self.rank], bounds[self.rank + 1]
+            here = slice(low - bounds[0], high - bounds[0])
+            parts = [
+                self.x[low:high]
+                if rank == self.rank
+                else window.input(rank, number, self.x.dtype)[here]
+                for rank in range(self.group.size)
+            ]
+            result = window.result(self.rank, number, self.x.dtype)[: high - low]
+            combine(self.op, parts, out=result)
+            if exchange is not None:
+                exchange(result)
+            window.signal(REDUCED, number + 1)
+            self.y[low:high] = result
+            self.group.count_shared(result.nbytes)
+        else:
+            window.signal(REDUCED, number + 1)
+
+    def copy_out(self, number: int, turn: int) -> None:
+        """Read what the others have reduced."""
+        bounds = self.bounds(turn)
+        self.window.wait(REDUCED, number + 1)
+        for rank in range(self.lanes):
+            if rank != self.rank:
+                low, high = bounds[rank], bounds[rank + 1]
+                self.y[low:high] = self.window.result(rank, number, self.x.dtype)[: high - low]

@@ -1,0 +1,113 @@
+"""A window of memory shared by the processes of one host, and flags in it to wait on.
+
+Each rank owns a part: a line of flags, `INPUTS` slots for what the others shall reduce and
+`RESULTS` slots for what it has reduced. Work goes round by round through the slots, so that the
+window stays small enough for the caches, whatever the size of the array. A flag holds the number
+of rounds its rank has completed; it only grows. Only its owner writes a slot or a flag.
+
+Memory is ordered by `Win.Sync` on both sides: data, sync, flag; flag, sync, data. x86 would do
+without, Arm would not.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import numpy as np
+
+from manyhands.allreduce.buffers import Array
+
+SLOT = 1 << 20  # bytes of the array in one round: as much as stays in a core's second-level cache
+INPUTS = 2
+RESULTS = 3
+
+COPIED, REDUCED = 0, 8  # where the two flags are, in words of 8 bytes, on cache lines of their own
+_HEADER = 128
+_SPINS = 2000  # about 100 µs: longer than a round takes when every process has a core
+_YIELDS = 1000  # about 1 ms: after that a wait is long and a late wake-up matters little
+_NAP = 50e-6
+
+
+def piece_bytes(lanes: int) -> int:
+    """Return the bytes each of `lanes` ranks reduces in one round, in whole cache lines."""
+    return SLOT // lanes // 64 * 64
+
+
+class Window:
+    """The window of one group.
+
+    Attributes:
+        round: How many rounds this rank has begun; the same on all ranks between calls.
+    """
+
+    def __init__(self, comm: Any, crowded: bool, lanes: int) -> None:
+        from mpi4py import MPI
+
+        self.lanes = lanes
+        self.piece = piece_bytes(lanes)
+        self._comm = comm
+        self._spins = 0 if crowded else _SPINS
+        self._crowded = crowded
+        length = _HEADER + INPUTS * SLOT + RESULTS * self.piece
+        self._win = MPI.Win.Allocate_shared(length, 1, comm=comm)
+        parts: list[memoryview] = [
+            memoryview(self._win.Shared_query(rank)[0])  # type: ignore[arg-type]
+            for rank in range(comm.size)
+        ]
+        self._data = [np.frombuffer(part, np.uint8)[_HEADER:] for part in parts]
+        flags = [part[:_HEADER].cast("B").cast("q") for part in parts]
+        self._mine = flags[comm.rank]
+        self._others = [flag for rank, flag in enumerate(flags) if rank != comm.rank]
+        self._mine[COPIED] = self._mine[REDUCED] = 0
+        self._win.Lock_all(MPI.MODE_NOCHECK)
+        self._win.Sync()
+        comm.Barrier()
+        self.round = 0
+
+    def input(self, rank: int, number: int, dtype: np.dtype[Any]) -> Array:
+        """Return `rank`'s input slot for round `number`."""
+        start = number % INPUTS * SLOT
+        return self._typed(rank, start, SLOT, dtype)
+
+    def result(self, rank: int, number: int, dtype: np.dtype[Any]) -> Array:
+        """Return `rank`'s result slot for round `number`."""
+        start = INPUTS * SLOT + number % RESULTS * self.piece
+        return self._typed(rank, start, self.piece, dtype)
+
+    def signal(self, flag: int, value: int) -> None:
+        """Let the others see what was written so far, and that this rank has come to `value`."""
+        self._win.Sync()
+        self._mine[flag] = value
+
+    def wait(self, flag: int, value: int) -> None:
+        """Return when all others have come to `value`; what they wrote before can then be read."""
+        for theirs in self._others:
+            if theirs[flag] < value:
+                self._linger(theirs, flag, value)
+        self._win.Sync()
+
+    def _linger(self, theirs: memoryview, flag: int, value: int) -> None:
+        turns = 0
+        while theirs[flag] < value:
+            turns += 1
+            if turns <= self._spins:
+                continue
+            os.sched_yield()
+            if turns % 16 == 0:
+                # The other may itself be waiting for a message of ours, sent before this call: only
+                # a call of MPI moves that on.
+                self._comm.Iprobe()
+            if self._crowded and turns > _YIELDS:
+                time.sleep(_NAP)
+
+    def _typed(self, rank: int, start: int, nbytes: int, dtype: np.dtype[Any]) -> Array:
+        whole = nbytes - nbytes % dtype.itemsize
+        return self._data[rank][start : start + whole].view(dtype)
+
+    def free(self) -> None:
+        """Free the window; all ranks together."""
+        self._data, self._others = [], []
+        self._win.Unlock_all()
+        self._win.Free()
