@@ -25,7 +25,7 @@ def main():
     for algorithm in (naive, ring):
         metered = Metered(comm)
         algorithm(mine, total, metered)
-        counted[algorithm.__name__] = metered.bytes
+        counted[algorithm.__name__] = metered.meter.bytes
     if comm.rank == 0:
         print(f"{comm.size} processes agree; bytes that rank 0 sent: {counted}")
 

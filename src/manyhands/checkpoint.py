@@ -5,9 +5,9 @@
         rank-0.json …          its numbers
         checkpoint.json        written last: what this belongs to, and the SHA-256 of every file
 
-Each process writes its own part from a background thread; rank 0's thread waits for all parts, writes
-`checkpoint.json` and renames the folder. What is there under its final name is therefore whole, or
-damaged later, which the checksums show. Nothing in it is ever unpickled.
+Each process writes its own part from a background thread; rank 0's thread waits for all parts,
+writes `checkpoint.json` and renames the folder. What is there under its final name is therefore
+whole, or was damaged later, which the checksums show. Nothing in it is ever unpickled.
 """
 
 from __future__ import annotations

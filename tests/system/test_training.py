@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from pathlib import Path
@@ -24,25 +25,37 @@ def manyhands(*arguments, cwd=None, **options):
 
 
 def workers_alive():
-    """Return the process numbers of all workers that our launchers have started."""
+    """Return the process numbers of this test's workers: their job lies in its temporary folder."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            if b"manyhands.work" in path.read_bytes():
-                found.append(int(path.parent.name))
+            line = path.read_bytes()
         except OSError:
-            pass
+            continue
+        begin = f"{sys.executable}\0-m\0manyhands.work\0{os.environ['TMPDIR']}"
+        if line.startswith(begin.encode()):
+            found.append(int(path.parent.name))
     return found
 
 
-@pytest.fixture(autouse=True)
-def _nobody_is_left():
-    before = set(workers_alive())
-    yield
-    deadline = time.monotonic() + 5
-    while (left := set(workers_alive()) - before) and time.monotonic() < deadline:
+def eventually(condition, seconds):
+    """Return whether the condition came true in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
         time.sleep(0.1)
-    assert not left
+    return True
+
+
+@pytest.fixture(autouse=True)
+def _nobody_is_left(tmp_path_factory, monkeypatch):
+    folder = tmp_path_factory.mktemp("jobs")
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    yield
+    assert eventually(lambda: not workers_alive(), 10)
+    assert list(folder.glob("manyhands-*")) == []
 
 
 @pytest.fixture
@@ -177,54 +190,31 @@ def test_a_loss_that_is_not_finite_stops_all_and_names_rank_and_step(tmp_path, m
     assert "Traceback" not in done.stderr
 
 
-def test_a_killed_worker_ends_the_run(tmp_path):
-    line = [
-        sys.executable,
-        "-m",
-        "manyhands",
-        "train",
-        "--epochs",
-        "50",
-        "--output",
-        str(tmp_path / "run"),
-    ]
+@pytest.fixture
+def long_run(tmp_path):
+    """A run of many epochs whose two workers are at it."""
+    output = tmp_path / "run"
+    line = [sys.executable, "-m", "manyhands", "train", "--epochs", "500", "--output", str(output)]
     run = subprocess.Popen(line, stderr=subprocess.PIPE, text=True)
-    try:
-        deadline = time.monotonic() + 60
-        while len(workers_alive()) < 2 and time.monotonic() < deadline:
-            time.sleep(0.2)
-        time.sleep(4)
-        os.kill(max(workers_alive()), signal.SIGKILL)
-        _, said = run.communicate(timeout=20)
-    finally:
-        run.kill()
-    assert run.returncode == 1
+    assert eventually(lambda: (output / "rank-1.log").exists(), 60)
+    assert eventually(lambda: len(workers_alive()) == 2, 10)
+    yield run
+    run.kill()
+    run.communicate()
+
+
+def test_a_killed_worker_ends_the_run(tmp_path, long_run):
+    os.kill(max(workers_alive()), signal.SIGKILL)
+    _, said = long_run.communicate(timeout=30)
+    assert long_run.returncode == 1
     assert "died" in said
     assert json.loads((tmp_path / "run/run.json").read_text())["status"] == "failed"
 
 
-def test_a_killed_launcher_takes_the_workers_along(tmp_path):
-    line = [
-        sys.executable,
-        "-m",
-        "manyhands",
-        "train",
-        "--epochs",
-        "50",
-        "--output",
-        str(tmp_path / "run"),
-    ]
-    run = subprocess.Popen(line)
-    deadline = time.monotonic() + 60
-    while len(workers_alive()) < 2 and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert len(workers_alive()) == 2
-    run.kill()
-    run.wait()
-    deadline = time.monotonic() + 10
-    while workers_alive() and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert workers_alive() == []
+def test_a_killed_launcher_takes_the_workers_along(long_run):
+    long_run.kill()
+    long_run.wait()
+    assert eventually(lambda: not workers_alive(), 10)
 
 
 def test_two_runs_on_one_host_at_once(tmp_path):

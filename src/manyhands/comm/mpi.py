@@ -31,15 +31,16 @@ class MPICommunicator:
         if self.size == 1:
             return
         array = vector.numpy()
-        metered = self.metered
-        sent, messages = metered.bytes, metered.messages
+        counted = self.metered.meter
+        counted.reset()
         begin = time.perf_counter()
-        ALGORITHMS[algorithm](array, array, metered)
+        ALGORITHMS[algorithm](array, array, self.metered)
+        inside = counted.collectives > 0  # what MPI's own collective sends, MPI does not tell
         self.meter.add(
             f"allreduce {algorithm}",
             payload=array.nbytes,
-            sent=metered.bytes - sent,
-            messages=metered.messages - messages,
+            sent=None if inside else counted.bytes + counted.shared,
+            messages=None if inside else counted.messages,
             seconds=time.perf_counter() - begin,
         )
 
