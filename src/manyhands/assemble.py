@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -14,7 +14,6 @@ from torch import nn
 from manyhands import record as records
 from manyhands import tune
 from manyhands.board import BOARD_FILE, EVENTS_FILE, Board
-from manyhands.comm.mpi import MPICommunicator
 from manyhands.config import RunConfig
 from manyhands.data import Stored
 from manyhands.errors import ConfigError, nearest
@@ -27,23 +26,31 @@ from manyhands.worker import Worker
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+    from manyhands.comm import Communicator
     from manyhands.job import Job
 
 
-def worker(job: Job, comm: MPI.Comm, folder: Path) -> tuple[Worker, tune.Kernels]:
-    """Build this process's worker: group, data, model from one seed, kernels, optimizer."""
+def worker(job: Job, comm: MPI.Comm | Communicator, folder: Path) -> tuple[Worker, tune.Kernels]:
+    """Build this process's worker: group, data, model from one seed, kernels, optimizer.
+
+    A master is built like a worker; it holds the plan of worker 0, for the record only.
+    """
     config = job.config
     board = Board(folder / BOARD_FILE, comm.size)
-    group = MPICommunicator(comm)
+    group = _group(comm)
+    serves = comm.rank >= config.workers
     board.enter(comm.rank)
-    torch.set_num_threads(job.threads or _own_threads(config, group))
+    threads = job.threads or _own_threads(config, group)
+    torch.set_num_threads(1 if serves else threads)
     board.note(comm.rank, 0, "load")
     data = Stored.open(Path(job.data), train_limit=config.limit, dtype=config.dtype)
-    plan = job_plan(config, examples=len(data.train), rank=comm.rank, labels=data.train.labels)
+    rank = 0 if serves else comm.rank
+    plan = job_plan(config, examples=len(data.train), rank=rank, labels=data.train.labels)
     replica = _replica(job, data)
+    config.strategy.check_model(layers=len(replica.layers))
     board.note(comm.rank, 0, "tune")
-    share = next(iter(plan.epoch(1)))
-    indices = share.indices if len(share.indices) else np.zeros(1, dtype=np.int64)
+    share = next(plan.epoch(1), None)
+    indices = share.indices if share and len(share.indices) else np.zeros(1, dtype=np.int64)
     batch = data.train.batch(indices)
     kernels = _kernels(config, replica, batch, group)
     made = Worker(
@@ -59,8 +66,17 @@ def worker(job: Job, comm: MPI.Comm, folder: Path) -> tuple[Worker, tune.Kernels
     # Dropout must differ between workers; initial weights, drawn before this line, must not.
     torch.manual_seed(int(np.random.SeedSequence([config.seed, comm.rank]).generate_state(1)[0]))
     epochs = sum(plan.steps(e) for e in range(1, config.epochs + 1))
-    board.steps(comm.rank, min(epochs, config.max_steps or epochs))
+    board.steps(comm.rank, 0 if serves else min(epochs, config.max_steps or epochs))
     return made, kernels
+
+
+def _group(comm: MPI.Comm | Communicator) -> Communicator:
+    """Return the group that an MPI communicator stands for; a group stands for itself."""
+    if hasattr(comm, "meter"):
+        return cast("Communicator", comm)
+    from manyhands.comm.mpi import MPICommunicator
+
+    return MPICommunicator(comm)
 
 
 class _Announcer:
@@ -74,7 +90,7 @@ class _Announcer:
             file.write(json.dumps(event) + "\n")
 
 
-def _own_threads(config: RunConfig, group: MPICommunicator) -> int:
+def _own_threads(config: RunConfig, group: Communicator) -> int:
     """Return how many threads this worker may use in a group that somebody else started."""
     if config.threads:
         return config.threads
@@ -114,11 +130,17 @@ def _kernels(
     config: RunConfig,
     replica: Replica,
     batch: tuple[torch.Tensor, torch.Tensor],
-    group: MPICommunicator,
+    group: Communicator,
 ) -> tune.Kernels:
     if config.kernels != "auto":
         return tune.given(replica, config.kernels)
-    return tune.choose(replica, batch, group.maximum, lambda mine: group.gather(mine)[0])
+    return tune.choose(
+        replica,
+        batch,
+        group.maximum,
+        lambda mine: group.gather(mine)[0],
+        takes_part=group.rank < config.workers,
+    )
 
 
 def _optimizer(

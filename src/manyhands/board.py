@@ -22,6 +22,7 @@ OPERATIONS = (
     "gradient",
     "exchange",
     "update",
+    "serve",
     "evaluate",
     "record",
     "done",

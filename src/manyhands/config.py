@@ -13,7 +13,8 @@ from manyhands.optimizers import SGD, Optimizer
 if TYPE_CHECKING:
     from manyhands.strategies.strategy import Strategy
 
-MODELS = ("cnn", "mlp", "mlp6", "tanh-cnn")  # those that come with manyhands; see models.py
+# The models that come with manyhands (see models.py), and how many layers with parameters they have.
+MODELS = {"cnn": 4, "mlp": 3, "mlp6": 6, "tanh-cnn": 4}
 KERNELS = ("auto", "default", "native", "channels-last", "native-channels-last", "compile")
 
 
@@ -86,6 +87,11 @@ class RunConfig:
                 "one example per worker: raise batch_size or lower workers"
             )
         self.strategy.validate(workers=self.workers)
+
+    @property
+    def processes(self) -> int:
+        """How many processes take part, masters included."""
+        return self.strategy.processes(self.workers)
 
     @property
     def partition_kind(self) -> str:

@@ -103,10 +103,12 @@ def fit(
         validate.one_of(MODELS, model=model)
     named = {"model": _label(model), "data": _label(data)}
     config = configure({**given, **named, "loss": loss if isinstance(loss, str) else None})
+    if isinstance(model, str) and model in MODELS:
+        config.strategy.check_model(layers=MODELS[model])
     carried = factory(model, "model") if isinstance(model, str) and ":" in model else model
     size = launch.group_size()
     run = _Run(config, carried, loss if callable(loss) else None, command or _command())
-    if size is not None:
+    if size is not None and not (size == 1 and config.strategy.supports.shares_memory):
         return run.joined(data, size, chosen="workers" in given)
     return run.launched(data, progress)
 
@@ -139,7 +141,8 @@ class _Run:
             # Everything that can be refused is refused before anything is written.
             stored = store(data, folder / "data")
             _check_plan(stored, config)
-            launch.find_mpi(config.mpi)
+            if not config.strategy.supports.shares_memory:
+                launch.find_mpi(config.mpi)
             output, name = prepare_output(config)
             return self._started(stored, folder, output, name, begin, progress)
         finally:
@@ -155,13 +158,13 @@ class _Run:
         progress: bool | None,
     ) -> Result:
         config = self.config
-        threads = config.threads or max(1, cores() // config.workers)
+        threads = config.threads or max(1, cores() // config.processes)
         try:
             job = self._job(stored, output, name, begin, threads)
             with Progress(
                 config, shown=sys.stderr.isatty() if progress is None else progress
             ) as bar:
-                launch.launch(job, config.workers, folder, bar.watch)
+                launch.launch(job, config.processes, folder, bar.watch)
         except ManyhandsError as error:
             write_failure(output, config, name, self.command, error)
             raise
@@ -177,20 +180,34 @@ class _Run:
                 f"{size} processes were started but MPI sees {comm.size}: the mpiexec and the MPI "
                 "library are of two kinds; set MPI4PY_LIBMPI to the library of that mpiexec"
             )
-        if chosen and self.config.workers != size:
-            raise ConfigError(
-                f"workers is {self.config.workers}, but this group has {size} processes"
-            )
-        return self._in_group(data, comm)
+        return self._in_group(data, comm, self._workers(size, chosen=chosen))
 
-    def _in_group(self, data: Any, comm: Any) -> Result:
+    def _workers(self, size: int, *, chosen: bool) -> int:
+        """Return how many workers a group of that size has: those asked for, or all that fit."""
+        strategy, wanted = self.config.strategy, self.config.workers
+        if strategy.supports.shares_memory:
+            raise ConfigError(
+                f"{strategy.name} shares the memory of one host and starts its workers itself, but "
+                f"this group has {size} processes; run it without mpiexec or srun"
+            )
+        masters = strategy.processes(wanted) - wanted
+        fitting = wanted if chosen else max(1, size - masters)
+        if strategy.processes(fitting) != size:
+            with_masters = f" and {masters} masters" if masters else ""
+            raise ConfigError(
+                f"{fitting} workers{with_masters} are {strategy.processes(fitting)} processes, but "
+                f"this group has {size}; start as many as are needed, or change workers"
+            )
+        return fitting
+
+    def _in_group(self, data: Any, comm: Any, workers: int) -> Result:
         import dataclasses
         import tempfile
 
         from mpi4py import MPI
 
         begin = time.time()
-        config = dataclasses.replace(self.config, workers=comm.size)
+        config = dataclasses.replace(self.config, workers=workers)
         here = comm.Split_type(MPI.COMM_TYPE_SHARED)
         output, name, stored = "", "", ""
         temporary = Path(tempfile.gettempdir())

@@ -14,6 +14,7 @@ class Progress:
 
     def __init__(self, config: RunConfig, *, shown: bool) -> None:
         self.shown = shown
+        self.workers = config.workers
         self.title = f"{config.strategy.name} × {config.workers}"
         self.bar: Any = None
         self.task: Any = None
@@ -51,6 +52,7 @@ class Progress:
             return
         for event in events:
             self.bar.console.print(describe(event))
+        notes = [n for n in notes if n.rank < self.workers]
         if notes and all(n.steps for n in notes):
             steps, total = sum(n.step for n in notes), sum(n.steps for n in notes)
             slowest = min(notes, key=lambda n: n.step)

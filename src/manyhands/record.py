@@ -14,12 +14,11 @@ from typing import Any
 SCHEMA = 1
 
 
-def machine() -> dict[str, Any]:
-    """Return what this machine and its software are."""
+def machine(*, mpi: bool = True) -> dict[str, Any]:
+    """Return what this machine and its software are; without `mpi`, MPI is not even loaded."""
     import mpi4py
     import numpy
     import torch
-    from mpi4py import MPI
 
     return {
         "cores": cores(),
@@ -29,9 +28,15 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": numpy.__version__,
-        "mpi": " ".join(MPI.Get_library_version().replace("\0", "").split("\n")[0].split())[:60],
+        "mpi": _mpi() if mpi else None,
         "mpi4py": mpi4py.__version__,
     }
+
+
+def _mpi() -> str:
+    from mpi4py import MPI
+
+    return " ".join(MPI.Get_library_version().replace("\0", "").split("\n")[0].split())[:60]
 
 
 def cores() -> int:

@@ -125,12 +125,23 @@ class Replica:
         if params.data_ptr() == self.params.data_ptr():
             yield
             return
-        own = self.params.clone()
-        self.params.copy_(params)
+        own = self.params
+        self.move(params)
         try:
             yield
         finally:
-            self.params.copy_(own)
+            self.move(own)
+
+    def move(self, params: Tensor) -> None:
+        """Let the parameters live in another vector from now on; nothing is copied.
+
+        Slices that were handed out before stay where they are.
+        """
+        start = 0
+        for _, p in self.named:
+            p.data = params[start : start + p.numel()].view(p.shape)
+            start += p.numel()
+        self.params = params
 
     @contextmanager
     def undisturbed(self) -> Iterator[None]:

@@ -24,8 +24,11 @@ def train(worker: Worker) -> dict[str, float]:
     """Let the strategy train; returns the seconds, CPU seconds and memory this process took."""
     worker.comm.barrier()
     ready, before = time.time(), records.usage()
+    worker.clock.started = time.monotonic()
     worker.config.strategy.run(worker)
     seconds, after = worker.clock.seconds(), records.usage()
+    if not worker.config.strategy.supports.together:
+        judge(worker)
     worker.board.note(worker.rank, worker.step, "record")
     return {
         "ready": ready,
@@ -37,19 +40,44 @@ def train(worker: Worker) -> dict[str, float]:
     }
 
 
+def judge(worker: Worker) -> None:
+    """Judge what worker 0 kept, all processes together, and last the final model. Collective.
+
+    Where the run stopped at its target, the copy that reached it is the final model.
+    """
+    import torch
+
+    with worker.evaluating():
+        worker.average_buffers()
+        if worker.rank == 0 and worker.stopped != "target_accuracy":
+            worker.kept[-1] = worker.config.strategy.consensus(worker).clone()
+        count = int(worker.comm.sum(np.array([len(worker.kept)]))[0])
+        for i in range(count):
+            params = worker.kept[i] if worker.rank == 0 else torch.empty_like(worker.params)
+            worker.comm.broadcast(params)
+            found = worker.evaluate(params)
+            if worker.rank == 0:
+                worker.epochs[i].test_loss, worker.epochs[i].test_accuracy = found
+        worker.params.copy_(params)
+
+
 def record(job: Job, worker: Worker, kernels: Kernels, process: dict[str, float]) -> dict[str, Any]:
     """Merge every worker's measurements; rank 0 writes the run's files. Collective."""
     params = worker.config.strategy.consensus(worker).clone()
-    last = worker.epochs[-1]
     steps = _steps(worker)
     workers = worker.comm.gather(_worker(worker, process, steps))
-    merged = _record(job, worker, kernels, workers)
-    merged["epochs"] = _epochs(worker)
-    merged["strategy"] = worker.facts
-    merged["partition"] = worker.plan.describe(last.epoch)
-    merged["result"] = _result(worker, workers, merged["epochs"])
+    seen = worker.comm.gather([[*e.seen(), e.steps, e.seconds] for e in worker.epochs])
     every_step = worker.comm.gather(steps)
+    first = [len(share.indices) for share in worker.plan.epoch(1)][:1] or [0]
+    firsts = [count for (count,) in worker.comm.gather(first)][: worker.config.workers]
+    merged: dict[str, Any] = {}
     if worker.rank == 0:
+        merged = _record(job, worker, kernels, workers)
+        merged["batch"] = {"update": worker.config.batch_size, "worker": firsts}
+        merged["epochs"] = _epochs(worker, seen[: worker.config.workers])
+        merged["strategy"] = worker.facts
+        merged["partition"] = worker.plan.describe(worker.epochs[-1].epoch)
+        merged["result"] = _result(worker, workers, merged["epochs"])
         output = Path(job.output)
         worker.params.copy_(params)
         save_file(
@@ -58,7 +86,7 @@ def record(job: Job, worker: Worker, kernels: Kernels, process: dict[str, float]
         rows = [{"rank": rank, **row} for rank, mine in enumerate(every_step) for row in mine]
         records.write_steps(output / "steps.jsonl", rows)
         records.write_json(output / "run.json", merged)
-    worker.comm.barrier()
+    merged = worker.comm.gather(merged)[0]
     worker.board.note(worker.rank, worker.step, "done")
     return merged
 
@@ -104,9 +132,11 @@ def _worker(
     operations = worker.comm.meter.as_dict()
     sent = [cost["bytes"] for cost in operations.values()]
     messages = [cost["messages"] for cost in operations.values()]
+    phases = ("compute", "wait", "communicate", "update")
+    spent = worker.spent or {k: sum(row[k] for row in steps) for k in phases}
     return {
         "rank": worker.rank,
-        "role": "worker",
+        "role": worker.role,
         "host": records.host(),
         "pid": int(worker.board.rows[worker.rank, 0]),
         "examples": sum(e.examples for e in worker.epochs),
@@ -118,10 +148,7 @@ def _worker(
         "user": process["user"],
         "system": process["system"],
         "peak_rss_bytes": process["peak_rss_bytes"],
-        **{
-            k: round(sum(row[k] for row in steps), 6)
-            for k in ("compute", "wait", "communicate", "update")
-        },
+        **{k: round(spent.get(k, 0.0), 6) for k in phases},
         "bytes": None if None in sent else sum(sent),
         "messages": None if None in messages else sum(messages),
         "operations": operations,
@@ -134,7 +161,7 @@ def _record(
     import torch
 
     replica, data, config = worker.replica, worker.data, worker.config
-    machine = records.machine()
+    machine = records.machine(mpi=not config.strategy.supports.shares_memory)
     hosts = list(dict.fromkeys(w["host"] for w in workers))
     machine |= {
         "hosts": hosts,
@@ -142,9 +169,7 @@ def _record(
         "oversubscribed": len(workers) > machine["cores"] * len(hosts),
     }
     ready = max(w["ready"] for w in workers)
-    training = max(w["training"] for w in workers)
     evaluation = max(w["evaluation"] for w in workers)
-    first = worker.comm.gather(len(next(iter(worker.plan.epoch(1))).indices))
     return {
         "schema": records.SCHEMA,
         "manyhands": __version__,
@@ -175,52 +200,65 @@ def _record(
         },
         "workers": workers,
         "processes": worker.comm.size,
-        "batch": {"update": config.batch_size, "worker": first},
         "seconds": {
             "startup": round(ready - job.launched, 6),
-            "training": round(training, 6),
+            "training": round(_training(workers), 6),
             "evaluation": round(evaluation, 6),
             "total": round(time.time() - job.launched, 6),
         },
     }
 
 
-def _epochs(worker: Worker) -> list[dict[str, Any]]:
-    seen = worker.comm.gather(
-        [[e.loss, e.correct, e.examples, e.steps, e.seconds] for e in worker.epochs]
-    )
-    rows, examples, steps = [], 0, 0
+def _training(workers: list[dict[str, Any]]) -> float:
+    """Return the training seconds of the slowest worker; masters only wait for it."""
+    return float(max(w["training"] for w in workers if w["role"] == "worker"))
+
+
+def _epochs(worker: Worker, seen: list[list[list[float]]]) -> list[dict[str, Any]]:
+    """Return one row per epoch of worker 0, with its copy's time where it kept one.
+
+    Workers that do not step together may be further on: the last row takes in all they did.
+    """
+    apart = not worker.config.strategy.supports.together
+    rows: list[dict[str, Any]] = []
     for i, epoch in enumerate(worker.epochs):
-        mine = [other[i] for other in seen]
-        examples += sum(m[2] for m in mine)
-        steps += epoch.steps
+        last = epoch is worker.epochs[-1]
+        end = None if last else i + 1
+        sofar = [each[:end] for each in seen]
+        kept = apart and (not last or worker.stopped == "target_accuracy")
+        ended = max(e[4] for each in seen for e in each[i:end])
         rows.append(
             {
                 "epoch": epoch.epoch,
-                "steps": steps,
-                "examples": examples,
-                "seconds": round(max(m[4] for m in mine), 6),
+                "steps": max(sum(e[3] for e in each) for each in sofar),
+                "examples": sum(e[2] for each in sofar for e in each),
+                "seconds": round(epoch.seconds if kept else ended, 6),
                 "test_loss": epoch.test_loss,
                 "test_accuracy": epoch.test_accuracy,
                 "workers": [
-                    {
-                        "rank": rank,
-                        "loss": m[0] / m[2] if m[2] else None,
-                        "accuracy": m[1] / m[2] if m[2] and worker.replica.classifies else None,
-                        "examples": m[2],
-                    }
-                    for rank, m in enumerate(mine)
+                    _seen(rank, each[i:end], worker.replica.classifies)
+                    for rank, each in enumerate(seen)
                 ],
             }
         )
     return rows
 
 
+def _seen(rank: int, epochs: list[list[float]], classifies: bool) -> dict[str, Any]:
+    loss, correct, examples = (sum(e[column] for e in epochs) for column in range(3))
+    return {
+        "rank": rank,
+        "loss": loss / examples if examples else None,
+        "accuracy": correct / examples if examples and classifies else None,
+        "examples": examples,
+    }
+
+
 def _result(
     worker: Worker, workers: list[dict[str, Any]], epochs: list[dict[str, Any]]
 ) -> dict[str, Any]:
     target, last = worker.config.target_accuracy, epochs[-1]
-    seconds = max(w["training"] for w in workers)
+    seconds = _training(workers)
     examples = sum(w["examples"] for w in workers)
     reached = [e["seconds"] for e in epochs if target and (e["test_accuracy"] or 0.0) >= target]
     return {

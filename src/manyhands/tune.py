@@ -59,6 +59,8 @@ def choose(
     batch: tuple[Tensor, Tensor],
     slowest: Callable[[np.ndarray], np.ndarray],
     share: Callable[[list[float]], list[float]],
+    *,
+    takes_part: bool = True,
 ) -> Kernels:
     """Time the model's step with each kind of kernels and apply the fastest, alike on all workers.
 
@@ -67,6 +69,7 @@ def choose(
         batch: One worker's batch, of the size that training will use.
         slowest: Elementwise maximum over the workers: a step takes as long as the slowest.
         share: Rank 0's list of numbers, on every worker.
+        takes_part: Whether this process computes gradients in training, and so is timed.
     """
     names = ["default", "native"]
     if batch[0].dim() == 4:
@@ -77,8 +80,9 @@ def choose(
     if cached:
         times, source = np.array(cached), "cached"
     else:
+        each = _BUDGET / len(names)
         times = slowest(
-            np.array([_time(replica, batch, name, _BUDGET / len(names)) for name in names])
+            np.array([_time(replica, batch, name, each) if takes_part else 0.0 for name in names])
         )
         source = "measured"
         _write(path, dict(zip(names, times.tolist(), strict=True)))

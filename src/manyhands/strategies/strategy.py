@@ -43,6 +43,9 @@ class Strategy(Protocol):
     def validate(self, *, workers: int) -> None:
         """Refuse what cannot work with that many workers, before anything is started."""
 
+    def check_model(self, *, layers: int) -> None:
+        """Refuse a model that cannot be trained this way; `layers` counts those with parameters."""
+
     def processes(self, workers: int) -> int:
         """Return how many processes take part: by rank, the workers first, then any masters."""
         return workers
