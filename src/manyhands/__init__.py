@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     )
     from manyhands.fitting import Result, fit
     from manyhands.optimizers import SGD, Adam, AdamW
-    from manyhands.strategies import Averaging, Gossip, Sequential, Sync
+    from manyhands.strategies import Averaging, Gossip, Sequential, Server, Sync
 
 # Where each public name lives: imported when first asked for, so that `import manyhands` is quick.
 _HOMES = {
@@ -33,6 +33,7 @@ _HOMES = {
     "Averaging": "manyhands.strategies",
     "Gossip": "manyhands.strategies",
     "Sequential": "manyhands.strategies",
+    "Server": "manyhands.strategies",
     "Sync": "manyhands.strategies",
     "ManyhandsError": "manyhands.errors",
     "ConfigError": "manyhands.errors",
@@ -56,6 +57,7 @@ __all__ = [
     "ManyhandsError",
     "Result",
     "Sequential",
+    "Server",
     "Sync",
     "WorkerError",
     "__version__",

@@ -5,11 +5,21 @@ from __future__ import annotations
 from manyhands.strategies.averaging import Averaging
 from manyhands.strategies.gossip import Gossip
 from manyhands.strategies.sequential import Sequential
+from manyhands.strategies.server import Server
 from manyhands.strategies.strategy import Strategy, Supports
 from manyhands.strategies.sync import Sync
 
 STRATEGIES: dict[str, type[Strategy]] = {
-    kind.name: kind for kind in (Sequential, Sync, Averaging, Gossip)
+    kind.name: kind for kind in (Sequential, Sync, Averaging, Gossip, Server)
 }
 
-__all__ = ["STRATEGIES", "Averaging", "Gossip", "Sequential", "Strategy", "Supports", "Sync"]
+__all__ = [
+    "STRATEGIES",
+    "Averaging",
+    "Gossip",
+    "Sequential",
+    "Server",
+    "Strategy",
+    "Supports",
+    "Sync",
+]

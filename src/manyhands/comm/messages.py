@@ -1,0 +1,85 @@
+"""Messages from one process to another that never block, and waiting that gives the core away.
+
+MPI's own waiting spins. That is right where every process has a core of its own; a master that
+waits for its workers, or a worker for an answer, would take one from somebody who computes. So we
+ask, and between two questions yield, then sleep, longer and longer.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from mpi4py import MPI
+
+from manyhands.allreduce.private import channel
+from manyhands.comm.mpi import MPICommunicator
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from manyhands.comm import Communicator
+
+_SPINS = {True: 8, False: 2000}  # questions before the first sleep, by whether cores are shared
+_SHORTEST, _LONGEST = 50e-6, 200e-6  # seconds of one sleep
+_HEADER = 4
+
+
+class Parcel:
+    """A message that can be used again: four whole numbers, then a part of the vector.
+
+    Attributes:
+        header: (4,) int64.
+        body: The part of the vector; shape (count,).
+    """
+
+    def __init__(self, like: Tensor) -> None:
+        numbers = like.numpy()
+        self.buffer = np.zeros(8 * _HEADER + numbers.nbytes, dtype=np.uint8)
+        self.header = self.buffer[: 8 * _HEADER].view(np.int64)
+        self.body = torch.from_numpy(self.buffer[8 * _HEADER :].view(numbers.dtype))
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the message."""
+        return self.buffer.nbytes
+
+
+class Messages:
+    """Sends and receives parcels on a private duplicate of the group's communicator. Collective."""
+
+    def __init__(self, group: Communicator) -> None:
+        if not isinstance(group, MPICommunicator):
+            raise TypeError(f"messages need a group over MPI, not {type(group).__name__}")
+        private = channel(group.comm)
+        self.comm, self.spins = private.comm, _SPINS[private.crowded]
+
+    def send(self, parcel: Parcel, to: int) -> Any:
+        """Begin to send; the parcel must stay as it is until the request is complete."""
+        return self.comm.Isend(parcel.buffer, to)
+
+    def receive(self, parcel: Parcel, source: int) -> Any:
+        """Begin to receive."""
+        return self.comm.Irecv(parcel.buffer, source)
+
+    def wait_some(self, requests: Sequence[Any]) -> list[int]:
+        """Return the places of the requests that are complete, as soon as there is at least one."""
+        asked = 0
+        while not (done := MPI.Request.Testsome(requests)):
+            asked += 1
+            if asked < self.spins:
+                os.sched_yield()
+            else:
+                time.sleep(min(_LONGEST, _SHORTEST * (1 + (asked - self.spins) // 4)))
+        return done
+
+    def wait_all(self, requests: list[Any]) -> None:
+        """Return when all are complete."""
+        left = len(requests)
+        while left:
+            left -= len(self.wait_some(requests))

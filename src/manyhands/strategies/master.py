@@ -1,0 +1,256 @@
+"""The two roles of the parameter server: a worker's loop, and a master's."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from manyhands.comm.messages import Messages, Parcel
+from manyhands.strategies import staleness
+
+if TYPE_CHECKING:
+    import torch
+
+    from manyhands.strategies.server import Server
+    from manyhands.worker import Worker
+
+Span = tuple[int, int]
+
+# What the first number of a header says. The second is a push's examples.
+PUSH, DONE, STOP = 0, 1, 2
+
+
+def work(worker: Worker, spans: list[Span]) -> None:
+    """Push the gradient of every batch to the masters, pull what they answer."""
+    line = _Line(worker, spans)
+    for batch in worker.batches():
+        gradient = worker.gradient(batch)
+        with worker.exchanging():
+            for push, (start, stop) in zip(line.pushes, spans, strict=True):
+                push.header[:2] = PUSH, len(batch.x)
+                push.body.copy_(gradient[start:stop])
+            line.send()
+            if line.pull() == STOP:
+                worker.stopped = "target_accuracy"
+    for push in line.pushes:
+        push.header[:2] = STOP if worker.stopped == "target_accuracy" else DONE, 0
+    line.send()
+    line.pull()
+    worker.facts |= _merge(worker.comm.gather(None))
+
+
+class _Line:
+    """One worker's line to all masters: a parcel for each way."""
+
+    def __init__(self, worker: Worker, spans: list[Span]) -> None:
+        self.worker, self.spans = worker, spans
+        self.messages = Messages(worker.comm)
+        self.masters = range(worker.config.workers, worker.comm.size)
+        self.pushes = [Parcel(worker.params[start:stop]) for start, stop in spans]
+        self.answers = [Parcel(worker.params[start:stop]) for start, stop in spans]
+        self.sent: list[Any] = []
+
+    def send(self) -> None:
+        """Send the pushes, whatever they hold."""
+        self.begin = time.perf_counter()
+        pairs = list(zip(self.masters, self.pushes, strict=True))
+        self.sent = [self.messages.send(push, master) for master, push in pairs]
+
+    def pull(self) -> int:
+        """Take in what the masters answer, in the order in which it comes; returns PUSH or STOP."""
+        pairs = zip(self.masters, self.answers, strict=True)
+        requests = [self.messages.receive(answer, master) for master, answer in pairs]
+        left = len(requests)
+        while left:
+            for m in self.messages.wait_some(requests):
+                start, stop = self.spans[m]
+                self.worker.params[start:stop].copy_(self.answers[m].body)
+                left -= 1
+        self.messages.wait_all(self.sent)
+        sent = sum(push.nbytes for push in self.pushes)
+        self.worker.comm.meter.add(
+            "push",
+            payload=sent,
+            sent=sent,
+            messages=len(self.pushes),
+            seconds=time.perf_counter() - self.begin,
+        )
+        return int(max(answer.header[0] for answer in self.answers))
+
+
+def serve(worker: Worker, server: Server, spans: list[Span]) -> None:
+    """Own a part of the vector until every worker is done."""
+    mine = worker.rank - worker.config.workers
+    master = Master(worker, server, spans[mine])
+    master.serve()
+    names = [
+        layer.name
+        for layer in worker.replica.layers
+        if spans[mine][0] <= layer.start < spans[mine][1]
+    ]
+    worker.facts |= _merge(worker.comm.gather({"layers": names, **master.facts()}))
+    worker.spent = {"wait": master.idle, "update": master.busy}
+
+
+class Master:
+    """The owner of w[m]: waits for any worker, steps, answers.
+
+    Attributes:
+        clocks: c_k of the workers that are not done; the pushes of worker k so far.
+        held: Workers whose push waits for the others' (s = 0).
+        due: Workers whose answer waits until they are no more than s ahead.
+    """
+
+    def __init__(self, worker: Worker, server: Server, span: Span) -> None:
+        self.worker, self.server = worker, server
+        self.messages = Messages(worker.comm)
+        self.params = worker.params[slice(*span)]
+        self.grad = worker.replica.grad[slice(*span)]
+        self.optimizer = narrowed(worker, span)
+        self.rates = [group["lr"] for group in self.optimizer.param_groups]
+        self.pushes = [Parcel(self.params) for _ in range(worker.config.workers)]
+        self.answers = [Parcel(self.params) for _ in range(worker.config.workers)]
+        self.requests: list[Any] = [None] * worker.config.workers
+        self.sent: dict[int, Any] = {}
+        self.clocks = dict.fromkeys(range(worker.config.workers), 0)
+        self.held: set[int] = set()
+        self.due: set[int] = set()
+        self.version = 0  # updates of w[m] so far
+        self.pulled = dict.fromkeys(self.clocks, 0)  # the version that worker k has
+        self.status = PUSH
+        self.stale: Counter[int] = Counter()
+        self.queues: Counter[int] = Counter()
+        self.lead = 0
+        self.idle = self.busy = 0.0
+
+    def serve(self) -> None:
+        """Answer pushes until all workers are done, then hand w[m] over to all of them."""
+        for k, push in enumerate(self.pushes):
+            self.requests[k] = self.messages.receive(push, k)
+        begin = time.monotonic()
+        while self.clocks:
+            arrived = self.messages.wait_some(self.requests)
+            came = time.monotonic()
+            self.queues[len(arrived)] += 1
+            for k in arrived:
+                self._take(k)
+            self._release()
+            self.worker.board.note(self.worker.rank, self.version, "serve")
+            self.idle += came - begin
+            begin = time.monotonic()
+            self.busy += begin - came
+        for k in range(len(self.answers)):
+            self._answer(k)
+        self.messages.wait_all(list(self.sent.values()))
+        self.worker.step = self.version
+
+    def _take(self, k: int) -> None:
+        """Look at what worker k has sent."""
+        kind = int(self.pushes[k].header[0])
+        if kind != PUSH:
+            del self.clocks[k]
+            self.status = STOP if kind == STOP else self.status
+        elif self.server.staleness == 0:
+            self.held.add(k)
+        else:
+            tau = self.version - self.pulled[k]
+            self.grad.copy_(self.pushes[k].body)
+            self._step(tau, [k])
+
+    def _step(self, tau: int, pushers: list[int]) -> None:
+        """Step along the gradient; `tau` is its staleness."""
+        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
+            group["lr"] = rate / max(1, tau) if self.server.staleness_aware else rate
+        self.optimizer.step()
+        self.version += 1
+        for k in pushers:
+            self.clocks[k] += 1
+            self.stale[tau] += 1
+        self.due.update(pushers)
+
+    def _release(self) -> None:
+        """Answer whom the waiting rule lets go on: c_k − min c ≤ s."""
+        if self.held and len(self.held) == len(self.clocks):
+            self._sum(sorted(self.held))
+        slowest = min(self.clocks.values(), default=0)
+        bound = self.server.staleness
+        for k in sorted(self.due):
+            lead = self.clocks[k] - slowest
+            if bound is None or lead <= bound:
+                self.lead = max(self.lead, lead)
+                self.due.remove(k)
+                self.requests[k] = self.messages.receive(self.pushes[k], k)
+                self._answer(k)
+
+    def _sum(self, pushers: list[int]) -> None:
+        """Step once for all: the mean over the examples of all pushes."""
+        examples = sum(int(self.pushes[k].header[1]) for k in pushers)
+        self.grad.zero_()
+        for k in pushers:
+            self.grad.add_(self.pushes[k].body, alpha=int(self.pushes[k].header[1]) / examples)
+        self.held.clear()
+        self._step(0, pushers)
+
+    def _answer(self, k: int) -> None:
+        begin, answer = time.perf_counter(), self.answers[k]
+        if k in self.sent:  # received long ago, since k has pushed again
+            self.messages.wait_all([self.sent[k]])
+        answer.header[0] = self.status
+        answer.body.copy_(self.params)
+        self.sent[k] = self.messages.send(answer, k)
+        self.pulled[k] = self.version
+        self.worker.comm.meter.add(
+            "answer",
+            payload=answer.nbytes,
+            sent=answer.nbytes,
+            messages=1,
+            seconds=time.perf_counter() - begin,
+        )
+
+    def facts(self) -> dict[str, Any]:
+        """Return what this master noted, as the record states it."""
+        looks = self.queues.total()
+        return {
+            "rank": self.worker.rank,
+            "parameters": len(self.params),
+            "updates": self.version,
+            "pushes": self.stale.total(),
+            "idle": round(self.idle, 6),
+            "busy": round(self.busy, 6),
+            "queue": {
+                "mean": sum(n * times for n, times in self.queues.items()) / looks,
+                "max": max(self.queues),
+            },
+            "lead": self.lead,
+            "staleness": staleness.describe([self.stale]),
+        }
+
+
+def narrowed(worker: Worker, span: Span) -> torch.optim.Optimizer:
+    """Return the optimizer, left with what lies within `span` of the vector."""
+    start, stop = span
+    for group in worker.optimizer.param_groups:
+        kept = []
+        for p in group["params"]:
+            first, last = p.storage_offset(), p.storage_offset() + p.numel()
+            if start <= first and last <= stop:
+                kept.append(p)
+            elif first < stop and start < last:  # a part of the flat vector
+                kept.append(worker.replica.slice(max(start, first), min(stop, last)))
+        group["params"] = kept
+    return worker.optimizer
+
+
+def _merge(noted: list[dict[str, Any] | None]) -> dict[str, Any]:
+    """Return the masters' notes, and over all of them the staleness and the lead."""
+    masters = [note for note in noted if note]
+    counts = [
+        Counter({int(tau): n for tau, n in note["staleness"]["histogram"].items()})
+        for note in masters
+    ]
+    return {
+        "staleness": staleness.describe(counts),
+        "lead": max(note["lead"] for note in masters),
+        "masters": masters,
+    }

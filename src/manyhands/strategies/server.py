@@ -1,0 +1,127 @@
+"""A parameter server: masters own the layers, workers push gradients and pull parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, ClassVar
+
+from manyhands import validate
+from manyhands.errors import ConfigError
+from manyhands.strategies.strategy import Strategy, Supports
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from manyhands.worker import Worker
+
+
+@dataclass(frozen=True)
+class Server(Strategy):
+    """Downpour SGD (Dean et al. 2012) with the waiting rule of SSP (Ho et al. 2013).
+
+    ```
+    worker k, for each of its batches B:             master m, forever:
+        g ← ∇f_B(w̃)                                      wait for any worker k
+        for all m: push g[m] to m                        w[m] ← w[m] − η_τ g[m];  c_k ← c_k + 1
+        for all m: w̃[m] ← m's answer                     answer k with w[m], once c_k − min c ≤ s
+    at the end: every master hands w[m] to the workers
+    ```
+
+    w: parameters; w[m]: the layers of master m; w̃: worker k's copy, stale by τ updates of others;
+    f_B: mean loss; c_k: pushes of worker k so far; s: `staleness`; η_τ: the optimizer's step, with
+    `staleness_aware` divided by max(1, τ) (Zhang et al. 2016); W, M: workers, masters.
+
+    Guarantees:
+        - One worker equals `sequential`.
+        - s = 0: a master averages the pushes of all workers, by their examples, and steps once:
+          equal to `sync` with W times the batch, up to rounding, and deterministic.
+        - No worker begins a step more than s ahead of the slowest; τ ≤ (W − 1)(2s + 1).
+        - Masters differ by no more than the pushes in flight: one per worker.
+    Cost per step and worker, for dim numbers of b bytes: M messages of 32 + b·dim/M bytes there, as
+    many back, all non-blocking and point to point; once more at the end, to hand over w.
+    """
+
+    name: ClassVar[str] = "server"
+    supports: ClassVar[Supports] = Supports(
+        many=True,
+        whole_batches=True,
+        together=False,
+        identical=False,
+        partition="random-partition",
+        deterministic=False,
+    )
+
+    masters: int = field(
+        default=1, metadata={"help": "processes that own the layers, besides the workers"}
+    )
+    staleness: int | None = field(
+        default=None,
+        metadata={"help": "steps a worker may be ahead of the slowest; 0 steps together"},
+    )
+    staleness_aware: bool = field(
+        default=False, metadata={"help": "divide a push's step by its staleness"}
+    )
+
+    def __post_init__(self) -> None:
+        validate.at_least(1, masters=self.masters)
+        validate.at_least(0, staleness=self.staleness)
+        if self.staleness == 0 and self.staleness_aware:
+            raise ConfigError(
+                "staleness_aware is given with staleness=0, where no push is stale; it would be "
+                "ignored: leave one of them out"
+            )
+
+    def check_model(self, *, layers: int) -> None:
+        """Refuse masters that would own nothing."""
+        if self.masters > layers:
+            raise ConfigError(
+                f"masters is {self.masters}, but the model has {layers} layers with parameters and "
+                f"a master owns one at least; use {layers} masters at most"
+            )
+
+    def processes(self, workers: int) -> int:
+        """Return workers and masters together."""
+        return workers + self.masters
+
+    def run(self, worker: Worker) -> None:
+        """Work or serve, by rank; then bring together what the masters noted."""
+        from manyhands.strategies.master import serve, work
+
+        layers = worker.replica.layers
+        deals = deal([layer.stop - layer.start for layer in layers], self.masters)
+        spans = [(layers[first].start, layers[last - 1].stop) for first, last in deals]
+        if worker.role == "worker":
+            work(worker, spans)
+        else:
+            serve(worker, self, spans)
+
+    def consensus(self, worker: Worker) -> Tensor:
+        """Return worker 0's copy: what it pulled last; at the end, what the masters handed over."""
+        return worker.params
+
+
+def deal(sizes: Sequence[int], masters: int) -> list[tuple[int, int]]:
+    """Deal layers of these sizes to masters, a run of them to each, the largest share kept small.
+
+    Returns:
+        Each master's layers as (first, last + 1); none is empty.
+    """
+    ends = list(accumulate(sizes, initial=0))
+
+    @cache
+    def best(stop: int, parts: int) -> tuple[int, tuple[int, ...]]:
+        """The largest share when the first `stop` layers go to `parts` masters, and the cuts."""
+        if parts == 1:
+            return ends[stop], (stop,)
+        found = []
+        for cut in range(parts - 1, stop):
+            largest, cuts = best(cut, parts - 1)
+            found.append((max(largest, ends[stop] - ends[cut]), (*cuts, stop)))
+        return min(found)
+
+    cuts = (0, *best(len(sizes), masters)[1])
+    return list(pairwise(cuts))

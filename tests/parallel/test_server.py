@@ -1,0 +1,256 @@
+"""The parameter server: its equalities, its waiting rule, its masters, its costs."""
+
+import time
+
+import pytest
+import torch
+from mpi4py import MPI
+from torch import nn
+
+import manyhands as mh
+from manyhands import assemble, summary
+from manyhands.board import BOARD_FILE, Board
+from manyhands.data import store
+from manyhands.errors import ConfigError
+from manyhands.job import Job
+from manyhands.options import configure
+
+WORLD = MPI.COMM_WORLD
+PLAIN = {"optimizer": "sgd", "lr": 0.1, "momentum": 0.0}
+OPTIMIZERS = {
+    "plain": PLAIN,
+    "momentum": {"optimizer": "sgd", "lr": 0.05, "momentum": 0.9},
+    "decay": {"optimizer": "sgd", "lr": 0.05, "momentum": 0.9, "weight_decay": 0.01},
+    "adam": {"optimizer": "adam", "lr": 0.01},
+    "another": {"optimizer": lambda params: torch.optim.Adagrad(params, lr=0.05)},
+}
+
+
+def smooth():
+    """A model without kinks or dropout: rounding stays rounding."""
+    return nn.Sequential(
+        nn.Linear(20, 16), nn.Tanh(), nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 8),
+        nn.Tanh(), nn.Linear(8, 4),
+    )  # fmt: skip
+
+
+def with_batchnorm():
+    return nn.Sequential(nn.Linear(20, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, 4))
+
+
+@pytest.fixture(scope="module")
+def blobs(tmp_path_factory):
+    return store("blobs", tmp_path_factory.mktemp(f"data-{WORLD.rank}") / "blobs")
+
+
+@pytest.fixture
+def fit(blobs, tmp_path):
+    """Return a function that trains on `comm` and returns the worker, or the record as well."""
+
+    def train(comm=WORLD, model=smooth, slow=0.0, recorded=False, **given):
+        config = configure({"kernels": "default", "epochs": 1, **given})
+        Board(tmp_path / BOARD_FILE, comm.size, create=True)
+        job = Job(
+            config=config, model=model, loss=None, data=str(blobs), output=str(tmp_path),
+            name="test", command="test", launched=0.0, threads=1,
+        )  # fmt: skip
+        worker, kernels = assemble.worker(job, comm, tmp_path)
+        if slow:
+            worker.replica.prepare = lambda x: (time.sleep(slow), x)[1]
+        process = summary.train(worker)
+        return summary.record(job, worker, kernels, process) if recorded else worker
+
+    return train
+
+
+def masters_that_fit():
+    return [m for m in (1, 2, 4) if m < WORLD.size]
+
+
+needs_two = pytest.mark.skipif(WORLD.size < 2, reason="a master and a worker are two processes")
+
+
+def served(fit, masters=1, **given):
+    server = mh.Server(masters=masters, **given.pop("server", {}))
+    return fit(strategy=server, workers=WORLD.size - masters, **given)
+
+
+def pushes(workers, batch_size):
+    """Return how many pushes 2,000 examples are: each worker's last batch may be smaller."""
+    return sum(-(-len(range(k, 2000, workers)) // batch_size) for k in range(workers))
+
+
+def alone(fit, **given):
+    return fit(MPI.COMM_SELF, strategy="sequential", workers=1, **given)
+
+
+def distance(one, other):
+    return float((one.params - other.params).abs().max())
+
+
+@needs_two
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_one_worker_is_sequential(fit, optimizer):
+    """With every number of masters: the optimizers work element by element, or layer by layer."""
+    given = {"batch_size": 64, "dtype": "float64", "max_steps": 20, **OPTIMIZERS[optimizer]}
+    masters = WORLD.size - 1
+    server = mh.Server(masters=masters)
+    one = fit(strategy=server, workers=1, partition="balanced", **given)
+    assert distance(one, alone(fit, **given)) < 1e-12
+
+
+@needs_two
+@pytest.mark.parametrize("optimizer", ["plain", "momentum", "adam"])
+@pytest.mark.parametrize("batch_size", [32, 17])
+def test_a_server_that_waits_for_all_is_sync_with_the_batches_of_all(fit, optimizer, batch_size):
+    """2,000 examples in batches of 17: the last update has an odd batch, and workers without."""
+    for masters in masters_that_fit():
+        workers = WORLD.size - masters
+        given = {"dtype": "float64", "partition": "balanced", **OPTIMIZERS[optimizer]}
+        waits = {"server": {"staleness": 0}}
+        all_together = served(fit, masters, batch_size=batch_size, **waits, **given)
+        given["batch_size"] = workers * batch_size
+        assert distance(all_together, alone(fit, **given)) < 1e-10
+
+
+@needs_two
+def test_a_server_that_waits_for_all_is_deterministic(fit):
+    given = {"batch_size": 32, "server": {"staleness": 0}}
+    first, again = served(fit, **dict(given)), served(fit, **dict(given))
+    assert torch.equal(first.params, again.params)
+    assert first.facts["staleness"]["max"] == 0
+
+
+@needs_two
+def test_all_examples_are_seen_once_an_epoch(fit):
+    record = served(fit, batch_size=30, epochs=2, recorded=True)
+    assert record["result"]["examples"] == 4000
+    assert record["partition"]["seen"] == 2000
+    assert record["partition"]["twice"] == 0
+    assert [row["examples"] for row in record["epochs"]] == [2000, 4000]
+
+
+@needs_two
+@pytest.mark.parametrize("bound", [1, 3])
+def test_nobody_is_further_ahead_than_the_bound(fit, bound):
+    """Worker 0 is slow: without a bound the others would run away."""
+    slow = 0.01 if WORLD.rank == 0 else 0.0
+    given = {"batch_size": 100, "slow": slow, "server": {"staleness": bound}}
+    worker = served(fit, **given)
+    workers = worker.config.workers
+    assert worker.facts["lead"] <= bound
+    assert worker.facts["staleness"]["max"] <= (workers - 1) * (2 * bound + 1)
+    if workers > 1:
+        assert worker.facts["lead"] == bound
+
+
+@pytest.mark.skipif(WORLD.size < 3, reason="staleness needs two workers")
+def test_without_a_bound_fast_workers_run_ahead(fit):
+    slow = 0.02 if WORLD.rank == 0 else 0.0
+    worker = served(fit, batch_size=50, slow=slow)
+    assert worker.facts["lead"] > 3
+    assert sum(worker.facts["staleness"]["histogram"].values()) == pushes(WORLD.size - 1, 50)
+
+
+@needs_two
+def test_a_stale_push_steps_less(fit):
+    """With one worker nothing is stale, and the option changes nothing."""
+    given = {"batch_size": 50, "dtype": "float64", **PLAIN}
+    if WORLD.size == 2:
+        aware = served(fit, server={"staleness_aware": True}, **given)
+        assert torch.equal(aware.params, served(fit, **given).params)
+    else:
+        aware = served(fit, server={"staleness_aware": True}, **given)
+        assert torch.isfinite(aware.params).all()
+
+
+@needs_two
+def test_every_process_ends_with_the_same_parameters(fit):
+    for masters in masters_that_fit():
+        worker = served(fit, masters, batch_size=50)
+        each = worker.comm.gather(worker.params.tolist())
+        assert all(other == each[0] for other in each)
+
+
+@needs_two
+def test_the_record_lists_masters_with_idle_and_busy_time(fit):
+    for masters in masters_that_fit():
+        record = served(fit, masters, batch_size=50, recorded=True)
+        assert record["processes"] == WORLD.size
+        roles = [w["role"] for w in record["workers"]]
+        assert roles == ["worker"] * (WORLD.size - masters) + ["master"] * masters
+        for row in record["workers"][-masters:]:
+            assert row["update"] > 0
+            assert row["wait"] > 0
+            assert row["compute"] == row["examples"] == 0
+        noted = record["strategy"]["masters"]
+        assert sum(m["parameters"] for m in noted) == record["model"]["parameters"]
+        assert {m["pushes"] for m in noted} == {pushes(WORLD.size - masters, 50)}
+        assert all(m["queue"]["max"] >= 1 for m in noted)
+        assert len(record["batch"]["worker"]) == WORLD.size - masters
+
+
+@needs_two
+def test_messages_and_bytes_are_as_promised(fit):
+    for masters in masters_that_fit():
+        record = served(fit, masters, batch_size=50, recorded=True)
+        dim = record["model"]["parameters"]
+        for row in record["workers"]:
+            if row["role"] == "worker":
+                assert row["messages"] == masters * (row["steps"] + 1)
+                assert row["bytes"] == (32 * masters + 4 * dim) * (row["steps"] + 1)
+        answered = [row for row in record["workers"] if row["role"] == "master"]
+        workers = WORLD.size - masters
+        answers = pushes(workers, 50) + workers
+        assert {row["messages"] for row in answered} == {answers}
+        assert sum(r["bytes"] for r in answered) == answers * (32 * masters + 4 * dim)
+
+
+@needs_two
+@pytest.mark.parametrize("bound", [None, 0, 2])
+def test_the_target_stops_all(fit, bound):
+    given = {"batch_size": 20, "epochs": 50, "target_accuracy": 0.5, "server": {"staleness": bound}}
+    record = served(fit, recorded=True, **given)
+    assert record["result"]["stopped"] == "target_accuracy"
+    assert len(record["epochs"]) < 50
+    assert record["result"]["accuracy"] >= 0.5
+    assert record["result"]["seconds_to_target"] == record["epochs"][-1]["seconds"]
+
+
+@needs_two
+@pytest.mark.parametrize("bound", [None, 0, 1])
+def test_shares_may_be_uneven(fit, bound):
+    workers = WORLD.size - 1
+    shares = tuple((k + 1) / sum(range(1, workers + 1)) for k in range(workers))
+    record = served(fit, batch_size=20, shares=shares, server={"staleness": bound}, recorded=True)
+    assert sum(w["examples"] for w in record["workers"]) == 2000
+
+
+@needs_two
+def test_max_steps_is_a_workers(fit):
+    record = served(fit, batch_size=20, max_steps=3, recorded=True)
+    assert [w["steps"] for w in record["workers"][:-1]] == [3] * (WORLD.size - 1)
+    assert record["result"]["stopped"] == "max_steps"
+
+
+@needs_two
+def test_buffers_are_averaged_over_the_workers(fit):
+    worker = served(fit, batch_size=100, model=with_batchnorm)
+    means = worker.comm.gather(worker.replica.module[1].running_mean.tolist())
+    assert all(mean == means[0] for mean in means)
+    assert any(means[0])
+
+
+@needs_two
+def test_copies_are_judged_after_training(fit):
+    record = served(fit, batch_size=50, epochs=3, recorded=True)
+    assert all(row["test_accuracy"] is not None for row in record["epochs"])
+    seconds = [row["seconds"] for row in record["epochs"]]
+    assert seconds == sorted(seconds)
+    assert record["result"]["accuracy"] == record["epochs"][-1]["test_accuracy"]
+
+
+@needs_two
+def test_more_masters_than_layers_are_refused_in_the_worker_too(fit):
+    with pytest.raises(ConfigError, match="use 1 masters at most"):
+        fit(strategy=mh.Server(masters=2), workers=1, model=lambda: nn.Sequential(nn.Linear(20, 4)))

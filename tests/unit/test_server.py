@@ -1,0 +1,76 @@
+"""The parameter server's arithmetic: who owns what, and what is refused."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import manyhands as mh
+from manyhands.errors import ConfigError
+from manyhands.options import configure
+from manyhands.strategies.server import deal
+from manyhands.strategies.staleness import describe
+
+
+def shares(sizes, masters):
+    return [sum(sizes[first:last]) for first, last in deal(sizes, masters)]
+
+
+def test_layers_are_dealt_by_size_and_in_order():
+    assert deal([250, 5020, 4050, 510], 1) == [(0, 4)]
+    assert deal([250, 5020, 4050, 510], 2) == [(0, 2), (2, 4)]
+    assert deal([250, 5020, 4050, 510], 4) == [(0, 1), (1, 2), (2, 3), (3, 4)]
+    assert shares([1, 1, 1, 100, 1, 1], 3) == [3, 100, 2]
+
+
+@given(st.lists(st.integers(1, 1000), min_size=1, max_size=9), st.data())
+def test_a_deal_covers_all_layers_and_no_other_is_fairer(sizes, data):
+    masters = data.draw(st.integers(1, len(sizes)))
+    dealt = deal(sizes, masters)
+    assert [layer for first, last in dealt for layer in range(first, last)] == [*range(len(sizes))]
+    assert len(dealt) == masters
+    assert all(last > first for first, last in dealt)
+    largest = max(shares(sizes, masters))
+    assert largest >= max(max(sizes), sum(sizes) / masters)
+    assert largest <= max(sizes) + sum(sizes) / masters
+    if masters > 1:
+        assert largest <= max(shares(sizes, masters - 1))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"masters": 0}, "masters is 0; expected 1 or more"),
+        ({"staleness": -1}, "staleness is -1; expected 0 or more"),
+        ({"staleness": 0, "staleness_aware": True}, "would be ignored"),
+        ({"workers": 0}, "workers is 0"),
+        ({"masters": 1.5}, "expected a whole number"),
+    ],
+)
+def test_what_cannot_work_is_refused_at_once(options, said):
+    with pytest.raises(ConfigError, match=said):
+        configure({"strategy": "server", **options})
+
+
+def test_masters_belong_to_the_server_only():
+    with pytest.raises(ConfigError, match="masters is an option of server"):
+        configure({"strategy": "sync", "masters": 2})
+
+
+@pytest.mark.parametrize(("model", "layers"), [("cnn", 4), ("mlp", 3), ("mlp6", 6)])
+def test_more_masters_than_layers_are_refused_before_launch(tmp_path, model, layers):
+    with pytest.raises(ConfigError, match=f"use {layers} masters at most"):
+        mh.fit(model, strategy=mh.Server(masters=layers + 1), output=str(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_processes_are_workers_and_masters():
+    assert configure({"strategy": "server", "workers": 6, "masters": 2}).processes == 8
+    assert configure({"strategy": "sync", "workers": 6}).processes == 6
+
+
+def test_staleness_is_summed_up():
+    from collections import Counter
+
+    found = describe([Counter({0: 2, 3: 1}), Counter({3: 1})])
+    assert found == {"histogram": {"0": 2, "3": 2}, "mean": 1.5, "max": 3}
+    assert describe([]) == {"histogram": {}, "mean": 0.0, "max": 0}
