@@ -98,7 +98,9 @@ def main() -> None:
     dist.init_process_group("gloo", init_method=store_file, rank=COMM.rank, world_size=COMM.size)
     worker, choice = our_worker(folder, options.batch_size)
     shares = [s for _, s in zip(range(16), worker.plan.epoch(1), strict=False)]
-    batches = [Batch(*worker.data.train.batch(s.indices), len(s.indices) / s.total) for s in shares]
+    batches = [
+        Batch(*worker.data.train.batch(s.indices), len(s.indices) / s.total, s.total) for s in shares
+    ]
     prepare = worker.replica.prepare
     best = {"gradient_as_bucket_view": True, "static_graph": True}
     ways: dict[str, tuple[str, Callable[[Batch], None]]] = {
