@@ -1,0 +1,290 @@
+"""A sweep with made-up runs: what is kept, tried again, refused, and shown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from records import record
+
+import manyhands
+from manyhands import comparing, report
+from manyhands.comparing import compare, describe, sweep
+from manyhands.errors import ConfigError, ManyhandsError, WorkerError
+from manyhands.estimate import Estimate
+from manyhands.experiments import Experiment
+from manyhands.scoreboard import duration
+
+BUILD = report.build
+
+
+class Runs:
+    """Stands in for `fit`: notes what it was asked for and writes a made-up record."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self.failing: Callable[[dict[str, Any]], BaseException | None] = lambda given: None
+
+    def __call__(self, **given: Any) -> None:
+        self.asked.append(given)
+        if error := self.failing(given):
+            raise error
+        config = {k: v for k, v in given.items() if isinstance(v, str | int | float)}
+        del config["progress"], config["command"]
+        strategy, workers = str(config.pop("strategy")), int(config.pop("workers", 2))
+        made = record(strategy, workers, repeat=given["seed"], **config)
+        if given["kernels"] != "auto":
+            made["kernels"] = {"choice": given["kernels"], "milliseconds": {}, "source": "given"}
+        place = Path(given["output"])
+        place.mkdir(parents=True)
+        (place / "run.json").write_text(json.dumps(made))
+        (place / "steps.jsonl").write_text("")
+        (place / "model.safetensors").write_bytes(b"model")
+
+    @property
+    def seen(self) -> list[str]:
+        return [f"{g['strategy']} {g.get('workers')} {g['seed']}" for g in self.asked]
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
+    """Make up runs, and leave out the report, which takes seconds."""
+    made = Runs()
+    monkeypatch.setattr(comparing, "fit", made)
+    monkeypatch.setattr(report, "build", lambda folders, output: output / "report.html")
+    monkeypatch.delenv("MANYHANDS_PROCESSES", raising=False)
+    return made
+
+
+def small(folder: Path, **about: Any) -> Any:
+    given = {"strategies": ["sync"], "workers": [1, 2], "repeats": 2, "progress": False}
+    return compare(output=folder, **{**given, **about})
+
+
+def sweep_json(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "sweep.json").read_text())  # type: ignore[no-any-return]
+
+
+def test_a_sweep_writes_its_plan_its_runs_and_the_report(
+    tmp_path: Path, runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "build", BUILD)
+    table = small(tmp_path / "s")
+    assert [(r["strategy"], r["workers"], r["repeats"]) for r in table] == [
+        ("sequential", 1, 2),
+        ("sync", 1, 2),
+        ("sync", 2, 2),
+    ]
+    about = sweep_json(tmp_path / "s")
+    assert about["axes"] == {"workers": [1, 2]}
+    assert about["finished"] >= about["started"]
+    assert [p["repeat"] for p in about["planned"]] == [0, 0, 0, 1, 1, 1]
+    for planned in about["planned"]:
+        place = tmp_path / "s" / "runs" / planned["id"]
+        assert (place / "run.json").exists()
+        assert (place / "steps.jsonl").exists()
+        assert not (place / "model.safetensors").exists()
+    assert (tmp_path / "s" / "report.html").exists()
+    assert (tmp_path / "s" / "results.csv").exists()
+
+
+def test_models_are_kept_when_asked_for(tmp_path: Path, runs: Runs) -> None:
+    small(tmp_path / "s", keep_models=True)
+    assert len(list((tmp_path / "s").glob("runs/*/model.safetensors"))) == 6
+
+
+def test_the_first_run_chooses_the_kernels_of_all(tmp_path: Path, runs: Runs) -> None:
+    small(tmp_path / "s")
+    assert [given["kernels"] for given in runs.asked] == ["auto"] + ["native"] * 5
+    records = [json.loads(p.read_text()) for p in (tmp_path / "s").glob("runs/*/run.json")]
+    assert {r["config"]["kernels"] for r in records} == {"native"}
+    assert sorted(r["kernels"]["source"] for r in records) == ["given"] * 5 + ["measured"]
+
+
+def test_kernels_that_are_given_are_left_alone(tmp_path: Path, runs: Runs) -> None:
+    small(tmp_path / "s", kernels="default", repeats=1)
+    assert {given["kernels"] for given in runs.asked} == {"default"}
+
+
+def test_finished_runs_are_kept(tmp_path: Path, runs: Runs) -> None:
+    def interrupt(given: dict[str, Any]) -> BaseException | None:
+        return KeyboardInterrupt() if len(runs.asked) == 3 else None
+
+    runs.failing = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        small(tmp_path / "s")
+    assert sweep_json(tmp_path / "s")["finished"] is None
+    started = sweep_json(tmp_path / "s")["started"]
+    runs.failing = lambda given: None
+    small(tmp_path / "s")
+    assert runs.seen[:3] == ["sequential 1 0", "sync 1 0", "sync 2 0"]
+    assert runs.seen[3:] == ["sync 2 0", "sequential 1 1", "sync 1 1", "sync 2 1"]
+    assert {given["kernels"] for given in runs.asked[3:]} == {"native"}
+    assert sweep_json(tmp_path / "s")["started"] == started
+    small(tmp_path / "s")
+    assert len(runs.asked) == 7
+
+
+def test_more_repeats_and_workers_go_on_from_what_is_there(tmp_path: Path, runs: Runs) -> None:
+    small(tmp_path / "s", repeats=1)
+    small(tmp_path / "s", repeats=1, workers=[1, 2, 3])
+    assert runs.seen == ["sequential 1 0", "sync 1 0", "sync 2 0", "sync 3 0"]
+
+
+def test_a_folder_with_another_sweep_is_refused(tmp_path: Path, runs: Runs) -> None:
+    small(tmp_path / "s")
+    with pytest.raises(ConfigError, match=r"holds another sweep .*6 runs.*choose another folder"):
+        small(tmp_path / "s", epochs=1)
+    assert len(runs.asked) == 6
+
+
+def test_a_sweep_of_another_machine_is_not_gone_on_with(tmp_path: Path, runs: Runs) -> None:
+    small(tmp_path / "s", repeats=1)
+    path = tmp_path / "s" / "sweep.json"
+    about = sweep_json(tmp_path / "s")
+    path.write_text(json.dumps({**about, "machine": {"cpu": "another", "cores": 64}}))
+    small(tmp_path / "s", repeats=1)  # nothing is left to run
+    path.write_text(json.dumps({**about, "machine": {"cpu": "another", "cores": 64}}))
+    with pytest.raises(ConfigError, match=r"begun elsewhere \(cpu another, cores 64"):
+        small(tmp_path / "s", repeats=2)
+
+
+def test_a_folder_with_other_things_is_refused(tmp_path: Path, runs: Runs) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(ConfigError, match="holds other things"):
+        small(tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_damaged_plan_is_refused(tmp_path: Path, runs: Runs) -> None:
+    (tmp_path / "sweep.json").write_text("{")
+    with pytest.raises(ConfigError, match="cannot be read; choose another folder"):
+        small(tmp_path)
+
+
+@pytest.mark.parametrize("error", [WorkerError("rank 1 failed: boom"), RuntimeError("boom")])
+def test_a_failing_run_is_listed_and_tried_again(
+    tmp_path: Path, runs: Runs, error: Exception, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs.failing = lambda given: error if given.get("workers") == 2 else None
+    experiment = Experiment(strategies=("sync",), options={"workers": (1, 2)}, repeats=1)
+    found = sweep(experiment, output=tmp_path / "s")
+    assert list(found.failed) == ["sync × 2 (repeat 1)"]
+    assert "boom" in found.failed["sync × 2 (repeat 1)"]
+    assert "sync × 2 (repeat 1): failed: " in capsys.readouterr().err
+    assert [row["workers"] for row in found.table] == [1, 1]
+    runs.failing = lambda given: None
+    assert sweep(experiment, output=tmp_path / "s", progress=False).failed == {}
+    assert runs.seen == ["sequential 1 0", "sync 1 0", "sync 2 0", "sync 2 0"]
+
+
+def test_a_sweep_without_any_result_is_an_error(tmp_path: Path, runs: Runs) -> None:
+    runs.failing = lambda given: WorkerError("boom")
+    with pytest.raises(ManyhandsError, match=r"none of the 6 runs finished; sequential .*boom"):
+        small(tmp_path / "s")
+
+
+def test_without_an_output_the_same_comparison_has_the_same_folder(
+    tmp_path: Path, runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    small(None)  # type: ignore[arg-type]
+    small(None)  # type: ignore[arg-type]
+    small(None, epochs=1)  # type: ignore[arg-type]
+    assert len(list((tmp_path / "runs").glob("compare-*"))) == 2
+    assert len(runs.asked) == 12
+
+
+def test_objects_are_carried_to_every_run(tmp_path: Path, runs: Runs) -> None:
+    class Mine:
+        name = "my-data"
+
+    def network() -> None:
+        """Stand in for a model's factory."""
+
+    data = Mine()
+    compare(
+        network,
+        data,
+        strategies="sync",
+        workers=2,
+        repeats=1,
+        output=tmp_path / "s",
+        progress=False,
+    )
+    assert all(given["model"] is network and given["data"] is data for given in runs.asked)
+    assert sweep_json(tmp_path / "s")["planned"][0]["config"]["model"] == "network"
+    assert sweep_json(tmp_path / "s")["planned"][0]["config"]["data"] == "my-data"
+
+
+def test_plain_lines_say_what_each_run_gave(
+    tmp_path: Path, runs: Runs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small(tmp_path / "s", progress=True, repeats=1)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("[1/3] sequential (repeat 1): ")
+    assert "speed-up 1.00" in lines[0]
+    assert lines[0].endswith(" left")
+    assert lines[2].startswith("[3/3] sync × 2 (repeat 1): ")
+    assert lines[2].endswith(" %")
+
+
+def test_compare_does_not_start_inside_a_group(
+    tmp_path: Path, runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PMI_SIZE", "2")
+    monkeypatch.setenv("PMI_RANK", "0")
+    with pytest.raises(ConfigError, match="without mpiexec"):
+        small(tmp_path / "s")
+
+
+def test_by_default_all_strategies_and_as_many_workers_as_cores() -> None:
+    found = describe(None, quick=False, strategies=None, options={})
+    assert found.strategies == ("all",)
+    assert found.options["workers"][0] == 1
+
+
+def test_quick_needs_a_file() -> None:
+    with pytest.raises(ConfigError, match="quick is given without an experiment's file"):
+        describe(None, quick=True, strategies=None, options={})
+
+
+def test_compare_is_public() -> None:
+    assert manyhands.compare is compare
+
+
+def config(**given: Any) -> dict[str, Any]:
+    return {"strategy": "sync", "workers": 1, "epochs": 1, "batch_size": 32, **given}
+
+
+def ended(training: float, total: float) -> dict[str, Any]:
+    return {"status": "finished", "seconds": {"training": training, "total": total}}
+
+
+def test_time_is_estimated_from_what_was_measured() -> None:
+    estimate = Estimate(cores=2)
+    assert estimate.seconds(config()) is None
+    estimate.note(config(strategy="sequential"), ended(10, 14))
+    assert estimate.seconds(config(workers=1)) == pytest.approx(14)
+    assert estimate.seconds(config(workers=2)) == pytest.approx(9)
+    assert estimate.seconds(config(workers=4)) == pytest.approx(5 + 8)
+    assert estimate.seconds(config(epochs=3)) == pytest.approx(34)
+    estimate.note(config(workers=2), ended(8, 12))
+    assert estimate.seconds(config(workers=2)) == pytest.approx(12)
+    assert estimate.seconds(config(workers=1)) == pytest.approx(16 + 4)
+
+
+def test_a_failed_run_teaches_nothing() -> None:
+    estimate = Estimate(cores=2)
+    estimate.note(config(), {"status": "failed"})
+    assert estimate.seconds(config()) is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(3.4, "3 s"), (89, "89 s"), (200, "3 min"), (7500, "2 h 5 min")]
+)
+def test_durations_are_for_people(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
