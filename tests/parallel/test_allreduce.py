@@ -66,7 +66,7 @@ def test_every_shape(allreduce, comm):
         np.testing.assert_array_equal(recv, expected(np.add, arrays), str(shape))
 
 
-@pytest.mark.parametrize("length", [SLOT // 4 - 1, SLOT // 4 + 1, 3 * SLOT // 4 + 5])
+@pytest.mark.parametrize("length", [SLOT // 4 + 1, 3 * SLOT // 4 + 5])
 def test_arrays_of_several_blocks(allreduce, comm, length):
     arrays = parts(length, "f4", comm.size)
     recv = np.zeros_like(arrays[0])
@@ -128,7 +128,7 @@ def test_bits_and_logic(allreduce, comm):
         np.testing.assert_array_equal(recv, expected(op, arrays), f"{op} of {dtype}")
 
 
-@pytest.mark.parametrize("length", [5, 1000, SLOT // 4 + 3])
+@pytest.mark.parametrize("length", [5, SLOT // 4 + 3])
 def test_in_place(allreduce, comm, length):
     arrays = parts(length, "f4", comm.size)
     vector = arrays[comm.rank].copy()
@@ -153,7 +153,7 @@ def test_in_place_on_another_view_of_the_same_memory(allreduce, comm):
     np.testing.assert_array_equal(matrix.T, expected(np.add, arrays))
 
 
-@pytest.mark.parametrize("length", [3, 5000, 500_000])
+@pytest.mark.parametrize("length", [3, 5000, 150_000])
 def test_all_ranks_get_the_same_bits(allreduce, comm, length):
     send = np.random.default_rng(comm.rank).standard_normal(length).astype("f4")
     recv = np.empty_like(send)
@@ -176,7 +176,7 @@ def test_nan_reaches_all_ranks_alike(comm, name):
 
 
 @pytest.mark.parametrize("name", ["naive", "shared-memory"])
-@pytest.mark.parametrize("length", [11, 700_000])
+@pytest.mark.parametrize("length", [11, 300_000])
 def test_reduced_in_rank_order(comm, name, length):
     send = np.random.default_rng(comm.rank).standard_normal(length).astype("f4")
     recv = np.empty_like(send)
@@ -184,7 +184,7 @@ def test_reduced_in_rank_order(comm, name, length):
     np.testing.assert_array_equal(recv, expected(np.add, comm.allgather(send)))
 
 
-@pytest.mark.parametrize("length", [0, 1, 3, 10, 997, 400_000])
+@pytest.mark.parametrize("length", [0, 3, 997, 300_000])
 @pytest.mark.parametrize(
     "name", ["naive", "ring", "recursive-doubling", "rabenseifner", "shared-memory"]
 )
@@ -256,9 +256,9 @@ def test_a_long_message_under_way_does_not_block_the_others(allreduce, comm):
 def test_several_communicators_at_once(allreduce, comm):
     half = comm.Split(comm.rank % 2)
     again = comm.Dup()
-    recv = np.empty(300_000, "f4")
+    recv = np.empty(100_000, "f4")
     for group in (comm, half, again, half, comm):
-        allreduce(np.full(300_000, 2.0, "f4"), recv, group)
+        allreduce(np.full(100_000, 2.0, "f4"), recv, group)
         assert (recv == 2 * group.size).all()
     half.Free()
     again.Free()
@@ -280,7 +280,7 @@ def test_what_a_communicator_keeps_is_freed_with_it(comm):
 
     use_and_free()
     before = mapped()
-    during = [use_and_free() for _ in range(40)]
+    during = [use_and_free() for _ in range(12)]
     assert mapped() <= before
     assert during[-1] <= during[0]
 

@@ -1,0 +1,272 @@
+"""Time the all-reduces: one process of the benchmark, and what is made of its records.
+
+    mpiexec -n P python -m manyhands.bench --sizes 1KB..64MB --out records.json
+
+Every algorithm is timed on the same arrays in turn, so that what disturbs the machine disturbs
+all of them alike; a time is that of the slowest rank, from a barrier on, and the record has the
+median over the repeats. Every result is checked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import re
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from manyhands import validate
+from manyhands.allreduce import ALGORITHMS, Metered, cost
+from manyhands.allreduce.buffers import Array
+from manyhands.errors import ConfigError
+
+Record = dict[str, Any]
+_UNITS = {"": 1, "B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
+_SECONDS = 0.5  # for one algorithm at one size, within the limits on repeats
+_REPEATS = (7, 200)
+_NAIVE_MEMORY = 4 << 30  # bytes; naive needs P n on each of P processes
+
+
+def parse_sizes(text: str) -> list[int]:
+    """Return the sizes in bytes: "1KB..64MB" in steps of four, or a list, "1KB,2MB"."""
+    if ".." not in text:
+        return [_nbytes(part, text) for part in text.split(",")]
+    low, high = (_nbytes(part, text) for part in text.split("..", 1))
+    if low > high:
+        raise ConfigError(f"sizes is {text!r}; expected the smaller first")
+    sizes = [low]
+    while sizes[-1] < high:
+        sizes.append(min(4 * sizes[-1], high))
+    return sizes
+
+
+def _nbytes(part: str, text: str) -> int:
+    found = re.fullmatch(r"\s*(\d+)\s*([KMG]?B?)\s*", part.upper())
+    if not found or found[2] not in _UNITS or int(found[1]) == 0:
+        raise ConfigError(f"sizes is {text!r}; expected such as 1KB..64MB or 4KB,1MB")
+    return int(found[1]) * _UNITS[found[2]]
+
+
+def size_name(nbytes: int) -> str:
+    """Return 1536 as "1.5 KB"."""
+    for unit in ("GB", "MB", "KB"):
+        if nbytes >= _UNITS[unit]:
+            return f"{nbytes / _UNITS[unit]:g} {unit}"
+    return f"{nbytes} B"
+
+
+def allreduce_bench_worker(
+    comm: Any, sizes: Sequence[int], algorithms: Sequence[str], *, gloo: bool = True
+) -> list[Record]:
+    """Time `algorithms` on float32 arrays of `sizes` bytes; every rank of `comm` must call.
+
+    Args:
+        comm: An mpi4py communicator.
+        sizes: Bytes of the arrays; rounded up to whole items.
+        algorithms: Names out of `manyhands.allreduce.ALGORITHMS`.
+        gloo: Whether to time PyTorch's gloo too; only on one host.
+
+    Returns:
+        One record per size and algorithm, the same on all ranks; none for naive where its memory,
+        P² n on the host, would pass 4 GB.
+    """
+    for algorithm in algorithms:
+        validate.one_of(ALGORITHMS, algorithm=algorithm)
+    functions: dict[str, Callable[..., None]] = {name: ALGORITHMS[name] for name in algorithms}
+    records: list[Record] = []
+    with contextlib.ExitStack() as stack:
+        if gloo:
+            functions["gloo"] = stack.enter_context(_gloo(comm))
+        for nbytes in sizes:
+            fitting = {
+                name: function
+                for name, function in functions.items()
+                if name != "naive" or comm.size**2 * nbytes <= _NAIVE_MEMORY
+            }
+            records += _point(comm, -(-nbytes // 4), fitting)
+    return records
+
+
+def _point(comm: Any, length: int, functions: dict[str, Callable[..., None]]) -> list[Record]:
+    """Check, meter and time all algorithms on arrays of `length` items."""
+    # Whole numbers, whose sums are exact whatever the order.
+    send = np.random.default_rng(comm.rank).integers(0, 1000, length).astype(np.float32)
+    recv, reference = np.empty_like(send), np.empty_like(send)
+    comm.Allreduce(send, reference)
+    meters: dict[str, Metered] = {}
+    correct = dict.fromkeys(functions, True)
+    pace = 0.0
+    for name, function in functions.items():
+        recv.fill(-1)
+        function(send, recv, comm)
+        correct[name] = bool((recv == reference).all())
+        meters[name] = Metered(comm)
+        begin = time.perf_counter()
+        function(send, recv, meters[name])
+        pace = max(pace, time.perf_counter() - begin)
+    repeats = _agreed_repeats(comm, pace)
+    times = np.empty((len(functions), repeats))
+    for repeat in range(repeats):
+        for row, (name, function) in enumerate(functions.items()):
+            comm.Barrier()
+            begin = time.perf_counter()
+            function(send, recv, comm)
+            times[row, repeat] = time.perf_counter() - begin
+            correct[name] &= bool(recv[-1] == reference[-1])
+    from mpi4py import MPI
+
+    comm.Allreduce(MPI.IN_PLACE, times, MPI.MAX)
+    return [
+        _record(comm, name, length, times[row], meters[name], correct[name])
+        for row, name in enumerate(functions)
+    ]
+
+
+def _agreed_repeats(comm: Any, pace: float) -> int:
+    slowest = max(comm.allgather(pace))
+    return int(np.clip(_SECONDS / max(slowest, 1e-9), *_REPEATS))
+
+
+def _record(
+    comm: Any, name: str, length: int, seconds: Array, metered: Metered, correct: bool
+) -> Record:
+    meter, nbytes = metered.meter, 4 * length
+    facts = comm.allgather((meter.bytes, meter.messages, meter.shared, correct))
+    sent, messages, shared, right = zip(*facts, strict=True)
+    own = name in ("mpi", "gloo") or meter.collectives > 0  # the library keeps it to itself
+    theory = cost(name, length, comm.size) if name not in ("mpi", "gloo", "auto") else None
+    median = float(np.median(seconds))
+    low, high = np.percentile(seconds, [25, 75])
+    return {
+        "workers": comm.size,
+        "algorithm": name,
+        "bytes": nbytes,
+        "microseconds": round(median * 1e6, 2),
+        "spread": round(float(high - low) * 1e6, 2),
+        "fastest": round(float(seconds.min()) * 1e6, 2),
+        "repeats": len(seconds),
+        "bandwidth": round(nbytes / median / 1e9, 4),
+        "bytes_sent_each": None if own else max(sent),
+        "bytes_sent_all": None if own else sum(sent),
+        "messages": None if own else max(messages),
+        "shared_bytes_each": None if own else max(shared),
+        "theory_bytes_each": None if theory is None else theory.bytes_each,
+        "correct": all(right),
+    }
+
+
+@contextlib.contextmanager
+def _gloo(comm: Any) -> Iterator[Callable[..., None]]:
+    """Make a gloo group, which meets in a file, and give its all-reduce under our contract."""
+    import torch
+    import torch.distributed as dist
+
+    folder = tempfile.mkdtemp(prefix="manyhands-") if comm.rank == 0 else None
+    store = Path(comm.bcast(folder)) / "store"
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=comm.rank, world_size=comm.size
+    )
+
+    def gloo(send: Array, recv: Array, comm: Any) -> None:
+        np.copyto(recv, send)
+        dist.all_reduce(torch.from_numpy(recv))
+
+    try:
+        yield gloo
+    finally:
+        dist.destroy_process_group()
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def table(records: Sequence[Record]) -> str:
+    """Return the median microseconds as text: a row per group and size, a column per algorithm."""
+    names = list(dict.fromkeys(record["algorithm"] for record in records))
+    points = {(r["workers"], r["bytes"], r["algorithm"]): r for r in records}
+    rows = [["workers", "bytes", *names]]
+    for workers, nbytes in sorted({(r["workers"], r["bytes"]) for r in records}):
+        found = (points.get((workers, nbytes, name)) for name in names)
+        rows.append([str(workers), size_name(nbytes), *map(_cell, found)])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )
+
+
+def _cell(record: Record | None) -> str:
+    if record is None:
+        return "–"
+    return f"{record['microseconds']:.1f}" if record["correct"] else "WRONG"
+
+
+def figure(records: Sequence[Record], path: str | Path) -> None:
+    """Draw time, bandwidth and bytes sent against size, one row per group size, into `path`."""
+    from matplotlib.figure import Figure
+
+    groups = sorted({record["workers"] for record in records})
+    names = list(dict.fromkeys(record["algorithm"] for record in records))
+    canvas = Figure(figsize=(13, 3.4 * len(groups) + 0.4), layout="constrained")
+    axes = canvas.subplots(len(groups), 3, squeeze=False)
+    panels = (
+        ("microseconds", "time, µs (median)"),
+        ("bandwidth", "array bytes / time, GB/s"),
+        ("bytes_sent_each", "bytes each process sends"),
+    )
+    for row, workers in zip(axes, groups, strict=True):
+        for axis, (field, label) in zip(row, panels, strict=True):
+            for number, name in enumerate(names):
+                _line(axis, records, workers, name, field, f"C{number}")
+            axis.set(xscale="log", yscale="log", xlabel="bytes of the array", ylabel=label)
+            axis.set_title(f"{workers} processes", fontsize="medium")
+            axis.grid(alpha=0.3)
+    axes[0][0].legend(fontsize="small")
+    canvas.savefig(path)
+
+
+def _line(
+    axis: Any, records: Sequence[Record], workers: int, name: str, field: str, colour: str
+) -> None:
+    """Draw one algorithm's line; what theory says of the bytes is dotted."""
+    mine = [r for r in records if (r["workers"], r["algorithm"]) == (workers, name) and r[field]]
+    mine.sort(key=lambda record: record["bytes"])
+    axis.plot(
+        [r["bytes"] for r in mine], [r[field] for r in mine], "o-", ms=3, label=name, color=colour
+    )
+    if field == "bytes_sent_each":
+        known = [r for r in mine if r["theory_bytes_each"]]
+        axis.plot(
+            [r["bytes"] for r in known], [r["theory_bytes_each"] for r in known], ":", color="black"
+        )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run this process's part of the benchmark; rank 0 writes the records."""
+    parser = argparse.ArgumentParser(prog="python -m manyhands.bench", description=__doc__)
+    parser.add_argument("--sizes", default="1KB..64MB")
+    parser.add_argument("--algorithms", default=",".join(ALGORITHMS))
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--gloo", action=argparse.BooleanOptionalAction, default=True)
+    options = parser.parse_args(arguments)
+    sizes = parse_sizes(options.sizes)
+    from mpi4py import MPI
+
+    comm = MPI.COMM_WORLD
+    records = allreduce_bench_worker(comm, sizes, options.algorithms.split(","), gloo=options.gloo)
+    if comm.rank == 0:
+        print(table(records), flush=True)
+        if options.out:
+            options.out.write_text(json.dumps(records, indent=1) + "\n")
+    return 0 if all(record["correct"] for record in records) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
