@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -145,7 +146,7 @@ def sweep(folder: Path, records: Sequence[dict[str, Any]], **about: Any) -> Path
     planned = []
     for index, found in enumerate(records):
         config = found["config"]
-        identity = f"{index:03d}-{config['strategy']}-{config['workers']}"
+        identity = re.sub(r"[^\w-]", "", f"{index:03d}-{config['strategy']}-{config['workers']}")
         planned.append({"id": identity, "config": config, "repeat": config.get("seed", 0)})
         place = folder / "runs" / identity
         place.mkdir(parents=True)

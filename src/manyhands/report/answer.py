@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from manyhands.report.plots import name
 from manyhands.report.tables import Row, Summary
-from manyhands.report.wording import capital, percent, points, seconds
+from manyhands.report.wording import capital, join, percent, points, seconds
 
 
 def answer(summary: Summary) -> tuple[str, ...]:
@@ -14,7 +14,8 @@ def answer(summary: Summary) -> tuple[str, ...]:
     if summary.best is None:
         return _without_best(summary)
     best = summary.best
-    return tuple(s for s in (_headline(summary, best), _caveat(summary, best)) if s)
+    sentences = (_headline(summary, best), _lead(summary, best), _caveat(summary, best))
+    return tuple(s for s in sentences if s)
 
 
 def _without_best(summary: Summary) -> tuple[str, ...]:
@@ -53,6 +54,21 @@ def _headline(summary: Summary, best: Row) -> str:
             f"{_reached(best)}."
         )
     return f"{capital(who)} is best here: {_time(best)} of training{gain}{_reached(best)}."
+
+
+def _lead(summary: Summary, best: Row) -> str:
+    """Say so if the next best is as fast, as far as the repeats can tell."""
+    if summary.scaling == "weak" or summary.target_given or best.seconds is None:
+        return ""
+    near = [
+        row
+        for row in summary.rows
+        if row is not best and row.seconds and row.seconds.apart(best.seconds) is False
+    ]
+    if not near:
+        return ""
+    names = join([name(summary, row) for row in near[:3]])
+    return f"As far as the repeats can tell, {names} {'is' if len(near) == 1 else 'are'} as fast."
 
 
 def _caveat(summary: Summary, best: Row) -> str:

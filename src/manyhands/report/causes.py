@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statistics import fmean
 
-from manyhands.report.load import Run
+from manyhands.report.load import Run, number
 from manyhands.report.plots import middle, name
 from manyhands.report.tables import Row, Summary
 from manyhands.report.wording import join, percent, plural, seconds
@@ -48,6 +48,25 @@ def crowding(summary: Summary) -> str:
         f"The machine has {join([str(c) for c in cores])} cores: runs with "
         f"{join([str(c) for c in counts])} processes share them, and say little about scaling."
     )
+
+
+def threads(summary: Summary) -> str:
+    """Say so where workers had several threads, or not all the same number of them."""
+    found = {row.workers: t for row in summary.rows if (t := _threads(row))}
+    if not found or set(found.values()) == {1}:
+        return ""
+    if len(set(found.values())) == 1:
+        return f"Each worker has {plural(next(iter(found.values())), 'thread')}."
+    few, many = min(found), max(found)
+    return (
+        f"Threads per worker differ: {plural(few, 'worker')} had {found[few]}, "
+        f"{plural(many, 'worker')} {found[many]} each, so that speed-up is not against one core."
+    )
+
+
+def _threads(row: Row) -> int | None:
+    counted = number(row.runs[0].machine, "threads_per_worker")
+    return int(counted) if counted else None
 
 
 def waiting(summary: Summary) -> list[str]:

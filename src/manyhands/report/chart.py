@@ -14,7 +14,9 @@ from typing import Any
 import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.transforms import Affine2D, ScaledTranslation
 
 from manyhands.report import theme
@@ -22,7 +24,7 @@ from manyhands.report import theme
 POINT = 72  # one unit of length is a point: a pixel of the SVG
 WIDTH = 480
 RIGHT, TOP, BOTTOM, LEGEND_ROW = 14, 24, 40, 17
-LETTER, KEY = 6.1, 34  # widths in the legend: of a letter, of a line sample and its gaps
+LETTER, KEY = 6.1, 40  # widths in the legend: of a letter, of a line sample and its gaps
 _PLAIN = {"Date": None, "Creator": None, "Format": None, "Type": None}
 
 
@@ -64,46 +66,81 @@ class Drawn:
     notes: tuple[Note, ...]
 
 
-def mount(figure: Any, chart: Chart, left: float, top: float, width: float) -> list[Note]:
-    """Draw a chart into a figure, its upper left corner at (left, top), in points."""
+def mount(
+    figure: Any, chart: Chart, corner: tuple[float, float], width: float, scale: float = 1
+) -> tuple[list[Note], float]:
+    """Draw a chart into a figure, its upper left corner given in points.
+
+    Returns the values that can be pointed at, and how tall the chart became, in points.
+    """
     full_width, full_height = (POINT * side for side in figure.get_size_inches())
+    left, top = corner
     axes = figure.add_axes((0.1, 0.1, 0.5, 0.5))
     notes = chart.draw(axes)
     handles, labels = axes.get_legend_handles_labels()
-    columns = _columns(labels, width)
-    head = TOP + LEGEND_ROW * math.ceil(len(labels) / columns)
+    columns = _columns(labels, width / scale)
+    head = scale * (TOP + LEGEND_ROW * math.ceil(len(labels) / columns))
+    tall = scale * chart.height
     axes.set_position(
         (
-            (left + chart.left) / full_width,
-            1 - (top + head + chart.height) / full_height,
-            (width - chart.left - RIGHT) / full_width,
-            chart.height / full_height,
+            (left + scale * chart.left) / full_width,
+            1 - (top + head + tall) / full_height,
+            (width - scale * (chart.left + RIGHT)) / full_width,
+            tall / full_height,
         )
     )
     axes.set_xlabel(chart.x_label, loc="right")
     if chart.y_label:
-        axes.text(
-            -chart.left + 2,
-            chart.height + 9,
-            chart.y_label,
-            transform=_points(axes),
-            color=theme.MUTED,
-        )
+        place = (scale * (2 - chart.left), tall + scale * 9)
+        axes.text(*place, chart.y_label, transform=_points(axes), color=theme.MUTED)
     if labels:
-        figure.legend(
-            handles,
-            [label.lstrip("_") or label for label in labels],
-            loc="upper left",
-            bbox_to_anchor=(left / full_width, 1 - top / full_height),
-            ncols=columns,
-            borderpad=0,
-            borderaxespad=0,
-            handlelength=1.9,
-            handletextpad=0.5,
-            columnspacing=1.1,
-            labelspacing=0.45,
-        )
-    return notes
+        at = (left / full_width, 1 - top / full_height)
+        _legend(figure, handles, labels, columns, at, scale)
+    if scale != 1:
+        _shrink(axes, scale)
+    return notes, head + tall + scale * BOTTOM
+
+
+def _legend(
+    figure: Any,
+    handles: Any,
+    labels: list[str],
+    columns: int,
+    at: tuple[float, float],
+    scale: float,
+) -> None:
+    legend = figure.legend(
+        handles,
+        [label.lstrip("_") or label for label in labels],
+        loc="upper left",
+        bbox_to_anchor=at,
+        ncols=columns,
+        fontsize=10.5 * scale,
+        borderpad=0,
+        borderaxespad=0,
+        handlelength=1.9,
+        handletextpad=0.5,
+        columnspacing=1.7,
+        labelspacing=0.45,
+    )
+    if scale != 1:
+        _shrink(legend, scale, texts=False)
+
+
+def _shrink(artist: Any, scale: float, *, texts: bool = True) -> None:
+    """Scale lines, markers and texts below an artist; ticks by their own parameters."""
+    for line in artist.findobj(Line2D):
+        line.set(linewidth=scale * line.get_linewidth(), markersize=scale * line.get_markersize())
+        line.set_markeredgewidth(scale * line.get_markeredgewidth())
+    for collection in artist.findobj(LineCollection):
+        collection.set_linewidth([scale * w for w in collection.get_linewidth()])
+    if texts:
+        for words in artist.texts:
+            words.set_fontsize(scale * words.get_fontsize())
+        for axis in (artist.xaxis, artist.yaxis):
+            axis.label.set_fontsize(scale * 11)
+            axis.labelpad = scale * 4
+        artist.tick_params(labelsize=scale * 11, pad=scale * 3.5)
 
 
 def compose(chart: Chart) -> tuple[Any, list[Note]]:
@@ -114,7 +151,7 @@ def compose(chart: Chart) -> tuple[Any, list[Note]]:
     rows = math.ceil(len(labels) / _columns(labels, WIDTH))
     tall = TOP + LEGEND_ROW * rows + chart.height + BOTTOM
     figure = Figure(figsize=(WIDTH / POINT, tall / POINT), facecolor="none")
-    return figure, mount(figure, chart, 0, 2, WIDTH)
+    return figure, mount(figure, chart, (0, 2), WIDTH)[0]
 
 
 def render(chart: Chart, folder: Path | None) -> Drawn:

@@ -13,7 +13,7 @@ from manyhands.report.load import Epoch
 from manyhands.report.plots import featured, middle, name
 from manyhands.report.scaling import Fit
 from manyhands.report.tables import Row, Spread, Summary
-from manyhands.report.wording import capital, count, join, percent, plural, points, seconds, times
+from manyhands.report.wording import count, join, percent, plural, points, seconds, times
 
 CLOSE, ROUGH = 0.05, 0.15  # of the peak: a law fits, fits roughly
 ENOUGH = 0.7  # an efficiency that most would still pay for
@@ -21,7 +21,7 @@ VISIBLE = 0.001  # a change of accuracy worth a sentence
 
 
 def _some(*sentences: str) -> list[str]:
-    return [capital(sentence) for sentence in sentences if sentence]
+    return [sentence for sentence in sentences if sentence]
 
 
 def spread(summary: Summary) -> str:
@@ -39,10 +39,11 @@ def time(summary: Summary) -> list[str]:
     rows = [row for row in summary.rows if row.seconds]
     fastest = min(rows, key=_median)
     first = f"{name(summary, fastest)} trains fastest: {seconds(_median(fastest))}."
-    if len(rows) == 1:
-        first = f"Training took {seconds(_median(fastest))}."
+    if summary.scaling == "weak":
+        first = ""
     return _some(
-        first, _turning(summary), causes.crowding(summary), _noise(rows), spread(summary),
+        first, _flatness(summary), _turning(summary), causes.crowding(summary), _noise(rows),
+        spread(summary),
         _apart(rows),
     )  # fmt: skip
 
@@ -54,11 +55,13 @@ def _median(row: Row) -> float:
 
 def _turning(summary: Summary) -> str:
     """Say from which number of workers on a group takes longer again."""
-    if summary.layout.x != "workers" or summary.scaling == "weak":
+    if summary.layout.x != "workers":
         return ""
     said = []
     for group in summary.groups:
         rows = [row for row in summary.of(group) if row.seconds]
+        if rows[0].scaling == "weak":
+            continue
         least = min(rows, key=_median)
         later = rows[rows.index(least) + 1 :]
         if later and _median(later[-1]) > 1.02 * _median(least):
@@ -68,6 +71,17 @@ def _turning(summary: Summary) -> str:
                 f"{percent(longer)} longer with {later[-1].workers}"
             )
     return "; ".join(said) + "." if said else ""
+
+
+def _flatness(summary: Summary) -> str:
+    """Say how the time changes when the work grows with the workers; ideally it does not."""
+    said = []
+    for group in summary.groups:
+        rows = [row for row in summary.of(group) if row.seconds]
+        if len(rows) > 1 and rows[0].scaling == "weak":
+            ends = f"{seconds(_median(rows[0]))} to {seconds(_median(rows[-1]))}"
+            said.append(f"{group.label} goes from {ends} with {rows[-1].workers} times the work")
+    return f"The work grows with the workers, and {join(said)}." if said else ""
 
 
 def _noise(rows: Sequence[Row]) -> str:
@@ -95,12 +109,19 @@ def _range(values: Sequence[float]) -> str:
 
 def speedup(summary: Summary) -> list[str]:
     """Comment on the speed-ups: against what, where they peak and why, which law they follow."""
-    return _some(baseline(summary), *_peaks(summary), *_laws(summary), _regime(summary))
+    return _some(
+        baseline(summary),
+        causes.threads(summary),
+        *_peaks(summary),
+        *_laws(summary),
+        _regime(summary),
+    )
 
 
 def baseline(summary: Summary) -> str:
     """Say what speed-up is measured against."""
-    what = "examples per second" if summary.scaling == "weak" else "training time"
+    kinds = {"weak": "examples per second", "strong": "training time"}
+    what = join([kinds[k] for k in sorted({row.scaling for row in summary.rows})])
     with_base = [row for row in summary.rows if row.speedup is not None]
     own = [row for row in summary.rows if row.speedup is None and row.own_speedup is not None]
     if with_base and not own:
@@ -172,12 +193,18 @@ def _verdict(summary: Summary, group: Group, fit: Fit) -> str:
 
 
 def _regime(summary: Summary) -> str:
+    """Say which law applies to such a sweep, and what would change that."""
     if not summary.fits:
         return ""
     if summary.scaling == "weak":
         return (
             "The work grows with the workers (weak scaling), so that Gustafson's law applies; with "
             "the same work for all (strong scaling) it would be Amdahl's, which has a bound."
+        )
+    if any(row.scaling == "weak" for row in summary.rows):
+        return (
+            "Amdahl's law is for sweeps with the same work for every number of workers (strong "
+            "scaling), Gustafson's for those whose work grows with the workers (weak scaling)."
         )
     return (
         "The work is the same for every number of workers (strong scaling), so that Amdahl's law "
@@ -188,22 +215,20 @@ def _regime(summary: Summary) -> str:
 
 def efficiency(summary: Summary) -> list[str]:
     """Comment on the efficiencies: how far they hold, and where the rest goes."""
-    said = []
+    kept, below = [], []
     for group in summary.groups:
         rows = [r for r in summary.of(group) if r.efficiency is not None and r.workers > 1]
-        if not rows:
-            continue
         good = [row for row in rows if (row.efficiency or 0) >= ENOUGH]
-        last = good[-1] if good else rows[0]
-        said.append(
-            f"{group.label} keeps {percent(last.efficiency)} of each core busy to effect with "
-            f"{plural(last.workers, 'worker')}"
-            if good
-            else f"{group.label} is below {percent(ENOUGH)} with any number of workers"
-        )
+        if good:
+            last = good[-1]
+            kept.append(f"{group.label} up to {last.workers} ({percent(last.efficiency)})")
+        elif rows:
+            below.append(group.label)
+    level = percent(ENOUGH)
     masters = any(row.processes > row.workers for row in summary.rows)
     return _some(
-        "; ".join(said[:6]) + "." if said else "",
+        f"Workers that keep the efficiency at {level} or more: {join(kept)}." if kept else "",
+        f"Below {level} with any number of workers: {join(below)}." if below else "",
         "Efficiency is speed-up per process; masters count as well." if masters else "",
         causes.crowding(summary),
     )
@@ -275,7 +300,9 @@ def _versus(row: Row, base: Row) -> str:
     ratio = row.seconds.median / base.seconds.median - 1
     apart = row.seconds.apart(base.seconds)
     pace = f"{percent(abs(ratio))} {'slower' if ratio > 0 else 'faster'}"
-    if apart is False:
+    if abs(ratio) < 0.005:
+        pace = "as fast"
+    elif apart is False:
         pace += " (within the spread)"
     if row.accuracy is None or base.accuracy is None:
         return f"{row.label} is {pace}"
@@ -292,7 +319,7 @@ def to_target(summary: Summary) -> list[str]:
     if summary.target is None or not rows:
         return _some(chosen(summary))
     first = min(rows, key=lambda row: row.to_target or 0)
-    never = [r.label for r in featured(summary) if r.to_target is None]
+    never = [name(summary, r) for r in featured(summary) if r.to_target is None]
     kind = "asked for" if summary.target_given else "that at least half of all configurations reach"
     return _some(
         f"{name(summary, first)} is first at {percent(summary.target, 1)}, the accuracy {kind}, "
@@ -316,9 +343,11 @@ def loss_over_time(summary: Summary) -> list[str]:
         return []
     row, least = min(ends, key=lambda pair: pair[1])
     alike = len(ends) > 1 and max(end for _, end in ends) <= 1.01 * least
-    rising = [r.label for r, end in ends if end > 1.05 * min(_values(r, lambda e: e.loss))]
+    rising = [name(summary, r) for r, end in ends if end > 1.05 * min(_values(r, lambda e: e.loss))]
     return _some(
-        f"All end with nearly the same test loss, {least:.4f}."
+        f"The test loss ends at {least:.4f}."
+        if len(ends) == 1
+        else f"All end with nearly the same test loss, {least:.4f}."
         if alike
         else f"{name(summary, row)} ends with the lowest test loss, {least:.4f}.",
         f"Rising again at the end: {join(rising)}." if rising else "",
@@ -327,9 +356,11 @@ def loss_over_time(summary: Summary) -> list[str]:
 
 def loss_over_examples(summary: Summary) -> list[str]:
     """Comment on the loss after the same number of examples."""
-    seen = {row.label: row.examples for row in featured(summary) if row.examples}
+    seen = {name(summary, row): row.examples for row in featured(summary) if row.examples}
     if not seen:
         return []
+    if len(seen) == 1:
+        return [f"{count(max(seen.values()))} examples were seen, counting repeated ones."]
     if max(seen.values()) <= 1.01 * min(seen.values()):
         return [f"All saw {count(max(seen.values()))} examples: what differs is what they learned."]
     most = max(seen, key=lambda label: seen[label])

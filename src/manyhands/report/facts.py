@@ -123,6 +123,7 @@ def draw_own(ax: Any, summary: Summary) -> list[Note]:
     ax.set_yticks(range(len(held)), [name(summary, row) for row, _ in held])
     ax.set_ylim(len(held) - 0.4, -0.6)
     ax.xaxis.set_major_formatter(lambda value, _: percent(value, 1))
+    ax.locator_params(axis="x", nbins=5)
     return notes
 
 

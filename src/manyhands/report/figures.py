@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from manyhands.report import causes, comments, facts, phases, plots, traffic
 from manyhands.report.chart import Chart, Note
 from manyhands.report.plots import Form, Value, single
 from manyhands.report.tables import Summary
-from manyhands.report.wording import count, percent, seconds
+from manyhands.report.wording import THIN, capital, count, percent, seconds
 
 
 def charts(summary: Summary) -> list[Chart]:
     """Return every figure that the records can fill."""
     if not summary.rows:
         return []
-    return [*_along(summary), *_curves(summary), *_inside(summary), *_special(summary)]
+    along = _along(summary) if len(summary.rows) > 1 else ()
+    return [*along, *_curves(summary), *_inside(summary), *_special(summary)]
 
 
 def _along(summary: Summary) -> Iterator[Chart]:
@@ -28,7 +29,7 @@ def _along(summary: Summary) -> Iterator[Chart]:
         yield Chart(
             id="speedup", title="Speed-up", x_label="workers", y_label="times as fast",
             draw=lambda ax: plots.speedup(ax, summary),
-            comment=tuple(comments.speedup(summary)), alt=_alt(summary, "speed-up"),
+            comment=_said(comments.speedup(summary)), alt=_alt(summary, "speed-up"),
         )  # fmt: skip
         yield _measure(
             summary, "efficiency", "Efficiency", "speed-up per process",
@@ -71,7 +72,7 @@ def _measure(
 
     labels = max(len(plots.name(summary, row)) for row in summary.rows)
     return Chart(
-        id=identity, title=title, draw=draw, comment=tuple(comment(summary)),
+        id=identity, title=title, draw=draw, comment=_said(comment(summary)),
         x_label=x_name if curve else unit, y_label=unit if curve else "",
         alt=_alt(summary, title.lower()),
         height=230 if curve else max(60, 26 * len(summary.rows)),
@@ -79,12 +80,16 @@ def _measure(
     )  # fmt: skip
 
 
+def _said(sentences: Iterable[str]) -> tuple[str, ...]:
+    return tuple(capital(sentence) for sentence in sentences)
+
+
 def _tick(form: Form, value: float) -> str:
     """Drop the zeros that a tick does not need."""
-    number, _, unit = form(value).partition(" ")
+    number, space, unit = form(value).partition(THIN)
     if "." in number:
         number = number.rstrip("0").rstrip(".")
-    return f"{number} {unit}".strip()
+    return number + space + unit
 
 
 def _margin(letters: int) -> int:
@@ -112,7 +117,7 @@ def _curves(summary: Summary) -> Iterator[Chart]:
         chart = Chart(
             id=identity, title=title, y_label=unit,
             x_label="seconds of training" if timed else "examples seen",
-            draw=_curve(summary, timed, judged), comment=tuple(comment(summary)),
+            draw=_curve(summary, timed, judged), comment=_said(comment(summary)),
             alt=_alt(summary, title.lower()),
         )  # fmt: skip
         if chart.comment:
@@ -145,7 +150,7 @@ def _inside(summary: Summary) -> Iterator[Chart]:
     if rows:
         yield Chart(
             id="phases", title="Where the time goes", x_label="seconds", y_label="",
-            draw=lambda ax: phases.draw(ax, summary), comment=tuple(causes.comment(summary)),
+            draw=lambda ax: phases.draw(ax, summary), comment=_said(causes.comment(summary)),
             alt="seconds that each process spends computing, updating, communicating and waiting",
             height=phases.tall(rows),
             left=_margin(max(len(plots.name(summary, row)) for row in rows)),
@@ -154,7 +159,7 @@ def _inside(summary: Summary) -> Iterator[Chart]:
         yield Chart(
             id="traffic", title="Traffic, measured and in theory", x_label="workers",
             y_label="sent by each worker for one exchange", left=58,
-            draw=lambda ax: traffic.draw(ax, summary), comment=tuple(traffic.comment(summary)),
+            draw=lambda ax: traffic.draw(ax, summary), comment=_said(traffic.comment(summary)),
             alt="bytes that each worker sends for one exchange, beside what theory says",
         )  # fmt: skip
 
@@ -164,14 +169,14 @@ def _special(summary: Summary) -> Iterator[Chart]:
         yield Chart(
             id="staleness", title="Staleness", x_label="updates by others in between",
             y_label="share of the updates", draw=lambda ax: facts.draw_staleness(ax, summary),
-            comment=tuple(facts.comment_staleness(summary)), alt="how late updates were",
+            comment=_said(facts.comment_staleness(summary)), alt="how late updates were",
         )  # fmt: skip
     if held := facts.with_own(summary):
         longest = max(len(plots.name(summary, row)) for row, _ in held)
         yield Chart(
             id="own-accuracy", title="Each worker alone, and their average", y_label="",
             x_label="test accuracy", draw=lambda ax: facts.draw_own(ax, summary),
-            comment=tuple(facts.comment_own(summary)), height=max(60, 30 * len(held)),
+            comment=_said(facts.comment_own(summary)), height=max(60, 30 * len(held)),
             alt="accuracy of each worker by itself beside the accuracy of their average",
             left=_margin(longest),
         )  # fmt: skip
@@ -179,11 +184,11 @@ def _special(summary: Summary) -> Iterator[Chart]:
         yield Chart(
             id="distance", title="Distance between the replicas", x_label="step",
             y_label="distance from the mean", draw=lambda ax: facts.draw_distance(ax, summary),
-            comment=tuple(facts.comment_distance(summary)), alt="how far apart the replicas are",
+            comment=_said(facts.comment_distance(summary)), alt="how far apart the replicas are",
         )  # fmt: skip
     if facts.with_shares(summary):
         yield Chart(
             id="shares", title="Shares of the batch", x_label="step", y_label="share",
             draw=lambda ax: facts.draw_shares(ax, summary),
-            comment=tuple(facts.comment_shares(summary)), alt="each worker's share of the batch",
+            comment=_said(facts.comment_shares(summary)), alt="each worker's share of the batch",
         )  # fmt: skip

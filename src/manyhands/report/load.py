@@ -177,15 +177,20 @@ def _holds_run(folder: Path) -> bool:
 
 def _labels(sources: Sequence[Source], runs: Sequence[Run]) -> list[str]:
     """Name the sources; sweeps of one name are told apart by their host, then by number."""
+    hosts = [next((_host(r) for r in runs if r.source == str(i)), "") for i in range(len(sources))]
     labels = [source.label for source in sources]
-    for attempt in range(2):
-        counts = Counter(label for label in labels if label != "runs")
-        for i, label in enumerate(labels):
-            if counts[label] > 1:
-                host = next((_host(r) for r in runs if r.source == str(i)), "")
-                suffix = host if attempt == 0 and host else str(labels[:i].count(label) + 1)
-                labels[i] = f"{label} ({suffix})"
-    return labels
+    shared = Counter(labels)
+    labels = [
+        f"{label} ({host})" if shared[label] > 1 and label != "runs" and host else label
+        for label, host in zip(labels, hosts, strict=True)
+    ]
+    shared = Counter(labels)
+    return [
+        f"{label} #{labels[:i].count(label) + 1}"
+        if shared[label] > 1 and label != "runs"
+        else label
+        for i, label in enumerate(labels)
+    ]
 
 
 def _host(run: Run) -> str:

@@ -15,13 +15,13 @@ from markupsafe import Markup
 from manyhands.report import comments, theme
 from manyhands.report.answer import answer
 from manyhands.report.chart import Drawn
-from manyhands.report.plots import styles
+from manyhands.report.plots import is_curve, styles
 from manyhands.report.provenance import blocks, commands, glossary, problems
 from manyhands.report.tables import Row, Spread, Summary
 from manyhands.report.wording import NONE, count, percent, plural, seconds, size, times
 
 SECTIONS = {
-    "Against the number of workers": ("time", "speedup", "efficiency", "accuracy"),
+    "": ("time", "speedup", "efficiency", "accuracy"),
     "How training went": ("loss-time", "loss-examples", "accuracy-time", "accuracy-examples"),
     "Inside a run": (
         "phases", "traffic", "staleness", "own-accuracy", "distance", "shares",
@@ -66,9 +66,9 @@ def page(summary: Summary, drawn: Sequence[Drawn]) -> str:
         title=" · ".join(dict.fromkeys(titles)) or "Report",
         question=next((s.question for s in sources if s.question), ""),
         answer=answer(summary),
-        results=_grid(summary.rows, _result_columns(summary)),
+        results=_grid(summary.rows, result_columns(summary)),
         details=_grid(summary.rows, _detail_columns()),
-        notes=_notes(summary),
+        notes=notes(summary),
         warnings=problems(summary),
         sections=_sections(summary, drawn),
         glossary=glossary(summary),
@@ -105,7 +105,8 @@ def _placed(column: Column, row: Row) -> Cell:
     return Cell(cell.text, value, cell.aside, cell.colour, column.minor)
 
 
-def _result_columns(summary: Summary) -> list[Column]:
+def result_columns(summary: Summary) -> list[Column]:
+    """Return the columns that the runs can fill."""
     looks = styles(summary)
     names = {light: name for name, (light, _) in theme.COLOURS.items()}
     columns = [
@@ -119,19 +120,21 @@ def _result_columns(summary: Summary) -> list[Column]:
             Column("processes", lambda r: Cell(str(r.processes), r.processes), minor=True)
         )
     columns.append(Column("time", lambda r: _ranged(r.seconds, seconds)))
-    if summary.scaling == "weak":
+    if any(row.scaling == "weak" for row in summary.rows):
         columns.append(Column("examples / s", lambda r: Cell(count(r.rate), r.rate)))
-    columns.append(Column("speed-up", lambda r: Cell(times(r.speedup), r.speedup)))
+    if any(row.speedup is not None for row in summary.rows):
+        columns.append(Column("speed-up", lambda r: Cell(times(r.speedup), r.speedup)))
     if any(row.own_speedup is not None and row.workers > 1 for row in summary.rows):
         hint = "against the same strategy with one worker"
         own = Column(
             "own speed-up", lambda r: Cell(times(r.own_speedup), r.own_speedup), True, hint
         )
         columns.append(own)
-    columns += [
-        Column("efficiency", lambda r: Cell(percent(r.efficiency), r.efficiency), minor=True),
-        Column("accuracy", _accuracy),
-    ]
+    if _any_speedup(summary):
+        columns.append(
+            Column("efficiency", lambda r: Cell(percent(r.efficiency), r.efficiency), minor=True)
+        )
+    columns.append(Column("accuracy, %", _accuracy))
     if summary.target is not None:
         title = f"time to {percent(summary.target, 1)}"
         columns.append(Column(title, lambda r: Cell(_arrival(r), r.to_target), minor=True))
@@ -154,7 +157,7 @@ def _accuracy(row: Row) -> Cell:
         return Cell(NONE)
     half = row.accuracy.half
     aside = "" if half is None else f"± {100 * half:.2f}"
-    return Cell(percent(row.accuracy.median, 2), row.accuracy.median, aside)
+    return Cell(f"{100 * row.accuracy.median:.2f}", row.accuracy.median, aside)
 
 
 def _detail_columns() -> list[Column]:
@@ -186,7 +189,7 @@ def _detail_columns() -> list[Column]:
     ]
 
 
-def _notes(summary: Summary) -> list[str]:
+def notes(summary: Summary) -> list[str]:
     """Say what the columns mean, as far as it needs saying."""
     said = []
     if summary.rule:
@@ -221,6 +224,8 @@ def _no_speedup(summary: Summary) -> str:
 
 def _sections(summary: Summary, drawn: Sequence[Drawn]) -> list[dict[str, Any]]:
     along = summary.layout.x.replace("_", " ")
+    words = "the number of workers" if along == "workers" else along
+    head = f"Against {words}" if is_curve(summary) else "Time and accuracy"
     found = []
     for title, identities in SECTIONS.items():
         figures = [
@@ -237,6 +242,5 @@ def _sections(summary: Summary, drawn: Sequence[Drawn]) -> list[dict[str, Any]]:
             if d.chart.id in identities
         ]
         if figures:
-            shown = title.replace("the number of workers", along) if along != "workers" else title
-            found.append({"title": shown, "figures": figures})
+            found.append({"title": title or head, "figures": figures})
     return found

@@ -107,6 +107,7 @@ def dots(ax: Any, summary: Summary, value: Value, form: Form) -> list[Note]:
     ax.set_yticks(range(len(rows)), [name(summary, row) for row, _ in rows])
     ax.set_ylim(len(rows) - 0.4, -0.6)
     ax.margins(x=0.12)
+    ax.locator_params(axis="x", nbins=5)
     return notes
 
 
@@ -144,7 +145,7 @@ def speedup(ax: Any, summary: Summary) -> list[Note]:
             linestyle=(0, (1, 2)), zorder=2,
         )  # fmt: skip
     if summary.fits:
-        law = next(iter(summary.fits.values())).law
+        law = " or ".join(sorted({fit.law for fit in summary.fits.values()}))
         ax.plot(
             [], [], color=theme.MUTED, linewidth=1.1, linestyle=(0, (1, 2)), label=f"{law}, fitted"
         )

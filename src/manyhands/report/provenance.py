@@ -8,11 +8,12 @@ from typing import Any
 
 from manyhands.report.glossary import STRATEGIES
 from manyhands.report.groups import IGNORED
-from manyhands.report.load import Run, clean, mapping, number, sequence, text
+from manyhands.report.load import Run, clean, number, sequence, text
 from manyhands.report.tables import Summary
 from manyhands.report.wording import count, join, plural, size
 
 Pairs = list[tuple[str, str]]
+LONGEST = 600  # of a failed run's message, in letters
 
 
 def glossary(summary: Summary) -> Pairs:
@@ -30,7 +31,7 @@ def commands(summary: Summary) -> list[str]:
 
 def blocks(summary: Summary) -> list[dict[str, Any]]:
     """Return machines, model and data, and settings, each as a list of pairs."""
-    runs = summary.loaded.runs
+    runs = [run for run in summary.loaded.runs if run.finished] or list(summary.loaded.runs)
     found = []
     for source in summary.loaded.sources:
         mine = [run for run in runs if run.source == source.label]
@@ -56,7 +57,10 @@ def _machine(runs: list[Run]) -> Pairs:
         ("memory", f"{memory / 2**30:.0f} GiB" if memory else ""),
         ("system", text(machine, "system")),
         ("manyhands", join(list(dict.fromkeys(r.version for r in runs if r.version)))),
-        *((key, text(machine, key)) for key in ("python", "torch", "numpy", "mpi", "launcher")),
+        *(
+            (key, text(machine, key))
+            for key in ("python", "torch", "numpy", "mpi", "mpi4py", "launcher")
+        ),
         ("threads per worker", join([str(t) for t in threads])),
         ("kernels", _kernels(runs)),
         ("measured", " to ".join(dict.fromkeys((started[0], started[-1]))) if started else ""),
@@ -85,7 +89,7 @@ def _task(run: Run) -> Pairs:
         ("data", text(run.data, "name")),
         ("training examples", count(n) if (n := number(run.data, "train")) else ""),
         ("test examples", count(n) if (n := number(run.data, "test")) else ""),
-        ("SHA-256 of the data", text(run.data, "sha256")),
+        ("its SHA-256", text(run.data, "sha256")[:16]),
     ]
     if parameters and text(run.model, "dtype") == "float32":
         pairs.insert(2, ("one vector of them", size(4 * parameters)))
@@ -139,5 +143,6 @@ def _identity(run: Run) -> str:
 
 
 def _reason(run: Run) -> str:
-    told = mapping({"error": run.error}).get("error")
-    return str(told) if told else "it left no message; its rank-N.log files may say more"
+    if not run.error:
+        return "it left no message; its rank-N.log files may say more"
+    return run.error if len(run.error) <= LONGEST else f"{run.error[:LONGEST]} …"

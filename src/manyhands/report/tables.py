@@ -59,6 +59,7 @@ class Row:
     bytes: float | None
     messages: float | None
     shares: Mapping[str, float]
+    scaling: str = "strong"
     speedup: float | None = None
     own_speedup: float | None = None
     to_target: float | None = None
@@ -133,21 +134,21 @@ def summarise(loaded: Loaded) -> Summary:
         for group, members in arranged.members.items()
         for x, found in sorted(_by(members, arranged.position).items())
     ]
-    scaling = _scaling(rows) if arranged.x == "workers" else "strong"
+    if arranged.x == "workers":
+        rows = [replace(row, scaling=_scaling(row.group.source, rows)) for row in rows]
     target, given = _target(rows)
-    rows = [_with_target(_with_speedup(row, rows, scaling), target, given) for row in rows]
-    rows.sort(key=lambda row: row.group.strategy != "sequential")
+    rows = [_with_target(_with_speedup(row, rows), target, given) for row in rows]
+    rows.sort(key=_order(rows))
     comparable = arranged.x not in AMOUNT
-    best, rule = _best(rows, scaling, target if given else None) if comparable else (None, "")
+    best, rule = _best(rows, target if given else None) if comparable else (None, "")
     rows = [replace(row, best=row is best) for row in rows]
-    law = "Gustafson" if scaling == "weak" else "Amdahl"
-    fits = {g: f for g in arranged.members if (f := _fit(law, [r for r in rows if r.group is g]))}
+    fits = {g: f for g in arranged.members if (f := _fit([r for r in rows if r.group is g]))}
     return Summary(
         loaded=loaded,
         layout=arranged,
         rows=tuple(rows),
         failed=failed,
-        scaling=scaling,
+        scaling=_common(rows),
         target=target,
         target_given=given,
         best=next((row for row in rows if row.best), None),
@@ -172,6 +173,13 @@ def median(values: Iterable[float | None]) -> float | None:
 
 def _usable(run: Run) -> bool:
     return run.finished and run.seconds is not None
+
+
+def _order(rows: Sequence[Row]) -> Callable[[Row], tuple[int, int]]:
+    """Keep sources and strategies together, in the order they came; the sequential one first."""
+    sources = list(dict.fromkeys(row.group.source for row in rows))
+    names = list(dict.fromkeys(["sequential", *(row.group.strategy for row in rows)]))
+    return lambda row: (sources.index(row.group.source), names.index(row.group.strategy))
 
 
 def _by(runs: Iterable[Run], key: Callable[[Run], float]) -> dict[float, list[Run]]:
@@ -213,8 +221,9 @@ def _shares(runs: Sequence[Run]) -> dict[str, float]:
     }
 
 
-def _scaling(rows: Sequence[Row]) -> str:
+def _scaling(source: str, everything: Sequence[Row]) -> str:
     """Return "weak" if the records say so, or if the work grew in step with the workers."""
+    rows = [row for row in everything if row.group.source == source]
     stated = {run.scaling for row in rows for run in row.runs if run.scaling}
     if stated:
         return "weak" if stated == {"weak"} else "strong"
@@ -222,6 +231,10 @@ def _scaling(rows: Sequence[Row]) -> str:
     grown = [_grows([r for r in rows if r.group is group]) for group in groups]
     known = [g for g in grown if g is not None]
     return "weak" if known and all(known) else "strong"
+
+
+def _common(rows: Sequence[Row]) -> str:
+    return "weak" if {row.scaling for row in rows} == {"weak"} else "strong"
 
 
 def _grows(rows: Sequence[Row]) -> bool | None:
@@ -232,19 +245,19 @@ def _grows(rows: Sequence[Row]) -> bool | None:
     return max(ratios) < 1.1 * min(ratios)
 
 
-def _with_speedup(row: Row, rows: Sequence[Row], scaling: str) -> Row:
-    base = _baseline(row, rows, scaling)
+def _with_speedup(row: Row, rows: Sequence[Row]) -> Row:
+    base = _baseline(row, rows)
     own = next((r for r in rows if r.group is row.group and r.x == r.workers == 1), None)
     return replace(
         row,
-        speedup=_ratio(base, row, scaling),
-        own_speedup=_ratio(own, row, scaling),
+        speedup=_ratio(base, row),
+        own_speedup=_ratio(own, row),
     )
 
 
-def _baseline(row: Row, rows: Sequence[Row], scaling: str) -> Row | None:
+def _baseline(row: Row, rows: Sequence[Row]) -> Row | None:
     """Return the sequential run of the same task on the same machine, if there is one."""
-    fields = [f for f in TASK if scaling == "strong" or f not in (*AMOUNT, "batch_size")]
+    fields = [f for f in TASK if row.scaling == "strong" or f not in (*AMOUNT, "batch_size")]
     config = row.runs[0].config
     for other in rows:
         if other.group.strategy != "sequential" or other.group.source != row.group.source:
@@ -255,11 +268,11 @@ def _baseline(row: Row, rows: Sequence[Row], scaling: str) -> Row | None:
     return None
 
 
-def _ratio(base: Row | None, row: Row, scaling: str) -> float | None:
+def _ratio(base: Row | None, row: Row) -> float | None:
     """Return how much faster `row` is: in time, or in examples per second where the work grew."""
     if base is None or base.seconds is None or row.seconds is None or row.seconds.median <= 0:
         return None
-    if scaling == "weak":
+    if row.scaling == "weak":
         return row.rate / base.rate if row.rate and base.rate else None
     return base.seconds.median / row.seconds.median
 
@@ -274,7 +287,7 @@ def _target(rows: Sequence[Row]) -> tuple[float | None, bool]:
     if given:
         return max(given), True
     floors = sorted(row.accuracy.low for row in rows if row.accuracy)
-    if not floors:
+    if len(floors) < 2:
         return None, False
     reached = math.floor(200 * floors[len(floors) // 2] + 1e-9) / 200
     return (reached, False) if reached > 0 else (None, False)
@@ -298,8 +311,10 @@ def _first(run: Run, target: float, given: bool) -> float | None:
     return run.seconds if run.accuracy is not None and run.accuracy >= target else None
 
 
-def _best(rows: Sequence[Row], scaling: str, target: float | None) -> tuple[Row | None, str]:
+def _best(everything: Sequence[Row], target: float | None) -> tuple[Row | None, str]:
     """Return the best configuration and the rule it was chosen by."""
+    scaling = _common(everything)
+    rows = [row for row in everything if row.scaling == scaling]
     if len(rows) < 2:
         return None, ""
     if target is not None:
@@ -320,7 +335,8 @@ def _best(rows: Sequence[Row], scaling: str, target: float | None) -> tuple[Row 
     return fastest, f"the shortest training time{words}"
 
 
-def _fit(law: str, rows: Sequence[Row]) -> Fit | None:
+def _fit(rows: Sequence[Row]) -> Fit | None:
+    law = "Gustafson" if rows[0].scaling == "weak" else "Amdahl"
     pairs = [(row.workers, row.shown_speedup) for row in rows]
     extra = max((row.processes - row.workers for row in rows), default=0)
     cores = next((row.cores for row in rows if row.cores), None)

@@ -117,7 +117,8 @@ def draw(ax: Any, summary: Summary) -> list[Note]:
         notes += [_note(summary, e) for e in mine]
     _theory(ax, found)
     if summary.layout.x == "workers":
-        ticks(ax, sorted({row.x for row in summary.rows}))
+        widest = max(row.x for row in summary.rows)
+        ticks(ax, sorted({1.0, widest, *(row.x for row in summary.rows)}))
     ax.set_ylim(bottom=0)
     ax.yaxis.set_major_formatter(lambda value, _: size(value))
     return notes

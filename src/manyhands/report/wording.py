@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 NONE = "–"
+THIN = "\u202f"  # a narrow space that does not break: between a number and its unit
 
 
 def seconds(value: float | None) -> str:
@@ -13,20 +14,20 @@ def seconds(value: float | None) -> str:
     if value is None:
         return NONE
     if value < 0.0995:
-        return f"{1000 * value:.3g} ms"
+        return f"{1000 * value:.3g}{THIN}ms"
     if value < 9.995:
-        return f"{value:.2f} s"
+        return f"{value:.2f}{THIN}s"
     if value < 119.95:
-        return f"{value:.1f} s"
+        return f"{value:.1f}{THIN}s"
     minutes, rest = divmod(round(value), 60)
     if minutes < 120:
-        return f"{minutes} min {rest:02d} s"
-    return f"{minutes // 60} h {minutes % 60:02d} min"
+        return f"{minutes}{THIN}min {rest:02d}{THIN}s"
+    return f"{minutes // 60}{THIN}h {minutes % 60:02d}{THIN}min"
 
 
 def percent(value: float | None, digits: int = 0) -> str:
     """Format a fraction as a percentage."""
-    return NONE if value is None else f"{100 * value:.{digits}f} %"
+    return NONE if value is None else f"{100 * value:.{digits}f}{THIN}%"
 
 
 def points(value: float) -> str:
@@ -46,14 +47,14 @@ def size(value: float | None) -> str:
         return NONE
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if value < 999.5 or unit == "TB":
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.3g} {unit}"
+            return f"{value:.0f}{THIN}{unit}" if unit == "B" else f"{value:.3g}{THIN}{unit}"
         value /= 1000
     raise AssertionError("unreachable")
 
 
 def count(value: float | None) -> str:
     """Format a whole number with thin spaces between thousands."""
-    return NONE if value is None else f"{value:,.0f}".replace(",", "\u202f")
+    return NONE if value is None else f"{value:,.0f}".replace(",", THIN)
 
 
 def plural(number: float, noun: str) -> str:

@@ -1,0 +1,257 @@
+"""The report's page in a real browser, driven over the DevTools protocol with a pair of pipes."""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import json
+import os
+import select
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
+import records
+
+from manyhands.report import build
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
+FLAGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+    "--remote-debugging-pipe", "--hide-scrollbars",
+)  # fmt: skip
+NAME = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
+
+pytestmark = pytest.mark.skipif(BROWSER is None, reason="chromium is not installed")
+
+
+class Browser:
+    """A headless browser with one page; `events` are those that the page sent so far."""
+
+    def __init__(self, profile: Path) -> None:
+        down, self.to = os.pipe()
+        self.back, up = os.pipe()
+        # The browser reads commands from descriptor 3 and writes answers to 4.
+        low, high = (fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10) for fd in (down, up))
+
+        def wire() -> None:
+            os.dup2(low, 3)
+            os.dup2(high, 4)
+
+        assert BROWSER is not None
+        self.process = subprocess.Popen(
+            [BROWSER, *FLAGS, f"--user-data-dir={profile}", "about:blank"],
+            preexec_fn=wire,
+            close_fds=False,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        for fd in (down, up, low, high):
+            os.close(fd)
+        self.events: list[dict[str, Any]] = []
+        self.buffer = b""
+        self.count = 0
+        self.session = ""
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        attached = self.call("Target.attachToTarget", targetId=target, flatten=True)
+        self.session = attached["sessionId"]
+        for domain in ("Page", "Runtime", "Log"):
+            self.call(f"{domain}.enable")
+
+    def call(self, method: str, **params: Any) -> dict[str, Any]:
+        self.count += 1
+        message = {"id": self.count, "method": method, "params": params}
+        if self.session:
+            message["sessionId"] = self.session
+        os.write(self.to, json.dumps(message).encode() + b"\0")
+        while True:
+            answer = self.receive()
+            if answer.get("id") == self.count:
+                assert "error" not in answer, answer
+                return answer["result"]
+            self.events.append(answer)
+
+    def receive(self) -> dict[str, Any]:
+        end = time.monotonic() + 60
+        while b"\0" not in self.buffer:
+            ready, _, _ = select.select([self.back], [], [], max(0.0, end - time.monotonic()))
+            assert ready, "the browser did not answer within 60 s"
+            chunk = os.read(self.back, 1 << 20)
+            assert chunk, "the browser ended"
+            self.buffer += chunk
+        message, _, self.buffer = self.buffer.partition(b"\0")
+        return json.loads(message)
+
+    def open(self, path: Path, *, width: int = 1280, dark: bool = False) -> None:
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width, height=850, deviceScaleFactor=1, mobile=width < 600,
+        )  # fmt: skip
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.call("Emulation.setEmulatedMedia", features=[scheme])
+        self.events.clear()
+        self.call("Page.navigate", url=path.resolve().as_uri())
+        while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
+            self.events.append(self.receive())
+
+    def evaluate(self, script: str) -> Any:
+        found = self.call("Runtime.evaluate", expression=script, returnByValue=True)
+        assert "exceptionDetails" not in found, found
+        return found["result"].get("value")
+
+    def complaints(self) -> list[Any]:
+        self.evaluate("1")
+        kinds = ("Runtime.exceptionThrown", "Log.entryAdded", "Runtime.consoleAPICalled")
+        return [event for event in self.events if event.get("method") in kinds]
+
+    def picture(self) -> bytes:
+        taken = self.call("Page.captureScreenshot", captureBeyondViewport=True)
+        return base64.b64decode(taken["data"])
+
+    def close(self) -> None:
+        self.process.terminate()
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        os.close(self.to)
+        os.close(self.back)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    browser = Browser(tmp_path_factory.mktemp("profile"))
+    yield browser
+    browser.close()
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("report")
+    runs = records.psgd()
+    failed = records.record("sync", 3, repeat=7)
+    failed |= {"name": NAME, "status": "failed", "error": NAME}
+    sweep = records.sweep(folder / "psgd", [*runs, failed], title=NAME, question=NAME, command=NAME)
+    return build([sweep], folder / "out")
+
+
+def test_nothing_is_complained_about_and_nothing_is_loaded(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    assert browser.complaints() == []
+    loaded = browser.evaluate("performance.getEntriesByType('resource').map(e => e.name)")
+    assert [name for name in loaded if not name.startswith("data:")] == []
+
+
+def test_figures_are_visible(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    boxes = browser.evaluate(
+        "[...document.querySelectorAll('svg.chart')].map(s => {"
+        " const b = s.getBoundingClientRect();"
+        " return [b.width, b.height, s.querySelectorAll('path').length]})"
+    )
+    assert len(boxes) >= 11
+    assert all(width > 300 and height > 100 and paths > 5 for width, height, paths in boxes)
+
+
+def test_tables_sort_on_click(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    column = (
+        "[...document.querySelectorAll('#results tbody tr')].map(r => "
+        "Number(r.cells[COLUMN].dataset.v))"
+    )
+    headers = browser.evaluate(
+        "[...document.querySelectorAll('#results th')].map(t => t.textContent)"
+    )
+    at = headers.index("time")
+    click = f"document.querySelectorAll('#results th button')[{at}].click()"
+    sorts = f"document.querySelectorAll('#results th')[{at}].getAttribute('aria-sort')"
+    browser.evaluate(click)
+    values = browser.evaluate(column.replace("COLUMN", str(at)))
+    assert values == sorted(values)
+    assert len(values) == 16
+    assert browser.evaluate(sorts) == "ascending"
+    browser.evaluate(click)
+    assert browser.evaluate(column.replace("COLUMN", str(at))) == sorted(values, reverse=True)
+    assert browser.evaluate(sorts) == "descending"
+
+
+@pytest.mark.parametrize("width", [320, 390, 768, 1280])
+def test_no_sideways_scroll(browser: Browser, page: Path, width: int) -> None:
+    browser.open(page, width=width)
+    for step in ("", "document.querySelector('.more').click();"):
+        script = f"{step}[document.documentElement.scrollWidth, innerWidth]"
+        inside, outside = browser.evaluate(script)
+        assert inside <= outside == width
+
+
+def test_text_in_charts_is_readable_on_a_phone(browser: Browser, page: Path) -> None:
+    browser.open(page, width=390)
+    least = browser.evaluate(
+        "Math.min(...[...document.querySelectorAll('svg.chart text')].map(t => "
+        "parseFloat(getComputedStyle(t).fontSize) * t.getScreenCTM().a))"
+    )
+    assert least >= 8.5
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_text_stands_out_from_the_background(browser: Browser, page: Path, dark: bool) -> None:
+    browser.open(page, dark=dark)
+    worst = browser.evaluate("""(() => {
+      const canvas = document.createElement("canvas").getContext("2d");
+      const light = (colour) => {
+        canvas.fillStyle = colour;
+        const hex = canvas.fillStyle;
+        const parts = [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16) / 255)
+          .map((v) => (v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
+        return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2];
+      };
+      const back = light(getComputedStyle(document.body).backgroundColor);
+      const ratios = [...document.querySelectorAll("p, li, td, th, h1, h2, h3, dd, dt, svg text")]
+        .map((e) => light(getComputedStyle(e)[e.tagName === "text" ? "fill" : "color"]))
+        .map((l) => (Math.max(l, back) + 0.05) / (Math.min(l, back) + 0.05));
+      return [back, Math.min(...ratios)];
+    })()""")
+    assert (worst[0] < 0.1) == dark
+    assert worst[1] >= 4.5
+
+
+def test_values_show_under_the_pointer_and_by_keyboard(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    tip = "(t => [t.textContent, t.style.visibility])(document.getElementById('tip'))"
+    box = browser.evaluate(
+        "document.querySelector('#time').scrollIntoView();"
+        "(({left, top, width, height}) => [left + width / 2, top + height / 2])"
+        "(document.querySelector('#time .hits circle').getBoundingClientRect())"
+    )
+    time.sleep(0.2)  # the scroll's own event hides the tip
+    browser.call("Input.dispatchMouseEvent", type="mouseMoved", x=box[0], y=box[1])
+    words, visibility = browser.evaluate(tip)
+    assert visibility == "visible"
+    assert "1 worker" in words
+    browser.evaluate("document.querySelector('#speedup svg').focus({preventScroll: true})")
+    for kind in ("keyDown", "keyUp"):
+        browser.call("Input.dispatchKeyEvent", type=kind, key="ArrowRight", code="ArrowRight")
+    assert "×" in browser.evaluate(tip)[0]
+
+
+def test_a_script_in_a_name_is_inert(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    assert browser.evaluate("document.title") == f"{NAME} · manyhands"
+    assert browser.evaluate("document.scripts.length") == 1
+    assert browser.evaluate("document.images.length") == 0
+    assert NAME in browser.evaluate("document.querySelector('.warn').textContent")
+
+
+def test_it_prints(browser: Browser, page: Path) -> None:
+    browser.open(page, dark=True)
+    printed = browser.call("Page.printToPDF", paperWidth=8.27, paperHeight=11.69)
+    assert base64.b64decode(printed["data"]).startswith(b"%PDF")

@@ -1,0 +1,240 @@
+"""Comments: each rule speaks when the records carry it, and only then."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import records
+from test_report_tables import summary, timed
+
+from manyhands.report import causes, comments, facts, traffic
+from manyhands.report.answer import answer
+from manyhands.report.figures import charts
+from manyhands.report.wording import THIN, join, percent, plural, points, seconds, size
+
+
+def said(sentences: list[str] | tuple[str, ...]) -> str:
+    return " ".join(sentences).replace(THIN, " ")
+
+
+def several(*cases: tuple[str, int, float, float], repeats: int = 3, **more: Any) -> list[Any]:
+    """Return repeats of (strategy, workers, seconds, accuracy) that differ by one per cent."""
+    return [
+        timed(s, p, t * (1 + 0.01 * i), a + 0.0001 * i, repeat=i, **more)
+        for i in range(repeats)
+        for s, p, t, a in cases
+    ]
+
+
+def shares(record: Any, **parts: float) -> Any:
+    """Set which part of the time every worker spends in a phase."""
+    for worker in record["workers"]:
+        worker |= {phase: part * record["result"]["seconds"] for phase, part in parts.items()}
+    return record
+
+
+def test_one_repeat_means_that_no_spread_is_known() -> None:
+    one = summary(*several(("sync", 1, 10, 0.98), ("sync", 2, 6, 0.97), repeats=1))
+    assert "no spread is known" in said(comments.time(one))
+    assert "no spread is known" in said(comments.accuracy(one))
+    assert "spread of the repeats" not in said(comments.accuracy(one))
+    three = summary(*several(("sync", 1, 10, 0.98), ("sync", 2, 6, 0.97)))
+    assert "no spread" not in said(comments.time(three)) + said(comments.accuracy(three))
+
+
+def test_accuracy_differences_are_held_against_the_spread() -> None:
+    far = summary(*several(("sync", 2, 6, 0.98), ("averaging", 2, 6, 0.95)))
+    assert "3.00 percentage points apart, more than the repeats differ" in said(
+        comments.accuracy(far)
+    )
+    near = summary(*several(("sync", 2, 6, 0.98), ("averaging", 2, 6, 0.9801)))
+    assert "within the spread of the repeats" in said(comments.accuracy(near))
+
+
+def test_accuracy_that_falls_with_the_workers_is_told() -> None:
+    falling = summary(*several(("averaging", 1, 10, 0.98), ("averaging", 4, 5, 0.95)))
+    assert "averaging falls from 98.01 % to 95.01 % between 1 and 4 workers" in said(
+        comments.accuracy(falling)
+    )
+    level = summary(*several(("sync", 1, 10, 0.98), ("sync", 4, 5, 0.98)))
+    assert "falls" not in said(comments.accuracy(level))
+
+
+def test_more_workers_than_cores_is_told_and_given_as_the_reason() -> None:
+    found = summary(*several(("sync", 1, 10, 0.98), ("sync", 4, 4, 0.98), ("sync", 5, 5, 0.98)))
+    assert "The machine has 4 cores: runs with 5 processes share them" in said(comments.time(found))
+    told = said(comments.speedup(found))
+    assert "With 4 workers the speed-up peaks (sync at 2.50×)" in told
+    assert "5 processes for 4 cores" in told
+    assert "no more processes than the 4 cores" in said(causes.help_wanted(found))
+
+
+def test_enough_cores_are_not_mentioned() -> None:
+    found = summary(*several(("sync", 1, 10, 0.98), ("sync", 4, 4, 0.98)))
+    assert "cores: runs" not in said(comments.time(found))
+
+
+@pytest.mark.parametrize(
+    ("parts", "reason"),
+    [
+        ({"wait": 0.5, "communicate": 0.1}, "waiting takes 50 % of the time"),
+        ({"wait": 0.1, "communicate": 0.4}, "communication takes 40 % of the time"),
+    ],
+)
+def test_the_reason_for_a_peak_is_what_takes_the_time(parts: Any, reason: str) -> None:
+    runs = [timed("sync", p, t) for p, t in ((1, 10), (2, 5))]
+    found = summary(*runs, shares(timed("sync", 3, 6), **parts))
+    assert reason in said(comments.speedup(found))
+
+
+def test_without_a_reason_in_the_records_none_is_given() -> None:
+    runs = [timed("sync", p, t) for p, t in ((1, 10), (2, 5), (3, 6))]
+    for run in runs:
+        shares(run, wait=0.0, communicate=0.01)
+    assert "peaks (sync at 2.00×)." in said(comments.speedup(summary(*runs)))
+
+
+def test_amdahl_is_claimed_only_where_it_fits() -> None:
+    good = [timed("sync", p, 10 * (0.1 + 0.9 / p)) for p in (1, 2, 3, 4)]
+    told = said(comments.speedup(summary(*good)))
+    assert "Amdahl's law fits where every worker has a core: sync (serial fraction 0.100" in told
+    assert "at most 10×" in told
+    assert "weak scaling" in told
+    bad = [timed("sync", p, t) for p, t in ((1, 10), (2, 5), (3, 3.5), (4, 12))]
+    assert "Amdahl's law does not fit" in said(comments.speedup(summary(*bad)))
+    two = [timed("sync", p, t, cores=2) for p, t in ((1, 10), (2, 6), (3, 7))]
+    assert "cannot test Amdahl's law" in said(comments.speedup(summary(*two)))
+
+
+def test_weak_scaling_follows_gustafson() -> None:
+    runs = [timed("sync", p, 10 + p, weak=True) for p in (1, 2, 3, 4)]
+    told = said(comments.speedup(summary(*runs)))
+    assert "Gustafson's law fits" in told
+    assert "it would be Amdahl's" in told
+    assert "11.0 s to 14.0 s with 4 times the work" in said(comments.time(summary(*runs)))
+
+
+def test_what_speedup_is_against_is_told() -> None:
+    base, own = timed("sequential", 1, 12), [timed("sync", 1, 12), timed("sync", 2, 7)]
+    assert "against the sequential run of the same task" in comments.baseline(summary(base, *own))
+    assert "There is no sequential run" in comments.baseline(summary(*own))
+    assert comments.baseline(summary(own[1])) == ""
+
+
+def test_threads_that_differ_are_told() -> None:
+    runs = [timed("sync", 1, 10), timed("sync", 2, 6)]
+    assert causes.threads(summary(*runs)) == ""
+    runs[0]["machine"]["threads_per_worker"] = 4
+    assert "1 worker had 4, 2 workers 1 each" in causes.threads(summary(*runs))
+
+
+def test_strategies_are_compared_at_the_same_number_of_workers() -> None:
+    found = summary(
+        *several(
+            ("sync", 2, 10, 0.98), ("sync", 4, 6, 0.98), ("hogwild", 4, 5, 0.9801),
+            ("hogwild", 2, 9, 0.98), ("averaging", 4, 4, 0.94), ("averaging", 2, 8, 0.96),
+        )
+    )  # fmt: skip
+    told = said([comments.same(found)])
+    assert told.startswith("With 4 workers, against sync:")
+    assert "hogwild is 17 % faster, its accuracy 0.01 percentage points above (within the" in told
+    assert "averaging is 33 % faster, its accuracy 4.00 percentage points below (beyond" in told
+    assert comments.same(summary(*several(("sync", 2, 10, 0.98), ("sync", 4, 6, 0.98)))) == ""
+
+
+def test_who_waits_for_whom() -> None:
+    record = timed("sync", 3, 10)
+    for worker, compute in zip(record["workers"], (4.0, 4.0, 8.0), strict=True):
+        worker |= {"compute": compute, "wait": 8 - compute, "communicate": 1.0}
+    told = said(causes.waiting(summary(record)))
+    assert "worker 2 computes longest (8.00 s, the others 4.00 s on average)" in told
+    assert "the others wait 4.00 s on average" in told
+    for worker in record["workers"]:
+        worker |= {"compute": 5.0, "wait": 1.0}
+    assert "no worker computes clearly longer" in said(causes.waiting(summary(record)))
+
+
+def test_idle_masters_are_told() -> None:
+    told = said(causes.waiting(summary(timed("server", 2, 10, masters=2))))
+    assert "masters are idle" in told
+
+
+def test_help_follows_from_what_was_measured() -> None:
+    assert (
+        causes.help_wanted(summary(shares(timed("sync", 2, 10), wait=0.1, communicate=0.1))) == []
+    )
+    talking = summary(shares(timed("sync", 2, 10), wait=0.05, communicate=0.45))
+    assert "exchange less (sync with 2 workers spends 45 %" in said(causes.help_wanted(talking))
+    idle = summary(shares(timed("sync", 2, 10), wait=0.3, communicate=0.05))
+    assert "wait less (sync with 2 workers spends 30 %" in said(causes.help_wanted(idle))
+
+
+def test_traffic_of_naive_and_ring_is_compared() -> None:
+    found = summary(*[records.record("sync", 4, allreduce=a) for a in ("naive", "ring")])
+    told = said(traffic.comment(found))
+    assert "Measured traffic is what theory says." in told
+    assert "each sends 262 kB by naive all-reduce and 131 kB by ring" in told
+    assert "1.05 MB and 524 kB" in told
+
+
+def test_facts_of_single_strategies() -> None:
+    found = summary(
+        records.record("hogwild", 2), records.record("averaging", 2), records.record("gossip", 2)
+    )
+    assert "updates late on average" in said(facts.comment_staleness(found))
+    assert "is better than the best worker alone" in said(facts.comment_own(found))
+    assert "hogwild" not in said(facts.comment_own(found))
+    assert "from 1 at the first" in said(facts.comment_distance(found))
+
+
+def test_shares_are_told_as_parts_of_the_whole() -> None:
+    record = records.record("sync", 2)
+    record["strategy"] = {"shares": [[0, [64, 64]], [50, [96, 32]]]}
+    told = said(facts.comment_shares(summary(record)))
+    assert told == "sync with 2 workers: from 50 % and 50 % to 75 % and 25 %."
+
+
+def test_every_figure_has_a_comment() -> None:
+    for runs in (records.psgd(), records.psgd(1), [records.record("sync", 2)]):
+        for chart in charts(summary(*runs)):
+            assert chart.comment, chart.id
+            assert chart.alt
+
+
+def test_the_answer_names_the_best_and_what_it_costs() -> None:
+    found = summary(*several(("sequential", 1, 12, 0.985), ("sync", 4, 4, 0.98)))
+    headline, *rest = answer(found)
+    assert said([headline]) == (
+        "Sync with 4 workers is best here: 4.04 s of training, 3.0 times as fast as the "
+        "sequential run at 98.01 % accuracy."
+    )
+    assert "0.50 percentage points above, which is more than the repeats differ" in said(rest)
+
+
+def test_the_answer_admits_a_tie() -> None:
+    found = summary(*several(("sync", 2, 4, 0.98), ("averaging", 2, 4.01, 0.98)))
+    assert "As far as the repeats can tell, averaging with 2 workers is as fast" in said(
+        answer(found)
+    )
+
+
+def test_the_answer_when_sequential_is_best_and_when_nothing_can_be_compared() -> None:
+    assert (
+        "One worker is best" in answer(summary(timed("sequential", 1, 5), timed("sync", 2, 9)))[0]
+    )
+    assert "trained in" in answer(summary(timed("sync", 2, 9)))[0]
+    assert "No run finished" in answer(summary(timed("sync", 2, 9) | {"status": "failed"}))[0]
+    grown = summary(*[timed("sequential", 1, n / 100, limit=n) for n in (1000, 2000)])
+    assert "From limit 1000 to 2000" in answer(grown)[0]
+
+
+def test_numbers_in_words() -> None:
+    forms = [seconds(v).replace(THIN, " ") for v in (0.0123, 0.5, 12.34, 187, 7500)]
+    assert forms == ["12.3 ms", "0.50 s", "12.3 s", "3 min 07 s", "2 h 05 min"]
+    assert size(1_234_567).replace(THIN, " ") == "1.23 MB"
+    assert size(999_700).replace(THIN, " ") == "1 MB"
+    assert percent(0.5).replace(THIN, " ") == "50 %"
+    assert (plural(1, "worker"), plural(2, "worker")) == ("1 worker", "2 workers")
+    assert (join(["a"]), join(["a", "b", "c"])) == ("a", "a, b and c")
+    assert points(0.01) == "1.00 percentage point"

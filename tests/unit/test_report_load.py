@@ -1,0 +1,152 @@
+"""Reading records: every kind of folder, and files that are damaged, missing or from elsewhere."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import records
+
+from manyhands.errors import ConfigError
+from manyhands.report import build, results
+from manyhands.report.load import clean, parse, read
+
+
+def write(place: Path, record: Any) -> Path:
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "run.json").write_text(json.dumps(record))
+    return place
+
+
+def test_reads_a_sweep(tmp_path: Path) -> None:
+    sweep = records.sweep(
+        tmp_path / "psgd", records.psgd(1), title="T", question="Q?", command="go"
+    )
+    loaded = read([sweep])
+    assert len(loaded.runs) == 16
+    assert loaded.problems == ()
+    (source,) = loaded.sources
+    assert (source.label, source.title, source.question, source.command) == (
+        "psgd",
+        "T",
+        "Q?",
+        "go",
+    )
+    assert source.missing == ()
+
+
+def test_reads_single_runs_together(tmp_path: Path) -> None:
+    folders = [write(tmp_path / str(p), records.record("sync", p)) for p in (1, 2)]
+    loaded = read(folders)
+    assert [run.workers for run in loaded.runs] == [1, 2]
+    assert {run.source for run in loaded.runs} == {"runs"}
+
+
+def test_reads_a_folder_of_runs(tmp_path: Path) -> None:
+    for p in (1, 2):
+        write(tmp_path / "all" / str(p), records.record("sync", p))
+    (tmp_path / "all" / "notes").mkdir()
+    loaded = read([tmp_path / "all"])
+    assert len(loaded.runs) == 2
+    assert loaded.problems == ()
+
+
+def test_names_what_is_damaged_or_missing(tmp_path: Path) -> None:
+    sweep = records.sweep(tmp_path / "s", [records.record("sync", p) for p in (1, 2, 3)])
+    runs = sorted((sweep / "runs").iterdir())
+    (runs[0] / "run.json").write_text('{"schema": 1, "conf')
+    (runs[1] / "run.json").unlink()
+    for name, content in {"list": "[]", "future": '{"schema": 99}', "empty": ""}.items():
+        (sweep / "runs" / name).mkdir()
+        (sweep / "runs" / name / "run.json").write_text(content)
+    (sweep / "runs" / "bytes").mkdir()
+    (sweep / "runs" / "bytes" / "run.json").write_bytes(b"\xff\xfe\x00")
+    loaded = read([sweep])
+    assert len(loaded.runs) == 1
+    told = {Path(problem.where).parent.name: problem.message for problem in loaded.problems}
+    assert "damaged" in told[runs[0].name]
+    assert "missing" in told[runs[1].name]
+    assert "not an object" in told["list"]
+    assert "schema 99" in told["future"]
+    assert set(told) == {runs[0].name, runs[1].name, "list", "future", "empty", "bytes"}
+
+
+def test_a_damaged_sweep_file_does_not_hide_its_runs(tmp_path: Path) -> None:
+    sweep = records.sweep(tmp_path / "s", [records.record("sync", 2)])
+    (sweep / "sweep.json").write_text("{")
+    loaded = read([sweep])
+    assert len(loaded.runs) == 1
+    assert loaded.problems[0].where == "sweep.json"
+
+
+def test_planned_runs_without_a_record_are_named(tmp_path: Path) -> None:
+    planned = [{"id": "000-sync-2"}, {"id": "001-sync-3"}]
+    sweep = records.sweep(tmp_path / "s", [records.record("sync", 2)], planned=planned)
+    (source,) = read([sweep]).sources
+    assert (source.planned, source.missing) == (2, ("001-sync-3",))
+
+
+def test_nothing_to_read_is_an_error_that_says_where(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="nowhere"):
+        build([tmp_path / "nowhere"], tmp_path / "out")
+    with pytest.raises(ConfigError, match=r"neither run.json nor sweep.json"):
+        results([tmp_path])
+    assert not (tmp_path / "out").exists()
+
+
+def test_sweeps_of_one_name_are_told_apart_by_host_then_by_number(tmp_path: Path) -> None:
+    def make(place: str, host: str) -> Path:
+        return records.sweep(tmp_path / place / "psgd", [records.record("sync", 2, host=host)])
+
+    loaded = read([make("a", "first"), make("b", "second")])
+    assert [source.label for source in loaded.sources] == ["psgd (first)", "psgd (second)"]
+    loaded = read([make("c", "same"), make("d", "same")])
+    assert len({run.source for run in loaded.runs}) == 2
+
+
+def test_the_same_folder_twice_counts_once(tmp_path: Path) -> None:
+    sweep = records.sweep(tmp_path / "s", [records.record("sync", 2)])
+    assert len(read([sweep, sweep]).runs) == 1
+
+
+@pytest.mark.parametrize("value", [None, "x", [], {}, True, math.nan, math.inf, 10**400])
+def test_values_of_the_wrong_kind_become_unknown(value: Any) -> None:
+    record = records.record("sync", 2)
+    record["result"]["accuracy"] = value
+    record["workers"][0]["bytes"] = value
+    record["epochs"][0]["test_loss"] = value
+    run = parse(record, identity="x", where="x")
+    assert run.accuracy is None
+    assert run.team[0].bytes is None
+    assert run.epochs[0].loss is None
+
+
+@pytest.mark.parametrize(
+    "key", ["workers", "epochs", "seconds", "result", "machine", "model", "data", "strategy"]
+)
+@pytest.mark.parametrize("value", [None, 3, "text", [1, "x", None], {"a": 1}])
+def test_a_part_of_the_wrong_kind_never_crashes_the_report(
+    tmp_path: Path, key: str, value: Any
+) -> None:
+    odd = records.record("sync", 2, repeat=1) | {key: value}
+    sweep = records.sweep(tmp_path / "s", [records.record("sync", 2), odd])
+    table = results([sweep])
+    assert len(table.runs) == 2
+
+
+def test_epochs_count_from_the_beginning_either_way() -> None:
+    record = records.record("sync", 2, epochs=3)
+    whole = [e.seconds for e in parse(record, identity="x", where="x").epochs]
+    each = record["epochs"][0]["seconds"]
+    for epoch in record["epochs"]:
+        epoch["seconds"] = each
+    assert [e.seconds for e in parse(record, identity="x", where="x").epochs] == pytest.approx(
+        whole
+    )
+
+
+def test_text_that_xml_cannot_hold_is_replaced() -> None:
+    assert clean("a\x00b\x1b\ud800c") == "a\ufffdb\ufffd?c"

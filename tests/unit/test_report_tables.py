@@ -1,0 +1,187 @@
+"""Aggregation: groups, medians, speed-ups, targets and the best configuration."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+import records
+
+from manyhands.report import build, results
+from manyhands.report.load import Loaded, Source, parse
+from manyhands.report.tables import Spread, Summary, summarise
+
+
+def loaded(*found: dict[str, Any], source: str = "s") -> Loaded:
+    from dataclasses import replace
+
+    runs = [parse(r, identity=str(i), where=str(i)) for i, r in enumerate(found)]
+    return Loaded((Source(label=source),), tuple(replace(run, source=source) for run in runs))
+
+
+def summary(*found: dict[str, Any]) -> Summary:
+    return summarise(loaded(*found))
+
+
+def timed(strategy: str, workers: int, seconds: float, accuracy: float = 0.98, **more: Any) -> Any:
+    found = records.record(strategy, workers, **more)
+    found["result"] |= {"seconds": seconds, "accuracy": accuracy}
+    return found
+
+
+def labels(found: Summary) -> list[str]:
+    return [group.label for group in found.groups]
+
+
+def test_repeats_become_a_median_and_a_range() -> None:
+    runs = [
+        timed("sync", 2, t, a, repeat=i) for i, (t, a) in enumerate([(9, 0.9), (1, 1), (4, 0.8)])
+    ]
+    (row,) = summary(*runs).rows
+    assert row.seconds == Spread(4, 1, 9, 3)
+    assert row.accuracy is not None
+    assert row.accuracy.half == pytest.approx(0.1)
+
+
+def test_one_repeat_has_no_spread() -> None:
+    (row,) = summary(timed("sync", 2, 1)).rows
+    assert row.seconds is not None
+    assert row.seconds.half is None
+    assert row.seconds.apart(row.seconds) is None
+
+
+def test_speedup_is_against_the_sequential_run_and_the_own_one() -> None:
+    found = summary(timed("sequential", 1, 12), timed("sync", 1, 15), timed("sync", 4, 5))
+    last = found.rows[-1]
+    assert last.speedup == pytest.approx(2.4)
+    assert last.own_speedup == pytest.approx(3)
+    assert last.efficiency == pytest.approx(0.6)
+
+
+def test_without_a_sequential_run_only_the_own_speedup_is_known() -> None:
+    last = summary(timed("sync", 1, 15), timed("sync", 4, 5)).rows[-1]
+    assert last.speedup is None
+    assert last.shown_speedup == pytest.approx(3)
+
+
+def test_a_sequential_run_of_another_task_is_no_baseline() -> None:
+    found = summary(timed("sequential", 1, 12, batch_size=32), timed("sync", 4, 5))
+    assert found.rows[-1].speedup is None
+
+
+def test_each_batch_size_has_its_own_baseline() -> None:
+    runs = [
+        timed(s, p, t * b, batch_size=b)
+        for b in (32, 64)
+        for s, p, t in (("sequential", 1, 10), ("sync", 2, 5))
+    ]
+    rows = [row for row in summary(*runs).rows if row.group.strategy == "sync"]
+    assert [row.speedup for row in rows] == [2, 2]
+
+
+def test_masters_count_in_the_efficiency() -> None:
+    found = summary(timed("sequential", 1, 12), timed("server", 2, 6, masters=2))
+    assert found.rows[-1].efficiency == pytest.approx(2 / 4)
+
+
+def test_curves_are_split_by_what_varies_within_a_strategy() -> None:
+    found = summary(
+        *[timed("sync", p, 5, allreduce=a) for a in ("ring", "naive") for p in (2, 4)],
+        *[timed("averaging", p, 5) for p in (2, 4)],
+    )
+    assert labels(found) == ["sync · ring", "sync · naive", "averaging"]
+
+
+def test_an_option_that_differs_between_strategies_only_splits_nothing() -> None:
+    assert labels(summary(timed("sync", 2, 5), timed("averaging", 2, 5))) == ["sync", "averaging"]
+
+
+def test_masters_make_curves_even_where_they_go_with_the_workers() -> None:
+    runs = [timed("server", w, 5, masters=m) for m, w in ((2, 2), (2, 6), (4, 4), (4, 12))]
+    assert labels(summary(*runs)) == ["server · masters 2", "server · masters 4"]
+
+
+def test_seeds_and_names_make_no_curves() -> None:
+    runs = [timed("sync", 2, 5, repeat=i, name=str(i), output=str(i)) for i in range(3)]
+    (row,) = summary(*runs).rows
+    assert len(row.runs) == 3
+
+
+def test_another_number_can_run_along_the_axis() -> None:
+    found = summary(*[timed("sequential", 1, n / 100, limit=n) for n in (1000, 2000)])
+    assert found.layout.x == "limit"
+    assert [row.x for row in found.rows] == [1000, 2000]
+    assert found.best is None
+
+
+def test_weak_scaling_is_seen_from_the_examples_and_measured_by_rate() -> None:
+    runs = [timed("sync", p, 10 + p, weak=True, limit=1000 * p) for p in (1, 2, 4)]
+    found = summary(*runs)
+    assert found.scaling == "weak"
+    assert labels(found) == ["sync"]
+    assert found.rows[-1].shown_speedup == pytest.approx(4 * 11 / 14)
+    assert {fit.law for fit in found.fits.values()} == {"Gustafson"}
+
+
+def test_the_best_is_the_fastest_that_is_accurate_enough() -> None:
+    found = summary(
+        timed("sequential", 1, 12, 0.985), timed("sync", 2, 6, 0.98), timed("averaging", 2, 5, 0.97)
+    )
+    assert found.best is not None
+    assert found.best.label == "sync"
+    assert [row.best for row in found.rows] == [False, True, False]
+    assert "one percentage point" in found.rule
+
+
+def test_with_a_target_the_best_is_the_first_there_in_every_repeat() -> None:
+    runs = []
+    for repeat in range(2):
+        for strategy, to in (("sync", 5.0), ("averaging", 3.0 if repeat else None)):
+            run = timed(strategy, 2, 6, repeat=repeat, accuracy=0.97 if to else 0.9)
+            run["result"] |= {"target_accuracy": 0.96, "seconds_to_target": to}
+            for epoch in run["epochs"]:
+                epoch["test_accuracy"] = 0.5
+            runs.append(run)
+    found = summary(*runs)
+    assert (found.target, found.target_given) == (0.96, True)
+    assert found.best is not None
+    assert found.best.label == "sync"
+    averaging = next(row for row in found.rows if row.label == "averaging")
+    assert (averaging.to_target, averaging.reached) == (None, 1)
+
+
+def test_without_a_target_one_is_taken_that_half_of_them_reach() -> None:
+    found = summary(*[timed("sync", p, 5, a) for p, a in ((1, 0.91), (2, 0.948), (3, 0.99))])
+    assert found.target == pytest.approx(0.945)
+    assert not found.target_given
+
+
+def test_failed_runs_are_kept_apart() -> None:
+    failed = timed("sync", 2, 5) | {"status": "failed", "error": "rank 1: boom"}
+    found = summary(timed("sync", 1, 5), failed)
+    assert len(found.rows) == 1
+    assert [run.error for run in found.failed] == ["rank 1: boom"]
+
+
+def test_results_are_dictionaries_and_a_data_frame(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    table = results([records.sweep(tmp_path / "psgd", records.psgd(2))])
+    assert len(table) == 16
+    assert table[0]["strategy"] == "sequential"
+    assert sum(row["best"] for row in table) == 1
+    frame = table.to_pandas()
+    assert list(frame.columns) == list(table.columns)
+    assert isinstance(frame, pandas.DataFrame)
+    assert len(table.runs) == 32
+
+
+def test_csv_has_every_row_and_no_formulas(tmp_path: Path) -> None:
+    runs = [records.record("sync", 2), records.record("sync", 3) | {"name": "=cmd()"}]
+    build([records.sweep(tmp_path / "s", runs)], tmp_path / "out")
+    with (tmp_path / "out" / "runs.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["name"] for row in rows] == ["sync-2", "'=cmd()"]
+    with (tmp_path / "out" / "results.csv").open(newline="") as file:
+        assert [row["workers"] for row in csv.DictReader(file)] == ["2", "3"]
