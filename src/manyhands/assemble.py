@@ -13,14 +13,20 @@ from torch import nn
 
 from manyhands import record as records
 from manyhands import tune
+from manyhands._version import __version__
 from manyhands.board import BOARD_FILE, EVENTS_FILE, Board
+from manyhands.checkpoint import check
 from manyhands.config import RunConfig
 from manyhands.data import Stored
 from manyhands.errors import ConfigError, nearest
-from manyhands.job import plan as job_plan
+from manyhands.lifecycle import Lifecycle, restore
 from manyhands.models import LOSSES, MODELS, OWN_LOSS
 from manyhands.optimizers import SGD, Adam, AdamW
+from manyhands.options import flatten
 from manyhands.replica import LossFunction, Replica
+from manyhands.resuming import verify
+from manyhands.sharing import plan as planned
+from manyhands.testing import striker
 from manyhands.worker import Worker
 
 if TYPE_CHECKING:
@@ -39,13 +45,14 @@ def worker(job: Job, comm: MPI.Comm | Communicator, folder: Path) -> tuple[Worke
     board = Board(folder / BOARD_FILE, comm.size)
     group = _group(comm)
     serves = comm.rank >= config.workers
+    board.on_note = striker(comm.rank)
     board.enter(comm.rank)
     threads = job.threads or _own_threads(config, group)
     torch.set_num_threads(1 if serves else threads)
     board.note(comm.rank, 0, "load")
     data = Stored.open(Path(job.data), train_limit=config.limit, dtype=config.dtype)
     rank = 0 if serves else comm.rank
-    plan = job_plan(config, examples=len(data.train), rank=rank, labels=data.train.labels)
+    plan = planned(config, examples=len(data.train), rank=rank, labels=data.train.labels)
     replica = _replica(job, data)
     config.strategy.check_model(layers=len(replica.layers))
     board.note(comm.rank, 0, "tune")
@@ -67,7 +74,24 @@ def worker(job: Job, comm: MPI.Comm | Communicator, folder: Path) -> tuple[Worke
     torch.manual_seed(int(np.random.SeedSequence([config.seed, comm.rank]).generate_state(1)[0]))
     epochs = sum(plan.steps(e) for e in range(1, config.epochs + 1))
     board.steps(comm.rank, 0 if serves else min(epochs, config.max_steps or epochs))
+    _attach_lifecycle(job, made, kernels)
     return made, kernels
+
+
+def _attach_lifecycle(job: Job, worker: Worker, kernels: tune.Kernels) -> None:
+    """Let the worker write checkpoints and hear requests; put it where its checkpoint was."""
+    about = {
+        "manyhands": __version__,
+        "options": flatten(worker.config),
+        "data": worker.data.sha256,
+        "kernels": kernels.choice,
+        "layers": [[layer.name, layer.start, layer.stop] for layer in worker.replica.layers],
+    }
+    worker.lifecycle = Lifecycle(worker, Path(job.output), about)
+    if job.checkpoint:
+        found = check(Path(job.checkpoint))
+        verify(found, worker)
+        restore(worker, found)
 
 
 def _group(comm: MPI.Comm | Communicator) -> Communicator:

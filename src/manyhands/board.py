@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,7 @@ OPERATIONS = (
     "gradient",
     "exchange",
     "update",
+    "checkpoint",
     "serve",
     "evaluate",
     "record",
@@ -43,12 +45,14 @@ class Note:
 
 
 class Board:
-    """One row per worker: pid, step, steps to do, operation, time."""
+    """A row per worker: pid, step, steps to do, operation, time; and one for the launcher."""
 
     def __init__(self, path: Path, size: int, *, create: bool = False) -> None:
         if create:
-            path.write_bytes(bytes(size * 5 * 8))
-        self.rows = np.memmap(path, dtype=np.float64, mode="r+", shape=(size, 5))
+            path.write_bytes(bytes((size + 1) * 5 * 8))
+        everything = np.memmap(path, dtype=np.float64, mode="r+", shape=(size + 1, 5))
+        self.rows, self.request = everything[:size], everything[size]
+        self.on_note: Callable[[int, str], None] | None = None  # for faults that tests plan
 
     def enter(self, rank: int, steps: int = 0) -> None:
         """Note that the worker is there, and how many steps it has to do."""
@@ -60,6 +64,16 @@ class Board:
         row[_STEP] = step
         row[_OPERATION] = OPERATIONS.index(operation)
         row[_TIME] = time.monotonic()
+        if self.on_note:
+            self.on_note(step, operation)
+
+    def ask(self, signum: int) -> None:
+        """Ask all workers to stop, as that signal would."""
+        self.request[0] = signum
+
+    def asked(self) -> int:
+        """Return the signal by which the workers were asked to stop; 0 if they were not."""
+        return int(self.request[0])
 
     def steps(self, rank: int, steps: int) -> None:
         """Note how many steps the worker has to do."""

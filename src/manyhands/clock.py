@@ -21,11 +21,12 @@ class Clock:
     started: float = 0.0
     ended: float | None = None
     paused: float = 0.0
+    before: float = 0.0  # seconds of training before the run was interrupted
     evaluation: float = 0.0
 
     def seconds(self) -> float:
         """Return the training seconds so far."""
-        return (self.ended or time.monotonic()) - self.started - self.paused
+        return self.before + (self.ended or time.monotonic()) - self.started - self.paused
 
     def exchange(self, begin: float, end: float) -> None:
         """Count this time as exchange: the current step's, or else the last one's."""

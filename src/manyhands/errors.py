@@ -5,7 +5,8 @@ ManyhandsError                 anything manyhands itself reports
 │   └── DataError              data that is damaged, of another shape, or out of range
 ├── LaunchError                the workers could not be started (no mpiexec, mixed MPIs …); exit 3
 ├── WorkerError                a worker failed; carries its rank and traceback; exit 1
-└── DivergedError              the loss is no longer finite; carries rank and step; exit 1
+├── DivergedError              the loss is no longer finite; carries rank and step; exit 1
+└── StoppedError               a signal asked the run to stop; exit 128 + the signal's number
 """
 
 from __future__ import annotations
@@ -47,6 +48,17 @@ class WorkerError(ManyhandsError):
 
 class DivergedError(WorkerError):
     """The loss is no longer a finite number."""
+
+
+class StoppedError(ManyhandsError):
+    """A signal asked the run to stop, and it did, between two steps."""
+
+    def __init__(self, signum: int, step: int, *, checkpoint: bool) -> None:
+        kept = "a checkpoint was written: --resume goes on from it"
+        lost = "no checkpoint was asked for (--checkpoint-every), so it cannot go on"
+        fate = kept if checkpoint else lost
+        super().__init__(f"stopped after step {step} by signal {signum}; {fate}")
+        self.exit_code = 128 + signum
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import inspect
-import json
-import os
-import shutil
 import sys
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from manyhands import launch, validate
-from manyhands.config import MODELS, RunConfig
-from manyhands.data import store
-from manyhands.data.stored import About
-from manyhands.errors import ConfigError, ManyhandsError
-from manyhands.job import Job, from_root, join, plan
+from manyhands import launch, resuming, validate
+from manyhands.config import MODELS
 from manyhands.naming import factory
-from manyhands.options import configure, flatten, options
-from manyhands.progress import Progress
-from manyhands.record import SCHEMA, cores, write_json
+from manyhands.options import configure, options
+from manyhands.running import Run
 
 if TYPE_CHECKING:
     from torch import nn
@@ -35,11 +26,12 @@ class Result:
     Attributes:
         record: All of `run.json`.
         output: The folder with the records and the model.
+        run: What was run.
     """
 
     record: dict[str, Any]
     output: Path
-    _build: Callable[[], nn.Module] = field(repr=False)
+    run: Run
 
     @property
     def accuracy(self) -> float | None:
@@ -66,14 +58,15 @@ class Result:
         """The trained model, built anew and in eval mode."""
         from safetensors.torch import load_file
 
-        module = self._build()
+        about = self.record["data"]
+        module = self.run.build(tuple(about["shape"]), about["classes"])
         module.load_state_dict(load_file(self.output / "model.safetensors"))
         return module.eval()
 
 
 def fit(
-    model: Any = "cnn",
-    data: Any = "mnist",
+    model: Any = None,
+    data: Any = None,
     *,
     loss: str | Callable[..., Any] | None = None,
     progress: bool | None = None,
@@ -84,8 +77,10 @@ def fit(
 
     Args:
         model: A function without arguments that returns a module, a module (which is copied), the
-            name of a model that comes with manyhands, or "package.module:factory".
-        data: A `manyhands.Data`, "mnist", a path to `.npz`, or "package.module:factory".
+            name of a model that comes with manyhands ("cnn" by default), or
+            "package.module:factory".
+        data: A `manyhands.Data`, "mnist" (the default), a path to `.npz`, or
+            "package.module:factory".
         loss: A function of (output, target), or "cross-entropy", "nll", "mse".
         progress: Show a progress bar on stderr; by default when it is a terminal.
         command: How this run was asked for, for the record.
@@ -99,18 +94,32 @@ def fit(
         ConfigError: When an option cannot work; nothing has been started or written then.
         ManyhandsError: When a worker failed; the others have been ended.
     """
+    given |= {"loss": loss} if isinstance(loss, str) else {}
+    given |= {n: _label(v) for n, v in (("model", model), ("data", data)) if v is not None}
+    checkpoint = None
+    if given.get("resume") is not None:
+        folder = Path(given.pop("resume")).absolute()
+        checkpoint = resuming.find(folder, say=_warn)
+        given = resuming.options(checkpoint, folder, given)
+    config = configure(given)
+    model = config.model if model is None else model
     if isinstance(model, str) and ":" not in model:
         validate.one_of(MODELS, model=model)
-    named = {"model": _label(model), "data": _label(data)}
-    config = configure({**given, **named, "loss": loss if isinstance(loss, str) else None})
-    if isinstance(model, str) and model in MODELS:
         config.strategy.check_model(layers=MODELS[model])
-    carried = factory(model, "model") if isinstance(model, str) and ":" in model else model
+    run = Run(
+        config=config,
+        model=factory(model, "model") if isinstance(model, str) and ":" in model else model,
+        data=config.data if data is None else data,
+        loss=loss if callable(loss) else None,
+        command=command or _command(),
+        checkpoint=checkpoint,
+    )
     size = launch.group_size()
-    run = _Run(config, carried, loss if callable(loss) else None, command or _command())
     if size is not None and not (size == 1 and config.strategy.supports.shares_memory):
-        return run.joined(data, size, chosen="workers" in given)
-    return run.launched(data, progress)
+        record, output = run.joined(size, chosen="workers" in given)
+    else:
+        record, output = run.launched(progress)
+    return Result(record, output, run)
 
 
 fit.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
@@ -125,187 +134,6 @@ fit.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
 )
 
 
-@dataclass(frozen=True)
-class _Run:
-    config: RunConfig
-    model: Any
-    loss: Callable[..., Any] | None
-    command: str
-
-    def launched(self, data: Any, progress: bool | None) -> Result:
-        """Start the workers ourselves."""
-        begin = time.time()
-        config = self.config
-        folder = launch.private_folder()
-        try:
-            # Everything that can be refused is refused before anything is written.
-            stored = store(data, folder / "data")
-            _check_plan(stored, config)
-            if not config.strategy.supports.shares_memory:
-                launch.find_mpi(config.mpi)
-            output, name = prepare_output(config)
-            return self._started(stored, folder, output, name, begin, progress)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-
-    def _started(
-        self,
-        stored: Path,
-        folder: Path,
-        output: Path,
-        name: str,
-        begin: float,
-        progress: bool | None,
-    ) -> Result:
-        config = self.config
-        threads = config.threads or max(1, cores() // config.processes)
-        try:
-            job = self._job(stored, output, name, begin, threads)
-            with Progress(
-                config, shown=sys.stderr.isatty() if progress is None else progress
-            ) as bar:
-                launch.launch(job, config.processes, folder, bar.watch)
-        except ManyhandsError as error:
-            write_failure(output, config, name, self.command, error)
-            raise
-        return self._result(json.loads((output / "run.json").read_text()), output)
-
-    def joined(self, data: Any, size: int, *, chosen: bool) -> Result:
-        """Take part in the group that somebody else started."""
-        from mpi4py import MPI
-
-        comm = MPI.COMM_WORLD
-        if comm.size != size:
-            raise ConfigError(
-                f"{size} processes were started but MPI sees {comm.size}: the mpiexec and the MPI "
-                "library are of two kinds; set MPI4PY_LIBMPI to the library of that mpiexec"
-            )
-        return self._in_group(data, comm, self._workers(size, chosen=chosen))
-
-    def _workers(self, size: int, *, chosen: bool) -> int:
-        """Return how many workers a group of that size has: those asked for, or all that fit."""
-        strategy, wanted = self.config.strategy, self.config.workers
-        if strategy.supports.shares_memory:
-            raise ConfigError(
-                f"{strategy.name} shares the memory of one host and starts its workers itself, but "
-                f"this group has {size} processes; run it without mpiexec or srun"
-            )
-        masters = strategy.processes(wanted) - wanted
-        fitting = wanted if chosen else max(1, size - masters)
-        if strategy.processes(fitting) != size:
-            with_masters = f" and {masters} masters" if masters else ""
-            raise ConfigError(
-                f"{fitting} workers{with_masters} are {strategy.processes(fitting)} processes, but "
-                f"this group has {size}; start as many as are needed, or change workers"
-            )
-        return fitting
-
-    def _in_group(self, data: Any, comm: Any, workers: int) -> Result:
-        import dataclasses
-        import tempfile
-
-        from mpi4py import MPI
-
-        begin = time.time()
-        config = dataclasses.replace(self.config, workers=workers)
-        here = comm.Split_type(MPI.COMM_TYPE_SHARED)
-        output, name, stored = "", "", ""
-        temporary = Path(tempfile.gettempdir())
-        # One process of each host stores the data; the others of the host map the same files.
-        if comm.rank == 0:
-            folder, name = prepare_output(config)
-            output = str(folder)
-        if here.rank == 0:
-            temporary = launch.private_folder()
-            stored = str(store(data, temporary / "data"))
-        output, name = from_root(comm, output), from_root(comm, name)
-        stored = from_root(here, stored)
-        here.Free()
-        run = dataclasses.replace(self, config=config)
-        try:
-            record = join(run._job(Path(stored), Path(output), name, begin, config.threads), comm)
-        finally:
-            if temporary.name.startswith("manyhands-"):
-                shutil.rmtree(temporary, ignore_errors=True)
-        return run._result(record, Path(output))
-
-    def _job(self, data: Path, output: Path, name: str, begin: float, threads: int | None) -> Job:
-        return Job(
-            config=self.config,
-            model=self.model,
-            loss=self.loss,
-            data=str(data),
-            output=str(output),
-            name=name,
-            command=self.command,
-            launched=begin,
-            threads=threads,
-        )
-
-    def _result(self, record: dict[str, Any], output: Path) -> Result:
-        model, stored = self.model, record["data"]
-
-        def build() -> nn.Module:
-            import copy
-
-            from torch import nn
-
-            from manyhands import models
-
-            if isinstance(model, str):
-                return models.MODELS[model](tuple(stored["shape"]), stored["classes"] or 1)
-            return copy.deepcopy(model) if isinstance(model, nn.Module) else model()
-
-        return Result(record, output, build)
-
-
-def _check_plan(stored: Path, config: RunConfig) -> None:
-    """Refuse data that cannot be divided as asked."""
-    import numpy as np
-
-    about = About.read(stored)
-    examples = min(about.train, config.limit or about.train)
-    labels = np.load(stored / "train_y.npy", mmap_mode="r")[:examples] if about.classes else None
-    plan(config, examples=examples, rank=0, labels=labels)
-
-
-def prepare_output(config: RunConfig) -> tuple[Path, str]:
-    """Return the run's folder (made, writable, without another run in it) and its name."""
-    name = config.name or f"{config.strategy.name}-{config.workers}"
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    safe = "".join(c if c.isalnum() or c in "-_." else "-" for c in name)
-    path = Path(config.output or Path("runs") / f"{safe}-{stamp}-{os.getpid()}").absolute()
-    if (path / "run.json").exists():
-        raise ConfigError(
-            f"output is {str(path)!r}, which already holds a run; choose another folder"
-        )
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        probe = path / ".writable"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise ConfigError(
-            f"output is {str(path)!r}, which cannot be written: {error.strerror}"
-        ) from None
-    return path, name
-
-
-def write_failure(
-    output: Path, config: RunConfig, name: str, command: str, error: Exception
-) -> None:
-    """Leave a record of a run that failed, so that a comparison can list it."""
-    failure = {
-        "schema": SCHEMA,
-        "name": name,
-        "command": command,
-        "status": "failed",
-        "config": flatten(config),
-        "error": str(error),
-    }
-    write_json(output / "run.json", failure)
-
-
 def _label(part: Any) -> str:
     """Return a name for what the user gave, for the record."""
     if isinstance(part, str):
@@ -317,3 +145,7 @@ def _label(part: Any) -> str:
 
 def _command() -> str:
     return " ".join([Path(sys.argv[0]).name or "python", *sys.argv[1:]])
+
+
+def _warn(message: str) -> None:
+    print(f"manyhands: {message}", file=sys.stderr)

@@ -6,8 +6,10 @@ and its owner and mode are checked before it is read.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
+import signal
 import stat
 import sys
 import time
@@ -20,13 +22,12 @@ from typing import TYPE_CHECKING, Any
 
 from manyhands.board import BOARD_FILE, Board
 from manyhands.config import RunConfig
-from manyhands.data import Plan
 from manyhands.errors import LaunchError, ManyhandsError
 
 if TYPE_CHECKING:
-    import numpy as np
     from mpi4py import MPI
 
+    from manyhands.comm import Communicator
 JOB_FILE = "job.pickle"
 ERROR_FILE = "error.json"
 
@@ -36,6 +37,7 @@ class Job:
     """One run, as it travels: names stay names, what the user wrote is carried along.
 
     `threads` is None where the workers find out for themselves (another's mpiexec or srun).
+    `checkpoint` is the folder to go on from, `story` what befell the run before.
     """
 
     config: RunConfig
@@ -47,6 +49,8 @@ class Job:
     command: str
     launched: float
     threads: int | None = None
+    checkpoint: str | None = None
+    story: tuple[dict[str, Any], ...] = ()
 
     def write(self, folder: Path) -> None:
         """Put the job into a folder that only its owner can open."""
@@ -72,22 +76,7 @@ class Job:
         return job
 
 
-def plan(config: RunConfig, *, examples: int, rank: int, labels: np.ndarray | None = None) -> Plan:
-    """Return which examples come next for one worker; refuses what cannot be divided."""
-    return Plan(
-        config.partition_kind,
-        examples=examples,
-        batch_size=config.batch_size,
-        rank=rank,
-        size=config.workers,
-        seed=config.seed,
-        labels=labels,
-        shares=config.shares,
-        whole_batches=config.strategy.supports.whole_batches,
-    )
-
-
-def perform(job: Job, comm: MPI.Comm, folder: Path) -> dict[str, Any]:
+def perform(job: Job, comm: MPI.Comm | Communicator, folder: Path) -> dict[str, Any]:
     """Do one worker's part of the job; returns the run's record on every worker.
 
     Collective over `comm`. `folder` is this host's, for the board and for events.
@@ -107,6 +96,7 @@ def fail(folder: Path, rank: int, error: BaseException) -> bool:
     """
     own = isinstance(error, ManyhandsError)
     note = {
+        "exit_code": getattr(error, "exit_code", 1),
         "rank": rank,
         "kind": type(error).__name__,
         "message": str(error),
@@ -119,6 +109,16 @@ def fail(folder: Path, rank: int, error: BaseException) -> bool:
     except FileExistsError:
         return False
     return True
+
+
+def redirect(output: Path, rank: int) -> None:
+    """Send everything this process prints, C libraries included, to its own log."""
+    log = os.open(output / f"rank-{rank}.log", os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o644)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+        os.dup2(log, stream.fileno())
+    os.close(log)
+    faulthandler.register(signal.SIGUSR1)  # asked for by the launcher when somebody hangs
 
 
 def join(job: Job, comm: MPI.Comm) -> dict[str, Any]:
@@ -173,6 +173,10 @@ def raised(note: dict[str, Any]) -> ManyhandsError:
 
     rank, message = note["rank"], note["message"]
     kind = getattr(errors, note["kind"], None)
+    if kind is errors.StoppedError:
+        stopped = errors.ManyhandsError(message)
+        stopped.exit_code = note["exit_code"]
+        return stopped
     if kind in (errors.ConfigError, errors.DataError, errors.LaunchError):
         return kind(message)  # type: ignore[no-any-return]
     if kind in (errors.DivergedError, errors.WorkerError):

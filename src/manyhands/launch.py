@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 import shutil
 import signal
 import site
@@ -20,8 +21,10 @@ from typing import Any
 
 from manyhands.board import BOARD_FILE, EVENTS_FILE, Board, Note
 from manyhands.errors import LaunchError, ManyhandsError, WorkerError
+from manyhands.guard import Guard
 from manyhands.job import ERROR_FILE, Job, raised
 
+LOG_FILE = "group.log"  # what mpiexec says, and workers that have no log yet
 _POLL = 0.05  # seconds between two looks at the workers
 _PR_SET_PDEATHSIG = 1
 
@@ -142,11 +145,15 @@ def launch(job: Job, processes: int, folder: Path, watch: Watch | None = None) -
     """
     job.write(folder)
     board = Board(folder / BOARD_FILE, processes, create=True)
-    mpi = find_mpi(job.config.mpi)
-    line, environment = command(mpi, processes, ["-m", "manyhands.work", str(folder)])
+    if job.config.strategy.supports.shares_memory:
+        line, environment = [sys.executable, "-m", "manyhands.crew", str(folder)], {**os.environ}
+    else:
+        mpi = find_mpi(job.config.mpi)
+        line, environment = command(mpi, processes, ["-m", "manyhands.work", str(folder)])
     environment["MANYHANDS_PROCESSES"] = str(processes)
     environment["OMP_NUM_THREADS"] = str(job.threads or 1)
-    with (folder / "mpiexec.log").open("wb") as log:
+    environment["TMPDIR"] = str(folder)  # what MPI leaves there goes with it
+    with (folder / LOG_FILE).open("wb") as log:
         group = subprocess.Popen(
             line,
             env=environment,
@@ -154,23 +161,25 @@ def launch(job: Job, processes: int, folder: Path, watch: Watch | None = None) -
             stdout=log,
             stderr=log,
             start_new_session=True,  # Ctrl-C is ours to pass on
-            preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+            preexec_fn=end_with_parent if sys.platform == "linux" else None,
         )
-        try:
-            _follow(group, board, folder / EVENTS_FILE, watch)
-        finally:
-            _end(group, board)
+        logs = Path(job.output)
+        with Guard(board, logs, job.config.timeout, end=lambda: kill_all(group, board)) as guard:
+            try:
+                _follow(group, board, folder / EVENTS_FILE, guard, watch)
+            finally:
+                _end(group, board)
     if group.returncode or (folder / ERROR_FILE).exists():
         raise _explain(folder, board, group.returncode)
 
 
-def _end_with_parent() -> None:
-    """Let the kernel end mpiexec, and with it the workers, when the launcher is killed."""
+def end_with_parent() -> None:
+    """Let the kernel end this process with its parent: mpiexec with the launcher, and so on."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _follow(
-    group: subprocess.Popen[bytes], board: Board, events: Path, watch: Watch | None
+    group: subprocess.Popen[bytes], board: Board, events: Path, guard: Guard, watch: Watch | None
 ) -> None:
     offset = 0
     while True:
@@ -187,6 +196,7 @@ def _follow(
             watch(board.read(), new)
         if ended:
             return
+        guard.look()
         with suppress(subprocess.TimeoutExpired):
             group.wait(_POLL)
 
@@ -194,7 +204,7 @@ def _follow(
 def _end(group: subprocess.Popen[bytes], board: Board) -> None:
     """Make sure that nobody is left: mpiexec first, then any worker it did not take along."""
     if group.poll() is None:
-        group.terminate()
+        kill_all(group, board)
         with suppress(subprocess.TimeoutExpired):
             group.wait(5)
         group.kill()
@@ -209,10 +219,19 @@ def _end(group: subprocess.Popen[bytes], board: Board) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
+def kill_all(group: subprocess.Popen[bytes], board: Board) -> None:
+    """End everybody at once, also those that are stopped and hear no other signal."""
+    for pid in [n.pid for n in board.read() if _is_ours(n.pid)]:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    group.terminate()
+
+
 def _is_ours(pid: int) -> bool:
     """Say whether a process of that number lives and is a worker; numbers are used again."""
     try:
-        return b"manyhands.work" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        line = Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"manyhands.work" in line or b"manyhands.crew" in line
     except OSError:
         return False
 
@@ -221,14 +240,26 @@ def _explain(folder: Path, board: Board, code: int) -> ManyhandsError:
     """Return the failure as the user should see it."""
     if (folder / ERROR_FILE).exists():
         return raised(json.loads((folder / ERROR_FILE).read_text()))
-    said = (folder / "mpiexec.log").read_text(errors="replace").strip()[-2000:]
+    said = (folder / LOG_FILE).read_text(errors="replace").strip()[-2000:]
     notes = [n for n in board.read() if n.operation != "done"]
     if not notes:
-        return LaunchError(f"mpiexec ended with {code} before any worker started:\n{said}")
+        return LaunchError(f"the group ended with {code} before any worker started:\n{said}")
     where = "; ".join(f"rank {n.rank} at step {n.step} ({n.operation})" for n in notes)
+    rank = _dead(said, notes)
+    who = "a worker" if rank is None else f"rank {rank}"
     return WorkerError(
-        f"a worker died without a word (mpiexec ended with {code}); last seen: {where}\n{said}"
+        f"{who} died without a word (the group ended with {code}); last seen: {where}", rank=rank
     )
+
+
+def _dead(said: str, notes: list[Note]) -> int | None:
+    """Return the rank of the worker that died, as mpiexec tells it: by its pid or by its rank."""
+    for found in re.finditer(r"(?:PID|pid) (\d+)", said):
+        ranks = [n.rank for n in notes if n.pid == int(found[1])]
+        if ranks:
+            return ranks[0]
+    by_rank = re.search(r"(?:process rank|rank:?) (\d+)", said)
+    return int(by_rank[1]) if by_rank else None
 
 
 def private_folder() -> Path:

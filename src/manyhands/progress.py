@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -45,6 +46,13 @@ class Progress:
     def __exit__(self, *exc: object) -> None:
         if self.bar:
             self.bar.stop()
+
+    def say(self, message: str) -> None:
+        """Say something that the user should know now, whether or not the bar is shown."""
+        if self.bar:
+            self.bar.console.print(message)
+        else:
+            print(f"manyhands: {message}", file=sys.stderr)
 
     def watch(self, notes: list[Note], events: list[dict[str, Any]]) -> None:
         """Take in where the workers are and what rank 0 has announced."""

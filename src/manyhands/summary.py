@@ -179,6 +179,7 @@ def _record(
             timespec="seconds"
         ),
         "status": "finished",
+        "story": list(job.story),
         "config": flatten(config),
         "machine": machine,
         "kernels": kernels.as_dict(),

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from manyhands.comm import Communicator
     from manyhands.config import RunConfig
     from manyhands.data import Plan, Split, Stored
+    from manyhands.lifecycle import Lifecycle
     from manyhands.replica import Loss, Replica
 
 _EVALUATION_BATCH = 1000
@@ -59,6 +60,7 @@ class Worker:
     spent: dict[str, float] = field(default_factory=dict)  # a master's seconds, by phase
     facts: dict[str, Any] = field(default_factory=dict)
     state: Any = None  # what the strategy keeps from step to step, if anything
+    lifecycle: Lifecycle | None = None
     step: int = 0
     stopped: str = "epochs"
 
@@ -87,15 +89,18 @@ class Worker:
         if together:
             self.comm.barrier()
         self.clock.started = time.monotonic()
-        for number in range(1, self.config.epochs + 1):
-            epoch = Epoch(number)
-            self.epochs.append(epoch)
-            for share in self.plan.epoch(number):
+        for number in range(self.epochs[-1].epoch if self.epochs else 1, self.config.epochs + 1):
+            if not self.epochs or self.epochs[-1].epoch < number:
+                self.epochs.append(Epoch(number))
+            epoch = self.epochs[-1]
+            for share in self.plan.epoch(number, start=epoch.steps):
                 self.clock.begun.append(time.monotonic())
                 self.board.note(self.rank, self.step, "gradient")
                 x, y = self.data.train.batch(share.indices)
                 yield Batch(x, y, len(share.indices) / share.total, share.total)
                 self._end_step(epoch)
+                if self.lifecycle:
+                    self.lifecycle.after_step(self)
                 if self.step == self.config.max_steps:
                     self.stopped = "max_steps"
                 if self.stopped != "epochs":

@@ -11,6 +11,8 @@ from manyhands.strategies.strategy import Strategy, Supports
 from manyhands.strategies.sync import AllReduce
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor
     from torch.optim import Optimizer
 
@@ -60,6 +62,7 @@ class Averaging(Strategy):
         identical=False,
         partition="random-partition",
         deterministic=True,
+        resume=True,
     )
 
     period: int | None = field(
@@ -90,7 +93,8 @@ class Averaging(Strategy):
 
     def run(self, worker: Worker) -> None:
         """Train alone, meet every period and at the end, and record what that last meeting did."""
-        since = worker.state = _Since(0, 0, worker.params.clone())
+        worker.state = worker.state or _Since(0, 0, worker.params.clone())
+        since: _Since = worker.state
         length = 1 if self.period_unit == "steps" else worker.plan.steps(1)
         for batch in worker.batches():
             worker.update(worker.gradient(batch._replace(weight=1.0)))
@@ -101,6 +105,17 @@ class Averaging(Strategy):
         if since.total:
             self._average(worker)
         self._judge(worker)
+
+    def state(self, worker: Worker) -> tuple[dict[str, Tensor], dict[str, int]]:
+        """Return what happened since the last averaging."""
+        since: _Since = worker.state
+        return {"before": since.before}, {"own": since.own, "total": since.total}
+
+    def restore(
+        self, worker: Worker, tensors: Mapping[str, Tensor], numbers: Mapping[str, int]
+    ) -> None:
+        """Take back what happened since the last averaging."""
+        worker.state = _Since(numbers["own"], numbers["total"], tensors["before"])
 
     def consensus(self, worker: Worker) -> Tensor:
         """Return the average, weighted by examples; nobody's own parameters change. Collective."""

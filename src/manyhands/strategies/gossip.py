@@ -50,6 +50,7 @@ class Gossip(Strategy):
         identical=False,
         partition="balanced",
         deterministic=True,
+        resume=True,
     )
 
     topology: Topology = field(

@@ -35,6 +35,7 @@ class Sequential(Strategy):
         identical=True,
         partition="balanced",
         deterministic=True,
+        resume=True,
     )
 
     def run(self, worker: Worker) -> None:

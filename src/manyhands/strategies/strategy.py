@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,6 +24,8 @@ class Supports:
         partition: The partition used where the user names none.
         deterministic: The same seed gives the same result, bit for bit.
         shares_memory: Workers share one host's memory, and no MPI.
+        resume: A run can go on from a checkpoint; where replicas are identical, with any number
+            of workers.
     """
 
     many: bool
@@ -32,6 +35,7 @@ class Supports:
     partition: str
     deterministic: bool
     shares_memory: bool = False
+    resume: bool = False
 
 
 class Strategy(Protocol):
@@ -49,6 +53,15 @@ class Strategy(Protocol):
     def processes(self, workers: int) -> int:
         """Return how many processes take part: by rank, the workers first, then any masters."""
         return workers
+
+    def state(self, worker: Worker) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
+        """Return what a checkpoint needs beside parameters and optimizer: tensors and numbers."""
+        return {}, {}
+
+    def restore(
+        self, worker: Worker, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]
+    ) -> None:
+        """Take back what `state` gave."""
 
     def run(self, worker: Worker) -> None:
         """Train: loop over `worker.batches()`, exchange, update."""

@@ -52,6 +52,7 @@ class Sync(Strategy):
         identical=True,
         partition="balanced",
         deterministic=True,
+        resume=True,
     )
 
     allreduce: AllReduce = field(

@@ -1,0 +1,134 @@
+"""Watches over a group of workers: passes signals on, notices hangs, clears away what they leave.
+
+The launcher holds a guard for as long as its workers run.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from manyhands.board import Board, Note
+from manyhands.errors import WorkerError
+
+_LOOK_AT_MAPS = 0.5  # seconds between two looks at the workers' memory maps
+_SHARED = "/dev/shm/"
+
+
+class Guard:
+    """One group's guard; a context manager that hears SIGINT and SIGTERM while it lasts.
+
+    Args:
+        board: Where the workers note what they do.
+        logs: The folder with the workers' logs, into which they write their stacks.
+        timeout: Seconds without any note after which a worker counts as hanging.
+        end: Ends all workers at once.
+    """
+
+    def __init__(self, board: Board, logs: Path, timeout: float, end: Callable[[], None]) -> None:
+        self.board, self.logs, self.timeout, self.end = board, logs, timeout, end
+        self.segments: set[str] = set()
+        self._looked = 0.0
+        self._handlers: dict[int, Any] = {}
+
+    def __enter__(self) -> Guard:
+        if threading.current_thread() is threading.main_thread():
+            for signum in (signal.SIGINT, signal.SIGTERM):
+                self._handlers[signum] = signal.signal(signum, self._hear)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for signum, handler in self._handlers.items():
+            signal.signal(signum, handler)
+        self._clear_segments()
+
+    def _hear(self, signum: int, frame: FrameType | None) -> None:
+        """Ask the workers to stop after their step; the second time, end them at once."""
+        if self.board.asked():
+            self.end()
+        else:
+            self.board.ask(signum)
+
+    def look(self) -> None:
+        """Look after the workers; call it every now and then.
+
+        Raises:
+            WorkerError: When one has hung for longer than the timeout: who, where, since when.
+        """
+        now = time.monotonic()
+        if now - self._looked < _LOOK_AT_MAPS:
+            return
+        self._looked = now
+        notes = self.board.read()
+        for note in notes:
+            self.segments |= _segments(note.pid)
+        hanging = [n for n in notes if n.operation != "done" and now - n.time > self.timeout]
+        if hanging:
+            raise self._report(notes, now)
+
+    def _report(self, notes: list[Note], now: float) -> WorkerError:
+        """Return who is missing, in which operation, at which step, with every worker's stack."""
+        waiting = [n for n in notes if n.operation in ("exchange", "evaluate", "serve")]
+        missing = [n for n in notes if n not in waiting] or [min(notes, key=lambda n: n.time)]
+        sizes = {n.rank: _size(self.logs / f"rank-{n.rank}.log") for n in notes}
+        for note in notes:
+            with suppress(ProcessLookupError):
+                os.kill(note.pid, signal.SIGUSR1)  # faulthandler writes the stack into the log
+        time.sleep(0.5)
+        lines = [f"no word for {self.timeout:g} s; missing: " + ", ".join(map(_describe, missing))]
+        for note in notes:
+            lines.append(f"{_describe(note)}, {now - note.time:.0f} s ago")
+            lines += _stack(self.logs / f"rank-{note.rank}.log", sizes[note.rank])
+        return WorkerError("\n".join(lines), rank=missing[0].rank)
+
+    def _clear_segments(self) -> None:
+        """Unlink the shared memory that killed workers could not: MPI leaves its segments then."""
+        for path in self.segments:
+            with suppress(OSError):
+                os.unlink(path)
+
+
+def _describe(note: Note) -> str:
+    state = {"T": "stopped", "Z": "dead", "": "gone"}.get(_state(note.pid), "in")
+    return f"rank {note.rank} ({state} {note.operation}, step {note.step})"
+
+
+def _state(pid: int) -> str:
+    """Return the process's state letter, "" if there is none of that number."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+
+
+def _segments(pid: int) -> set[str]:
+    """Return the files in shared memory that a process has mapped."""
+    try:
+        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    except OSError:
+        return set()
+    return {
+        line[line.index(_SHARED) :] for line in lines if _SHARED in line and "(deleted)" not in line
+    }
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _stack(path: Path, start: int) -> list[str]:
+    """Return what a worker's log has gained since: its stack."""
+    try:
+        return ["    " + line for line in path.read_text(errors="replace")[start:].splitlines()]
+    except OSError:
+        return []

@@ -1,0 +1,237 @@
+"""One run, configured: started in a group of its own, or joined to the group we are in."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from manyhands import checkpoint as checkpoints
+from manyhands import launch
+from manyhands.config import RunConfig
+from manyhands.data import store
+from manyhands.data.stored import About
+from manyhands.errors import ConfigError, ManyhandsError, WorkerError
+from manyhands.job import Job, from_root, join
+from manyhands.options import flatten
+from manyhands.progress import Progress
+from manyhands.record import SCHEMA, cores, write_json
+from manyhands.sharing import plan
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_BACK_OFF = 1.0  # seconds before the first restart; twice as long before each next
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One run: its configuration, what the user brought, and where it goes on from, if anywhere."""
+
+    config: RunConfig
+    model: Any
+    data: Any
+    loss: Callable[..., Any] | None
+    command: str
+    checkpoint: checkpoints.Checkpoint | None = None
+
+    def launched(self, progress: bool | None) -> tuple[dict[str, Any], Path]:
+        """Start the workers ourselves; returns the record and where it lies."""
+        begin, config = time.time(), self.config
+        folder = launch.private_folder()
+        try:
+            # Everything that can be refused is refused before anything is written.
+            stored = store(self.data, folder / "data")
+            _check_plan(stored, config)
+            if not config.strategy.supports.shares_memory:
+                launch.find_mpi(config.mpi)
+            output, name = self._output()
+            threads = config.threads or max(1, cores() // config.processes)
+            job = self._job(stored, output, name, begin, threads)
+            shown = sys.stderr.isatty() if progress is None else progress
+            with Progress(config, shown=shown) as bar:
+                self._watched(job, folder, bar)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        return json.loads((output / "run.json").read_text()), output
+
+    def _watched(self, job: Job, folder: Path, bar: Progress) -> None:
+        """Launch; where a worker died and that was asked for, again from the last checkpoint."""
+        restarts = self.config.max_restarts if self.config.on_failure == "restart" else 0
+        for attempt in range(restarts + 1):
+            place = folder / str(attempt)
+            place.mkdir()
+            try:
+                launch.launch(job, self.config.processes, place, bar.watch)
+                return
+            except ManyhandsError as error:
+                # An error of the user's own code or options would only come again.
+                died = type(error) is WorkerError and not error.traceback
+                if not died or attempt == restarts:
+                    write_failure(
+                        Path(job.output), self.config, job.name, job.command, error, job.story
+                    )
+                    raise
+                job = _again(job, error, bar.say)
+                time.sleep(_BACK_OFF * 2**attempt)
+
+    def joined(self, size: int, *, chosen: bool) -> tuple[dict[str, Any], Path]:
+        """Take part in the group that somebody else started; returns record and folder to all."""
+        from mpi4py import MPI
+
+        comm = MPI.COMM_WORLD
+        if comm.size != size:
+            raise ConfigError(
+                f"{size} processes were started but MPI sees {comm.size}: the mpiexec and the MPI "
+                "library are of two kinds; set MPI4PY_LIBMPI to the library of that mpiexec"
+            )
+        config = dataclasses.replace(self.config, workers=self._workers(size, chosen=chosen))
+        return dataclasses.replace(self, config=config)._in_group(comm)
+
+    def _workers(self, size: int, *, chosen: bool) -> int:
+        """Return how many workers a group of that size has: those asked for, or all that fit."""
+        strategy, wanted = self.config.strategy, self.config.workers
+        if strategy.supports.shares_memory:
+            raise ConfigError(
+                f"{strategy.name} shares the memory of one host and starts its workers itself, but "
+                f"this group has {size} processes; run it without mpiexec or srun"
+            )
+        masters = strategy.processes(wanted) - wanted
+        fitting = wanted if chosen else max(1, size - masters)
+        if strategy.processes(fitting) != size:
+            with_masters = f" and {masters} masters" if masters else ""
+            raise ConfigError(
+                f"{fitting} workers{with_masters} are {strategy.processes(fitting)} processes, but "
+                f"this group has {size}; start as many as are needed, or change workers"
+            )
+        return fitting
+
+    def _in_group(self, comm: Any) -> tuple[dict[str, Any], Path]:
+        from mpi4py import MPI
+
+        begin = time.time()
+        here = comm.Split_type(MPI.COMM_TYPE_SHARED)
+        output, name, stored = "", "", ""
+        temporary: Path | None = None
+        # One process of each host stores the data; the others of the host map the same files.
+        if comm.rank == 0:
+            folder, name = self._output()
+            output = str(folder)
+        if here.rank == 0:
+            temporary = launch.private_folder()
+            stored = str(store(self.data, temporary / "data"))
+        output, name = from_root(comm, output), from_root(comm, name)
+        stored = from_root(here, stored)
+        here.Free()
+        try:
+            job = self._job(Path(stored), Path(output), name, begin, self.config.threads)
+            return join(job, comm), Path(output)
+        finally:
+            if temporary:
+                shutil.rmtree(temporary, ignore_errors=True)
+
+    def _job(self, data: Path, output: Path, name: str, begin: float, threads: int | None) -> Job:
+        return Job(
+            config=self.config,
+            model=self.model,
+            loss=self.loss,
+            data=str(data),
+            output=str(output),
+            name=name,
+            command=self.command,
+            launched=begin,
+            threads=threads,
+            checkpoint=str(self.checkpoint.folder) if self.checkpoint else None,
+            story=({"resumed_from": self.checkpoint.step},) if self.checkpoint else (),
+        )
+
+    def build(self, shape: tuple[int, ...], classes: int | None) -> nn.Module:
+        """Build the model anew."""
+        import copy
+
+        from torch import nn
+
+        from manyhands import models
+
+        if isinstance(self.model, str):
+            return models.MODELS[self.model](shape, classes or 1)
+        return copy.deepcopy(self.model) if isinstance(self.model, nn.Module) else self.model()
+
+    def _output(self) -> tuple[Path, str]:
+        """Return the run's folder (made, writable, without another run in it) and its name."""
+        config = self.config
+        name = config.name or f"{config.strategy.name}-{config.workers}"
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        safe = "".join(c if c.isalnum() or c in "-_." else "-" for c in name)
+        path = Path(config.output or Path("runs") / f"{safe}-{stamp}-{os.getpid()}").absolute()
+        if (path / "run.json").exists() and not self._may_go_on(path):
+            raise ConfigError(
+                f"output is {str(path)!r}, which already holds a run; choose another folder"
+            )
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            probe = path / ".writable"
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            raise ConfigError(
+                f"output is {str(path)!r}, which cannot be written: {error.strerror}"
+            ) from None
+        return path, name
+
+    def _may_go_on(self, path: Path) -> bool:
+        """Say whether this goes on with the run in `path`, which has not finished as asked now."""
+        if self.checkpoint is None:
+            return False
+        (path / "run.json").unlink()
+        return True
+
+
+def _again(job: Job, error: ManyhandsError, say: Callable[[str], None]) -> Job:
+    """Return the job as it goes on after a death: from the last checkpoint, the story longer."""
+    found = checkpoints.newest(Path(job.output), say)
+    step = found.step if found else 0
+    say(f"{str(error).splitlines()[0]}; starting again from step {step}")
+    now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    event = {"when": now, "failed": str(error).splitlines()[0], "restarted_from": step}
+    place = str(found.folder) if found else None
+    return dataclasses.replace(job, checkpoint=place, story=(*job.story, event))
+
+
+def _check_plan(stored: Path, config: RunConfig) -> None:
+    """Refuse data that cannot be divided as asked."""
+    import numpy as np
+
+    about = About.read(stored)
+    examples = min(about.train, config.limit or about.train)
+    labels = np.load(stored / "train_y.npy", mmap_mode="r")[:examples] if about.classes else None
+    plan(config, examples=examples, rank=0, labels=labels)
+
+
+def write_failure(
+    output: Path,
+    config: RunConfig,
+    name: str,
+    command: str,
+    error: Exception,
+    story: Sequence[dict[str, Any]] = (),
+) -> None:
+    """Leave a record of a run that failed, so that a comparison can list it."""
+    failure = {
+        "schema": SCHEMA,
+        "name": name,
+        "command": command,
+        "status": "interrupted" if getattr(error, "exit_code", 1) > 128 else "failed",
+        "config": flatten(config),
+        "error": str(error),
+        "story": list(story),
+    }
+    write_json(output / "run.json", failure)
