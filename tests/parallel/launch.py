@@ -61,6 +61,8 @@ def run(mpi: str, size: int, arguments: list[str]) -> dict[str, int]:
     pytest = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--timeout-method=thread"]
     if not any(argument.startswith("--timeout") for argument in arguments):
         pytest.append(f"--timeout={TEST_SECONDS}")
+    if not sys.stdout.isatty():
+        pytest.append("--color=no")  # Open MPI gives its processes a terminal
     if not any(Path(argument.split("::")[0]).exists() for argument in arguments):
         arguments = [str(HERE), *arguments]
     with tempfile.TemporaryDirectory() as folder:
