@@ -127,7 +127,7 @@ def _say_result(result: Any) -> None:
 
 
 @app.command
-@partial(takes_options, flag=_axis, without=("strategy", "name"))
+@partial(takes_options, flag=_axis, without=("strategy", "name", "resume"))
 def compare(
     experiment: Annotated[
         Path | None, Parameter(help="a TOML file such as experiments/psgd.toml; flags override it")

@@ -40,7 +40,12 @@ Alternatives = tuple[Any, ...]
 ALL = "all"
 SCALINGS = ("strong", "weak")
 # These belong to the sweep as a whole.
-_SWEEP_ONLY = {"strategy": "strategies", "name": "title", "output": "--output"}
+_SWEEP_ONLY = {
+    "strategy": "strategies",
+    "name": "title",
+    "output": "--output",
+    "resume": "the same command again, which goes on with the sweep",
+}
 _SOURCE = {"label": str, "workers": int, "seconds": (int, float), "accuracy": (int, float)}
 _KINDS = {
     str: "text",

@@ -235,10 +235,11 @@ def _planned(one: _Accepted, repeat: int) -> Planned:
 
 def _flat(given: Mapping[str, Any], carried: Mapping[str, str] | None) -> dict[str, Any]:
     """Return every option of a run; refuses what cannot work."""
-    model = given.get("model", "")
-    if model and ":" not in model:
-        validate.one_of(MODELS, model=model)
-    flat = flatten(configure({**given, **(carried or {})}))
+    config = configure({**given, **(carried or {})})
+    if "model" not in (carried or {}) and ":" not in config.model:
+        validate.one_of(MODELS, model=config.model)
+        config.strategy.check_model(layers=MODELS[config.model])
+    flat = flatten(config)
     return {name: value for name, value in flat.items() if name not in _UNHASHED}
 
 

@@ -89,6 +89,8 @@ def test_a_combination_that_cannot_work_is_named() -> None:
         planned("synk", workers=2)
     with pytest.raises(ConfigError, match=r"model is 'cn'.* Did you mean 'cnn'"):
         planned("sync", workers=2, model="cn")
+    with pytest.raises(ConfigError, match=r"server × 2: masters is 9.* layers"):
+        planned("server", workers=2, masters=9)
 
 
 def test_all_takes_every_strategy_and_leaves_out_what_one_refuses() -> None:

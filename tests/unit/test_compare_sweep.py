@@ -109,9 +109,16 @@ def test_kernels_that_are_given_are_left_alone(tmp_path: Path, runs: Runs) -> No
     assert {given["kernels"] for given in runs.asked} == {"default"}
 
 
-def test_finished_runs_are_kept(tmp_path: Path, runs: Runs) -> None:
+class Stopped(ManyhandsError):
+    exit_code = 130
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, Stopped])
+def test_finished_runs_are_kept(
+    tmp_path: Path, runs: Runs, stop: Callable[[], BaseException]
+) -> None:
     def interrupt(given: dict[str, Any]) -> BaseException | None:
-        return KeyboardInterrupt() if len(runs.asked) == 3 else None
+        return stop() if len(runs.asked) == 3 else None
 
     runs.failing = interrupt
     with pytest.raises(KeyboardInterrupt):
