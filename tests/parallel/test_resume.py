@@ -1,0 +1,160 @@
+"""A run that goes on from a checkpoint ends, bit for bit, where a run never interrupted ends."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from mpi4py import MPI
+from torch import nn
+
+import manyhands as mh
+from manyhands import assemble
+from manyhands.board import BOARD_FILE, Board
+from manyhands.checkpoint import newest
+from manyhands.data import Data, store
+from manyhands.errors import ConfigError
+from manyhands.job import Job, from_root
+from manyhands.options import configure
+
+WORLD = MPI.COMM_WORLD
+
+
+def with_everything():
+    """Dropout, BatchNorm: random numbers and buffers that a checkpoint must hold."""
+    return nn.Sequential(
+        nn.Linear(20, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 4)
+    )
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """One folder for all ranks: rank 0's."""
+    WORLD.Barrier()
+    yield from_root(WORLD, str(tmp_path))
+    WORLD.Barrier()
+
+
+def train(folder, comm=WORLD, checkpoint=None, data="blobs", model=with_everything, **given):
+    options = {"workers": comm.size, "epochs": 3, "batch_size": 100, "kernels": "default", **given}
+    config = configure(options)
+    place = Path(folder) / f"rank-{WORLD.rank}"
+    place.mkdir(exist_ok=True)
+    Board(place / BOARD_FILE, comm.size, create=True)
+    job = Job(
+        config=config,
+        model=model,
+        loss=None,
+        data=str(store(data, place / "data")),
+        output=str(folder),
+        name="test",
+        command="test",
+        launched=0.0,
+        threads=1,
+        checkpoint=checkpoint and str(checkpoint.folder),
+    )
+    worker, _ = assemble.worker(job, comm, place)
+    config.strategy.run(worker)
+    worker.lifecycle.writer.wait()
+    comm.Barrier()
+    return worker
+
+
+def nobody(message):
+    raise AssertionError(message)
+
+
+def newest_of(place):
+    return newest(Path(place), nobody)
+
+
+def at(folder, step):
+    """Return the checkpoint of that step, as if the later ones had not been written."""
+    if WORLD.rank == 0:
+        for path in sorted(Path(folder).glob("checkpoints/step-*")):
+            if int(path.name.removeprefix("step-")) > step:
+                shutil.rmtree(path)
+    WORLD.Barrier()
+    found = newest(Path(folder), nobody)
+    assert found.step == step
+    return found
+
+
+STRATEGIES = {
+    "sync": [mh.Sync()],
+    "averaging": [
+        mh.Averaging(),
+        mh.Averaging(period=7),
+        mh.Averaging(period=1, period_unit="epochs"),
+    ],
+    "gossip": [
+        mh.Gossip(),
+        mh.Gossip(topology="complete" if WORLD.size % 2 else "pairs"),
+        mh.Gossip(overlap=True),
+    ],
+}
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("strategy", [s for kinds in STRATEGIES.values() for s in kinds], ids=repr)
+def test_going_on_is_never_having_stopped(folder, strategy, optimizer):
+    given = {"strategy": strategy, "optimizer": optimizer, "checkpoint_every": "10steps", "keep": 9}
+    whole = train(folder, **given)
+    for step in (50, 20, 10):  # in the third epoch, at the end of the first, in the first
+        resumed = train(folder, checkpoint=at(folder, step), **given)
+        assert torch.equal(resumed.params, whole.params)
+        assert resumed.step == whole.step
+        assert [e.test_accuracy for e in resumed.epochs] == [e.test_accuracy for e in whole.epochs]
+        assert resumed.losses == whole.losses
+
+
+def test_one_worker_alone_goes_on(folder):
+    given = {"strategy": "sequential", "checkpoint_every": "10steps", "keep": 9}
+    place = f"{folder}/{WORLD.rank}"
+    Path(place).mkdir()
+    whole = train(place, MPI.COMM_SELF, **given)
+    found = newest_of(place)
+    resumed = train(place, MPI.COMM_SELF, checkpoint=found, **given)
+    assert torch.equal(resumed.params, whole.params)
+
+
+def smooth():
+    return nn.Sequential(nn.Linear(20, 16), nn.Tanh(), nn.Linear(16, 4))
+
+
+def test_another_number_of_workers_sees_the_same_global_batches(folder):
+    """All of the group write a checkpoint; rank 0 alone goes on, and ends at the same weights."""
+    given = {"strategy": "sync", "checkpoint_every": "10steps", "dtype": "float64", "model": smooth}
+    whole = train(folder, **given)
+    found = at(folder, 40)
+    if WORLD.rank == 0:
+        resumed = train(folder, MPI.COMM_SELF, checkpoint=found, **given)
+        assert resumed.step == whole.step
+        assert float((resumed.params - whole.params).abs().max()) < 1e-10
+    WORLD.Barrier()
+
+
+def test_other_data_is_refused(folder):
+    train(folder, strategy="sync", checkpoint_every="10steps", epochs=1)
+    found = newest_of(folder)
+    x = torch.zeros(500, 20).numpy()
+    other = Data(train=(x, torch.arange(500).numpy() % 4))
+    shutil.rmtree(Path(folder) / f"rank-{WORLD.rank}")
+    with pytest.raises(ConfigError, match="data has changed"):
+        train(folder, checkpoint=found, data=other, strategy="sync")
+
+
+def test_another_model_is_refused(folder):
+    train(folder, strategy="sync", checkpoint_every="10steps", epochs=1)
+    found = newest_of(folder)
+    with pytest.raises(ConfigError, match="another model"):
+        train(folder, checkpoint=found, model=smooth, strategy="sync")
+
+
+def test_a_checkpoint_says_what_it_belongs_to(folder):
+    train(folder, strategy="sync", checkpoint_every="10steps", epochs=1, lr=0.03)
+    about = newest_of(folder).about
+    assert about["options"]["lr"] == 0.03
+    assert about["processes"] == WORLD.size
+    json.dumps(dict(about))
