@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import time
 
 import numpy as np
 import pytest
@@ -283,6 +284,24 @@ def test_what_a_communicator_keeps_is_freed_with_it(comm):
     during = [use_and_free() for _ in range(12)]
     assert mapped() <= before
     assert during[-1] <= during[0]
+
+
+def test_a_slow_rank_still_reads_what_was_meant_for_it(allreduce, comm):
+    """The others run ahead into the next calls; they must not overwrite what it has yet to read."""
+
+    def slow_add(a, b):
+        if comm.rank == comm.size - 1:
+            time.sleep(0.003)
+        return a + b
+
+    short, long = 10, 3 * SLOT // 4
+    results = []
+    for call, length in enumerate([short, long, short, short, long, long, long, short]):
+        recv = np.empty(length, "f4")
+        allreduce(np.full(length, call + 1, "f4"), recv, comm, slow_add)
+        results.append(recv)
+    for call, recv in enumerate(results):
+        np.testing.assert_array_equal(recv, np.full_like(recv, (call + 1) * comm.size))
 
 
 def test_arrays_that_differ_are_refused(allreduce, comm):

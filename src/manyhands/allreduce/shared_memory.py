@@ -81,7 +81,8 @@ def by_blocks(
     """Run the rounds of `shared_memory`; `exchange` is applied to each reduced piece.
 
     Why two input and three result slots suffice, for round k:
-      - copying in overwrites what round k-2 read, and all have reduced k-2;
+      - copying in overwrites what the others read in round k-2, which they have reduced; where
+        that belongs to the call before, they have left it, having copied in round k-1;
       - reducing overwrites what the others copied out of round k-3; they have copied in round k,
         and had finished with k-3 before.
     """
@@ -94,7 +95,9 @@ def by_blocks(
         if turn == 0:
             rounds.copy_in(number, turn)
         if turn + 1 < count:
-            if turn > 0:
+            if turn == 0:
+                window.wait(COPIED, number + 1)
+            else:
                 window.wait(REDUCED, number)
             rounds.copy_in(number + 1, turn + 1)
         if turn < count:
