@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     )
     from manyhands.fitting import Result, fit
     from manyhands.optimizers import SGD, Adam, AdamW
-    from manyhands.strategies import Averaging, Gossip, Sequential, Server, Sync
+    from manyhands.strategies import Averaging, Gossip, Hogwild, Sequential, Server, Sync
 
 # Where each public name lives: imported when first asked for, so that `import manyhands` is quick.
 _HOMES = {
@@ -32,6 +32,7 @@ _HOMES = {
     "AdamW": "manyhands.optimizers",
     "Averaging": "manyhands.strategies",
     "Gossip": "manyhands.strategies",
+    "Hogwild": "manyhands.strategies",
     "Sequential": "manyhands.strategies",
     "Server": "manyhands.strategies",
     "Sync": "manyhands.strategies",
@@ -53,6 +54,7 @@ __all__ = [
     "DataError",
     "DivergedError",
     "Gossip",
+    "Hogwild",
     "LaunchError",
     "ManyhandsError",
     "Result",

@@ -85,6 +85,11 @@ class Run:
 
     def joined(self, size: int, *, chosen: bool) -> tuple[dict[str, Any], Path]:
         """Take part in the group that somebody else started; returns record and folder to all."""
+        if self.config.strategy.supports.shares_memory:
+            raise ConfigError(
+                f"{self.config.strategy.name} shares the memory of one host and starts its workers "
+                f"itself, but this group has {size} processes; run it without mpiexec or srun"
+            )
         from mpi4py import MPI
 
         comm = MPI.COMM_WORLD
@@ -99,11 +104,6 @@ class Run:
     def _workers(self, size: int, *, chosen: bool) -> int:
         """Return how many workers a group of that size has: those asked for, or all that fit."""
         strategy, wanted = self.config.strategy, self.config.workers
-        if strategy.supports.shares_memory:
-            raise ConfigError(
-                f"{strategy.name} shares the memory of one host and starts its workers itself, but "
-                f"this group has {size} processes; run it without mpiexec or srun"
-            )
         masters = strategy.processes(wanted) - wanted
         fitting = wanted if chosen else max(1, size - masters)
         if strategy.processes(fitting) != size:

@@ -9,16 +9,7 @@ import traceback
 from pathlib import Path
 
 from manyhands.errors import LaunchError
-from manyhands.job import Job, fail, perform
-
-
-def _redirect(output: Path, rank: int) -> None:
-    """Send everything this process prints, C libraries included, to its own log."""
-    log = os.open(output / f"rank-{rank}.log", os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o644)
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-        os.dup2(log, stream.fileno())
-    os.close(log)
+from manyhands.job import Job, fail, perform, redirect
 
 
 def main(folder: Path) -> None:
@@ -36,7 +27,7 @@ def main(folder: Path) -> None:
         raise SystemExit(3)
     try:
         job = Job.read(folder)
-        _redirect(Path(job.output), comm.rank)
+        redirect(Path(job.output), comm.rank)
         perform(job, comm, folder)
     except BaseException as error:
         traceback.print_exc()

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from manyhands.strategies.averaging import Averaging
 from manyhands.strategies.gossip import Gossip
+from manyhands.strategies.hogwild import Hogwild
 from manyhands.strategies.sequential import Sequential
 from manyhands.strategies.server import Server
 from manyhands.strategies.strategy import Strategy, Supports
 from manyhands.strategies.sync import Sync
 
 STRATEGIES: dict[str, type[Strategy]] = {
-    kind.name: kind for kind in (Sequential, Sync, Averaging, Gossip, Server)
+    kind.name: kind for kind in (Sequential, Sync, Averaging, Gossip, Server, Hogwild)
 }
 
 __all__ = [
     "STRATEGIES",
     "Averaging",
     "Gossip",
+    "Hogwild",
     "Sequential",
     "Server",
     "Strategy",

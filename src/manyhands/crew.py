@@ -1,0 +1,101 @@
+"""Starts workers that share one host's memory: `python -m manyhands.crew FOLDER`.
+
+The workers come from a fork server, which imports torch once, runs nothing and so has no threads: a
+start is quick, and safe where forking this process would not be.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from manyhands.job import Job, fail, perform, redirect
+from manyhands.launch import end_with_parent
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+    from multiprocessing.process import BaseProcess
+
+    from manyhands.comm import Communicator
+
+LOCK_FILE = "lock"
+
+
+def main(folder: Path) -> int:
+    """Start the workers of the job in `folder`; returns the exit code of the first that fails."""
+    size = int(os.environ["MANYHANDS_PROCESSES"])
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that we end our workers on the way
+    (folder / LOCK_FILE).touch()
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(
+        ["manyhands.crew", "manyhands.assemble", "manyhands.summary", "manyhands.comm.memory"]
+    )
+    pipes = [context.Pipe() for _ in range(1, size)]
+    ends: list[Any] = [[near for near, _ in pipes], *([far] for _, far in pipes)]
+    crew = [
+        context.Process(target=hand, args=(folder, rank, ends[rank], size), daemon=True)
+        for rank in range(size)
+    ]
+    try:
+        for process in crew:
+            process.start()
+        for near, far in pipes:  # each worker has its own now: one that dies is noticed
+            near.close()
+            far.close()
+        return _follow(crew)
+    finally:
+        _end(crew)
+
+
+def _follow(crew: Sequence[BaseProcess]) -> int:
+    """Wait until all have ended, or one has failed."""
+    running = list(crew)
+    while running:
+        multiprocessing.connection.wait([p.sentinel for p in running])
+        for process in running:
+            if process.exitcode:
+                return max(1, process.exitcode)
+        running = [p for p in running if p.exitcode is None]
+    return 0
+
+
+def _end(crew: Sequence[BaseProcess]) -> None:
+    started = [p for p in crew if p.pid]
+    for process in started:
+        process.terminate()
+    for process in started:
+        process.join(2)
+        process.kill()
+        process.join()
+
+
+def hand(folder: Path, rank: int, ends: list[Connection], size: int) -> None:
+    """Do one worker's part of the job; a failure is noted and ends this process."""
+    if sys.platform == "linux":
+        end_with_parent()
+    try:
+        from manyhands.comm.memory import MemoryGroup
+
+        job = Job.read(folder)
+        redirect(Path(job.output), rank)
+        group = MemoryGroup(rank, ends, size, folder / LOCK_FILE)
+        perform(job, cast("Communicator", group), folder)
+    except BaseException as error:
+        traceback.print_exc()
+        sys.stderr.flush()
+        if isinstance(error, EOFError | ConnectionError):
+            time.sleep(5)  # another is gone; what ended it is the story, and ends us
+        fail(folder, rank, error)
+        sys.exit(getattr(error, "exit_code", 1))
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

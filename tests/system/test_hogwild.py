@@ -1,0 +1,148 @@
+"""Hogwild with real processes: what it leaves, what it refuses, how it ends."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+import manyhands as mh
+from manyhands.errors import ConfigError, DivergedError, WorkerError
+
+SMALL = {"data": "blobs", "model": "mlp", "epochs": 2, "kernels": "default", "batch_size": 20}
+
+
+def crew_alive():
+    """Return the processes of this test's crews: their job lies in its temporary folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            environment, line = path.read_bytes(), path.with_name("cmdline").read_bytes()
+        except OSError:
+            continue
+        if f"\0TMPDIR={tempfile.tempdir}".encode() in environment and b"manyhands.crew" in line:
+            found.append(int(path.parent.name))
+    return found
+
+
+def eventually(condition, seconds=10):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+def shared_memory():
+    """Return what torch or multiprocessing left in /dev/shm; MPI's own is not ours here."""
+    return {p.name for p in Path("/dev/shm").glob("*") if p.name.startswith(("torch_", "sem.mp"))}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left(tmp_path_factory, monkeypatch):
+    folder = tmp_path_factory.mktemp("jobs")
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    before = shared_memory()
+    yield
+    assert eventually(lambda: not crew_alive())
+    assert list(folder.glob("manyhands-*")) == []
+    assert shared_memory() <= before
+
+
+def test_workers_share_one_model_and_count_staleness(tmp_path):
+    result = mh.fit(strategy="hogwild", workers=3, output=str(tmp_path / "run"), **SMALL)
+    record = result.record
+    assert result.accuracy > 0.9
+    assert [w["role"] for w in record["workers"]] == ["worker"] * 3
+    assert len({w["pid"] for w in record["workers"]}) == 3
+    assert record["result"]["examples"] == 4000
+    assert record["partition"]["seen"] == 2000
+    assert record["partition"]["twice"] == 0
+    pushes = sum(record["strategy"]["staleness"]["histogram"].values())
+    assert pushes == sum(w["steps"] for w in record["workers"])
+    assert record["machine"]["mpi"] is None
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert names >= {"run.json", "steps.jsonl", "rank-0.log", "rank-2.log", "model.safetensors"}
+    assert {json.loads(line)["rank"] for line in (tmp_path / "run/steps.jsonl").open()} == {0, 1, 2}
+
+
+def test_runs_in_one_process_do_not_hang(tmp_path):
+    for number, options in enumerate(({}, {"lock": True}, {"shared_state": True})):
+        strategy = mh.Hogwild(**options)
+        result = mh.fit(strategy=strategy, workers=2, output=str(tmp_path / str(number)), **SMALL)
+        assert result.accuracy > 0.9
+
+
+def test_the_target_stops_all_workers(tmp_path):
+    given = {**SMALL, "epochs": 100, "target_accuracy": 0.8}
+    result = mh.fit(strategy="hogwild", workers=2, output=str(tmp_path / "run"), **given)
+    assert result.record["result"]["stopped"] == "target_accuracy"
+    assert result.accuracy >= 0.8
+    assert all(w["steps"] < 5000 for w in result.record["workers"])
+
+
+def test_a_diverging_run_ends_all(tmp_path):
+    with pytest.raises(DivergedError, match="smaller learning rate") as caught:
+        mh.fit(strategy="hogwild", workers=2, lr=1e30, output=str(tmp_path / "run"), **SMALL)
+    assert caught.value.rank in (0, 1)
+    assert json.loads((tmp_path / "run/run.json").read_text())["status"] == "failed"
+
+
+def test_a_failing_worker_ends_all_with_its_traceback(tmp_path):
+    def loss(output, target):
+        raise ZeroDivisionError("in my loss")
+
+    with pytest.raises(WorkerError, match="ZeroDivisionError: in my loss") as caught:
+        mh.fit(strategy="hogwild", workers=2, loss=loss, output=str(tmp_path / "run"), **SMALL)
+    assert "in my loss" in caught.value.traceback
+    assert caught.value.exit_code == 1
+
+
+def test_a_killed_worker_ends_all(tmp_path):
+    def loss(output, target):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.raises(WorkerError, match="died without a word"):
+        mh.fit(strategy="hogwild", workers=2, loss=loss, output=str(tmp_path / "run"), **SMALL)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
+def test_workers_end_with_their_launcher(tmp_path, signum):
+    line = [
+        sys.executable, "-m", "manyhands", "train", "--strategy", "hogwild", "--data", "blobs",
+        "--model", "mlp", "--epochs", "100000", "--workers", "2", "--output", tmp_path / "run",
+    ]  # fmt: skip
+    process = subprocess.Popen(line, stderr=subprocess.DEVNULL)
+    try:
+        assert eventually(lambda: (tmp_path / "run/rank-1.log").exists(), 60)
+        process.send_signal(signum)
+        process.wait(20)
+        assert eventually(lambda: not crew_alive())
+    finally:
+        process.kill()
+        process.wait()
+    for folder in Path(tempfile.tempdir).glob("manyhands-*"):  # nobody was left to clear it away
+        assert signum == signal.SIGKILL
+        shutil.rmtree(folder)
+
+
+def test_a_group_of_others_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("PMI_SIZE", "2")
+    with pytest.raises(ConfigError, match="run it without mpiexec or srun"):
+        mh.fit(strategy="hogwild", output=str(tmp_path / "run"), **SMALL)
+    assert not (tmp_path / "run").exists()
+
+
+def test_one_process_of_mpiexec_starts_its_own(tmp_path, monkeypatch):
+    monkeypatch.setenv("PMI_SIZE", "1")
+    given = {**SMALL, "epochs": 1}
+    result = mh.fit(strategy="hogwild", workers=2, output=str(tmp_path / "run"), **given)
+    assert len(result.record["workers"]) == 2

@@ -1,0 +1,138 @@
+"""Hogwild in one process: one worker is sequential, whatever the variant; what is refused."""
+
+import threading
+from multiprocessing import Pipe
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import manyhands as mh
+from manyhands import assemble, summary
+from manyhands.board import BOARD_FILE, Board
+from manyhands.comm.memory import MemoryGroup
+from manyhands.data import store
+from manyhands.errors import ConfigError, DivergedError
+from manyhands.job import Job
+from manyhands.options import configure
+
+OPTIMIZERS = {
+    "plain": {"optimizer": "sgd", "lr": 0.1, "momentum": 0.0},
+    "momentum": {"optimizer": "sgd", "lr": 0.05, "momentum": 0.9, "weight_decay": 0.01},
+    "adam": {"optimizer": "adam", "lr": 0.01},
+    "another": {"optimizer": lambda params: torch.optim.Adagrad(params, lr=0.05)},
+}
+
+
+def with_dropout():
+    return nn.Sequential(nn.Linear(20, 64), nn.Dropout(0.5), nn.Linear(64, 4))
+
+
+@pytest.fixture(scope="module")
+def blobs(tmp_path_factory):
+    return store("blobs", tmp_path_factory.mktemp("data") / "blobs")
+
+
+def group(folder, rank=0, ends=(), size=1):
+    (folder / "lock").touch()
+    return MemoryGroup(rank, list(ends), size, folder / "lock")
+
+
+@pytest.fixture
+def fit(blobs, tmp_path):
+    """Return a function that trains with one worker and returns it and the record."""
+
+    def train(**given):
+        config = configure({"kernels": "default", "epochs": 1, "workers": 1, **given})
+        Board(tmp_path / BOARD_FILE, 1, create=True)
+        job = Job(
+            config=config, model=with_dropout, loss=None, data=str(blobs), output=str(tmp_path),
+            name="test", command="test", launched=0.0, threads=1,
+        )  # fmt: skip
+        worker, kernels = assemble.worker(job, group(tmp_path), tmp_path)
+        process = summary.train(worker)
+        return worker, summary.record(job, worker, kernels, process)
+
+    return train
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("variant", [{}, {"lock": True}], ids=["free", "locked"])
+def test_one_worker_is_sequential_bit_for_bit(fit, optimizer, variant):
+    given = {"batch_size": 50, "partition": "balanced", **OPTIMIZERS[optimizer]}
+    alone, _ = fit(strategy="sequential", **given)
+    hogwild, record = fit(strategy=mh.Hogwild(**variant), **given)
+    assert torch.equal(hogwild.params, alone.params)
+    assert record["strategy"]["staleness"] == {"histogram": {"0": 40}, "mean": 0.0, "max": 0}
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
+def test_shared_state_of_one_worker_is_its_own(fit, optimizer):
+    given = {"batch_size": 50, **OPTIMIZERS[optimizer]}
+    own, _ = fit(strategy="hogwild", **given)
+    shared, _ = fit(strategy=mh.Hogwild(shared_state=True), **given)
+    assert torch.equal(own.params, shared.params)
+    tensors = [v for state in shared.optimizer.state.values() for v in state.values()]
+    assert all(v.is_shared() for v in tensors)
+
+
+@pytest.mark.parametrize("optimizer", ["plain", "another"])
+def test_state_that_cannot_be_shared_is_refused(fit, optimizer):
+    with pytest.raises(ConfigError, match="no state that can be shared"):
+        fit(strategy=mh.Hogwild(shared_state=True), **OPTIMIZERS[optimizer])
+
+
+def test_the_model_lives_in_shared_memory(fit):
+    worker, _ = fit(strategy="hogwild", max_steps=2)
+    assert worker.params.is_shared()
+    assert all(p.is_shared() for p in worker.replica.module.parameters())
+
+
+def test_the_target_stops_and_is_kept(fit):
+    _, record = fit(strategy="hogwild", epochs=50, batch_size=50, target_accuracy=0.8)
+    assert record["result"]["stopped"] == "target_accuracy"
+    assert record["result"]["accuracy"] >= 0.8
+    assert len(record["epochs"]) < 50
+
+
+def test_evaluation_is_in_eval_mode_and_leaves_the_vector_alone(fit):
+    worker, _ = fit(strategy="hogwild", max_steps=5)
+    before = worker.params.clone()
+    first = worker.evaluate(torch.zeros_like(before), alone=True)
+    assert first == worker.evaluate(torch.zeros_like(before), alone=True)
+    assert torch.equal(worker.params, before)
+
+
+def test_a_diverging_run_stops_with_step_and_remedy(fit):
+    with pytest.raises(DivergedError, match=r"step \d+ of worker 0; try a smaller learning rate"):
+        fit(strategy="hogwild", lr=1e30)
+
+
+def test_a_group_gathers_sums_and_broadcasts(tmp_path):
+    """Three members in three threads: each pipe end is used by one of them only."""
+    pipes = [Pipe() for _ in range(2)]
+    groups = [
+        group(tmp_path, 0, [near for near, _ in pipes], 3),
+        *(group(tmp_path, rank, [far], 3) for rank, (_, far) in enumerate(pipes, 1)),
+    ]
+    found = {}
+
+    def meet(me):
+        vector = torch.full((5,), float(me.rank))
+        me.broadcast(vector, 2)
+        found[me.rank] = (
+            me.gather({"rank": me.rank}),
+            me.sum(np.array([1.0, me.rank])).tolist(),
+            me.maximum(np.array([me.rank, -me.rank])).tolist(),
+            vector.tolist(),
+        )
+
+    threads = [threading.Thread(target=meet, args=(member,)) for member in groups]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    gathered = [{"rank": rank} for rank in range(3)]
+    assert all(f == (gathered, [3.0, 3.0], [2, 0], [2.0] * 5) for f in found.values())
+    assert len(found) == 3
