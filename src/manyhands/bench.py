@@ -114,8 +114,11 @@ def _point(comm: Any, length: int, functions: dict[str, Callable[..., None]]) ->
         pace = max(pace, time.perf_counter() - begin)
     repeats = _agreed_repeats(comm, pace)
     times = np.empty((len(functions), repeats))
+    names = list(functions)
     for repeat in range(repeats):
-        for row, (name, function) in enumerate(functions.items()):
+        for turn in range(len(functions)):
+            row = (turn + repeat) % len(functions)  # nobody always follows the same one
+            name, function = names[row], functions[names[row]]
             comm.Barrier()
             begin = time.perf_counter()
             function(send, recv, comm)
