@@ -185,3 +185,7 @@ def test_csv_has_every_row_and_no_formulas(tmp_path: Path) -> None:
     assert [row["name"] for row in rows] == ["sync-2", "'=cmd()"]
     with (tmp_path / "out" / "results.csv").open(newline="") as file:
         assert [row["workers"] for row in csv.DictReader(file)] == ["2", "3"]
+
+
+def test_an_option_that_older_records_lack_makes_no_curve() -> None:
+    assert labels(summary(timed("sync", 1, 5), timed("sync", 2, 3, keep=3))) == ["sync"]

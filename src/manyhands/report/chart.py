@@ -20,11 +20,13 @@ from matplotlib.lines import Line2D
 from matplotlib.transforms import Affine2D, ScaledTranslation
 
 from manyhands.report import theme
+from manyhands.report.wording import short
 
 POINT = 72  # one unit of length is a point: a pixel of the SVG
 WIDTH = 480
 RIGHT, TOP, BOTTOM, LEGEND_ROW = 14, 24, 40, 17
 LETTER, KEY = 6.1, 40  # widths in the legend: of a letter, of a line sample and its gaps
+LONGEST = 60  # letters of a label in the legend
 _PLAIN = {"Date": None, "Creator": None, "Format": None, "Type": None}
 
 
@@ -111,7 +113,7 @@ def _legend(
 ) -> None:
     legend = figure.legend(
         handles,
-        [label.lstrip("_") or label for label in labels],
+        [short(label.lstrip("_") or label, LONGEST) for label in labels],
         loc="upper left",
         bbox_to_anchor=at,
         ncols=columns,
@@ -178,7 +180,7 @@ def render(chart: Chart, folder: Path | None) -> Drawn:
 
 
 def _columns(labels: list[str], width: float) -> int:
-    longest = max((len(label) for label in labels), default=0)
+    longest = min(max((len(label) for label in labels), default=0), LONGEST)
     return max(1, min(len(labels), int(width / (KEY + LETTER * longest))))
 
 

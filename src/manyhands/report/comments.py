@@ -173,11 +173,15 @@ def _laws(summary: Summary) -> list[str]:
         off = f", off by {fit.residual:.2g} on average" if fit.residual is not None else ""
         bound = f", at most {fit.bound:.3g}×" if fit.bound else ""
         stated = f"{group.label} (serial fraction {fit.serial:.3f}{off}{bound})"
+        if fit.serial > 0.9995:
+            stated = group.label
         found.setdefault(_verdict(summary, group, fit), []).append(stated)
     return [f"{verdict}: {join(stated)}." for verdict, stated in found.items()]
 
 
 def _verdict(summary: Summary, group: Group, fit: Fit) -> str:
+    if fit.serial > 0.9995:
+        return "More workers bring nothing here, although every one has a core"
     if fit.residual is None:
         return f"One point with several workers and a core for each cannot test {fit.law}'s law"
     if fit.serial < 0.0005:
@@ -343,7 +347,7 @@ def loss_over_time(summary: Summary) -> list[str]:
         return []
     row, least = min(ends, key=lambda pair: pair[1])
     alike = len(ends) > 1 and max(end for _, end in ends) <= 1.01 * least
-    rising = [name(summary, r) for r, end in ends if end > 1.05 * min(_values(r, lambda e: e.loss))]
+    rising = [name(summary, r) for r, end in ends if end > 1.1 * min(_values(r, lambda e: e.loss))]
     return _some(
         f"The test loss ends at {least:.4f}."
         if len(ends) == 1

@@ -10,14 +10,15 @@ from manyhands.report.chart import Note
 from manyhands.report.load import Run, finite, mapping, number, sequence
 from manyhands.report.plots import middle, name
 from manyhands.report.tables import Row, Summary
-from manyhands.report.wording import count, join, percent
+from manyhands.report.wording import count, join, percent, short
 
 MOST = 6
 
 
 def _holding(summary: Summary, reader: Callable[[Run], Any]) -> list[tuple[Row, Any]]:
-    """Return the configurations that recorded a fact; where there are many, those most crowded."""
-    found = [(row, fact) for row in summary.rows if (fact := reader(middle(row)))]
+    """Return what recorded a fact, with several workers; of many, those with the most of them."""
+    several = [row for row in summary.rows if row.workers > 1]
+    found = [(row, fact) for row in several if (fact := reader(middle(row)))]
     if len(found) <= MOST:
         return found
     kept = sorted(found, key=lambda pair: -pair[0].workers)[:MOST]
@@ -120,7 +121,7 @@ def draw_own(ax: Any, summary: Summary) -> list[Note]:
                 label="their average" if i == 0 else None,
             )  # fmt: skip
             notes.append(Note(label, "the average", percent(together, 2), (together, i)))
-    ax.set_yticks(range(len(held)), [name(summary, row) for row, _ in held])
+    ax.set_yticks(range(len(held)), [short(name(summary, row)) for row, _ in held])
     ax.set_ylim(len(held) - 0.4, -0.6)
     ax.xaxis.set_major_formatter(lambda value, _: percent(value, 1))
     ax.locator_params(axis="x", nbins=5)
@@ -138,6 +139,8 @@ def draw_distance(ax: Any, summary: Summary) -> list[Note]:
         notes += [Note(label, f"step {s:g}", f"{d:.3g}", (s, d)) for s, d in thinned]
     if notes and all(note.at[1] > 0 for note in notes):
         ax.set_yscale("log")
+    else:
+        ax.yaxis.set_major_formatter(lambda value, _: f"{value:.2g}")
     return notes
 
 

@@ -93,7 +93,7 @@ def _tick(form: Form, value: float) -> str:
 
 
 def _margin(letters: int) -> int:
-    return int(min(14 + 6.1 * letters, 210))
+    return int(14 + 6.1 * min(letters, 34))
 
 
 def _alt(summary: Summary, what: str) -> str:

@@ -62,7 +62,8 @@ def varying(runs: Sequence[Run]) -> tuple[str, ...]:
     """Return the options that vary within one strategy of one source, and not just with workers.
 
     An option that differs between strategies only is a property of the strategy; one that is
-    proportional to the workers (a batch that grows with them) is weak scaling, not another curve.
+    proportional to the workers (a batch that grows with them) is weak scaling, not another curve;
+    one that some records lack (an older version's) is not thereby another setting.
     """
     cells: dict[tuple[str, str], list[Run]] = defaultdict(list)
     for run in runs:
@@ -76,7 +77,7 @@ def varying(runs: Sequence[Run]) -> tuple[str, ...]:
 
 
 def _varies(name: str, runs: Iterable[Run]) -> bool:
-    pairs = {(run.workers, _frozen(run.config.get(name))) for run in runs}
+    pairs = {(run.workers, _frozen(run.config[name])) for run in runs if name in run.config}
     if len({value for _, value in pairs}) < 2:
         return False
     try:

@@ -10,7 +10,7 @@ from manyhands.report.chart import Note
 from manyhands.report.load import Run
 from manyhands.report.plots import middle, name
 from manyhands.report.tables import Row, Summary
-from manyhands.report.wording import percent, seconds
+from manyhands.report.wording import percent, seconds, short
 
 GAP = 1.6  # between configurations, in bars
 
@@ -45,7 +45,7 @@ def draw(ax: Any, summary: Summary) -> list[Note]:
     y = 0.0
     for row in shown(summary):
         run = middle(row)
-        ticks.append((y + (len(run.team) - 1) / 2, name(summary, row)))
+        ticks.append((y + (len(run.team) - 1) / 2, short(name(summary, row))))
         for index, process in enumerate(run.team):
             left = 0.0
             who = f"{name(summary, row)}, {process.role or 'worker'} {process.rank}"

@@ -12,7 +12,7 @@ from manyhands.report.chart import Note
 from manyhands.report.groups import Group
 from manyhands.report.load import Epoch, Run
 from manyhands.report.tables import Row, Spread, Summary
-from manyhands.report.wording import plural, seconds
+from manyhands.report.wording import plural, short
 
 Value = Callable[[Row], Spread | None]
 Form = Callable[[float], str]
@@ -104,7 +104,7 @@ def dots(ax: Any, summary: Summary, value: Value, form: Form) -> list[Note]:
         ax.hlines(i, found.low, found.high, color=look.colour, linewidth=2)
         ax.plot([found.median], [i], marker=look.marker, color=look.colour, markersize=8)
         notes.append(Note(name(summary, row), "", ranged_text(found, form), (found.median, i)))
-    ax.set_yticks(range(len(rows)), [name(summary, row) for row, _ in rows])
+    ax.set_yticks(range(len(rows)), [short(name(summary, row)) for row, _ in rows])
     ax.set_ylim(len(rows) - 0.4, -0.6)
     ax.margins(x=0.12)
     ax.locator_params(axis="x", nbins=5)
@@ -213,8 +213,3 @@ def curves(
     ax.set_xlim(left=0)
     ax.grid(axis="x", visible=False)
     return notes
-
-
-def short_seconds(value: float) -> str:
-    """Return a duration, as ticks and hovers show it."""
-    return seconds(value)

@@ -119,7 +119,8 @@ def draw(ax: Any, summary: Summary) -> list[Note]:
     if summary.layout.x == "workers":
         widest = max(row.x for row in summary.rows)
         ticks(ax, sorted({1.0, widest, *(row.x for row in summary.rows)}))
-    ax.set_ylim(bottom=0)
+    ax.margins(x=0.06)
+    ax.set_ylim(0, 1.08 * max(e.measured for e in found))
     ax.yaxis.set_major_formatter(lambda value, _: size(value))
     return notes
 

@@ -74,6 +74,13 @@ def capital(words: str) -> str:
     return words[:1].upper() + words[1:]
 
 
+def short(label: str, most: int = 34) -> str:
+    """Return a label that fits beside an axis; its middle gives way."""
+    if len(label) <= most:
+        return label
+    return f"{label[: most // 2]}…{label[-(most // 2 - 1) :]}"
+
+
 def option(name: str, value: Any) -> str:
     """Return an option as a label: text speaks for itself, a number needs its name."""
     spoken = name.replace("_", " ")
