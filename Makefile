@@ -23,7 +23,6 @@ setup: $(READY)  ## make the environment in .venv (the others do it when needed)
 
 demo: $(READY)  ## compare the strategies on MNIST and write a report
 	@$(BIN)/manyhands compare experiments/demo.toml --output demo
-	@echo "The report: demo/report.html"
 
 test: $(READY)  ## run the unit tests, then the parallel ones under mpiexec
 	$(BIN)/python -m pytest tests/unit

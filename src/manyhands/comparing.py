@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 from manyhands import launch
 from manyhands._version import __version__
+from manyhands.ear import Ear
 from manyhands.errors import ConfigError, ManyhandsError
 from manyhands.estimate import Estimate
 from manyhands.experiments import ALL, Experiment, alternatives, read
 from manyhands.fitting import fit
-from manyhands.planning import Planned, Schedule, schedule
+from manyhands.planning import Planned, Schedule, schedule, uses_workers
 from manyhands.record import SCHEMA, cores, cpu_name, write_json
 from manyhands.scoreboard import Scoreboard, first_line
 
@@ -128,7 +129,8 @@ def describe(
         experiment = experiment.with_strategies(tuple(strategies))
     elif path is None:
         experiment = replace(experiment, strategies=(ALL,))
-    if experiment.strategies and "workers" not in {**experiment.options, **options}:
+    known = {**experiment.options, **options}
+    if "workers" not in known and any(map(uses_workers, experiment.strategies)):
         options = {"workers": _counts(), **options}
     experiment = experiment.with_options(options)
     return replace(experiment, **{name: v for name, v in about.items() if v is not None})
@@ -262,11 +264,12 @@ class _Sweep:
             if record := self._finished(run):
                 board.keep(run, record)
         try:
-            with board:
-                for run in self.schedule.runs:
-                    if run.id not in board.records:
-                        board.begin(run)
-                        board.end(run, self._perform(run, self._kernels(run, board.records)))
+            with board, Ear() as ear:
+                for run in [r for r in self.schedule.runs if r.id not in board.records]:
+                    board.begin(run)
+                    board.end(run, self._perform(run, self._kernels(run, board.records)))
+                    if ear.heard():
+                        raise KeyboardInterrupt
         except KeyboardInterrupt:
             print(
                 f"stopped after {len(board.records)} of {len(self.schedule.runs)} runs; the same "

@@ -179,10 +179,15 @@ def _taken(strategy: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     optimizer = given.get("optimizer", "sgd")
     takers = {"run", _name(strategy), _name(optimizer)}
     taken = {name: value for name, value in given.items() if takers & set(table()[name].owners)}
-    kind = STRATEGIES.get(_name(strategy))
-    if kind is not None and not kind.supports.many:
+    if not uses_workers(strategy):
         taken = {name: v for name, v in taken.items() if name not in _DIVIDING} | {"workers": 1}
     return {"strategy": strategy, **taken}
+
+
+def uses_workers(strategy: Any) -> bool:
+    """Say whether a strategy can have several workers; of an unknown one it is assumed."""
+    kind = STRATEGIES.get(_name(strategy))
+    return kind is None or kind.supports.many
 
 
 def _grown(given: dict[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,21 @@ def test_finished_runs_are_kept(
     assert len(runs.asked) == 7
 
 
+def test_a_signal_that_a_run_kept_to_itself_stops_the_sweep(tmp_path: Path, runs: Runs) -> None:
+    def swallow(given: dict[str, Any]) -> None:
+        before = signal.signal(signal.SIGINT, lambda *_: None)
+        signal.raise_signal(signal.SIGINT)
+        signal.signal(signal.SIGINT, before)
+
+    runs.failing = swallow
+    with pytest.raises(KeyboardInterrupt):
+        small(tmp_path / "s")
+    assert runs.seen == ["sequential 1 0"]
+    runs.failing = lambda given: None
+    small(tmp_path / "s")
+    assert len(runs.seen) == 6
+
+
 def test_more_repeats_and_workers_go_on_from_what_is_there(tmp_path: Path, runs: Runs) -> None:
     small(tmp_path / "s", repeats=1)
     small(tmp_path / "s", repeats=1, workers=[1, 2, 3])
@@ -252,6 +268,8 @@ def test_by_default_all_strategies_and_as_many_workers_as_cores() -> None:
     found = describe(None, quick=False, strategies=None, options={})
     assert found.strategies == ("all",)
     assert found.options["workers"][0] == 1
+    alone = describe(None, quick=False, strategies=["sequential"], options={})
+    assert "workers" not in alone.options
 
 
 def test_quick_needs_a_file() -> None:
