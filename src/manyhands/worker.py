@@ -139,6 +139,7 @@ class Worker:
 
     def update(self, gradient: Tensor) -> None:
         """Let the optimizer step along `gradient`."""
+        self.board.note(self.rank, self.step, "update")
         if gradient.data_ptr() != self.replica.grad.data_ptr():
             self.replica.grad.copy_(gradient)
         self.optimizer.step()

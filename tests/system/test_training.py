@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 import manyhands as mh
+from manyhands.board import Board
+from manyhands.testing import Faults
 
 SMALL = ["--data", "blobs", "--model", "mlp", "--epochs", "2"]
 
@@ -38,6 +40,13 @@ def workers_alive():
     return found
 
 
+def training(workers):
+    """Return whether that many workers of this test have done their first steps."""
+    boards = Path(os.environ["TMPDIR"]).glob("manyhands-*/*/board")
+    notes = [note for board in boards for note in Board(board, workers).read()]
+    return len(notes) == workers and all(note.step > 3 for note in notes)
+
+
 def eventually(condition, seconds):
     """Return whether the condition came true in time."""
     deadline = time.monotonic() + seconds
@@ -55,7 +64,6 @@ def _nobody_is_left(tmp_path_factory, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     yield
     assert eventually(lambda: not workers_alive(), 10)
-    assert list(folder.glob("manyhands-*")) == []
 
 
 @pytest.fixture
@@ -196,11 +204,12 @@ def long_run(tmp_path):
     output = tmp_path / "run"
     line = [sys.executable, "-m", "manyhands", "train", "--epochs", "500", "--output", str(output)]
     run = subprocess.Popen(line, stderr=subprocess.PIPE, text=True)
-    assert eventually(lambda: (output / "rank-1.log").exists(), 60)
-    assert eventually(lambda: len(workers_alive()) == 2, 10)
-    yield run
-    run.kill()
-    run.communicate()
+    try:
+        assert eventually(lambda: training(2), 60)
+        yield run
+    finally:
+        run.kill()
+        run.communicate()
 
 
 def test_a_killed_worker_ends_the_run(tmp_path, long_run):
@@ -215,6 +224,49 @@ def test_a_killed_launcher_takes_the_workers_along(long_run):
     long_run.kill()
     long_run.wait()
     assert eventually(lambda: not workers_alive(), 10)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_the_run_between_two_steps_and_it_can_go_on(tmp_path, signum):
+    output = tmp_path / "run"
+    line = [sys.executable, "-m", "manyhands", "train", "--epochs", "500", "--output", str(output)]
+    line += ["--checkpoint-every", "10000steps"]
+    run = subprocess.Popen(line, stderr=subprocess.PIPE, text=True)
+    try:
+        assert eventually(lambda: training(2), 60)
+        run.send_signal(signum)
+        _, said = run.communicate(timeout=30)
+    finally:
+        run.kill()
+    assert run.returncode == 128 + signum
+    assert "--resume" in said
+    assert "Traceback" not in said
+    (checkpoint,) = (output / "checkpoints").iterdir()
+    step = int(checkpoint.name.removeprefix("step-"))
+    done = manyhands("train", "--resume", output, "--max-steps", step + 8, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["steps"] == step + 8
+
+
+def test_a_dead_worker_is_replaced_and_the_end_is_the_same(tmp_path):
+    options = {"model": "mlp", "data": "blobs", "epochs": 3, "workers": 2, "kernels": "default"}
+    options |= {"checkpoint_every": "10steps", "on_failure": "restart", "progress": False}
+    whole = mh.fit(**options, output=str(tmp_path / "whole"))
+    with Faults().kill(rank=1, step=25, phase="exchange"):
+        struck = mh.fit(**options, output=str(tmp_path / "struck"))
+    (event,) = struck.record["story"]
+    assert event["restarted_from"] == 20
+    assert "rank 1" in event["failed"]
+    for mine, theirs in zip(struck.model.parameters(), whole.model.parameters(), strict=True):
+        assert (mine == theirs).all()
+
+
+def test_a_hang_becomes_a_report(tmp_path):
+    with Faults().stop(rank=1, step=5, phase="gradient"):
+        done = manyhands("train", *SMALL, "--timeout", 10, "--output", tmp_path / "run")
+    assert done.returncode == 1
+    assert "missing: rank 1 (stopped gradient, step 5)" in done.stderr
+    assert "in allreduce" in done.stderr  # rank 0's stack
 
 
 def test_two_runs_on_one_host_at_once(tmp_path):
@@ -280,6 +332,8 @@ def test_under_mpiexec_the_same_script_joins_that_group(tmp_path, mpi):
             """
             import sys
             import manyhands as mh
+from manyhands.board import Board
+from manyhands.testing import Faults
             result = mh.fit("mlp", "blobs", epochs=1, output=sys.argv[1], progress=False)
             print(result.record["processes"], result.accuracy)
             """
