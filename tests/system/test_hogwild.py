@@ -15,6 +15,7 @@ import pytest
 import manyhands as mh
 from manyhands.errors import ConfigError, DivergedError, WorkerError
 
+pytestmark = pytest.mark.timeout(300)  # a start takes seconds, and many on a busy machine
 SMALL = {"data": "blobs", "model": "mlp", "epochs": 2, "kernels": "default", "batch_size": 20}
 
 
@@ -124,7 +125,7 @@ def test_workers_end_with_their_launcher(tmp_path, signum):
     try:
         assert eventually(lambda: (tmp_path / "run/rank-1.log").exists(), 60)
         process.send_signal(signum)
-        process.wait(20)
+        process.wait(90)
         assert eventually(lambda: not crew_alive())
     finally:
         process.kill()
