@@ -69,13 +69,19 @@ class Drawn:
 
 
 def mount(
-    figure: Any, chart: Chart, corner: tuple[float, float], width: float, scale: float = 1
+    figure: Any,
+    chart: Chart,
+    corner: tuple[float, float],
+    width: float,
+    *,
+    scale: float = 1,
+    alone: bool = False,
 ) -> tuple[list[Note], float]:
     """Draw a chart into a figure, its upper left corner given in points.
 
-    Returns the values that can be pointed at, and how tall the chart became, in points.
+    A figure that it has `alone` takes the chart's size. Returns the values that can be pointed at,
+    and how tall the chart became, in points.
     """
-    full_width, full_height = (POINT * side for side in figure.get_size_inches())
     left, top = corner
     axes = figure.add_axes((0.1, 0.1, 0.5, 0.5))
     notes = chart.draw(axes)
@@ -83,6 +89,9 @@ def mount(
     columns = _columns(labels, width / scale)
     head = scale * (TOP + LEGEND_ROW * math.ceil(len(labels) / columns))
     tall = scale * chart.height
+    if alone:
+        figure.set_size_inches(width / POINT, (top + head + tall + BOTTOM) / POINT)
+    full_width, full_height = (POINT * side for side in figure.get_size_inches())
     axes.set_position(
         (
             (left + scale * chart.left) / full_width,
@@ -145,22 +154,12 @@ def _shrink(artist: Any, scale: float, *, texts: bool = True) -> None:
         artist.tick_params(labelsize=scale * 11, pad=scale * 3.5)
 
 
-def compose(chart: Chart) -> tuple[Any, list[Note]]:
-    """Return a figure of its own for a chart."""
-    probe = Figure().add_axes((0, 0, 1, 1))
-    chart.draw(probe)
-    labels = probe.get_legend_handles_labels()[1]
-    rows = math.ceil(len(labels) / _columns(labels, WIDTH))
-    tall = TOP + LEGEND_ROW * rows + chart.height + BOTTOM
-    figure = Figure(figsize=(WIDTH / POINT, tall / POINT), facecolor="none")
-    return figure, mount(figure, chart, (0, 2), WIDTH)[0]
-
-
 def render(chart: Chart, folder: Path | None) -> Drawn:
     """Draw a chart for the page and, where a folder is given, as PNG and SVG files."""
     with matplotlib.rc_context(theme.RC), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a letter that the PNG's font lacks is no reason to speak
-        figure, notes = compose(chart)
+        figure = Figure(facecolor="none")
+        notes, _ = mount(figure, chart, (0, 2), WIDTH, alone=True)
         raw = io.StringIO()
         FigureCanvasSVG(figure)
         figure.savefig(raw, format="svg", metadata=_PLAIN)

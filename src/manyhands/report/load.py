@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 SCHEMA = 1
+LARGEST = 1e30  # beyond this, and NaN, nothing was measured
 
 
 @dataclass(frozen=True)
@@ -354,13 +355,10 @@ def number(record: Mapping[str, Any], *path: str) -> float | None:
 
 
 def finite(value: Any) -> float | None:
-    """Return `value` if it is a finite number, otherwise None."""
+    """Return `value` if it is a number that can have been measured, otherwise None."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    try:
-        return float(value) if math.isfinite(value) else None
-    except OverflowError:
-        return None
+    return float(value) if abs(value) <= LARGEST else None
 
 
 def mapping(value: Any) -> Mapping[str, Any]:

@@ -155,7 +155,7 @@ def _figures(charts: Sequence[Chart]) -> list[Sheet]:
 def _place(sheet: Sheet, chart: Chart, x: float, y: float) -> float:
     sheet.y = y
     sheet.write(chart.title, size=9.5, x=x, width=COLUMN, weight="bold")
-    _, tall = mount(sheet.figure, chart, (x, sheet.y + 3), COLUMN, COLUMN / WIDTH)
+    _, tall = mount(sheet.figure, chart, (x, sheet.y + 3), COLUMN, scale=COLUMN / WIDTH)
     sheet.y += tall + 5
     for sentence in chart.comment:
         sheet.write(sentence, size=7, x=x, width=COLUMN)

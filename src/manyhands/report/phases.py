@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from matplotlib.collections import PolyCollection
+
 from manyhands.report import theme
 from manyhands.report.chart import Note
 from manyhands.report.load import Run
@@ -13,6 +15,7 @@ from manyhands.report.tables import Row, Summary
 from manyhands.report.wording import percent, seconds, short
 
 GAP = 1.6  # between configurations, in bars
+HALF = 0.42  # of a bar's thickness
 
 
 def shown(summary: Summary) -> tuple[Row, ...]:
@@ -47,27 +50,40 @@ def draw(ax: Any, summary: Summary) -> list[Note]:
         run = middle(row)
         ticks.append((y + (len(run.team) - 1) / 2, short(name(summary, row))))
         for index, process in enumerate(run.team):
-            left = 0.0
             who = f"{name(summary, row)}, {process.role or 'worker'} {process.rank}"
-            for phase, amount in parts(run, index).items():
-                words, colour = theme.PHASES[phase]
-                ax.barh(y, amount, left=left, height=0.84, color=colour, linewidth=0)
-                if amount > 0.004 * (run.seconds or 1):
-                    share = percent(amount / run.seconds) if run.seconds else ""
-                    value = f"{seconds(amount)} ({share})"
-                    notes.append(Note(who, words, value, (left, y + 0.42), (amount, -0.84)))
-                left += amount
+            notes += _bar(run, index, who, y)
             y += 1
         y += GAP
-    seen = {note.x for note in notes}
     for words, colour in theme.PHASES.values():
-        if words in seen:
-            ax.barh(0, 0, color=colour, label=words)
+        corners = [_corners(note) for note in notes if note.x == words]
+        if corners:
+            ax.add_collection(PolyCollection(corners, facecolor=colour, linewidth=0, label=words))
     ax.set_yticks([at for at, _ in ticks], [label for _, label in ticks])
     ax.set_ylim(y - GAP, -1)
+    ends = [note.at[0] + note.size[0] for note in notes if note.size]
+    ax.set_xlim(0, 1.02 * max(ends, default=1))
     ax.grid(axis="y", visible=False)
     ax.spines["left"].set_visible(False)
     return notes
+
+
+def _bar(run: Run, index: int, who: str, y: float) -> list[Note]:
+    """Return one process's bar, a note per phase."""
+    notes = []
+    left = 0.0
+    for phase, amount in parts(run, index).items():
+        if amount > 0.004 * (run.seconds or 1):
+            value = f"{seconds(amount)} ({percent(amount / run.seconds) if run.seconds else ''})"
+            size = (amount, -2 * HALF)
+            notes.append(Note(who, theme.PHASES[phase][0], value, (left, y + HALF), size))
+        left += amount
+    return notes
+
+
+def _corners(note: Note) -> list[tuple[float, float]]:
+    assert note.size is not None
+    (x, y), (width, height) = note.at, note.size
+    return [(x, y), (x + width, y), (x + width, y + height), (x, y + height)]
 
 
 def _known(run: Run) -> bool:

@@ -143,6 +143,8 @@ def _identity(run: Run) -> str:
 
 
 def _reason(run: Run) -> str:
+    if run.finished:
+        return "it finished, but its record states no training time"
     if not run.error:
         return "it left no message; its rank-N.log files may say more"
     return run.error if len(run.error) <= LONGEST else f"{run.error[:LONGEST]} …"

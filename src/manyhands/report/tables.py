@@ -172,7 +172,7 @@ def median(values: Iterable[float | None]) -> float | None:
 
 
 def _usable(run: Run) -> bool:
-    return run.finished and run.seconds is not None
+    return run.finished and run.seconds is not None and run.seconds > 0
 
 
 def _order(rows: Sequence[Row]) -> Callable[[Row], tuple[int, int]]:
