@@ -27,14 +27,7 @@ def record(
 ) -> dict[str, Any]:
     """Return one finished run's record; times follow Amdahl up to the cores, then rise."""
     rng = random.Random(f"{strategy}-{workers}-{repeat}-{sorted(config.items())}")
-    options = {
-        "strategy": strategy, "optimizer": "sgd", "lr": 0.01, "momentum": 0.5, "model": "cnn",
-        "data": "mnist", "workers": workers, "epochs": epochs, "batch_size": 128, "seed": repeat,
-        "partition": "random-partition" if strategy == "averaging" else "balanced",
-    }  # fmt: skip
-    if strategy in ("sync", "averaging"):
-        options["allreduce"] = "ring"
-    options |= config
+    options = defaults(strategy, workers, epochs) | {"seed": repeat} | config
     masters = int(options.get("masters", 0))
     processes = workers + masters
     examples = 60000 * epochs * (workers if weak else 1)
@@ -75,6 +68,15 @@ def record(
                    "examples": examples, "examples_per_second": examples / seconds,
                    "stopped": "epochs", "target_accuracy": None, "seconds_to_target": None},
     }  # fmt: skip
+
+
+def defaults(strategy: str, workers: int, epochs: int) -> dict[str, Any]:
+    options = {
+        "strategy": strategy, "optimizer": "sgd", "lr": 0.01, "momentum": 0.5, "model": "cnn",
+        "data": "mnist", "workers": workers, "epochs": epochs, "batch_size": 128,
+        "partition": "random-partition" if strategy == "averaging" else "balanced",
+    }  # fmt: skip
+    return options | ({"allreduce": "ring"} if strategy in ("sync", "averaging") else {})
 
 
 def machine(host: str, cores: int, processes: int) -> dict[str, Any]:

@@ -100,16 +100,21 @@ def mount(
             tall / full_height,
         )
     )
-    axes.set_xlabel(chart.x_label, loc="right")
-    if chart.y_label:
-        place = (scale * (2 - chart.left), tall + scale * 9)
-        axes.text(*place, chart.y_label, transform=_points(axes), color=theme.MUTED)
+    _name_axes(axes, chart, scale)
     if labels:
         at = (left / full_width, 1 - top / full_height)
         _legend(figure, handles, labels, columns, at, scale)
     if scale != 1:
         _shrink(axes, scale)
     return notes, head + tall + scale * BOTTOM
+
+
+def _name_axes(axes: Any, chart: Chart, scale: float) -> None:
+    """Write what the axes mean: below on the right, and above on the left."""
+    axes.set_xlabel(chart.x_label, loc="right")
+    if chart.y_label:
+        place = (scale * (2 - chart.left), scale * (chart.height + 9))
+        axes.text(*place, chart.y_label, transform=_points(axes), color=theme.MUTED)
 
 
 def _legend(

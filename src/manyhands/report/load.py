@@ -10,7 +10,7 @@ import itertools
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,6 @@ class Run:
     kernels: Mapping[str, Any]
     strategy: str
     facts: Mapping[str, Any]
-    partition: Mapping[str, Any]
     workers: int
     processes: int
     cores: int | None
@@ -93,10 +92,18 @@ class Run:
     examples: float | None
     target: float | None
     seconds_to_target: float | None
-    bytes: float | None
-    messages: float | None
     team: tuple[Process, ...]
     epochs: tuple[Epoch, ...]
+
+    @property
+    def bytes(self) -> float | None:
+        """What all processes sent together."""
+        return total(process.bytes for process in self.team)
+
+    @property
+    def messages(self) -> float | None:
+        """In how many messages they sent it."""
+        return total(process.messages for process in self.team)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,7 +249,6 @@ def parse(record: Mapping[str, Any], *, identity: str, where: str, scaling: str 
     workers = int(number(config, "workers") or sum(p.trains for p in team) or 1)
     seconds = number(record, "result", "seconds") or number(record, "seconds", "training")
     examples = number(record, "result", "examples")
-    cores = number(record, "machine", "cores")
     return Run(
         id=clean(identity),
         name=text(record, "name") or clean(identity),
@@ -260,10 +266,9 @@ def parse(record: Mapping[str, Any], *, identity: str, where: str, scaling: str 
         kernels=mapping(record.get("kernels")),
         strategy=text(record, "config", "strategy"),
         facts=mapping(record.get("strategy")),
-        partition=mapping(record.get("partition")),
         workers=workers,
         processes=int(number(record, "processes") or len(team) or workers),
-        cores=int(cores) if cores else None,
+        cores=int(number(record, "machine", "cores") or 0) or None,
         scaling=text(record, "config", "scaling") or scaling,
         seconds=seconds,
         startup=number(record, "seconds", "startup"),
@@ -274,8 +279,6 @@ def parse(record: Mapping[str, Any], *, identity: str, where: str, scaling: str 
         examples=examples,
         target=number(record, "result", "target_accuracy"),
         seconds_to_target=number(record, "result", "seconds_to_target"),
-        bytes=total(p.bytes for p in team),
-        messages=total(p.messages for p in team),
         team=team,
         epochs=_epochs(record, seconds, examples),
     )
@@ -371,7 +374,7 @@ def sequence(value: Any) -> Sequence[Any]:
     return value if isinstance(value, list | tuple) else ()
 
 
-def total(values: Any) -> float | None:
+def total(values: Iterable[float | None]) -> float | None:
     """Return the sum of what is known, or None if nothing is."""
     known = [v for v in values if v is not None]
     return math.fsum(known) if known else None
