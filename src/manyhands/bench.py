@@ -14,6 +14,7 @@ import contextlib
 import json
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -26,7 +27,9 @@ import numpy as np
 from manyhands import validate
 from manyhands.allreduce import ALGORITHMS, Metered, cost
 from manyhands.allreduce.buffers import Array
-from manyhands.errors import ConfigError
+from manyhands.errors import ConfigError, LaunchError
+from manyhands.job import from_root
+from manyhands.launch import command, find_mpi
 
 Record = dict[str, Any]
 _UNITS = {"": 1, "B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
@@ -95,6 +98,33 @@ def allreduce_bench_worker(
     return records
 
 
+def measure(
+    workers: Sequence[int], sizes: str, algorithms: Sequence[str], *, mpi: str = "auto"
+) -> list[Record]:
+    """Start one group for each number of workers, and return all of their records."""
+    parse_sizes(sizes)
+    validate.at_least(1, **{"workers": min(workers)})
+    for name in algorithms:
+        validate.one_of(ALGORITHMS, algorithms=name)
+    records: list[Record] = []
+    with tempfile.TemporaryDirectory(prefix="manyhands-") as folder:
+        for count in workers:
+            out = Path(folder) / f"{count}.json"
+            arguments = ["-m", "manyhands.bench", "--sizes", sizes, "--out", str(out)]
+            arguments += ["--algorithms", ",".join(algorithms)]
+            line, environment = command(find_mpi(mpi), count, arguments)
+            environment |= {"OMP_NUM_THREADS": "1", "TMPDIR": folder}
+            done = subprocess.run(
+                line, env=environment, capture_output=True, text=True, check=False
+            )
+            if not out.exists():
+                raise LaunchError(
+                    f"the benchmark of {count} processes failed:\n{done.stderr[-2000:]}"
+                )
+            records += json.loads(out.read_text())
+    return records
+
+
 def _point(comm: Any, length: int, functions: dict[str, Callable[..., None]]) -> list[Record]:
     """Check, meter and time all algorithms on arrays of `length` items."""
     # Whole numbers, whose sums are exact whatever the order.
@@ -134,16 +164,23 @@ def _point(comm: Any, length: int, functions: dict[str, Callable[..., None]]) ->
 
 
 def _agreed_repeats(comm: Any, pace: float) -> int:
-    slowest = max(comm.allgather(pace))
+    slowest = _gathered(comm, [pace]).max()
     return int(np.clip(_SECONDS / max(slowest, 1e-9), *_REPEATS))
+
+
+def _gathered(comm: Any, numbers: Sequence[float]) -> Array:
+    """Return every rank's numbers, a row a rank."""
+    rows = np.empty((comm.size, len(numbers)))
+    comm.Allgather(np.array(numbers, dtype=np.float64), rows)
+    return rows
 
 
 def _record(
     comm: Any, name: str, length: int, seconds: Array, metered: Metered, correct: bool
 ) -> Record:
     meter, nbytes = metered.meter, 4 * length
-    facts = comm.allgather((meter.bytes, meter.messages, meter.shared, correct))
-    sent, messages, shared, right = zip(*facts, strict=True)
+    facts = _gathered(comm, (meter.bytes, meter.messages, meter.shared, correct))
+    sent, messages, shared, right = facts.T.astype(np.int64)
     own = name in ("mpi", "gloo") or meter.collectives > 0  # the library keeps it to itself
     theory = cost(name, length, comm.size) if name not in ("mpi", "gloo", "auto") else None
     median = float(np.median(seconds))
@@ -157,12 +194,12 @@ def _record(
         "fastest": round(float(seconds.min()) * 1e6, 2),
         "repeats": len(seconds),
         "bandwidth": round(nbytes / median / 1e9, 4),
-        "bytes_sent_each": None if own else max(sent),
-        "bytes_sent_all": None if own else sum(sent),
-        "messages": None if own else max(messages),
-        "shared_bytes_each": None if own else max(shared),
+        "bytes_sent_each": None if own else int(sent.max()),
+        "bytes_sent_all": None if own else int(sent.sum()),
+        "messages": None if own else int(messages.max()),
+        "shared_bytes_each": None if own else int(shared.max()),
         "theory_bytes_each": None if theory is None else theory.bytes_each,
-        "correct": all(right),
+        "correct": bool(right.all()),
     }
 
 
@@ -172,8 +209,8 @@ def _gloo(comm: Any) -> Iterator[Callable[..., None]]:
     import torch
     import torch.distributed as dist
 
-    folder = tempfile.mkdtemp(prefix="manyhands-") if comm.rank == 0 else None
-    store = Path(comm.bcast(folder)) / "store"
+    folder = tempfile.mkdtemp(prefix="manyhands-") if comm.rank == 0 else ""
+    store = Path(from_root(comm, folder)) / "store"
     dist.init_process_group(
         "gloo", init_method=f"file://{store}", rank=comm.rank, world_size=comm.size
     )
@@ -186,7 +223,7 @@ def _gloo(comm: Any) -> Iterator[Callable[..., None]]:
         yield gloo
     finally:
         dist.destroy_process_group()
-        if folder is not None:
+        if folder:
             shutil.rmtree(folder, ignore_errors=True)
 
 

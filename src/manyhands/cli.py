@@ -236,6 +236,36 @@ def report(
 
 
 @app.command
+def allreduce(
+    *,
+    workers: Annotated[str, Parameter(help="group sizes, e.g. 2,4,8")] = "2,4",
+    sizes: Annotated[
+        str, Parameter(help="bytes: 1KB..64MB in steps of four, or 4KB,1MB")
+    ] = "1KB..64MB",
+    algorithms: Annotated[str | None, Parameter(help="some of them; by default all")] = None,
+    mpi: Annotated[str, Parameter(help="auto, mpich, openmpi or site")] = "auto",
+    output: Annotated[Path, Parameter(help="folder for records and picture")] = Path("allreduce"),
+) -> None:
+    """Time the all-reduces, MPI's own and gloo's against each other; every result is checked."""
+    from manyhands import bench
+    from manyhands.allreduce import ALGORITHMS
+
+    counts = [int(part) for part in workers.split(",") if part.strip().isdigit()]
+    if not counts or len(counts) != len(workers.split(",")):
+        raise ConfigError(f"workers is {workers!r}; expected numbers such as 2,4,8")
+    names = algorithms.split(",") if algorithms else list(ALGORITHMS)
+    records = bench.measure(counts, sizes, names, mpi=mpi)
+    output.mkdir(parents=True, exist_ok=True)
+    (output / "allreduce.json").write_text(json.dumps(records, indent=1) + "\n")
+    bench.figure(records, output / "allreduce.png")
+    print("microseconds, median over the repeats, of the slowest process")
+    print(bench.table(records))
+    print(f"records and picture: {output}")
+    if not all(record["correct"] for record in records):
+        raise SystemExit(1)
+
+
+@app.command
 def doctor() -> None:
     """Say what is installed and working here, each with its remedy."""
     from manyhands.doctor import examine
