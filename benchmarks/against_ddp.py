@@ -99,7 +99,8 @@ def main() -> None:
     worker, choice = our_worker(folder, options.batch_size)
     shares = [s for _, s in zip(range(16), worker.plan.epoch(1), strict=False)]
     batches = [
-        Batch(*worker.data.train.batch(s.indices), len(s.indices) / s.total, s.total) for s in shares
+        Batch(*worker.data.train.batch(s.indices), len(s.indices) / s.total, s.total)
+        for s in shares
     ]
     prepare = worker.replica.prepare
     best = {"gradient_as_bucket_view": True, "static_graph": True}

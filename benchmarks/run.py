@@ -1,0 +1,142 @@
+"""Compare the speed with PyTorch DDP over gloo, and the all-reduces with each other: `make bench`.
+
+Every figure is a ratio within one run. Prints one table (ours, theirs, ratio, bar, pass) and writes
+the records to benchmarks/results/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from manyhands import bench
+from manyhands.allreduce import ALGORITHMS
+from manyhands.launch import command, find_mpi
+from manyhands.record import cores, cpu_name
+
+HERE = Path(__file__).parent
+
+
+@dataclass
+class Bar:
+    """One comparison: `ratio` must be at least (or, for times, at most) the bar."""
+
+    what: str
+    ours: float
+    theirs: float
+    ratio: float
+    spread: tuple[float, float]
+    bar: float
+    at_most: bool = False
+
+    @property
+    def passed(self) -> bool:
+        """Whether the bar is reached."""
+        return self.ratio <= self.bar if self.at_most else self.ratio >= self.bar
+
+
+def against_ddp(workers: int, batch_size: int, out: Path, rounds: int) -> dict:
+    """Run the comparison in a group of its own; returns its record."""
+    arguments = [str(HERE / "against_ddp.py"), "--batch-size", str(batch_size), "--out", str(out)]
+    line, environment = command(find_mpi(), workers, [*arguments, "--rounds", str(rounds)])
+    environment["OMP_NUM_THREADS"] = "1"
+    subprocess.run(line, env=environment, check=True)
+    return json.loads(out.read_text())
+
+
+def ddp_bars(record: dict, bars: dict[str, tuple[float, bool]]) -> list[Bar]:
+    """Return the bars that one record answers; ratios are medians over its rounds."""
+    rows = []
+    for name, (bar, at_most) in bars.items():
+        ratios = record["ratios"][name]
+        if at_most:  # how much longer ours takes
+            ratios = [1 / ratio for ratio in ratios]
+        low, _, high = statistics.quantiles(ratios, n=4)
+        ours, theirs = record["milliseconds"]["ours"], record["milliseconds"][name]
+        what = f"step, P={record['workers']}, batch {record['batch_size']}, against {name} (ms)"
+        rows.append(Bar(what, ours, theirs, statistics.median(ratios), (low, high), bar, at_most))
+    return rows
+
+
+def allreduce_bars(records: list[dict]) -> list[Bar]:
+    """Return how `auto` does against the best of all, and against MPI's own from 4 MB up."""
+    points = {(r["workers"], r["bytes"], r["algorithm"]): r["microseconds"] for r in records}
+    rows = []
+    for workers, nbytes in sorted({(w, b) for w, b, _ in points}):
+        here = {a: t for (w, b, a), t in points.items() if (w, b) == (workers, nbytes)}
+        ours, size = here.pop("auto"), bench.size_name(nbytes)
+        best = min(here, key=here.__getitem__)
+        bar = max(1.1, (here[best] + 2) / here[best])
+        what = f"all-reduce auto, P={workers}, {size}, against {best} (µs)"
+        ratio = ours / here[best]
+        rows.append(Bar(what, ours, here[best], ratio, (ratio, ratio), bar, at_most=True))
+        if nbytes >= 4 << 20:
+            ratio = here["mpi"] / ours
+            what = f"all-reduce auto, P={workers}, {size}, against MPI's own (µs)"
+            rows.append(Bar(what, ours, here["mpi"], ratio, (ratio, ratio), 1.8))
+    return rows
+
+
+def show(rows: list[Bar]) -> None:
+    table = Table("what", "ours", "theirs", "ratio", "quartiles", "bar", "")
+    for row in rows:
+        sign = "≤" if row.at_most else "≥"
+        table.add_row(
+            row.what,
+            f"{row.ours:.2f}",
+            f"{row.theirs:.2f}",
+            f"{row.ratio:.2f}",
+            f"{row.spread[0]:.2f}–{row.spread[1]:.2f}",
+            f"{sign} {row.bar:.2f}",
+            "pass" if row.passed else "MISSED",
+        )
+    Console(width=120).print(table)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--workers", default="2", help="group sizes for the steps")
+    parser.add_argument("--batches", default="128,16", help="global batch sizes")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--sizes", default="1KB..64MB")
+    parser.add_argument("--groups", default="2", help="group sizes for the all-reduces")
+    parser.add_argument("--out", type=Path, default=HERE / "results")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    print(f"{cores()} cores, {cpu_name()}; ratios within one run; > 1 means that ours is faster,")
+    print("but for the rows with ≤: there it says how much longer ours takes")
+    rows: list[Bar] = []
+    equal = {128: 1.05, 16: 1.7}
+    for workers in map(int, options.workers.split(",")):
+        for batch in map(int, options.batches.split(",")):
+            out = options.out / f"step-{workers}-{batch}.json"
+            record = against_ddp(workers, batch, out, options.rounds)
+            bars = {
+                "ddp, our kernels": (equal.get(batch, 1.0), False),
+                "ddp at its best, our kernels": (equal.get(batch, 1.0), False),
+                "ddp as it comes": (2.0 if batch == 128 else 1.0, False),
+                "never talk": (1.08, True),
+            }
+            rows += ddp_bars(record, bars)
+    groups = [int(part) for part in options.groups.split(",")]
+    records = bench.measure(groups, options.sizes, list(ALGORITHMS))
+    (options.out / "allreduce.json").write_text(json.dumps(records, indent=1) + "\n")
+    rows += allreduce_bars(records)
+    show(rows)
+    summary = [{**row.__dict__, "passed": row.passed} for row in rows]
+    (options.out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+    missed = sum(not row.passed for row in rows)
+    print(f"{len(rows) - missed} of {len(rows)} bars reached; records in {options.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
