@@ -114,6 +114,7 @@ class Worker:
                 break
         if not together:
             self.clock.ended = time.monotonic()
+            self.board.note(self.rank, self.step, "done")  # to wait for others is not to hang
 
     def gradient(self, batch: Batch) -> Tensor:
         """Return the gradient of the batch's mean loss, times the batch's weight; shape (dim,)."""

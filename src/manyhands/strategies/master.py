@@ -1,4 +1,4 @@
-"""The two roles of the parameter server: a worker's loop, and a master's."""
+"""A master of the parameter server: it waits for any worker, steps, and answers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from manyhands.comm.messages import Messages, Parcel
 from manyhands.strategies import staleness
+from manyhands.strategies.pushing import PUSH, STOP, Span
 
 if TYPE_CHECKING:
     import torch
@@ -15,82 +16,14 @@ if TYPE_CHECKING:
     from manyhands.strategies.server import Server
     from manyhands.worker import Worker
 
-Span = tuple[int, int]
 
-# What the first number of a header says. The second is a push's examples.
-PUSH, DONE, STOP = 0, 1, 2
-
-
-def work(worker: Worker, spans: list[Span]) -> None:
-    """Push the gradient of every batch to the masters, pull what they answer."""
-    line = _Line(worker, spans)
-    for batch in worker.batches():
-        gradient = worker.gradient(batch)
-        with worker.exchanging():
-            for push, (start, stop) in zip(line.pushes, spans, strict=True):
-                push.header[:2] = PUSH, len(batch.x)
-                push.body.copy_(gradient[start:stop])
-            line.send()
-            if line.pull() == STOP:
-                worker.stopped = "target_accuracy"
-    for push in line.pushes:
-        push.header[:2] = STOP if worker.stopped == "target_accuracy" else DONE, 0
-    line.send()
-    line.pull()
-    worker.facts |= _merge(worker.comm.gather(None))
-
-
-class _Line:
-    """One worker's line to all masters: a parcel for each way."""
-
-    def __init__(self, worker: Worker, spans: list[Span]) -> None:
-        self.worker, self.spans = worker, spans
-        self.messages = Messages(worker.comm)
-        self.masters = range(worker.config.workers, worker.comm.size)
-        self.pushes = [Parcel(worker.params[start:stop]) for start, stop in spans]
-        self.answers = [Parcel(worker.params[start:stop]) for start, stop in spans]
-        self.sent: list[Any] = []
-
-    def send(self) -> None:
-        """Send the pushes, whatever they hold."""
-        self.begin = time.perf_counter()
-        pairs = list(zip(self.masters, self.pushes, strict=True))
-        self.sent = [self.messages.send(push, master) for master, push in pairs]
-
-    def pull(self) -> int:
-        """Take in what the masters answer, in the order in which it comes; returns PUSH or STOP."""
-        pairs = zip(self.masters, self.answers, strict=True)
-        requests = [self.messages.receive(answer, master) for master, answer in pairs]
-        left = len(requests)
-        while left:
-            for m in self.messages.wait_some(requests):
-                start, stop = self.spans[m]
-                self.worker.params[start:stop].copy_(self.answers[m].body)
-                left -= 1
-        self.messages.wait_all(self.sent)
-        sent = sum(push.nbytes for push in self.pushes)
-        self.worker.comm.meter.add(
-            "push",
-            payload=sent,
-            sent=sent,
-            messages=len(self.pushes),
-            seconds=time.perf_counter() - self.begin,
-        )
-        return int(max(answer.header[0] for answer in self.answers))
-
-
-def serve(worker: Worker, server: Server, spans: list[Span]) -> None:
-    """Own a part of the vector until every worker is done."""
-    mine = worker.rank - worker.config.workers
-    master = Master(worker, server, spans[mine])
+def serve(worker: Worker, server: Server, span: Span) -> dict[str, Any]:
+    """Own a part of the vector until every worker is done; returns what this master noted."""
+    master = Master(worker, server, span)
     master.serve()
-    names = [
-        layer.name
-        for layer in worker.replica.layers
-        if spans[mine][0] <= layer.start < spans[mine][1]
-    ]
-    worker.facts |= _merge(worker.comm.gather({"layers": names, **master.facts()}))
     worker.spent = {"wait": master.idle, "update": master.busy}
+    names = [la.name for la in worker.replica.layers if span[0] <= la.start < span[1]]
+    return {"layers": names, **master.facts()}
 
 
 class Master:
@@ -242,7 +175,7 @@ def narrowed(worker: Worker, span: Span) -> torch.optim.Optimizer:
     return worker.optimizer
 
 
-def _merge(noted: list[dict[str, Any] | None]) -> dict[str, Any]:
+def merged(noted: list[dict[str, Any] | None]) -> dict[str, Any]:
     """Return the masters' notes, and over all of them the staleness and the lead."""
     masters = [note for note in noted if note]
     counts = [

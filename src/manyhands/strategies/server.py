@@ -89,15 +89,18 @@ class Server(Strategy):
 
     def run(self, worker: Worker) -> None:
         """Work or serve, by rank; then bring together what the masters noted."""
-        from manyhands.strategies.master import serve, work
+        from manyhands.strategies.master import merged, serve
+        from manyhands.strategies.pushing import work
 
         layers = worker.replica.layers
         deals = deal([layer.stop - layer.start for layer in layers], self.masters)
         spans = [(layers[first].start, layers[last - 1].stop) for first, last in deals]
+        noted = None
         if worker.role == "worker":
             work(worker, spans)
         else:
-            serve(worker, self, spans)
+            noted = serve(worker, self, spans[worker.rank - worker.config.workers])
+        worker.facts |= merged(worker.comm.gather(noted))
 
     def consensus(self, worker: Worker) -> Tensor:
         """Return worker 0's copy: what it pulled last; at the end, what the masters handed over."""
