@@ -41,6 +41,7 @@ class Scoreboard:
     estimate: Estimate
     shown: bool = True
     records: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    _console: Any = None
     _live: Any = None
     _running: Planned | None = None
     _since: float = 0.0
@@ -50,8 +51,9 @@ class Scoreboard:
             from rich.console import Console
             from rich.live import Live
 
+            self._console = Console(stderr=True)
             self._live = Live(
-                get_renderable=self._draw, console=Console(stderr=True), refresh_per_second=4
+                get_renderable=self._draw, console=self._console, refresh_per_second=4
             )
             self._live.start()
         return self
@@ -153,16 +155,19 @@ class Scoreboard:
         for heading in ("runs", "time", "speed-up", "accuracy"):
             table.add_column(heading, justify="right")
         rows = self.scores()
-        for row in rows[-max(self._live.console.height - _FRAME, 3) :]:
+        for row in rows[-max(self._console.height - _FRAME, 3) :]:
             table.add_row(*_cells(row))
         left, total = self.left(), len(self.schedule.runs)
-        bar = ProgressBar(total=1.0, completed=self._share(left), width=40)
         state = f"{len(self.records)} of {total} runs"
-        state += f", about {duration(left)} left" if left is not None else ""
+        if left is not None and len(self.records) < total:
+            state += f", about {duration(left)} left"
+        bar = Table.grid(padding=(0, 1))
+        bar.add_row(ProgressBar(total=1.0, completed=self._share(left), width=40), state)
+        parts: list[Any] = [table, Text(), bar]
         if self._running is not None:
             spent = duration(time.monotonic() - self._since)
-            state += f"; now {self._running.title}, since {spent}"
-        return Group(table, Text(), bar, Text(state))
+            parts.append(Text(f"now {self._running.title}, since {spent}"))
+        return Group(*parts)
 
     def _share(self, left: float | None) -> float:
         """Return how much is done, by time where it can be told and else by runs."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -253,6 +255,21 @@ def test_plain_lines_say_what_each_run_gave(
     assert lines[0].endswith(" left")
     assert lines[2].startswith("[3/3] sync × 2 (repeat 1): ")
     assert lines[2].endswith(" %")
+
+
+def test_a_terminal_shows_a_table_with_a_bar_and_the_time_left(
+    tmp_path: Path, runs: Runs, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    runs.failing = lambda given: WorkerError("boom") if given["workers"] == 1 else None
+    small(tmp_path / "s", progress=True, baseline=False)
+    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capsys.readouterr().err)
+    assert re.search(r"runs +time +speed-up +accuracy", shown)
+    assert re.search(r"sync × 1 \(2 failed\) +0", shown)
+    assert re.search(r"sync × 2 +2 +[0-9.]+ s +98", shown)
+    assert re.search(r"━ 4 of 4 runs *\n", shown)
 
 
 def test_compare_does_not_start_inside_a_group(
