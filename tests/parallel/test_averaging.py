@@ -1,12 +1,19 @@
 """Averaging weights: each step it is sync, alone sequential; the record says what it did."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
 from mpi4py import MPI
-from training import WORLD, Reference, distance, same_everywhere, smooth, train, with_dropout
+from training import (
+    WORLD,
+    Reference,
+    distance,
+    record,
+    same_everywhere,
+    smooth,
+    train,
+    with_dropout,
+)
 
 import manyhands as mh
 from manyhands.data import store
@@ -148,19 +155,15 @@ def test_a_target_stops_all_workers_and_the_average_is_what_is_left(blobs, tmp_p
     assert same_everywhere(worker, worker.params)
 
 
-def test_the_record_holds_each_worker_s_own_accuracy_beside_the_average_s(tmp_path):
-    output = WORLD.bcast(str(tmp_path / "run"))
-    result = mh.fit(
-        smooth, "blobs", strategy="averaging", partition="by-label", epochs=1, output=output
-    )
-    WORLD.Barrier()
-    facts = json.loads((result.output / "run.json").read_text())["strategy"]
+def test_the_record_holds_each_worker_s_own_accuracy_beside_the_average_s(blobs, tmp_path):
+    run = record(smooth, blobs, tmp_path, strategy="averaging", partition="by-label", epochs=1)
+    facts, result = run["strategy"], run["result"]
     assert len(facts["own_accuracy"]) == len(facts["own_loss"]) == WORLD.size
     assert all(0 <= accuracy <= 1 for accuracy in facts["own_accuracy"])
-    assert facts["average_accuracy"] == result.accuracy
-    assert facts["average_loss"] == result.loss
+    assert facts["average_accuracy"] == result["accuracy"]
+    assert facts["average_loss"] == result["loss"]
     if WORLD.size == 1:
-        assert facts["own_accuracy"] == [result.accuracy]
+        assert facts["own_accuracy"] == [result["accuracy"]]
     else:  # a worker that has seen some of the classes only knows no others
         assert min(facts["own_accuracy"]) < facts["average_accuracy"]
 

@@ -1,5 +1,6 @@
 """What tests of strategies share: a model, a run on any communicator, and plain gradients."""
 
+import json
 from pathlib import Path
 
 import torch
@@ -10,7 +11,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from manyhands import assemble
 from manyhands.board import BOARD_FILE, Board
 from manyhands.data import Plan, Stored
-from manyhands.job import Job
+from manyhands.job import Job, join
 from manyhands.options import configure
 
 WORLD = MPI.COMM_WORLD
@@ -25,17 +26,29 @@ def with_dropout():
     return nn.Sequential(nn.Linear(20, 64), nn.Dropout(0.5), nn.Linear(64, 4))
 
 
+def job(model, data, comm, output, **given):
+    """Return a run as the workers of `comm` get it."""
+    return Job(
+        config=configure({"kernels": "default", "workers": comm.size, **given}), model=model,
+        loss=None, data=str(data), output=str(output), name="test", command="test", launched=0.0,
+        threads=1,
+    )  # fmt: skip
+
+
 def train(model, data, comm, folder, **given):
     """Train on `comm`; returns the worker. Each rank has a board of its own."""
-    config = configure({"kernels": "default", "workers": comm.size, **given})
     Board(folder / BOARD_FILE, comm.size, create=True)
-    job = Job(
-        config=config, model=model, loss=None, data=str(data), output=str(folder), name="test",
-        command="test", launched=0.0, threads=1,
-    )  # fmt: skip
-    worker, _ = assemble.worker(job, comm, folder)
-    config.strategy.run(worker)
+    worker, _ = assemble.worker(job(model, data, comm, folder, **given), comm, folder)
+    worker.config.strategy.run(worker)
     return worker
+
+
+def record(model, data, folder, **given):
+    """Train with all processes; returns the record that rank 0 wrote, on every rank."""
+    output = WORLD.bcast(str(folder))
+    join(job(model, data, WORLD, output, **given), WORLD)
+    WORLD.Barrier()
+    return json.loads((Path(output) / "run.json").read_text())
 
 
 def distance(one, other):
