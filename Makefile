@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-system lint format bench wheel clean
+.PHONY: help setup demo test test-system lint format bench results faults wheel clean
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,6 +43,12 @@ format: $(READY)  ## format the code and fix what can be fixed
 
 bench: $(READY)  ## compare the speed with PyTorch DDP over gloo
 	$(BIN)/python benchmarks/run.py
+
+results: $(READY)  ## write the tables and pictures of docs/results.md again, from docs/records
+	$(BIN)/python benchmarks/results.py
+
+faults: $(READY)  ## strike workers in every phase of every strategy, and say what became of it
+	$(BIN)/python tests/faults/matrix.py --out docs/records/faults.json
 
 wheel: $(READY)  ## build the wheel and the source archive into dist/
 	$(BIN)/python -m build

@@ -59,6 +59,10 @@ def group_size() -> int | None:
             continue  # inside an allocation, but not started by srun --mpi
         if os.environ.get(name, "").isdigit():
             return int(os.environ[name])
+    if "PMIX_RANK" in os.environ:  # started by PMIx (prterun, srun --mpi=pmix): only MPI knows
+        from mpi4py import MPI
+
+        return int(MPI.COMM_WORLD.size)
     return None
 
 
@@ -105,7 +109,7 @@ def _wheels(prefix: Path) -> list[MPILibrary]:
         environment = {f"{name}_ALLOW_RUN_AS_ROOT": v for name, v in root.items()}
         environment |= {f"{name}_ALLOW_RUN_AS_ROOT_CONFIRM": v for name, v in root.items()}
         environment |= {f"{name}_PREFIX": str(prefix) for name in ("OPAL", "PRTE", "PMIX")}
-        quiet = ("--map-by", ":OVERSUBSCRIBE", "--bind-to", "none")
+        quiet = ("--personality", "ompi", "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none")
         found.append(MPILibrary("openmpi", str(prte), openmpi, quiet, environment))
     return found
 
