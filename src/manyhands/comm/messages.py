@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from manyhands.comm import Communicator
 
 _SPINS = {True: 8, False: 2000}  # questions before the first sleep, by whether cores are shared
-_SHORTEST, _LONGEST = 50e-6, 200e-6  # seconds of one sleep
+_SHORTEST, _LONGEST = 50e-6, 500e-6  # seconds of one sleep, which itself costs about 10e-6
 _HEADER = 4
 
 
@@ -75,7 +75,7 @@ class Messages:
             if asked < self.spins:
                 os.sched_yield()
             else:
-                time.sleep(min(_LONGEST, _SHORTEST * (1 + (asked - self.spins) // 4)))
+                time.sleep(min(_LONGEST, _SHORTEST * (1 + (asked - self.spins) // 2)))
         return done
 
     def wait_all(self, requests: list[Any]) -> None:
