@@ -79,6 +79,7 @@ def _end(crew: Sequence[BaseProcess]) -> None:
 
 def hand(folder: Path, rank: int, ends: list[Connection], size: int) -> None:
     """Do one worker's part of the job; a failure is noted and ends this process."""
+    os.setsid()  # as under mpiexec: Linux shares out its cores by session
     if sys.platform == "linux":
         end_with_parent()
     try:
