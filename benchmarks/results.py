@@ -27,10 +27,11 @@ def table(name: str) -> str:
     lines = [head[:-1] + ("| published |" if sources else "|")]
     lines.append("|" + "---|" * (lines[0].count("|") - 1))
     found = results([folder])
+    columns = list(found.columns)
+    key = columns[columns.index("strategy") : columns.index("processes")]  # strategy, axes, workers
     for row in found:
         source = sources.get(row["workers"]) if row["strategy"] != "sequential" else None
         told = f" {source['seconds']:g} s, {100 * source['accuracy']:.2f} % |" if source else " |"
-        key = ("label", "workers")
         mine = [r["accuracy"] for r in found.runs if all(r[k] == row[k] for k in key)]
         lines.append(_line(row, sum(mine) / len(mine)) + (told if sources else ""))
     return "\n".join(lines)
