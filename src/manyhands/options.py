@@ -10,6 +10,8 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import cache
+from types import MappingProxyType
 from typing import Any, Literal, Union, get_args, get_origin
 
 from manyhands.config import RunConfig
@@ -40,7 +42,8 @@ def _declared(kind: type, owner: str) -> dict[str, Option]:
     }
 
 
-def options() -> dict[str, Option]:
+@cache
+def options() -> Mapping[str, Option]:
     """Return every option by its flat name, with all of its owners."""
     table = {
         "strategy": Option(
@@ -57,7 +60,7 @@ def options() -> dict[str, Option]:
             owners = (*known.owners, name) if known else (name,)
             default = option.default if not known or known.default == option.default else None
             table[option.name] = Option(option.name, option.type, default, option.help, owners)
-    return table
+    return MappingProxyType(table)
 
 
 def _literal(names: Mapping[str, Any]) -> Any:
@@ -95,7 +98,7 @@ def _part(
     given: Mapping[str, Any],
     known: Mapping[str, Any],
     default: str,
-    table: dict[str, Option],
+    table: Mapping[str, Option],
 ) -> Any:
     """Return the strategy or the optimizer that the options describe."""
     chosen = given.get(role, default)
