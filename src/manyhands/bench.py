@@ -145,9 +145,9 @@ def _point(comm: Any, length: int, functions: dict[str, Callable[..., None]]) ->
     repeats = _agreed_repeats(comm, pace)
     times = np.empty((len(functions), repeats))
     names = list(functions)
+    turns = np.random.default_rng(0)  # the same order on every rank
     for repeat in range(repeats):
-        for turn in range(len(functions)):
-            row = (turn + repeat) % len(functions)  # nobody always follows the same one
+        for row in turns.permutation(len(functions)):  # nobody always follows the same one
             name, function = names[row], functions[names[row]]
             comm.Barrier()
             begin = time.perf_counter()
