@@ -85,13 +85,19 @@ def _attach_lifecycle(job: Job, worker: Worker, kernels: tune.Kernels) -> None:
         "options": flatten(worker.config),
         "data": worker.data.sha256,
         "kernels": kernels.choice,
+        "loss": _own_name(job.loss),
         "layers": [[layer.name, layer.start, layer.stop] for layer in worker.replica.layers],
     }
     worker.lifecycle = Lifecycle(worker, Path(job.output), about)
     if job.checkpoint:
         found = check(Path(job.checkpoint))
-        verify(found, worker)
+        verify(found, worker, _own_name(job.loss))
         restore(worker, found)
+
+
+def _own_name(loss: Any) -> str | None:
+    """Return the name of a loss that the user wrote; None for those that come with manyhands."""
+    return None if loss is None else str(getattr(loss, "__name__", type(loss).__name__))
 
 
 def _group(comm: MPI.Comm | Communicator) -> Communicator:

@@ -29,6 +29,7 @@ OPERATIONS = (
     "record",
     "done",
 )
+_WORDS = 500  # bytes for a worker's last words
 _PID, _STEP, _STEPS, _OPERATION, _TIME = range(5)
 
 
@@ -49,14 +50,19 @@ class Board:
 
     def __init__(self, path: Path, size: int, *, create: bool = False) -> None:
         if create:
-            path.write_bytes(bytes((size + 1) * 5 * 8))
+            path.write_bytes(bytes((size + 1) * 5 * 8 + size * _WORDS))
         everything = np.memmap(path, dtype=np.float64, mode="r+", shape=(size + 1, 5))
         self.rows, self.request = everything[:size], everything[size]
+        self.words = np.memmap(
+            path, np.uint8, mode="r+", offset=everything.nbytes, shape=(size, _WORDS)
+        )
         self.on_note: Callable[[int, str], None] | None = None  # for faults that tests plan
 
     def enter(self, rank: int, steps: int = 0) -> None:
         """Note that the worker is there, and how many steps it has to do."""
         self.rows[rank] = (os.getpid(), 0, steps, 0, time.monotonic())
+        if self.on_note:
+            self.on_note(0, "start")
 
     def note(self, rank: int, step: int, operation: str) -> None:
         """Note what the worker does now."""
@@ -66,6 +72,16 @@ class Board:
         row[_TIME] = time.monotonic()
         if self.on_note:
             self.on_note(step, operation)
+
+    def last_words(self, rank: int, text: str) -> None:
+        """Leave a message where no file can be written any more."""
+        said = np.frombuffer(text.encode()[:_WORDS], dtype=np.uint8)
+        self.words[rank, : said.size] = said
+
+    def heard(self) -> list[tuple[int, str]]:
+        """Return the last words that were left, by rank."""
+        texts = [bytes(row).rstrip(b"\0").decode(errors="replace") for row in self.words]
+        return [(rank, text) for rank, text in enumerate(texts) if text]
 
     def ask(self, signum: int) -> None:
         """Ask all workers to stop, as that signal would."""

@@ -127,8 +127,6 @@ class Writer:
     def _write(self, step: int, part: Part, about: dict[str, Any]) -> None:
         final = self.folder / f"step-{step:08d}"
         temporary = self.folder / f".step-{step:08d}.part"
-        if final.exists():
-            return
         temporary.mkdir(parents=True, exist_ok=True)
         _write_part(temporary, self.rank, part)
         if self.rank != 0:
@@ -138,6 +136,8 @@ class Writer:
         files = sorted(temporary.glob("rank-*"))
         about["sha256"] = {p.name: _sha256(p) for p in files if not p.name.endswith(".part")}
         _write_file(temporary / MANIFEST, _sealed(about))
+        if final.exists():  # damaged, or of a run that was abandoned here
+            shutil.rmtree(final)
         temporary.rename(final)
         _sync_folder(self.folder)
         for old in steps(self.folder)[: -self.keep]:
@@ -193,6 +193,13 @@ def _sealed(about: Mapping[str, Any]) -> bytes:
 def steps(folder: Path) -> list[Path]:
     """Return the finished checkpoints of a folder, oldest first."""
     return sorted(path for path in folder.glob("step-*") if path.is_dir())
+
+
+def forget_after(output: Path, step: int) -> None:
+    """Remove the checkpoints past `step`: the run goes on from there, and will write its own."""
+    for folder in steps(output / FOLDER):
+        if int(folder.name.removeprefix("step-")) > step:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def check(folder: Path) -> Checkpoint:

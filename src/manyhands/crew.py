@@ -14,6 +14,7 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -62,6 +63,9 @@ def _follow(crew: Sequence[BaseProcess]) -> int:
         multiprocessing.connection.wait([p.sentinel for p in running])
         for process in running:
             if process.exitcode:
+                print(
+                    f"PID {process.pid} ended with {process.exitcode}", file=sys.stderr, flush=True
+                )
                 return max(1, process.exitcode)
         running = [p for p in running if p.exitcode is None]
     return 0
@@ -90,8 +94,8 @@ def hand(folder: Path, rank: int, ends: list[Connection], size: int) -> None:
         group = MemoryGroup(rank, ends, size, folder / LOCK_FILE)
         perform(job, cast("Communicator", group), folder)
     except BaseException as error:
-        traceback.print_exc()
-        sys.stderr.flush()
+        with suppress(OSError):  # a full disk must not keep us from telling
+            traceback.print_exc()
         if isinstance(error, EOFError | ConnectionError):
             time.sleep(5)  # another is gone; what ended it is the story, and ends us
         fail(folder, rank, error)

@@ -35,6 +35,7 @@ class Guard:
     def __init__(self, board: Board, logs: Path, timeout: float, end: Callable[[], None]) -> None:
         self.board, self.logs, self.timeout, self.end = board, logs, timeout, end
         self.segments: set[str] = set()
+        self._before = set(_listed())  # not our workers' making, whoever maps it
         self._looked = 0.0
         self._handlers: dict[int, Any] = {}
 
@@ -68,15 +69,18 @@ class Guard:
         self._looked = now
         notes = self.board.read()
         for note in notes:
-            self.segments |= _segments(note.pid)
+            self.segments |= _segments(note.pid) - self._before
         hanging = [n for n in notes if n.operation != "done" and now - n.time > self.timeout]
         if hanging:
             raise self._report(notes, now)
 
     def _report(self, notes: list[Note], now: float) -> WorkerError:
         """Return who is missing, in which operation, at which step, with every worker's stack."""
+        notes = [n for n in notes if n.operation != "done"]
         waiting = [n for n in notes if n.operation in ("exchange", "evaluate", "serve")]
-        missing = [n for n in notes if n not in waiting] or [min(notes, key=lambda n: n.time)]
+        missing = [n for n in notes if _state(n.pid) in ("T", "Z", "")]
+        missing = missing or [n for n in notes if n not in waiting]
+        missing = missing or [min(notes, key=lambda n: n.time)]
         sizes = {n.rank: _size(self.logs / f"rank-{n.rank}.log") for n in notes}
         for note in notes:
             with suppress(ProcessLookupError):
@@ -114,9 +118,16 @@ def _segments(pid: int) -> set[str]:
         lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
     except OSError:
         return set()
-    return {
-        line[line.index(_SHARED) :] for line in lines if _SHARED in line and "(deleted)" not in line
-    }
+    paths = {line[line.index(_SHARED) :] for line in lines if _SHARED in line}
+    # MPI's segments lie right there; folders in shared memory are somebody's own.
+    return {path for path in paths if "/" not in path[len(_SHARED) :] and "(deleted)" not in path}
+
+
+def _listed() -> list[str]:
+    try:
+        return [entry.path for entry in os.scandir(_SHARED)]
+    except OSError:
+        return []
 
 
 def _size(path: Path) -> int:

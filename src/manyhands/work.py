@@ -6,8 +6,10 @@ import os
 import sys
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 
+from manyhands.board import BOARD_FILE, Board
 from manyhands.errors import LaunchError
 from manyhands.job import Job, fail, perform, redirect
 
@@ -30,11 +32,16 @@ def main(folder: Path) -> None:
         redirect(Path(job.output), comm.rank)
         perform(job, comm, folder)
     except BaseException as error:
-        traceback.print_exc()
-        if not fail(folder, comm.rank, error):
-            time.sleep(5)  # the first to fail ends us; this is only for when it cannot
-        sys.stderr.flush()
-        comm.Abort(getattr(error, "exit_code", 1))
+        try:
+            with suppress(OSError):  # a full disk must not keep us from ending the others
+                traceback.print_exc()
+            if not fail(folder, comm.rank, error):
+                time.sleep(5)  # the first to fail ends us; this is only for when it cannot
+        except OSError:
+            words = f"{type(error).__name__}: {error}"
+            Board(folder / BOARD_FILE, comm.size).last_words(comm.rank, words)
+        finally:
+            comm.Abort(getattr(error, "exit_code", 1))
 
 
 if __name__ == "__main__":

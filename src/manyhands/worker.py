@@ -93,7 +93,10 @@ class Worker:
             if not self.epochs or self.epochs[-1].epoch < number:
                 self.epochs.append(Epoch(number))
             epoch = self.epochs[-1]
+            self._stop_at_max_steps()  # a run that goes on may have done them all
             for share in self.plan.epoch(number, start=epoch.steps):
+                if self.stopped != "epochs":
+                    break
                 self.clock.begun.append(time.monotonic())
                 self.board.note(self.rank, self.step, "gradient")
                 x, y = self.data.train.batch(share.indices)
@@ -101,10 +104,7 @@ class Worker:
                 self._end_step(epoch)
                 if self.lifecycle:
                     self.lifecycle.after_step(self)
-                if self.step == self.config.max_steps:
-                    self.stopped = "max_steps"
-                if self.stopped != "epochs":
-                    break
+                self._stop_at_max_steps()
             epoch.seconds = self.clock.seconds()
             if together:
                 self._judge(epoch)
@@ -183,6 +183,10 @@ class Worker:
                 self._stop_at_target(epoch)
             self._announce(epoch, [epoch.seen()])
 
+    def _stop_at_max_steps(self) -> None:
+        if self.config.max_steps is not None and self.step >= self.config.max_steps:
+            self.stopped = "max_steps"
+
     def _stop_at_target(self, epoch: Epoch) -> None:
         target = self.config.target_accuracy
         if target is not None and (epoch.test_accuracy or 0.0) >= target:
@@ -217,6 +221,11 @@ class Worker:
             sums = np.array(self.replica.evaluate(part), dtype=np.float64)
         if not alone:
             sums = self.comm.sum(sums)
+        if not math.isfinite(sums[0]):
+            raise DivergedError(
+                f"the test loss is {sums[0]} after step {self.step}; try a smaller learning rate",
+                rank=self.rank,
+            )
         accuracy = sums[1] / sums[2] if self.replica.classifies else None
         return float(sums[0] / sums[2]), None if accuracy is None else float(accuracy)
 

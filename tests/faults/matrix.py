@@ -156,7 +156,7 @@ def case(strategy: str, phase: str, action: str, expected: str | None) -> Outcom
             outcome.code, said = run(train(strategy, output), folder)
         outcome.seconds = round(time.monotonic() - begin, 1)
         outcome.hung = outcome.code is None
-        outcome.named = f"rank {rank}" in said
+        outcome.named = f"rank {rank} died" in said or f"missing: rank {rank} " in said
         time.sleep(0.5)
         outcome.orphans = len(orphans(folder))
         outcome.residue = len(shared() - before)

@@ -248,6 +248,43 @@ def test_a_signal_stops_the_run_between_two_steps_and_it_can_go_on(tmp_path, sig
     assert json.loads(done.stdout)["steps"] == step + 8
 
 
+def test_a_second_signal_ends_at_once_and_is_no_failure_to_restart_from(tmp_path):
+    line = [sys.executable, "-m", "manyhands", "train", "--epochs", "500"]
+    line += ["--output", str(tmp_path / "run"), "--checkpoint-every", "10000steps"]
+    run = subprocess.Popen([*line, "--on-failure", "restart"], stderr=subprocess.PIPE, text=True)
+    try:
+        assert eventually(lambda: training(2), 60)
+        os.kill(max(workers_alive()), signal.SIGSTOP)  # so that the first cannot be obeyed
+        run.send_signal(signal.SIGINT)
+        time.sleep(1)
+        run.send_signal(signal.SIGINT)
+        run.communicate(timeout=30)
+    finally:
+        run.kill()
+    assert run.returncode == 130
+
+
+def test_going_on_past_the_last_step_does_no_more_steps(tmp_path):
+    output = tmp_path / "run"
+    more = ["--max-steps", 20, "--checkpoint-every", "10steps", "--output", output]
+    assert manyhands("train", *SMALL, *more).returncode == 0
+    (output / "run.json").unlink()
+    done = manyhands("train", "--resume", output, "--json")
+    assert json.loads(done.stdout)["steps"] == 20
+    refused = manyhands("train", "--resume", output, "--max-steps", 5)
+    assert refused.returncode == 2
+    assert "already at 20" in refused.stderr
+
+
+def test_a_full_disk_during_a_checkpoint_is_a_clear_end(tmp_path):
+    with Faults().fail_write(rank=0, step=20, phase="checkpoint"):
+        more = ["--checkpoint-every", "10steps", "--output", tmp_path / "run"]
+        done = manyhands("train", *SMALL, *more)
+    assert done.returncode == 1
+    assert "File too large" in done.stderr
+    assert [p.name for p in (tmp_path / "run/checkpoints").glob("step-*")] == ["step-00000010"]
+
+
 def test_a_dead_worker_is_replaced_and_the_end_is_the_same(tmp_path):
     options = {"model": "mlp", "data": "blobs", "epochs": 3, "workers": 2, "kernels": "default"}
     options |= {"checkpoint_every": "10steps", "on_failure": "restart", "progress": False}
@@ -332,8 +369,6 @@ def test_under_mpiexec_the_same_script_joins_that_group(tmp_path, mpi):
             """
             import sys
             import manyhands as mh
-from manyhands.board import Board
-from manyhands.testing import Faults
             result = mh.fit("mlp", "blobs", epochs=1, output=sys.argv[1], progress=False)
             print(result.record["processes"], result.accuracy)
             """
@@ -349,6 +384,19 @@ from manyhands.testing import Faults
     assert (
         len({line for line in lines if line.startswith("3 ")}) == 1
     )  # all ranks have the same result
+
+
+def test_under_mpiexec_bad_input_ends_all_ranks(tmp_path):
+    from manyhands import launch
+
+    (tmp_path / "run.json").write_text("{}")
+    arguments = ["-m", "manyhands", "train", *SMALL, "--output", str(tmp_path)]
+    line, environment = launch.command(launch.find_mpi(), 2, arguments)
+    done = subprocess.run(
+        line, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2
+    assert "already holds a run" in done.stderr
 
 
 def test_doctor_finds_what_training_needs():

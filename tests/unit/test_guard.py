@@ -1,0 +1,87 @@
+"""The guard: what it spares in shared memory, whom it names, and what it hears."""
+
+import mmap
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from manyhands.board import Board
+from manyhands.errors import WorkerError
+from manyhands.guard import Guard
+
+SHARED = Path("/dev/shm")
+pytestmark = pytest.mark.skipif(not SHARED.is_dir(), reason="this system has no /dev/shm")
+
+
+@pytest.fixture
+def board(tmp_path):
+    return Board(tmp_path / "board", 2, create=True)
+
+
+def enter(board, rank, pid, operation, step=0):
+    board.enter(rank)
+    board.rows[rank, 0] = pid
+    board.note(rank, step, operation)
+
+
+def mapped(path):
+    path.write_bytes(b"x" * mmap.PAGESIZE)
+    with path.open("r+b") as file:
+        return mmap.mmap(file.fileno(), mmap.PAGESIZE)
+
+
+def test_what_was_there_before_and_what_lies_in_folders_is_spared(board, tmp_path):
+    mine = SHARED / f"mine-{os.getpid()}"
+    folder = SHARED / f"folder-{os.getpid()}"
+    folder.mkdir()
+    left = SHARED / f"left-{os.getpid()}"
+    try:
+        maps = [mapped(mine)]
+        enter(board, 0, os.getpid(), "gradient")
+        with Guard(board, tmp_path, 100, end=lambda: None) as guard:
+            maps += [mapped(folder / "data"), mapped(left)]
+            guard.look()
+        assert mine.exists()
+        assert (folder / "data").exists()
+        assert not left.exists()
+        assert maps
+    finally:
+        for path in (mine, folder / "data", left):
+            path.unlink(missing_ok=True)
+        folder.rmdir()
+
+
+def test_a_stopped_worker_is_named_and_one_that_is_done_is_not(board, tmp_path):
+    sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        sleeper.send_signal(signal.SIGSTOP)
+        while "T" not in Path(f"/proc/{sleeper.pid}/stat").read_text().rpartition(")")[2]:
+            time.sleep(0.01)
+        enter(board, 1, sleeper.pid, "exchange", step=7)
+        enter(board, 0, 2**22 + 1, "done")
+        board.rows[:, 4] -= 50
+        with (
+            Guard(board, tmp_path, 10, end=lambda: None) as guard,
+            pytest.raises(
+                WorkerError, match=r"missing: rank 1 \(stopped exchange, step 7\)"
+            ) as found,
+        ):
+            guard.look()
+        assert found.value.rank == 1
+    finally:
+        sleeper.kill()
+        sleeper.wait()
+
+
+def test_the_first_signal_asks_and_the_second_ends(board, tmp_path):
+    ended = []
+    with Guard(board, tmp_path, 100, end=lambda: ended.append(True)):
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert (board.asked(), ended) == (signal.SIGTERM, [])
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert ended == [True]
