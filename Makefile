@@ -48,7 +48,7 @@ results: $(READY)  ## write the tables and pictures of docs/results.md again, fr
 	$(BIN)/python benchmarks/results.py
 
 faults: $(READY)  ## strike workers in every phase of every strategy, and say what became of it
-	$(BIN)/python tests/faults/matrix.py --out docs/records/faults.json
+	$(BIN)/python tests/faults/matrix.py --out docs/records/faults.json --page docs/reliability.md
 
 wheel: $(READY)  ## build the wheel and the source archive into dist/
 	$(BIN)/python -m build

@@ -31,6 +31,7 @@ STEP = {
     "record": 80,
 }
 TIMEOUT = 8  # seconds without a word until a stopped worker counts as hanging
+COUNTED = ("promised", "hung", "orphans", "residue")
 LIMIT = 90  # seconds after which the case itself counts as hung
 OPTIONS = {
     "sequential": ["--workers", "1"],
@@ -198,11 +199,28 @@ def undisturbed(strategy: str) -> str:
         return weights(output)
 
 
+def page(outcomes: list[Outcome]) -> str:
+    """Return the table by strategy, and what it means."""
+    names = ("faults", "as promised", "hung", "orphans", "left in shared memory")
+    lines = ["| strategy | " + " | ".join(names) + " | resumed, same bits |", "|" + "---|" * 7]
+    for strategy in dict.fromkeys(o.strategy for o in outcomes):
+        mine = [o for o in outcomes if o.strategy == strategy]
+        resumed = [o for o in mine if o.resumed in ("same bits", "wrong")]
+        same = sum(o.resumed == "same bits" for o in resumed)
+        counts = [len(mine), *(sum(getattr(o, n) for o in mine) for n in COUNTED)]
+        told = f"{same} of {len(resumed)}" if resumed else "–"
+        lines.append(f"| {strategy} | {' | '.join(map(str, counts))} | {told} |")
+    lost = max((o.lost_steps or 0 for o in outcomes), default=0)
+    text = (Path(__file__).parent / "page.md").read_text()
+    return text.format(table="\n".join(lines), lost=lost)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--strategies", default=",".join(STRATEGIES))
     parser.add_argument("--actions", default="kill,stop")
     parser.add_argument("--out", type=Path, help="write the outcomes as JSON")
+    parser.add_argument("--page", type=Path, help="write the table as a page")
     options = parser.parse_args()
     outcomes = []
     for strategy in options.strategies.split(","):
@@ -222,6 +240,8 @@ def main() -> int:
     print(f"{residue} left in shared memory")
     if options.out:
         options.out.write_text(json.dumps([asdict(o) for o in outcomes], indent=1) + "\n")
+    if options.page:
+        options.page.write_text(page(outcomes))
     return int(kept < len(outcomes))
 
 
