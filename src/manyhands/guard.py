@@ -20,6 +20,7 @@ from manyhands.errors import WorkerError
 
 _LOOK_AT_MAPS = 0.5  # seconds between two looks at the workers' memory maps
 _SHARED = "/dev/shm/"
+_MPI_NAMES = ("mpich_shm_", "sm_segment", "osc_", "ucx_shm", "sem.mp-")
 
 
 class Guard:
@@ -94,7 +95,10 @@ class Guard:
 
     def _clear_segments(self) -> None:
         """Unlink the shared memory that killed workers could not: MPI leaves its segments then."""
-        for path in self.segments:
+        # A worker that died at once was never looked at: what is new, MPI's and in nobody's use
+        # can only be of such a one.
+        new = {path for path in set(_listed()) - self._before if _is_mpi(path)}
+        for path in self.segments | (new - _mapped()):
             with suppress(OSError):
                 os.unlink(path)
 
@@ -121,6 +125,20 @@ def _segments(pid: int) -> set[str]:
     paths = {line[line.index(_SHARED) :] for line in lines if _SHARED in line}
     # MPI's segments lie right there; folders in shared memory are somebody's own.
     return {path for path in paths if "/" not in path[len(_SHARED) :] and "(deleted)" not in path}
+
+
+def _mapped() -> set[str]:
+    """Return every file in shared memory that some process of this host has mapped."""
+    pids = [entry.name for entry in os.scandir("/proc") if entry.name.isdigit()]
+    return set().union(*(_segments(int(pid)) for pid in pids))
+
+
+def _is_mpi(path: str) -> bool:
+    """Say whether a segment of ours is named as MPICH's and Open MPI's are."""
+    name = path.removeprefix(_SHARED)
+    with suppress(OSError):
+        return name.startswith(_MPI_NAMES) and os.stat(path).st_uid == os.getuid()
+    return False
 
 
 def _listed() -> list[str]:

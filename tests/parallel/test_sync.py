@@ -90,7 +90,7 @@ def test_p_workers_end_where_one_ends_in_float32(stored, tmp_path, optimizer):
 
 
 def test_the_cnn_agrees_for_fifty_steps_in_float32(stored, tmp_path):
-    given = {"max_steps": 50, "batch_size": 32, "lr": 0.01, "momentum": 0.5}
+    given = {"max_steps": 50, "batch_size": 128, "lr": 0.01, "momentum": 0.5}
     alone = sequential(cnn_without_dropout, stored["mnist"], tmp_path, **given)
     together = train(
         cnn_without_dropout, stored["mnist"], WORLD, tmp_path, strategy="sync", **given
