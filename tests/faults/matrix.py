@@ -215,6 +215,14 @@ def page(outcomes: list[Outcome]) -> str:
     return text.format(table="\n".join(lines), lost=lost)
 
 
+def _write(outcomes: list[Outcome], out: Path | None, to: Path | None) -> None:
+    """Write what is known so far: a matrix that is cut short is still worth something."""
+    if out:
+        out.write_text(json.dumps([asdict(o) for o in outcomes]) + "\n")
+    if to:
+        to.write_text(page(outcomes))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--strategies", default=",".join(STRATEGIES))
@@ -231,6 +239,7 @@ def main() -> int:
                 outcomes.append(outcome)
                 mark = "as promised" if outcome.promised else "NOT AS PROMISED"
                 print(f"{strategy:10} {phase:10} {action:5} {mark}: {asdict(outcome)}", flush=True)
+                _write(outcomes, options.out, options.page)
     kept = sum(o.promised for o in outcomes)
     hung, left = sum(o.hung for o in outcomes), sum(o.orphans for o in outcomes)
     residue = sum(o.residue for o in outcomes)
@@ -238,10 +247,6 @@ def main() -> int:
         f"{len(outcomes)} faults, {kept} ended as promised, {hung} hung, {left} orphans", end=", "
     )
     print(f"{residue} left in shared memory")
-    if options.out:
-        options.out.write_text(json.dumps([asdict(o) for o in outcomes], indent=1) + "\n")
-    if options.page:
-        options.page.write_text(page(outcomes))
     return int(kept < len(outcomes))
 
 
