@@ -18,7 +18,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 LIBRARIES = {"mpich": "libmpi.so.12", "openmpi": "libmpi.so.40"}
-TEST_SECONDS = 60
+TEST_SECONDS = 120
 RUN_SECONDS = 900
 
 
