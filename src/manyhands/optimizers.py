@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import asdict, dataclass, field
-from types import MethodType
+from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from manyhands import validate
@@ -39,7 +39,7 @@ class SGD:
         """Return torch's optimizer over `params`."""
         import torch
 
-        return _light(torch.optim.SGD, params, **asdict(self))
+        return _light(torch.optim.SGD)(params, **asdict(self))
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Adam:
         """Return torch's optimizer over `params`."""
         import torch
 
-        return _light(torch.optim.Adam, params, **asdict(self))
+        return _light(torch.optim.Adam)(params, **asdict(self))
 
 
 @dataclass(frozen=True)
@@ -77,26 +77,23 @@ class AdamW:
         """Return torch's optimizer over `params`."""
         import torch
 
-        return _light(torch.optim.AdamW, params, **asdict(self))
-
-
-def _light(kind: Any, params: Any, **options: Any) -> torch.optim.Optimizer:
-    """Return torch's optimizer, without what it wraps around its methods for torch.compile.
-
-    Those wrappers import the whole compiler, only to tell it to look away: it would be half of the
-    time that a worker needs to start. The mathematics are untouched: the very same methods run.
-    """
-    import torch
-
-    for wrapped in (kind.add_param_group, kind.state_dict, kind.load_state_dict, kind.zero_grad):
-        plain = inspect.unwrap(wrapped)
-        vars(plain).setdefault("__dynamo_disable", plain)  # where torch._disable_dynamo looks first
-    optimizer: torch.optim.Optimizer = kind(params, **options)
-    optimizer.step = MethodType(  # type: ignore[method-assign]
-        torch.no_grad()(inspect.unwrap(kind.step)), optimizer
-    )
-    return optimizer
+        return _light(torch.optim.AdamW)(params, **asdict(self))
 
 
 Optimizer = SGD | Adam | AdamW
 OPTIMIZERS: dict[str, type[Optimizer]] = {kind.name: kind for kind in (SGD, Adam, AdamW)}
+
+
+@cache
+def _light(kind: Any) -> type[torch.optim.Optimizer]:
+    """Return torch's optimizer without what is wrapped around its methods for torch.compile.
+
+    The wrappers import torch._dynamo with all its company, only to tell it to look away: over a
+    second of every worker's start. The methods inside are the same, so the bits are.
+    """
+    import torch
+
+    names = ("add_param_group", "state_dict", "load_state_dict", "zero_grad")
+    plain = {name: inspect.unwrap(getattr(kind, name)) for name in names}
+    step = torch.no_grad()(inspect.unwrap(kind.step))
+    return type(kind.__name__, (kind,), {**plain, "step": step, "__doc__": kind.__doc__})
