@@ -238,3 +238,13 @@ def test_numbers_in_words() -> None:
     assert (plural(1, "worker"), plural(2, "worker")) == ("1 worker", "2 workers")
     assert (join(["a"]), join(["a", "b", "c"])) == ("a", "a, b and c")
     assert points(0.01) == "1.00 percentage point"
+
+
+def test_one_repeat_is_not_spoken_of_as_several() -> None:
+    from manyhands.report.page import notes
+
+    for repeats in (1, 3):
+        cases = (("sync", 1, 10, 0.98), ("sync", 2, 6, 0.97), ("averaging", 2, 5, 0.90))
+        found = summary(*several(*cases, repeats=repeats))
+        told = said([*comments.to_target(found), *notes(found), *answer(found)])
+        assert ("every repeat" in told) == (repeats > 1)

@@ -324,11 +324,12 @@ def to_target(summary: Summary) -> list[str]:
         return _some(chosen(summary))
     first = min(rows, key=lambda row: row.to_target or 0)
     never = [name(summary, r) for r in featured(summary) if r.to_target is None]
+    missing = "Not in every repeat there" if summary.repeats > 1 else "Never there"
     kind = "asked for" if summary.target_given else "that at least half of all configurations reach"
     return _some(
         f"{name(summary, first)} is first at {percent(summary.target, 1)}, the accuracy {kind}, "
         f"after {seconds(first.to_target)}.",
-        f"Not in every repeat there: {join(never)}." if never else "",
+        f"{missing}: {join(never)}." if never else "",
         chosen(summary),
     )
 

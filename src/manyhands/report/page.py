@@ -202,9 +202,10 @@ def notes(summary: Summary) -> list[str]:
     said.append(comments.spread(summary))
     said.append(comments.baseline(summary) if _any_speedup(summary) else _no_speedup(summary))
     if summary.target is not None and not summary.target_given:
+        each = "every repeat of " if summary.repeats > 1 else ""
         said.append(
             f"{percent(summary.target, 1)} is the highest accuracy, in steps of half a percent, "
-            "that every repeat of at least half of the configurations reached; it is looked at "
+            f"that {each}at least half of the configurations reached; it is looked at "
             "when a run is evaluated."
         )
     said.append("Start-up and evaluation are not part of the time; they are listed further down.")

@@ -321,7 +321,8 @@ def _best(everything: Sequence[Row], target: float | None) -> tuple[Row | None, 
         arrived = [row for row in rows if row.to_target is not None]
         if arrived:
             first = min(arrived, key=lambda row: row.to_target or math.inf)
-            return first, f"the shortest time to {percent(target, 1)} accuracy, in every repeat"
+            each = ", in every repeat" if max(len(row.runs) for row in rows) > 1 else ""
+            return first, f"the shortest time to {percent(target, 1)} accuracy{each}"
     accuracies = [row.accuracy.median for row in rows if row.accuracy]
     fair = rows
     words = ""
