@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     )
     from manyhands.fitting import Result, fit
     from manyhands.optimizers import SGD, Adam, AdamW
+    from manyhands.privacy.config import Privacy
     from manyhands.strategies import Averaging, Gossip, Hogwild, Sequential, Server, Sync
 
 # Where each public name lives: imported when first asked for, so that `import manyhands` is quick.
@@ -30,6 +31,7 @@ _HOMES = {
     "SGD": "manyhands.optimizers",
     "Adam": "manyhands.optimizers",
     "AdamW": "manyhands.optimizers",
+    "Privacy": "manyhands.privacy.config",
     "Averaging": "manyhands.strategies",
     "Gossip": "manyhands.strategies",
     "Hogwild": "manyhands.strategies",
@@ -57,6 +59,7 @@ __all__ = [
     "Hogwild",
     "LaunchError",
     "ManyhandsError",
+    "Privacy",
     "Result",
     "Sequential",
     "Server",

@@ -12,6 +12,7 @@ from manyhands.errors import ConfigError
 from manyhands.optimizers import SGD, Optimizer
 
 if TYPE_CHECKING:
+    from manyhands.privacy.config import Privacy
     from manyhands.strategies.strategy import Strategy
 
 # The models that come with manyhands (see models.py), and their layers with parameters.
@@ -30,6 +31,7 @@ class RunConfig:
 
     strategy: Strategy
     optimizer: Optimizer | Callable[..., Any] = field(default_factory=SGD)
+    privacy: Privacy | None = None
     model: str = option("cnn", "cnn, mlp, tanh-cnn, or package.module:factory")
     data: str = option("mnist", "mnist, blobs, a .npz file, or package.module:factory")
     loss: str | None = option(None, "cross-entropy, nll or mse; by default the model's own")
@@ -101,6 +103,8 @@ class RunConfig:
             )
         self.strategy.validate(workers=self.workers)
         self._check_lifecycle()
+        if self.privacy:
+            self.privacy.check(self)
 
     def _check_lifecycle(self) -> None:
         if self.checkpoint_every is not None:
@@ -120,5 +124,6 @@ class RunConfig:
 
     @property
     def partition_kind(self) -> str:
-        """How the data is divided: as asked for, or the strategy's own way."""
-        return self.partition or self.strategy.supports.partition
+        """How the data is divided: as asked for, or privacy's or the strategy's own way."""
+        own = self.privacy.partitions(self)[0] if self.privacy else self.strategy.supports.partition
+        return self.partition or own

@@ -85,7 +85,8 @@ def fit(
         progress: Show a progress bar on stderr; by default when it is a terminal.
         command: How this run was asked for, for the record.
         **given: Every other option of `manyhands train --help`, by its name with underscores:
-            strategy, workers, epochs, batch_size, optimizer, lr, seed, output …
+            strategy, workers, epochs, batch_size, optimizer, lr, seed, output …; and
+            `privacy=manyhands.Privacy(epsilon=…)`, which is `private=True, epsilon=…`.
 
     Returns:
         The result: `.model`, `.accuracy`, `.loss`, `.seconds`, `.history`, `.record`.

@@ -17,14 +17,19 @@ from typing import Any, Literal, Union, get_args, get_origin
 from manyhands.config import RunConfig
 from manyhands.errors import ConfigError, nearest
 from manyhands.optimizers import OPTIMIZERS, SGD
+from manyhands.privacy.config import Privacy
 from manyhands.strategies import STRATEGIES
 
-_RUN_ONLY = ("strategy", "optimizer")
+_RUN_ONLY = ("strategy", "optimizer", "privacy")
+_PRIVATE = "private"  # owns the options of `Privacy`
 
 
 @dataclass(frozen=True)
 class Option:
-    """One option: its type, its default and who takes it ("run", or strategies and optimizers)."""
+    """One option: its type, its default and who takes it.
+
+    The owners are "run", "private", or the names of strategies and optimizers.
+    """
 
     name: str
     type: Any
@@ -34,7 +39,7 @@ class Option:
 
 
 def _declared(kind: type, owner: str) -> dict[str, Option]:
-    hints = typing.get_type_hints(kind, localns={"Strategy": Any})
+    hints = typing.get_type_hints(kind, localns={"Strategy": Any, "Privacy": Privacy})
     return {
         f.name: Option(f.name, hints[f.name], f.default, f.metadata["help"], (owner,))
         for f in fields(kind)
@@ -53,8 +58,9 @@ def options() -> Mapping[str, Option]:
             "optimizer", _literal(OPTIMIZERS), "sgd", "how a gradient becomes an update", ("run",)
         ),
     }
+    table[_PRIVATE] = Option(_PRIVATE, bool, False, "train with differential privacy", ("run",))
     table |= _declared(RunConfig, "run")
-    for name, kind in {**STRATEGIES, **OPTIMIZERS}.items():
+    for name, kind in {**STRATEGIES, **OPTIMIZERS, _PRIVATE: Privacy}.items():
         for option in _declared(kind, name).values():
             known = table.get(option.name)
             owners = (*known.owners, name) if known else (name,)
@@ -70,27 +76,49 @@ def _literal(names: Mapping[str, Any]) -> Any:
 def configure(given: Mapping[str, Any]) -> RunConfig:
     """Build the configuration from flat options; None means "not given".
 
-    `strategy` and `optimizer` are names or objects; an object brings its own options.
+    `strategy` and `optimizer` are names or objects; an object brings its own options, and so does
+    `privacy`.
     """
     given = {name: value for name, value in given.items() if value is not None}
     table = options()
     for name, value in given.items():
-        if name not in table:
+        if name not in table and name != "privacy":
             raise ConfigError(f"unknown option {name!r}.{nearest(name, table)}")
         if name not in _RUN_ONLY:
             _check_type(name, value, table[name].type)
     strategy = _part("strategy", given, STRATEGIES, "sync", table)
     optimizer = _part("optimizer", given, OPTIMIZERS, SGD.name, table)
-    run = {n: v for n, v in given.items() if table[n].owners == ("run",) and n not in _RUN_ONLY}
+    privacy = _privacy(given, table)
     mine = {getattr(strategy, "name", None), getattr(optimizer, "name", None), "run"}
-    for name in given:
-        owners = table[name].owners
+    mine |= {_PRIVATE} if privacy else set()
+    others = {name: table[name].owners for name in given if name != "privacy"}
+    for name, owners in others.items():
         if not mine & set(owners):
             raise ConfigError(
                 f"{name} is an option of {', '.join(owners)}, not of {strategy.name} with "
-                f"{_name(optimizer)}; it would be ignored: leave it out"
+                f"{_name(optimizer)}; it would be ignored: leave it out{_hint(owners)}"
             )
-    return RunConfig(strategy=strategy, optimizer=optimizer, **run)
+    whole = (*_RUN_ONLY, _PRIVATE)
+    run = {n: given[n] for n, owners in others.items() if owners == ("run",) and n not in whole}
+    return RunConfig(strategy=strategy, optimizer=optimizer, privacy=privacy, **run)
+
+
+def _privacy(given: Mapping[str, Any], table: Mapping[str, Option]) -> Privacy | None:
+    """Return the privacy that the options describe, if any."""
+    whole = given.get("privacy")
+    own = {n: v for n, v in given.items() if n in table and _PRIVATE in table[n].owners}
+    if whole is None:
+        return Privacy(**own) if given.get(_PRIVATE) else None
+    if not isinstance(whole, Privacy):
+        raise ConfigError(f"privacy is {whole!r}; expected manyhands.Privacy(epsilon=…)")
+    if own or _PRIVATE in given:
+        beside = next(iter(own), _PRIVATE)
+        raise ConfigError(f"{beside} is given beside privacy={whole!r}; give it to that object")
+    return whole
+
+
+def _hint(owners: tuple[str, ...]) -> str:
+    return ", or add private" if _PRIVATE in owners else ""
 
 
 def _part(
@@ -121,7 +149,8 @@ def _name(part: Any) -> str:
 def flatten(config: RunConfig) -> dict[str, Any]:
     """Return every option of `config` by its flat name, as JSON can hold it."""
     flat: dict[str, Any] = {"strategy": config.strategy.name, "optimizer": _name(config.optimizer)}
-    for part in (config, config.strategy, config.optimizer):
+    flat |= {_PRIVATE: True} if config.privacy else {}
+    for part in (config, config.strategy, config.optimizer, config.privacy):
         if is_dataclass(part) and not isinstance(part, type):
             flat |= {f.name: getattr(part, f.name) for f in fields(part) if f.name not in _RUN_ONLY}
     flat["partition"] = config.partition_kind

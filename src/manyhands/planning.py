@@ -178,6 +178,7 @@ def _taken(strategy: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return what of the options this strategy takes; where it is alone, nothing is divided."""
     optimizer = given.get("optimizer", "sgd")
     takers = {"run", _name(strategy), _name(optimizer)}
+    takers |= {"private"} if given.get("private") else set()
     taken = {name: value for name, value in given.items() if takers & set(table()[name].owners)}
     if not uses_workers(strategy):
         taken = {name: v for name, v in taken.items() if name not in _DIVIDING} | {"workers": 1}

@@ -51,6 +51,7 @@ class Gossip(Strategy):
         partition="balanced",
         deterministic=True,
         resume=True,
+        private=True,
     )
 
     topology: Topology = field(

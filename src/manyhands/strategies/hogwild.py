@@ -53,6 +53,7 @@ class Hogwild(Strategy):
         partition="random-partition",
         deterministic=False,
         shares_memory=True,
+        private=True,
     )
 
     lock: bool = field(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from manyhands.strategies.strategy import Strategy, Supports
+from manyhands.strategies.strategy import Exposure, Strategy, Supports
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,7 +36,13 @@ class Sequential(Strategy):
         partition="balanced",
         deterministic=True,
         resume=True,
+        private=True,
     )
+
+    @property
+    def exposure(self) -> Exposure:
+        """Others see the sum only."""
+        return "sum"
 
     def run(self, worker: Worker) -> None:
         """Train on every batch in turn."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from manyhands import validate
 from manyhands.errors import ConfigError
-from manyhands.strategies.strategy import Strategy, Supports
+from manyhands.strategies.strategy import Exposure, Strategy, Supports
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,6 +53,7 @@ class Server(Strategy):
         identical=False,
         partition="random-partition",
         deterministic=False,
+        private=True,
     )
 
     masters: int = field(
@@ -74,6 +75,11 @@ class Server(Strategy):
                 "staleness_aware is given with staleness=0, where no push is stale; it would be "
                 "ignored: leave one of them out"
             )
+
+    @property
+    def exposure(self) -> Exposure:
+        """With s = 0 the masters use nothing but the sum of all pushes; else every push."""
+        return "masters" if self.staleness == 0 else "each"
 
     def check_model(self, *, layers: int) -> None:
         """Refuse masters that would own nothing."""

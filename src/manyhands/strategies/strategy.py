@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from manyhands.worker import Worker
+
+
+# What anybody but the worker itself sees of a gradient: only the sum over all workers; the sum,
+# once the masters have it; or every worker's own message.
+Exposure = Literal["sum", "masters", "each"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +31,7 @@ class Supports:
         shares_memory: Workers share one host's memory, and no MPI.
         resume: A run can go on from a checkpoint; where replicas are identical, with any number
             of workers.
+        private: Whoever sees what others send sees no more than `exposure` says.
     """
 
     many: bool
@@ -36,6 +42,7 @@ class Supports:
     deterministic: bool
     shares_memory: bool = False
     resume: bool = False
+    private: bool = False
 
 
 class Strategy(Protocol):
@@ -43,6 +50,11 @@ class Strategy(Protocol):
 
     name: ClassVar[str]
     supports: ClassVar[Supports]
+
+    @property
+    def exposure(self) -> Exposure:
+        """What others see of a worker's gradient; decides who adds how much noise."""
+        return "each"
 
     def validate(self, *, workers: int) -> None:
         """Refuse what cannot work with that many workers, before anything is started."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from manyhands.strategies.strategy import Strategy, Supports
+from manyhands.strategies.strategy import Exposure, Strategy, Supports
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,11 +53,17 @@ class Sync(Strategy):
         partition="balanced",
         deterministic=True,
         resume=True,
+        private=True,
     )
 
     allreduce: AllReduce = field(
         default="auto", metadata={"help": "how gradients are summed; auto picks by size and group"}
     )
+
+    @property
+    def exposure(self) -> Exposure:
+        """Others see the sum only."""
+        return "sum"
 
     def run(self, worker: Worker) -> None:
         """Train: gradient of my part, sum over all, the same update everywhere."""

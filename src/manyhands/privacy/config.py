@@ -1,0 +1,88 @@
+"""What a private run promises and how: the options of `Privacy`, checked before anything starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from manyhands import validate
+from manyhands.config import option
+from manyhands.errors import ConfigError
+
+if TYPE_CHECKING:
+    from manyhands.config import RunConfig
+
+# Where workers share one secret sample of the whole set, and where each samples its own records.
+SHARED, DISJOINT = "balanced", "by-id"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Privacy:
+    """Train with differential privacy (DP-SGD, Abadi et al. 2016, arXiv 1607.00133).
+
+    Give `epsilon`, and the noise is solved for; or `noise_multiplier`, and epsilon is stated. One
+    record more or less changes the distribution of all that others see of the run by no more than
+    (epsilon, delta); the number of records counts as public.
+    """
+
+    epsilon: float | None = option(None, "the budget: what the whole run may spend; solves sigma")
+    delta: float = option(1e-5, "the delta of (epsilon, delta)")
+    clip: float = option(1.0, "bound on the norm of one example's whole gradient")
+    noise_multiplier: float | None = option(
+        None, "sigma: the noise's standard deviation over clip; instead of epsilon"
+    )
+    distrust: bool = option(
+        False, "let each worker add all of the noise: no worker and no master is trusted"
+    )
+    secure_noise: bool = option(
+        False, "draw sample and noise from a cryptographic generator, safe against rounding"
+    )
+    preprocessing: Literal["none", "public"] = option(
+        "none", "public: what was learned from the data while preparing it may be known to all"
+    )
+    chunk_mb: int = option(256, "megabytes that gradients of single examples may take at a time")
+    fixed_key: int | None = option(
+        None, "for tests only: a sample and noise that can be guessed; the run is NOT PRIVATE"
+    )
+
+    def __post_init__(self) -> None:
+        validate.positive(epsilon=self.epsilon, delta=self.delta, clip=self.clip)
+        validate.positive(noise_multiplier=self.noise_multiplier)
+        validate.at_least(1, chunk_mb=self.chunk_mb)
+        validate.at_least(0, fixed_key=self.fixed_key)
+        validate.one_of(("none", "public"), preprocessing=self.preprocessing)
+        if self.delta >= 1:
+            raise ConfigError(f"delta is {self.delta!r}; expected a number between 0 and 1")
+        if (self.epsilon is None) == (self.noise_multiplier is None):
+            given = "neither" if self.epsilon is None else "both"
+            raise ConfigError(
+                f"{given} of epsilon and noise_multiplier given; expected one of them: the other "
+                "follows from it"
+            )
+        if self.secure_noise and self.fixed_key is not None:
+            raise ConfigError("fixed_key is given with secure_noise; leave one of them out")
+
+    def check(self, config: RunConfig) -> None:
+        """Refuse a run that could not keep the promise."""
+        name = config.strategy.name
+        if not config.strategy.supports.private:
+            raise ConfigError(f"{name} cannot be private; use another strategy")
+        kind, allowed = config.partition_kind, self.partitions(config)
+        if kind not in allowed:
+            raise ConfigError(
+                f"partition is {kind!r}, but a private {name} run needs {' or '.join(allowed)}: "
+                "which worker has a record must not depend on the other records or on its label"
+            )
+        if config.shares is not None:
+            raise ConfigError(
+                "shares are given, but a private run samples all records at one rate; leave it out"
+            )
+        if config.kernels == "compile":
+            raise ConfigError(
+                "kernels is 'compile', which a private run cannot use; use auto, or name others"
+            )
+
+    def partitions(self, config: RunConfig) -> tuple[str, ...]:
+        """Return how the data may be divided, what is used where nothing is said first."""
+        trusted = config.strategy.exposure == "sum" and not self.distrust
+        return (SHARED, DISJOINT) if trusted else (DISJOINT,)
