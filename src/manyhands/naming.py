@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+import pkgutil
 import sys
 from typing import Any
 
@@ -12,17 +14,23 @@ from manyhands.errors import ConfigError, nearest
 def factory(spec: str, field: str) -> Any:
     """Import what `package.module:name` names; the current folder counts as a place to look."""
     module_name, _, attribute = spec.partition(":")
-    if "" not in sys.path:
-        sys.path.insert(0, "")
+    # Like `python -m`: a user's own module lies where the command is given.
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.insert(0, os.getcwd())
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        if error.name and not module_name.startswith(error.name):
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise
-        raise ConfigError(f"{field} is {spec!r}, but there is no module {module_name!r}") from None
+        known = [found.name for found in pkgutil.iter_modules([os.getcwd()])]
+        raise ConfigError(
+            f"{field} is {spec!r}; there is no module {error.name!r}.{nearest(error.name, known)}"
+        ) from error
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{field} is {spec!r}; expected package.module:factory") from error
     if not hasattr(module, attribute):
         raise ConfigError(
-            f"{field} is {spec!r}, but {module_name} has no {attribute!r}."
+            f"{field} is {spec!r}; module {module_name} has no {attribute!r}."
             f"{nearest(attribute, dir(module))}"
         )
     return getattr(module, attribute)

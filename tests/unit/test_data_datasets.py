@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import sys
 
 import numpy as np
 import pytest
@@ -142,7 +143,7 @@ def test_blobs_are_the_same_everywhere_and_can_be_learnt(tmp_path):
 @pytest.fixture
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.path", [p for p in datasets.sys.path if p])
+    monkeypatch.setattr("sys.path", [p for p in sys.path if p])
     monkeypatch.setattr("sys.dont_write_bytecode", True)
     return tmp_path
 

@@ -60,6 +60,15 @@ def test_speedup_is_against_the_sequential_run_and_the_own_one() -> None:
     assert last.efficiency == pytest.approx(0.6)
 
 
+def test_speedup_is_against_the_sequential_run_with_the_same_learning_rate() -> None:
+    found = summary(
+        timed("sequential", 1, 30, lr=0.1), timed("sequential", 1, 10, lr=0.01),
+        timed("sync", 2, 5, lr=0.01), timed("sync", 2, 5, lr=0.1),
+    )  # fmt: skip
+    mine = {row.runs[0].config["lr"]: row.speedup for row in found.rows if row.workers == 2}
+    assert mine == {0.01: pytest.approx(2), 0.1: pytest.approx(6)}
+
+
 def test_without_a_sequential_run_only_the_own_speedup_is_known() -> None:
     last = summary(timed("sync", 1, 15), timed("sync", 4, 5)).rows[-1]
     assert last.speedup is None

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import os
-import pkgutil
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -16,6 +13,7 @@ from manyhands import validate
 from manyhands.data import bundled, npy, stored
 from manyhands.data.stored import Normalise
 from manyhands.errors import ConfigError, DataError, nearest
+from manyhands.naming import factory
 
 Source: TypeAlias = Any
 """(x, y) of arrays or tensors, or a torch map-style Dataset of such pairs."""
@@ -160,38 +158,12 @@ def load(spec: object) -> Data:
     if spec.endswith(".npz"):
         return Data.npz(spec)
     if ":" in spec:
-        made = _made(spec)
-        return made if isinstance(made, Data) else load(made)
+        made = factory(spec, "data")
+        return load(made() if callable(made) else made)
     raise ConfigError(
         f"data is {spec!r}; expected {', '.join(NAMES)}, an .npz file, a stored folder "
         f"or package.module:factory.{nearest(spec, NAMES)}"
     )
-
-
-def _made(spec: str) -> object:
-    """Import what "package.module:factory" names, and call it."""
-    module_name, _, attribute = spec.partition(":")
-    # Like `python -m`: a user's own module lies where the command is given.
-    if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise
-        known = [found.name for found in pkgutil.iter_modules([os.getcwd()])]
-        raise ConfigError(
-            f"data is {spec!r}; there is no module {error.name!r}.{nearest(error.name, known)}"
-        ) from error
-    except (ValueError, TypeError) as error:
-        raise ConfigError(f"data is {spec!r}; expected package.module:factory") from error
-    if not hasattr(module, attribute):
-        raise ConfigError(
-            f"data is {spec!r}; module {module_name} has no {attribute!r}."
-            f"{nearest(attribute, dir(module))}"
-        )
-    made: Callable[[], object] | object = getattr(module, attribute)
-    return made() if callable(made) else made
 
 
 def _pair(source: Source, where: str) -> tuple[np.ndarray, np.ndarray]:

@@ -13,7 +13,8 @@ from manyhands.report.scaling import Fit, fit
 from manyhands.report.wording import percent
 
 # Options that make it another task: a sequential run that differs here is no baseline.
-TASK = ("model", "data", "epochs", "batch_size", "limit", "optimizer", "max_steps", "dtype")
+TASK = ("model", "data", "epochs", "batch_size", "limit", "max_steps", "dtype")
+TASK += ("optimizer", "lr", "momentum", "weight_decay")
 AMOUNT = ("limit", "epochs", "max_steps")
 PHASES = ("compute", "update", "communicate", "wait")
 TOLERANCE = 0.01
