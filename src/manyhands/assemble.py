@@ -52,7 +52,9 @@ def worker(job: Job, comm: MPI.Comm | Communicator, folder: Path) -> tuple[Worke
     board.note(comm.rank, 0, "load")
     data = Stored.open(Path(job.data), train_limit=config.limit, dtype=config.dtype)
     rank = 0 if serves else comm.rank
-    plan = planned(config, examples=len(data.train), rank=rank, labels=data.train.labels)
+    plan = planned(
+        config, examples=len(data.train), rank=rank, labels=data.train.labels, ids=data.ids
+    )
     replica = _replica(job, data)
     config.strategy.check_model(layers=len(replica.layers))
     board.note(comm.rank, 0, "tune")

@@ -265,6 +265,41 @@ def allreduce(
         raise SystemExit(1)
 
 
+# The options that decide who sees what.
+_DIVIDE = ("strategy", "data", "workers", "partition", "shares", "seed", "limit", "batch_size")
+
+
+@app.command
+@partial(takes_options, without=[name for name in options() if name not in _DIVIDE])
+def partition(
+    *,
+    epoch: Annotated[int, Parameter(help="which epoch to look at")] = 1,
+    json_: Annotated[
+        bool, Parameter(name="--json", negative="", help="print the partition as one JSON object")
+    ] = False,
+    output: Annotated[
+        Path | None, Parameter(help="folder for partition.json and the picture (PNG, SVG)")
+    ] = None,
+    **given: Any,
+) -> None:
+    """Show who would see which examples, without training."""
+    from manyhands import dividing
+
+    found = dividing.divide(epoch, **given)
+    if output is not None:
+        dividing.write(found, output)
+    if json_:
+        print(json.dumps(found))
+        return
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    console.print(dividing.table(found))
+    console.print(dividing.sentence(found), soft_wrap=True)
+    if output is not None:
+        console.print(f"record and picture: {output}", soft_wrap=True)
+
+
 @app.command
 def doctor() -> None:
     """Say what is installed and working here, each with its remedy."""

@@ -12,7 +12,14 @@ if TYPE_CHECKING:
     from manyhands.config import RunConfig
 
 
-def plan(config: RunConfig, *, examples: int, rank: int, labels: np.ndarray | None = None) -> Plan:
+def plan(
+    config: RunConfig,
+    *,
+    examples: int,
+    rank: int,
+    labels: np.ndarray | None = None,
+    ids: np.ndarray | None = None,
+) -> Plan:
     """Return which examples come next for one worker; refuses what cannot be divided."""
     return Plan(
         config.partition_kind,
@@ -22,6 +29,7 @@ def plan(config: RunConfig, *, examples: int, rank: int, labels: np.ndarray | No
         size=config.workers,
         seed=config.seed,
         labels=labels,
+        ids=ids if config.partition_kind == "by-id" else None,
         shares=config.shares,
         whole_batches=config.strategy.supports.whole_batches,
     )

@@ -20,9 +20,9 @@ Source: TypeAlias = Any
 
 NAMES = ("mnist", "blobs")
 KEYS = (
-    ("train_x", "train_y", "test_x", "test_y"),
-    ("x_train", "y_train", "x_test", "y_test"),
-    ("x", "y", "x_test", "y_test"),
+    ("train_x", "train_y", "test_x", "test_y", "train_ids"),
+    ("x_train", "y_train", "x_test", "y_test", "ids_train"),
+    ("x", "y", "x_test", "y_test", "ids"),
 )
 ROWS_AT_ONCE = 4096
 
@@ -45,6 +45,8 @@ class Data:
         test: Likewise; None for no test set.
         classes: How many classes there are; the largest label + 1 where it is not given.
         normalise: (mean, std) of the features (of x/255 for bytes): numbers, or one per channel.
+        ids: One for each training record, whole numbers or text: what `by-id` divides the data by.
+            Records of one id stay together. By default a record's id is its row.
         name: What records call it.
 
     Raises:
@@ -59,6 +61,7 @@ class Data:
         *,
         classes: int | None = None,
         normalise: tuple[float | Sequence[float], float | Sequence[float]] | None = None,
+        ids: Sequence[object] | np.ndarray | None = None,
         name: str | None = None,
     ) -> None:
         self.name = name or "data"
@@ -68,14 +71,16 @@ class Data:
                 x, y = _pair(source, f"{self.name}: {part}")
                 self.arrays |= {f"{part}_x": x, f"{part}_y": y}
         self.classes = self._check(classes)
+        if ids is not None:
+            self.arrays["train_ids"] = _ids(ids, len(self.arrays["train_x"]), self.name)
         self.normalise = _normalise(normalise, self.arrays["train_x"])
 
     @classmethod
     def npz(cls, path: str | os.PathLike[str], **options: Any) -> Data:
         """Read an `.npz` file with the arrays train_x, train_y, test_x, test_y.
 
-        The names x_train, y_train, x_test, y_test, or x and y, do as well; a test set is optional.
-        Pickled objects in it are refused.
+        The names x_train, y_train, x_test, y_test, or x and y, do as well; a test set is optional,
+        and so are the records' ids (train_ids, ids_train or ids). Pickled objects are refused.
         """
         path = Path(path)
         arrays = npy.read_npz(path)
@@ -85,7 +90,7 @@ class Data:
                 return cls(
                     (arrays[names[0]], arrays[names[1]]),
                     None if test[0] is None and test[1] is None else test,
-                    **{"name": path.stem, **options},
+                    **{"name": path.stem, "ids": arrays.get(names[4]), **options},
                 )
         raise DataError(
             f"{path} holds {', '.join(sorted(arrays)) or 'nothing'}; "
@@ -251,6 +256,16 @@ def _targets(y: np.ndarray, classes: int | None, where: str) -> np.ndarray:
         row = int(outside.argmax())
         raise DataError(f"{where}: row {row} has label {y[row]}; expected 0 to {classes - 1}")
     return y.astype(np.int64)
+
+
+def _ids(given: Sequence[object] | np.ndarray, examples: int, where: str) -> np.ndarray:
+    ids = np.asarray(given)
+    if ids.shape != (examples,) or ids.dtype.kind not in "iuSU":
+        raise DataError(
+            f"{where}: ids are {ids.dtype} of shape {ids.shape}; expected a whole number or a text "
+            f"for each of {examples} training records"
+        )
+    return ids
 
 
 def _normalise(

@@ -182,3 +182,19 @@ def _hashed(ids: Sequence[object] | np.ndarray, size: int, seed: int) -> np.ndar
     )
     words = np.frombuffer(b"".join(owners), dtype="<u8")
     return (words % np.uint64(size)).astype(np.int64)
+
+
+def skew(classes: Sequence[Sequence[int] | None]) -> list[float | None]:
+    """Return how far each worker's mix of classes is from the mix of all: 0 the same, 1 apart.
+
+    This is the total variation distance, ½ Σ_c |p_k(c) − p(c)|; None where there are no classes.
+
+    >>> skew([[10, 10], [0, 20]])
+    [0.25, 0.25]
+    """
+    if any(counts is None for counts in classes):
+        return [None] * len(classes)
+    table = np.asarray(classes, dtype=np.float64)
+    whole = table.sum(axis=0) / max(table.sum(), 1)
+    own = table / np.maximum(table.sum(axis=1, keepdims=True), 1)
+    return [float(far) for far in np.abs(own - whole).sum(axis=1).round(12) / 2]

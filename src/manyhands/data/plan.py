@@ -168,6 +168,7 @@ class Plan:
             )
         return {
             "kind": self.partition,
+            "epoch": epoch,
             "workers": workers,
             "seen": int(np.count_nonzero(times)),
             "twice": int(np.count_nonzero(times > 1)),

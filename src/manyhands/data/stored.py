@@ -1,7 +1,8 @@
 """The form in which data reaches the workers: a folder of `.npy` files that they memory-map.
 
     FOLDER/train_x.npy, train_y.npy[, test_x.npy, test_y.npy]
-    FOLDER/data.json    {name, train, test, classes, sha256, normalise}
+    FOLDER/train_ids.npy    the records' ids, where there are any
+    FOLDER/data.json    {name, train, test, classes, sha256, normalise, ids}
 
 Features stored as bytes (uint8) stand for x/255, as images do; `normalise` then takes the mean off
 and divides by the standard deviation. `classes` is null where the targets are numbers (regression).
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-ARRAYS = ("train_x", "train_y", "test_x", "test_y")
+ARRAYS = ("train_x", "train_y", "test_x", "test_y", "train_ids")
 LIMIT_SEED = 0
 
 
@@ -54,6 +55,7 @@ class About:
     classes: int | None
     sha256: str
     normalise: Normalise | None
+    ids: bool = False
 
     @classmethod
     def read(cls, folder: Path) -> About:
@@ -213,6 +215,11 @@ class Stored:
         """The shape of one example."""
         return tuple(self._arrays["train_x"].shape[1:])
 
+    @property
+    def ids(self) -> np.ndarray | None:
+        """The training records' ids, (n,); None where a record is known by its row alone."""
+        return self._arrays.get("train_ids")
+
     @cached_property
     def train(self) -> Split:
         """The training set."""
@@ -249,7 +256,9 @@ def _limit(about: About, arrays: dict[str, np.ndarray], **limits: int | None) ->
                 f"{part}_limit is {limit}; {about.name} has {fields[part]} {part} examples"
             )
         kept = permutation(fields[part], LIMIT_SEED, "limit", part)[:limit]
-        for name in (f"{part}_x", f"{part}_y"):
+        if part == "train":
+            arrays.setdefault("train_ids", np.arange(fields[part]))
+        for name in (n for n in ARRAYS if n.startswith(part) and n in arrays):
             arrays[name] = arrays[name][kept]
         fields[part] = limit
         fields["sha256"] = hashlib.sha256(f"{fields['sha256']} {part} {limit}".encode()).hexdigest()
@@ -281,6 +290,7 @@ def write(
         classes=classes,
         sha256=content_hash(arrays),
         normalise=normalise,
+        ids="train_ids" in arrays,
     )
     folder.parent.mkdir(parents=True, exist_ok=True)
     part = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
@@ -332,7 +342,9 @@ def check(folder: Path) -> tuple[About, dict[str, np.ndarray]]:
     """
     about = About.read(folder)
     arrays = {}
-    for key in ARRAYS if about.test else ARRAYS[:2]:
+    there = {"train_x", "train_y"} | ({"test_x", "test_y"} if about.test else set())
+    there |= {"train_ids"} if about.ids else set()
+    for key in (name for name in ARRAYS if name in there):
         array = npy.map_rows(folder / f"{key}.npy")
         count = about.train if key.startswith("train") else about.test
         if len(array) != count:

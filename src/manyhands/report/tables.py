@@ -13,8 +13,10 @@ from manyhands.report.scaling import Fit, fit
 from manyhands.report.wording import percent
 
 # Options that make it another task: a sequential run that differs here is no baseline.
-TASK = ("model", "data", "epochs", "batch_size", "limit", "max_steps", "dtype")
-TASK += ("optimizer", "lr", "momentum", "weight_decay")
+TASK = (
+    "model", "data", "epochs", "batch_size", "limit", "max_steps", "dtype",
+    "optimizer", "lr", "momentum", "weight_decay",
+)  # fmt: skip
 AMOUNT = ("limit", "epochs", "max_steps")
 PHASES = ("compute", "update", "communicate", "wait")
 TOLERANCE = 0.01
