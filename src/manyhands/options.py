@@ -81,32 +81,32 @@ def configure(given: Mapping[str, Any]) -> RunConfig:
     """
     given = {name: value for name, value in given.items() if value is not None}
     table = options()
+    whole = given.pop("privacy", None)
     for name, value in given.items():
-        if name not in table and name != "privacy":
+        if name not in table:
             raise ConfigError(f"unknown option {name!r}.{nearest(name, table)}")
         if name not in _RUN_ONLY:
             _check_type(name, value, table[name].type)
     strategy = _part("strategy", given, STRATEGIES, "sync", table)
     optimizer = _part("optimizer", given, OPTIMIZERS, SGD.name, table)
-    privacy = _privacy(given, table)
+    privacy = _privacy(whole, given, table)
     mine = {getattr(strategy, "name", None), getattr(optimizer, "name", None), "run"}
     mine |= {_PRIVATE} if privacy else set()
-    others = {name: table[name].owners for name in given if name != "privacy"}
-    for name, owners in others.items():
+    for name in given:
+        owners = table[name].owners
         if not mine & set(owners):
             raise ConfigError(
                 f"{name} is an option of {', '.join(owners)}, not of {strategy.name} with "
                 f"{_name(optimizer)}; it would be ignored: leave it out{_hint(owners)}"
             )
-    whole = (*_RUN_ONLY, _PRIVATE)
-    run = {n: given[n] for n, owners in others.items() if owners == ("run",) and n not in whole}
+    parts = (*_RUN_ONLY, _PRIVATE)
+    run = {n: v for n, v in given.items() if table[n].owners == ("run",) and n not in parts}
     return RunConfig(strategy=strategy, optimizer=optimizer, privacy=privacy, **run)
 
 
-def _privacy(given: Mapping[str, Any], table: Mapping[str, Option]) -> Privacy | None:
+def _privacy(whole: Any, given: Mapping[str, Any], table: Mapping[str, Option]) -> Privacy | None:
     """Return the privacy that the options describe, if any."""
-    whole = given.get("privacy")
-    own = {n: v for n, v in given.items() if n in table and _PRIVATE in table[n].owners}
+    own = {n: v for n, v in given.items() if _PRIVATE in table[n].owners}
     if whole is None:
         return Privacy(**own) if given.get(_PRIVATE) else None
     if not isinstance(whole, Privacy):
