@@ -1,0 +1,231 @@
+"""What a private run costs: the epsilon of Poisson-sampled Gaussian steps, and its inverse.
+
+One private step takes each example with probability `rate`, clips, and adds Gaussian noise of
+standard deviation `noise_multiplier` × clip to the sum. `steps` of them compose to (ε, δ)
+differential privacy under adding or removing one example. Two methods:
+
+    pld   the privacy loss distribution (Koskela et al., arXiv 1906.03049; Doroshenko et al.,
+          arXiv 2207.04380), by dp-accounting, rounded up: a bound, and a tight one
+    rdp   Rényi differential privacy (Mironov et al., arXiv 1908.10530), by numerical integration
+          here: looser; it shares no code with the other, so it would show a mistake of either
+
+Guarantees: the statement holds for Poisson sampling only, never for shuffled batches; `pld` rounds
+up (beyond ε = 10,000 it is `rdp`'s figure); `noise_multiplier` returns noise whose epsilon, by
+`pld`, is at most the one asked for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any, Literal
+
+import numpy as np
+
+from manyhands import validate
+from manyhands.errors import ConfigError
+
+Method = Literal["pld", "rdp"]
+
+INSTALL = "pip install 'manyhands[private]'"
+# The orders that the field tries: fine where the best one usually is.
+ORDERS = (*(1 + i / 10 for i in range(1, 100)), *range(11, 64), 128, 256, 512, 1024)
+INTERVAL = 1e-4  # of the discretised privacy loss, for an epsilon between the next two
+_USUAL = (1.0, 50.0)  # below and above, it shrinks and grows with epsilon
+_FINEST = 0.02  # of that interval
+_COARSE = 1e-3  # ten times faster; for pictures and first guesses
+_LARGEST = 1e4  # an epsilon of which nothing more needs to be known
+_POINTS = 1 << 21  # an order whose integral needs more points than this is left out
+_DIGITS = 4  # of a noise multiplier that was solved for
+
+
+@dataclass(frozen=True)
+class Event:
+    """`steps` steps that take each example with probability `rate`.
+
+    Attributes:
+        steps: How many noised sums were, or will be, published.
+        rate: The probability with which each example takes part in a step.
+        noise_multiplier: Standard deviation of the noise on the sum, in units of the clipping norm.
+    """
+
+    steps: int
+    rate: float
+    noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        validate.at_least(0, steps=self.steps)
+        validate.between(0, 1, rate=self.rate)
+        validate.non_negative(noise_multiplier=self.noise_multiplier)
+
+
+def epsilon(event: Event, delta: float, method: Method = "pld") -> float:
+    """Return the epsilon of an event; infinite where no noise is added."""
+    return compose((event,), delta, method)
+
+
+def compose(events: Iterable[Event], delta: float, method: Method = "pld") -> float:
+    """Return the epsilon of all events together, one after the other on the same data.
+
+    A sweep publishes all of its runs: its epsilon is that of their composition.
+    """
+    _check(delta)
+    validate.one_of(("pld", "rdp"), method=method)
+    together = _merged(events)
+    if any(event.noise_multiplier == 0 for event in together):
+        return math.inf
+    return _rdp(together, delta) if method == "rdp" else _pld(together, delta, INTERVAL)
+
+
+def worst(events: Iterable[Event], delta: float, method: Method = "pld") -> float:
+    """Return the largest epsilon of events on disjoint parts of the data.
+
+    Adding or removing one example touches one part only, so the parts' costs do not add up.
+    """
+    return max((epsilon(event, delta, method) for event in set(events)), default=0.0)
+
+
+def curve(event: Event, delta: float, points: int = 24) -> list[tuple[int, float]]:
+    """Return (steps, epsilon) from few steps to all of them, by `pld`, for a picture."""
+    _check(delta)
+    if event.steps == 0 or event.noise_multiplier == 0:
+        return []
+    counts = sorted({math.ceil(event.steps * (i / points) ** 2) for i in range(1, points + 1)})
+    events = [Event(n, event.rate, event.noise_multiplier) for n in counts]
+    return [(e.steps, _pld((e,), delta, _COARSE)) for e in events]
+
+
+@lru_cache(maxsize=256)
+def noise_multiplier(epsilon: float, delta: float, rate: float, steps: int) -> float:
+    """Return the least noise, to four digits, whose epsilon by `pld` is at most the one given."""
+    validate.positive(epsilon=epsilon)
+    _check(delta)
+    if Event(steps, rate, 1.0).steps == 0 or rate == 0:
+        raise ConfigError(
+            f"steps is {steps} and the sampling rate {rate:g}; expected both above 0: without a "
+            "step no noise is needed"
+        )
+    guess = 1.0
+    for how, factor in (("rdp", 1.5), (_COARSE, 1.1), (INTERVAL, 1.001)):
+        guess = _solved(partial(_within, epsilon, delta, rate, steps, how), guess, factor)
+    return guess
+
+
+def _check(delta: float) -> None:
+    if not 0 < delta < 1:
+        raise ConfigError(f"delta is {delta!r}; expected a number between 0 and 1, such as 1e-5")
+
+
+def _merged(events: Iterable[Event]) -> tuple[Event, ...]:
+    """Add up the steps of like events, and leave out what costs nothing."""
+    steps: dict[tuple[float, float], int] = {}
+    for event in events:
+        if event.steps and event.rate:
+            kind = (event.rate, event.noise_multiplier)
+            steps[kind] = steps.get(kind, 0) + event.steps
+    return tuple(Event(n, *kind) for kind, n in sorted(steps.items()))
+
+
+def _within(
+    epsilon: float, delta: float, rate: float, steps: int, how: str | float, sigma: float
+) -> bool:
+    """Say whether that noise keeps to the budget, by `rdp` or by `pld` on a grid so fine."""
+    events = (Event(steps, rate, sigma),)
+    return (_rdp(events, delta) if how == "rdp" else _pld(events, delta, float(how))) <= epsilon
+
+
+@lru_cache(maxsize=4096)
+def _pld(events: tuple[Event, ...], delta: float, interval: float) -> float:
+    if not events:
+        return 0.0
+    rough = _rdp(events, delta)
+    if rough == 0 or rough > _LARGEST:
+        return rough
+    # On a fixed grid tiny losses would all be rounded up, and large ones would need gigabytes.
+    grid = interval * min(1.0, max(_FINEST, rough / _USUAL[0])) * max(1.0, rough / _USUAL[1])
+    composed: Any = None
+    for event in events:
+        loss = _loss(event.rate, event.noise_multiplier, grid).self_compose(event.steps)
+        composed = loss if composed is None else composed.compose(loss)
+    return float(composed.get_epsilon_for_delta(delta))
+
+
+@lru_cache(maxsize=64)
+def _loss(rate: float, sigma: float, interval: float) -> Any:
+    """Return the privacy loss distribution of one step, rounded up."""
+    return _library().from_gaussian_mechanism(
+        sigma,
+        sampling_prob=rate,
+        value_discretization_interval=interval,
+        pessimistic_estimate=True,
+    )
+
+
+def _library() -> Any:
+    try:
+        from dp_accounting.pld import privacy_loss_distribution
+    except ImportError:
+        raise ConfigError(
+            f"accounting for privacy needs the package dp-accounting; install it with {INSTALL}"
+        ) from None
+    return privacy_loss_distribution
+
+
+@lru_cache(maxsize=4096)
+def _rdp(events: tuple[Event, ...], delta: float) -> float:
+    """Return the least epsilon over the orders (Canonne et al., arXiv 2004.00010, prop. 12)."""
+    found = 0.0 if not events else math.inf
+    for order in ORDERS if events else ():
+        cost = sum(e.steps * renyi(order, e.rate, e.noise_multiplier) for e in events)
+        gain = math.log1p(-1 / order) - math.log(delta * order) / (order - 1)
+        found = min(found, max(0.0, cost + gain))
+    return found
+
+
+@lru_cache(maxsize=16384)
+def renyi(order: float, rate: float, sigma: float) -> float:
+    """Return the Rényi divergence of one sampled Gaussian step.
+
+    With x ~ N(0, σ²) it is log E[(1 − q + q e^((2x−1)/2σ²))^α] / (α − 1) (arXiv 1908.10530, §3.3).
+    The trapezium rule on a line converges geometrically: here to the last digits.
+    """
+    if rate == 1:
+        return order / (2 * sigma**2)
+    step = min(sigma / 4, sigma**2 / 2)
+    low, high = -14 * sigma, order + 14 * sigma
+    count = math.ceil((high - low) / step)
+    if count > _POINTS:
+        return math.inf
+    x: np.ndarray[Any, np.dtype[np.float64]] = np.linspace(low, high, count + 1)
+    ratio = np.logaddexp(math.log1p(-rate), math.log(rate) + (2 * x - 1) / (2 * sigma**2))
+    logs = order * ratio - x**2 / (2 * sigma**2)
+    top = float(logs.max())
+    mass = float(np.exp(logs - top).sum()) * (high - low) / count
+    log_mean = top + math.log(mass) - math.log(sigma * math.sqrt(2 * math.pi))
+    return max(0.0, log_mean / (order - 1))
+
+
+def _solved(enough: Callable[[float], bool], near: float, factor: float) -> float:
+    """Return the least number of four digits that is enough; more is enough, too.
+
+    Args:
+        enough: Says so for one number; it is costly.
+        near: Where the answer is expected.
+        factor: How far off, at first, the answer is sought.
+    """
+    low = high = _rounded(near, math.ceil)
+    while not enough(high):
+        low, high, factor = high, _rounded(high * factor, math.ceil), factor**2
+    while low == high or enough(low):
+        low, high, factor = _rounded(low / factor, math.floor), low, factor**2
+    while (middle := _rounded(math.sqrt(low * high), math.ceil)) < high:
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high
+
+
+def _rounded(number: float, way: Callable[[float], int]) -> float:
+    """Round up or down to four digits."""
+    unit = 10.0 ** (math.floor(math.log10(number)) - _DIGITS + 1)
+    return float(f"{way(round(number / unit, 6)) * unit:.{_DIGITS}g}")

@@ -1,0 +1,154 @@
+"""The accountant: pinned values, its inverse, composition; two methods check each other."""
+
+from __future__ import annotations
+
+import math
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from manyhands.errors import ConfigError
+from manyhands.privacy.accountant import (
+    Event,
+    compose,
+    curve,
+    epsilon,
+    noise_multiplier,
+    renyi,
+    worst,
+)
+
+DELTA = 1e-5
+TANH = Event(40 * 60_000 // 512, 512 / 60_000, 1.23)  # Tramèr and Boneh's recipe, Poisson batches
+
+
+def test_pinned_values() -> None:
+    event = Event(2250, 0.04, 1.5)
+    assert round(epsilon(event, DELTA, "rdp"), 4) == 7.3291
+    assert round(epsilon(event, DELTA, "pld"), 4) == 6.7688
+    assert round(epsilon(TANH, DELTA, "rdp"), 3) == 2.581
+    assert round(epsilon(TANH, DELTA, "pld"), 3) == 2.363
+
+
+def test_the_noise_for_epsilon_3() -> None:
+    assert noise_multiplier(3, DELTA, TANH.rate, TANH.steps) == 1.069
+
+
+@pytest.mark.parametrize(
+    ("wanted", "rate", "steps"),
+    [(0.1, 512 / 60_000, 1000), (1.0, 512 / 60_000, 1000), (1.0, 0.25, 40), (4.0, 1.0, 1)],
+)
+def test_solved_noise_keeps_to_the_budget_and_less_would_not(
+    wanted: float, rate: float, steps: int
+) -> None:
+    sigma = noise_multiplier(wanted, DELTA, rate, steps)
+    assert sigma == float(f"{sigma:.4g}")
+    assert epsilon(Event(steps, rate, sigma), DELTA) <= wanted
+    assert epsilon(Event(steps, rate, sigma * 0.998), DELTA) > wanted
+
+
+def test_it_agrees_with_the_librarys_own_accountants() -> None:
+    import dp_accounting
+    from dp_accounting import pld, rdp
+
+    gaussian = dp_accounting.GaussianDpEvent(TANH.noise_multiplier)
+    steps = dp_accounting.SelfComposedDpEvent(
+        dp_accounting.PoissonSampledDpEvent(TANH.rate, gaussian), TANH.steps
+    )
+    theirs = pld.PLDAccountant().compose(steps).get_epsilon(DELTA)
+    assert epsilon(TANH, DELTA) == pytest.approx(theirs, rel=1e-6)
+    # The library bounds fractional orders from above; ours are exact.
+    looser = rdp.RdpAccountant().compose(steps).get_epsilon(DELTA)
+    assert looser * 0.999 < epsilon(TANH, DELTA, "rdp") <= looser + 1e-9
+
+
+def test_one_unsampled_step_is_the_gaussian_mechanism() -> None:
+    from manyhands.privacy.bounds import gaussian_epsilon
+
+    for sigma in (1.0, 4.0):
+        exact = gaussian_epsilon(1 / sigma, DELTA)
+        assert exact <= epsilon(Event(1, 1.0, sigma), DELTA) <= exact * 1.0005
+        four = gaussian_epsilon(2 / sigma, DELTA)
+        assert epsilon(Event(4, 1.0, sigma), DELTA) == pytest.approx(four, rel=5e-4)
+
+
+@pytest.mark.parametrize("order", [2, 3, 8])
+def test_whole_orders_follow_the_binomial_sum(order: int) -> None:
+    q, sigma = 0.03, 0.9
+    terms = (
+        math.comb(order, k) * (1 - q) ** (order - k) * q**k * math.exp((k * k - k) / (2 * sigma**2))
+        for k in range(order + 1)
+    )
+    assert renyi(order, q, sigma) == pytest.approx(math.log(sum(terms)) / (order - 1), rel=1e-12)
+
+
+rates = st.floats(0.001, 1.0)
+noises = st.floats(1.0, 20.0)
+
+
+@settings(max_examples=5, deadline=None)
+@given(rate=rates, sigma=noises, steps=st.integers(1, 200))
+def test_rdp_is_never_below_pld_and_both_rise_with_the_steps(
+    rate: float, sigma: float, steps: int
+) -> None:
+    now, later = Event(steps, rate, sigma), Event(2 * steps, rate, sigma)
+    assert epsilon(now, DELTA) <= epsilon(now, DELTA, "rdp") * (1 + 1e-3) + 1e-3
+    for method in ("pld", "rdp"):
+        assert epsilon(now, DELTA, method) <= epsilon(later, DELTA, method) + 1e-9  # type: ignore[arg-type]
+
+
+def test_composition_of_like_events_adds_their_steps() -> None:
+    half = Event(1000, 0.01, 1.1)
+    for method in ("pld", "rdp"):
+        both = compose([half, half], DELTA, method)  # type: ignore[arg-type]
+        assert both == epsilon(Event(2000, 0.01, 1.1), DELTA, method)  # type: ignore[arg-type]
+
+
+def test_composition_costs_more_than_each_and_less_than_the_sum() -> None:
+    events = [Event(1000, 0.01, 1.1), Event(500, 0.02, 1.3)]
+    alone = [epsilon(e, DELTA) for e in events]
+    assert max(alone) < compose(events, DELTA) < sum(alone)
+    assert worst(events, DELTA) == max(alone)
+
+
+def test_nothing_costs_nothing_and_no_noise_costs_everything() -> None:
+    assert compose([], DELTA) == worst([], DELTA) == 0
+    assert epsilon(Event(0, 0.1, 1.0), DELTA) == 0
+    assert epsilon(Event(10, 0.0, 1.0), DELTA) == 0
+    assert epsilon(Event(1, 0.1, 0.0), DELTA) == math.inf
+    assert epsilon(Event(0, 0.1, 0.0), DELTA) == 0
+
+
+def test_the_curve_rises_to_the_stated_epsilon() -> None:
+    points = curve(TANH, DELTA)
+    steps, costs = zip(*points, strict=True)
+    assert list(costs) == sorted(costs)
+    assert list(steps) == sorted(set(steps))
+    assert points[-1][0] == TANH.steps
+    assert points[-1][1] == pytest.approx(epsilon(TANH, DELTA), rel=5e-3)
+
+
+@pytest.mark.parametrize("delta", [0.0, 1.0, -1e-5, math.nan])
+def test_a_delta_that_means_nothing_is_refused(delta: float) -> None:
+    with pytest.raises(ConfigError, match="delta is"):
+        epsilon(TANH, delta)
+
+
+def test_events_and_budgets_are_checked() -> None:
+    with pytest.raises(ConfigError, match=r"rate is 1\.5"):
+        Event(1, 1.5, 1.0)
+    with pytest.raises(ConfigError, match="noise_multiplier is -1"):
+        Event(1, 0.5, -1)
+    with pytest.raises(ConfigError, match="epsilon is 0"):
+        noise_multiplier(0, DELTA, 0.1, 10)
+    with pytest.raises(ConfigError, match="steps is 0"):
+        noise_multiplier(1, DELTA, 0.1, 0)
+
+
+def test_without_the_library_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "dp_accounting.pld", None)
+    with pytest.raises(ConfigError, match=r"pip install 'manyhands\[private\]'"):
+        epsilon(Event(7, 0.123, 1.7), DELTA)
+    assert epsilon(Event(7, 0.123, 1.7), DELTA, "rdp") > 0  # this method is our own
