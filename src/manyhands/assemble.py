@@ -12,8 +12,9 @@ import torch
 from torch import nn
 
 from manyhands import record as records
-from manyhands import tune
+from manyhands import slowing, tune
 from manyhands._version import __version__
+from manyhands.balancing import Balance
 from manyhands.board import BOARD_FILE, EVENTS_FILE, Board
 from manyhands.checkpoint import check
 from manyhands.config import RunConfig
@@ -76,8 +77,19 @@ def worker(job: Job, comm: MPI.Comm | Communicator, folder: Path) -> tuple[Worke
     torch.manual_seed(int(np.random.SeedSequence([config.seed, comm.rank]).generate_state(1)[0]))
     epochs = sum(plan.steps(e) for e in range(1, config.epochs + 1))
     board.steps(comm.rank, 0 if serves else min(epochs, config.max_steps or epochs))
+    _attach_speeds(made)
     _attach_lifecycle(job, made, kernels)
     return made, kernels
+
+
+def _attach_speeds(worker: Worker) -> None:
+    """Slow the worker down, or let its part of the batch follow its speed, where asked for."""
+    config, rank = worker.config, worker.rank
+    slow = slowing.parse(config.slow) if config.slow else None
+    worker.slow = slow if slow and slow.rank == rank else None
+    if config.balance == "speed":
+        worker.balance = Balance(rank=rank, size=config.workers, batch_size=config.batch_size)
+        worker.facts["shares"] = worker.balance.history
 
 
 def _attach_lifecycle(job: Job, worker: Worker, kernels: tune.Kernels) -> None:

@@ -99,6 +99,7 @@ def capture(worker: Worker) -> Part:
         "evaluation": clock.evaluation,
         "facts": worker.facts,
         "strategy": counts,
+        "balance": worker.balance.state() if worker.balance else None,
     }
     return Part(tensors, numbers)
 
@@ -133,6 +134,9 @@ def restore(worker: Worker, checkpoint: Checkpoint) -> None:
     if not known:
         worker.epochs = [Epoch(e.epoch, steps=e.steps, seconds=e.seconds) for e in worker.epochs]
     worker.facts = dict(numbers["facts"])
+    if worker.balance and numbers.get("balance"):
+        worker.balance.restore(numbers["balance"], worker.step)
+        worker.facts["shares"] = worker.balance.history
     worker.clock = Clock(evaluation=numbers["evaluation"], before=numbers["seconds"])
     if not resized:
         worker.losses = tensors["losses"].tolist()

@@ -78,7 +78,7 @@ def record(job: Job, worker: Worker, kernels: Kernels, process: dict[str, float]
         merged["batch"] = {"update": worker.config.batch_size, "worker": firsts}
         merged["epochs"] = _epochs(worker, seen[: worker.config.workers])
         merged["strategy"] = worker.facts
-        merged["partition"] = worker.plan.describe(worker.epochs[-1].epoch)
+        merged["partition"] = worker.plan.describe(worker.epochs[-1].epoch, worker.shares())
         merged["result"] = _result(worker, workers, merged["epochs"])
         output = Path(job.output)
         worker.params.copy_(params)

@@ -6,7 +6,7 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,14 +15,17 @@ import torch
 
 from manyhands.clock import Clock, Epoch
 from manyhands.errors import DivergedError, WorkerError
+from manyhands.slowing import Slow, slowed
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from manyhands.balancing import Balance
     from manyhands.board import Board
     from manyhands.comm import Communicator
     from manyhands.config import RunConfig
     from manyhands.data import Plan, Split, Stored
+    from manyhands.data.plan import Shares
     from manyhands.lifecycle import Lifecycle
     from manyhands.replica import Loss, Replica
 
@@ -61,6 +64,8 @@ class Worker:
     facts: dict[str, Any] = field(default_factory=dict)
     state: Any = None  # what the strategy keeps from step to step, if anything
     lifecycle: Lifecycle | None = None
+    balance: Balance | None = None
+    slow: Slow | None = None  # if this worker is to be slower than it could be
     step: int = 0
     stopped: str = "epochs"
 
@@ -94,7 +99,7 @@ class Worker:
                 self.epochs.append(Epoch(number))
             epoch = self.epochs[-1]
             self._stop_at_max_steps()  # a run that goes on may have done them all
-            for share in self.plan.epoch(number, start=epoch.steps):
+            for share in self.plan.epoch(number, epoch.steps, self.shares()):
                 if self.stopped != "epochs":
                     break
                 self.clock.begun.append(time.monotonic())
@@ -102,6 +107,8 @@ class Worker:
                 x, y = self.data.train.batch(share.indices)
                 yield Batch(x, y, len(share.indices) / share.total, share.total)
                 self._end_step(epoch)
+                if self.balance:
+                    self.balance.after_step(self, len(share.indices))
                 if self.lifecycle:
                     self.lifecycle.after_step(self)
                 self._stop_at_max_steps()
@@ -116,9 +123,16 @@ class Worker:
             self.clock.ended = time.monotonic()
             self.board.note(self.rank, self.step, "done")  # to wait for others is not to hang
 
+    def shares(self) -> Shares | None:
+        """Return the workers' parts at each step of this epoch, where they are not fixed."""
+        balance, before = self.balance, self.step - self.epochs[-1].steps
+        return None if balance is None else lambda step: balance.at(before + step)
+
     def gradient(self, batch: Batch) -> Tensor:
         """Return the gradient of the batch's mean loss, times the batch's weight; shape (dim,)."""
-        loss = self.replica.gradient(batch.x, batch.y)
+        slow = self.slow
+        with slowed(slow, self.replica, batch.x, batch.y) if slow else nullcontext():
+            loss = self.replica.gradient(batch.x, batch.y)
         if batch.weight != 1.0:
             self.replica.grad.mul_(batch.weight)
         self._note_loss(loss)

@@ -31,6 +31,8 @@ class Supports:
         shares_memory: Workers share one host's memory, and no MPI.
         resume: A run can go on from a checkpoint; where replicas are identical, with any number
             of workers.
+        balance: The workers' parts of a batch may change from step to step without changing the
+            update, since gradients are summed.
         private: Whoever sees what others send sees no more than `exposure` says.
     """
 
@@ -42,6 +44,7 @@ class Supports:
     deterministic: bool
     shares_memory: bool = False
     resume: bool = False
+    balance: bool = False
     private: bool = False
 
 
