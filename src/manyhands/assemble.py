@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from manyhands import record as records
 from manyhands import slowing, tune
 from manyhands._version import __version__
 from manyhands.balancing import Balance
@@ -24,9 +23,11 @@ from manyhands.lifecycle import Lifecycle, restore
 from manyhands.models import LOSSES, MODELS, OWN_LOSS
 from manyhands.optimizers import SGD, Adam, AdamW
 from manyhands.options import flatten
+from manyhands.place import kernel
 from manyhands.replica import LossFunction, Replica
 from manyhands.resuming import verify
 from manyhands.sharing import plan as planned
+from manyhands.surroundings import granted_threads
 from manyhands.testing import striker
 from manyhands.worker import Worker
 
@@ -138,8 +139,10 @@ def _own_threads(config: RunConfig, group: Communicator) -> int:
     """Return how many threads this worker may use in a group that somebody else started."""
     if config.threads:
         return config.threads
+    if granted := granted_threads():
+        return granted
     mask = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    here = [m for host, m in group.gather([records.host(), mask]) if host == records.host()]
+    here = [m for theirs, m in group.gather([kernel(), mask]) if theirs == kernel()]
     cores = {core for m in here for core in m} or set(range(os.cpu_count() or 1))
     bound = sum(map(len, here)) == len(cores)  # every process has cores of its own
     return max(1, len(mask) if bound and mask else len(cores) // len(here))

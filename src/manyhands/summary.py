@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from manyhands import record as records
 from manyhands._version import __version__
 from manyhands.options import flatten
+from manyhands.place import host
 
 if TYPE_CHECKING:
     from manyhands.job import Job
@@ -139,7 +140,7 @@ def _worker(
     return {
         "rank": worker.rank,
         "role": worker.role,
-        "host": records.host(),
+        "host": host(),
         "pid": int(worker.board.rows[worker.rank, 0]),
         "examples": sum(e.examples for e in worker.epochs),
         "steps": worker.step,

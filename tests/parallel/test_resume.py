@@ -15,7 +15,8 @@ from manyhands.board import BOARD_FILE, Board
 from manyhands.checkpoint import newest
 from manyhands.data import Data, store
 from manyhands.errors import ConfigError
-from manyhands.job import Job, from_root
+from manyhands.job import Job
+from manyhands.meeting import from_root
 from manyhands.options import configure
 
 WORLD = MPI.COMM_WORLD

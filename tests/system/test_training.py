@@ -361,7 +361,7 @@ def test_a_module_given_as_model_is_copied(tmp_path):
 
 @pytest.mark.parametrize("mpi", ["mpich", "openmpi"])
 def test_under_mpiexec_the_same_script_joins_that_group(tmp_path, mpi):
-    from manyhands import launch
+    from manyhands import mpis
 
     script = tmp_path / "script.py"
     script.write_text(
@@ -374,8 +374,8 @@ def test_under_mpiexec_the_same_script_joins_that_group(tmp_path, mpi):
             """
         )
     )
-    library = launch.find_mpi(mpi)
-    line, environment = launch.command(library, 3, [str(script), str(tmp_path / "run")])
+    library = mpis.find_mpi(mpi)
+    line, environment = mpis.command(library, 3, [str(script), str(tmp_path / "run")])
     done = subprocess.run(
         line, env=environment, capture_output=True, text=True, timeout=100, check=False
     )
@@ -387,11 +387,11 @@ def test_under_mpiexec_the_same_script_joins_that_group(tmp_path, mpi):
 
 
 def test_under_mpiexec_bad_input_ends_all_ranks(tmp_path):
-    from manyhands import launch
+    from manyhands import mpis
 
     (tmp_path / "run.json").write_text("{}")
     arguments = ["-m", "manyhands", "train", *SMALL, "--output", str(tmp_path)]
-    line, environment = launch.command(launch.find_mpi(), 2, arguments)
+    line, environment = mpis.command(mpis.find_mpi(), 2, arguments)
     done = subprocess.run(
         line, env=environment, capture_output=True, text=True, timeout=60, check=False
     )
