@@ -367,10 +367,11 @@ def test_under_mpiexec_the_same_script_joins_that_group(tmp_path, mpi):
     script.write_text(
         textwrap.dedent(
             """
-            import sys
+            import os, pathlib, sys
             import manyhands as mh
             result = mh.fit("mlp", "blobs", epochs=1, output=sys.argv[1], progress=False)
-            print(result.record["processes"], result.accuracy)
+            told = f"{result.record['processes']} {result.accuracy}"
+            pathlib.Path(f"{sys.argv[1]}-{os.getpid()}.txt").write_text(told)
             """
         )
     )
@@ -380,10 +381,11 @@ def test_under_mpiexec_the_same_script_joins_that_group(tmp_path, mpi):
         line, env=environment, capture_output=True, text=True, timeout=100, check=False
     )
     assert done.returncode == 0, done.stderr
-    lines = done.stdout.split("\n")
-    assert (
-        len({line for line in lines if line.startswith("3 ")}) == 1
-    )  # all ranks have the same result
+    told = [path.read_text() for path in tmp_path.glob("run-*.txt")]
+    assert len(told) == 3
+    assert set(told) == {
+        f"3 {json.loads((tmp_path / 'run/run.json').read_text())['result']['accuracy']}"
+    }
 
 
 def test_under_mpiexec_bad_input_ends_all_ranks(tmp_path):
