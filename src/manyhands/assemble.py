@@ -19,7 +19,7 @@ from manyhands.checkpoint import check
 from manyhands.config import RunConfig
 from manyhands.data import Stored
 from manyhands.errors import ConfigError, nearest
-from manyhands.lifecycle import Lifecycle, restore
+from manyhands.lifecycle import Lifecycle, Mark, restore
 from manyhands.models import LOSSES, MODELS, OWN_LOSS
 from manyhands.optimizers import SGD, Adam, AdamW
 from manyhands.options import flatten
@@ -79,6 +79,7 @@ def worker(job: Job, comm: MPI.Comm | Communicator, folder: Path) -> tuple[Worke
     epochs = sum(plan.steps(e) for e in range(1, config.epochs + 1))
     board.steps(comm.rank, 0 if serves else min(epochs, config.max_steps or epochs))
     _attach_speeds(made)
+    config.strategy.prepare(made)
     _attach_lifecycle(job, made, kernels)
     return made, kernels
 
@@ -108,6 +109,7 @@ def _attach_lifecycle(job: Job, worker: Worker, kernels: tune.Kernels) -> None:
         found = check(Path(job.checkpoint))
         verify(found, worker, _own_name(job.loss))
         restore(worker, found)
+        worker.lifecycle.mark = Mark(found.step)
 
 
 def _own_name(loss: Any) -> str | None:

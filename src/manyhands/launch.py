@@ -72,7 +72,7 @@ def launch(job: Job, processes: int, folder: Path, watch: Watch | None = None) -
         ended.exit_code = 128 + board.asked()
         raise ended
     if group.returncode or (folder / ERROR_FILE).exists():
-        raise _explain(folder, board, group.returncode)
+        raise _explain(folder, board, group.returncode, guard.died)
 
 
 def end_with_parent() -> None:
@@ -99,8 +99,7 @@ def _follow(
         if ended:
             return
         guard.look()
-        with suppress(subprocess.TimeoutExpired):
-            group.wait(_POLL)
+        guard.wait(_POLL)
 
 
 def _end(group: subprocess.Popen[bytes], board: Board) -> None:
@@ -138,8 +137,8 @@ def _is_ours(pid: int) -> bool:
         return False
 
 
-def _explain(folder: Path, board: Board, code: int) -> ManyhandsError:
-    """Return the failure as the user should see it."""
+def _explain(folder: Path, board: Board, code: int, gone: list[int]) -> ManyhandsError:
+    """Return the failure as the user should see it; `gone` are those who were seen to go first."""
     if (folder / ERROR_FILE).exists():
         return raised(json.loads((folder / ERROR_FILE).read_text()))
     for teller, words in board.heard():
@@ -149,21 +148,23 @@ def _explain(folder: Path, board: Board, code: int) -> ManyhandsError:
     if not notes:
         return LaunchError(f"the group ended with {code} before any worker started:\n{said}")
     where = "; ".join(f"rank {n.rank} at step {n.step} ({n.operation})" for n in notes)
-    rank = _dead(said, notes)
+    rank = _dead(said, notes, gone)
     who = "a worker" if rank is None else f"rank {rank}"
     return WorkerError(
         f"{who} died without a word (the group ended with {code}); last seen: {where}", rank=rank
     )
 
 
-def _dead(said: str, notes: list[Note]) -> int | None:
-    """Return the rank of the worker that died, as mpiexec tells it: by its pid or by its rank."""
-    for found in re.finditer(r"(?:PID|pid) (\d+)", said):
-        ranks = [n.rank for n in notes if n.pid == int(found[1])]
-        if ranks:
-            return ranks[0]
-    by_rank = re.search(r"(?:process rank|rank:?) (\d+)", said)
-    return int(by_rank[1]) if by_rank else None
+def _dead(said: str, notes: list[Note], gone: list[int]) -> int | None:
+    """Return the rank of the worker that died: as it was seen, or as mpiexec tells it.
+
+    mpiexec tells a pid or a rank; where it has ended the others, it may tell one of those.
+    """
+    pids = {int(found[1]) for found in re.finditer(r"(?:PID|pid) (\d+)", said)}
+    told = [n.rank for n in notes if n.pid in pids]
+    told += [int(found[1]) for found in re.finditer(r"(?:process rank|rank:?) (\d+)", said)]
+    agreed = [rank for rank in told if rank in gone]
+    return next(iter([*agreed, *gone, *told]), None)
 
 
 def private_folder() -> Path:

@@ -29,7 +29,7 @@ def train(worker: Worker) -> dict[str, float]:
     worker.config.strategy.run(worker)
     seconds, after = worker.clock.seconds(), records.usage()
     if worker.lifecycle:
-        worker.lifecycle.writer.wait()
+        worker.lifecycle.end(worker)
     if not worker.config.strategy.supports.together:
         judge(worker)
     worker.board.note(worker.rank, worker.step, "record")

@@ -27,6 +27,7 @@ def main(folder: Path) -> None:
         fail(folder, comm.rank, error)
         raise SystemExit(error.exit_code) from None
     try:
+        Board(folder / BOARD_FILE, comm.size).enter(comm.rank)  # so that our death has a name
         job = Job.read(folder)
         redirect(Path(job.output), comm.rank)
         perform(job, comm, folder)

@@ -115,7 +115,7 @@ class Worker:
             epoch.seconds = self.clock.seconds()
             if together:
                 self._judge(epoch)
-            elif self.rank == 0:
+            elif self.rank == 0 and self.stopped != "signal":
                 self._keep(epoch)
             if self.stopped != "epochs":
                 break
@@ -191,7 +191,8 @@ class Worker:
     def _keep(self, epoch: Epoch) -> None:
         """Keep a copy to judge later, or judge it now and alone if the run may have to stop."""
         with self.evaluating():
-            self.kept.append(self.config.strategy.consensus(self).clone())
+            # A run that goes on past its last step has kept this epoch's copy already.
+            self.kept[epoch.epoch - 1 :] = [self.config.strategy.consensus(self).clone()]
             if self.config.target_accuracy is not None:
                 epoch.test_loss, epoch.test_accuracy = self.evaluate(self.kept[-1], alone=True)
                 self._stop_at_target(epoch)

@@ -4,8 +4,8 @@ import pickle
 
 import pytest
 
-from manyhands import errors
-from manyhands.board import Board
+from manyhands import errors, launch
+from manyhands.board import Board, Note
 from manyhands.errors import LaunchError
 from manyhands.job import ERROR_FILE, JOB_FILE, Job, fail, raised
 from manyhands.options import configure
@@ -22,6 +22,28 @@ def a_job(folder, **given):
         command="test",
         launched=0.0,
     )
+
+
+HYDRA = "BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n=   PID {} RUNNING AT host"
+PRTE = "prterun noticed that process rank {} with PID 99 on node host exited on signal 9"
+
+
+@pytest.mark.parametrize(
+    ("said", "gone", "dead"),
+    [
+        (HYDRA.format(101), [], 1),
+        (HYDRA.format(101), [1, 2], 1),
+        (HYDRA.format(100), [1], 1),  # mpiexec had ended rank 0 itself
+        (HYDRA.format(77), [2], 2),  # one that had not yet entered
+        (HYDRA.format(77), [], None),
+        (PRTE.format(2), [], 2),
+        ("", [1], 1),
+        ("", [], None),
+    ],
+)
+def test_who_died_is_known_by_what_was_seen_and_what_mpiexec_tells(said, gone, dead):
+    notes = [Note(rank, 100 + rank, 5, 9, "gradient", 0.0) for rank in range(3)]
+    assert launch._dead(said, notes, gone) == dead
 
 
 def test_a_job_travels(tmp_path):

@@ -69,6 +69,15 @@ class Strategy(Protocol):
         """Return how many processes take part: by rank, the workers first, then any masters."""
         return workers
 
+    def prepare(self, worker: Worker) -> None:
+        """Arrange a worker that was just built, before it is put where its checkpoint was."""
+
+    def pause(self, worker: Worker) -> None:
+        """Take part in a checkpoint if one is due; asked between two steps of a worker.
+
+        Only where workers do not step together: nobody else is there to agree on it.
+        """
+
     def state(self, worker: Worker) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
         """Return what a checkpoint needs beside parameters and optimizer: tensors and numbers."""
         return {}, {}
