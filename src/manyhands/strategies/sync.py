@@ -53,7 +53,6 @@ class Sync(Strategy):
         partition="balanced",
         deterministic=True,
         resume=True,
-        balance=True,
         private=True,
     )
 
