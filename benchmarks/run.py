@@ -19,7 +19,7 @@ from rich.table import Table
 
 from manyhands import bench
 from manyhands.allreduce import ALGORITHMS
-from manyhands.launch import command, find_mpi
+from manyhands.mpis import command, find_mpi
 from manyhands.record import cores, cpu_name
 
 HERE = Path(__file__).parent

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,22 +11,23 @@ import numpy as np
 import torch
 from torch import nn
 
-from manyhands import record as records
-from manyhands import tune
+from manyhands import slowing, tune
 from manyhands._version import __version__
+from manyhands.balancing import Balance
 from manyhands.board import BOARD_FILE, EVENTS_FILE, Board
 from manyhands.checkpoint import check
 from manyhands.config import RunConfig
-from manyhands.data import Plan, Stored
+from manyhands.data import Stored
 from manyhands.errors import ConfigError, nearest
-from manyhands.lifecycle import Lifecycle, restore
+from manyhands.lifecycle import Lifecycle, Mark, restore
 from manyhands.models import LOSSES, MODELS, OWN_LOSS
 from manyhands.optimizers import SGD, Adam, AdamW
 from manyhands.options import flatten
-from manyhands.protecting import open_ledger, protect
+from manyhands.place import kernel
 from manyhands.replica import LossFunction, Replica
-from manyhands.resuming import fingerprint, verify
+from manyhands.resuming import verify
 from manyhands.sharing import plan as planned
+from manyhands.surroundings import granted_threads
 from manyhands.testing import striker
 from manyhands.worker import Worker
 
@@ -61,40 +60,38 @@ def worker(job: Job, comm: MPI.Comm | Communicator, folder: Path) -> tuple[Worke
     replica = _replica(job, data)
     config.strategy.check_model(layers=len(replica.layers))
     board.note(comm.rank, 0, "tune")
-    batch = data.train.batch(_indices(config, plan))
-    sampler, mechanism = None, None
-    if config.privacy:
-        sampler, mechanism = protect(config, plan, replica, batch, group)
-    step = partial(mechanism.try_out, *batch) if mechanism else partial(replica.gradient, *batch)
-    kernels = _kernels(config, replica, batch, group, step)
+    share = next(plan.epoch(1), None)
+    indices = share.indices if share and len(share.indices) else np.zeros(1, dtype=np.int64)
+    batch = data.train.batch(indices)
+    kernels = _kernels(config, replica, batch, group)
     made = Worker(
         config=config,
         replica=replica,
         optimizer=_optimizer(config, replica, batch),
         comm=group,
-        plan=sampler or plan,
-        mechanism=mechanism,
+        plan=plan,
         data=data,
         board=board,
         announce=_Announcer(folder / EVENTS_FILE) if comm.rank == 0 else None,
     )
     # Dropout must differ between workers; initial weights, drawn before this line, must not.
-    if not config.privacy:
-        seed = np.random.SeedSequence([config.seed, comm.rank]).generate_state(1)[0]
-        torch.manual_seed(int(seed))
-    epochs = sum(made.plan.steps(e) for e in range(1, config.epochs + 1))
+    torch.manual_seed(int(np.random.SeedSequence([config.seed, comm.rank]).generate_state(1)[0]))
+    epochs = sum(plan.steps(e) for e in range(1, config.epochs + 1))
     board.steps(comm.rank, 0 if serves else min(epochs, config.max_steps or epochs))
+    _attach_speeds(made)
+    config.strategy.prepare(made)
     _attach_lifecycle(job, made, kernels)
     return made, kernels
 
 
-def _indices(config: RunConfig, plan: Plan) -> np.ndarray:
-    """Return examples to try things out on: as many as a batch has. A private sample is secret."""
-    if config.privacy:
-        split = 1 if config.strategy.supports.whole_batches else config.workers
-        return np.arange(min(plan.examples, max(1, config.batch_size // split)))
-    share = next(plan.epoch(1), None)
-    return share.indices if share and len(share.indices) else np.zeros(1, dtype=np.int64)
+def _attach_speeds(worker: Worker) -> None:
+    """Slow the worker down, or let its part of the batch follow its speed, where asked for."""
+    config, rank = worker.config, worker.rank
+    slow = slowing.parse(config.slow) if config.slow else None
+    worker.slow = slow if slow and slow.rank == rank else None
+    if config.balance == "speed":
+        worker.balance = Balance(rank=rank, size=config.workers, batch_size=config.batch_size)
+        worker.facts["shares"] = worker.balance.history
 
 
 def _attach_lifecycle(job: Job, worker: Worker, kernels: tune.Kernels) -> None:
@@ -102,21 +99,17 @@ def _attach_lifecycle(job: Job, worker: Worker, kernels: tune.Kernels) -> None:
     about = {
         "manyhands": __version__,
         "options": flatten(worker.config),
-        "data": fingerprint(worker),
+        "data": worker.data.sha256,
         "kernels": kernels.choice,
         "loss": _own_name(job.loss),
         "layers": [[layer.name, layer.start, layer.stop] for layer in worker.replica.layers],
     }
     worker.lifecycle = Lifecycle(worker, Path(job.output), about)
-    remembered = None
     if job.checkpoint:
         found = check(Path(job.checkpoint))
         verify(found, worker, _own_name(job.loss))
         restore(worker, found)
-        known = worker.rank < found.about["processes"]
-        remembered = found.part(worker.rank).numbers["privacy"] if known else None
-    if worker.mechanism:
-        open_ledger(worker, Path(job.output), remembered)
+        worker.lifecycle.mark = Mark(found.step)
 
 
 def _own_name(loss: Any) -> str | None:
@@ -148,8 +141,10 @@ def _own_threads(config: RunConfig, group: Communicator) -> int:
     """Return how many threads this worker may use in a group that somebody else started."""
     if config.threads:
         return config.threads
+    if granted := granted_threads():
+        return granted
     mask = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    here = [m for host, m in group.gather([records.host(), mask]) if host == records.host()]
+    here = [m for theirs, m in group.gather([kernel(), mask]) if theirs == kernel()]
     cores = {core for m in here for core in m} or set(range(os.cpu_count() or 1))
     bound = sum(map(len, here)) == len(cores)  # every process has cores of its own
     return max(1, len(mask) if bound and mask else len(cores) // len(here))
@@ -185,7 +180,6 @@ def _kernels(
     replica: Replica,
     batch: tuple[torch.Tensor, torch.Tensor],
     group: Communicator,
-    step: Callable[[], object],
 ) -> tune.Kernels:
     if config.kernels != "auto":
         return tune.given(replica, config.kernels)
@@ -194,8 +188,6 @@ def _kernels(
         batch,
         group.maximum,
         lambda mine: group.gather(mine)[0],
-        step=step,
-        kind="private" if config.privacy else "plain",
         takes_part=group.rank < config.workers,
     )
 

@@ -28,8 +28,8 @@ from manyhands import validate
 from manyhands.allreduce import ALGORITHMS, Metered, cost
 from manyhands.allreduce.buffers import Array
 from manyhands.errors import ConfigError, LaunchError
-from manyhands.job import from_root
-from manyhands.launch import command, find_mpi
+from manyhands.meeting import from_root
+from manyhands.mpis import command, find_mpi
 
 Record = dict[str, Any]
 _UNITS = {"": 1, "B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}

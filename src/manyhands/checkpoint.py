@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 SCHEMA = 1
 FOLDER = "checkpoints"
 MANIFEST = "checkpoint.json"
-_PATIENCE = 60.0  # seconds that rank 0 waits for the others' parts
 
 
 @dataclass(frozen=True)
@@ -91,11 +90,14 @@ class Writer:
         rank: This process's number.
         size: How many processes write a part.
         keep: How many whole checkpoints stay.
+        patience: Seconds that rank 0 waits for the others' parts.
     """
 
-    def __init__(self, output: Path, rank: int, size: int, keep: int) -> None:
+    def __init__(
+        self, output: Path, rank: int, size: int, keep: int, patience: float = 60.0
+    ) -> None:
         self.folder = output / FOLDER
-        self.rank, self.size, self.keep = rank, size, keep
+        self.rank, self.size, self.keep, self.patience = rank, size, keep, patience
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         if rank == 0:  # parts of a run that was killed must not be taken for this one's
@@ -132,7 +134,7 @@ class Writer:
         if self.rank != 0:
             return
         names = [f"rank-{rank}.json" for rank in range(self.size)]
-        _await(temporary, names)
+        _await(temporary, names, self.patience)
         files = sorted(temporary.glob("rank-*"))
         about["sha256"] = {p.name: _sha256(p) for p in files if not p.name.endswith(".part")}
         _write_file(temporary / MANIFEST, _sealed(about))
@@ -171,12 +173,12 @@ def _sync_folder(path: Path) -> None:
         os.close(handle)
 
 
-def _await(folder: Path, names: list[str]) -> None:
-    """Wait for the other processes' parts; they write at the same time, so it is never long."""
-    deadline = time.monotonic() + _PATIENCE
+def _await(folder: Path, names: list[str], patience: float) -> None:
+    """Wait for the other processes' parts, which come within a step of theirs."""
+    deadline = time.monotonic() + patience
     while missing := [name for name in names if not (folder / name).exists()]:
         if time.monotonic() > deadline:
-            raise OSError(f"{folder} still lacks {', '.join(missing)} after {_PATIENCE:.0f} s")
+            raise OSError(f"{folder} still lacks {', '.join(missing)} after {patience:.0f} s")
         time.sleep(0.005)
 
 

@@ -18,6 +18,7 @@ from cyclopts import App, Parameter
 from manyhands._version import __version__
 from manyhands.errors import ConfigError, ManyhandsError, WorkerError
 from manyhands.options import Option, options
+from manyhands.surroundings import group_rank
 
 app = App(
     name="manyhands",
@@ -100,8 +101,7 @@ def train(
 
 def _silent() -> bool:
     """Say whether another process of the group speaks: under mpiexec only rank 0 does."""
-    module = sys.modules.get("mpi4py.MPI")
-    return module is not None and module.COMM_WORLD.rank > 0
+    return group_rank() > 0
 
 
 def _say_result(result: Any) -> None:
@@ -322,11 +322,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if isinstance(error, WorkerError) and error.traceback:
             lines = error.traceback.rstrip().splitlines()
             print("\n".join(f"[rank {error.rank}] {line}" for line in lines), file=sys.stderr)
-        _fail(str(error), error.exit_code)
+        _fail(str(error), error.exit_code, error.teller)
     except KeyboardInterrupt:
         _fail("interrupted", 130)
 
 
-def _fail(message: str, code: int) -> None:
-    print(f"manyhands: {message}", file=sys.stderr)
+def _fail(message: str, code: int, teller: int = 0) -> None:
+    if group_rank() == teller:
+        print(f"manyhands: {message}", file=sys.stderr)
     raise SystemExit(code)

@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from manyhands import launch
 from manyhands._version import __version__
 from manyhands.ear import Ear
 from manyhands.errors import ConfigError, ManyhandsError
@@ -27,6 +26,7 @@ from manyhands.fitting import fit
 from manyhands.planning import Planned, Schedule, schedule, uses_workers
 from manyhands.record import SCHEMA, cores, cpu_name, write_json
 from manyhands.scoreboard import Scoreboard, first_line
+from manyhands.surroundings import group_size
 
 if TYPE_CHECKING:
     from manyhands.report.table import Table
@@ -165,7 +165,7 @@ def sweep(
     """
     from manyhands import report
 
-    if launch.group_size() is not None:
+    if group_size() is not None:
         raise ConfigError("compare starts groups of workers itself; run it without mpiexec or srun")
     carried = objects or {}
     labels = {n: _label(part) for n, part in carried.items() if n in ("model", "data")}

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from manyhands import validate
+from manyhands import slowing, validate
 from manyhands.checkpoint import parse_every
 from manyhands.errors import ConfigError
 from manyhands.optimizers import SGD, Optimizer
@@ -55,6 +55,12 @@ class RunConfig:
     shares: tuple[float, ...] | None = option(
         None, "fractions of the data per worker, e.g. 0.7,0.2,0.1 (random-partition)"
     )
+    balance: Literal["none", "speed"] = option(
+        "none", "speed: workers' parts of each batch follow their measured speeds"
+    )
+    slow: str | None = option(
+        None, "slow one worker down, to see what happens: RANK:FACTOR, or RANK:FACTOR:sleep"
+    )
     seed: int = option(0, "decides initial weights, order, partition and dropout")
     dtype: Literal["float32", "float64"] = option("float32", "the type of the parameters")
     kernels: str = option(
@@ -102,9 +108,30 @@ class RunConfig:
                 "one example per worker: raise batch_size or lower workers"
             )
         self.strategy.validate(workers=self.workers)
+        self._check_speeds()
         self._check_lifecycle()
         if self.privacy:
             self.privacy.check(self)
+
+    def _check_speeds(self) -> None:
+        if self.slow is not None and slowing.parse(self.slow).rank >= self.workers:
+            raise ConfigError(
+                f"slow is {self.slow!r}, but there are {self.workers} workers; expected a rank "
+                f"from 0 to {self.workers - 1}"
+            )
+        if self.balance == "none":
+            return
+        reason = ""
+        if not self.strategy.supports.balance:
+            reason = f"{self.strategy.name} has no sum of gradients that would stay the same"
+        elif self.privacy:
+            reason = "a private run samples all records at one rate"
+        elif self.partition_kind != "balanced":
+            reason = f"partition {self.partition_kind} fixes who sees what; use balanced"
+        elif self.shares is not None:
+            reason = "shares are given, which fix the parts"
+        if reason:
+            raise ConfigError(f"balance is {self.balance!r}, but {reason}: leave one of them out")
 
     def _check_lifecycle(self) -> None:
         if self.checkpoint_every is not None:

@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from manyhands.board import BOARD_FILE, Board
 from manyhands.job import Job, fail, perform, redirect
 from manyhands.launch import end_with_parent
 
@@ -89,6 +90,7 @@ def hand(folder: Path, rank: int, ends: list[Connection], size: int) -> None:
     try:
         from manyhands.comm.memory import MemoryGroup
 
+        Board(folder / BOARD_FILE, size).enter(rank)  # so that our death has a name
         job = Job.read(folder)
         redirect(Path(job.output), rank)
         group = MemoryGroup(rank, ends, size, folder / LOCK_FILE)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from manyhands import launch
+from manyhands import mpis
 from manyhands.errors import LaunchError
 from manyhands.record import cores, cpu_name
 
@@ -62,11 +62,11 @@ def _mpi4py() -> Finding:
 
 def _mpi() -> Iterator[Finding]:
     try:
-        chosen = launch.find_mpi()
+        chosen = mpis.find_mpi()
     except LaunchError as error:
         yield Finding("MPI", "broken", str(error), "pip install mpich")
         return
-    for mpi in launch.installed_mpis():
+    for mpi in mpis.installed_mpis():
         label = f"MPI {mpi.kind}" + (" (the default)" if mpi == chosen else "")
         problem = _try(mpi)
         found = mpi.mpiexec if problem is None else f"two processes failed: {problem}"
@@ -75,9 +75,9 @@ def _mpi() -> Iterator[Finding]:
         yield Finding(label, "ok" if problem is None else worst, found, remedy)
 
 
-def _try(mpi: launch.MPILibrary) -> str | None:
+def _try(mpi: mpis.MPILibrary) -> str | None:
     """Start two processes that talk; returns what went wrong."""
-    line, environment = launch.command(mpi, 2, ["-c", _PROBE])
+    line, environment = mpis.command(mpi, 2, ["-c", _PROBE])
     try:
         done = subprocess.run(
             line, env=environment, capture_output=True, text=True, timeout=60, check=False

@@ -16,9 +16,13 @@ from collections.abc import Iterable
 
 
 class ManyhandsError(Exception):
-    """Anything manyhands itself reports; `exit_code` is what the command line ends with."""
+    """Anything manyhands itself reports; `exit_code` is what the command line ends with.
+
+    Where all processes of a group raise it, `teller` is the one that tells it.
+    """
 
     exit_code = 1
+    teller = 0
 
 
 class ConfigError(ManyhandsError, ValueError):

@@ -6,14 +6,18 @@ import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from manyhands import launch, resuming, validate
+from manyhands import resuming, validate
 from manyhands.config import MODELS
+from manyhands.meeting import agreed, compare_versions, expect
+from manyhands.mpis import load_matching
 from manyhands.naming import factory
 from manyhands.options import configure, options
 from manyhands.running import Run
+from manyhands.surroundings import group_size
 
 if TYPE_CHECKING:
     from torch import nn
@@ -95,7 +99,20 @@ def fit(
         ConfigError: When an option cannot work; nothing has been started or written then.
         ManyhandsError: When a worker failed; the others have been ended.
     """
-    given |= {"loss": loss} if isinstance(loss, str) else {}
+    prepare = partial(_prepare, model, data, loss, command, given)
+    load_matching()
+    size = group_size()
+    run = prepare() if size in (None, 1) else _together(prepare, size)
+    if size is None or (size == 1 and run.config.strategy.supports.shares_memory):
+        record, output = run.launched(progress)
+    else:
+        record, output = run.joined(size, chosen=given.get("workers") is not None)
+    return Result(record, output, run)
+
+
+def _prepare(model: Any, data: Any, loss: Any, command: str | None, given: dict[str, Any]) -> Run:
+    """Return the run that the arguments of `fit` describe."""
+    given = {**given, **({"loss": loss} if isinstance(loss, str) else {})}
     given |= {n: _label(v) for n, v in (("model", model), ("data", data)) if v is not None}
     checkpoint = None
     if given.get("resume") is not None:
@@ -107,7 +124,7 @@ def fit(
     if isinstance(model, str) and ":" not in model:
         validate.one_of(MODELS, model=model)
         config.strategy.check_model(layers=MODELS[model])
-    run = Run(
+    return Run(
         config=config,
         model=factory(model, "model") if isinstance(model, str) and ":" in model else model,
         data=config.data if data is None else data,
@@ -115,12 +132,15 @@ def fit(
         command=command or _command(),
         checkpoint=checkpoint,
     )
-    size = launch.group_size()
-    if size is not None and not (size == 1 and config.strategy.supports.shares_memory):
-        record, output = run.joined(size, chosen="workers" in given)
-    else:
-        record, output = run.launched(progress)
-    return Result(record, output, run)
+
+
+def _together(prepare: Callable[[], Run], size: int) -> Run:
+    """Prepare on every process of the group that we are in; a failure on one is everybody's."""
+    from mpi4py import MPI
+
+    expect(MPI.COMM_WORLD, size)
+    compare_versions(MPI.COMM_WORLD)
+    return agreed(MPI.COMM_WORLD, prepare)
 
 
 fit.__signature__ = inspect.Signature(  # type: ignore[attr-defined]

@@ -6,6 +6,7 @@ The launcher holds a guard for as long as its workers run.
 from __future__ import annotations
 
 import os
+import select
 import signal
 import threading
 import time
@@ -20,6 +21,7 @@ from manyhands.errors import WorkerError
 
 _LOOK_AT_MAPS = 0.5  # seconds between two looks at the workers' memory maps
 _SHARED = "/dev/shm/"
+_WAITS = ("exchange", "evaluate", "checkpoint", "serve")  # where one waits for others
 _MPI_NAMES = ("mpich_shm_", "sm_segment", "osc_", "ucx_shm", "sem.mp-")
 
 
@@ -39,6 +41,8 @@ class Guard:
         self._before = set(_listed())  # not our workers' making, whoever maps it
         self._looked = 0.0
         self._handlers: dict[int, Any] = {}
+        self.died: list[int] = []  # the first ranks that were gone while others were still there
+        self._handles: dict[int, int] = {}  # by rank: a file that can be read when it is gone
 
     def __enter__(self) -> Guard:
         if threading.current_thread() is threading.main_thread():
@@ -49,6 +53,8 @@ class Guard:
     def __exit__(self, *exc: object) -> None:
         for signum, handler in self._handlers.items():
             signal.signal(signum, handler)
+        for handle in self._handles.values():
+            os.close(handle)
         self._clear_segments()
 
     def _hear(self, signum: int, frame: FrameType | None) -> None:
@@ -57,6 +63,34 @@ class Guard:
             self.end()
         else:
             self.board.ask(signum)
+
+    def wait(self, seconds: float) -> None:
+        """Return after so many seconds, or as soon as a worker is gone, and remember which one.
+
+        An mpiexec that ends the others at once does not always tell which was the first.
+        """
+        ranks = [note.rank for note in self.board.read() if note.operation != "done"]
+        if self.died or not ranks or not hasattr(os, "pidfd_open"):
+            time.sleep(seconds)
+            return
+        gone = [rank for rank in ranks if not self._hold(rank)]
+        poll, held = select.poll(), {self._handles[r]: r for r in ranks if r in self._handles}
+        for handle in held:
+            poll.register(handle, select.POLLIN)
+        gone += [held[handle] for handle, _ in poll.poll(0 if gone else 1000 * seconds)]
+        if 0 < len(gone) < len(ranks):
+            self.died = sorted(gone)
+        elif gone:
+            time.sleep(seconds)
+
+    def _hold(self, rank: int) -> bool:
+        """Get a handle on a worker; returns whether it was still there."""
+        if rank not in self._handles:
+            try:
+                self._handles[rank] = os.pidfd_open(int(self.board.rows[rank, 0]))
+            except OSError:
+                return False
+        return True
 
     def look(self) -> None:
         """Look after the workers; call it every now and then.
@@ -78,7 +112,7 @@ class Guard:
     def _report(self, notes: list[Note], now: float) -> WorkerError:
         """Return who is missing, in which operation, at which step, with every worker's stack."""
         notes = [n for n in notes if n.operation != "done"]
-        waiting = [n for n in notes if n.operation in ("exchange", "evaluate", "serve")]
+        waiting = [n for n in notes if n.operation in _WAITS]
         missing = [n for n in notes if _state(n.pid) in ("T", "Z", "")]
         missing = missing or [n for n in notes if n not in waiting]
         missing = missing or [min(notes, key=lambda n: n.time)]

@@ -163,19 +163,6 @@ def _make_board(folder: Path, size: int) -> None:
     temporary.unlink()
 
 
-def from_root(comm: MPI.Comm, text: str) -> str:
-    """Return rank 0's text on every rank of `comm`."""
-    import numpy as np
-
-    length = np.array([len(text.encode())], dtype=np.int64)
-    comm.Bcast(length, 0)
-    buffer = np.zeros(int(length[0]), dtype=np.uint8)
-    if comm.rank == 0:
-        buffer[:] = np.frombuffer(text.encode(), dtype=np.uint8)
-    comm.Bcast(buffer, 0)
-    return buffer.tobytes().decode()
-
-
 def raised(note: dict[str, Any]) -> ManyhandsError:
     """Return the error that a worker noted, as this process should raise it."""
     from manyhands import errors

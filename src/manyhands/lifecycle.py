@@ -1,15 +1,16 @@
 """What happens to a run between two steps: checkpoints are written, a request to stop is heard.
 
 Workers that step together must agree on both, or one would wait for ever: they add up a flag every
-few steps, which costs microseconds.
+few steps, which costs microseconds. Where they do not, their strategy finds a moment (`pause`).
 """
 
 from __future__ import annotations
 
+import copy
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,36 +30,54 @@ AGREE_EVERY = 4  # steps between two questions whether to stop
 _LISTS = ("begun", "computed", "entered", "exchanged", "updated")
 
 
+class Mark(NamedTuple):
+    """A checkpoint that workers who do not step together agree on.
+
+    `step` names it: the steps done by then, on the average over the workers. A `signum` says that
+    it is the last: the run stops with it, as that signal asked.
+    """
+
+    step: int
+    signum: int = 0
+
+
 class Lifecycle:
     """One worker's checkpoints and its ear for requests to stop.
 
     Args:
         output: The run's folder.
         about: What the run is, for the manifest: configuration, data hash, kernels.
+
+    Attributes:
+        mark: The last checkpoint that this process took part in, or goes on from.
     """
 
     def __init__(self, worker: Worker, output: Path, about: Mapping[str, Any]) -> None:
         config = worker.config
         self.about = about
         self.every = parse_every(config.checkpoint_every) if config.checkpoint_every else None
-        self.writer = Writer(output, worker.rank, worker.comm.size, config.keep)
+        self.writer = Writer(output, worker.rank, worker.comm.size, config.keep, config.timeout)
         self.written = time.monotonic()
+        self.mark = Mark(0)
 
     def after_step(self, worker: Worker) -> None:
         """Write a checkpoint if one is due; end the run if that was asked for.
 
         Raises:
-            StoppedError: On every worker at the same step, after the checkpoint is on the disk.
+            StoppedError: On every worker at the same step, after the checkpoint is on the disk;
+                where they do not step together and no checkpoints are written, at once.
         """
+        strategy = worker.config.strategy
+        if not strategy.supports.together and self.every:
+            strategy.pause(worker)
+            return
         asked, late = self._agreed(worker)
         steps = self.every.steps if self.every else None
         if late or asked or (steps and worker.step % steps == 0):
             self._write(worker)
         if asked:
             self.writer.wait()
-            if worker.mechanism:
-                worker.mechanism.close()
-            if worker.config.strategy.supports.together:
+            if strategy.supports.together:
                 worker.comm.barrier()  # nobody ends the group before every part is on the disk
             raise StoppedError(asked, worker.step, checkpoint=self.every is not None)
 
@@ -69,32 +88,63 @@ class Lifecycle:
             return asked, False
         if worker.step % AGREE_EVERY:
             return 0, False
-        seconds = self.every.seconds if self.every else None
-        late = seconds is not None and time.monotonic() - self.written > seconds
+        late = self._late()
         flags = worker.comm.maximum(np.array([asked, late and worker.rank == 0], dtype=np.int64))
         return int(flags[0]), bool(flags[1])
 
+    def _late(self) -> bool:
+        seconds = self.every.seconds if self.every else None
+        return seconds is not None and time.monotonic() - self.written > seconds
+
     def _write(self, worker: Worker) -> None:
-        if self.every is None:
-            return
+        if self.every is not None:
+            self.take(worker, Mark(worker.step), capture(worker))
+
+    def due(self, step: int, asked: int) -> Mark | None:
+        """Return the checkpoint that workers who do not step together should begin now, if any.
+
+        Args:
+            step: The steps done so far, on the average over the workers.
+            asked: The signal that asks the run to stop, or 0.
+        """
+        if self.every is None or step <= self.mark.step:  # its name must be a new one
+            return None
+        steps = self.every.steps
+        passed = steps is not None and step // steps > self.mark.step // steps
+        return Mark(step, asked) if asked or passed or self._late() else None
+
+    def take(self, worker: Worker, mark: Mark, part: Part | None = None) -> None:
+        """Begin to write this process's part of a checkpoint; after the last one, stop."""
         worker.board.note(worker.rank, worker.step, "checkpoint")
-        about = {**self.about, "epoch": worker.epochs[-1].epoch}
-        self.writer.write(worker.step, capture(worker), about)
+        about = {**self.about, "epoch": worker.epochs[-1].epoch if worker.epochs else 0}
+        self.writer.write(mark.step, part or capture(worker), about)
         self.written = time.monotonic()
+        self.mark = mark
+        if mark.signum:
+            worker.stopped = "signal"
+        if worker.clock.ended is not None:  # done, and only here because others are not
+            worker.board.note(worker.rank, worker.step, "done")
+
+    def end(self, worker: Worker) -> None:
+        """Wait for what is being written. Collective where a signal stopped the run.
+
+        Raises:
+            StoppedError: On every process, after the last checkpoint is on the disk.
+        """
+        self.writer.wait()
+        if self.mark.signum:
+            worker.comm.barrier()  # nobody ends the group before every part is on the disk
+            raise StoppedError(self.mark.signum, self.mark.step, checkpoint=True)
 
 
 def capture(worker: Worker) -> Part:
-    """Return a copy of all that this worker needs to go on, bit for bit.
-
-    A private run's randomness is in no checkpoint: who goes on draws anew, and pays.
-    """
+    """Return a copy of all that this worker needs to go on, bit for bit."""
     clock = worker.clock
-    tensors = {"params": worker.params.clone()}
-    if not worker.mechanism:
-        tensors["random"] = torch.get_rng_state()
-        tensors["losses"] = torch.tensor(worker.losses, dtype=torch.float64)
+    tensors = {"params": worker.params.clone(), "random": torch.get_rng_state()}
     tensors |= {f"buffer.{n}": b.clone() for n, b in worker.replica.module.named_buffers()}
     tensors |= {f"clock.{n}": torch.tensor(getattr(clock, n), dtype=torch.float64) for n in _LISTS}
+    tensors["losses"] = torch.tensor(worker.losses, dtype=torch.float64)
+    tensors |= {f"kept.{i}": kept for i, kept in enumerate(worker.kept)}  # never written again
     for index, state in enumerate(_optimizer_states(worker)):
         tensors |= {f"optimizer.{index}.{name}": value.clone() for name, value in state.items()}
     held, counts = worker.config.strategy.state(worker)
@@ -104,9 +154,9 @@ def capture(worker: Worker) -> Part:
         "epochs": [asdict(epoch) for epoch in worker.epochs],
         "seconds": clock.seconds(),
         "evaluation": clock.evaluation,
-        "facts": worker.facts,
-        "strategy": counts,
-        "privacy": worker.mechanism.spent() if worker.mechanism else {},
+        "facts": copy.deepcopy(worker.facts),  # written later, while the worker goes on
+        "strategy": copy.deepcopy(counts),
+        "balance": worker.balance.state() if worker.balance else None,
     }
     return Part(tensors, numbers)
 
@@ -134,16 +184,20 @@ def restore(worker: Worker, checkpoint: Checkpoint) -> None:
         for name, buffer in worker.replica.module.named_buffers():
             buffer.copy_(tensors[f"buffer.{name}"])
     _restore_optimizer(worker, tensors)
-    if known and not worker.mechanism:
+    if known:
         torch.set_rng_state(tensors["random"])
     worker.step = int(numbers["step"])
     worker.epochs = [Epoch(**row) for row in numbers["epochs"]]
     if not known:
         worker.epochs = [Epoch(e.epoch, steps=e.steps, seconds=e.seconds) for e in worker.epochs]
     worker.facts = dict(numbers["facts"])
+    if worker.balance and numbers.get("balance"):
+        worker.balance.restore(numbers["balance"], worker.step)
+        worker.facts["shares"] = worker.balance.history
+    worker.kept = [tensors[f"kept.{i}"] for i in range(len(tensors)) if f"kept.{i}" in tensors]
     worker.clock = Clock(evaluation=numbers["evaluation"], before=numbers["seconds"])
     if not resized:
-        worker.losses = [None] * worker.step if worker.mechanism else tensors["losses"].tolist()
+        worker.losses = tensors["losses"].tolist()
         for name in _LISTS:
             setattr(worker.clock, name, tensors[f"clock.{name}"].tolist())
     held = {n.removeprefix("strategy."): t for n, t in tensors.items() if n.startswith("strategy.")}

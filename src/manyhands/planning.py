@@ -26,7 +26,7 @@ from manyhands.strategies import STRATEGIES
 
 BASELINE = "sequential"
 # How work is divided among workers: of no meaning where there is one.
-_DIVIDING = ("workers", "partition", "shares")
+_DIVIDING = ("workers", "partition", "shares", "balance", "slow")
 # Names, folders and seeds do not make another case.
 _UNHASHED = ("name", "output")
 

@@ -78,7 +78,6 @@ def describe(event: dict[str, Any]) -> str:
     each = [
         f"{rank}: {loss / examples:.3f} {100 * correct / examples:.1f} %"
         for rank, (loss, correct, examples) in enumerate(event["workers"])
-        if examples and loss is not None
+        if examples
     ]
-    told = ["training loss and accuracy by rank " + ", ".join(each)] if each else []
-    return "  ".join([*parts, *told])
+    return "  ".join([*parts, "training loss and accuracy by rank " + ", ".join(each)])

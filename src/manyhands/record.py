@@ -6,7 +6,6 @@ import json
 import os
 import platform
 import resource
-import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -62,11 +61,6 @@ def usage() -> dict[str, float]:
     used = resource.getrusage(resource.RUSAGE_SELF)
     unit = 1 if sys.platform == "darwin" else 1024
     return {"user": used.ru_utime, "system": used.ru_stime, "peak_rss_bytes": used.ru_maxrss * unit}
-
-
-def host() -> str:
-    """Return this host's name."""
-    return socket.gethostname()
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from manyhands import checkpoint as checkpoints
-from manyhands import launch
+from manyhands import launch, mpis
+from manyhands.allreduce.neighbours import same_host
 from manyhands.config import RunConfig
 from manyhands.data import store
 from manyhands.data.stored import About
 from manyhands.errors import ConfigError, ManyhandsError, WorkerError
-from manyhands.job import Job, from_root, join, raised
+from manyhands.job import Job, join
+from manyhands.meeting import asked
 from manyhands.options import flatten
 from manyhands.progress import Progress
 from manyhands.record import SCHEMA, cores, write_json
@@ -53,7 +55,7 @@ class Run:
             stored = store(self.data, folder / "data")
             _check_plan(stored, config)
             if not config.strategy.supports.shares_memory:
-                launch.find_mpi(config.mpi)
+                mpis.find_mpi(config.mpi)
             output, name = self._output()
             threads = config.threads or max(1, cores() // config.processes)
             job = self._job(stored, output, name, begin, threads)
@@ -99,11 +101,6 @@ class Run:
         from mpi4py import MPI
 
         comm = MPI.COMM_WORLD
-        if comm.size != size:
-            raise ConfigError(
-                f"{size} processes were started but MPI sees {comm.size}: the mpiexec and the MPI "
-                "library are of two kinds; set MPI4PY_LIBMPI to the library of that mpiexec"
-            )
         if self.config.on_failure == "restart":
             raise ConfigError(
                 "on_failure is 'restart', but this group was started by somebody's mpiexec or "
@@ -126,16 +123,14 @@ class Run:
         return fitting
 
     def _in_group(self, comm: Any) -> tuple[dict[str, Any], Path]:
-        from mpi4py import MPI
-
         begin = time.time()
-        here = comm.Split_type(MPI.COMM_TYPE_SHARED)
-        folder = Path(_asked_of_root(here, lambda: str(launch.private_folder())))
+        here = same_host(comm)
+        folder = Path(asked(comm, here, lambda: str(launch.private_folder())))
         try:
             # One process of each host stores the data; the others of the host map the same files.
-            stored = _asked_of_root(here, lambda: str(store(self.data, folder / "data")))
+            stored = asked(comm, here, lambda: str(store(self.data, folder / "data")))
             output, name = json.loads(
-                _asked_of_root(comm, lambda: json.dumps([str(part) for part in self._output()]))
+                asked(comm, comm, lambda: json.dumps([str(part) for part in self._output()]))
             )
             job = self._job(Path(stored), Path(output), name, begin, self.config.threads)
             return join(job, comm, folder), Path(output)
@@ -193,20 +188,6 @@ class Run:
                 f"output is {str(path)!r}, which cannot be written: {error.strerror}"
             ) from None
         return path, name
-
-
-def _asked_of_root(comm: Any, question: Callable[[], str]) -> str:
-    """Return rank 0's answer on every rank; where it fails, all of them raise what it raised."""
-    answer: dict[str, Any] = {"text": ""}
-    if comm.rank == 0:
-        try:
-            answer = {"text": question()}
-        except ManyhandsError as error:
-            answer = {"rank": 0, "kind": type(error).__name__, "message": str(error)}
-    answer = json.loads(from_root(comm, json.dumps(answer)))
-    if "kind" in answer:
-        raise raised({**answer, "traceback": "", "exit_code": 2})
-    return str(answer["text"])
 
 
 def _again(job: Job, error: ManyhandsError, say: Callable[[str], None]) -> Job:

@@ -5,8 +5,9 @@
         mh.fit(model, data, on_failure="restart", checkpoint_every="20steps")
 
 The workers that are started inside carry the faults in their environment. Each fault strikes once,
-so a run that is restarted is spared. Phases are those a worker notes on its board: start, load,
-tune, gradient, exchange, update, checkpoint, evaluate, record.
+so a run that is restarted is spared; where a worker passes a phase only now and then, it strikes
+the first time at or after the given step. Phases are those a worker notes on its board: start,
+load, tune, gradient, exchange, update, checkpoint, evaluate, record.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Faults:
     _struck: str = ""
 
     def kill(self, rank: int, step: int = 0, phase: str = "gradient") -> Faults:
-        """Let `rank` be killed (SIGKILL) when it enters `phase` at `step`."""
+        """Let `rank` be killed (SIGKILL) when it enters `phase` at `step`, or next after it."""
         return self._add("kill", rank, step, phase)
 
     def stop(self, rank: int, step: int = 0, phase: str = "gradient") -> Faults:
@@ -87,7 +88,8 @@ def striker(rank: int) -> Callable[[int, str], None] | None:
 
     def strike(step: int, phase: str) -> None:
         for fault in mine:
-            if (fault.step, fault.phase) == (step, phase) and _first(planned["struck"], fault):
+            due = fault.phase == phase and fault.step <= step
+            if due and _first(planned["struck"], fault):
                 _ACTIONS[fault.action]()
 
     return strike

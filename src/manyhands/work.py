@@ -12,6 +12,7 @@ from pathlib import Path
 from manyhands.board import BOARD_FILE, Board
 from manyhands.errors import LaunchError
 from manyhands.job import Job, fail, perform, redirect
+from manyhands.meeting import expect
 
 
 def main(folder: Path) -> None:
@@ -20,14 +21,13 @@ def main(folder: Path) -> None:
 
     comm = MPI.COMM_WORLD
     expected = int(os.environ["MANYHANDS_PROCESSES"])
-    if comm.size != expected:
-        error = LaunchError(
-            f"{expected} processes were started but MPI sees {comm.size}: the mpiexec and the MPI "
-            "library are of two kinds; unset MPI4PY_LIBMPI or choose one by --mpi"
-        )
-        fail(folder, comm.rank, error)
-        raise SystemExit(3)
     try:
+        expect(comm, expected)
+    except LaunchError as error:
+        fail(folder, comm.rank, error)
+        raise SystemExit(error.exit_code) from None
+    try:
+        Board(folder / BOARD_FILE, comm.size).enter(comm.rank)  # so that our death has a name
         job = Job.read(folder)
         redirect(Path(job.output), comm.rank)
         perform(job, comm, folder)

@@ -6,7 +6,7 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,34 +15,30 @@ import torch
 
 from manyhands.clock import Clock, Epoch
 from manyhands.errors import DivergedError, WorkerError
+from manyhands.slowing import Slow, slowed
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from manyhands.balancing import Balance
     from manyhands.board import Board
     from manyhands.comm import Communicator
     from manyhands.config import RunConfig
     from manyhands.data import Plan, Split, Stored
+    from manyhands.data.plan import Shares
     from manyhands.lifecycle import Lifecycle
-    from manyhands.privacy.mechanism import Mechanism
-    from manyhands.privacy.sampling import Poisson
     from manyhands.replica import Loss, Replica
 
 _EVALUATION_BATCH = 1000
 
 
 class Batch(NamedTuple):
-    """One worker's part of one update.
-
-    `weight` is its share of the update's `total` examples, `examples` how many stand behind it; in
-    a private run all three are the expected ones, and how many `x` holds is secret.
-    """
+    """One worker's part of one update; `weight` is its share of the update's `total` examples."""
 
     x: Tensor
     y: Tensor
     weight: float
     total: int
-    examples: float
 
 
 @dataclass(kw_only=True)
@@ -56,19 +52,20 @@ class Worker:
     replica: Replica
     optimizer: torch.optim.Optimizer
     comm: Communicator
-    plan: Plan | Poisson
+    plan: Plan
     data: Stored
     board: Board
     announce: Callable[[dict[str, Any]], None] | None = None  # rank 0's: tells the launcher
     clock: Clock = field(default_factory=Clock)
     epochs: list[Epoch] = field(default_factory=list)
     kept: list[Tensor] = field(default_factory=list)  # worker 0's copies, to be judged later
-    losses: list[float | None] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
     spent: dict[str, float] = field(default_factory=dict)  # a master's seconds, by phase
     facts: dict[str, Any] = field(default_factory=dict)
     state: Any = None  # what the strategy keeps from step to step, if anything
     lifecycle: Lifecycle | None = None
-    mechanism: Mechanism | None = None  # a private run's: clips and adds noise
+    balance: Balance | None = None
+    slow: Slow | None = None  # if this worker is to be slower than it could be
     step: int = 0
     stopped: str = "epochs"
 
@@ -101,22 +98,24 @@ class Worker:
             if not self.epochs or self.epochs[-1].epoch < number:
                 self.epochs.append(Epoch(number))
             epoch = self.epochs[-1]
-            self._stop_at_last_step()  # a run that goes on may have done them all
-            for share in self.plan.epoch(number, start=epoch.steps):
+            self._stop_at_max_steps()  # a run that goes on may have done them all
+            for share in self.plan.epoch(number, epoch.steps, self.shares()):
                 if self.stopped != "epochs":
                     break
                 self.clock.begun.append(time.monotonic())
                 self.board.note(self.rank, self.step, "gradient")
                 x, y = self.data.train.batch(share.indices)
-                yield Batch(x, y, share.examples / share.total, share.total, share.examples)
+                yield Batch(x, y, len(share.indices) / share.total, share.total)
                 self._end_step(epoch)
+                if self.balance:
+                    self.balance.after_step(self, len(share.indices))
                 if self.lifecycle:
                     self.lifecycle.after_step(self)
-                self._stop_at_last_step()
+                self._stop_at_max_steps()
             epoch.seconds = self.clock.seconds()
             if together:
                 self._judge(epoch)
-            elif self.rank == 0:
+            elif self.rank == 0 and self.stopped != "signal":
                 self._keep(epoch)
             if self.stopped != "epochs":
                 break
@@ -124,18 +123,19 @@ class Worker:
             self.clock.ended = time.monotonic()
             self.board.note(self.rank, self.step, "done")  # to wait for others is not to hang
 
-    def gradient(self, batch: Batch) -> Tensor:
-        """Return the gradient of the batch's mean loss, times the batch's weight; shape (dim,).
+    def shares(self) -> Shares | None:
+        """Return the workers' parts at each step of this epoch, where they are not fixed."""
+        balance, before = self.balance, self.step - self.epochs[-1].steps
+        return None if balance is None else lambda step: balance.at(before + step)
 
-        In a private run it is the noised mean of clipped gradients, and the loss stays unknown.
-        """
-        if self.mechanism:
-            self.mechanism.gradient(batch.x, batch.y, batch.examples)
-            self._note_nothing(batch.examples)
-        else:
-            self._note_loss(self.replica.gradient(batch.x, batch.y))
+    def gradient(self, batch: Batch) -> Tensor:
+        """Return the gradient of the batch's mean loss, times the batch's weight; shape (dim,)."""
+        slow = self.slow
+        with slowed(slow, self.replica, batch.x, batch.y) if slow else nullcontext():
+            loss = self.replica.gradient(batch.x, batch.y)
         if batch.weight != 1.0:
             self.replica.grad.mul_(batch.weight)
+        self._note_loss(loss)
         self.clock.computed.append(time.monotonic())
         return self.replica.grad
 
@@ -167,26 +167,10 @@ class Worker:
                 rank=self.rank,
             )
         epoch = self.epochs[-1]
-        epoch.loss = (epoch.loss or 0.0) + loss.mean * loss.examples
-        epoch.correct = (epoch.correct or 0) + loss.correct
+        epoch.loss += loss.mean * loss.examples
+        epoch.correct += loss.correct
         epoch.examples += loss.examples
         self.losses.append(loss.mean)
-
-    def _note_nothing(self, expected: float) -> None:
-        epoch = self.epochs[-1]
-        epoch.loss = epoch.correct = None
-        epoch.examples += expected
-        self.losses.append(None)
-
-    def guard(self, mean: Tensor, examples: float) -> None:
-        """Make a mean over all workers' pushes fit to be used: a private run's lacks its noise.
-
-        Args:
-            mean: Any part of the vector.
-            examples: How many stand behind it, as the pushes state them.
-        """
-        if self.mechanism:
-            self.mechanism.guard(mean, examples)
 
     def _end_step(self, epoch: Epoch) -> None:
         self.clock.end_step()
@@ -207,15 +191,14 @@ class Worker:
     def _keep(self, epoch: Epoch) -> None:
         """Keep a copy to judge later, or judge it now and alone if the run may have to stop."""
         with self.evaluating():
-            self.kept.append(self.config.strategy.consensus(self).clone())
+            # A run that goes on past its last step has kept this epoch's copy already.
+            self.kept[epoch.epoch - 1 :] = [self.config.strategy.consensus(self).clone()]
             if self.config.target_accuracy is not None:
                 epoch.test_loss, epoch.test_accuracy = self.evaluate(self.kept[-1], alone=True)
                 self._stop_at_target(epoch)
             self._announce(epoch, [epoch.seen()])
 
-    def _stop_at_last_step(self) -> None:
-        if self.mechanism and self.mechanism.last is not None and self.step >= self.mechanism.last:
-            self.stopped = "budget"
+    def _stop_at_max_steps(self) -> None:
         if self.config.max_steps is not None and self.step >= self.config.max_steps:
             self.stopped = "max_steps"
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,8 @@ from manyhands.board import BOARD_FILE, Board
 from manyhands.checkpoint import newest
 from manyhands.data import Data, store
 from manyhands.errors import ConfigError
-from manyhands.job import Job, from_root
+from manyhands.job import Job
+from manyhands.meeting import from_root
 from manyhands.options import configure
 
 WORLD = MPI.COMM_WORLD
@@ -36,7 +38,10 @@ def folder(tmp_path):
     WORLD.Barrier()
 
 
-def train(folder, comm=WORLD, checkpoint=None, data="blobs", model=with_everything, **given):
+def train(
+    folder, comm=WORLD, checkpoint=None, data="blobs", model=with_everything, slow=0.0, **given
+):
+    """Train, or go on; `slow` is how many seconds this process adds to each of its steps."""
     options = {"workers": comm.size, "epochs": 3, "batch_size": 100, "kernels": "default", **given}
     config = configure(options)
     place = Path(folder) / f"rank-{WORLD.rank}"
@@ -55,8 +60,10 @@ def train(folder, comm=WORLD, checkpoint=None, data="blobs", model=with_everythi
         checkpoint=checkpoint and str(checkpoint.folder),
     )
     worker, _ = assemble.worker(job, comm, place)
+    if slow:
+        worker.replica.prepare = lambda x: (time.sleep(slow), x)[1]
     config.strategy.run(worker)
-    worker.lifecycle.writer.wait()
+    worker.lifecycle.end(worker)
     comm.Barrier()
     return worker
 

@@ -198,12 +198,12 @@ def test_messages_and_bytes_are_as_promised(fit):
         for row in record["workers"]:
             if row["role"] == "worker":
                 assert row["messages"] == masters * (row["steps"] + 1)
-                assert row["bytes"] == (32 * masters + 4 * dim) * (row["steps"] + 1)
+                assert row["bytes"] == (40 * masters + 4 * dim) * (row["steps"] + 1)
         answered = [row for row in record["workers"] if row["role"] == "master"]
         workers = WORLD.size - masters
         answers = pushes(workers, 50) + workers
         assert {row["messages"] for row in answered} == {answers}
-        assert sum(r["bytes"] for r in answered) == answers * (32 * masters + 4 * dim)
+        assert sum(r["bytes"] for r in answered) == answers * (40 * masters + 4 * dim)
 
 
 @needs_two

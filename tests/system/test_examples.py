@@ -8,7 +8,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from manyhands import launch
+from manyhands import mpis
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -23,7 +23,7 @@ def test_a_script_trains(name, accuracy, tmp_path, monkeypatch):
 @pytest.mark.parametrize("mpi", ["mpich", "openmpi"])
 def test_the_ring_on_ones_own_arrays(mpi):
     script = str(EXAMPLES / "ring_on_my_arrays.py")
-    line, environment = launch.command(launch.find_mpi(mpi), 4, [script])
+    line, environment = mpis.command(mpis.find_mpi(mpi), 4, [script])
     done = subprocess.run(
         line, env=environment, capture_output=True, text=True, timeout=60, check=False
     )

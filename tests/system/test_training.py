@@ -298,6 +298,44 @@ def test_a_dead_worker_is_replaced_and_the_end_is_the_same(tmp_path):
         assert (mine == theirs).all()
 
 
+@pytest.mark.parametrize("strategy", ["server", "hogwild"])
+def test_a_dead_worker_of_those_who_never_wait_is_replaced(tmp_path, strategy):
+    options = {"model": "mlp", "data": "blobs", "epochs": 3, "workers": 2, "kernels": "default"}
+    options |= {"checkpoint_every": "5steps", "on_failure": "restart", "progress": False}
+    options |= {"batch_size": 50, "strategy": strategy, "output": str(tmp_path / "run")}
+    with Faults().kill(rank=1, step=30, phase="gradient"):
+        struck = mh.fit(**options)
+    (event,) = struck.record["story"]
+    assert event["restarted_from"] >= 5
+    assert "rank 1" in event["failed"]
+    assert struck.record["result"]["examples"] == 3 * 2000
+    assert [w["steps"] for w in struck.record["workers"][:2]] == [60, 60]
+    pushes = struck.record["strategy"]["staleness"]["histogram"]
+    assert sum(pushes.values()) == 120  # none lost, none counted twice
+    assert struck.accuracy > 0.9
+
+
+@pytest.mark.parametrize("strategy", ["server", "hogwild"])
+def test_a_signal_stops_those_who_never_wait_and_they_can_go_on(tmp_path, strategy):
+    output = tmp_path / "run"
+    line = [sys.executable, "-m", "manyhands", "train", *SMALL[:4], "--strategy", strategy]
+    line += ["--epochs", "5000", "--output", str(output), "--checkpoint-every", "1h"]
+    run = subprocess.Popen(line, stderr=subprocess.PIPE, text=True)
+    try:
+        assert eventually(lambda: training(3 if strategy == "server" else 2), 60)
+        run.send_signal(signal.SIGTERM)
+        _, said = run.communicate(timeout=30)
+    finally:
+        run.kill()
+    assert run.returncode == 143
+    assert "--resume" in said
+    (checkpoint,) = (output / "checkpoints").iterdir()
+    step = int(checkpoint.name.removeprefix("step-"))
+    done = manyhands("train", "--resume", output, "--max-steps", 2 * step + 50, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["steps"] == 2 * step + 50  # the step is the workers' average
+
+
 def test_a_hang_becomes_a_report(tmp_path):
     with Faults().stop(rank=1, step=5, phase="gradient"):
         done = manyhands("train", *SMALL, "--timeout", 10, "--output", tmp_path / "run")
@@ -361,37 +399,39 @@ def test_a_module_given_as_model_is_copied(tmp_path):
 
 @pytest.mark.parametrize("mpi", ["mpich", "openmpi"])
 def test_under_mpiexec_the_same_script_joins_that_group(tmp_path, mpi):
-    from manyhands import launch
+    from manyhands import mpis
 
     script = tmp_path / "script.py"
     script.write_text(
         textwrap.dedent(
             """
-            import sys
+            import os, pathlib, sys
             import manyhands as mh
             result = mh.fit("mlp", "blobs", epochs=1, output=sys.argv[1], progress=False)
-            print(result.record["processes"], result.accuracy)
+            told = f"{result.record['processes']} {result.accuracy}"
+            pathlib.Path(f"{sys.argv[1]}-{os.getpid()}.txt").write_text(told)
             """
         )
     )
-    library = launch.find_mpi(mpi)
-    line, environment = launch.command(library, 3, [str(script), str(tmp_path / "run")])
+    library = mpis.find_mpi(mpi)
+    line, environment = mpis.command(library, 3, [str(script), str(tmp_path / "run")])
     done = subprocess.run(
         line, env=environment, capture_output=True, text=True, timeout=100, check=False
     )
     assert done.returncode == 0, done.stderr
-    lines = done.stdout.split("\n")
-    assert (
-        len({line for line in lines if line.startswith("3 ")}) == 1
-    )  # all ranks have the same result
+    told = [path.read_text() for path in tmp_path.glob("run-*.txt")]
+    assert len(told) == 3
+    assert set(told) == {
+        f"3 {json.loads((tmp_path / 'run/run.json').read_text())['result']['accuracy']}"
+    }
 
 
 def test_under_mpiexec_bad_input_ends_all_ranks(tmp_path):
-    from manyhands import launch
+    from manyhands import mpis
 
     (tmp_path / "run.json").write_text("{}")
     arguments = ["-m", "manyhands", "train", *SMALL, "--output", str(tmp_path)]
-    line, environment = launch.command(launch.find_mpi(), 2, arguments)
+    line, environment = mpis.command(mpis.find_mpi(), 2, arguments)
     done = subprocess.run(
         line, env=environment, capture_output=True, text=True, timeout=60, check=False
     )

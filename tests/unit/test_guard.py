@@ -78,6 +78,38 @@ def test_a_stopped_worker_is_named_and_one_that_is_done_is_not(board, tmp_path):
         sleeper.wait()
 
 
+def test_who_is_gone_first_is_remembered(board, tmp_path):
+    line = [sys.executable, "-c", "import time; time.sleep(60)"]
+    workers = [subprocess.Popen(line) for _ in range(2)]
+    try:
+        for rank, worker in enumerate(workers):
+            enter(board, rank, worker.pid, "load")
+        with Guard(board, tmp_path, 100, end=lambda: None) as guard:
+            guard.wait(0.01)
+            assert guard.died == []
+            workers[1].kill()
+            workers[1].wait()
+            guard.wait(10)
+            assert guard.died == [1]
+            workers[0].kill()
+            guard.wait(0.01)
+            assert guard.died == [1]
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+
+
+def test_one_who_is_done_may_go(board, tmp_path):
+    worker = subprocess.Popen([sys.executable, "-c", "pass"])
+    worker.wait()
+    enter(board, 0, os.getpid(), "record")
+    enter(board, 1, worker.pid, "done")
+    with Guard(board, tmp_path, 100, end=lambda: None) as guard:
+        guard.wait(0.01)
+        assert guard.died == []
+
+
 def test_the_first_signal_asks_and_the_second_ends(board, tmp_path):
     ended = []
     with Guard(board, tmp_path, 100, end=lambda: ended.append(True)):

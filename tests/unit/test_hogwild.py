@@ -11,9 +11,10 @@ from torch import nn
 import manyhands as mh
 from manyhands import assemble, summary
 from manyhands.board import BOARD_FILE, Board
+from manyhands.checkpoint import forget_after, newest
 from manyhands.comm.memory import MemoryGroup
 from manyhands.data import store
-from manyhands.errors import ConfigError, DivergedError
+from manyhands.errors import ConfigError, DivergedError, StoppedError
 from manyhands.job import Job
 from manyhands.options import configure
 
@@ -34,6 +35,10 @@ def blobs(tmp_path_factory):
     return store("blobs", tmp_path_factory.mktemp("data") / "blobs")
 
 
+def nobody(message):
+    raise AssertionError(message)
+
+
 def group(folder, rank=0, ends=(), size=1):
     (folder / "lock").touch()
     return MemoryGroup(rank, list(ends), size, folder / "lock")
@@ -43,12 +48,13 @@ def group(folder, rank=0, ends=(), size=1):
 def fit(blobs, tmp_path):
     """Return a function that trains with one worker and returns it and the record."""
 
-    def train(**given):
+    def train(checkpoint=None, **given):
         config = configure({"kernels": "default", "epochs": 1, "workers": 1, **given})
         Board(tmp_path / BOARD_FILE, 1, create=True)
         job = Job(
             config=config, model=with_dropout, loss=None, data=str(blobs), output=str(tmp_path),
             name="test", command="test", launched=0.0, threads=1,
+            checkpoint=checkpoint and str(checkpoint.folder),
         )  # fmt: skip
         worker, kernels = assemble.worker(job, group(tmp_path), tmp_path)
         process = summary.train(worker)
@@ -81,6 +87,39 @@ def test_shared_state_of_one_worker_is_its_own(fit, optimizer):
 def test_state_that_cannot_be_shared_is_refused(fit, optimizer):
     with pytest.raises(ConfigError, match="no state that can be shared"):
         fit(strategy=mh.Hogwild(shared_state=True), **OPTIMIZERS[optimizer])
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("variant", [{}, {"lock": True}, {"shared_state": True}], ids=str)
+def test_going_on_is_never_having_stopped(fit, tmp_path, optimizer, variant):
+    """Bit for bit, with one worker: at the end of an epoch, inside one, after the last step."""
+    if "shared_state" in variant and optimizer in ("plain", "another"):
+        pytest.skip("nothing to share")
+    given = {"batch_size": 50, "epochs": 2, "checkpoint_every": "20steps", "keep": 9}
+    given |= {"strategy": mh.Hogwild(**variant), **OPTIMIZERS[optimizer]}
+    whole, record = fit(**given)
+    for step in (80, 60, 40):
+        forget_after(tmp_path, step)
+        found = newest(tmp_path, nobody)
+        assert found.step == step
+        resumed, again = fit(checkpoint=found, **given)
+        assert torch.equal(resumed.params, whole.params)
+        assert resumed.losses == whole.losses
+        assert again["strategy"] == record["strategy"]
+        accuracies = [epoch["test_accuracy"] for epoch in record["epochs"]]
+        assert [epoch["test_accuracy"] for epoch in again["epochs"]] == accuracies
+
+
+def test_a_signal_writes_a_last_checkpoint(fit, tmp_path, monkeypatch):
+    given = {"batch_size": 50, "strategy": "hogwild", "checkpoint_every": "1000steps"}
+    whole, _ = fit(**given)
+    monkeypatch.setattr(Board, "asked", lambda board: 15 * (board.read()[0].step >= 8))
+    with pytest.raises(StoppedError, match="--resume goes on") as stopped:
+        fit(**given)
+    assert stopped.value.exit_code == 143
+    monkeypatch.undo()
+    resumed, _ = fit(checkpoint=newest(tmp_path, nobody), **given)
+    assert torch.equal(resumed.params, whole.params)
 
 
 def test_the_model_lives_in_shared_memory(fit):

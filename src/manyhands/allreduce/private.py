@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from manyhands.allreduce.metered import Meter, Metered
+from manyhands.allreduce.neighbours import same_host, same_kernel
 from manyhands.allreduce.wait import cores, wait_all
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ class Private:
     Attributes:
         comm: The duplicate.
         per_host: How many of these processes share one host's memory, on the fullest host.
-        crowded: Whether some host has more of these processes than cores they may use.
+        crowded: Whether some kernel has more of these processes than cores they may use.
             Both are the same on all ranks.
     """
 
@@ -39,13 +40,14 @@ class Private:
         self.comm: Any = comm.Dup()
         self.rank: int = self.comm.rank
         self.size: int = self.comm.size
-        host = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
+        host, kernel = same_host(self.comm), same_kernel(self.comm)
         mask = np.zeros(_MASK_BITS, np.uint8)
         mask[[core % _MASK_BITS for core in cores()]] = 1
-        host.Allreduce(MPI.IN_PLACE, mask, MPI.MAX)
-        facts = np.array([host.size, host.size > mask.sum()], np.int64)
+        kernel.Allreduce(MPI.IN_PLACE, mask, MPI.MAX)
+        facts = np.array([host.size, kernel.size > mask.sum()], np.int64)
         self.comm.Allreduce(MPI.IN_PLACE, facts, MPI.MAX)
         host.Free()
+        kernel.Free()
         self.per_host, self.crowded = int(facts[0]), bool(facts[1])
         self.channel = Channel(self, None)
         self._kept: dict[object, Any] = {}

@@ -6,10 +6,10 @@ that no index ever travels and any machine gives the same run.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
-from functools import cached_property
-from typing import NamedTuple
+from functools import cached_property, lru_cache
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -27,6 +27,9 @@ from manyhands.data.partition import (
 from manyhands.data.shuffle import draws, permutation
 from manyhands.errors import ConfigError
 
+Shares: TypeAlias = Callable[[int], Sequence[float]]
+"""What part each worker takes of an epoch's given step; asked when the step comes."""
+
 
 class Share(NamedTuple):
     """One worker's part of one update.
@@ -39,11 +42,6 @@ class Share(NamedTuple):
 
     indices: np.ndarray
     total: int
-
-    @property
-    def examples(self) -> int:
-        """How many examples of this worker stand behind the update."""
-        return len(self.indices)
 
 
 class Cuts(NamedTuple):
@@ -142,18 +140,16 @@ class Plan:
         """Return how many steps this worker takes in an epoch."""
         return len(self._cuts.start)
 
-    def epoch(self, epoch: int, start: int = 0) -> Iterator[Share]:
-        """Yield this worker's shares of an epoch, from step `start` on."""
+    def epoch(self, epoch: int, start: int = 0, shares: Shares | None = None) -> Iterator[Share]:
+        """Yield this worker's shares of an epoch, from step `start` on.
+
+        With `shares` (balanced only) each global batch is cut by what they say at that step.
+        """
         order = self._order(epoch, self.rank)
-        for begin, end, total in zip(*(c[start:].tolist() for c in self._cuts), strict=True):
+        for begin, end, total in self._steps(self.rank, start, shares):
             yield Share(order[begin:end], total)
 
-    @property
-    def shard(self) -> np.ndarray:
-        """This worker's own examples, where the partition gives it some for good; (count,)."""
-        return self._shards[self.rank]
-
-    def describe(self, epoch: int) -> dict[str, object]:
+    def describe(self, epoch: int, shares: Shares | None = None) -> dict[str, object]:
         """Return who sees what in an epoch, as the record's `partition` states it.
 
         `seen` counts the examples that any worker saw, `twice` those seen more than once; `classes`
@@ -163,7 +159,7 @@ class Plan:
         classes = None if self.labels is None else int(np.max(self.labels)) + 1
         workers = []
         for rank in range(self.size):
-            mine = np.bincount(self._examples(epoch, rank), minlength=self.examples)
+            mine = np.bincount(self._examples(epoch, rank, shares), minlength=self.examples)
             times += mine
             counts = None
             if self.labels is not None:
@@ -184,10 +180,24 @@ class Plan:
             "twice": int(np.count_nonzero(times > 1)),
         }
 
-    def _examples(self, epoch: int, rank: int) -> np.ndarray:
-        order, cuts = self._order(epoch, rank), self._cuts_of(rank)
-        parts = [order[a:b] for a, b in zip(cuts.start, cuts.stop, strict=True)]
+    def _examples(self, epoch: int, rank: int, shares: Shares | None) -> np.ndarray:
+        order = self._order(epoch, rank)
+        parts = [order[begin:end] for begin, end, _ in self._steps(rank, 0, shares)]
         return np.concatenate([order[:0], *parts])
+
+    def _steps(
+        self, rank: int, start: int, shares: Shares | None
+    ) -> Iterator[tuple[int, int, int]]:
+        """Yield where a worker's steps begin and end in its order, and their totals."""
+        if shares is None:
+            yield from zip(*(c[start:].tolist() for c in self._cuts_of(rank)), strict=True)
+            return
+        assert self.parsed.kind == "balanced" and not self.whole_batches  # noqa: PT018
+        for step in range(start, self.updates):
+            first = step * self.batch_size
+            total = min(self.batch_size, self.examples - first)
+            edges = _edges(total, self.size, tuple(shares(step)))
+            yield first + int(edges[rank]), first + int(edges[rank + 1]), total
 
     @cached_property
     def _shards(self) -> list[np.ndarray]:
@@ -233,8 +243,9 @@ class Plan:
         """Cut each global batch over the workers."""
         first = np.arange(self.updates) * self.batch_size
         total = np.minimum(self.batch_size, self.examples - first)
-        full = _edges(self.batch_size, self.size, self.shares)[rank : rank + 2]
-        last = _edges(int(total[-1]), self.size, self.shares)[rank : rank + 2]
+        shares = None if self.shares is None else tuple(self.shares)
+        full = _edges(self.batch_size, self.size, shares)[rank : rank + 2]
+        last = _edges(int(total[-1]), self.size, shares)[rank : rank + 2]
         start, stop = first + full[0], first + full[1]
         start[-1], stop[-1] = first[-1] + last[0], first[-1] + last[1]
         return Cuts(start, stop, total)
@@ -268,6 +279,7 @@ def _distinct(count: int, below: int, *key: int | str) -> np.ndarray:
     return permutation(below, *key)[:count]
 
 
-def _edges(count: int, size: int, shares: Sequence[float] | None) -> np.ndarray:
+@lru_cache(maxsize=64)
+def _edges(count: int, size: int, shares: tuple[float, ...] | None) -> np.ndarray:
     """Return where the parts of `count` begin and end; shape (size + 1,)."""
     return np.concatenate([[0], np.cumsum(apportion(count, size, shares))])

@@ -10,7 +10,7 @@ from manyhands.report.chart import Note
 from manyhands.report.load import Run, finite, mapping, number, sequence
 from manyhands.report.plots import middle, name
 from manyhands.report.tables import Row, Summary
-from manyhands.report.wording import count, join, percent, short
+from manyhands.report.wording import count, join, percent, short, times
 
 MOST = 6
 
@@ -78,7 +78,7 @@ def with_distance(summary: Summary) -> list[tuple[Row, list[tuple[float, float]]
 
 def with_shares(summary: Summary) -> list[tuple[Row, list[tuple[float, list[float]]]]]:
     """Return the configurations that recorded shares."""
-    return _holding(summary, shares)[:1]
+    return _holding(summary, shares)
 
 
 def draw_staleness(ax: Any, summary: Summary) -> list[Note]:
@@ -145,18 +145,19 @@ def draw_distance(ax: Any, summary: Summary) -> list[Note]:
 
 
 def draw_shares(ax: Any, summary: Summary) -> list[Note]:
-    """Draw each worker's share of the batch over the steps."""
+    """Draw each worker's share of the batch over the steps, where the workers are most."""
     notes = []
-    for _, pairs in with_shares(summary):
-        for rank in range(max(len(parts) for _, parts in pairs)):
-            mine = [(s, parts[rank]) for s, parts in pairs if rank < len(parts)]
-            look = theme.style(rank)
-            label = f"worker {rank}"
-            ax.plot(
-                *zip(*mine, strict=True), color=look.colour, linestyle=look.line, label=label,
-                drawstyle="steps-post",
-            )  # fmt: skip
-            notes += [Note(label, f"step {s:g}", percent(v, 1), (s, v)) for s, v in mine]
+    row, pairs = _drawn_shares(summary)
+    end = max(middle(row).steps or 0, pairs[-1][0])
+    for rank in range(max(len(parts) for _, parts in pairs)):
+        mine = [(s, parts[rank]) for s, parts in pairs if rank < len(parts)]
+        look = theme.style(rank)
+        label = f"worker {rank}"
+        ax.plot(
+            *zip(*mine, (end, mine[-1][1]), strict=True), color=look.colour, linestyle=look.line,
+            label=label, drawstyle="steps-post",
+        )  # fmt: skip
+        notes += [Note(label, f"step {s:g}", percent(v, 1), (s, v)) for s, v in mine]
     ax.yaxis.set_major_formatter(lambda value, _: percent(value))
     ax.set_ylim(bottom=0)
     return notes
@@ -200,9 +201,30 @@ def comment_distance(summary: Summary) -> list[str]:
 
 
 def comment_shares(summary: Summary) -> list[str]:
-    """Comment on how the shares moved."""
-    return [
+    """Comment on how the shares moved, and what that brought."""
+    held = with_shares(summary)
+    said = [
         f"{name(summary, row)}: from {join([percent(s) for s in pairs[0][1]])} to "
-        f"{join([percent(s) for s in pairs[-1][1]])}."
-        for row, pairs in with_shares(summary)
+        f"{join([percent(s) for s in pairs[-1][1]])}{_gained(summary, row)}."
+        for row, pairs in held
     ]
+    if len(held) > 1:
+        said.append(f"Drawn is {name(summary, _drawn_shares(summary)[0])}.")
+    return said
+
+
+def _drawn_shares(summary: Summary) -> tuple[Row, list[tuple[float, list[float]]]]:
+    return max(with_shares(summary), key=lambda pair: pair[0].workers)
+
+
+def _gained(summary: Summary, row: Row) -> str:
+    """Say what balancing brought against the same workers without it, where both were run."""
+    for other in summary.rows:
+        alike = {**row.group.options, "balance": None} == {**other.group.options, "balance": None}
+        same = (row.group.strategy, row.group.source, row.workers) == (
+            other.group.strategy, other.group.source, other.workers,
+        )  # fmt: skip
+        plain = other.group.options.get("balance") == "none"
+        if alike and same and plain and row.rate and other.rate:
+            return f", {times(row.rate / other.rate)} the examples per second of equal parts"
+    return ""

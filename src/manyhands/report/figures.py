@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from manyhands.report import causes, comments, facts, phases, plots, traffic
+from manyhands.report import (
+    arrival,
+    causes,
+    comments,
+    facts,
+    growth,
+    phases,
+    plots,
+    traffic,
+)
 from manyhands.report.chart import Chart, Note
 from manyhands.report.plots import Form, Value, single
 from manyhands.report.tables import Summary
@@ -39,6 +48,19 @@ def _along(summary: Summary) -> Iterator[Chart]:
         yield _measure(
             summary, "accuracy", "Accuracy", "test accuracy", lambda r: r.accuracy,
             lambda v: percent(v, 2), comments.accuracy, dodge=0.06,
+        )  # fmt: skip
+    if growth.series(summary):
+        yield Chart(
+            id="growth", title="Time against examples", x_label="examples seen", y_label="seconds",
+            draw=lambda ax: growth.draw(ax, summary), comment=_said(growth.comment(summary)),
+            alt="training time against the number of examples, beside strict proportion",
+        )  # fmt: skip
+    if arrival.curves(summary):
+        yield Chart(
+            id="arrival", title=f"Steps to {percent(summary.target, 1)}", x_label="workers",
+            y_label="steps of each worker", left=58, draw=lambda ax: arrival.draw(ax, summary),
+            comment=_said(arrival.comment(summary)),
+            alt="steps to the target accuracy against workers, beside the 1/P of theory",
         )  # fmt: skip
 
 

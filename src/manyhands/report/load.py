@@ -53,6 +53,7 @@ class Epoch:
     """The state of a run at the end of an epoch; seconds and examples since its beginning."""
 
     epoch: int
+    steps: float | None
     seconds: float | None
     examples: float | None
     loss: float | None
@@ -308,6 +309,7 @@ def _epochs(
     return tuple(
         Epoch(
             epoch=int(number(entry, "epoch") or i),
+            steps=number(entry, "steps"),
             seconds=clock[i],
             examples=seen[i],
             loss=number(entry, "test_loss"),

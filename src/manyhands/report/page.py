@@ -21,7 +21,7 @@ from manyhands.report.tables import Row, Spread, Summary
 from manyhands.report.wording import NONE, count, percent, plural, seconds, size, times
 
 SECTIONS = {
-    "": ("time", "speedup", "efficiency", "accuracy"),
+    "": ("time", "speedup", "efficiency", "accuracy", "growth", "arrival"),
     "How training went": ("loss-time", "loss-examples", "accuracy-time", "accuracy-examples"),
     "Inside a run": (
         "phases", "traffic", "staleness", "own-accuracy", "distance", "shares",

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 NONE = "–"
+NAMED = ("balance", "slow")  # their values say nothing without the option's name
 THIN = "\u202f"  # a narrow space that does not break: between a number and its unit
 
 
@@ -84,7 +85,7 @@ def short(label: str, most: int = 34) -> str:
 def option(name: str, value: Any) -> str:
     """Return an option as a label: text speaks for itself, a number needs its name."""
     spoken = name.replace("_", " ")
-    if value is None:
+    if value is None or value == "none":
         return f"no {spoken}"
     if isinstance(value, bool):
         return spoken if value else f"no {spoken}"
@@ -92,4 +93,4 @@ def option(name: str, value: Any) -> str:
         return f"{spoken} {value:g}"
     if isinstance(value, list | tuple):
         return f"{spoken} {'/'.join(str(v) for v in value)}"
-    return str(value)
+    return f"{spoken} {value}" if name in NAMED else str(value)

@@ -5,18 +5,39 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from manyhands.errors import ConfigError
 from manyhands.optimizers import SGD, Adam, AdamW
 from manyhands.strategies import staleness
+from manyhands.strategies.meeting import Meeting
 from manyhands.strategies.strategy import Strategy, Supports
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy as np
     from torch import Tensor
 
     from manyhands.comm.memory import MemoryGroup
     from manyhands.worker import Worker
+
+
+@dataclass
+class _Shared:
+    """What the workers share, and what one of them counts.
+
+    Attributes:
+        x: The parameters; shape (dim,).
+        writes: The updates of each worker so far; shape (P,). Each writes its own.
+        meeting: Where they meet for checkpoints.
+        taus: The staleness of this worker's updates.
+    """
+
+    x: Tensor
+    writes: np.ndarray
+    meeting: Meeting
+    taus: Counter[int]
 
 
 @dataclass(frozen=True)
@@ -41,6 +62,7 @@ class Hogwild(Strategy):
         - One worker equals `sequential`, bit for bit.
         - Every example is seen once an epoch, each worker in an order of its own.
         - Staleness is counted in slots, one writer each: exact up to updates that are under way.
+        - A checkpoint is written when all have ended their step: nobody's update is half in it.
     Cost per step: no messages. One pass over x to read and one to write, through the caches.
     """
 
@@ -54,6 +76,7 @@ class Hogwild(Strategy):
         deterministic=False,
         shares_memory=True,
         private=True,
+        resume=True,
     )
 
     lock: bool = field(
@@ -70,12 +93,14 @@ class Hogwild(Strategy):
         memory = cast("MemoryGroup", worker.comm)
         if self.shared_state:
             _share_state(worker, memory)
-        x = worker.state = memory.share(worker.params)  # (dim,)
+        x = memory.share(worker.params)  # (dim,)
         writes = memory.share(torch.zeros(memory.size, dtype=torch.int64)).numpy()
-        stop = memory.share(torch.zeros(1, dtype=torch.int64)).numpy()
+        taus: Counter[int] = worker.state or Counter()
+        writes[worker.rank] = worker.step
+        meeting = Meeting(worker, memory)
+        worker.state = _Shared(x, writes, meeting, taus)
         if not self.lock:
             _live_in(worker, x)
-        taus: Counter[int] = Counter()
         for batch in worker.batches():
             with memory.lock() if self.lock else nullcontext():
                 seen = writes.sum()
@@ -90,16 +115,35 @@ class Hogwild(Strategy):
                 if self.lock:
                     x.copy_(worker.params)
                 writes[worker.rank] += 1
-            if stop[0]:
+            if meeting.over():
                 worker.stopped = "target_accuracy"
-        stop[0] |= worker.stopped == "target_accuracy"
+        meeting.leave()
         everyones = memory.gather(sorted(taus.items()))
         worker.replica.move(x)
         worker.facts["staleness"] = staleness.describe(Counter(dict(each)) for each in everyones)
 
     def consensus(self, worker: Worker) -> Tensor:
         """Return the vector that all share."""
-        return cast("Tensor", worker.state)
+        return cast("Tensor", worker.state.x)
+
+    def pause(self, worker: Worker) -> None:
+        """Meet the others for a checkpoint, if it is time."""
+        shared: _Shared = worker.state
+        shared.meeting.attend(int(shared.writes.sum()) // len(shared.writes))
+
+    def state(self, worker: Worker) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return the staleness so far, and x where the worker's own copy is another."""
+        shared: _Shared = worker.state
+        held = {"x": shared.x} if self.lock else {}
+        return held, {"taus": sorted(shared.taus.items())}
+
+    def restore(
+        self, worker: Worker, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]
+    ) -> None:
+        """Take back the staleness, for `run` to go on with, and x."""
+        worker.state = Counter({int(tau): n for tau, n in numbers["taus"]})
+        if self.lock:
+            worker.params.copy_(tensors["x"])
 
 
 def _live_in(worker: Worker, x: Tensor) -> None:
@@ -116,10 +160,14 @@ def _share_state(worker: Worker, memory: MemoryGroup) -> None:
     import torch
 
     optimizer = worker.optimizer
-    params = worker.params.clone()
-    worker.replica.grad.zero_()
-    optimizer.step()  # a step along nothing makes the state
-    worker.params.copy_(params)
+    if not optimizer.state:
+        params = worker.params.clone()
+        worker.replica.grad.zero_()
+        optimizer.step()  # a step along nothing makes the state
+        worker.params.copy_(params)
+        for value in (v for state in optimizer.state.values() for v in state.values()):
+            if isinstance(value, torch.Tensor):
+                value.zero_()
     tensors = [
         (state, name, value)
         for state in optimizer.state.values()
@@ -132,4 +180,4 @@ def _share_state(worker: Worker, memory: MemoryGroup) -> None:
             "adam, adamw, or sgd with momentum"
         )
     for state, name, value in tensors:
-        state[name] = memory.share(value.zero_())
+        state[name] = memory.share(value)

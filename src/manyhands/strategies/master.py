@@ -4,22 +4,33 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
+
+from mpi4py import MPI
 
 from manyhands.comm.messages import Messages, Parcel
 from manyhands.strategies import staleness
-from manyhands.strategies.pushing import PUSH, STOP, Span
+from manyhands.strategies.cut import Cuts
+from manyhands.strategies.pushing import MARK, PUSH, STOP, Span
 
 if TYPE_CHECKING:
-    import torch
+    from collections.abc import Mapping
 
+    from torch import Tensor
+
+    from manyhands.lifecycle import Lifecycle
     from manyhands.strategies.server import Server
     from manyhands.worker import Worker
 
 
 def serve(worker: Worker, server: Server, span: Span) -> dict[str, Any]:
     """Own a part of the vector until every worker is done; returns what this master noted."""
-    master = Master(worker, server, span)
+    master, before = Master(worker, server, span), worker.state
+    worker.state = master
+    if before is None:
+        master.begin()
+    else:
+        master.go_on(*before)
     master.serve()
     worker.spent = {"wait": master.idle, "update": master.busy}
     names = [la.name for la in worker.replica.layers if span[0] <= la.start < span[1]]
@@ -40,13 +51,16 @@ class Master:
         self.messages = Messages(worker.comm)
         self.params = worker.params[slice(*span)]
         self.grad = worker.replica.grad[slice(*span)]
-        self.optimizer = narrowed(worker, span)
+        self.optimizer = worker.optimizer
         self.rates = [group["lr"] for group in self.optimizer.param_groups]
         self.pushes = [Parcel(self.params) for _ in range(worker.config.workers)]
         self.answers = [Parcel(self.params) for _ in range(worker.config.workers)]
-        self.requests: list[Any] = [None] * worker.config.workers
+        self.requests: list[Any] = [MPI.REQUEST_NULL] * worker.config.workers
         self.sent: dict[int, Any] = {}
         self.clocks = dict.fromkeys(range(worker.config.workers), 0)
+        self.left: dict[int, int] = {}  # c_k of the workers that are done
+        self.told: dict[int, int] = {}  # by worker that is done: the last checkpoint it knows of
+        self.cuts = Cuts(worker, cast("Lifecycle", worker.lifecycle))
         self.held: set[int] = set()
         self.due: set[int] = set()
         self.version = 0  # updates of w[m] so far
@@ -57,10 +71,32 @@ class Master:
         self.lead = 0
         self.idle = self.busy = 0.0
 
-    def serve(self) -> None:
-        """Answer pushes until all workers are done, then hand w[m] over to all of them."""
+    def begin(self) -> None:
+        """Wait for everyone's first push."""
         for k, push in enumerate(self.pushes):
             self.requests[k] = self.messages.receive(push, k)
+
+    def go_on(self, counts: Mapping[str, Any], bodies: list[Tensor]) -> None:
+        """Take up what a checkpoint holds: the counts, then the pushes that were in flight.
+
+        Every worker, also one that was done, waits for the answer to its last push.
+        """
+        self.clocks = dict(enumerate(counts["clocks"]))
+        self.pulled = dict(enumerate(counts["pulled"]))
+        self.version, self.lead = counts["version"], counts["lead"]
+        self.stale, self.queues = (
+            Counter({int(n): times for n, times in counts[name]}) for name in ("stale", "queues")
+        )
+        self.idle, self.busy = counts["idle"], counts["busy"]
+        for (k, examples), body in zip(counts["log"], bodies, strict=True):
+            self.pushes[k].header[:2] = PUSH, examples
+            self.pushes[k].body.copy_(body)
+            self._apply(k)
+        self.due.update(self.clocks)
+        self._release()
+
+    def serve(self) -> None:
+        """Answer pushes until all workers are done, then hand w[m] over to all of them."""
         begin = time.monotonic()
         while self.clocks:
             arrived = self.messages.wait_some(self.requests)
@@ -74,17 +110,33 @@ class Master:
             begin = time.monotonic()
             self.busy += begin - came
         for k in range(len(self.answers)):
-            self._answer(k)
+            self._answer(k, self.status)
         self.messages.wait_all(list(self.sent.values()))
         self.worker.step = self.version
 
     def _take(self, k: int) -> None:
         """Look at what worker k has sent."""
-        kind = int(self.pushes[k].header[0])
-        if kind != PUSH:
-            del self.clocks[k]
-            self.status = STOP if kind == STOP else self.status
-        elif self.server.staleness == 0:
+        if self.cuts.see(k, self.pushes[k], set(self.clocks)):
+            self._tell_done()
+        kind, _, known = self.pushes[k].header[:3].tolist()
+        if kind == PUSH:
+            self._apply(k)
+            return
+        self.left[k] = self.clocks.pop(k)
+        self.told[k] = known
+        self.status = STOP if kind == STOP else self.status
+        self._tell_done()
+
+    def _tell_done(self) -> None:
+        """Let the workers that are done take part in the newest checkpoint, too."""
+        for k, known in self.told.items():
+            if known < self.cuts.mark.step:
+                self.told[k] = self.cuts.mark.step
+                self._answer(k, MARK)
+
+    def _apply(self, k: int) -> None:
+        """Step along worker k's push, or hold it until everyone's is there (s = 0)."""
+        if self.server.staleness == 0:
             self.held.add(k)
         else:
             tau = self.version - self.pulled[k]
@@ -106,6 +158,10 @@ class Master:
         """Answer whom the waiting rule lets go on: c_k − min c ≤ s."""
         if self.held and len(self.held) == len(self.clocks):
             self._sum(sorted(self.held))
+        mark = self.cuts.due(self._pushes()) if self.due and self.status != STOP else None
+        if mark:  # whoever is answered from here on, and someone is, carries it to the others
+            self.cuts.begin(mark, set(self.clocks))
+            self._tell_done()
         slowest = min(self.clocks.values(), default=0)
         bound = self.server.staleness
         for k in sorted(self.due):
@@ -114,7 +170,10 @@ class Master:
                 self.lead = max(self.lead, lead)
                 self.due.remove(k)
                 self.requests[k] = self.messages.receive(self.pushes[k], k)
-                self._answer(k)
+                self._answer(k, self.status)
+
+    def _pushes(self) -> int:
+        return sum(self.clocks.values()) + sum(self.left.values())
 
     def _sum(self, pushers: list[int]) -> None:
         """Step once for all: the mean over the examples of all pushes."""
@@ -122,15 +181,14 @@ class Master:
         self.grad.zero_()
         for k in pushers:
             self.grad.add_(self.pushes[k].body, alpha=int(self.pushes[k].header[1]) / examples)
-        self.worker.guard(self.grad, examples)
         self.held.clear()
         self._step(0, pushers)
 
-    def _answer(self, k: int) -> None:
+    def _answer(self, k: int, kind: int) -> None:
         begin, answer = time.perf_counter(), self.answers[k]
         if k in self.sent:  # received long ago, since k has pushed again
             self.messages.wait_all([self.sent[k]])
-        answer.header[0] = self.status
+        answer.header[:3] = kind, *self.cuts.mark
         answer.body.copy_(self.params)
         self.sent[k] = self.messages.send(answer, k)
         self.pulled[k] = self.version
@@ -141,6 +199,21 @@ class Master:
             messages=1,
             seconds=time.perf_counter() - begin,
         )
+
+    def counts(self) -> dict[str, Any]:
+        """Return what a checkpoint needs beside w[m] and the optimizer; the log is still empty."""
+        clocks = {**self.clocks, **self.left}
+        return {
+            "clocks": [clocks[k] for k in sorted(clocks)],
+            "pulled": [self.pulled[k] for k in sorted(clocks)],
+            "version": self.version,
+            "lead": self.lead,
+            "stale": sorted(self.stale.items()),
+            "queues": sorted(self.queues.items()),
+            "idle": self.idle,
+            "busy": self.busy,
+            "log": [],
+        }
 
     def facts(self) -> dict[str, Any]:
         """Return what this master noted, as the record states it."""
@@ -161,8 +234,8 @@ class Master:
         }
 
 
-def narrowed(worker: Worker, span: Span) -> torch.optim.Optimizer:
-    """Return the optimizer, left with what lies within `span` of the vector."""
+def narrow(worker: Worker, span: Span) -> None:
+    """Leave the optimizer with what lies within `span` of the vector."""
     start, stop = span
     for group in worker.optimizer.param_groups:
         kept = []
@@ -173,7 +246,6 @@ def narrowed(worker: Worker, span: Span) -> torch.optim.Optimizer:
             elif first < stop and start < last:  # a part of the flat vector
                 kept.append(worker.replica.slice(max(start, first), min(stop, last)))
         group["params"] = kept
-    return worker.optimizer
 
 
 def merged(noted: list[dict[str, Any] | None]) -> dict[str, Any]:

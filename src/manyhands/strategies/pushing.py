@@ -6,36 +6,43 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from manyhands.comm.messages import Messages, Parcel
+from manyhands.lifecycle import Mark
 
 if TYPE_CHECKING:
     from manyhands.worker import Worker
 
 Span = tuple[int, int]  # a part of the vector: start, stop
 
-# What the first number of a header says. The second is a push's examples.
-PUSH, DONE, STOP = 0, 1, 2
+# What the first number of a header says. A push's others: its examples, the worker's last
+# checkpoint (step and signal), and the signal that it was asked to stop by; an answer's: the
+# group's last checkpoint (step and signal).
+PUSH, DONE, STOP, MARK = range(4)
 
 
 def work(worker: Worker, spans: list[Span]) -> None:
     """Push the gradient of every batch to the masters, pull what they answer."""
-    line = _Line(worker, spans)
+    line = worker.state = Line(worker, spans)
+    if worker.step:  # a checkpoint was written between a push and the next: its answer is owed
+        line.pull()
     for batch in worker.batches():
         gradient = worker.gradient(batch)
         with worker.exchanging():
             for push, (start, stop) in zip(line.pushes, spans, strict=True):
-                push.header[:2] = PUSH, round(batch.examples)
                 push.body.copy_(gradient[start:stop])
-            line.send()
+            line.send(PUSH, len(batch.x))
             if line.pull() == STOP:
                 worker.stopped = "target_accuracy"
-    for push in line.pushes:
-        push.header[:2] = STOP if worker.stopped == "target_accuracy" else DONE, 0
-    line.send()
-    line.pull()
+    line.send(STOP if worker.stopped == "target_accuracy" else DONE, 0)
+    while line.pull() == MARK:  # others go on, and have begun a checkpoint
+        line.pause()
 
 
-class _Line:
-    """One worker's line to all masters: a parcel for each way."""
+class Line:
+    """One worker's line to all masters: a parcel for each way.
+
+    Attributes:
+        mark: The last checkpoint that a master has told of.
+    """
 
     def __init__(self, worker: Worker, spans: list[Span]) -> None:
         self.worker, self.spans = worker, spans
@@ -43,16 +50,24 @@ class _Line:
         self.masters = range(worker.config.workers, worker.comm.size)
         self.pushes = [Parcel(worker.params[start:stop]) for start, stop in spans]
         self.answers = [Parcel(worker.params[start:stop]) for start, stop in spans]
+        self.mark = Mark(0)
         self.sent: list[Any] = []
 
-    def send(self) -> None:
+    def send(self, kind: int, examples: int) -> None:
         """Send the pushes, whatever they hold."""
         self.begin = time.perf_counter()
+        mark = self.worker.lifecycle.mark if self.worker.lifecycle else Mark(0)
+        for push in self.pushes:
+            push.header[:] = kind, examples, *mark, self.worker.board.asked()
         pairs = list(zip(self.masters, self.pushes, strict=True))
         self.sent = [self.messages.send(push, master) for master, push in pairs]
 
     def pull(self) -> int:
-        """Take in what the masters answer, in the order in which it comes; returns PUSH or STOP."""
+        """Take in what the masters answer, in the order in which it comes.
+
+        Returns:
+            PUSH or STOP; MARK where a worker that is done shall take part in a checkpoint.
+        """
         pairs = zip(self.masters, self.answers, strict=True)
         requests = [self.messages.receive(answer, master) for master, answer in pairs]
         left = len(requests)
@@ -61,13 +76,26 @@ class _Line:
                 start, stop = self.spans[m]
                 self.worker.params[start:stop].copy_(self.answers[m].body)
                 left -= 1
-        self.messages.wait_all(self.sent)
-        sent = sum(push.nbytes for push in self.pushes)
-        self.worker.comm.meter.add(
-            "push",
-            payload=sent,
-            sent=sent,
-            messages=len(self.pushes),
-            seconds=time.perf_counter() - self.begin,
-        )
+        self.mark = max(Mark(*answer.header[1:3].tolist()) for answer in self.answers)
+        self._count()
         return int(max(answer.header[0] for answer in self.answers))
+
+    def _count(self) -> None:
+        """Note what the last push cost, its answer included."""
+        if self.sent:
+            self.messages.wait_all(self.sent)
+            self.sent = []
+            sent = sum(push.nbytes for push in self.pushes)
+            self.worker.comm.meter.add(
+                "push",
+                payload=sent,
+                sent=sent,
+                messages=len(self.pushes),
+                seconds=time.perf_counter() - self.begin,
+            )
+
+    def pause(self) -> None:
+        """Write this worker's part of the checkpoint that the masters told of, once."""
+        lifecycle = self.worker.lifecycle
+        if lifecycle and self.mark.step > lifecycle.mark.step:
+            lifecycle.take(self.worker, self.mark)

@@ -5,17 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from manyhands import validate
 from manyhands.errors import ConfigError
 from manyhands.strategies.strategy import Exposure, Strategy, Supports
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from torch import Tensor
 
+    from manyhands.strategies.pushing import Span
     from manyhands.worker import Worker
 
 
@@ -41,7 +42,9 @@ class Server(Strategy):
           equal to `sync` with W times the batch, up to rounding, and deterministic.
         - No worker begins a step more than s ahead of the slowest; τ ≤ (W − 1)(2s + 1).
         - Masters differ by no more than the pushes in flight: one per worker.
-    Cost per step and worker, for dim numbers of b bytes: M messages of 32 + b·dim/M bytes there, as
+        - A checkpoint holds every push once and stops nobody (see `cut.py`); with s = 0 or one
+          worker the run that goes on from it ends with the same bits.
+    Cost per step and worker, for dim numbers of b bytes: M messages of 40 + b·dim/M bytes there, as
     many back, all non-blocking and point to point; once more at the end, to hand over w.
     """
 
@@ -54,6 +57,7 @@ class Server(Strategy):
         partition="random-partition",
         deterministic=False,
         private=True,
+        resume=True,
     )
 
     masters: int = field(
@@ -98,15 +102,45 @@ class Server(Strategy):
         from manyhands.strategies.master import merged, serve
         from manyhands.strategies.pushing import work
 
-        layers = worker.replica.layers
-        deals = deal([layer.stop - layer.start for layer in layers], self.masters)
-        spans = [(layers[first].start, layers[last - 1].stop) for first, last in deals]
         noted = None
         if worker.role == "worker":
-            work(worker, spans)
+            work(worker, self._spans(worker))
         else:
-            noted = serve(worker, self, spans[worker.rank - worker.config.workers])
+            noted = serve(worker, self, self._span(worker))
         worker.facts |= merged(worker.comm.gather(noted))
+
+    def _spans(self, worker: Worker) -> list[Span]:
+        """Return each master's part of the vector."""
+        layers = worker.replica.layers
+        deals = deal([layer.stop - layer.start for layer in layers], self.masters)
+        return [(layers[first].start, layers[last - 1].stop) for first, last in deals]
+
+    def _span(self, worker: Worker) -> Span:
+        """Return this master's part."""
+        return self._spans(worker)[worker.rank - worker.config.workers]
+
+    def prepare(self, worker: Worker) -> None:
+        """Leave a master's optimizer with the master's part."""
+        from manyhands.strategies.master import narrow
+
+        if worker.role == "master":
+            narrow(worker, self._span(worker))
+
+    def pause(self, worker: Worker) -> None:
+        """Write this worker's part of a checkpoint, if the last answer told of one."""
+        worker.state.pause()
+
+    def state(self, worker: Worker) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
+        """Return what a master counts; a worker has nothing beside its copy and its place."""
+        return {}, worker.state.counts() if worker.role == "master" else {}
+
+    def restore(
+        self, worker: Worker, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]
+    ) -> None:
+        """Keep for a master, until it serves, what it had counted and the pushes it had logged."""
+        if worker.role == "master":
+            bodies = [tensors[f"log.{i}"] for i in range(len(numbers["log"]))]
+            worker.state = (numbers, bodies)
 
     def consensus(self, worker: Worker) -> Tensor:
         """Return worker 0's copy: what it pulled last; at the end, what the masters handed over."""

@@ -31,6 +31,8 @@ class Supports:
         shares_memory: Workers share one host's memory, and no MPI.
         resume: A run can go on from a checkpoint; where replicas are identical, with any number
             of workers.
+        balance: The workers' parts of a batch may change from step to step without changing the
+            update, since gradients are summed.
         private: Whoever sees what others send sees no more than `exposure` says.
     """
 
@@ -42,6 +44,7 @@ class Supports:
     deterministic: bool
     shares_memory: bool = False
     resume: bool = False
+    balance: bool = False
     private: bool = False
 
 
@@ -65,6 +68,15 @@ class Strategy(Protocol):
     def processes(self, workers: int) -> int:
         """Return how many processes take part: by rank, the workers first, then any masters."""
         return workers
+
+    def prepare(self, worker: Worker) -> None:
+        """Arrange a worker that was just built, before it is put where its checkpoint was."""
+
+    def pause(self, worker: Worker) -> None:
+        """Take part in a checkpoint if one is due; asked between two steps of a worker.
+
+        Only where workers do not step together: nobody else is there to agree on it.
+        """
 
     def state(self, worker: Worker) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
         """Return what a checkpoint needs beside parameters and optimizer: tensors and numbers."""

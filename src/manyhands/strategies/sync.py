@@ -53,6 +53,7 @@ class Sync(Strategy):
         partition="balanced",
         deterministic=True,
         resume=True,
+        balance=True,
         private=True,
     )
 

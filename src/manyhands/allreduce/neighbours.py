@@ -1,0 +1,40 @@
+"""Who of a communicator is on one's own host, and who shares one's cores."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from manyhands.place import host, kernel
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+def same_host(comm: MPI.Comm) -> MPI.Comm:
+    """Return those of `comm` that share this host's memory and its name. Collective.
+
+    MPI alone would also put simulated hosts together, whose memory could be shared only because
+    they are simulated. The caller frees it.
+    """
+    from mpi4py import MPI
+
+    sharing = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    here = _alike(sharing, host())
+    sharing.Free()
+    return here
+
+
+def same_kernel(comm: MPI.Comm) -> MPI.Comm:
+    """Return those of `comm` that run under this kernel, on its cores. Collective."""
+    return _alike(comm, kernel())
+
+
+def _alike(comm: MPI.Comm, name: str) -> MPI.Comm:
+    """Return those of `comm` that give the same name."""
+    mine = np.frombuffer(hashlib.sha256(name.encode()).digest(), np.uint8)
+    everyone = np.empty((comm.size, mine.size), np.uint8)
+    comm.Allgather(mine, everyone)
+    return comm.Split(int((everyone == mine).all(axis=1).argmax()), comm.rank)

@@ -1,0 +1,128 @@
+"""Steps to a target accuracy against the workers, beside the 1/P of theory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from manyhands.report import theme
+from manyhands.report.chart import Note
+from manyhands.report.groups import Group
+from manyhands.report.load import Run
+from manyhands.report.plots import ranged_text, styles
+from manyhands.report.tables import Row, Spread, Summary, spread
+from manyhands.report.wording import count, join, percent, plural, times
+
+NEAR = 0.15  # of the steps that theory says: theory holds
+
+
+def steps(run: Run, target: float) -> float | None:
+    """Return the steps that each worker took to the target.
+
+    Accuracy is known where the run was evaluated; between two evaluations it is taken to rise
+    evenly.
+    """
+    before: tuple[float, float] | None = None
+    for epoch in run.epochs:
+        if epoch.steps is None or epoch.accuracy is None:
+            return None
+        if epoch.accuracy >= target:
+            if before is None:
+                return epoch.steps
+            done, reached = before
+            part = (target - reached) / (epoch.accuracy - reached)
+            return done + part * (epoch.steps - done)
+        before = (epoch.steps, epoch.accuracy)
+    return None
+
+
+def arrived(row: Row, target: float) -> Spread | None:
+    """Return the steps of a configuration; None where a repeat did not get there."""
+    found = [steps(run, target) for run in row.runs]
+    return None if None in found else spread(found)
+
+
+def curves(summary: Summary) -> dict[Group, list[tuple[Row, Spread]]]:
+    """Return each group's steps by workers, where a target was asked for and several got there."""
+    if summary.target is None or not summary.target_given or summary.layout.x != "workers":
+        return {}
+    found = {
+        group: [(r, s) for r in summary.of(group) if (s := arrived(r, summary.target or 0))]
+        for group in summary.groups
+    }
+    return {group: pairs for group, pairs in found.items() if len(pairs) > 1}
+
+
+def draw(ax: Any, summary: Summary) -> list[Note]:
+    """Draw the steps on logarithmic axes, and for each curve the 1/P of theory from its start."""
+    notes: list[Note] = []
+    looks = styles(summary)
+    found = curves(summary)
+    for group, pairs in found.items():
+        look = looks[group]
+        workers = [row.workers for row, _ in pairs]
+        medians = [got.median for _, got in pairs]
+        ax.plot(
+            workers, medians, color=look.colour, marker=look.marker, linestyle=look.line,
+            label=group.label, zorder=3,
+        )  # fmt: skip
+        ax.vlines(
+            workers, [got.low for _, got in pairs], [got.high for _, got in pairs],
+            color=look.colour, linewidth=1.4, zorder=2.5,
+        )  # fmt: skip
+        ends = [workers[0], workers[-1]]
+        theory = [medians[0] * workers[0] / p for p in ends]
+        ax.plot(ends, theory, color=look.colour, linewidth=1, linestyle=(0, (1, 2)), zorder=2)
+        notes += [
+            Note(group.label, plural(p, "worker"), f"{ranged_text(got, count)} steps", (p, m))
+            for p, m, (_, got) in zip(workers, medians, pairs, strict=True)
+        ]
+    ax.plot([], [], color=theme.MUTED, linewidth=1, linestyle=(0, (1, 2)), label="1/P, theory")
+    places = sorted({row.workers for pairs in found.values() for row, _ in pairs})
+    heights = [got.median for pairs in found.values() for _, got in pairs]
+    levels = sorted({min(heights), max(heights), (min(heights) * max(heights)) ** 0.5})
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log")
+    ax.set_xticks(places, [f"{p:g}" for p in places])
+    ax.set_yticks(levels, [count(level) for level in levels])
+    ax.set_xticks([], minor=True)
+    ax.set_yticks([], minor=True)
+    return notes
+
+
+def comment(summary: Summary) -> list[str]:
+    """Say how far the steps fall with the workers as theory says, and why not where they do not."""
+    said = [_sentence(group, pairs) for group, pairs in curves(summary).items()]
+    late = [
+        f"{row.label} with {plural(row.workers, 'worker')}"
+        for group in curves(summary)
+        for row in summary.of(group)
+        if arrived(row, summary.target or 0) is None
+    ]
+    if late:
+        said.append(f"Not in every repeat at {percent(summary.target, 1)}: {join(late)}.")
+    said.append(
+        "Theory says that the steps fall inversely with the workers, as long as each brings a "
+        "batch of its own; between two evaluations the accuracy is taken to rise evenly."
+    )
+    return said
+
+
+def _sentence(group: Group, pairs: list[tuple[Row, Spread]]) -> str:
+    (first, start), (last, end) = pairs[0], pairs[-1]
+    ratio, ideal = start.median / end.median, last.workers / first.workers
+    told = (
+        f"{group.label}: {count(start.median)} steps with {plural(first.workers, 'worker')}, "
+        f"{count(end.median)} with {last.workers}, {times(ratio)} fewer where theory says "
+        f"{times(ideal)}"
+    )
+    batches = {row.runs[0].config.get("batch_size") for row, _ in pairs}
+    if group.strategy == "sync" and len(batches) == 1:
+        return f"{told}; the batch behind an update is the same for all, and so are the steps."
+    near = [
+        row.workers
+        for row, got in pairs[1:]
+        if abs(got.median * row.workers / (start.median * first.workers) - 1) <= NEAR
+    ]
+    if not near:
+        return f"{told}; none is within {percent(NEAR)} of it."
+    return f"{told}; up to {plural(max(near), 'worker')} within {percent(NEAR)} of it."

@@ -1,0 +1,73 @@
+"""The group of processes that somebody's mpiexec or srun started us in, as the environment tells.
+
+Read before MPI is loaded: which MPI to load depends on it, and a library of another kind than the
+mpiexec would make every process believe that it is alone.
+"""
+
+from __future__ import annotations
+
+import os
+
+from manyhands.errors import LaunchError
+
+# One of these holds the number of processes, or this process's number among them.
+SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MPI_LOCALNRANKS", "SLURM_STEP_NUM_TASKS")
+RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID")
+_PMI = ("PMI_RANK", "PMIX_RANK")
+
+
+def group_size() -> int | None:
+    """Return how many processes the surrounding mpiexec or srun started; None if there is none.
+
+    Raises:
+        LaunchError: Inside one of our own workers, or where srun started several tasks and gave
+            them no way to find each other.
+    """
+    if os.environ.get("MANYHANDS_PROCESSES"):
+        raise LaunchError(
+            "fit was called inside a worker: the module that defines the model also calls fit when "
+            "imported; put that call under `if __name__ == '__main__':`"
+        )
+    for name in SIZES:
+        if name == "SLURM_STEP_NUM_TASKS" and not any(pmi in os.environ for pmi in _PMI):
+            _refuse_tasks_apart()
+            continue
+        if os.environ.get(name, "").isdigit():
+            return int(os.environ[name])
+    if "PMIX_RANK" in os.environ:  # started by PMIx (prterun, srun --mpi=pmix): only MPI knows
+        from mpi4py import MPI
+
+        return int(MPI.COMM_WORLD.size)
+    return None
+
+
+def _refuse_tasks_apart() -> None:
+    tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "")
+    if tasks.isdigit() and int(tasks) > 1:
+        raise LaunchError(
+            f"srun started {tasks} tasks without an MPI interface, so each would train on its own; "
+            "use `srun --mpi=pmi2` (MPICH) or `srun --mpi=pmix` (Open MPI)"
+        )
+
+
+def group_rank() -> int:
+    """Return this process's number in the surrounding group; 0 if there is none."""
+    for name in RANKS:
+        if os.environ.get(name, "").isdigit():
+            return int(os.environ[name])
+    return 0
+
+
+def group_kind() -> str | None:
+    """Return which MPI the surrounding group needs, "mpich" or "openmpi"; None outside of one."""
+    if "PMI_RANK" in os.environ:
+        return "mpich"
+    return "openmpi" if {"PMIX_RANK", "OMPI_COMM_WORLD_RANK"} & os.environ.keys() else None
+
+
+def granted_threads() -> int | None:
+    """Return how many cores `srun -c` grants this task, bound to them or not; None elsewhere."""
+    cores = os.environ.get("SLURM_CPUS_PER_TASK", "")
+    started = os.environ.get("SLURM_STEP_NUM_TASKS", "")  # not set in a batch script itself
+    own = os.environ.get("MANYHANDS_PROCESSES")
+    return int(cores) if cores.isdigit() and started and not own else None

@@ -1,0 +1,91 @@
+"""Under somebody's own mpiexec: one group, or one message that says why there is none."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from manyhands import mpis
+
+ROOT = Path(__file__).parents[2]
+SMALL = ["--data", "blobs", "--model", "mlp", "--epochs", "1"]
+TRAIN = ["-m", "manyhands", "train", *SMALL]
+
+
+def run(line, environment):
+    return subprocess.run(
+        line, env=environment, capture_output=True, text=True, timeout=100, check=False
+    )
+
+
+@pytest.mark.parametrize("kind", ["mpich", "openmpi"])
+def test_the_library_of_that_mpiexec_is_loaded(tmp_path, kind):
+    line, environment = mpis.command(
+        mpis.find_mpi(kind), 2, [*TRAIN, "--output", str(tmp_path / "run")]
+    )
+    del environment["MPI4PY_LIBMPI"]
+    done = run(line, environment)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("test accuracy") == 1
+
+
+@pytest.mark.parametrize(("mpiexec", "library"), [("mpich", "openmpi"), ("openmpi", "mpich")])
+def test_two_kinds_of_mpi_are_explained_once(tmp_path, mpiexec, library):
+    line, environment = mpis.command(
+        mpis.find_mpi(mpiexec), 2, [*TRAIN, "--output", str(tmp_path / "run")]
+    )
+    other = mpis.find_mpi(library)
+    environment |= {**other.environment, "MPI4PY_LIBMPI": other.library}
+    done = run(line, environment)
+    assert done.returncode == 3, done.stderr
+    assert done.stderr.count("two kinds") == 1, done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("option", [["--lr", "nan"], ["--wrokers", "2"]])
+def test_an_option_that_cannot_work_is_told_once(option):
+    line, environment = mpis.command(mpis.find_mpi("mpich"), 3, [*TRAIN, *option])
+    done = run(line, environment)
+    assert done.returncode == 2
+    assert done.stderr.count("manyhands:") == 1, done.stderr
+
+
+def test_what_only_one_process_misses_ends_all_and_is_told_once(tmp_path):
+    (tmp_path / "mine.py").write_text("from torch.nn import Linear\nmake = lambda: Linear(20, 4)\n")
+    mpi = mpis.find_mpi("mpich")
+    line, environment = mpis.command(mpi, 1, ["-m", "manyhands", "train", "--model", "mine:make"])
+    seeing = ["-env", "PYTHONPATH", f"{ROOT / 'src'}:{tmp_path}", *line[line.index("-n") :]]
+    blind = ["-env", "PYTHONPATH", str(ROOT / "src"), *line[line.index("-n") :]]
+    done = run([mpi.mpiexec, *seeing, ":", *blind], environment)
+    assert done.returncode == 2
+    assert done.stderr.count("no module 'mine'") == 1, done.stderr
+
+
+def test_two_versions_are_explained_once(tmp_path):
+    for path in (ROOT / "src/manyhands").iterdir():
+        os.makedirs(tmp_path / "manyhands", exist_ok=True)
+        if path.name not in ("_version.py", "__pycache__"):
+            os.symlink(path, tmp_path / "manyhands" / path.name)
+    (tmp_path / "manyhands/_version.py").write_text('"""Later."""\n\n__version__ = "99.0"\n')
+    mpi = mpis.find_mpi("mpich")
+    line, environment = mpis.command(mpi, 1, TRAIN)
+    ours = ["-env", "PYTHONPATH", str(ROOT / "src"), "-n", "2", *line[line.index("-n") + 2 :]]
+    later = ["-env", "PYTHONPATH", str(tmp_path), *line[line.index("-n") :]]
+    done = run([mpi.mpiexec, *ours, ":", *later], environment)
+    assert done.returncode == 3, done.stderr
+    assert done.stderr.count("the hosts differ: manyhands") == 1, done.stderr
+    assert "manyhands 99.0" in done.stderr
+
+
+def test_tasks_of_srun_that_cannot_find_each_other_are_refused_once():
+    line = [sys.executable, *TRAIN]
+    said = []
+    for task in ("0", "1"):
+        environment = {**os.environ, "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": task}
+        done = run(line, environment)
+        assert done.returncode == 3
+        said.append(done.stderr)
+    assert "srun --mpi=pmi2" in said[0]
+    assert said[1] == ""

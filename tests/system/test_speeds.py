@@ -1,0 +1,84 @@
+"""Slow workers and balanced ones from the command line, with what may befall them."""
+
+import json
+import textwrap
+
+import pytest
+from test_training import SMALL, _nobody_is_left, manyhands  # noqa: F401
+
+from manyhands.testing import Faults
+
+BALANCED = ("--balance", "speed", "--slow", "1:4")
+
+
+def test_a_balanced_run_records_its_shares(tmp_path):
+    line = (*SMALL, *BALANCED, "--batch-size", 50, "--output", tmp_path / "run", "--json")
+    done = manyhands("train", *line)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["accuracy"] > 0.9
+    shares = json.loads((tmp_path / "run/run.json").read_text())["strategy"]["shares"]
+    assert shares[0] == [0, [25, 25]]
+    assert all(sum(parts) == 50 for _, parts in shares)
+
+
+def test_a_hang_while_speeds_are_exchanged_becomes_a_report(tmp_path):
+    line = (*SMALL, *BALANCED, "--batch-size", 50, "--timeout", 10, "--output", tmp_path / "run")
+    with Faults().stop(rank=1, step=16, phase="exchange"):
+        done = manyhands("train", *line)
+    assert done.returncode == 1
+    assert "missing: rank 1 (stopped exchange, step 16)" in done.stderr
+
+
+@pytest.mark.parametrize("strategy", ["sync", "server", "hogwild", "gossip"])
+def test_a_very_slow_worker_is_not_a_dead_one(tmp_path, strategy):
+    """The run ends well; where others do not wait, the record tells how late pushes came."""
+    line = ("--strategy", strategy, "--workers", 2, "--slow", "1:20:sleep")
+    done = manyhands("train", *SMALL, *line, "--output", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    record = json.loads((tmp_path / "run/run.json").read_text())
+    assert record["result"]["examples"] == 4000
+    if strategy in ("server", "hogwild"):
+        assert sum(record["strategy"]["staleness"]["histogram"].values()) > 0
+
+
+def test_a_model_that_fails_on_the_slow_rank_ends_all_with_that_traceback_once(tmp_path):
+    source = """
+        import os
+        from torch import nn
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer = nn.Linear(20, 4)
+
+            def forward(self, x):
+                if os.environ.get("PMI_RANK") == "1":
+                    raise RuntimeError("no hands on this rank")
+                return self.layer(x)
+    """
+    (tmp_path / "mine.py").write_text(textwrap.dedent(source))
+    line = ("--data", "blobs", "--model", "mine:Model", "--kernels", "default", *BALANCED)
+    done = manyhands("train", *line, cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.count("Traceback") == 1
+    assert "[rank 1]" in done.stderr
+    assert "[rank 0]" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--balance", "sped"], "speed"),
+        (["--balanc", "speed"], "--balance"),
+        (["--slow", "1:nan"], "slow is '1:nan'"),
+        (["--slow", "7:3"], "a rank from 0 to 1"),
+        (["--strategy", "averaging", "--balance", "speed"], "averaging"),
+        (["--balance", "speed", "--partition", "by-label"], "by-label"),
+        (["--balance", "speed", "--batch-size", "1"], "at least one example per worker"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_written(tmp_path, arguments, message):
+    done = manyhands("train", "--output", tmp_path / "run", *arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert not (tmp_path / "run").exists()

