@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,15 +19,16 @@ from manyhands.balancing import Balance
 from manyhands.board import BOARD_FILE, EVENTS_FILE, Board
 from manyhands.checkpoint import check
 from manyhands.config import RunConfig
-from manyhands.data import Stored
+from manyhands.data import Plan, Stored
 from manyhands.errors import ConfigError, nearest
 from manyhands.lifecycle import Lifecycle, Mark, restore
 from manyhands.models import LOSSES, MODELS, OWN_LOSS
 from manyhands.optimizers import SGD, Adam, AdamW
 from manyhands.options import flatten
 from manyhands.place import kernel
+from manyhands.protecting import open_ledger, protect
 from manyhands.replica import LossFunction, Replica
-from manyhands.resuming import verify
+from manyhands.resuming import fingerprint, verify
 from manyhands.sharing import plan as planned
 from manyhands.surroundings import granted_threads
 from manyhands.testing import striker
@@ -60,23 +63,28 @@ def worker(job: Job, comm: MPI.Comm | Communicator, folder: Path) -> tuple[Worke
     replica = _replica(job, data)
     config.strategy.check_model(layers=len(replica.layers))
     board.note(comm.rank, 0, "tune")
-    share = next(plan.epoch(1), None)
-    indices = share.indices if share and len(share.indices) else np.zeros(1, dtype=np.int64)
-    batch = data.train.batch(indices)
-    kernels = _kernels(config, replica, batch, group)
+    batch = data.train.batch(_indices(config, plan))
+    sampler, mechanism = None, None
+    if config.privacy:
+        sampler, mechanism = protect(config, plan, replica, batch, group)
+    step = partial(mechanism.try_out, *batch) if mechanism else partial(replica.gradient, *batch)
+    kernels = _kernels(config, replica, batch, group, step)
     made = Worker(
         config=config,
         replica=replica,
         optimizer=_optimizer(config, replica, batch),
         comm=group,
-        plan=plan,
+        plan=sampler or plan,
+        mechanism=mechanism,
         data=data,
         board=board,
         announce=_Announcer(folder / EVENTS_FILE) if comm.rank == 0 else None,
     )
     # Dropout must differ between workers; initial weights, drawn before this line, must not.
-    torch.manual_seed(int(np.random.SeedSequence([config.seed, comm.rank]).generate_state(1)[0]))
-    epochs = sum(plan.steps(e) for e in range(1, config.epochs + 1))
+    if not config.privacy:
+        seed = np.random.SeedSequence([config.seed, comm.rank]).generate_state(1)[0]
+        torch.manual_seed(int(seed))
+    epochs = sum(made.plan.steps(e) for e in range(1, config.epochs + 1))
     board.steps(comm.rank, 0 if serves else min(epochs, config.max_steps or epochs))
     _attach_speeds(made)
     config.strategy.prepare(made)
@@ -94,22 +102,36 @@ def _attach_speeds(worker: Worker) -> None:
         worker.facts["shares"] = worker.balance.history
 
 
+def _indices(config: RunConfig, plan: Plan) -> np.ndarray:
+    """Return examples to try things out on: as many as a batch has. A private sample is secret."""
+    if config.privacy:
+        split = 1 if config.strategy.supports.whole_batches else config.workers
+        return np.arange(min(plan.examples, max(1, config.batch_size // split)))
+    share = next(plan.epoch(1), None)
+    return share.indices if share and len(share.indices) else np.zeros(1, dtype=np.int64)
+
+
 def _attach_lifecycle(job: Job, worker: Worker, kernels: tune.Kernels) -> None:
     """Let the worker write checkpoints and hear requests; put it where its checkpoint was."""
     about = {
         "manyhands": __version__,
         "options": flatten(worker.config),
-        "data": worker.data.sha256,
+        "data": fingerprint(worker),
         "kernels": kernels.choice,
         "loss": _own_name(job.loss),
         "layers": [[layer.name, layer.start, layer.stop] for layer in worker.replica.layers],
     }
     worker.lifecycle = Lifecycle(worker, Path(job.output), about)
+    remembered = None
     if job.checkpoint:
         found = check(Path(job.checkpoint))
         verify(found, worker, _own_name(job.loss))
         restore(worker, found)
         worker.lifecycle.mark = Mark(found.step)
+        known = worker.rank < found.about["processes"]
+        remembered = found.part(worker.rank).numbers["privacy"] if known else None
+    if worker.mechanism:
+        open_ledger(worker, Path(job.output), remembered)
 
 
 def _own_name(loss: Any) -> str | None:
@@ -180,6 +202,7 @@ def _kernels(
     replica: Replica,
     batch: tuple[torch.Tensor, torch.Tensor],
     group: Communicator,
+    step: Callable[[], object],
 ) -> tune.Kernels:
     if config.kernels != "auto":
         return tune.given(replica, config.kernels)
@@ -188,6 +211,8 @@ def _kernels(
         batch,
         group.maximum,
         lambda mine: group.gather(mine)[0],
+        step=step,
+        kind="private" if config.privacy else "plain",
         takes_part=group.rank < config.workers,
     )
 

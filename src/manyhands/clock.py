@@ -52,14 +52,14 @@ class Epoch:
     """What one worker saw in one epoch, and how the model did after it."""
 
     epoch: int
-    loss: float = 0.0
-    correct: int = 0
-    examples: int = 0
+    loss: float | None = 0.0  # None in a private run, like the number right
+    correct: int | None = 0
+    examples: float = 0
     steps: int = 0
     seconds: float = 0.0
     test_loss: float | None = None
     test_accuracy: float | None = None
 
-    def seen(self) -> list[float]:
+    def seen(self) -> list[float | None]:
         """Return the summed loss, the number right and the count, as they are announced."""
         return [self.loss, self.correct, self.examples]

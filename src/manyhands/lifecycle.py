@@ -77,6 +77,8 @@ class Lifecycle:
             self._write(worker)
         if asked:
             self.writer.wait()
+            if worker.mechanism:
+                worker.mechanism.close()
             if strategy.supports.together:
                 worker.comm.barrier()  # nobody ends the group before every part is on the disk
             raise StoppedError(asked, worker.step, checkpoint=self.every is not None)
@@ -138,12 +140,17 @@ class Lifecycle:
 
 
 def capture(worker: Worker) -> Part:
-    """Return a copy of all that this worker needs to go on, bit for bit."""
+    """Return a copy of all that this worker needs to go on, bit for bit.
+
+    A private run's randomness is in no checkpoint: who goes on draws anew, and pays.
+    """
     clock = worker.clock
-    tensors = {"params": worker.params.clone(), "random": torch.get_rng_state()}
+    tensors = {"params": worker.params.clone()}
+    if not worker.mechanism:
+        tensors["random"] = torch.get_rng_state()
+        tensors["losses"] = torch.tensor(worker.losses, dtype=torch.float64)
     tensors |= {f"buffer.{n}": b.clone() for n, b in worker.replica.module.named_buffers()}
     tensors |= {f"clock.{n}": torch.tensor(getattr(clock, n), dtype=torch.float64) for n in _LISTS}
-    tensors["losses"] = torch.tensor(worker.losses, dtype=torch.float64)
     tensors |= {f"kept.{i}": kept for i, kept in enumerate(worker.kept)}  # never written again
     for index, state in enumerate(_optimizer_states(worker)):
         tensors |= {f"optimizer.{index}.{name}": value.clone() for name, value in state.items()}
@@ -157,6 +164,7 @@ def capture(worker: Worker) -> Part:
         "facts": copy.deepcopy(worker.facts),  # written later, while the worker goes on
         "strategy": copy.deepcopy(counts),
         "balance": worker.balance.state() if worker.balance else None,
+        "privacy": worker.mechanism.spent() if worker.mechanism else {},
     }
     return Part(tensors, numbers)
 
@@ -184,7 +192,7 @@ def restore(worker: Worker, checkpoint: Checkpoint) -> None:
         for name, buffer in worker.replica.module.named_buffers():
             buffer.copy_(tensors[f"buffer.{name}"])
     _restore_optimizer(worker, tensors)
-    if known:
+    if known and not worker.mechanism:
         torch.set_rng_state(tensors["random"])
     worker.step = int(numbers["step"])
     worker.epochs = [Epoch(**row) for row in numbers["epochs"]]
@@ -197,7 +205,7 @@ def restore(worker: Worker, checkpoint: Checkpoint) -> None:
     worker.kept = [tensors[f"kept.{i}"] for i in range(len(tensors)) if f"kept.{i}" in tensors]
     worker.clock = Clock(evaluation=numbers["evaluation"], before=numbers["seconds"])
     if not resized:
-        worker.losses = tensors["losses"].tolist()
+        worker.losses = [None] * worker.step if worker.mechanism else tensors["losses"].tolist()
         for name in _LISTS:
             setattr(worker.clock, name, tensors[f"clock.{name}"].tolist())
     held = {n.removeprefix("strategy."): t for n, t in tensors.items() if n.startswith("strategy.")}

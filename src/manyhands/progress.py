@@ -78,6 +78,7 @@ def describe(event: dict[str, Any]) -> str:
     each = [
         f"{rank}: {loss / examples:.3f} {100 * correct / examples:.1f} %"
         for rank, (loss, correct, examples) in enumerate(event["workers"])
-        if examples
+        if examples and loss is not None
     ]
-    return "  ".join([*parts, "training loss and accuracy by rank " + ", ".join(each)])
+    told = ["training loss and accuracy by rank " + ", ".join(each)] if each else []
+    return "  ".join([*parts, *told])

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 # What may change when a run goes on; anything else would be another run.
 CHANGEABLE = {"workers", "epochs", "max_steps", "target_accuracy", "timeout", "threads", "mpi"}
 CHANGEABLE |= {"checkpoint_every", "keep", "on_failure", "max_restarts"}
+# What a private run's noise was chosen for.
+BUDGETED = {"epochs", "max_steps"}
 
 
 def find(folder: Path, say: Callable[[str], None]) -> checkpoints.Checkpoint:
@@ -36,8 +38,9 @@ def options(
     """Return the options of the run, with what was given now in place of what may change."""
     before: dict[str, Any] = dict(found.about["options"])
     given = {name: value for name, value in _flat(given).items() if value is not None}
+    changeable = CHANGEABLE - (BUDGETED if before.get("private") else set())
     for name, value in given.items():
-        if name in CHANGEABLE:
+        if name in changeable:
             continue
         was, now = before.get(name), list(value) if isinstance(value, tuple) else value
         if was != now and not callable(value):
@@ -78,6 +81,14 @@ def _check_end(found: checkpoints.Checkpoint, asked: Mapping[str, Any]) -> None:
             )
 
 
+def fingerprint(worker: Worker) -> str:
+    """Return what tells this data from other data; of private data it hides what is in it."""
+    if not worker.config.privacy:
+        return worker.data.sha256
+    about = worker.data.about
+    return f"{about.name}: {about.train} and {about.test} examples"
+
+
 def verify(found: checkpoints.Checkpoint, worker: Worker, loss: str | None) -> None:
     """Refuse a checkpoint of other data, another model or another loss of the user's own."""
     about = found.about
@@ -85,7 +96,7 @@ def verify(found: checkpoints.Checkpoint, worker: Worker, loss: str | None) -> N
         raise ConfigError(
             f"loss is {loss}, but {found.folder} has {about['loss']}; give the same again"
         )
-    if about["data"] != worker.data.sha256:
+    if about["data"] != fingerprint(worker):
         raise ConfigError(
             f"the data has changed since {found.folder} was written (another content hash); "
             "restore it, or start a new run"

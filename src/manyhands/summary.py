@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime
 import time
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +16,7 @@ from manyhands import record as records
 from manyhands._version import __version__
 from manyhands.options import flatten
 from manyhands.place import host
+from manyhands.privacy.terms import statement
 
 if TYPE_CHECKING:
     from manyhands.job import Job
@@ -28,6 +31,8 @@ def train(worker: Worker) -> dict[str, float]:
     worker.clock.started = time.monotonic()
     worker.config.strategy.run(worker)
     seconds, after = worker.clock.seconds(), records.usage()
+    if worker.mechanism:
+        worker.mechanism.close()
     if worker.lifecycle:
         worker.lifecycle.end(worker)
     if not worker.config.strategy.supports.together:
@@ -71,7 +76,8 @@ def record(job: Job, worker: Worker, kernels: Kernels, process: dict[str, float]
     workers = worker.comm.gather(_worker(worker, process, steps))
     seen = worker.comm.gather([[*e.seen(), e.steps, e.seconds] for e in worker.epochs])
     every_step = worker.comm.gather(steps)
-    first = [len(share.indices) for share in worker.plan.epoch(1)][:1] or [0]
+    shares: Iterator[Any] = worker.plan.epoch(1)
+    first = [share.examples for share in islice(shares, 1)] or [0]
     firsts = [count for (count,) in worker.comm.gather(first)][: worker.config.workers]
     merged: dict[str, Any] = {}
     if worker.rank == 0:
@@ -80,6 +86,8 @@ def record(job: Job, worker: Worker, kernels: Kernels, process: dict[str, float]
         merged["epochs"] = _epochs(worker, seen[: worker.config.workers])
         merged["strategy"] = worker.facts
         merged["partition"] = worker.plan.describe(worker.epochs[-1].epoch, worker.shares())
+        if worker.mechanism:
+            merged["privacy"] = statement(worker.config, worker.mechanism.terms)
         merged["result"] = _result(worker, workers, merged["epochs"])
         output = Path(job.output)
         worker.params.copy_(params)
@@ -102,7 +110,10 @@ def _unshared(worker: Worker) -> dict[str, Any]:
 
 
 def _steps(worker: Worker) -> list[dict[str, Any]]:
-    """Return one row per step: loss, and the seconds of its four phases."""
+    """Return one row per step: loss, and the seconds of its four phases.
+
+    In a private run every row has the mean seconds: how long a step took would tell its examples.
+    """
     clock = worker.clock
     computed, entered = np.array(clock.computed), np.array(clock.entered)
     exchange = np.array(clock.exchanged) - entered
@@ -115,11 +126,14 @@ def _steps(worker: Worker) -> list[dict[str, Any]]:
     compute = computed - np.array(clock.begun)
     communicate = exchange - waited
     update = np.array(clock.updated) - computed - exchange
-    columns = zip(worker.losses, compute, waited, communicate, update, strict=True)
+    phases = (compute, waited, communicate, update)
+    if worker.mechanism and clock.begun:
+        phases = tuple(np.full_like(phase, phase.mean()) for phase in phases)
+    columns = zip(worker.losses, *phases, strict=True)
     return [
         {
             "step": number,
-            "loss": round(loss, 6),
+            "loss": None if loss is None else round(loss, 6),
             "compute": round(c, 6),
             "wait": round(w, 6),
             "communicate": round(x, 6),
@@ -142,7 +156,7 @@ def _worker(
         "role": worker.role,
         "host": host(),
         "pid": int(worker.board.rows[worker.rank, 0]),
-        "examples": sum(e.examples for e in worker.epochs),
+        "examples": round(sum(e.examples for e in worker.epochs)),
         "steps": worker.step,
         "ready": process["ready"],
         "training": process["training"],
@@ -192,7 +206,7 @@ def _record(
             "test": len(data.test) if data.test else 0,
             "shape": list(data.shape),
             "classes": data.classes,
-            "sha256": data.sha256,
+            "sha256": None if config.privacy else data.sha256,  # a hash would confirm a guess
         },
         "model": {
             "name": config.model,
@@ -218,7 +232,7 @@ def _training(workers: list[dict[str, Any]]) -> float:
     return float(max(w["training"] for w in workers if w["role"] == "worker"))
 
 
-def _epochs(worker: Worker, seen: list[list[list[float]]]) -> list[dict[str, Any]]:
+def _epochs(worker: Worker, seen: list[list[list[Any]]]) -> list[dict[str, Any]]:
     """Return one row per epoch of worker 0, with its copy's time where it kept one.
 
     Workers that do not step together may be further on: the last row takes in all they did.
@@ -235,7 +249,7 @@ def _epochs(worker: Worker, seen: list[list[list[float]]]) -> list[dict[str, Any
             {
                 "epoch": epoch.epoch,
                 "steps": max(sum(e[3] for e in each) for each in sofar),
-                "examples": sum(e[2] for each in sofar for e in each),
+                "examples": round(sum(e[2] for each in sofar for e in each)),
                 "seconds": round(epoch.seconds if kept else ended, 6),
                 "test_loss": epoch.test_loss,
                 "test_accuracy": epoch.test_accuracy,
@@ -248,13 +262,15 @@ def _epochs(worker: Worker, seen: list[list[list[float]]]) -> list[dict[str, Any
     return rows
 
 
-def _seen(rank: int, epochs: list[list[float]], classifies: bool) -> dict[str, Any]:
-    loss, correct, examples = (sum(e[column] for e in epochs) for column in range(3))
+def _seen(rank: int, epochs: list[list[Any]], classifies: bool) -> dict[str, Any]:
+    examples = sum(e[2] for e in epochs)
+    known = examples and all(e[0] is not None for e in epochs)
+    loss, correct = (sum(e[column] for e in epochs) if known else 0 for column in range(2))
     return {
         "rank": rank,
-        "loss": loss / examples if examples else None,
-        "accuracy": correct / examples if examples and classifies else None,
-        "examples": examples,
+        "loss": loss / examples if known else None,
+        "accuracy": correct / examples if known and classifies else None,
+        "examples": round(examples),
     }
 
 

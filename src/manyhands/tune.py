@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,6 +61,8 @@ def choose(
     slowest: Callable[[np.ndarray], np.ndarray],
     share: Callable[[list[float]], list[float]],
     *,
+    step: Callable[[], object] | None = None,
+    kind: str = "plain",
     takes_part: bool = True,
 ) -> Kernels:
     """Time the model's step with each kind of kernels and apply the fastest, alike on all workers.
@@ -69,20 +72,22 @@ def choose(
         batch: One worker's batch, of the size that training will use.
         slowest: Elementwise maximum over the workers: a step takes as long as the slowest.
         share: Rank 0's list of numbers, on every worker.
+        step: What is timed; by default the replica's gradient of the batch.
+        kind: A name for what is timed, which the times are remembered under.
         takes_part: Whether this process computes gradients in training, and so is timed.
     """
     names = ["default", "native"]
     if batch[0].dim() == 4:
         names += ["channels-last", "native-channels-last"]
-    path = _cache_folder() / f"kernels-{_key(replica, batch)}.json"
+    path = _cache_folder() / f"kernels-{_key(replica, batch, kind)}.json"
     # Only rank 0's view of the cache counts: workers must not disagree.
     cached = share(_read(path, names))
     if cached:
         times, source = np.array(cached), "cached"
     else:
-        each = _BUDGET / len(names)
+        each, timed = _BUDGET / len(names), step or partial(replica.gradient, *batch)
         times = slowest(
-            np.array([_time(replica, batch, name, each) if takes_part else 0.0 for name in names])
+            np.array([_time(replica, timed, name, each) if takes_part else 0.0 for name in names])
         )
         source = "measured"
         _write(path, dict(zip(names, times.tolist(), strict=True)))
@@ -91,21 +96,21 @@ def choose(
     return Kernels(best, {n: round(float(t), 3) for n, t in zip(names, times, strict=True)}, source)
 
 
-def _time(replica: Replica, batch: tuple[Tensor, Tensor], choice: str, budget: float) -> float:
+def _time(replica: Replica, step: Callable[[], object], choice: str, budget: float) -> float:
     """Return the median milliseconds of one step with these kernels."""
     apply(replica, choice)
     times: list[float] = []
     end = time.perf_counter() + budget
     with replica.undisturbed():
-        replica.gradient(*batch)  # the first call allocates and, in oneDNN, generates code
+        step()  # the first call allocates and, in oneDNN, generates code
         while len(times) < 3 or (len(times) < 15 and time.perf_counter() < end):
             begin = time.perf_counter()
-            replica.gradient(*batch)
+            step()
             times.append(time.perf_counter() - begin)
     return 1000 * statistics.median(times)
 
 
-def _key(replica: Replica, batch: tuple[Tensor, Tensor]) -> str:
+def _key(replica: Replica, batch: tuple[Tensor, Tensor], kind: str) -> str:
     described = [
         platform.node(),
         platform.machine(),
@@ -115,6 +120,7 @@ def _key(replica: Replica, batch: tuple[Tensor, Tensor]) -> str:
         str(tuple(batch[0].shape)),
         str(replica.params.dtype),
         repr(replica.module),
+        *([] if kind == "plain" else [kind]),
     ]
     return hashlib.blake2b("\n".join(described).encode(), digest_size=12).hexdigest()
 

@@ -27,18 +27,25 @@ if TYPE_CHECKING:
     from manyhands.data import Plan, Split, Stored
     from manyhands.data.plan import Shares
     from manyhands.lifecycle import Lifecycle
+    from manyhands.privacy.mechanism import Mechanism
+    from manyhands.privacy.sampling import Poisson
     from manyhands.replica import Loss, Replica
 
 _EVALUATION_BATCH = 1000
 
 
 class Batch(NamedTuple):
-    """One worker's part of one update; `weight` is its share of the update's `total` examples."""
+    """One worker's part of one update.
+
+    `weight` is its share of the update's `total` examples, `examples` how many stand behind it; in
+    a private run all three are the expected ones, and how many `x` holds is secret.
+    """
 
     x: Tensor
     y: Tensor
     weight: float
     total: int
+    examples: float
 
 
 @dataclass(kw_only=True)
@@ -52,20 +59,21 @@ class Worker:
     replica: Replica
     optimizer: torch.optim.Optimizer
     comm: Communicator
-    plan: Plan
+    plan: Plan | Poisson
     data: Stored
     board: Board
     announce: Callable[[dict[str, Any]], None] | None = None  # rank 0's: tells the launcher
     clock: Clock = field(default_factory=Clock)
     epochs: list[Epoch] = field(default_factory=list)
     kept: list[Tensor] = field(default_factory=list)  # worker 0's copies, to be judged later
-    losses: list[float] = field(default_factory=list)
+    losses: list[float | None] = field(default_factory=list)
     spent: dict[str, float] = field(default_factory=dict)  # a master's seconds, by phase
     facts: dict[str, Any] = field(default_factory=dict)
     state: Any = None  # what the strategy keeps from step to step, if anything
     lifecycle: Lifecycle | None = None
     balance: Balance | None = None
     slow: Slow | None = None  # if this worker is to be slower than it could be
+    mechanism: Mechanism | None = None  # a private run's: clips and adds noise
     step: int = 0
     stopped: str = "epochs"
 
@@ -98,20 +106,20 @@ class Worker:
             if not self.epochs or self.epochs[-1].epoch < number:
                 self.epochs.append(Epoch(number))
             epoch = self.epochs[-1]
-            self._stop_at_max_steps()  # a run that goes on may have done them all
+            self._stop_at_last_step()  # a run that goes on may have done them all
             for share in self.plan.epoch(number, epoch.steps, self.shares()):
                 if self.stopped != "epochs":
                     break
                 self.clock.begun.append(time.monotonic())
                 self.board.note(self.rank, self.step, "gradient")
                 x, y = self.data.train.batch(share.indices)
-                yield Batch(x, y, len(share.indices) / share.total, share.total)
+                yield Batch(x, y, share.examples / share.total, share.total, share.examples)
                 self._end_step(epoch)
                 if self.balance:
                     self.balance.after_step(self, len(share.indices))
                 if self.lifecycle:
                     self.lifecycle.after_step(self)
-                self._stop_at_max_steps()
+                self._stop_at_last_step()
             epoch.seconds = self.clock.seconds()
             if together:
                 self._judge(epoch)
@@ -129,13 +137,19 @@ class Worker:
         return None if balance is None else lambda step: balance.at(before + step)
 
     def gradient(self, batch: Batch) -> Tensor:
-        """Return the gradient of the batch's mean loss, times the batch's weight; shape (dim,)."""
+        """Return the gradient of the batch's mean loss, times the batch's weight; shape (dim,).
+
+        In a private run it is the noised mean of clipped gradients, and the loss stays unknown.
+        """
         slow = self.slow
         with slowed(slow, self.replica, batch.x, batch.y) if slow else nullcontext():
-            loss = self.replica.gradient(batch.x, batch.y)
+            if self.mechanism:
+                self.mechanism.gradient(batch.x, batch.y, batch.examples)
+                self._note_nothing(batch.examples)
+            else:
+                self._note_loss(self.replica.gradient(batch.x, batch.y))
         if batch.weight != 1.0:
             self.replica.grad.mul_(batch.weight)
-        self._note_loss(loss)
         self.clock.computed.append(time.monotonic())
         return self.replica.grad
 
@@ -167,10 +181,26 @@ class Worker:
                 rank=self.rank,
             )
         epoch = self.epochs[-1]
-        epoch.loss += loss.mean * loss.examples
-        epoch.correct += loss.correct
+        epoch.loss = (epoch.loss or 0.0) + loss.mean * loss.examples
+        epoch.correct = (epoch.correct or 0) + loss.correct
         epoch.examples += loss.examples
         self.losses.append(loss.mean)
+
+    def _note_nothing(self, expected: float) -> None:
+        epoch = self.epochs[-1]
+        epoch.loss = epoch.correct = None
+        epoch.examples += expected
+        self.losses.append(None)
+
+    def guard(self, mean: Tensor, examples: float) -> None:
+        """Make a mean over all workers' pushes fit to be used: a private run's lacks its noise.
+
+        Args:
+            mean: Any part of the vector.
+            examples: How many stand behind it, as the pushes state them.
+        """
+        if self.mechanism:
+            self.mechanism.guard(mean, examples)
 
     def _end_step(self, epoch: Epoch) -> None:
         self.clock.end_step()
@@ -198,7 +228,9 @@ class Worker:
                 self._stop_at_target(epoch)
             self._announce(epoch, [epoch.seen()])
 
-    def _stop_at_max_steps(self) -> None:
+    def _stop_at_last_step(self) -> None:
+        if self.mechanism and self.mechanism.last is not None and self.step >= self.mechanism.last:
+            self.stopped = "budget"
         if self.config.max_steps is not None and self.step >= self.config.max_steps:
             self.stopped = "max_steps"
 

@@ -43,6 +43,11 @@ class Share(NamedTuple):
     indices: np.ndarray
     total: int
 
+    @property
+    def examples(self) -> int:
+        """How many examples of this worker stand behind the update."""
+        return len(self.indices)
+
 
 class Cuts(NamedTuple):
     """Where one worker's steps lie in its order of an epoch; each of shape (steps,)."""
@@ -148,6 +153,11 @@ class Plan:
         order = self._order(epoch, self.rank)
         for begin, end, total in self._steps(self.rank, start, shares):
             yield Share(order[begin:end], total)
+
+    @property
+    def shard(self) -> np.ndarray:
+        """This worker's own examples, where the partition gives it some for good; (count,)."""
+        return self._shards[self.rank]
 
     def describe(self, epoch: int, shares: Shares | None = None) -> dict[str, object]:
         """Return who sees what in an epoch, as the record's `partition` states it.

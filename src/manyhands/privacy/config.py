@@ -77,6 +77,18 @@ class Privacy:
             raise ConfigError(
                 "shares are given, but a private run samples all records at one rate; leave it out"
             )
+        if config.balance != "none":
+            raise ConfigError(
+                f"balance is {config.balance!r}, which measures and tells how many examples a "
+                "worker takes; in a private run that is secret: leave it out"
+            )
+        raw = config.strategy.exposure == "masters" and not self.distrust
+        if raw and config.checkpoint_every is not None:
+            raise ConfigError(
+                f"checkpoint_every is {config.checkpoint_every!r}, but what masters of a private "
+                "run hold before they add the noise must not be written; add distrust, or leave it "
+                "out"
+            )
         if config.kernels == "compile":
             raise ConfigError(
                 "kernels is 'compile', which a private run cannot use; use auto, or name others"

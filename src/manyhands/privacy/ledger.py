@@ -93,7 +93,7 @@ class Ledger:
         cls,
         path: Path,
         *,
-        run: str,
+        run: str | None,
         terms: Mapping[str, Any],
         at_least: int = 0,
         limit: int | None = None,
@@ -102,7 +102,7 @@ class Ledger:
 
         Args:
             path: The ledger.
-            run: The id in the checkpoint.
+            run: The id in the checkpoint; None where there was none yet.
             terms: What a step costs now; it must be what it was.
             at_least: The spending that the checkpoint remembers.
             limit: The steps the budget allows, where they are known anew; they must be the same.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from manyhands import validate
 from manyhands.errors import ConfigError
@@ -26,7 +26,7 @@ Fate = Literal["keep", "average", "reset"]
 class _Since:
     """What happened since the last averaging: n_k and n, and w_k as it was just before it."""
 
-    own: int
+    own: float
     total: int
     before: Tensor  # (dim,)
 
@@ -99,7 +99,7 @@ class Averaging(Strategy):
         length = 1 if self.period_unit == "steps" else worker.plan.steps(1)
         for batch in worker.batches():
             worker.update(worker.gradient(batch._replace(weight=1.0)))
-            since.own += len(batch.x)
+            since.own += batch.examples
             since.total += batch.total
             if self.period and (worker.step + 1) % (self.period * length) == 0:
                 self._average(worker)
@@ -107,13 +107,13 @@ class Averaging(Strategy):
             self._average(worker)
         self._judge(worker)
 
-    def state(self, worker: Worker) -> tuple[dict[str, Tensor], dict[str, int]]:
+    def state(self, worker: Worker) -> tuple[dict[str, Tensor], dict[str, float]]:
         """Return what happened since the last averaging."""
         since: _Since = worker.state
         return {"before": since.before}, {"own": since.own, "total": since.total}
 
     def restore(
-        self, worker: Worker, tensors: Mapping[str, Tensor], numbers: Mapping[str, int]
+        self, worker: Worker, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]
     ) -> None:
         """Take back what happened since the last averaging."""
         worker.state = _Since(numbers["own"], numbers["total"], tensors["before"])

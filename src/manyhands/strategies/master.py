@@ -181,6 +181,7 @@ class Master:
         self.grad.zero_()
         for k in pushers:
             self.grad.add_(self.pushes[k].body, alpha=int(self.pushes[k].header[1]) / examples)
+        self.worker.guard(self.grad, examples)
         self.held.clear()
         self._step(0, pushers)
 

@@ -29,7 +29,7 @@ def work(worker: Worker, spans: list[Span]) -> None:
         with worker.exchanging():
             for push, (start, stop) in zip(line.pushes, spans, strict=True):
                 push.body.copy_(gradient[start:stop])
-            line.send(PUSH, len(batch.x))
+            line.send(PUSH, round(batch.examples))
             if line.pull() == STOP:
                 worker.stopped = "target_accuracy"
     line.send(STOP if worker.stopped == "target_accuracy" else DONE, 0)

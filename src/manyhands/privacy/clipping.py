@@ -1,0 +1,125 @@
+"""Sums of clipped gradients: one per example, by vmap over the functional model, in chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from manyhands.errors import ConfigError
+
+if TYPE_CHECKING:
+    from manyhands.replica import Replica
+
+# What turns the gradients of some examples, (n,) squared norms first, into their clipped sum.
+Clipped = Callable[[Tensor, Tensor, float, Tensor], None]
+
+
+class PerExample:
+    """The clipped sum for any model that `torch.func.vmap` can handle.
+
+    Guarantees:
+        - An example's norm is over its whole gradient, of all layers together.
+        - An example whose gradient is not finite contributes zero.
+        - Gradients of single examples take no more memory than `chunk_mb`, or one example's.
+    """
+
+    def __init__(self, replica: Replica, *, chunk_mb: int) -> None:
+        self.replica = replica
+        self.names = [name for name, _ in replica.named]
+        size = 2 * replica.dim * replica.params.element_size()  # gradients, and their squares
+        self.chunk = max(1, (chunk_mb << 20) // size)
+        gradient = torch.func.grad(self._loss)
+        self.gradients = torch.func.vmap(gradient, in_dims=(None, 0, 0), randomness="different")
+
+    def _loss(self, params: tuple[Tensor, ...], x: Tensor, y: Tensor) -> Tensor:
+        named = dict(zip(self.names, params, strict=True))
+        output = torch.func.functional_call(self.replica.module, named, (x[None],))
+        return self.replica.loss(output, y[None])
+
+    def add(self, x: Tensor, y: Tensor, clip: float, out: Tensor) -> None:
+        """Add the sum of the clipped gradients of all examples to `out`, (dim,)."""
+        params = tuple(p.detach() for _, p in self.replica.named)
+        for start in range(0, len(x), self.chunk):
+            part = slice(start, start + self.chunk)
+            grads = [g.flatten(1) for g in self.gradients(params, x[part], y[part])]  # (n, size)
+            norms = torch.stack([torch.linalg.vector_norm(g, dim=1) for g in grads])
+            weights, finite = coefficients(torch.linalg.vector_norm(norms, dim=0), clip)
+            offset = 0
+            for g in grads:
+                kept = g if finite is None else torch.where(finite[:, None], g, 0.0)
+                stop = offset + g.shape[1]
+                out[offset:stop].add_(weights @ kept)
+                offset = stop
+
+
+def coefficients(norms: Tensor, clip: float) -> tuple[Tensor, Tensor | None]:
+    """Return what clips gradients of these norms, (n,), zero where one is not finite.
+
+    Returns:
+        The factors, and which are finite; None where all are, which is nearly always.
+    """
+    finite = torch.isfinite(norms)
+    factors = torch.clamp(clip / norms, max=1.0)
+    if bool(finite.all()):
+        return factors, None
+    return torch.where(finite, factors, 0.0), finite
+
+
+def refuse(module: nn.Module) -> None:
+    """Refuse layers that mix the examples of a batch, naming them."""
+    for name, layer in module.named_modules():
+        mixes = isinstance(layer, nn.modules.batchnorm._BatchNorm)
+        if mixes and not isinstance(layer, nn.modules.instancenorm._InstanceNorm):
+            raise ConfigError(
+                f"layer {name!r} is {type(layer).__name__}, which mixes the examples of a batch, "
+                "so that none has a gradient of its own; a private model can use GroupNorm"
+            )
+        if getattr(layer, "track_running_stats", False):
+            raise ConfigError(
+                f"layer {name!r} ({type(layer).__name__}) keeps statistics of the data without "
+                "noise; give it track_running_stats=False, or use GroupNorm"
+            )
+
+
+def probe(replica: Replica, x: Tensor, y: Tensor) -> None:
+    """Try one example; refuse what vmap cannot handle, or what keeps traces of it, by its layer."""
+    before = {name: buffer.clone() for name, buffer in replica.module.named_buffers()}
+    out = torch.zeros_like(replica.params)
+    with replica.undisturbed(), _entered(replica.module) as entered:
+        try:
+            PerExample(replica, chunk_mb=1).add(x[:1], y[:1], 1.0, out)
+        except (RuntimeError, ValueError, NotImplementedError) as error:
+            name, layer = entered[-1] if entered else ("", replica.module)
+            where = f"layer {name!r} ({type(layer).__name__})" if name else type(layer).__name__
+            said = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+            raise ConfigError(
+                f"{where} has no gradients of single examples that torch.func can compute: {said}; "
+                "a private run needs another layer in its place"
+            ) from error
+        changed = [n for n, b in replica.module.named_buffers() if not torch.equal(b, before[n])]
+    if changed:
+        raise ConfigError(
+            f"buffer {changed[0]!r} of the model changes with the data and has no noise; a private "
+            "model keeps no statistics: use GroupNorm, or make it a constant"
+        )
+
+
+@contextmanager
+def _entered(module: nn.Module) -> Iterator[list[tuple[str, nn.Module]]]:
+    """Follow which layers a forward pass is in, outermost first."""
+    stack: list[tuple[str, nn.Module]] = []
+    hooks: list[Any] = []
+    for name, layer in module.named_modules():
+        hooks += [
+            layer.register_forward_pre_hook(lambda m, _, name=name: stack.append((name, m))),
+            layer.register_forward_hook(lambda *_: stack.pop() and None),
+        ]
+    try:
+        yield stack
+    finally:
+        for hook in hooks:
+            hook.remove()

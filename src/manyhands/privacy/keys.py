@@ -1,0 +1,90 @@
+"""Secret randomness: keys from the operating system, never written anywhere.
+
+What is sampled must be secret for its privacy to be amplified, and noise that can be drawn again
+can be taken off again. PyTorch's own generator on the CPU is seeded with 32 bits, which can be
+tried out; so samples and noise come from here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+
+import numpy as np
+
+BYTES = 32
+
+
+def fresh() -> bytes:
+    """Return a new key."""
+    return os.urandom(BYTES)
+
+
+def derived(key: bytes, *purpose: int | str) -> bytes:
+    """Return the key for one purpose; who knows it learns nothing about the other ones."""
+    return hashlib.blake2b(repr(purpose).encode(), key=key, digest_size=BYTES).digest()
+
+
+def fixed(number: int) -> bytes:
+    """Return a key that anybody can make again: for tests, never for a private run."""
+    return hashlib.blake2b(b"%d" % number, digest_size=BYTES).digest()
+
+
+class Sample:
+    """Which of some records take part in a step: each with the same probability, independently.
+
+    Args:
+        key: Secret; workers that share it draw the same.
+        rate: The probability; rounded down to a multiple of 2⁻⁶⁴.
+        secure: Take the bits from SHAKE-256, a cryptographic generator, instead of Philox.
+    """
+
+    def __init__(self, key: bytes, rate: float, *, secure: bool) -> None:
+        self.key, self.rate, self.secure = key, rate, secure
+
+    def draw(self, count: int, *step: int) -> np.ndarray:
+        """Return which of `count` records a step takes; int64 indices in order."""
+        if self.rate >= 1:
+            return np.arange(count)
+        own = derived(self.key, "sample", *step)
+        if self.secure:
+            words = np.frombuffer(hashlib.shake_256(own).digest(8 * count), dtype="<u8")
+        else:
+            philox = np.random.Philox(key=np.frombuffer(own[:16], dtype="<u8").astype(np.uint64))
+            words = np.asarray(philox.random_raw(count), dtype=np.uint64)
+        return np.flatnonzero(words < np.uint64(int(self.rate * 2.0**64)))
+
+
+class Noise:
+    """Standard normal numbers, one worker's own.
+
+    Args:
+        key: Secret, and of this worker alone; None with `secure`.
+        secure: Draw every number from the operating system's generator, as the sum of four
+            Gaussians, so that the gaps of floating-point numbers do not give the sum beneath the
+            noise away (Holohan & Braghin 2021, arXiv 2107.10138).
+    """
+
+    def __init__(self, key: bytes | None, *, secure: bool) -> None:
+        self.generator = None
+        if not secure:
+            assert key is not None
+            words = np.frombuffer(derived(key, "noise")[:16], dtype="<u8").astype(np.uint64)
+            self.generator = np.random.Generator(np.random.Philox(key=words))
+
+    def draw(self, count: int, dtype: type[np.floating]) -> np.ndarray:
+        """Return `count` of them; shape (count,)."""
+        if self.generator is not None:
+            kind = np.float32 if dtype == np.float32 else np.float64
+            return self.generator.standard_normal(count, dtype=kind)
+        four = np.sum([_from_system(count) for _ in range(4)], axis=0)
+        return np.asarray(four / 2, dtype=dtype)
+
+
+def _from_system(count: int) -> np.ndarray:
+    """Return standard normal numbers by Box and Muller's method; shape (count,) float64."""
+    half = (count + 1) // 2
+    words = np.frombuffer(os.urandom(16 * half), dtype="<u8").reshape(2, half)
+    u, v = ((words >> np.uint64(11)) + 1).astype(np.float64) * 2.0**-53  # in (0, 1]
+    radius = np.sqrt(-2 * np.log(u))
+    return np.concatenate([radius * np.cos(2 * np.pi * v), radius * np.sin(2 * np.pi * v)])[:count]

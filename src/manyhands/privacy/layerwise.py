@@ -1,0 +1,204 @@
+"""Sums of clipped gradients for chains of well-known layers, from one pass back through the model.
+
+The norm alone is enough for clipping. A fully connected layer's gradient for one example is the
+outer product of what came in and what comes back, so its norm is the product of theirs (Goodfellow
+2015, arXiv 1510.01799) and it is never made; a convolution's is a small matrix product over the
+unfolded image. The clipped sum then is one matrix product a layer, as in plain training.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from manyhands.privacy.clipping import coefficients
+
+if TYPE_CHECKING:
+    from manyhands.replica import Replica
+
+_POINTWISE = (nn.Tanh, nn.ReLU, nn.Sigmoid, nn.GELU, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.Softplus)
+_POOLS = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)
+_FREE = (*_POINTWISE, *_POOLS, nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d)
+_LOSSES = (F.cross_entropy, F.nll_loss, F.mse_loss)  # means over the examples of a batch
+
+
+class Part(NamedTuple):
+    """What one layer adds: the squared norm per example, (n,), and how to sum with weights."""
+
+    squares: Tensor
+    add: Callable[[Tensor, Tensor], None]  # (weights (n,), the layer's slice of the vector)
+
+
+class Layerwise:
+    """The clipped sum for a chain of layers that do not mix examples; made by `of`.
+
+    Guarantees: the same sums as `PerExample`, up to rounding.
+    """
+
+    def __init__(self, replica: Replica, layers: list[nn.Module], *, chunk_mb: int) -> None:
+        self.replica, self.layers, self.chunk_mb = replica, layers, chunk_mb
+        self.slices = [slice(layer.start, layer.stop) for layer in replica.layers]
+        self.chunk: int | None = None
+
+    @classmethod
+    def of(cls, replica: Replica, *, chunk_mb: int) -> Layerwise | None:
+        """Return it for a model and a loss that it knows all of; None for any other."""
+        if replica.loss not in _LOSSES:
+            return None
+        layers = list(_chain(replica.module))
+        if not all(_known(layer) for layer in layers):
+            return None
+        owners = [layer for layer in layers if _parameters(layer)]
+        flat = [p for layer in owners for p in layer.parameters(recurse=False)]
+        if [id(p) for p in flat] != [id(p) for _, p in replica.named]:
+            return None  # something is frozen, shared, or not of the chain
+        return cls(replica, layers, chunk_mb=chunk_mb)
+
+    def add(self, x: Tensor, y: Tensor, clip: float, out: Tensor) -> None:
+        """Add the sum of the clipped gradients of all examples to `out`, (dim,)."""
+        if self.chunk is None:
+            self.chunk = max(1, (self.chunk_mb << 20) // self._bytes(x[:1], y[:1]))
+        for start in range(0, len(x), self.chunk):
+            part = slice(start, start + self.chunk)
+            self._add(x[part], y[part], clip, out)
+
+    def _add(self, x: Tensor, y: Tensor, clip: float, out: Tensor) -> None:
+        parts = self._parts(x, y)
+        squares = torch.stack([part.squares for part in parts]).sum(0)
+        weights, finite = coefficients(squares.sqrt(), clip)
+        if finite is None:
+            for where, part in zip(self.slices, parts, strict=True):
+                part.add(weights, out[where])
+        elif bool(finite.any()):  # rare: without the others, since 0 × NaN is NaN
+            self._add(x[finite], y[finite], clip, out)
+
+    def _parts(self, x: Tensor, y: Tensor) -> list[Part]:
+        owners, inputs, outputs = [], [], []
+        h = self.replica.prepare(x) if self.replica.prepare else x
+        for layer in self.layers:
+            before, h = h, layer(h)
+            if _parameters(layer):
+                owners.append(layer)
+                inputs.append(before.detach())
+                outputs.append(h)
+        loss = self.replica.loss(h, y) * len(x)
+        back = torch.autograd.grad(loss, outputs)
+        with torch.no_grad():
+            return [_part(*each) for each in zip(owners, inputs, back, strict=True)]
+
+    def _bytes(self, x: Tensor, y: Tensor) -> int:
+        """Return how many bytes one example's intermediate results take, about."""
+        count, h = x.numel(), x
+        with torch.no_grad():
+            for layer in self.layers:
+                h = layer(h)
+                count += 2 * h.numel()
+                if isinstance(layer, nn.Conv2d):
+                    count += layer.weight.numel() + layer.weight[0].numel() * h[0, 0].numel()
+        return int(count * self.replica.params.element_size())
+
+
+def _chain(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield the layers of nested `nn.Sequential`s in the order in which they are applied."""
+    if type(module) is nn.Sequential:
+        for layer in module:
+            yield from _chain(layer)
+    else:
+        yield module
+
+
+def _parameters(layer: nn.Module) -> bool:
+    return next(layer.parameters(), None) is not None
+
+
+def _known(layer: Any) -> bool:
+    """Say whether a layer treats every example on its own, in a way that is known here."""
+    kind: Any = type(layer)
+    if layer._forward_hooks or layer._forward_pre_hooks:
+        return False
+    if kind is nn.Flatten:
+        return bool(layer.start_dim >= 1)
+    if kind in (nn.LogSoftmax, nn.Softmax):
+        return layer.dim is not None and bool(layer.dim != 0)
+    if kind is nn.Conv2d:
+        plain = layer.groups == 1 and layer.padding_mode == "zeros"
+        return bool(plain) and not isinstance(layer.padding, str)
+    if kind in (nn.GroupNorm, nn.LayerNorm):
+        whole = kind is nn.GroupNorm or len(layer.normalized_shape) == 1
+        both = layer.weight is not None and layer.bias is not None
+        return bool(whole and both)
+    return kind in (*_FREE, nn.Linear)
+
+
+def _part(layer: Any, a: Tensor, g: Tensor) -> Part:
+    """Return what a layer adds, from its input `a` and the gradient `g` of its output."""
+    if isinstance(layer, nn.Linear):
+        return _linear(layer, a, g) if a.dim() == 2 else _product(layer, a.flatten(1, -2), g)
+    if isinstance(layer, nn.Conv2d):
+        return _convolution(layer, a, g)
+    return _norm(layer, a, g)
+
+
+def _linear(layer: nn.Linear, a: Tensor, g: Tensor) -> Part:
+    bias = layer.bias is not None
+    squares = a.square().sum(1)
+    squares = g.square().sum(1) * (squares + 1 if bias else squares)
+
+    def add(weights: Tensor, out: Tensor) -> None:
+        weighted = g * weights[:, None]
+        size = layer.weight.numel()
+        out[:size].view_as(layer.weight).addmm_(weighted.t(), a)
+        if bias:
+            out[size:].add_(weighted.sum(0))
+
+    return Part(squares, add)
+
+
+def _product(layer: nn.Linear, a: Tensor, g: Tensor) -> Part:
+    """A fully connected layer that is applied at several places of one example; a: (n, L, in)."""
+    return _summed(layer, g.flatten(1, -2).transpose(1, 2), a)
+
+
+def _convolution(layer: Any, a: Tensor, g: Tensor) -> Part:
+    kernel, dilation, padding, stride = (
+        layer.kernel_size, layer.dilation, layer.padding, layer.stride,
+    )  # fmt: skip
+    columns = F.unfold(a, kernel, dilation=dilation, padding=padding, stride=stride)  # (n, K, L)
+    return _summed(layer, g.flatten(2), columns.transpose(1, 2))
+
+
+def _summed(layer: Any, g: Tensor, a: Tensor) -> Part:
+    """The gradient is Σ_l g_l a_lᵀ over places l; g: (n, out, L), a: (n, L, in)."""
+    grads = [torch.bmm(g, a).flatten(1)]
+    if layer.bias is not None:
+        grads.append(g.sum(2))
+    return _made(grads)
+
+
+def _norm(layer: Any, a: Tensor, g: Tensor) -> Part:
+    """GroupNorm or LayerNorm: the gradient of the scale is Σ g x̂, that of the shift Σ g."""
+    if isinstance(layer, nn.GroupNorm):
+        normal = F.group_norm(a, layer.num_groups, eps=layer.eps).flatten(2)
+        back = g.flatten(2)
+        return _made([(back * normal).sum(2), back.sum(2)])
+    normal = F.layer_norm(a, layer.normalized_shape, eps=layer.eps)
+    places = list(range(1, a.dim() - 1))
+    if not places:
+        return _made([g * normal, g])
+    return _made([(g * normal).sum(places), g.sum(places)])
+
+
+def _made(grads: list[Tensor]) -> Part:
+    """Gradients that were made for every example; each (n, size)."""
+
+    def add(weights: Tensor, out: Tensor) -> None:
+        sizes = [math.prod(g.shape[1:]) for g in grads]
+        for part, g in zip(torch.split(out, sizes), grads, strict=True):
+            part.addmv_(g.t(), weights)
+
+    return Part(torch.stack([g.square().sum(1) for g in grads]).sum(0), add)

@@ -1,0 +1,88 @@
+"""What a private run does to a gradient: clip each example's, sum, pay, add noise."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from manyhands.privacy.clipping import PerExample
+from manyhands.privacy.layerwise import Layerwise
+
+if TYPE_CHECKING:
+    from manyhands.config import RunConfig
+    from manyhands.privacy.keys import Noise
+    from manyhands.privacy.ledger import Ledger
+    from manyhands.privacy.terms import Terms
+    from manyhands.replica import Replica
+
+
+class Mechanism:
+    """One process's part of the Gaussian mechanism.
+
+    ```
+    sum(x, y):    g ← Σ_i  min(1, C / ‖∇f_i‖) ∇f_i          over this worker's sample, maybe empty
+                  g ← (g + N(0, s²)) / b                    b: the expected size of the sample
+    ```
+
+    s is σC where others see the worker's own message, σC/√P where they see only the sum over P
+    workers, and 0 where the masters add σC to that sum themselves. The step is paid first.
+
+    Guarantees: noise is added whatever the sample, and nothing but g leaves: no loss, no count.
+    """
+
+    def __init__(self, config: RunConfig, replica: Replica, terms: Terms, noise: Noise) -> None:
+        assert config.privacy is not None
+        self.replica, self.terms, self.noise = replica, terms, noise
+        chunk = config.privacy.chunk_mb
+        self.clipped = Layerwise.of(replica, chunk_mb=chunk) or PerExample(replica, chunk_mb=chunk)
+        whole = 0.0 if terms.noise_multiplier == 0 else terms.noise_multiplier * terms.clip
+        exposure = "each" if config.privacy.distrust else config.strategy.exposure
+        parts = {"each": 1.0, "sum": 1 / math.sqrt(config.workers), "masters": 0.0}
+        self.deviation = whole * parts[exposure]  # of the noise on this worker's sum
+        self.of_masters = whole if exposure == "masters" else 0.0
+        self.ledger: Ledger | None = None
+        self.last: int | None = None  # the step at which the budget is spent, if before the end
+
+    def gradient(self, x: Tensor, y: Tensor, expected: float) -> None:
+        """Fill the replica's `grad` with the noised mean over a sample of that expected size."""
+        if self.ledger:
+            self.ledger.pay(1)
+        grad = self.replica.grad
+        grad.zero_()
+        if len(x):
+            self.clipped.add(x, y, self.terms.clip, grad)
+        self._add_noise(grad, self.deviation)
+        grad.div_(expected)
+
+    def try_out(self, x: Tensor, y: Tensor) -> None:
+        """Do the work of a step on any examples, for timing: nothing is paid, drawn or kept."""
+        self.clipped.add(x, y, self.terms.clip, self.replica.grad)
+        self.replica.grad.zero_()
+
+    def guard(self, mean: Tensor, expected: float) -> None:
+        """Add what a master owes to a mean of all workers' sums, before anybody sees it.
+
+        Args:
+            mean: Any part of it.
+            expected: The examples expected behind it, over all workers.
+        """
+        self._add_noise(mean, self.of_masters / expected)
+
+    def _add_noise(self, vector: Tensor, deviation: float) -> None:
+        if deviation:
+            kind = np.float32 if vector.dtype == torch.float32 else np.float64
+            drawn = self.noise.draw(len(vector), kind)
+            vector.add_(torch.from_numpy(drawn), alpha=deviation)
+
+    def close(self) -> None:
+        """End cleanly: what was paid in advance and not drawn does not count."""
+        if self.ledger:
+            self.ledger.close()
+
+    def spent(self) -> dict[str, Any]:
+        """Return what a checkpoint must remember of the ledger."""
+        return {"run": self.ledger.run, "spent": self.ledger.spent} if self.ledger else {}

@@ -1,0 +1,94 @@
+"""Which examples come next in a private run: a secret Poisson sample of the records.
+
+The accountant's amplification holds for this sampler and no other: every record takes part in a
+step with probability q, independently of all others and of other steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from manyhands.privacy.keys import Sample
+
+
+class Drawn(NamedTuple):
+    """One worker's part of one step.
+
+    Attributes:
+        indices: Into the training set; (any number,) int64, often none. Secret.
+        total: Examples expected behind the whole update, over all workers.
+        examples: How many are expected from this worker; all that anybody else may know.
+    """
+
+    indices: np.ndarray
+    total: int
+    examples: float
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Poisson:
+    """A plan (see `manyhands.data.plan`) whose batches are secret samples.
+
+    Guarantees:
+        - Steps are fixed beforehand: those of a shuffled epoch with this batch size.
+        - Every worker takes part in every step, with no example at all if so it falls.
+        - Weights and counts are the expected ones: they say nothing about who was drawn.
+
+    Args:
+        sample: Draws from `records`, or from all examples where those are shared.
+        records: This worker's own records; None where workers share each sample of all.
+        examples: Size of the training set.
+        rank: This worker, from 0.
+        size: How many workers there are.
+        total: Examples expected behind one update.
+        share: Examples expected from this worker in a step.
+        per_epoch: Steps in an epoch.
+        partition: The way the records are divided, for the record.
+    """
+
+    sample: Sample
+    records: np.ndarray | None
+    examples: int
+    rank: int
+    size: int
+    total: int
+    share: float
+    per_epoch: int
+    partition: str
+
+    def steps(self, epoch: int) -> int:
+        """Return how many steps this worker takes in an epoch."""
+        return self.per_epoch
+
+    def epoch(self, epoch: int, start: int = 0, shares: object = None) -> Iterator[Drawn]:
+        """Yield this worker's part of every step of an epoch, from step `start` on."""
+        for step in range(start, self.per_epoch):
+            yield Drawn(self._drawn(epoch, step), self.total, self.share)
+
+    def _drawn(self, epoch: int, step: int) -> np.ndarray:
+        if self.records is not None:
+            own: np.ndarray = self.records[self.sample.draw(len(self.records), epoch, step)]
+            return own
+        drawn = self.sample.draw(self.examples, epoch, step)
+        first, last = (r * len(drawn) // self.size for r in (self.rank, self.rank + 1))
+        return drawn[first:last]
+
+    def describe(self, epoch: int, shares: object = None) -> dict[str, object]:
+        """Return who sees what in an epoch, as the record states it: expected counts only."""
+        expected = round(self.share * self.per_epoch)
+        each = self.examples if self.records is None else self.examples / self.size
+        workers = [
+            {"rank": rank, "examples": expected, "unique": round(each), "classes": None}
+            for rank in range(self.size)
+        ]
+        return {
+            "kind": self.partition,
+            "workers": workers,
+            "seen": None,
+            "twice": None,
+            "epoch": epoch,
+        }

@@ -1,0 +1,106 @@
+"""The terms of a private run: steps, rate and noise, fixed before the first step is taken."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from manyhands.errors import ConfigError
+
+if TYPE_CHECKING:
+    from manyhands.config import RunConfig
+
+RELATION = "one record added or removed; the number of records counts as public"
+SAMPLER = {
+    True: "Poisson, one secret sample of all records for each step",
+    False: "Poisson, every worker its own secret sample of its own records for each step",
+}
+TRUST = {
+    "alone": "the process that trains is trusted; what it publishes is private",
+    "sum": "the workers trust one another: partial sums on their way carry less noise",
+    "masters": "the workers trust the masters, which see sums of clipped gradients without noise",
+    "each": "nobody is trusted: all that a worker sends carries the whole noise",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """What one worker's T steps are, as the accountant needs them.
+
+    Attributes:
+        steps: T, the most that a worker will take.
+        rate: q, the probability that a record takes part in a step of the worker that has it.
+        noise_multiplier: σ, over the clipping norm.
+        clip: C, the clipping norm.
+        delta: δ.
+    """
+
+    steps: int
+    rate: float
+    noise_multiplier: float
+    clip: float
+    delta: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return them as the ledger and the record hold them."""
+        return asdict(self)
+
+
+def planned_steps(config: RunConfig, examples: int) -> tuple[int, int]:
+    """Return a worker's steps in an epoch, and in the whole run."""
+    share = examples / config.workers if config.strategy.supports.whole_batches else examples
+    per_epoch = max(1, -int(-share // config.batch_size))
+    total = per_epoch * config.epochs
+    return per_epoch, min(total, config.max_steps or total)
+
+
+def rate(config: RunConfig, examples: int) -> float:
+    """Return the probability that a record takes part in a step."""
+    whole = config.strategy.supports.whole_batches
+    found = config.batch_size * (config.workers if whole else 1) / examples
+    if found > 1:
+        each = f" for each of {config.workers} workers" if whole else ""
+        raise ConfigError(
+            f"batch_size is {config.batch_size}{each}, more than the {examples} training examples "
+            "that a private run samples from; lower it"
+        )
+    return found
+
+
+def solve(config: RunConfig, examples: int) -> Terms:
+    """Return the terms of a run: sigma as given, or the least that keeps the budget."""
+    assert config.privacy is not None
+    privacy = config.privacy
+    _, steps = planned_steps(config, examples)
+    q, sigma = rate(config, examples), privacy.noise_multiplier
+    if sigma is None:
+        from manyhands.privacy import accountant
+
+        assert privacy.epsilon is not None
+        sigma = accountant.noise_multiplier(privacy.epsilon, privacy.delta, q, steps)
+    return Terms(
+        steps=steps, rate=q, noise_multiplier=sigma, clip=privacy.clip, delta=privacy.delta
+    )
+
+
+def statement(config: RunConfig, terms: Terms) -> dict[str, Any]:
+    """Return the run's promise, for its record: what holds, for whom, and by which account."""
+    from manyhands.privacy import accountant
+
+    assert config.privacy is not None
+    privacy = config.privacy
+    event = accountant.Event(terms.steps, terms.rate, terms.noise_multiplier)
+    exposure = "each" if privacy.distrust else config.strategy.exposure
+    trust = "alone" if exposure == "sum" and config.workers == 1 else exposure
+    said = {"none": "nothing was learned from the data beforehand", "public": "stated to be public"}
+    return {
+        "private": privacy.fixed_key is None,
+        "relation": RELATION,
+        "trust": TRUST[trust],
+        "sampler": SAMPLER[config.partition_kind == "balanced"],
+        **terms.as_dict(),
+        "epsilon_pld": accountant.epsilon(event, terms.delta, "pld"),
+        "epsilon_rdp": accountant.epsilon(event, terms.delta, "rdp"),
+        "preprocessing": said[privacy.preprocessing],
+        "secure_noise": privacy.secure_noise,
+    }

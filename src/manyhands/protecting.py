@@ -1,0 +1,110 @@
+"""Builds what makes a run private: its sampler, its mechanism, its ledger. Collective."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from manyhands.data import Plan
+from manyhands.errors import ConfigError
+from manyhands.privacy import keys
+from manyhands.privacy.clipping import probe, refuse
+from manyhands.privacy.ledger import Ledger
+from manyhands.privacy.mechanism import Mechanism
+from manyhands.privacy.sampling import Poisson
+from manyhands.privacy.terms import Terms, planned_steps, solve
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from manyhands.comm import Communicator
+    from manyhands.config import RunConfig
+    from manyhands.replica import Replica
+    from manyhands.worker import Worker
+
+
+def protect(
+    config: RunConfig,
+    plan: Plan,
+    replica: Replica,
+    example: tuple[Tensor, Tensor],
+    group: Communicator,
+) -> tuple[Poisson, Mechanism]:
+    """Return the secret sampler that takes the plan's place, and what clips and adds noise.
+
+    Refuses a model that cannot be private, trying `example` on it. Keys are drawn here, shared
+    where the workers share their samples, and kept in memory only.
+    """
+    privacy = config.privacy
+    assert privacy is not None
+    refuse(replica.module)
+    probe(replica, *example)
+    terms = _agreed(config, plan.examples, group)
+    shared = config.partition_kind == "balanced"
+    root = keys.fresh() if privacy.fixed_key is None else keys.fixed(privacy.fixed_key)
+    common = bytes.fromhex(group.gather(root.hex())[0]) if shared else b""
+    own = root if privacy.fixed_key is None else keys.derived(root, "rank", group.rank)
+    sample = keys.Sample(common if shared else own, terms.rate, secure=privacy.secure_noise)
+    split = 1 if config.strategy.supports.whole_batches else config.workers
+    sampler = Poisson(
+        sample=sample,
+        records=None if shared else np.sort(plan.shard),
+        examples=plan.examples,
+        rank=plan.rank,
+        size=config.workers,
+        total=config.batch_size,
+        share=config.batch_size / split,
+        per_epoch=planned_steps(config, plan.examples)[0],
+        partition=config.partition_kind,
+    )
+    noise = keys.Noise(None if privacy.secure_noise else own, secure=privacy.secure_noise)
+    # Dropout's masks must not be known either: a record more would shift who gets which.
+    torch.manual_seed(int.from_bytes(keys.derived(own, "dropout")[:8], "little"))
+    return sampler, Mechanism(config, replica, terms, noise)
+
+
+def _agreed(config: RunConfig, examples: int, group: Communicator) -> Terms:
+    """Return the terms, which rank 0 solves for."""
+    mine = solve(config, examples).as_dict() if group.rank == 0 else None
+    return Terms(**group.gather(mine)[0])
+
+
+def open_ledger(worker: Worker, output: Path, remembered: dict[str, Any] | None) -> None:
+    """Open this worker's account, or the one it goes on with; find out how far the budget goes.
+
+    Args:
+        worker: With its mechanism, at the step it begins from.
+        output: The run's folder.
+        remembered: What the checkpoint says of the account; None where there is no checkpoint.
+
+    Raises:
+        ConfigError: If the ledger cannot be trusted, or the budget is spent already.
+    """
+    mechanism = worker.mechanism
+    assert mechanism is not None
+    terms, path = mechanism.terms, output / f"ledger-{worker.rank}.jsonl"
+    run = worker.comm.gather(secrets.token_hex(8))[0]
+    spent = 0
+    if worker.role == "worker":
+        if remembered or path.exists():
+            known = remembered or {}
+            mechanism.ledger = Ledger.resume(
+                path, run=known.get("run"), terms=terms.as_dict(), at_least=known.get("spent", 0)
+            )
+        else:
+            mechanism.ledger = Ledger.begin(path, run=run, limit=terms.steps, terms=terms.as_dict())
+        spent = mechanism.ledger.spent
+    if worker.config.strategy.supports.together:  # they can only end together
+        spent = int(worker.comm.maximum(np.array([spent]))[0])
+    left = terms.steps - spent
+    if left <= 0:
+        raise ConfigError(
+            f"the privacy budget of {terms.steps} steps is spent; this run cannot go on: start a "
+            "new one, with a budget of its own"
+        )
+    if worker.step + left < terms.steps:
+        mechanism.last = worker.step + left

@@ -1,0 +1,186 @@
+"""Private training with many workers: plain training but for the noise, and the right noise."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from mpi4py import MPI
+from torch import nn
+from training import WORLD, distance, job, smooth
+
+import manyhands as mh
+from manyhands import assemble
+from manyhands.board import BOARD_FILE, Board
+from manyhands.data import Stored, store
+from manyhands.privacy import keys
+from manyhands.replica import Replica
+
+STEPS, LR = 20, 0.1
+TOGETHER = {
+    "sync": {"strategy": "sync"},
+    "sync by the ring": {"strategy": "sync", "allreduce": "ring"},
+    "sync, distrusting": {"strategy": "sync", "distrust": True},
+    "averaging": {"strategy": "averaging", "period": 1},
+    "gossip": {"strategy": "gossip", "topology": "complete"},
+}
+
+
+@pytest.fixture(scope="module")
+def blobs(tmp_path_factory):
+    return store("blobs", tmp_path_factory.mktemp(f"data-{WORLD.rank}") / "blobs")
+
+
+def private(model, data, comm, folder, *, sigma=None, clip=1.0, workers=None, **given):
+    """Train privately; what a user may not set (no noise, no clipping) is set underneath."""
+    Board(folder / BOARD_FILE, comm.size, create=True)
+    made = job(
+        model, data, comm, folder, private=True, noise_multiplier=1.0, lr=LR, momentum=0.0,
+        workers=workers or comm.size, max_steps=STEPS, epochs=100, **given,
+    )  # fmt: skip
+    if sigma is not None:
+        object.__setattr__(made.config.privacy, "noise_multiplier", sigma)
+    object.__setattr__(made.config.privacy, "clip", clip)
+    worker, _ = assemble.worker(made, comm, folder)
+    worker.config.strategy.run(worker)
+    return worker
+
+
+def drawn(worker):
+    """Return the samples of all workers, together, by step."""
+    per_epoch = worker.plan.per_epoch
+    places = [(1 + t // per_epoch, t % per_epoch) for t in range(STEPS)]
+    mine = [next(worker.plan.epoch(*place)).indices.tolist() for place in places]
+    everyones = worker.comm.gather(mine if worker.role == "worker" else [[]] * STEPS)
+    return [[i for each in everyones for i in each[t]] for t in range(STEPS)]
+
+
+def by_hand(data, samples, expected):
+    """Return the parameters after plain SGD on these samples, divided by the expected size."""
+    stored = Stored.open(data, dtype="float64")
+    torch.manual_seed(0)
+    replica = Replica(smooth().double(), nn.functional.cross_entropy)
+    for indices in samples:
+        replica.gradient(*stored.train.batch(np.array(indices, dtype=np.int64)))
+        replica.params.sub_(replica.grad * len(indices) / expected, alpha=LR)
+    return replica.params
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_no_noise_and_no_clipping_are_plain_training_on_the_same_samples(blobs, tmp_path, name):
+    worker = private(
+        smooth, blobs, WORLD, tmp_path, sigma=0.0, clip=math.inf, batch_size=50, dtype="float64",
+        **TOGETHER[name],
+    )  # fmt: skip
+    expected = by_hand(blobs, drawn(worker), 50)
+    assert worker.step == STEPS
+    assert distance(worker.config.strategy.consensus(worker), expected) < 1e-10
+
+
+@pytest.mark.skipif(WORLD.size == 1, reason="a server needs a master and a worker")
+@pytest.mark.parametrize("distrust", [False, True])
+def test_a_synchronous_server_is_plain_training_too(blobs, tmp_path, distrust):
+    workers = WORLD.size - 1
+    worker = private(
+        smooth, blobs, WORLD, tmp_path, sigma=0.0, clip=math.inf, batch_size=20, dtype="float64",
+        strategy="server", staleness=0, workers=workers, distrust=distrust,
+    )  # fmt: skip
+    expected = by_hand(blobs, drawn(worker), 20 * workers)
+    if worker.role == "worker":
+        assert distance(worker.params, expected) < 1e-10
+
+
+def test_one_worker_and_many_see_the_same_samples_with_the_same_key(blobs, tmp_path):
+    given = {"sigma": 0.0, "batch_size": 50, "dtype": "float64", "fixed_key": 7}
+    (tmp_path / "alone").mkdir()
+    alone = private(
+        smooth, blobs, MPI.COMM_SELF, tmp_path / "alone", strategy="sequential", **given
+    )
+    together = private(smooth, blobs, WORLD, tmp_path, strategy="sync", **given)
+    assert distance(alone.params, together.params) < 1e-10
+
+
+class Silent(nn.Module):
+    """Passes nothing on: all gradients are zero, so that only noise is left."""
+
+    def forward(self, x):
+        return 0 * x
+
+
+def silent():
+    """A model of 180,000 parameters: 2 % of a variance are six standard deviations."""
+    return nn.Sequential(nn.Linear(8, 20_000), Silent())
+
+
+@pytest.fixture(scope="module")
+def narrow(tmp_path_factory):
+    folder = tmp_path_factory.mktemp(f"narrow-{WORLD.rank}")
+    x, y = np.zeros((200, 8), np.float32), np.arange(200) % 2
+    return store(mh.Data((x, y)), folder / "narrow")
+
+
+def noise(worker, params, expected):
+    """Return the sum of all steps' noise, in units of the clipping norm; (dim,)."""
+    torch.manual_seed(0)
+    start = torch.cat([p.detach().flatten() for p in silent().parameters()])
+    return (params - start).double() / LR * expected / worker.mechanism.terms.clip
+
+
+@pytest.mark.parametrize(
+    ("given", "variance"),
+    [
+        ({"strategy": "sync"}, 1.0),
+        ({"strategy": "sync", "allreduce": "ring"}, 1.0),
+        ({"strategy": "sync", "distrust": True}, WORLD.size),
+        ({"strategy": "averaging"}, WORLD.size),
+        ({"strategy": "gossip"}, WORLD.size),
+    ],
+)
+def test_the_noise_of_the_sum_has_the_variance_it_is_accounted_for(
+    narrow, tmp_path, given, variance
+):
+    worker = private(silent, narrow, WORLD, tmp_path, sigma=1.5, clip=0.5, batch_size=10, **given)
+    walked = noise(worker, worker.config.strategy.consensus(worker), 10)
+    assert float(walked.var()) / STEPS == pytest.approx(variance * 1.5**2, rel=0.02)
+
+
+@pytest.mark.skipif(WORLD.size == 1, reason="a server needs a master and a worker")
+@pytest.mark.parametrize("distrust", [False, True])
+def test_masters_add_the_noise_once(narrow, tmp_path, distrust):
+    workers = WORLD.size - 1
+    worker = private(
+        silent, narrow, WORLD, tmp_path, sigma=1.5, clip=0.5, batch_size=10, strategy="server",
+        staleness=0, workers=workers, distrust=distrust,
+    )  # fmt: skip
+    if worker.role == "worker":
+        walked = noise(worker, worker.params, 10 * workers)
+        expected = 1.5**2 * (workers if distrust else 1)
+        assert float(walked.var()) / STEPS == pytest.approx(expected, rel=0.02)
+
+
+@pytest.mark.skipif(WORLD.size == 1, reason="one worker has nobody to differ from")
+def test_no_two_workers_draw_the_same_noise(narrow, tmp_path):
+    worker = private(silent, narrow, WORLD, tmp_path, strategy="averaging", batch_size=10)
+    everyones = np.array(WORLD.allgather(noise(worker, worker.state.before, 10).numpy()))
+    correlations = np.corrcoef(everyones) - np.eye(WORLD.size)
+    assert np.abs(correlations).max() < 6 / math.sqrt(everyones.shape[1])
+
+
+@pytest.mark.parametrize("strategy", ["sync", "averaging", "gossip"])
+def test_an_empty_sample_on_one_worker_only_neither_hangs_nor_skips(blobs, tmp_path, strategy):
+    given = {"strategy": strategy, **({"distrust": True} if strategy == "sync" else {})}
+    worker = private(smooth, blobs, WORLD, tmp_path, batch_size=WORLD.size, **given)
+    mine = [len(d.indices) for d, _ in zip(worker.plan.epoch(1), range(STEPS), strict=False)]
+    counts = np.array(WORLD.allgather(mine))  # (workers, steps), a sample of one each
+    assert (counts == 0).any()
+    if WORLD.size > 1:
+        assert ((counts == 0).any(0) & (counts > 0).any(0)).any()
+    assert worker.step == worker.mechanism.ledger.spent == STEPS
+    assert len(set(WORLD.allgather(worker.step))) == 1
+
+
+def test_keys_come_from_the_system_and_differ(blobs, tmp_path):
+    worker = private(smooth, blobs, WORLD, tmp_path, strategy="averaging", batch_size=50)
+    everyones = WORLD.allgather(worker.plan.sample.key)
+    assert len(set(everyones)) == WORLD.size
+    assert keys.fixed(0) not in everyones

@@ -1,0 +1,316 @@
+"""What a private run does to a gradient: samples, clips, sums, adds noise; and what it refuses."""
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import manyhands as mh
+from manyhands.errors import ConfigError
+from manyhands.models import MODELS
+from manyhands.options import configure
+from manyhands.privacy import keys
+from manyhands.privacy.clipping import PerExample, probe, refuse
+from manyhands.privacy.layerwise import Layerwise
+from manyhands.privacy.mechanism import Mechanism
+from manyhands.privacy.sampling import Poisson
+from manyhands.privacy.terms import Terms, planned_steps, rate
+from manyhands.replica import Replica
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+def normed():
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3, stride=2, bias=False), nn.GroupNorm(4, 8), nn.ReLU(), nn.Flatten(2),
+        nn.Linear(169, 7), nn.LayerNorm(7), nn.Flatten(), nn.Linear(56, 10), nn.LogSoftmax(1),
+    )  # fmt: skip
+
+
+MODELS_TRIED = {
+    "tanh-cnn": (lambda: MODELS["tanh-cnn"]((1, 28, 28), 10), F.cross_entropy),
+    "mlp": (lambda: MODELS["mlp"]((784,), 10), F.cross_entropy),
+    "norms": (normed, F.nll_loss),
+}
+
+
+def clipped_by_hand(replica, x, y, clip):
+    """Return the sum of clipped gradients, one backward pass for each example."""
+    total = torch.zeros_like(replica.params)
+    for i in range(len(x)):
+        replica.gradient(x[i : i + 1], y[i : i + 1])
+        norm = replica.grad.norm()
+        total += replica.grad * min(1.0, clip / float(norm))
+    return total
+
+
+@pytest.mark.parametrize("name", MODELS_TRIED)
+@pytest.mark.parametrize("clip", [0.1, 5.0, math.inf])
+def test_both_ways_of_clipping_are_clipping_one_by_one(name, clip):
+    make, loss = MODELS_TRIED[name]
+    replica = Replica(make().double(), loss)
+    x, y = torch.randn(7, 1, 28, 28, dtype=torch.float64), torch.randint(10, (7,))
+    expected = clipped_by_hand(replica, x, y, clip)
+    layerwise = Layerwise.of(replica, chunk_mb=1)
+    assert layerwise is not None
+    for way in (layerwise, PerExample(replica, chunk_mb=1)):
+        got = torch.zeros_like(expected)
+        way.add(x, y, clip, got)
+        assert torch.allclose(got, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_chunks_bound_the_memory_without_changing_the_sum():
+    replica = Replica(MODELS["tanh-cnn"]((1, 28, 28), 10), F.cross_entropy)
+    assert PerExample(replica, chunk_mb=1).chunk < 23
+    layerwise = Layerwise.of(replica, chunk_mb=1)
+    layerwise.add(torch.randn(2, 1, 28, 28), torch.randint(10, (2,)), 1.0, replica.grad)
+    assert layerwise.chunk < 23
+
+
+class Mixing(nn.Module):
+    def forward(self, x):
+        return x - x.mean(0)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        Mixing(),
+        nn.Flatten(0, 1),
+        nn.Softmax(dim=0),
+        nn.Conv2d(1, 1, 3, padding="same"),
+        nn.Conv2d(1, 1, 3, padding=1, padding_mode="circular"),
+    ],
+)
+def test_the_fast_way_takes_only_layers_it_knows_to_keep_examples_apart(layer):
+    model = nn.Sequential(layer, nn.Flatten(), nn.Linear(16, 3))
+    assert Layerwise.of(Replica(model, F.cross_entropy), chunk_mb=1) is None
+
+
+def test_the_fast_way_refuses_shared_and_frozen_parameters_and_other_losses():
+    tied = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    tied[2].weight = tied[0].weight
+    frozen = nn.Sequential(nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 4))
+    for model in (tied, frozen):
+        assert Layerwise.of(Replica(model, F.cross_entropy), chunk_mb=1) is None
+    own = Replica(nn.Sequential(nn.Linear(4, 4)), lambda output, y: F.cross_entropy(output, y))
+    assert Layerwise.of(own, chunk_mb=1) is None
+
+
+@pytest.mark.parametrize("way", [Layerwise.of, PerExample])
+def test_an_example_whose_gradient_is_not_finite_contributes_zero(way):
+    replica = Replica(MODELS["mlp"]((6,), 3), F.cross_entropy)
+    x, y = torch.randn(8, 6), torch.randint(3, (8,))
+    good = torch.ones(8, dtype=torch.bool)
+    good[[2, 5]] = False
+    expected, got = torch.zeros_like(replica.params), torch.zeros_like(replica.params)
+    way(replica, chunk_mb=8).add(x[good], y[good], 0.5, expected)
+    x[2], x[5, 0] = math.nan, math.inf
+    way(replica, chunk_mb=8).add(x, y, 0.5, got)
+    assert torch.isfinite(got).all()
+    assert torch.allclose(got, expected, atol=1e-7)
+    x[:] = math.nan
+    got.zero_()
+    way(replica, chunk_mb=8).add(x, y, 0.5, got)
+    assert not got.any()
+
+
+def test_batchnorm_is_refused_by_its_name_with_the_remedy():
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    with pytest.raises(ConfigError, match=r"layer '1' is BatchNorm1d.*GroupNorm"):
+        refuse(model)
+    refuse(nn.Sequential(nn.GroupNorm(2, 4), nn.InstanceNorm2d(4), nn.Dropout()))
+    with pytest.raises(ConfigError, match=r"layer '0' \(InstanceNorm2d\) keeps statistics"):
+        refuse(nn.Sequential(nn.InstanceNorm2d(4, track_running_stats=True)))
+
+
+class Branching(nn.Module):
+    def forward(self, x):
+        return x if x.sum() > 0 else -x
+
+
+class Remembering(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x):
+        self.seen = self.seen + 1
+        return x
+
+
+def test_what_vmap_cannot_handle_is_refused_by_its_layer():
+    replica = Replica(nn.Sequential(nn.Linear(4, 4), Branching()), F.cross_entropy)
+    with pytest.raises(ConfigError, match=r"layer '1' \(Branching\)"):
+        probe(replica, torch.randn(2, 4), torch.zeros(2, dtype=torch.long))
+
+
+def test_a_buffer_that_follows_the_data_is_refused():
+    replica = Replica(nn.Sequential(nn.Linear(4, 4), Remembering()), F.cross_entropy)
+    with pytest.raises(ConfigError, match=r"buffer '1\.seen'"):
+        probe(replica, torch.randn(2, 4), torch.zeros(2, dtype=torch.long))
+
+
+def test_every_record_is_sampled_at_the_rate_and_independently():
+    sample = keys.Sample(keys.fresh(), 0.1, secure=False)
+    drawn = np.zeros((2000, 50), dtype=bool)
+    for step in range(2000):
+        drawn[step, sample.draw(50, 1, step)] = True
+    # Six standard deviations of a mean of 100,000 and of 2,000 coins.
+    assert abs(drawn.mean() - 0.1) < 6 * math.sqrt(0.09 / drawn.size)
+    assert np.abs(drawn.mean(0) - 0.1).max() < 6 * math.sqrt(0.09 / 2000)
+    correlation = np.corrcoef(drawn.T) - np.eye(50)
+    assert np.abs(correlation).max() < 6 / math.sqrt(2000)
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_a_sample_follows_its_key_and_step_only(secure):
+    key = keys.fresh()
+    one, same, other = (keys.Sample(k, 0.5, secure=secure) for k in (key, key, keys.fresh()))
+    assert np.array_equal(one.draw(1000, 1, 2), same.draw(1000, 1, 2))
+    assert not np.array_equal(one.draw(1000, 1, 2), one.draw(1000, 1, 3))
+    assert not np.array_equal(one.draw(1000, 1, 2), other.draw(1000, 1, 2))
+    assert len(keys.Sample(key, 1.0, secure=secure).draw(7, 1, 1)) == 7
+
+
+@pytest.mark.parametrize("secure", [False, True])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_noise_is_standard_normal(secure, dtype):
+    drawn = keys.Noise(None if secure else keys.fresh(), secure=secure).draw(200_001, dtype)
+    assert drawn.shape == (200_001,)
+    assert drawn.dtype == dtype
+    for power, moment, variance in ((1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96)):
+        deviation = math.sqrt(variance / drawn.size)
+        assert abs((drawn.astype(np.float64) ** power).mean() - moment) < 6 * deviation
+
+
+@given(size=st.integers(1, 6), rate=st.floats(0.01, 1.0), step=st.integers(0, 9))
+def test_workers_that_share_a_sample_cut_it_without_loss(size, rate, step):
+    key = keys.fixed(1)
+    plans = [
+        Poisson(
+            sample=keys.Sample(key, rate, secure=False), records=None, examples=100, rank=rank,
+            size=size, total=10, share=10 / size, per_epoch=10, partition="balanced",
+        )
+        for rank in range(size)
+    ]  # fmt: skip
+    parts = [next(plan.epoch(1, step)).indices for plan in plans]
+    whole = keys.Sample(key, rate, secure=False).draw(100, 1, step)
+    assert np.array_equal(np.concatenate(parts), whole)
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def test_what_a_plan_tells_of_itself_is_expected_not_drawn():
+    plan = Poisson(
+        sample=keys.Sample(keys.fresh(), 0.1, secure=False), records=np.arange(40), examples=100,
+        rank=0, size=2, total=10, share=5.0, per_epoch=10, partition="by-id",
+    )  # fmt: skip
+    assert {drawn.examples for drawn in plan.epoch(1)} == {5.0}
+    assert plan.describe(1) == {
+        "kind": "by-id",
+        "workers": [
+            {"rank": rank, "examples": 50, "unique": 50, "classes": None} for rank in range(2)
+        ],
+        "seen": None,
+        "twice": None,
+        "epoch": 1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "steps", "q"),
+    [
+        ({"strategy": "sync", "workers": 4, "batch_size": 100}, 10, 0.1),
+        ({"strategy": "averaging", "workers": 4, "batch_size": 100}, 10, 0.1),
+        ({"strategy": "server", "workers": 4, "batch_size": 100}, 3, 0.4),
+        ({"strategy": "hogwild", "workers": 4, "batch_size": 100, "max_steps": 2}, 2, 0.4),
+    ],
+)
+def test_steps_and_rate_are_fixed_beforehand(given, steps, q):
+    config = configure({"private": True, "noise_multiplier": 1.0, "epochs": 1, **given})
+    assert planned_steps(config, 1000)[1] == steps
+    assert rate(config, 1000) == q
+
+
+def test_a_batch_of_more_than_all_records_is_refused():
+    config = configure({"private": True, "noise_multiplier": 1.0, "batch_size": 200})
+    with pytest.raises(ConfigError, match="batch_size is 200, more than the 100"):
+        rate(config, 100)
+
+
+def mechanism(replica, sigma=1.0, clip=1.0, **given):
+    config = configure({"private": True, "noise_multiplier": 1.0, **given})
+    terms = Terms(steps=10, rate=0.1, noise_multiplier=sigma, clip=clip, delta=1e-5)
+    return Mechanism(config, replica, terms, keys.Noise(keys.fresh(), secure=False))
+
+
+def test_no_noise_and_an_infinite_clip_are_plain_training():
+    replica = Replica(MODELS["mlp"]((6,), 3).double(), F.cross_entropy)
+    x, y = torch.randn(9, 6, dtype=torch.float64), torch.randint(3, (9,))
+    replica.gradient(x, y)
+    plain = replica.grad.clone()
+    mechanism(replica, sigma=0.0, clip=math.inf).gradient(x, y, 9)
+    assert torch.allclose(replica.grad, plain, rtol=1e-10, atol=1e-13)
+
+
+def test_the_denominator_is_the_expected_size_whatever_was_drawn():
+    replica = Replica(MODELS["mlp"]((6,), 3).double(), F.cross_entropy)
+    x, y = torch.randn(9, 6, dtype=torch.float64), torch.randint(3, (9,))
+    private = mechanism(replica, sigma=0.0, clip=math.inf)
+    private.gradient(x, y, 9)
+    nine = replica.grad.clone()
+    private.gradient(x, y, 4.5)
+    assert torch.allclose(replica.grad, 2 * nine)
+
+
+def test_an_empty_sample_still_gets_noise_and_is_paid():
+    replica = Replica(MODELS["mlp"]((6,), 3), F.cross_entropy)
+    private = mechanism(replica, strategy="averaging")
+    paid = []
+    private.ledger = SimpleNamespace(pay=paid.append)
+    private.gradient(torch.empty(0, 6), torch.empty(0, dtype=torch.long), 5)
+    assert paid == [1]
+    assert abs(float(replica.grad.std()) * 5 - 1) < 6 / math.sqrt(2 * replica.dim)
+
+
+def test_a_step_is_paid_before_its_noise_is_drawn():
+    replica = Replica(MODELS["mlp"]((6,), 3), F.cross_entropy)
+    private, events = mechanism(replica), []
+    private.ledger = SimpleNamespace(pay=lambda steps: events.append("paid"))
+    draw = private.noise.draw
+    private.noise.draw = lambda *a: events.append("drawn") or draw(*a)
+    private.gradient(torch.randn(2, 6), torch.zeros(2, dtype=torch.long), 2)
+    assert events == ["paid", "drawn"]
+
+
+@pytest.mark.parametrize(
+    ("given", "workers", "masters"),
+    [
+        ({"strategy": "sequential", "workers": 1}, 1.0, 0.0),
+        ({"strategy": "sync", "workers": 4}, 0.5, 0.0),
+        ({"strategy": "sync", "workers": 4, "distrust": True}, 1.0, 0.0),
+        ({"strategy": "averaging", "workers": 4}, 1.0, 0.0),
+        ({"strategy": "gossip", "workers": 4}, 1.0, 0.0),
+        ({"strategy": "hogwild", "workers": 4}, 1.0, 0.0),
+        ({"strategy": "server", "workers": 4}, 1.0, 0.0),
+        ({"strategy": "server", "workers": 4, "staleness": 0}, 0.0, 1.0),
+        ({"strategy": "server", "workers": 4, "staleness": 0, "distrust": True}, 1.0, 0.0),
+    ],
+)
+def test_who_adds_how_much_noise(given, workers, masters):
+    replica = Replica(MODELS["mlp"]((6,), 3), F.cross_entropy)
+    private = mechanism(replica, sigma=2.0, clip=0.5, **given)
+    assert (private.deviation, private.of_masters) == (workers, masters)
+
+
+def test_privacy_is_a_public_name():
+    assert mh.Privacy(epsilon=3).delta == 1e-5
