@@ -1,7 +1,12 @@
-"""Writes the tables and pictures of docs/results.md again, from docs/records: `make results`."""
+"""Writes the tables and pictures of docs/results.md again, from docs/records: `make results`.
+
+A record is a sweep's folder with its runs, or only the `results.csv` and `runs.csv` of its report;
+of the latter no pictures can be drawn.
+"""
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import shutil
@@ -26,15 +31,37 @@ def table(name: str) -> str:
     head = "| strategy | workers | processes | seconds | speed-up | accuracy | repeats |"
     lines = [head[:-1] + ("| published |" if sources else "|")]
     lines.append("|" + "---|" * (lines[0].count("|") - 1))
-    found = results([folder])
-    columns = list(found.columns)
+    rows, runs = rows_of(folder)
+    columns = list(rows[0])
     key = columns[columns.index("strategy") : columns.index("processes")]  # strategy, axes, workers
-    for row in found:
+    for row in rows:
         source = sources.get(row["workers"]) if row["strategy"] != "sequential" else None
         told = f" {source['seconds']:g} s, {100 * source['accuracy']:.2f} % |" if source else " |"
-        mine = [r["accuracy"] for r in found.runs if all(r[k] == row[k] for k in key)]
+        mine = [r["accuracy"] for r in runs if all(r[k] == row[k] for k in key)]
         lines.append(_line(row, sum(mine) / len(mine)) + (told if sources else ""))
     return "\n".join(lines)
+
+
+def rows_of(folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return a sweep's rows, one per configuration, and its runs."""
+    if (folder / "runs").is_dir():
+        found = results([folder])
+        return [{name: row[name] for name in found.columns} for row in found], list(found.runs)
+    return _read(folder / "results.csv"), _read(folder / "runs.csv")
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    with path.open(newline="") as file:
+        return [{name: _value(text) for name, text in row.items()} for row in csv.DictReader(file)]
+
+
+def _value(text: str) -> Any:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return text or None
 
 
 def _line(row: Mapping[str, Any], accuracy: float) -> str:
@@ -58,6 +85,8 @@ def main() -> int:
     text = page.read_text()
     page.write_text(write(text))
     for name in re.findall(r"<!-- table (\S+) -->", text):
+        if not (DOCS / "records" / name / "runs").is_dir():
+            continue
         with tempfile.TemporaryDirectory() as place:
             build([DOCS / "records" / name], Path(place))
             for figure in FIGURES:
