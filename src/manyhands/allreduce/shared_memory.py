@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,41 @@ def shared_memory(send: Array, recv: Array, comm: Any, op: Op = np.add) -> None:
     Raises:
         ConfigError: The communicator spans hosts.
     """
+    for _ in _steps(send, recv, channel(comm), op):
+        pass  # what follows each step waits by itself
+
+
+def shared_memory_steps(
+    send: Array, recv: Array, comm: Any, op: Op = np.add
+) -> Iterator[Callable[[], bool]]:
+    """Do what `shared_memory` does without ever waiting, for who has other things to drive.
+
+    Yields, before each wait, what tells whether the others have come; to be resumed once it does.
+    Calls on one communicator must not overlap. Call `prepare` before the first.
+    """
     group = channel(comm)
+    for flag, value in _steps(send, recv, group, op):
+        window = _window(group)
+        if not window.come(flag, value):
+            yield partial(window.come, flag, value)
+
+
+def prepare(comm: Any) -> None:
+    """Make the window of `comm`, all its ranks together, so that no later call needs to."""
+    group = channel(comm)
+    if 1 < group.size == group.private.per_host:
+        _window(group)
+
+
+def _window(group: Channel) -> Window:
+    window: Window = group.private.keep(
+        "window", lambda: Window(group.private.comm, group.crowded, lanes=group.size)
+    )
+    return window
+
+
+def _steps(send: Array, recv: Array, group: Channel, op: Op) -> Iterator[tuple[int, int]]:
+    """Yield, before each wait, which flag is waited for, and its value."""
     if group.private.per_host < group.size:
         raise ConfigError(
             "allreduce is 'shared-memory' but the workers are on several hosts; expected one host: "
@@ -47,18 +82,16 @@ def shared_memory(send: Array, recv: Array, comm: Any, op: Op = np.add) -> None:
     x, y = flatten(send, recv)
     if group.size == 1:
         y[...] = x
+    elif x.nbytes * (group.size - 1) <= ONE_ROUND:
+        yield from one_round(x, y, group, op, _window(group))
     else:
-        window = group.private.keep(
-            "window", lambda: Window(group.private.comm, group.crowded, lanes=group.size)
-        )
-        if x.nbytes * (group.size - 1) <= ONE_ROUND:
-            one_round(x, y, group, op, window)
-        else:
-            by_blocks(x, y, group, op, window)
+        yield from block_steps(x, y, group, op, _window(group))
     deliver(y, recv)
 
 
-def one_round(x: Array, y: Array, group: Channel, op: Op, window: Window) -> None:
+def one_round(
+    x: Array, y: Array, group: Channel, op: Op, window: Window
+) -> Iterator[tuple[int, int]]:
     """Copy in, wait, reduce everything; `x` must fit into one slot."""
     number = window.round
     parts = [window.input(rank, number, x.dtype)[: len(x)] for rank in range(group.size)]
@@ -66,6 +99,7 @@ def one_round(x: Array, y: Array, group: Channel, op: Op, window: Window) -> Non
     window.signal(COPIED, number + 1)
     group.count_shared(x.nbytes)
     window.round = number + 1
+    yield COPIED, number + 1
     window.wait(COPIED, number + 1)
     combine(op, parts, out=y)
 
@@ -78,7 +112,20 @@ def by_blocks(
     window: Window,
     exchange: Callable[[Array], None] | None = None,
 ) -> None:
-    """Run the rounds of `shared_memory`; `exchange` is applied to each reduced piece.
+    """Run the rounds of `shared_memory`; `exchange` is applied to each reduced piece."""
+    for _ in block_steps(x, y, group, op, window, exchange):
+        pass  # what follows each step waits by itself
+
+
+def block_steps(
+    x: Array,
+    y: Array,
+    group: Channel,
+    op: Op,
+    window: Window,
+    exchange: Callable[[Array], None] | None = None,
+) -> Iterator[tuple[int, int]]:
+    """Do the same; before each wait yields which flag is waited for, and its value.
 
     Why two input and three result slots suffice, for round k:
       - copying in overwrites what the others read in round k-2, which they have reduced; where
@@ -95,14 +142,15 @@ def by_blocks(
         if turn == 0:
             rounds.copy_in(number, turn)
         if turn + 1 < count:
-            if turn == 0:
-                window.wait(COPIED, number + 1)
-            else:
-                window.wait(REDUCED, number)
+            flag, value = (COPIED, number + 1) if turn == 0 else (REDUCED, number)
+            yield flag, value
+            window.wait(flag, value)
             rounds.copy_in(number + 1, turn + 1)
         if turn < count:
+            yield COPIED, number + 1
             rounds.reduce(number, turn, exchange)
         if turn > 0:
+            yield REDUCED, number
             rounds.copy_out(number - 1, turn - 1)
 
 

@@ -88,6 +88,14 @@ class Window:
                 self._linger(theirs, flag, value)
         self._win.Sync()
 
+    def come(self, flag: int, value: int) -> bool:
+        """Return whether all others have come to `value`, without waiting for it."""
+        for theirs in self._others:
+            if theirs[flag] < value:
+                return False
+        self._win.Sync()
+        return True
+
     def _linger(self, theirs: memoryview, flag: int, value: int) -> None:
         turns = 0
         while theirs[flag] < value:
