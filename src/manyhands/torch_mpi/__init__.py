@@ -1,0 +1,27 @@
+"""MPI for `torch.distributed`, from stock wheels: `init_process_group("mpi4py")` under mpiexec.
+
+    import torch.distributed as dist
+    import manyhands.torch_mpi
+
+    dist.init_process_group("mpi4py")
+
+PyTorch's wheels have no MPI backend. Importing this module registers one that is written over
+mpi4py: `group` is the process group, `engine` drives its operations, `collectives` and
+`reduction` say what each operation sends, `rendezvous` finds rank, world size and a store. Nothing
+of PyTorch is built anew, and no port is opened. What works is in docs/torch-mpi.md.
+"""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+
+from manyhands.torch_mpi import rendezvous
+from manyhands.torch_mpi.group import MPIProcessGroup, create
+
+BACKEND = "mpi4py"
+
+if not hasattr(dist.Backend, BACKEND.upper()):
+    dist.Backend.register_backend(BACKEND, create, extended_api=True, devices=["cpu"])
+    rendezvous.install()
+
+__all__ = ["BACKEND", "MPIProcessGroup"]
