@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from manyhands import slowing, tune
+from manyhands import rate, slowing, tune
 from manyhands._version import __version__
 from manyhands.balancing import Balance
 from manyhands.board import BOARD_FILE, EVENTS_FILE, Board
@@ -85,11 +85,20 @@ def worker(job: Job, comm: MPI.Comm | Communicator, folder: Path) -> tuple[Worke
         seed = np.random.SeedSequence([config.seed, comm.rank]).generate_state(1)[0]
         torch.manual_seed(int(seed))
     epochs = sum(made.plan.steps(e) for e in range(1, config.epochs + 1))
-    board.steps(comm.rank, 0 if serves else min(epochs, config.max_steps or epochs))
+    steps = min(epochs, config.max_steps or epochs)
+    board.steps(comm.rank, 0 if serves else steps)
+    made.rate = _rate(config, steps)
     _attach_speeds(made)
     config.strategy.prepare(made)
     _attach_lifecycle(job, made, kernels)
     return made, kernels
+
+
+def _rate(config: RunConfig, steps: int) -> rate.Rate | None:
+    """Return how the learning rate changes over the run, if it does."""
+    scale = rate.scale(config.lr_scaling, config.workers)
+    wanted = rate.Rate(config.schedule, config.warmup, scale, max(1, steps))
+    return wanted if (wanted.kind, wanted.warmup, scale) != ("constant", 0.0, 1.0) else None
 
 
 def _attach_speeds(worker: Worker) -> None:

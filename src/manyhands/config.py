@@ -42,6 +42,18 @@ class RunConfig:
         "examples behind one update; split over the workers where they step together, "
         "whole per push in the asynchronous strategies",
     )
+    schedule: Literal["constant", "linear", "cosine", "step"] = option(
+        "constant",
+        "the learning rate over the run: constant, linear or cosine (down to zero), step (a tenth "
+        "after a half and after three quarters)",
+    )
+    warmup: float = option(0.0, "part of the run (0 to 1) over which the learning rate rises")
+    lr_scaling: Literal["none", "linear", "sqrt"] = option(
+        "none", "multiply the learning rate by the number of workers, or by its root"
+    )
+    clip_norm: float | None = option(
+        None, "shorten a gradient that is longer than this; in server, each push"
+    )
     max_steps: int | None = option(None, "stop after that many updates of a worker")
     target_accuracy: float | None = option(
         None, "stop when the test accuracy (0 to 1) is reached, looked at after each epoch"
@@ -93,7 +105,8 @@ class RunConfig:
         validate.at_least(0, seed=self.seed)
         validate.at_least(1, keep=self.keep, max_restarts=self.max_restarts)
         validate.positive(timeout=self.timeout)
-        validate.between(0, 1, target_accuracy=self.target_accuracy)
+        validate.between(0, 1, target_accuracy=self.target_accuracy, warmup=self.warmup)
+        validate.positive(clip_norm=self.clip_norm)
         validate.one_of(("cross-entropy", "nll", "mse"), loss=self.loss)
         validate.one_of(KERNELS, kernels=self.kernels)
         facts = self.strategy.supports
@@ -106,6 +119,11 @@ class RunConfig:
             raise ConfigError(
                 f"batch_size is {self.batch_size} for {self.workers} workers; expected at least "
                 "one example per worker: raise batch_size or lower workers"
+            )
+        if self.clip_norm is not None and self.privacy:
+            raise ConfigError(
+                f"clip_norm is {self.clip_norm} in a private run, which clips each example's "
+                "gradient (clip); leave it out"
             )
         self.strategy.validate(workers=self.workers)
         self._check_speeds()

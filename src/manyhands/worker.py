@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from manyhands.lifecycle import Lifecycle
     from manyhands.privacy.mechanism import Mechanism
     from manyhands.privacy.sampling import Poisson
+    from manyhands.rate import Rate
     from manyhands.replica import Loss, Replica
 
 _EVALUATION_BATCH = 1000
@@ -74,6 +75,7 @@ class Worker:
     balance: Balance | None = None
     slow: Slow | None = None  # if this worker is to be slower than it could be
     mechanism: Mechanism | None = None  # a private run's: clips and adds noise
+    rate: Rate | None = None  # where the learning rate changes over the run
     step: int = 0
     stopped: str = "epochs"
 
@@ -167,11 +169,20 @@ class Worker:
         self.clock.exchange(begin, time.monotonic())
 
     def update(self, gradient: Tensor) -> None:
-        """Let the optimizer step along `gradient`."""
+        """Let the optimizer step along `gradient`, shortened where that is asked for."""
         self.board.note(self.rank, self.step, "update")
         if gradient.data_ptr() != self.replica.grad.data_ptr():
             self.replica.grad.copy_(gradient)
+        self.shorten(self.replica.grad)
+        if self.rate:
+            self.rate.set(self.optimizer, self.step)
         self.optimizer.step()
+
+    def shorten(self, gradient: Tensor) -> None:
+        """Scale `gradient` down to `clip_norm`, in place, where it is longer; shape (dim,)."""
+        if self.config.clip_norm is not None:
+            length = torch.linalg.vector_norm(gradient)
+            gradient.mul_(torch.clamp(self.config.clip_norm / (length + 1e-6), max=1.0))
 
     def _note_loss(self, loss: Loss) -> None:
         if not math.isfinite(loss.mean):

@@ -146,13 +146,19 @@ class Master:
     def _step(self, tau: int, pushers: list[int]) -> None:
         """Step along the gradient; `tau` is its staleness."""
         for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
-            group["lr"] = rate / max(1, tau) if self.server.staleness_aware else rate
+            group["lr"] = rate * self._factor(tau)
         self.optimizer.step()
         self.version += 1
         for k in pushers:
             self.clocks[k] += 1
             self.stale[tau] += 1
         self.due.update(pushers)
+
+    def _factor(self, tau: int) -> float:
+        """Return what the learning rate is multiplied by, here in the run and so stale."""
+        each = 1 if self.server.staleness == 0 else len(self.pushes)  # updates for a worker's step
+        factor = self.worker.rate.at(self.version / each) if self.worker.rate else 1.0
+        return factor / max(1, tau) if self.server.staleness_aware else factor
 
     def _release(self) -> None:
         """Answer whom the waiting rule lets go on: c_k − min c ≤ s."""

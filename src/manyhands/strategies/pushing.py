@@ -26,6 +26,7 @@ def work(worker: Worker, spans: list[Span]) -> None:
         line.pull()
     for batch in worker.batches():
         gradient = worker.gradient(batch)
+        worker.shorten(gradient)
         with worker.exchanging():
             for push, (start, stop) in zip(line.pushes, spans, strict=True):
                 push.body.copy_(gradient[start:stop])
