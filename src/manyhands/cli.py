@@ -17,7 +17,7 @@ from cyclopts import App, Parameter
 
 from manyhands._version import __version__
 from manyhands.errors import ConfigError, ManyhandsError, WorkerError
-from manyhands.options import Option, options
+from manyhands.options import Option, audited, options
 from manyhands.surroundings import group_rank
 
 app = App(
@@ -298,6 +298,26 @@ def partition(
     console.print(dividing.sentence(found), soft_wrap=True)
     if output is not None:
         console.print(f"record and picture: {output}", soft_wrap=True)
+
+
+@app.command
+@partial(takes_options, without=[o.name for o in options().values() if not audited(o)])
+def audit(
+    *,
+    canaries: Annotated[int, Parameter(help="how many are planted")] = 10_000,
+    output: Annotated[Path, Parameter(help="folder for record and picture")] = Path("audit"),
+    **given: Any,
+) -> None:
+    """Attack private training: plant canaries, train, guess who was in; exit 1 if the claim broke.
+
+    Takes the options of a private run; what it trains on, and for how long, it decides itself.
+    """
+    from manyhands import auditing
+
+    found = auditing.audit(given, canaries=canaries)
+    print(auditing.told(found, output))
+    if found.broken:
+        raise SystemExit(1)
 
 
 @app.command

@@ -69,6 +69,19 @@ def options() -> Mapping[str, Option]:
     return MappingProxyType(table)
 
 
+# What an audit decides itself, beside all of the optimizer's options.
+_AUDIT_OWN = {"model", "data", "loss", "optimizer", "epochs", "batch_size", "max_steps", "limit"}
+_AUDIT_OWN |= {"partition", "shares", "target_accuracy", "balance", "slow", "kernels", "name"}
+_AUDIT_OWN |= {"schedule", "warmup", "lr_scaling", "clip_norm", "staleness_aware"}
+_AUDIT_OWN |= {"checkpoint_every", "keep", "resume", "on_failure", "max_restarts", "output"}
+_AUDIT_OWN |= {_PRIVATE}
+
+
+def audited(option: Option) -> bool:
+    """Say whether `manyhands audit` takes the option; it decides the others itself."""
+    return option.name not in _AUDIT_OWN and not set(OPTIMIZERS) & set(option.owners)
+
+
 def _literal(names: Mapping[str, Any]) -> Any:
     return Literal[tuple(names)]
 

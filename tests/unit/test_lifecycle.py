@@ -62,6 +62,7 @@ def test_what_was_captured_stays_as_it_was(tmp_path, monkeypatch):
     replica = Replica(nn.Linear(3, 2), nn.functional.mse_loss)
     worker = SimpleNamespace(
         replica=replica, params=replica.params, clock=Clock(), losses=[1.0], kept=[], step=4,
+        balance=None, mechanism=None,
         epochs=[Epoch(1, steps=4)], facts={"consensus_distance": [[2, 0.5]]}, state=None,
         optimizer=torch.optim.SGD(replica.module.parameters(), lr=0.1, momentum=0.9),
         config=SimpleNamespace(strategy=STRATEGIES["gossip"]()),

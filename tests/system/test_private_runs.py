@@ -1,0 +1,163 @@
+"""Private runs as a user meets them: nothing leaks, the ledger holds, the audit fires on bugs."""
+
+import json
+import signal
+import subprocess
+import sys
+
+import cloudpickle
+import pytest
+
+import manyhands as mh
+from manyhands.auditing import audit
+from manyhands.errors import ConfigError, ManyhandsError
+from manyhands.testing import Faults
+
+PRIVATE = ["--private", "--noise-multiplier", "1.5", "--clip", "0.5"]
+SMALL = {"model": "mlp", "data": "blobs", "kernels": "default", "epochs": 4, "batch_size": 50}
+QUIET = mh.Privacy(noise_multiplier=1.5)
+
+
+def manyhands(*arguments, cwd):
+    line = [sys.executable, "-m", "manyhands", *map(str, arguments)]
+    return subprocess.run(
+        line, capture_output=True, text=True, timeout=100, cwd=cwd, check=False
+    )  # fmt: skip
+
+
+def test_a_private_run_states_its_promise_and_shows_nothing_else(tmp_path):
+    done = manyhands(
+        "train", "--data", "blobs", "--model", "mlp", "--epochs", 2, "--json", *PRIVATE,
+        "--output", "run", cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    said = record["privacy"]
+    assert (said["private"], said["steps"], said["rate"]) == (True, 32, 0.064)
+    assert (said["noise_multiplier"], said["clip"], said["delta"]) == (1.5, 0.5, 1e-5)
+    assert 0 < said["epsilon_pld"] < said["epsilon_rdp"]
+    for name in ("relation", "trust", "sampler", "preprocessing"):
+        assert said[name]
+    for epoch in record["epochs"]:
+        assert all(w["loss"] is None and w["accuracy"] is None for w in epoch["workers"])
+        assert [w["examples"] for w in epoch["workers"]] == [1024, 1024]  # expected, not drawn
+    assert all(w["classes"] is None for w in record["partition"]["workers"])
+    assert record["batch"] == {"update": 128, "worker": [64.0, 64.0]}
+    assert record["data"]["sha256"] is None
+    steps = [json.loads(line) for line in (tmp_path / "run" / "steps.jsonl").open()]
+    assert {row["loss"] for row in steps} == {None}
+    assert len({row["compute"] for row in steps if row["rank"] == 0}) == 1
+    assert json.loads(done.stdout)["examples"] == 4096
+    assert "training loss" not in done.stdout + done.stderr
+
+
+def test_a_run_with_a_fixed_key_is_marked(tmp_path):
+    result = mh.fit(
+        **SMALL, workers=1, strategy="sequential", output=str(tmp_path / "run"), progress=False,
+        privacy=mh.Privacy(noise_multiplier=1.5, fixed_key=1),
+    )  # fmt: skip
+    assert result.record["privacy"]["private"] is False
+
+
+@pytest.mark.parametrize("strategy", ["hogwild", "server", "gossip"])
+def test_every_strategy_trains_privately(tmp_path, strategy):
+    result = mh.fit(
+        **SMALL, strategy=strategy, privacy=QUIET, output=str(tmp_path / "run"), progress=False
+    )
+    assert result.accuracy > 0.5
+    assert "nobody" in result.record["privacy"]["trust"]
+
+
+def test_a_run_that_was_killed_pays_again_and_stops_when_the_budget_is_spent(tmp_path):
+    given = {**SMALL, "strategy": "averaging", "privacy": QUIET, "output": str(tmp_path / "run")}
+    with Faults().kill(rank=1, step=100), pytest.raises(ManyhandsError):
+        mh.fit(**given, checkpoint_every="40steps", progress=False)
+    ledger = tmp_path / "run" / "ledger-1.jsonl"
+    paid = json.loads(ledger.read_text().splitlines()[-1])["paid"]
+    assert paid >= 100
+    whole = ledger.read_bytes()
+    ledger.unlink()
+    with pytest.raises(ConfigError, match="cannot be trusted: it is missing"):
+        mh.fit(resume=str(tmp_path / "run"), progress=False)
+    ledger.write_bytes(whole.replace(b'"paid": 16', b'"paid": 10'))
+    with pytest.raises(ConfigError, match="line 2 was edited"):
+        mh.fit(resume=str(tmp_path / "run"), progress=False)
+    ledger.write_bytes(whole)
+    with pytest.raises(ConfigError, match="epochs is 9, but the run"):
+        mh.fit(resume=str(tmp_path / "run"), epochs=9, progress=False)
+    result = mh.fit(resume=str(tmp_path / "run"), progress=False)
+    found = result.record["result"]
+    assert found["stopped"] == "budget"
+    # 160 steps were planned; steps 81 to 100 and what was paid in advance are lost for good.
+    assert 160 - 20 - 16 <= found["steps"] <= 160 - 20
+    with pytest.raises(ConfigError, match=r"budget of 160 steps is spent|already"):
+        mh.fit(resume=str(tmp_path / "run"), progress=False)
+
+
+def test_a_run_that_was_asked_to_stop_loses_nothing(tmp_path):
+    line = [
+        sys.executable, "-m", "manyhands", "train", "--data", "blobs", "--model", "mlp",
+        "--private", "--noise-multiplier", "1.5", "--epochs", "2000",
+        "--checkpoint-every", "1000steps", "--output", str(tmp_path / "run"),
+    ]  # fmt: skip
+    process = subprocess.Popen(line, stderr=subprocess.PIPE, text=True)
+    ledger = tmp_path / "run" / "ledger-0.jsonl"
+    while process.poll() is None and not (ledger.exists() and b"paid" in ledger.read_bytes()):
+        pass
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 143
+    assert "settled" in ledger.read_text().splitlines()[-1]
+
+
+@pytest.fixture
+def _bugs_travel():
+    """Carry the bugs below to the workers, which cannot import this file."""
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    yield
+    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+
+
+def noise_left_out():
+    from manyhands.privacy.mechanism import Mechanism
+
+    Mechanism._add_noise = lambda self, vector, deviation: None
+
+
+def noise_divided_by_the_workers():
+    from manyhands.privacy.mechanism import Mechanism
+
+    whole = Mechanism._add_noise
+    Mechanism._add_noise = lambda self, vector, deviation: whole(self, vector, deviation / 2)
+
+
+def clipping_left_out():
+    import torch
+
+    from manyhands.privacy import clipping
+
+    clipping.coefficients = lambda norms, clip: (torch.ones_like(norms), None)
+
+
+BUGS = [None, noise_left_out, noise_divided_by_the_workers, clipping_left_out]
+WAYS = {
+    "sync": {"strategy": "sync"},
+    "averaging": {"strategy": "averaging"},
+    "server": {"strategy": "server"},
+    "server with trusted masters": {"strategy": "server", "staleness": 0},
+}
+
+
+@pytest.mark.usefixtures("_bugs_travel")
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__ if bug else "sound")
+@pytest.mark.parametrize("way", WAYS)
+def test_the_audit_fires_on_bugs_and_on_nothing_else(way, bug):
+    found = audit({**WAYS[way], "workers": 2}, canaries=6000, before=bug, progress=False)
+    assert found.broken == (bug is not None)
+
+
+def test_the_command_leaves_sound_code_in_peace(tmp_path):
+    sound = manyhands("audit", "--strategy", "sequential", "--workers", 1, "--canaries", 1000,
+                      "--noise-multiplier", 3, cwd=tmp_path)  # fmt: skip
+    assert sound.returncode == 0, sound.stderr
+    assert "nothing speaks against the claim" in sound.stdout
+    assert json.loads((tmp_path / "audit" / "audit.json").read_text())["broken"] is False

@@ -1,0 +1,64 @@
+"""The audit's arithmetic: what scores refute, and what an audit decides itself."""
+
+import numpy as np
+import pytest
+
+from manyhands import auditing
+from manyhands.auditing import audit, judge, told
+from manyhands.cli import main
+from manyhands.errors import ConfigError
+
+CLAIM = {"delta": 1e-5, "epsilon_pld": 4.38}  # of a shift by one standard deviation
+
+
+def scores(mu, canaries=10_000, seed=0):
+    """Return scores of a Gaussian mechanism with that shift, and who was in."""
+    random = np.random.default_rng(seed)
+    inside = random.random(canaries) < 0.5
+    return inside + random.standard_normal(canaries) / mu, inside
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_mechanism_as_private_as_it_claims_is_left_in_peace(seed):
+    found = judge(*scores(1.0, seed=seed), CLAIM)
+    assert not found.broken
+    assert 2.5 < found.estimate.epsilon < 4.38
+    assert 0 < found.bound < 4.38
+
+
+@pytest.mark.parametrize("mu", [1.414, 2.0, 30.0])
+def test_a_mechanism_with_less_noise_than_it_claims_is_caught(mu):
+    assert judge(*scores(mu), CLAIM).broken
+
+
+def test_scores_without_any_noise_are_caught():
+    inside = np.arange(4000) % 2 == 0
+    assert judge(inside.astype(float), inside, CLAIM).broken
+
+
+def test_clipping_left_out_is_caught():
+    values, inside = scores(1.0)
+    assert judge(values + 9 * inside, inside, CLAIM).broken
+
+
+@pytest.mark.parametrize("name", ["model", "batch_size", "lr", "momentum", "partition"])
+def test_what_an_audit_decides_itself_is_refused(name):
+    with pytest.raises(ConfigError, match=f"{name} is given, but an audit decides it itself"):
+        audit({"strategy": "sync", name: 1})
+
+
+@pytest.mark.parametrize(("mu", "code"), [(1.0, 0), (2.0, 1)])
+def test_the_command_ends_with_1_when_the_claim_is_broken(tmp_path, monkeypatch, mu, code):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(auditing, "audit", lambda *_, **__: judge(*scores(mu), CLAIM))
+    with pytest.raises(SystemExit) as ended:
+        main(["audit", "--strategy", "sync"])
+    assert ended.value.code == code
+
+
+def test_record_and_picture_are_written(tmp_path):
+    found = judge(*scores(2.0, canaries=1000), CLAIM)
+    words = told(found, tmp_path / "audit")
+    assert words.startswith("the claim is broken: epsilon 4.380")
+    assert (tmp_path / "audit" / "audit.json").stat().st_size > 0
+    assert (tmp_path / "audit" / "audit.png").stat().st_size > 0
