@@ -13,6 +13,7 @@ from manyhands.report import (
     growth,
     phases,
     plots,
+    private,
     traffic,
 )
 from manyhands.report.chart import Chart, Note
@@ -26,7 +27,8 @@ def charts(summary: Summary) -> list[Chart]:
     if not summary.rows:
         return []
     along = _along(summary) if len(summary.rows) > 1 else ()
-    return [*along, *_curves(summary), *_inside(summary), *_special(summary)]
+    shown = private.charts(summary)
+    return [*along, *shown, *_curves(summary), *_inside(summary), *_special(summary)]
 
 
 def _along(summary: Summary) -> Iterator[Chart]:

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from manyhands.report.published import published
+
 SCHEMA = 1
 LARGEST = 1e30  # beyond this, and NaN, nothing was measured
 
@@ -78,6 +80,7 @@ class Run:
     model: Mapping[str, Any]
     data: Mapping[str, Any]
     kernels: Mapping[str, Any]
+    privacy: Mapping[str, Any]
     strategy: str
     facts: Mapping[str, Any]
     workers: int
@@ -244,7 +247,8 @@ def _read_run(
 
 
 def parse(record: Mapping[str, Any], *, identity: str, where: str, scaling: str = "") -> Run:
-    """Turn one record into a `Run`."""
+    """Turn one record into a `Run`; of a private run nothing is read that it may not publish."""
+    record = published(record)
     config = mapping(record.get("config"))
     team = tuple(_process(w) for w in sequence(record.get("workers")) if isinstance(w, Mapping))
     workers = int(number(config, "workers") or sum(p.trains for p in team) or 1)
@@ -265,6 +269,7 @@ def parse(record: Mapping[str, Any], *, identity: str, where: str, scaling: str 
         model=mapping(record.get("model")),
         data=mapping(record.get("data")),
         kernels=mapping(record.get("kernels")),
+        privacy=mapping(record.get("privacy")),
         strategy=text(record, "config", "strategy"),
         facts=mapping(record.get("strategy")),
         workers=workers,

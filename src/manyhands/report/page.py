@@ -12,7 +12,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from manyhands.report import comments, theme
+from manyhands.report import comments, private, theme
 from manyhands.report.answer import answer
 from manyhands.report.chart import Drawn
 from manyhands.report.plots import is_curve, styles
@@ -20,8 +20,10 @@ from manyhands.report.provenance import blocks, commands, glossary, problems
 from manyhands.report.tables import Row, Spread, Summary
 from manyhands.report.wording import NONE, count, percent, plural, seconds, size, times
 
+PRIVACY = "Privacy"
 SECTIONS = {
     "": ("time", "speedup", "efficiency", "accuracy", "growth", "arrival"),
+    PRIVACY: ("privacy-accuracy", "privacy-steps"),
     "How training went": ("loss-time", "loss-examples", "accuracy-time", "accuracy-examples"),
     "Inside a run": (
         "phases", "traffic", "staleness", "own-accuracy", "distance", "shares",
@@ -135,6 +137,8 @@ def result_columns(summary: Summary) -> list[Column]:
             Column("efficiency", lambda r: Cell(percent(r.efficiency), r.efficiency), minor=True)
         )
     columns.append(Column("accuracy, %", _accuracy))
+    if any(run.privacy for run in summary.loaded.runs):
+        columns.append(Column("ε", _cost, hint="stated by the run, by privacy loss distributions"))
     if summary.target is not None:
         title = f"time to {percent(summary.target, 1)}"
         columns.append(Column(title, lambda r: Cell(_arrival(r), r.to_target), minor=True))
@@ -158,6 +162,14 @@ def _accuracy(row: Row) -> Cell:
     half = row.accuracy.half
     aside = "" if half is None else f"± {100 * half:.2f}"
     return Cell(f"{100 * row.accuracy.median:.2f}", row.accuracy.median, aside)
+
+
+def _cost(row: Row) -> Cell:
+    run = row.runs[0]
+    found = private.cost(run)
+    if found is None:
+        return Cell(NONE)
+    return Cell(f"{found:.3f}", found, "" if private.sound(run) else "NOT PRIVATE")
 
 
 def _detail_columns() -> list[Column]:
@@ -242,6 +254,8 @@ def _sections(summary: Summary, drawn: Sequence[Drawn]) -> list[dict[str, Any]]:
             for d in drawn
             if d.chart.id in identities
         ]
-        if figures:
-            found.append({"title": title or head, "figures": figures})
+        promised = private.published(summary) if title == PRIVACY else {}
+        if figures or promised:
+            told = {"said": promised.get("said", ()), "blocks": promised.get("blocks", ())}
+            found.append({"title": title or head, "figures": figures, **told})
     return found

@@ -17,7 +17,7 @@ import matplotlib
 from matplotlib.backends.backend_pdf import PdfPages
 from matplotlib.figure import Figure
 
-from manyhands.report import theme
+from manyhands.report import private, theme
 from manyhands.report.answer import answer
 from manyhands.report.chart import POINT, WIDTH, Chart, mount
 from manyhands.report.page import Column, notes, result_columns
@@ -187,10 +187,15 @@ def _last(summary: Summary) -> Sheet:
 
 def _told(summary: Summary) -> list[tuple[str, list[str]]]:
     wrong = [(told["title"], list(told["lines"])) for told in problems(summary)]
-    return wrong + [
-        (block["title"], [f"{key}: {value}" for key, value in block["pairs"]])
-        for block in blocks(summary)
-    ]
+    promised = [("Privacy", private.sentences(summary))] if private.published(summary) else []
+    return (
+        wrong
+        + promised
+        + [
+            (block["title"], [f"{key}: {value}" for key, value in block["pairs"]])
+            for block in (*private.statements(summary), *blocks(summary))
+        ]
+    )
 
 
 def _wrapped(words: str, size: float, width: float) -> list[str]:

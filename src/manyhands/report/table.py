@@ -82,6 +82,7 @@ def _configuration(row: Row, summary: Summary, axes: Sequence[str]) -> dict[str,
         "efficiency": row.efficiency,
         **_spread("accuracy", row.accuracy),
         "loss": row.loss.median if row.loss else None,
+        **_promise(row.runs[0]),
         "target_accuracy": summary.target,
         "seconds_to_target": row.to_target,
         "reached": row.reached,
@@ -104,6 +105,12 @@ def _spread(key: str, found: Spread | None) -> dict[str, float | None]:
     }
 
 
+def _promise(run: Run) -> dict[str, Any]:
+    """Return what a private run promises; empty cells for any other."""
+    keys = ("private", "epsilon_pld", "epsilon_rdp", "delta", "noise_multiplier")
+    return {f"privacy_{key}": run.privacy.get(key) for key in keys}
+
+
 def _run(run: Run, axes: Sequence[str]) -> dict[str, Any]:
     return {
         "source": run.source,
@@ -119,6 +126,7 @@ def _run(run: Run, axes: Sequence[str]) -> dict[str, Any]:
         "seconds": run.seconds,
         "accuracy": run.accuracy,
         "loss": run.loss,
+        **_promise(run),
         "steps": run.steps,
         "examples": run.examples,
         "target_accuracy": run.target,

@@ -266,6 +266,8 @@ def _baseline(row: Row, rows: Sequence[Row]) -> Row | None:
         if other.group.strategy != "sequential" or other.group.source != row.group.source:
             continue
         theirs = other.runs[0].config
+        if bool(other.runs[0].privacy) != bool(row.runs[0].privacy):
+            continue
         if all(theirs.get(f) == config.get(f) for f in fields if f in theirs and f in config):
             return other
     return None

@@ -1,0 +1,139 @@
+"""Private runs in the report: the statement, the composed cost, and nothing that leaks."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import records
+
+from manyhands.privacy.accountant import Event, compose
+from manyhands.report import build, results
+from manyhands.report.load import parse, read
+from manyhands.report.private import sentences, statements
+from manyhands.report.published import published
+from manyhands.report.tables import Summary, summarise
+
+LEAKS = ("987654", "987 654", "987\u202f654", "987,654")
+
+
+def summary(folder: Path, runs: list[dict[str, Any]]) -> Summary:
+    return summarise(read([records.sweep(folder, runs)]))
+
+
+def shown(folder: Path) -> str:
+    """Return all text that a report's folder holds."""
+    files = [p for p in folder.rglob("*") if p.suffix in (".html", ".svg", ".csv")]
+    assert {p.suffix for p in files} == {".html", ".svg", ".csv"}
+    return "\n".join(p.read_text(encoding="utf-8") for p in files)
+
+
+def test_nothing_that_leaks_is_shown(tmp_path: Path) -> None:
+    runs = [
+        records.private(strategy, p, sigma=s, repeat=r)
+        for strategy, p in (("sequential", 1), ("sync", 2), ("averaging", 4))
+        for s in (0.8, 1.6)
+        for r in (0, 1)
+    ]
+    failed = records.private("sync", 2) | {"status": "failed", "error": f"loss {records.LEAK}"}
+    sweep = records.sweep(tmp_path / "s", [*runs, failed])
+    build([sweep], tmp_path / "out", pdf=True)
+    page = shown(tmp_path / "out")
+    assert [leak for leak in LEAKS if leak in page] == []
+    assert "its message is not shown" in page
+    told = json.dumps([*results([sweep]), *results([sweep]).runs], default=str)
+    assert [leak for leak in LEAKS if leak in told] == []
+
+
+def test_the_same_figures_are_shown_where_a_run_is_not_private(tmp_path: Path) -> None:
+    """The test above would be worth nothing if the report never read such figures."""
+    runs = [records.private("sync", p) for p in (1, 2)]
+    for run in runs:
+        del run["privacy"]
+    build([records.sweep(tmp_path / "s", runs)], tmp_path / "out")
+    assert any(leak in shown(tmp_path / "out") for leak in LEAKS)
+
+
+def test_a_private_record_is_cut_down_to_what_is_listed() -> None:
+    kept = published(records.private())
+    assert str(records.LEAK) not in json.dumps(kept)
+    run = parse(records.private(), identity="x", where="x")
+    last = records.private()["epochs"][-1]
+    assert run.accuracy == last["test_accuracy"]
+    assert run.loss == last["test_loss"]
+    assert run.examples == pytest.approx(0.01 * 60000 * (run.steps or 0))
+    plain = records.record()
+    assert published(plain) is plain
+
+
+def test_the_statement_is_readable(tmp_path: Path) -> None:
+    (block,) = statements(summary(tmp_path, [records.private(repeat=r) for r in (0, 1)]))
+    lines: Mapping[str, str] = dict(block["pairs"])
+    assert block["title"].startswith("Sync with 4 workers")
+    assert lines["neighbouring data sets"] == "one record added or removed"
+    assert lines["steps, T"] == "400"
+    assert lines["noise multiplier, σ"] == "1.069"
+    assert lines["δ"] == "1e-05"
+    assert lines["ε, by privacy loss distributions"] == f"{2 / 1.069:.4f}"
+    for words in ("who is trusted", "sampler", "sampling rate, q", "clipping norm, C"):
+        assert lines[words]
+    assert "preprocessing" in lines
+    assert "NOT PRIVATE" not in lines
+
+
+def test_fixed_keys_are_called_not_private(tmp_path: Path) -> None:
+    run = records.private()
+    run["privacy"]["private"] = False
+    found = summary(tmp_path / "s", [run])
+    assert "NOT PRIVATE" in dict(statements(found)[0]["pairs"])
+    assert any("NOT PRIVATE" in sentence for sentence in sentences(found))
+    page = build([tmp_path / "s"], tmp_path / "out").read_text(encoding="utf-8")
+    assert page.count("NOT PRIVATE") >= 3  # the table, the statement, the sentence
+
+
+def test_a_sweep_states_the_cost_of_all_its_runs_also_failed_ones(tmp_path: Path) -> None:
+    runs = [records.private(sigma=s, repeat=r) for s in (0.9, 1.8) for r in (0, 1)]
+    runs[3] |= {"status": "failed", "error": "x"}
+    said = " ".join(sentences(summary(tmp_path, runs)))
+    events = [Event(800, 0.01, 0.9), Event(800, 0.01, 1.8)]
+    assert f"the 4 private runs on mnist cost ε = {compose(events, 1e-5):.3f} at δ = 1e-05" in said
+    assert f"({compose(events, 1e-5, 'rdp'):.3f} by Rényi divergences)" in said
+
+
+def test_runs_without_privacy_beside_them_are_named(tmp_path: Path) -> None:
+    runs = [records.private(), records.record("sync", 4)]
+    said = " ".join(sentences(summary(tmp_path, runs)))
+    assert "1 run on the same data without privacy" in said
+    assert sentences(summary(tmp_path / "plain", [records.record()])) == []
+
+
+def test_figures_of_cost_and_accuracy(tmp_path: Path) -> None:
+    runs = [records.private("sync", 4, sigma=s, repeat=r) for s in (0.9, 1.8) for r in (0, 1)]
+    runs += [records.record("sync", 4, repeat=r) for r in (0, 1)]
+    page = build([records.sweep(tmp_path / "s", runs)], tmp_path / "out").read_text("utf-8")
+    assert "<h2>Privacy</h2>" in page
+    for identity in ("privacy-accuracy", "privacy-steps"):
+        assert (tmp_path / "out" / "figures" / f"{identity}.svg").exists()
+        assert f'<figure id="{identity}"' in page
+    assert "the run without privacy" in page
+    assert "400 steps spend ε" in page
+
+
+def test_without_the_library_the_statement_is_still_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "dp_accounting.pld", None)
+    runs = [records.private(sigma=s) for s in (1.234, 2.345)]
+    page = build([records.sweep(tmp_path / "s", runs)], tmp_path / "out").read_text("utf-8")
+    assert "who is trusted" in page
+    assert "manyhands[private]" in page
+    assert 'id="privacy-steps"' not in page
+
+
+def test_a_private_run_has_no_baseline_without_privacy(tmp_path: Path) -> None:
+    runs = [records.record("sequential", 1), records.private("sync", 2)]
+    assert {row.speedup for row in summary(tmp_path, runs).rows if row.workers > 1} == {None}
