@@ -137,3 +137,9 @@ def test_without_the_library_the_statement_is_still_there(
 def test_a_private_run_has_no_baseline_without_privacy(tmp_path: Path) -> None:
     runs = [records.record("sequential", 1), records.private("sync", 2)]
     assert {row.speedup for row in summary(tmp_path, runs).rows if row.workers > 1} == {None}
+
+
+def test_runs_with_and_without_privacy_are_never_taken_for_repeats(tmp_path: Path) -> None:
+    runs = [records.private("sync", 4), records.record("sync", 4)]
+    labels = {row.label for row in summary(tmp_path, runs).rows}
+    assert labels == {"sync · private", "sync · not private"}

@@ -15,6 +15,7 @@ from manyhands.report.wording import option, plural
 IGNORED = frozenset(
     {"strategy", "workers", "seed", "repeat", "name", "output", "folder", "processes", "scaling"}
 )
+PRIVATE = "private"  # an axis like an option, known from the run's statement
 Key = tuple[str, str, tuple[str, ...]]
 
 
@@ -68,7 +69,7 @@ def varying(runs: Sequence[Run]) -> tuple[str, ...]:
     cells: dict[tuple[str, str], list[Run]] = defaultdict(list)
     for run in runs:
         cells[run.source, run.strategy].append(run)
-    names = dict.fromkeys(name for run in runs for name in run.config)
+    names = dict.fromkeys((*(name for run in runs for name in run.config), PRIVATE))
     return tuple(
         name
         for name in names
@@ -77,7 +78,8 @@ def varying(runs: Sequence[Run]) -> tuple[str, ...]:
 
 
 def _varies(name: str, runs: Iterable[Run]) -> bool:
-    pairs = {(run.workers, _frozen(run.config[name])) for run in runs if name in run.config}
+    held = [run for run in runs if name in run.config or name == PRIVATE]
+    pairs = {(run.workers, _frozen(_value(run, name))) for run in held}
     if len({value for _, value in pairs}) < 2:
         return False
     try:
@@ -114,8 +116,9 @@ def _group(
     kin = [other[2] for other in cells if other[:2] == (source, strategy)]
     parts = [source, strategy] if several else [strategy]
     for i, axis in enumerate(axes):
-        if len({other[i] for other in kin}) > 1:
-            value = _value(runs[0], axis)
+        value = _value(runs[0], axis)
+        beside = value is None and PRIVATE in axes and not runs[0].privacy
+        if len({other[i] for other in kin}) > 1 and not beside:
             parts.append(plural(value, "worker") if axis == "workers" else option(axis, value))
     options = {axis: _value(runs[0], axis) for axis in axes if axis != "workers"}
     return Group(
@@ -127,6 +130,8 @@ def _group(
 
 
 def _value(run: Run, name: str) -> Any:
+    if name == PRIVATE:
+        return bool(run.privacy)
     return run.workers if name == "workers" else run.config.get(name)
 
 

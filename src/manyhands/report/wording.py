@@ -88,7 +88,7 @@ def option(name: str, value: Any) -> str:
     if value is None or value == "none":
         return f"no {spoken}"
     if isinstance(value, bool):
-        return spoken if value else f"no {spoken}"
+        return spoken if value else f"{'not' if name == 'private' else 'no'} {spoken}"
     if isinstance(value, int | float):
         return f"{spoken} {value:g}"
     if isinstance(value, list | tuple):
