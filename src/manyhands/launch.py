@@ -6,6 +6,7 @@ import ctypes
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -17,10 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from manyhands.board import BOARD_FILE, EVENTS_FILE, Board, Note
+from manyhands.carrying import DIGEST, LAUNCHER
 from manyhands.errors import LaunchError, ManyhandsError, WorkerError
 from manyhands.guard import Guard
-from manyhands.job import ERROR_FILE, Job, raised
+from manyhands.job import ERROR_FILE, Job, put_note, raised
 from manyhands.mpis import command, find_mpi
+from manyhands.place import host
+from manyhands.wire import Listener, without
 
 LOG_FILE = "group.log"  # what mpiexec says, and workers that have no log yet
 _POLL = 0.05  # seconds between two looks at the workers
@@ -41,16 +45,9 @@ def launch(job: Job, processes: int, folder: Path, watch: Watch | None = None) -
     Raises:
         ManyhandsError: What the first worker to fail reported, or which one died.
     """
-    job.write(folder)
+    digest = job.write(folder)
     board = Board(folder / BOARD_FILE, processes, create=True)
-    if job.config.strategy.supports.shares_memory:
-        line, environment = [sys.executable, "-m", "manyhands.crew", str(folder)], {**os.environ}
-    else:
-        mpi = find_mpi(job.config.mpi)
-        line, environment = command(mpi, processes, ["-m", "manyhands.work", str(folder)])
-    environment["MANYHANDS_PROCESSES"] = str(processes)
-    environment["OMP_NUM_THREADS"] = str(job.threads or 1)
-    environment["TMPDIR"] = str(folder)  # what MPI leaves there goes with it
+    line, environment = _command(job, processes, folder, digest)
     with (folder / LOG_FILE).open("wb") as log:
         group = subprocess.Popen(
             line,
@@ -64,7 +61,7 @@ def launch(job: Job, processes: int, folder: Path, watch: Watch | None = None) -
         logs = Path(job.output)
         with Guard(board, logs, job.config.timeout, end=lambda: kill_all(group, board)) as guard:
             try:
-                _follow(group, board, folder / EVENTS_FILE, guard, watch)
+                _follow(group, board, folder, guard, watch)
             finally:
                 _end(group, board)
     if board.asked() and group.returncode and not (folder / ERROR_FILE).exists():
@@ -75,31 +72,70 @@ def launch(job: Job, processes: int, folder: Path, watch: Watch | None = None) -
         raise _explain(folder, board, group.returncode, guard.died)
 
 
-def end_with_parent() -> None:
+def _command(
+    job: Job, processes: int, folder: Path, digest: str
+) -> tuple[list[str], dict[str, str]]:
+    """Return the command line and the environment that do the job."""
+    own = {
+        "MANYHANDS_PROCESSES": str(processes),
+        "OMP_NUM_THREADS": str(job.threads or 1),
+        "TMPDIR": str(folder),  # what MPI leaves there goes with it
+    }
+    if job.config.strategy.supports.shares_memory:
+        return [sys.executable, "-m", "manyhands.crew", str(folder)], {**os.environ, **own}
+    hosts = job.config.places
+    if hosts:
+        own |= {DIGEST: digest, LAUNCHER: host()}
+    return command(
+        find_mpi(job.config.mpi),
+        processes,
+        ["-m", "manyhands.work", str(folder)],
+        hosts,
+        extra=shlex.split(job.config.mpiexec_options or ""),
+        also=own,
+    )
+
+
+def end_with_parent(signum: int = signal.SIGTERM) -> None:
     """Let the kernel end this process with its parent: mpiexec with the launcher, and so on."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signum)
 
 
 def _follow(
-    group: subprocess.Popen[bytes], board: Board, events: Path, guard: Guard, watch: Watch | None
+    group: subprocess.Popen[bytes], board: Board, folder: Path, guard: Guard, watch: Watch | None
 ) -> None:
     offset = 0
+    events, elsewhere = folder / EVENTS_FILE, Listener(folder / LOG_FILE)
     while True:
         ended = group.poll() is not None
-        new: list[dict[str, Any]] = []
+        new = _heard(elsewhere, board, folder)
         if events.exists():
             with events.open("rb") as file:
                 file.seek(offset)
                 lines = file.read()
             complete = lines[: lines.rfind(b"\n") + 1]
             offset += len(complete)
-            new = [json.loads(line) for line in complete.splitlines()]
+            new += [json.loads(line) for line in complete.splitlines()]
         if watch:
             watch(board.read(), new)
         if ended:
             return
         guard.look()
         guard.wait(_POLL)
+
+
+def _heard(elsewhere: Listener, board: Board, folder: Path) -> list[dict[str, Any]]:
+    """Take in what was told from other hosts; returns the events among it."""
+    events = []
+    for kind, value in elsewhere.heard():
+        if kind == "beat":
+            for row in value:
+                board.hear(*row)
+        elif kind == "error":
+            put_note(folder, value)
+        else:
+            events.append(value)
+    return events
 
 
 def _end(group: subprocess.Popen[bytes], board: Board) -> None:
@@ -112,7 +148,7 @@ def _end(group: subprocess.Popen[bytes], board: Board) -> None:
         group.wait()
     deadline = time.monotonic() + 2
     while (
-        left := [n.pid for n in board.read() if _is_ours(n.pid)]
+        left := [n.pid for n in board.read() if n.pid and _is_ours(n.pid)]
     ) and time.monotonic() < deadline:
         time.sleep(_POLL)
     for pid in left:
@@ -122,7 +158,7 @@ def _end(group: subprocess.Popen[bytes], board: Board) -> None:
 
 def kill_all(group: subprocess.Popen[bytes], board: Board) -> None:
     """End everybody at once, also those that are stopped and hear no other signal."""
-    for pid in [n.pid for n in board.read() if _is_ours(n.pid)]:
+    for pid in [n.pid for n in board.read() if n.pid and _is_ours(n.pid)]:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     group.terminate()
@@ -143,25 +179,25 @@ def _explain(folder: Path, board: Board, code: int, gone: list[int]) -> Manyhand
         return raised(json.loads((folder / ERROR_FILE).read_text()))
     for teller, words in board.heard():
         return WorkerError(f"rank {teller} failed: {words}", rank=teller)
-    said = (folder / LOG_FILE).read_text(errors="replace").strip()[-2000:]
+    said = without((folder / LOG_FILE).read_text(errors="replace")).strip()[-2000:]
     notes = [n for n in board.read() if n.operation != "done"]
     if not notes:
         return LaunchError(f"the group ended with {code} before any worker started:\n{said}")
     where = "; ".join(f"rank {n.rank} at step {n.step} ({n.operation})" for n in notes)
-    rank = _dead(said, notes, gone)
+    rank = _dead(said, {n.rank: board.pid(n.rank) for n in notes}, gone)
     who = "a worker" if rank is None else f"rank {rank}"
     return WorkerError(
         f"{who} died without a word (the group ended with {code}); last seen: {where}", rank=rank
     )
 
 
-def _dead(said: str, notes: list[Note], gone: list[int]) -> int | None:
+def _dead(said: str, workers: dict[int, int], gone: list[int]) -> int | None:
     """Return the rank of the worker that died: as it was seen, or as mpiexec tells it.
 
     mpiexec tells a pid or a rank; where it has ended the others, it may tell one of those.
     """
     pids = {int(found[1]) for found in re.finditer(r"(?:PID|pid) (\d+)", said)}
-    told = [n.rank for n in notes if n.pid in pids]
+    told = [rank for rank, pid in workers.items() if pid in pids]
     told += [int(found[1]) for found in re.finditer(r"(?:process rank|rank:?) (\d+)", said)]
     agreed = [rank for rank in told if rank in gone]
     return next(iter([*agreed, *gone, *told]), None)

@@ -7,7 +7,7 @@ import shutil
 import site
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -109,7 +109,9 @@ def command(
     processes: int,
     arguments: list[str],
     hosts: Hosts | None = None,
+    *,
     extra: Sequence[str] = (),
+    also: Mapping[str, str] | None = None,
 ) -> tuple[list[str], dict[str, str]]:
     """Return the command line and the environment that run a Python module `processes` times.
 
@@ -119,9 +121,11 @@ def command(
         arguments: What Python gets.
         hosts: Where; None means here, or on the hosts of the lab that we run in.
         extra: More options for mpiexec.
+        also: More environment for the processes.
     """
     hosts = hosts or lab()
-    environment = {**mpi.environment, **({} if hosts else mpi.one_host), **os.environ}
+    quiet = {} if hosts else mpi.one_host
+    environment = {**mpi.environment, **quiet, **os.environ, **(also or {})}
     if mpi.library:
         environment["MPI4PY_LIBMPI"] = mpi.library
     places = _places(mpi, hosts, environment) if hosts else []
@@ -144,7 +148,7 @@ def _places(mpi: MPILibrary, hosts: Hosts, environment: dict[str, str]) -> list[
         environment.setdefault("PRTE_MCA_prte_if_include", hosts.interface)
     environment["PRTE_MCA_plm_ssh_agent"] = hosts.program
     # Open MPI takes only its own variables along.
-    names = [n for n in environment if n.startswith(_CARRIED)]
+    names = sorted(name for name in environment if name.startswith(_CARRIED))
     return ["--host", hosts.text, *(word for name in names for word in ("-x", name))]
 
 

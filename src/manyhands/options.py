@@ -16,6 +16,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from manyhands.config import RunConfig
 from manyhands.errors import ConfigError, nearest
+from manyhands.hosts import named
 from manyhands.optimizers import OPTIMIZERS, SGD
 from manyhands.privacy.config import Privacy
 from manyhands.strategies import STRATEGIES
@@ -114,7 +115,19 @@ def configure(given: Mapping[str, Any]) -> RunConfig:
             )
     parts = (*_RUN_ONLY, _PRIVATE)
     run = {n: v for n, v in given.items() if table[n].owners == ("run",) and n not in parts}
+    run = {"workers": _workers(run, strategy), **run}
     return RunConfig(strategy=strategy, optimizer=optimizer, privacy=privacy, **run)
+
+
+def _workers(run: Mapping[str, Any], strategy: Any) -> int:
+    """Return how many workers there are where nobody says: all that fit on the hosts, if named."""
+    names = ("hosts", "hostfile", "launcher", "interface")
+    places = named(*(run.get(name) for name in names))
+    facts = strategy.supports
+    if places is None or not facts.many or facts.shares_memory:
+        return int(options()["workers"].default)
+    fitting = (w for w in range(places.size, 0, -1) if strategy.processes(w) <= places.size)
+    return next(fitting, 1)
 
 
 def _privacy(whole: Any, given: Mapping[str, Any], table: Mapping[str, Option]) -> Privacy | None:

@@ -56,8 +56,12 @@ class Run:
             _check_plan(stored, config)
             if not config.strategy.supports.shares_memory:
                 mpis.find_mpi(config.mpi)
+                if config.places:
+                    config.places.check()
             output, name = self._output()
-            threads = config.threads or max(1, cores() // config.processes)
+            # On several hosts each finds out for itself how many cores it has.
+            alone = None if config.places else max(1, cores() // config.processes)
+            threads = config.threads or alone
             job = self._job(stored, output, name, begin, threads)
             if self.checkpoint:
                 checkpoints.forget_after(output, self.checkpoint.step)
@@ -101,6 +105,11 @@ class Run:
         from mpi4py import MPI
 
         comm = MPI.COMM_WORLD
+        if self.config.hosts or self.config.hostfile:
+            raise ConfigError(
+                "hosts or hostfile is given, but this group was started by somebody's mpiexec or "
+                "srun, which has chosen the hosts; leave it out"
+            )
         if self.config.on_failure == "restart":
             raise ConfigError(
                 "on_failure is 'restart', but this group was started by somebody's mpiexec or "
@@ -133,7 +142,7 @@ class Run:
                 asked(comm, comm, lambda: json.dumps([str(part) for part in self._output()]))
             )
             job = self._job(Path(stored), Path(output), name, begin, self.config.threads)
-            return join(job, comm, folder), Path(output)
+            return join(job, comm, folder, leader=here.rank == 0), Path(output)
         finally:
             if here.rank == 0:
                 shutil.rmtree(folder, ignore_errors=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import json
+import os
 import time
 from collections.abc import Iterator
 from itertools import islice
@@ -14,14 +16,17 @@ from safetensors.torch import save_file
 
 from manyhands import record as records
 from manyhands._version import __version__
+from manyhands.hosts import LAB
 from manyhands.options import flatten
-from manyhands.place import host
+from manyhands.place import host, kernel
 from manyhands.privacy.terms import statement
 
 if TYPE_CHECKING:
     from manyhands.job import Job
     from manyhands.tune import Kernels
     from manyhands.worker import Worker
+
+_BARRIERS = 9  # readings from which the difference between two clocks is taken
 
 
 def train(worker: Worker) -> dict[str, float]:
@@ -118,8 +123,9 @@ def _steps(worker: Worker) -> list[dict[str, Any]]:
     computed, entered = np.array(clock.computed), np.array(clock.entered)
     exchange = np.array(clock.exchanged) - entered
     if worker.config.strategy.supports.together:
-        # Clocks of one host agree, so until the last worker arrived the exchange was waiting.
-        arrived = worker.comm.maximum(entered)
+        # Until the last worker arrived the exchange was waiting.
+        ahead = _clock_ahead(worker)
+        arrived = worker.comm.maximum(entered - ahead) + ahead
         waited = np.clip(arrived - entered, 0.0, exchange)
     else:
         waited = np.zeros_like(computed)
@@ -143,6 +149,22 @@ def _steps(worker: Worker) -> list[dict[str, Any]]:
     ]
 
 
+def _clock_ahead(worker: Worker) -> float:
+    """Return by how many seconds this clock is ahead of worker 0's. Collective.
+
+    Under one kernel all share a clock. Between kernels it is measured: all leave a barrier at
+    about the same time, up to a message's latency, of which the median of a few is taken.
+    """
+    if len(set(worker.comm.gather(kernel()))) == 1:
+        return 0.0
+    readings = []
+    for _ in range(_BARRIERS):
+        worker.comm.barrier()
+        readings.append(time.monotonic())
+    first = worker.comm.gather(readings)[0]
+    return float(np.median(np.array(readings) - np.array(first)))
+
+
 def _worker(
     worker: Worker, process: dict[str, float], steps: list[dict[str, Any]]
 ) -> dict[str, Any]:
@@ -155,6 +177,7 @@ def _worker(
         "rank": worker.rank,
         "role": worker.role,
         "host": host(),
+        "kernel": kernel(),
         "pid": int(worker.board.rows[worker.rank, 0]),
         "examples": round(sum(e.examples for e in worker.epochs)),
         "steps": worker.step,
@@ -180,11 +203,14 @@ def _record(
     replica, data, config = worker.replica, worker.data, worker.config
     machine = records.machine(mpi=not config.strategy.supports.shares_memory)
     hosts = list(dict.fromkeys(w["host"] for w in workers))
+    kernels_there = {w.pop("kernel") for w in workers}
     machine |= {
         "hosts": hosts,
         "threads_per_worker": torch.get_num_threads(),
-        "oversubscribed": len(workers) > machine["cores"] * len(hosts),
+        "oversubscribed": len(workers) > machine["cores"] * len(kernels_there),
     }
+    if LAB in os.environ:
+        machine["lab"] = {"bandwidth": json.loads(os.environ[LAB])["bandwidth"]}
     ready = max(w["ready"] for w in workers)
     evaluation = max(w["evaluation"] for w in workers)
     return {

@@ -3,45 +3,82 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import time
 import traceback
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from manyhands.board import BOARD_FILE, Board
+from manyhands.carrying import Arrival, arrive, at_home
 from manyhands.errors import LaunchError
-from manyhands.job import Job, fail, perform, redirect
+from manyhands.heart import Heart
+from manyhands.job import fail, failure, perform, redirect
 from manyhands.meeting import expect
+from manyhands.wire import say
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+_FORWARDING = 0.5  # seconds that mpiexec has to carry our last line to the launcher
 
 
 def main(folder: Path) -> None:
     """Do this process's part of the job in `folder`; a failure ends the whole group."""
+    channel = os.dup(sys.stderr.fileno())  # reaches the launcher, also when we write to a log
     from mpi4py import MPI
 
     comm = MPI.COMM_WORLD
-    expected = int(os.environ["MANYHANDS_PROCESSES"])
     try:
-        expect(comm, expected)
+        expect(comm, int(os.environ["MANYHANDS_PROCESSES"]))
     except LaunchError as error:
-        fail(folder, comm.rank, error)
+        _tell(folder, channel, comm.rank, error)
         raise SystemExit(error.exit_code) from None
     try:
-        Board(folder / BOARD_FILE, comm.size).enter(comm.rank)  # so that our death has a name
-        job = Job.read(folder)
-        redirect(Path(job.output), comm.rank)
-        perform(job, comm, folder)
+        if at_home():
+            Board(folder / BOARD_FILE, comm.size).enter(comm.rank)  # so that our death has a name
+        arrival = arrive(comm, folder)
+        _work(arrival, comm, channel)
     except BaseException as error:
         try:
             with suppress(OSError):  # a full disk must not keep us from ending the others
                 traceback.print_exc()
-            if not fail(folder, comm.rank, error):
+            if not _tell(folder, channel, comm.rank, error):
                 time.sleep(5)  # the first to fail ends us; this is only for when it cannot
         except OSError:
             words = f"{type(error).__name__}: {error}"
             Board(folder / BOARD_FILE, comm.size).last_words(comm.rank, words)
         finally:
             comm.Abort(getattr(error, "exit_code", 1))
+
+
+def _work(arrival: Arrival, comm: MPI.Comm, channel: int) -> None:
+    job, away = arrival.job, not arrival.home
+    redirect(Path(job.output), comm.rank)
+    heart = None
+    if away:
+        Board(arrival.folder / BOARD_FILE, comm.size).enter(comm.rank)
+    if away and arrival.leader:
+        timeout = job.config.timeout
+        heart = Heart(arrival.folder, comm.size, Path(job.output), timeout, channel)
+        heart.start()
+    try:
+        perform(job, comm, arrival.folder)
+    finally:
+        if heart:
+            heart.stop()
+            shutil.rmtree(arrival.folder, ignore_errors=True)
+
+
+def _tell(folder: Path, channel: int, rank: int, error: BaseException) -> bool:
+    """Let the launcher know of a failure; returns whether it may be the first."""
+    if at_home():
+        return fail(folder, rank, error)
+    say(channel, "error", failure(rank, error))
+    time.sleep(_FORWARDING)
+    return True
 
 
 if __name__ == "__main__":

@@ -119,7 +119,7 @@ def test_on_one_host_nobody_listens_and_on_several_the_options_reach_mpiexec(cle
     _, alone = mpis.command(mpi, 2, [])
     assert "self,sm" in (alone.get("UCX_TLS"), alone.get("OMPI_MCA_btl"))
     hosts = Hosts(slots=(("a", 2), ("b", 1)), launcher="/my/ssh", interface="eth7")
-    line, several = mpis.command(mpi, 3, ["x.py"], hosts, ["--more"])
+    line, several = mpis.command(mpi, 3, ["x.py"], hosts, extra=["--more"])
     assert "self,sm" not in (several.get("UCX_TLS"), several.get("OMPI_MCA_btl"))
     assert "a:2,b:1" in line
     assert line[-5:] == ["--more", "-n", "3", mpis.sys.executable, "x.py"]

@@ -1,0 +1,142 @@
+"""Brings a job and its data to the hosts that do not see the launcher's files.
+
+The job is pickled, so it is read only if it is the launcher's: its SHA-256 comes with the command
+line that mpiexec starts, by ssh, not by the network that the messages travel on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from manyhands.allreduce.neighbours import same_host
+from manyhands.board import BOARD_FILE, Board
+from manyhands.data.stored import ARRAYS
+from manyhands.errors import LaunchError
+from manyhands.job import JOB_FILE, Job
+from manyhands.meeting import agreed, asked, compare_versions, from_root
+from manyhands.place import host
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+DIGEST = "MANYHANDS_JOB"  # the job's SHA-256; set where there are several hosts
+LAUNCHER = "MANYHANDS_LAUNCHER"  # the host of the launcher
+_CHUNK = 32 << 20  # bytes in one broadcast
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A job on one host.
+
+    Attributes:
+        job: The job; its data is where this host has it.
+        folder: The host's private folder: the launcher's on its own host, a new one elsewhere.
+        home: Whether this is the launcher's host.
+        leader: Whether this process looks after the host.
+    """
+
+    job: Job
+    folder: Path
+    home: bool = True
+    leader: bool = False
+
+
+def at_home() -> bool:
+    """Say whether this is the launcher's host, or the only one."""
+    return os.environ.get(LAUNCHER, host()) == host()
+
+
+def arrive(comm: MPI.Comm, folder: Path) -> Arrival:
+    """Return the job, its data and a folder for this host. Collective."""
+    if DIGEST not in os.environ:
+        return Arrival(Job.read(folder), folder)
+    compare_versions(comm)
+    here = same_host(comm)
+    try:
+        job = Job.loaded(_sent(comm, folder / JOB_FILE), os.environ[DIGEST])
+        own = Path(asked(comm, here, lambda: str(folder if at_home() else _new_folder(comm.size))))
+        if here.rank == 0:
+            Path(job.output).mkdir(parents=True, exist_ok=True)  # at least for the logs
+        data = _data(comm, here, Path(job.data), own / "data")
+        return Arrival(dataclasses.replace(job, data=str(data)), own, at_home(), here.rank == 0)
+    finally:
+        here.Free()
+
+
+def _new_folder(size: int) -> Path:
+    """Return a new folder that only this user can open, with a board for this host's processes."""
+    folder = Path(tempfile.mkdtemp(prefix="manyhands-"))
+    Board(folder / BOARD_FILE, size, create=True)
+    return folder
+
+
+def _sent(comm: MPI.Comm, path: Path) -> bytes:
+    """Return rank 0's file on every rank. Collective."""
+    import numpy as np
+
+    def read() -> bytes:
+        if comm.rank:
+            return b""
+        try:
+            return path.read_bytes()
+        except OSError:
+            raise LaunchError(
+                f"{host()}, the first of the hosts, does not see {path} of {os.environ[LAUNCHER]}; "
+                "start the run on the first host, or set TMPDIR to a folder that both see"
+            ) from None
+
+    content = agreed(comm, read)
+    length = np.array([len(content)], np.int64)
+    comm.Bcast(length, 0)
+    whole = np.frombuffer(content, np.uint8) if comm.rank == 0 else np.empty(length[0], np.uint8)
+    comm.Bcast(whole, 0)
+    return whole.tobytes()
+
+
+def _data(comm: MPI.Comm, here: MPI.Comm, there: Path, own: Path) -> Path:
+    """Return where this host has the data: where rank 0 has it, or a copy sent from there."""
+    from mpi4py import MPI
+
+    about = from_root(comm, _about(there) if comm.rank == 0 else "")
+    seen = from_root(here, "yes" if _about(there) == about else "") == "yes"
+    receives = here.rank == 0 and not seen
+    carriers = comm.Split(0 if comm.rank == 0 or receives else MPI.UNDEFINED, comm.rank)
+    if carriers != MPI.COMM_NULL:
+        if receives:
+            own.mkdir()
+            (own / "data.json").write_text(about)
+        for name in ARRAYS:
+            _copy(carriers, (there if comm.rank == 0 else own) / f"{name}.npy")
+        carriers.Free()
+    here.Barrier()
+    return there if seen else own
+
+
+def _about(folder: Path) -> str:
+    try:
+        return (folder / "data.json").read_text()
+    except OSError:
+        return ""
+
+
+def _copy(carriers: MPI.Comm, path: Path) -> None:
+    """Send rank 0's file to all of `carriers`, who write it under their own path."""
+    import numpy as np
+
+    root = carriers.rank == 0
+    length = np.array([path.stat().st_size if root and path.exists() else -1], np.int64)
+    carriers.Bcast(length, 0)
+    if carriers.size == 1 or length[0] < 0:
+        return
+    with path.open("rb" if root else "wb") as file:
+        for start in range(0, int(length[0]), _CHUNK):
+            count = min(_CHUNK, int(length[0]) - start)
+            chunk: Any = np.fromfile(file, np.uint8, count) if root else np.empty(count, np.uint8)
+            carriers.Bcast(chunk, 0)
+            if not root:
+                chunk.tofile(file)

@@ -1,0 +1,94 @@
+"""Watches over the workers of a host that has no launcher; one thread in one process of the host.
+
+On another host than the launcher's it tells the launcher every now and then where each worker is,
+and ends them only when the launcher, cut off, did not. In a group that somebody else started there
+is no launcher: then it is the guard, and turns a hang into a report.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from manyhands.board import EVENTS_FILE, OPERATIONS, Board
+from manyhands.errors import WorkerError
+from manyhands.guard import Guard
+from manyhands.place import host
+from manyhands.wire import say
+
+_BEAT = 5.0  # seconds between two words to the launcher
+_EARLY = 0.25  # likewise in the beginning, so that the launcher soon knows who is there
+_GRACE = 30.0  # seconds that the launcher has to end us, after it must have noticed a hang
+_ROWS = 24  # workers in one line: pipes carry lines of up to 4 KiB whole
+
+
+class Heart(threading.Thread):
+    """The watching thread of one host; call `stop` when the work is done.
+
+    Args:
+        folder: The host's private folder, with its board.
+        size: Processes in the whole group.
+        logs: Where the workers' logs are.
+        timeout: Seconds without any note after which a worker counts as hanging.
+        channel: A file descriptor whose lines reach the launcher; None if there is no launcher.
+    """
+
+    def __init__(
+        self, folder: Path, size: int, logs: Path, timeout: float, channel: int | None = None
+    ) -> None:
+        super().__init__(name="manyhands-heart", daemon=True)
+        self.folder, self.channel = folder, channel
+        self.board = Board(folder / "board", size)
+        patience = timeout if channel is None else timeout + _GRACE
+        self.guard = Guard(self.board, logs, patience, end=lambda: None)
+        self.interval = min(_BEAT, timeout / 4)
+        self._events = 0
+        self._stopped = threading.Event()
+
+    def run(self) -> None:
+        """Beat and look until stopped."""
+        begun = time.monotonic()
+        while not self._stopped.wait(_EARLY if time.monotonic() - begun < _BEAT else self.interval):
+            if self.channel is not None:
+                self._beat(self.channel)
+            try:
+                self.guard.look()
+            except WorkerError as error:
+                self._end(str(error))
+
+    def stop(self) -> None:
+        """End the thread, with a last word."""
+        self._stopped.set()
+        self.join()
+        if self.channel is not None:
+            self._beat(self.channel)
+
+    def _beat(self, channel: int) -> None:
+        now = time.monotonic()
+        rows = [
+            [n.rank, n.pid, n.step, n.steps, OPERATIONS.index(n.operation), round(now - n.time, 1)]
+            for n in self.board.read()
+        ]
+        for start in range(0, len(rows), _ROWS):
+            say(channel, "beat", rows[start : start + _ROWS])
+        with suppress(OSError):
+            lines = (self.folder / EVENTS_FILE).read_text().splitlines()
+            for line in lines[self._events :]:
+                say(channel, "event", json.loads(line))
+            self._events = len(lines)
+
+    def _end(self, report: str) -> None:
+        """Say who is missing and end every worker of this host, the own process last."""
+        print(f"manyhands: on {host()}: {report}", file=sys.stderr, flush=True)
+        others = [n.pid for n in self.board.read() if n.pid and n.pid != os.getpid()]
+        shutil.rmtree(self.folder, ignore_errors=True)
+        for pid in [*others, os.getpid()]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,209 @@
+"""Several hosts: namespaces with names and network cards of their own, real TCP between them."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from manyhands import lab
+from manyhands.testing import Faults
+
+SMALL = ["--data", "blobs", "--model", "mlp", "--epochs", "1", "--kernels", "default"]
+MANYHANDS = [sys.executable, "-m", "manyhands"]
+
+_WHY_NOT = lab.obstacle()
+pytestmark = pytest.mark.skipif(_WHY_NOT is not None, reason=f"no simulated hosts: {_WHY_NOT}")
+
+
+def in_lab(*arguments, hosts=2, per_host=1, bandwidth=None, cwd=None, prefix=(), traffic=None):
+    line = [*MANYHANDS, "lab", "--hosts", str(hosts), "--workers-per-host", str(per_host)]
+    line += ["--bandwidth", bandwidth] if bandwidth else []
+    line += ["--traffic", str(traffic)] if traffic else []
+    return subprocess.run(
+        [*line, "--", *prefix, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        cwd=cwd,
+        check=False,
+    )
+
+
+def record(folder):
+    return json.loads((folder / "run.json").read_text())
+
+
+def test_hosts_have_names_of_their_own_and_share_memory_only_within(tmp_path):
+    done = in_lab("train", *SMALL, "--output", tmp_path / "run", hosts=2, per_host=2)
+    assert done.returncode == 0, done.stderr
+    run = record(tmp_path / "run")
+    assert [w["host"] for w in run["workers"]] == ["host1", "host1", "host2", "host2"]
+    assert run["machine"]["hosts"] == ["host1", "host2"]
+    # Not None, as MPI's own would be, and no refusal, as of shared memory: the hierarchical one.
+    assert all(w["operations"]["allreduce auto"]["messages"] for w in run["workers"])
+    assert (tmp_path / "run/rank-3.log").exists()
+
+
+@pytest.mark.parametrize("mpi", ["mpich", "openmpi"])
+def test_the_end_is_that_of_one_host(tmp_path, mpi):
+    options = ["--dtype", "float64", "--mpi", mpi]
+    line = [*MANYHANDS, "train", *SMALL, *options, "--workers", "2", "--output"]
+    alone = subprocess.run([*line, tmp_path / "alone"], capture_output=True, check=False)
+    assert alone.returncode == 0, alone.stderr
+    done = in_lab("train", *SMALL, *options, "--output", tmp_path / "apart")
+    assert done.returncode == 0, done.stderr
+    losses = [record(tmp_path / name)["result"]["loss"] for name in ("alone", "apart")]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-10)
+
+
+def test_job_and_data_are_sent_to_hosts_that_do_not_see_them(tmp_path):
+    # /dev/shm is each host's own: what the launcher keeps there no other host sees.
+    script = 'mkdir /dev/shm/own && TMPDIR=/dev/shm/own exec "$@"'
+    prefix = ["sh", "-c", script, "sh", *MANYHANDS]
+    traffic = tmp_path / "traffic.json"
+    output = tmp_path / "run"
+    done = in_lab(
+        "train", *SMALL, "--output", output, hosts=2, per_host=2, prefix=prefix, traffic=traffic
+    )
+    assert done.returncode == 0, done.stderr
+    assert {w["host"] for w in record(output)["workers"]} == {"host1", "host2"}
+    blobs = 2000 * 20 * 4  # at least the training features went over the network
+    assert json.loads(traffic.read_text())["host2"]["received"] > blobs
+
+
+def test_naive_sends_more_than_the_ring_and_sync_more_than_averaging(tmp_path):
+    busiest = {}
+    for name, options in {
+        "naive": ["--allreduce", "naive"],
+        "ring": ["--allreduce", "ring"],
+        "averaging": ["--strategy", "averaging"],
+    }.items():
+        traffic = tmp_path / f"{name}.json"
+        done = in_lab(
+            "train",
+            *SMALL,
+            *options,
+            "--output",
+            tmp_path / name,
+            hosts=3,
+            bandwidth="100Mbit",
+            traffic=traffic,
+        )
+        assert done.returncode == 0, done.stderr
+        sent = [card["sent"] for card in json.loads(traffic.read_text()).values()]
+        busiest[name] = max(sent)
+        run = record(tmp_path / name)
+        assert run["machine"]["lab"] == {"bandwidth": 100_000_000}
+        if name != "averaging":  # what the card counted holds what the meter says, and headers
+            assert sent[-1] > run["workers"][-1]["bytes"]
+    # With 3 hosts and n bytes: naive 2 n from each, the ring 4/3 n; averaging once, not each step.
+    assert busiest["naive"] > 1.3 * busiest["ring"]
+    assert busiest["ring"] > 3 * busiest["averaging"]
+
+
+def test_a_worker_killed_on_another_host_is_named(tmp_path):
+    with Faults().kill(rank=1, step=5, phase="gradient"):
+        done = in_lab("train", *SMALL, "--output", tmp_path / "run")
+    assert done.returncode == 1
+    assert "rank 1 died without a word" in done.stderr
+
+
+def test_an_error_on_another_host_comes_home_once(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import socket\nfrom torch import nn\n\n"
+        "def make():\n"
+        "    if socket.gethostname() == 'host2':\n"
+        "        raise RuntimeError('no hands on this host')\n"
+        "    return nn.Linear(20, 4)\n"
+    )
+    done = in_lab("train", "--data", "blobs", "--model", "mine:make", cwd=tmp_path)
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.count("Traceback") == 1
+    assert "rank 1 failed: RuntimeError: no hands on this host" in done.stderr
+
+
+def test_a_worker_stopped_on_another_host_is_named(tmp_path):
+    with Faults().stop(rank=3, step=5, phase="gradient"):
+        done = in_lab(
+            "train", *SMALL, "--timeout", "8", "--output", tmp_path / "run", hosts=2, per_host=2
+        )
+    assert done.returncode == 1
+    assert "missing: rank 3 (on another host in gradient, step 5)" in done.stderr
+
+
+def test_a_network_cut_between_hosts_ends_the_run_on_both_sides(tmp_path):
+    script = tmp_path / "cut.sh"
+    script.write_text(
+        '"$@" &\nrun=$!\n'
+        f'while ! grep -q . "{tmp_path}/run/rank-1.log" 2>/dev/null && [ ! -e "{tmp_path}/go" ]\n'
+        "do sleep 0.1; done\nip link set eth0 down\nwait $run\n"
+    )
+    (tmp_path / "mine.py").write_text(
+        "import pathlib, torch\nfrom torch import nn\n\n"
+        "class Model(nn.Linear):\n"
+        "    calls = 0\n"
+        "    def forward(self, x):\n"
+        "        self.calls += 1\n"
+        f"        if self.calls == 20: pathlib.Path('{tmp_path}/go').touch()\n"
+        "        return super().forward(x)\n\n"
+        "def make():\n    return Model(20, 4)\n"
+    )
+    train = [*MANYHANDS, "train", "--data", "blobs", "--model", "mine:make", "--epochs", "100000"]
+    train += ["--kernels", "default", "--timeout", "6", "--output", str(tmp_path / "run")]
+    done = in_lab(*train, cwd=tmp_path, prefix=["sh", str(script)])
+    assert done.returncode == 1, done.stderr
+    assert "no word for 6 s" in done.stderr
+
+
+def test_a_host_that_cannot_be_reached_is_named_before_anything_is_written(tmp_path):
+    options = ["--hosts", "host1:1,host2:1,nowhere:1"]
+    launcher = "import json, os; print(json.loads(os.environ['MANYHANDS_LAB'])['launcher'])"
+    script = f'exec "$@" --launcher "$({sys.executable} -c "{launcher}")"'
+    done = in_lab(
+        "train",
+        *SMALL,
+        *options,
+        "--output",
+        tmp_path / "run",
+        prefix=["sh", "-c", script, "sh", *MANYHANDS],
+    )
+    assert done.returncode == 3, done.stderr
+    assert "cannot reach nowhere (no host nowhere in this lab)" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
+def test_a_lab_that_is_killed_takes_everything_along(tmp_path, signum):
+    mark = f"{tmp_path}/mark"
+    line = [*MANYHANDS, "lab", "--", "sh", "-c", f"touch {mark}; sleep 1000; touch {mark}"]
+    process = subprocess.Popen(line, stderr=subprocess.DEVNULL)
+    try:
+        assert eventually(lambda: Path(mark).exists())
+        assert alive(mark)
+        process.send_signal(signum)
+        process.wait(20)
+        assert eventually(lambda: not alive(mark))
+    finally:
+        process.kill()
+
+
+def eventually(condition):
+    deadline = time.monotonic() + 20
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return condition()
+
+
+def alive(mark):
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            found += [path] if mark.encode() in path.read_bytes() else []
+        except OSError:
+            continue
+    return found
