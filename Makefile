@@ -46,7 +46,7 @@ format: $(READY)  ## format the code and fix what can be fixed
 bench: $(READY)  ## compare the speed with PyTorch DDP over gloo
 	$(BIN)/python benchmarks/run.py
 
-results: $(READY)  ## write the tables and pictures of docs/results.md again, from docs/records
+results: $(READY)  ## write the tables and pictures of docs again, from docs/records
 	$(BIN)/python benchmarks/results.py
 
 faults: $(READY)  ## strike workers in every phase of every strategy, and say what became of it

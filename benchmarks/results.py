@@ -1,4 +1,4 @@
-"""Writes the tables and pictures of docs/results.md again, from docs/records: `make results`.
+"""Writes the tables and pictures of docs again, from docs/records: `make results`.
 
 A record is a sweep's folder with its runs, or only the `results.csv` and `runs.csv` of its report;
 of the latter no pictures can be drawn.
@@ -6,7 +6,6 @@ of the latter no pictures can be drawn.
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 import shutil
@@ -16,9 +15,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from manyhands.report import build, results
+import partitioning
+from sweeps import rows_of
+
+from manyhands.report import build
 
 DOCS = Path(__file__).parents[1] / "docs"
+PAGES = ("results.md", "partitioning.md")
 FIGURES = ("speedup", "accuracy")
 
 
@@ -42,28 +45,6 @@ def table(name: str) -> str:
     return "\n".join(lines)
 
 
-def rows_of(folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return a sweep's rows, one per configuration, and its runs."""
-    if (folder / "runs").is_dir():
-        found = results([folder])
-        return [{name: row[name] for name in found.columns} for row in found], list(found.runs)
-    return _read(folder / "results.csv"), _read(folder / "runs.csv")
-
-
-def _read(path: Path) -> list[dict[str, Any]]:
-    with path.open(newline="") as file:
-        return [{name: _value(text) for name, text in row.items()} for row in csv.DictReader(file)]
-
-
-def _value(text: str) -> Any:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            pass
-    return text or None
-
-
 def _line(row: Mapping[str, Any], accuracy: float) -> str:
     low, high = 100 * row["accuracy_low"], 100 * row["accuracy_high"]
     spread = f" ({low:.2f} to {high:.2f})" if row["repeats"] > 1 else ""
@@ -75,24 +56,41 @@ def _line(row: Mapping[str, Any], accuracy: float) -> str:
 
 
 def write(text: str) -> str:
-    """Return the page with every table between its marks made anew."""
-    pattern = r"(<!-- table (\S+) -->\n).*?(<!-- end -->)"
-    return re.sub(pattern, lambda m: f"{m[1]}{table(m[2])}\n{m[3]}", text, flags=re.S)
+    """Return a page with everything between its marks made anew, as far as there are records."""
+
+    def made(mark: re.Match[str]) -> str:
+        kind, name = mark[2], mark[3]
+        if not (DOCS / "records" / name / "sweep.json").exists():
+            return mark[0]
+        writer = partitioning.WRITERS.get(kind)
+        return f"{mark[1]}{writer(DOCS / 'records' / name) if writer else table(name)}\n{mark[5]}"
+
+    kinds = "|".join(["table", *partitioning.WRITERS])
+    pattern = rf"(<!-- ({kinds}) (\S+) -->\n)(.*?)(<!-- end -->)"
+    return re.sub(pattern, made, text, flags=re.S)
+
+
+def pictures(name: str) -> None:
+    """Draw the pictures of one sweep."""
+    with tempfile.TemporaryDirectory() as place:
+        build([DOCS / "records" / name], Path(place))
+        for figure in FIGURES:
+            picture = Path(place) / "figures" / f"{figure}.png"
+            if picture.exists():
+                shutil.copy(picture, DOCS / "images" / f"{name}-{figure}.png")
 
 
 def main() -> int:
-    page = DOCS / "results.md"
-    text = page.read_text()
-    page.write_text(write(text))
+    text = (DOCS / "results.md").read_text()
     for name in re.findall(r"<!-- table (\S+) -->", text):
-        if not (DOCS / "records" / name / "runs").is_dir():
-            continue
-        with tempfile.TemporaryDirectory() as place:
-            build([DOCS / "records" / name], Path(place))
-            for figure in FIGURES:
-                picture = Path(place) / "figures" / f"{figure}.png"
-                if picture.exists():
-                    shutil.copy(picture, DOCS / "images" / f"{name}-{figure}.png")
+        if (DOCS / "records" / name / "runs").is_dir():
+            pictures(name)
+    for page in PAGES:
+        path = DOCS / page
+        path.write_text(write(path.read_text()))
+    divided = DOCS / "records" / "partitioning"
+    if (divided / "runs").is_dir():
+        partitioning.picture(divided, DOCS / "images" / "partitioning.png")
     return 0
 
 

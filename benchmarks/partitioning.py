@@ -1,0 +1,312 @@
+"""The analysis of docs/partitioning.md, from its records: tables, a picture, conclusions.
+
+A conclusion is a rule over the records; what differs is told from chance by a permutation test.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from sweeps import rows_of
+
+from manyhands.data.partition import LABELLED, skew
+
+SKEWED = ("dirichlet", "by-label")  # the others give every worker the same mix of classes
+LEVEL = 0.05  # of the tests, all of one conclusion together
+SHUFFLES = 4000
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One strategy with one partition and one number of workers, over its seeds."""
+
+    strategy: str
+    partition: str
+    workers: int
+    accuracy: tuple[float, ...]
+    loss: tuple[float, ...]
+    seconds: float
+    speedup: float | None
+
+    @property
+    def skewed(self) -> bool:
+        """Whether the workers' mixes of classes differ by design."""
+        return self.partition.startswith(SKEWED)
+
+    @property
+    def mean(self) -> float:
+        """The mean accuracy."""
+        return statistics.fmean(self.accuracy)
+
+
+@cache
+def cells(folder: Path) -> tuple[Cell, ...]:
+    """Read the sweep: every configuration with several seeds."""
+    rows, runs = rows_of(folder)
+    read = []
+    for row in rows:
+        mine = [
+            r
+            for r in runs
+            if all(r[k] == row[k] for k in ("strategy", "partition", "workers"))
+            and r["status"] == "finished"
+        ]
+        read.append(
+            Cell(
+                row["strategy"],
+                row["partition"],
+                row["workers"],
+                tuple(r["accuracy"] for r in mine),
+                tuple(r["loss"] for r in mine),
+                row["seconds"],
+                row["speedup"],
+            )
+        )
+    return tuple(read)
+
+
+def strategies(found: Iterable[Cell]) -> list[str]:
+    return [s for s in dict.fromkeys(c.strategy for c in found) if s != "sequential"]
+
+
+def _pivot(folder: Path, value: Callable[[Cell], str]) -> str:
+    """Return a table with a row for each partition and a column for each strategy and P."""
+    found = cells(folder)
+    columns = list(dict.fromkeys((c.strategy, c.workers) for c in found))
+    order = {"sequential": 0} | {s: i + 1 for i, s in enumerate(strategies(found))}
+    columns.sort(key=lambda column: (order[column[0]], column[1]))
+    kinds = list(dict.fromkeys(c.partition for c in found))
+    at = {(c.strategy, c.workers, c.partition): value(c) for c in found}
+    heads = [s if s == "sequential" else f"{s}, P={p}" for s, p in columns]
+    lines = ["| partition | " + " | ".join(heads) + " |", "|" + "---|" * (len(heads) + 1)]
+    for kind in kinds:
+        mine = [at.get((*column, kind), "") for column in columns]
+        lines.append(f"| {kind} | {' | '.join(mine)} |")
+    return "\n".join(lines)
+
+
+def accuracy(folder: Path) -> str:
+    """Return the accuracies, and the picture that `picture` draws of them."""
+    shown = _pivot(folder, lambda c: f"{100 * c.mean:.2f}{_range(c.accuracy, 100, 2)}")
+    return f"{shown}\n\n![accuracy by partition](images/partitioning.png)"
+
+
+def loss(folder: Path) -> str:
+    return _pivot(folder, lambda c: f"{statistics.fmean(c.loss):.3f}{_range(c.loss, 1, 3)}")
+
+
+def time(folder: Path) -> str:
+    def shown(c: Cell) -> str:
+        return f"{c.seconds:.1f}" + ("" if c.speedup is None else f" ({c.speedup:.2f}×)")
+
+    return _pivot(folder, shown)
+
+
+def _range(values: Sequence[float], scale: float, digits: int) -> str:
+    if len(values) < 2:
+        return ""
+    return f" ({scale * min(values):.{digits}f}–{scale * max(values):.{digits}f})"
+
+
+def division(folder: Path) -> str:
+    """Return who saw what: the same for every strategy, so one run of each kind and P will do."""
+    heads = ["partition", "P", "examples of a worker", "seen", "more than once", "skew"]
+    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    told: dict[tuple[str, int], dict[str, Any]] = {}
+    for path in sorted(folder.glob("runs/*/run.json")):
+        record = json.loads(path.read_text())
+        kind = (record["config"]["partition"], record["config"]["workers"])
+        if record["status"] == "finished" and record["config"]["seed"] == 0:
+            told.setdefault(kind, record["partition"] | {"of": record["data"]["train"]})
+    for (kind, workers), one in sorted(told.items(), key=lambda item: (item[0][1], item[0][0])):
+        each = sorted(w["examples"] for w in one["workers"])
+        sizes = f"{each[0]:,}" if each[0] == each[-1] else f"{each[0]:,} to {each[-1]:,}"
+        far = statistics.fmean(s or 0 for s in skew([w["classes"] for w in one["workers"]]))
+        seen, twice = one["seen"] / one["of"], one["twice"] / one["of"]
+        lines.append(f"| {kind} | {workers} | {sizes} | {seen:.1%} | {twice:.1%} | {far:.3f} |")
+    return "\n".join(lines)
+
+
+def chance(groups: Sequence[Sequence[float]]) -> float:
+    """Return how often shuffled values differ between groups as much as these do (seeded)."""
+    values = np.concatenate([np.asarray(g, dtype=float) for g in groups])
+    cuts = np.cumsum([len(g) for g in groups])[:-1]
+
+    def between(rows: np.ndarray) -> np.ndarray:  # (rows, values) -> (rows,)
+        parts = np.split(rows, cuts, axis=1)
+        return sum(p.shape[1] * (p.mean(axis=1) - values.mean()) ** 2 for p in parts)
+
+    shuffled = np.random.default_rng(0).permuted(np.tile(values, (SHUFFLES, 1)), axis=1)
+    beyond = between(shuffled) >= between(values[None]) * (1 - 1e-9)
+    return float((beyond.sum() + 1) / (SHUFFLES + 1))
+
+
+def conclusion(folder: Path) -> str:
+    """Return what the records say of performance, efficiency, scalability and robustness."""
+    found = [c for c in cells(folder) if c.strategy != "sequential"]
+    several = [c for c in found if c.workers > 1]
+    told = [
+        ("Performance, every worker the same mix", _alike(several)),
+        ("Performance, skewed shards", _skewed(several)),
+        ("Efficiency", _efficiency(several)),
+        ("Scalability", _scalability(several)),
+        ("Robustness", _robustness(several)),
+    ]
+    return "\n".join(f"- **{head}.** {text}" for head, text in told if text)
+
+
+def _by(found: Iterable[Cell]) -> dict[tuple[str, int], list[Cell]]:
+    cases: dict[tuple[str, int], list[Cell]] = {}
+    for cell in found:
+        cases.setdefault((cell.strategy, cell.workers), []).append(cell)
+    return cases
+
+
+def _alike(found: Sequence[Cell]) -> str:
+    """Say whether partitions with the same mix give the same accuracy, as far as seeds can tell."""
+    cases = _by(c for c in found if not c.skewed)
+    cases = {k: v for k, v in cases.items() if len(v) > 1 and min(len(c.accuracy) for c in v) > 1}
+    if not cases:
+        return "One seed a configuration: whether they differ cannot be told."
+    apart = []
+    for (strategy, workers), mine in cases.items():
+        p = chance([c.accuracy for c in mine])
+        low, high = min(mine, key=lambda c: c.mean), max(mine, key=lambda c: c.mean)
+        if p < LEVEL / len(cases):
+            apart.append(
+                f"{strategy} with {workers} workers ({low.partition} {100 * low.mean:.2f} %, "
+                f"{high.partition} {100 * high.mean:.2f} %, p = {p:.3f})"
+            )
+    widest = max(max(c.mean for c in v) - min(c.mean for c in v) for v in cases.values())
+    bound = f"their means lie within {100 * widest:.2f} percentage points"
+    if not apart:
+        return (
+            "Balanced, sampled, randomly partitioned and stratified data agree within the noise of "
+            f"the seeds, for every strategy and number of workers ({bound})."
+        )
+    return f"Beyond the noise of the seeds differ only: {'; '.join(apart)} ({bound})."
+
+
+def _drops(found: Sequence[Cell]) -> list[tuple[Cell, float, float]]:
+    """Return each skewed cell, how far it is below the even ones, and how likely by chance."""
+    drops = []
+    for mine in _by(found).values():
+        even = [a for c in mine if not c.skewed for a in c.accuracy]
+        for cell in (c for c in mine if c.skewed and even):
+            drop = statistics.fmean(even) - cell.mean
+            drops.append((cell, drop, chance([even, cell.accuracy])))
+    return drops
+
+
+def _skewed(found: Sequence[Cell]) -> str:
+    drops = _drops(found)
+    said = []
+    for strategy in strategies(found):
+        mine = [d for d in drops if d[0].strategy == strategy]
+        real = [d for d in mine if d[1] > 0 and d[2] < LEVEL / max(len(drops), 1)]
+        if real:
+            parts = [
+                f"{100 * drop:.2f} on {cell.partition} with {cell.workers}"
+                for cell, drop, _ in real
+            ]
+            said.append(f"{strategy} loses percentage points: {', '.join(parts)}")
+        elif mine:
+            most = max(drop for _, drop, _ in mine)
+            said.append(f"{strategy} loses nothing beyond noise (at most {100 * most:.2f} points)")
+    return "; ".join(said) + "." if said else ""
+
+
+def _efficiency(found: Sequence[Cell]) -> str:
+    """Say whether the way of dividing costs time."""
+    ratios = {}
+    for case, mine in _by(found).items():
+        # An uneven shard makes its worker compute longer in every step.
+        times = {c.partition: c.seconds for c in mine}
+        slow, fast = max(times, key=times.__getitem__), min(times, key=times.__getitem__)
+        ratios[case] = (times[slow] / times[fast], slow, fast)
+    if not ratios:
+        return ""
+    (strategy, workers), (ratio, slow, fast) = max(ratios.items(), key=lambda item: item[1][0])
+    return (
+        f"The largest difference in time is {strategy} with {workers} workers: {slow} takes "
+        f"{ratio:.2f} times as long as {fast}. Over all strategies and workers the slowest "
+        f"partition takes {statistics.median(r for r, _, _ in ratios.values()):.2f} times as long "
+        "as the fastest (median)."
+    )
+
+
+def _scalability(found: Sequence[Cell]) -> str:
+    said = []
+    for strategy in strategies(found):
+        parts = []
+        for workers in sorted({c.workers for c in found if c.strategy == strategy}):
+            ups = [
+                c.speedup
+                for c in found
+                if (c.strategy, c.workers) == (strategy, workers) and c.speedup
+            ]
+            if ups:
+                parts.append(f"{min(ups):.2f} to {max(ups):.2f} with {workers}")
+        if parts:
+            said.append(f"{strategy} {', '.join(parts)}")
+    return f"Speed-up over the partitions: {'; '.join(said)}." if said else ""
+
+
+def _robustness(found: Sequence[Cell]) -> str:
+    """Rank the strategies by what the worst partition costs them."""
+    drops = _drops(found)
+    worst = {}
+    for strategy in strategies(found):
+        mine = [d for d in drops if d[0].strategy == strategy]
+        if mine:
+            worst[strategy] = max(mine, key=lambda d: d[1])
+    if not worst:
+        return ""
+    ranked = sorted(worst.items(), key=lambda item: item[1][1])
+    parts = [
+        f"{s} {100 * drop:.2f} points ({cell.partition}, P={cell.workers})"
+        for s, (cell, drop, _) in ranked
+    ]
+    return f"What the worst way of dividing costs, least first: {'; '.join(parts)}."
+
+
+def picture(folder: Path, path: Path) -> None:
+    """Draw the accuracies: a panel for each strategy, the partitions side by side."""
+    found = cells(folder)
+    names = strategies(found)
+    kinds = list(dict.fromkeys(c.partition for c in found if c.strategy != "sequential"))
+    canvas = Figure(figsize=(4 * len(names), 4), layout="constrained")
+    panels = canvas.subplots(1, len(names), sharey=True, squeeze=False)[0]
+    counts = sorted({c.workers for c in found if c.strategy != "sequential"})
+    for panel, name in zip(panels, names, strict=True):
+        for i, workers in enumerate(counts):
+            mine = [c for c in found if (c.strategy, c.workers) == (name, workers)]
+            x = [kinds.index(c.partition) + 0.16 * (i - (len(counts) - 1) / 2) for c in mine]
+            y = [100 * c.mean for c in mine]
+            low = [100 * (c.mean - min(c.accuracy)) for c in mine]
+            high = [100 * (max(c.accuracy) - c.mean) for c in mine]
+            panel.errorbar(x, y, [low, high], fmt="o^Ds"[i % 4], label=f"P = {workers}", ms=5)
+        panel.set_title(name)
+        panel.set_xticks(range(len(kinds)), kinds, rotation=60, ha="right")
+        panel.grid(axis="y", alpha=0.3)
+    panels[0].set_ylabel("test accuracy, %")
+    panels[0].legend()
+    canvas.savefig(path, dpi=110)
+
+
+assert set(SKEWED) <= set(LABELLED)
+WRITERS: dict[str, Callable[[Path], str]] = {
+    "accuracy": accuracy,
+    "loss": loss,
+    "time": time,
+    "division": division,
+    "conclusion": conclusion,
+}

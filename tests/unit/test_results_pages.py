@@ -1,0 +1,129 @@
+"""The pages that are made from records: their tables, and conclusions that the records carry."""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import records
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+import partitioning
+import results
+
+EVEN = ("balanced", "random-sampling", "random-partition")
+SKEWED = ("dirichlet:0.3", "by-label")
+
+
+def run(strategy: str, workers: int, kind: str, seed: int, drop: float = 0.0) -> dict[str, Any]:
+    found = records.record(strategy, workers, repeat=seed, partition=kind)
+    noise = random.Random(f"{strategy}{workers}{kind}{seed}").uniform(-0.002, 0.002)
+    found["result"] |= {"accuracy": 0.95 + noise - drop, "loss": 0.2 + drop}
+    found["data"]["train"] = 60000
+    return found
+
+
+def sweep(folder: Path, seeds: int = 3, lost: float = 0.3) -> Path:
+    """Return a sweep in which averaging suffers from skewed shards, and nothing else matters."""
+    runs = [
+        run(s, p, kind, seed, lost if s == "averaging" and kind in SKEWED else 0.0)
+        for seed in range(seeds)
+        for s in ("sync", "averaging")
+        for p in (2, 4)
+        for kind in (*EVEN, *SKEWED)
+    ]
+    runs += [run("sequential", 1, "balanced", seed) for seed in range(seeds)]
+    return records.sweep(folder / "partitioning", runs, source=[])
+
+
+def test_a_table_has_a_row_for_each_partition_and_a_column_for_each_strategy(
+    tmp_path: Path,
+) -> None:
+    lines = partitioning.accuracy(sweep(tmp_path)).splitlines()
+    assert lines[0] == (
+        "| partition | sequential | sync, P=2 | sync, P=4 | averaging, P=2 | averaging, P=4 |"
+    )
+    assert [line.split(" | ")[0] for line in lines[2:7]] == [
+        f"| {kind}" for kind in (*EVEN, *SKEWED)
+    ]
+    assert lines[3].split(" | ")[1] == ""  # one worker has nothing to divide
+    assert all(line.count("|") == 7 for line in lines[:7])
+    assert lines[-1] == "![accuracy by partition](images/partitioning.png)"
+
+
+def test_who_saw_what_is_told_once_for_each_partition(tmp_path: Path) -> None:
+    lines = partitioning.division(sweep(tmp_path)).splitlines()
+    assert len(lines) == 2 + 1 + 2 * 5  # the head, sequential, P = 2 and 4
+    assert "| balanced | 2 | 30,000 | 100.0% | 0.0% | 0.000 |" in lines
+
+
+def test_conclusions_follow_the_records(tmp_path: Path) -> None:
+    told = partitioning.conclusion(sweep(tmp_path))
+    assert "agree within the noise of the seeds" in told
+    assert "sync loses nothing beyond noise" in told
+    assert "averaging loses percentage points: " in told
+    assert "on by-label with 4" in told
+    assert "What the worst way of dividing costs, least first: sync" in told
+
+
+def test_nothing_is_lost_where_nothing_was_lost(tmp_path: Path) -> None:
+    told = partitioning.conclusion(sweep(tmp_path, lost=0.0))
+    assert "averaging loses nothing beyond noise" in told
+    assert "loses percentage points" not in told
+
+
+def test_one_seed_tells_nothing_of_chance(tmp_path: Path) -> None:
+    told = partitioning.conclusion(sweep(tmp_path, seeds=1))
+    assert "One seed a configuration" in told
+    assert "loses percentage points" not in told  # with one value, no shuffle is improbable enough
+
+
+def test_even_partitions_that_differ_are_named(tmp_path: Path) -> None:
+    runs = [
+        run("sync", 2, kind, seed, 0.05 if kind == "random-sampling" else 0.0)
+        for seed in range(4)
+        for kind in EVEN
+    ]
+    told = partitioning.conclusion(records.sweep(tmp_path / "p", runs, source=[]))
+    assert "Beyond the noise of the seeds differ only: sync with 2 workers (random-sampling" in told
+
+
+def test_chance_is_small_for_groups_apart_and_large_for_the_same() -> None:
+    assert partitioning.chance([[1, 2, 3, 4], [11, 12, 13, 14]]) < 0.05
+    assert partitioning.chance([[1, 2, 3, 4], [1, 2, 3, 4]]) > 0.9
+
+
+def test_pages_are_written_between_their_marks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "DOCS", tmp_path)
+    sweep(tmp_path / "records")
+    page = "a\n<!-- time partitioning -->\nold\n<!-- end -->\nb\n"
+    page += (
+        "<!-- table partitioning -->\nold\n<!-- end -->\n<!-- table other -->\nkept\n<!-- end -->\n"
+    )
+    made = results.write(page)
+    assert "old" not in made
+    assert "sync, P=2" in made
+    assert "| sync · by-label | 2 | 2 |" in made
+    assert "<!-- table other -->\nkept\n<!-- end -->" in made
+    assert results.write(made) == made
+
+
+def test_a_picture_has_a_panel_for_each_strategy(tmp_path: Path) -> None:
+    partitioning.picture(sweep(tmp_path), tmp_path / "p.png")
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_every_mark_of_the_committed_pages_can_be_written() -> None:
+    import re
+
+    for page in results.PAGES:
+        text = (results.DOCS / page).read_text()
+        marks = re.findall(r"<!-- (\w+) (\S+) -->", text)
+        assert marks
+        assert {kind for kind, _ in marks} <= {"table", *partitioning.WRITERS}
+        assert text.count("<!-- end -->") == len(marks)
