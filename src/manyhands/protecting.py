@@ -16,7 +16,7 @@ from manyhands.privacy.clipping import probe, refuse
 from manyhands.privacy.ledger import Ledger
 from manyhands.privacy.mechanism import Mechanism
 from manyhands.privacy.sampling import Poisson
-from manyhands.privacy.terms import Terms, planned_steps, solve
+from manyhands.privacy.terms import Terms, solve, steps_per_epoch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,7 +58,7 @@ def protect(
         size=config.workers,
         total=config.batch_size,
         share=config.batch_size / split,
-        per_epoch=planned_steps(config, plan.examples)[0],
+        per_epoch=steps_per_epoch(config, plan.examples),
         partition=config.partition_kind,
     )
     noise = keys.Noise(None if privacy.secure_noise else own, secure=privacy.secure_noise)

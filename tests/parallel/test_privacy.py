@@ -48,8 +48,8 @@ def private(model, data, comm, folder, *, sigma=None, clip=1.0, workers=None, **
 
 def drawn(worker):
     """Return the samples of all workers, together, by step."""
-    per_epoch = worker.plan.per_epoch
-    places = [(1 + t // per_epoch, t % per_epoch) for t in range(STEPS)]
+    epochs = range(1, STEPS + 1)
+    places = [(epoch, t) for epoch in epochs for t in range(worker.plan.steps(epoch))][:STEPS]
     mine = [next(worker.plan.epoch(*place)).indices.tolist() for place in places]
     everyones = worker.comm.gather(mine if worker.role == "worker" else [[]] * STEPS)
     return [[i for each in everyones for i in each[t]] for t in range(STEPS)]

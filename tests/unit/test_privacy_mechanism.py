@@ -1,6 +1,7 @@
 """What a private run does to a gradient: samples, clips, sums, adds noise; and what it refuses."""
 
 import math
+from fractions import Fraction
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,7 +21,7 @@ from manyhands.privacy.clipping import PerExample, probe, refuse
 from manyhands.privacy.layerwise import Layerwise
 from manyhands.privacy.mechanism import Mechanism
 from manyhands.privacy.sampling import Poisson
-from manyhands.privacy.terms import Terms, planned_steps, rate
+from manyhands.privacy.terms import Terms, planned_steps, rate, steps_per_epoch
 from manyhands.replica import Replica
 
 
@@ -199,7 +200,7 @@ def test_workers_that_share_a_sample_cut_it_without_loss(size, rate, step):
     plans = [
         Poisson(
             sample=keys.Sample(key, rate, secure=False), records=None, examples=100, rank=rank,
-            size=size, total=10, share=10 / size, per_epoch=10, partition="balanced",
+            size=size, total=10, share=10 / size, per_epoch=Fraction(10), partition="balanced",
         )
         for rank in range(size)
     ]  # fmt: skip
@@ -212,7 +213,7 @@ def test_workers_that_share_a_sample_cut_it_without_loss(size, rate, step):
 def test_what_a_plan_tells_of_itself_is_expected_not_drawn():
     plan = Poisson(
         sample=keys.Sample(keys.fresh(), 0.1, secure=False), records=np.arange(40), examples=100,
-        rank=0, size=2, total=10, share=5.0, per_epoch=10, partition="by-id",
+        rank=0, size=2, total=10, share=5.0, per_epoch=Fraction(10), partition="by-id",
     )  # fmt: skip
     assert {drawn.examples for drawn in plan.epoch(1)} == {5.0}
     assert plan.describe(1) == {
@@ -231,14 +232,31 @@ def test_what_a_plan_tells_of_itself_is_expected_not_drawn():
     [
         ({"strategy": "sync", "workers": 4, "batch_size": 100}, 10, 0.1),
         ({"strategy": "averaging", "workers": 4, "batch_size": 100}, 10, 0.1),
-        ({"strategy": "server", "workers": 4, "batch_size": 100}, 3, 0.4),
+        ({"strategy": "server", "workers": 4, "batch_size": 100}, 2, 0.4),
         ({"strategy": "hogwild", "workers": 4, "batch_size": 100, "max_steps": 2}, 2, 0.4),
     ],
 )
 def test_steps_and_rate_are_fixed_beforehand(given, steps, q):
     config = configure({"private": True, "noise_multiplier": 1.0, "epochs": 1, **given})
-    assert planned_steps(config, 1000)[1] == steps
+    assert planned_steps(config, 1000) == steps
     assert rate(config, 1000) == q
+
+
+def test_forty_epochs_of_60000_records_are_4687_steps():
+    config = configure(
+        {"private": True, "noise_multiplier": 1.0, "strategy": "sequential", "workers": 1,
+         "batch_size": 512, "epochs": 40}
+    )  # fmt: skip
+    assert planned_steps(config, 60_000) == 4687
+    plan = Poisson(
+        sample=keys.Sample(keys.fixed(1), 0.01, secure=False), records=None, examples=60_000,
+        rank=0, size=1, total=512, share=512.0, per_epoch=steps_per_epoch(config, 60_000),
+        partition="balanced",
+    )  # fmt: skip
+    steps = [plan.steps(epoch) for epoch in range(1, 41)]
+    assert sum(steps) == 4687
+    assert set(steps) == {117, 118}
+    assert len(list(plan.epoch(6, 100))) == steps[5] - 100
 
 
 def test_a_batch_of_more_than_all_records_is_refused():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import NamedTuple
 
 import numpy as np
@@ -34,7 +35,7 @@ class Poisson:
     """A plan (see `manyhands.data.plan`) whose batches are secret samples.
 
     Guarantees:
-        - Steps are fixed beforehand: those of a shuffled epoch with this batch size.
+        - Steps are fixed beforehand; an epoch is so many that each record is expected once.
         - Every worker takes part in every step, with no example at all if so it falls.
         - Weights and counts are the expected ones: they say nothing about who was drawn.
 
@@ -46,7 +47,7 @@ class Poisson:
         size: How many workers there are.
         total: Examples expected behind one update.
         share: Examples expected from this worker in a step.
-        per_epoch: Steps in an epoch.
+        per_epoch: Steps in an epoch; where it is no whole number, epochs differ by one step.
         partition: The way the records are divided, for the record.
     """
 
@@ -57,16 +58,16 @@ class Poisson:
     size: int
     total: int
     share: float
-    per_epoch: int
+    per_epoch: Fraction
     partition: str
 
     def steps(self, epoch: int) -> int:
         """Return how many steps this worker takes in an epoch."""
-        return self.per_epoch
+        return int(epoch * self.per_epoch) - int((epoch - 1) * self.per_epoch)
 
     def epoch(self, epoch: int, start: int = 0, shares: object = None) -> Iterator[Drawn]:
         """Yield this worker's part of every step of an epoch, from step `start` on."""
-        for step in range(start, self.per_epoch):
+        for step in range(start, self.steps(epoch)):
             yield Drawn(self._drawn(epoch, step), self.total, self.share)
 
     def _drawn(self, epoch: int, step: int) -> np.ndarray:
@@ -79,7 +80,7 @@ class Poisson:
 
     def describe(self, epoch: int, shares: object = None) -> dict[str, object]:
         """Return who sees what in an epoch, as the record states it: expected counts only."""
-        expected = round(self.share * self.per_epoch)
+        expected = round(self.share * self.steps(epoch))
         each = self.examples if self.records is None else self.examples / self.size
         workers = [
             {"rank": rank, "examples": expected, "unique": round(each), "classes": None}
