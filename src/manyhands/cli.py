@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import shlex
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal
 
 import cyclopts
 from cyclopts import App, Parameter
 
 from manyhands._version import __version__
 from manyhands.errors import ConfigError, ManyhandsError, WorkerError
-from manyhands.options import Option, audited, options
+from manyhands.flags import several, takes_options
+from manyhands.options import audited, options
 from manyhands.surroundings import group_rank
 
 app = App(
@@ -25,56 +24,6 @@ app = App(
     help="Train one PyTorch model with many workers, in every classic way of parallelising SGD.",
     version=__version__,
 )
-
-
-def _parameter(option: Option) -> inspect.Parameter:
-    """Turn an option into a flag; None means "not given": defaults stay where they are declared."""
-    owners = "" if option.owners == ("run",) else f" ({', '.join(option.owners)})"
-    default = "" if option.default is None else f" [default: {option.default}]"
-    flags: dict[str, Any] = {"help": f"{option.help}{owners}{default}", "show_default": False}
-    if option.name == "shares" and option.type is not str:
-        flags |= {"converter": _fractions, "n_tokens": 1, "negative": ""}
-    return inspect.Parameter(
-        option.name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=None,
-        annotation=Annotated[option.type | None, Parameter(**flags)],
-    )
-
-
-def _fractions(_: Any, tokens: Sequence[Any]) -> tuple[float, ...]:
-    try:
-        return tuple(float(part) for part in tokens[0].value.split(","))
-    except ValueError:
-        raise ConfigError(
-            f"shares is {tokens[0].value!r}; expected fractions such as 0.7,0.2,0.1"
-        ) from None
-
-
-def _axis(option: Option) -> inspect.Parameter:
-    """Turn an option into a flag that takes several values, separated by commas."""
-    choices = get_args(option.type) if get_origin(option.type) is Literal else ()
-    told = f": {', '.join(map(str, choices))}" if choices else ""
-    default = "1,2,4 … up to the cores" if option.name == "workers" else option.default
-    return _parameter(replace(option, help=option.help + told, type=str, default=default))
-
-
-def takes_options(
-    function: Callable[..., None],
-    flag: Callable[[Option], inspect.Parameter] = _parameter,
-    without: Sequence[str] = (),
-) -> Callable[..., None]:
-    """Give a command every option of a run beside its own."""
-    own = [
-        p
-        for p in inspect.signature(function, eval_str=True).parameters.values()
-        if p.kind is not p.VAR_KEYWORD
-    ]
-    taken = {*without, *(p.name for p in own)}
-    added = [flag(o) for o in options().values() if o.name not in taken]
-    function.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]
-    function.__annotations__ = {p.name: p.annotation for p in [*own, *added]}
-    return function
 
 
 @app.command
@@ -127,7 +76,7 @@ def _say_result(result: Any) -> None:
 
 
 @app.command
-@partial(takes_options, flag=_axis, without=("strategy", "name", "resume", "hosts"))
+@partial(takes_options, flag=several, without=("strategy", "name", "resume", "hosts"))
 def compare(
     experiment: Annotated[
         Path | None, Parameter(help="a TOML file such as experiments/psgd.toml; flags override it")
@@ -266,6 +215,10 @@ def allreduce(
 
 
 # The options that decide who sees what.
+_SPEND = (  # what decides about a private run's cost
+    "strategy", "workers", "batch_size", "epochs", "max_steps", "epsilon", "delta",
+    "noise_multiplier", "clip", "distrust",
+)  # fmt: skip
 _DIVIDE = ("strategy", "data", "workers", "partition", "shares", "seed", "limit", "batch_size")
 
 
@@ -351,6 +304,33 @@ def lab(
     limit = None if bandwidth is None else parse_bandwidth(bandwidth)
     plan = Lab(hosts=hosts, slots=workers_per_host, bandwidth=limit)
     raise SystemExit(run(plan, [*own, *command], traffic))
+
+
+@app.command
+@partial(takes_options, without=[name for name in options() if name not in _SPEND])
+def privacy(
+    *,
+    examples: Annotated[int, Parameter(help="size of the training set")],
+    json_: Annotated[
+        bool, Parameter(name="--json", negative="", help="print the answer as one JSON object")
+    ] = False,
+    output: Annotated[
+        Path | None, Parameter(help="folder for privacy.json and the curve (PNG, SVG)")
+    ] = None,
+    **given: Any,
+) -> None:
+    """Say which noise a promise needs, or what a given noise promises, without training."""
+    from manyhands import budgeting
+
+    found = budgeting.budget(examples, **given)
+    if output is not None:
+        budgeting.write(found, output)
+    if json_:
+        print(json.dumps(found))
+        return
+    print("\n".join(budgeting.lines(found)))
+    if output is not None:
+        print(f"answer and curve: {output}")
 
 
 @app.command

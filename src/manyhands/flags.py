@@ -1,0 +1,63 @@
+"""Options as flags of commands: one value each, or several separated by commas."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+from cyclopts import Parameter
+
+from manyhands.errors import ConfigError
+from manyhands.options import Option, options
+
+
+def single(option: Option) -> inspect.Parameter:
+    """Turn an option into a flag; None means "not given": defaults stay where they are declared."""
+    owners = "" if option.owners == ("run",) else f" ({', '.join(option.owners)})"
+    default = "" if option.default is None else f" [default: {option.default}]"
+    flags: dict[str, Any] = {"help": f"{option.help}{owners}{default}", "show_default": False}
+    if option.name == "shares" and option.type is not str:
+        flags |= {"converter": _fractions, "n_tokens": 1, "negative": ""}
+    return inspect.Parameter(
+        option.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[option.type | None, Parameter(**flags)],
+    )
+
+
+def _fractions(_: Any, tokens: Sequence[Any]) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in tokens[0].value.split(","))
+    except ValueError:
+        raise ConfigError(
+            f"shares is {tokens[0].value!r}; expected fractions such as 0.7,0.2,0.1"
+        ) from None
+
+
+def several(option: Option) -> inspect.Parameter:
+    """Turn an option into a flag that takes several values, separated by commas."""
+    choices = get_args(option.type) if get_origin(option.type) is Literal else ()
+    told = f": {', '.join(map(str, choices))}" if choices else ""
+    default = "1,2,4 … up to the cores" if option.name == "workers" else option.default
+    return single(replace(option, help=option.help + told, type=str, default=default))
+
+
+def takes_options(
+    function: Callable[..., None],
+    flag: Callable[[Option], inspect.Parameter] = single,
+    without: Sequence[str] = (),
+) -> Callable[..., None]:
+    """Give a command every option of a run beside its own."""
+    own = [
+        p
+        for p in inspect.signature(function, eval_str=True).parameters.values()
+        if p.kind is not p.VAR_KEYWORD
+    ]
+    taken = {*without, *(p.name for p in own)}
+    added = [flag(o) for o in options().values() if o.name not in taken]
+    function.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]
+    function.__annotations__ = {p.name: p.annotation for p in [*own, *added]}
+    return function

@@ -1,0 +1,73 @@
+"""`manyhands privacy`: which noise for which promise, and the reverse, without training."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from manyhands.budgeting import budget, lines, write
+from manyhands.cli import main
+from manyhands.errors import ConfigError
+
+RECIPE: dict[str, Any] = {"examples": 60_000, "batch_size": 512, "epochs": 40}
+FLAGS = ["privacy", "--examples", "60000", "--batch-size", "512", "--epochs", "40"]
+
+
+def call(*flags: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([*FLAGS, *flags])
+    assert not ended.value.code
+
+
+def test_which_noise(capsys: pytest.CaptureFixture[str]) -> None:
+    call("--epsilon", "3", "--delta", "1e-5")
+    said = capsys.readouterr().out
+    assert "σ = 1.069" in said
+    assert "ε = 2.9954 at δ = 1e-05 by PLD; 3.2753 by RDP" in said
+    assert "4,687 steps" in said
+
+
+def test_which_promise_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    call("--noise-multiplier", "1.23", "--json")
+    found = json.loads(capsys.readouterr().out)
+    assert round(found["epsilon_pld"], 3) == 2.363
+    assert round(found["epsilon_rdp"], 3) == 2.581
+    assert found["curve"][-1][0] == found["steps"] == 4687
+
+
+def test_the_curve_as_a_picture(tmp_path: Path) -> None:
+    found = budget(**RECIPE, noise_multiplier=4.0)
+    write(found, tmp_path / "new")
+    assert json.loads((tmp_path / "new" / "privacy.json").read_text()) == found
+    assert (tmp_path / "new" / "privacy-steps.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (tmp_path / "new" / "privacy-steps.svg").read_text()
+
+
+def test_it_is_the_cost_of_the_strategy_that_would_run() -> None:
+    plain = budget(**RECIPE, noise_multiplier=4.0)
+    shared = budget(**RECIPE, noise_multiplier=4.0, strategy="sync", workers=4)
+    pushed = budget(**RECIPE, noise_multiplier=4.0, strategy="server", workers=4)
+    assert shared["epsilon_pld"] == plain["epsilon_pld"]
+    assert (pushed["steps"], pushed["rate"]) == (4687 // 4, 4 * plain["rate"])
+    assert pushed["epsilon_pld"] > plain["epsilon_pld"]
+    assert len({plain["trust"], shared["trust"], pushed["trust"]}) == 3
+
+
+def test_a_delta_that_gives_a_record_away_is_noted() -> None:
+    assert any("use a smaller delta" in line for line in lines(budget(
+        examples=1000, batch_size=100, epochs=1, noise_multiplier=4.0, delta=1e-3
+    )))  # fmt: skip
+    careful = lines(budget(**RECIPE, noise_multiplier=4.0))
+    assert not any("note" in line for line in careful)
+
+
+def test_what_cannot_be_answered_is_refused() -> None:
+    with pytest.raises(ConfigError, match="neither of epsilon and noise_multiplier"):
+        budget(**RECIPE)
+    with pytest.raises(ConfigError, match="examples is 0"):
+        budget(0, epsilon=1.0)
+    with pytest.raises(ConfigError, match="batch_size is 512, more than the 100"):
+        budget(100, batch_size=512, epsilon=1.0)
