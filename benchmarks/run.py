@@ -1,7 +1,8 @@
-"""Compare the speed with PyTorch DDP over gloo, and the all-reduces with each other: `make bench`.
+"""Compare the speed with PyTorch DDP over gloo, and of our own parts with each other: `make bench`.
 
-Every figure is a ratio within one run. Prints one table (ours, theirs, ratio, bar, pass) and writes
-the records to benchmarks/results/.
+These are the all-reduces, and runs with a slow worker with and without a load balancer. Every
+figure is a ratio within one run. Prints one table (ours, theirs, ratio, bar, pass) and writes the
+records to benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import balance
 from rich.console import Console
 from rich.table import Table
 
@@ -85,6 +87,15 @@ def allreduce_bars(records: list[dict]) -> list[Bar]:
     return rows
 
 
+def balance_bars(record: dict) -> list[Bar]:
+    """Return what balancing must bring with one slow worker, in examples per second."""
+    workers, ratios = record["workers"], record["ratios"]
+    rates = {k: statistics.median(v) for k, v in record["examples_per_second"].items()}
+    what = f"balance, P={workers}, one {record['factor']:g}x slower, against equal parts (ex./s)"
+    ratio, spread = statistics.median(ratios), balance.quartiles(ratios)
+    return [Bar(what, rates["speed"], rates["none"], ratio, spread, balance.BARS[workers])]
+
+
 def show(rows: list[Bar]) -> None:
     table = Table("what", "ours", "theirs", "ratio", "quartiles", "bar", "")
     for row in rows:
@@ -108,6 +119,9 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--sizes", default="1KB..64MB")
     parser.add_argument("--groups", default="2", help="group sizes for the all-reduces")
+    parser.add_argument(
+        "--balance", default="2", help="group sizes for balancing (2 on two cores, 4 on 16)"
+    )
     parser.add_argument("--out", type=Path, default=HERE / "results")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -130,6 +144,10 @@ def main() -> int:
     records = bench.measure(groups, options.sizes, list(ALGORITHMS))
     (options.out / "allreduce.json").write_text(json.dumps(records, indent=1) + "\n")
     rows += allreduce_bars(records)
+    for workers in map(int, options.balance.split(",")):
+        record = balance.measure(workers, max(3, options.rounds // 3), steps=300)
+        (options.out / f"balance-{workers}.json").write_text(json.dumps(record, indent=1) + "\n")
+        rows += balance_bars(record)
     show(rows)
     summary = [{**row.__dict__, "passed": row.passed} for row in rows]
     (options.out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")

@@ -12,6 +12,7 @@ import records
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import partitioning
+import repeatability
 import results
 
 EVEN = ("balanced", "random-sampling", "random-partition")
@@ -127,3 +128,32 @@ def test_every_mark_of_the_committed_pages_can_be_written() -> None:
         assert marks
         assert {kind for kind, _ in marks} <= {"table", *partitioning.WRITERS}
         assert text.count("<!-- end -->") == len(marks)
+
+
+def test_two_sweeps_are_compared_row_by_row(tmp_path: Path) -> None:
+    def timed(workers: int, seed: int, times: float) -> dict[str, Any]:
+        found = records.record("sync", workers, repeat=seed)
+        found["result"]["seconds"] = (10 + seed) * times / workers
+        return found
+
+    def sweep(name: str, *times: float) -> Path:
+        runs = [timed(p, s, t) for p, t in zip((1, 2), times, strict=True) for s in range(3)]
+        return records.sweep(tmp_path / name, runs)
+
+    rows = repeatability.compared(sweep("a", 1.0, 1.0), sweep("b", 1.04, 0.9))
+    assert [row["ratio"] for row in rows] == [pytest.approx(1.04), pytest.approx(0.9)]
+    assert [repeatability.beyond(row, 0.05) for row in rows] == [False, True]
+    assert rows[0]["spread"] == pytest.approx(2 / 11)
+    with pytest.raises(ValueError, match="different configurations"):
+        repeatability.compared(tmp_path / "a", records.sweep(tmp_path / "c", [timed(1, 0, 1.0)]))
+
+
+def test_balancing_is_held_against_its_bar() -> None:
+    import run
+
+    rates = {"none": [100.0, 100.0, 110.0], "speed": [150.0, 160.0, 165.0]}
+    record = {"workers": 2, "factor": 3.0, "examples_per_second": rates, "ratios": [1.5, 1.6, 1.5]}
+    (bar,) = run.balance_bars(record)
+    assert (bar.ratio, bar.bar, bar.passed) == (1.5, 1.4, True)
+    (missed,) = run.balance_bars({**record, "workers": 4})
+    assert (missed.bar, missed.passed) == (1.8, False)
