@@ -43,7 +43,8 @@ format: $(READY)  ## format the code and fix what can be fixed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(READY)  ## compare the speed with PyTorch DDP over gloo
+bench: $(READY)  ## compare the speed with PyTorch DDP over gloo, and with Opacus
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
 	$(BIN)/python benchmarks/run.py
 
 results: $(READY)  ## write the tables and pictures of docs again, from docs/records

@@ -1,4 +1,4 @@
-"""Compare the speed with PyTorch DDP over gloo, and of our own parts with each other: `make bench`.
+"""Compare the speed with PyTorch DDP, with Opacus, and of our own parts: `make bench`.
 
 These are the all-reduces, and runs with a slow worker with and without a load balancer. Every
 figure is a ratio within one run. Prints one table (ours, theirs, ratio, bar, pass) and writes the
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -66,6 +67,31 @@ def ddp_bars(record: dict, bars: dict[str, tuple[float, bool]]) -> list[Bar]:
         what = f"step, P={record['workers']}, batch {record['batch_size']}, against {name} (ms)"
         rows.append(Bar(what, ours, theirs, statistics.median(ratios), (low, high), bar, at_most))
     return rows
+
+
+def opacus_bars(out: Path, rounds: int) -> list[Bar]:
+    """Compare a private step with Opacus' and with one that is not private."""
+    script = str(HERE / "against_opacus.py")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    line = [sys.executable, script, "--out", str(out), "--rounds", str(rounds)]
+    subprocess.run(line, env=environment, check=True)
+    record = json.loads(out.read_text())
+    bars = {
+        "opacus, our kernels": (1.3, False),
+        "opacus as it comes": (2.5, False),
+        "without privacy": (1.15, True),
+    }
+    rows = []
+    for name, (bar, at_most) in bars.items():
+        ratios = [1 / ratio if at_most else ratio for ratio in record["ratios"][name]]
+        low, _, high = statistics.quantiles(ratios, n=4)
+        ours, theirs = record["milliseconds"]["ours"], record["milliseconds"][name]
+        what = f"private step, tanh-cnn, batch {record['batch_size']}, against {name} (ms)"
+        rows.append(Bar(what, ours, theirs, statistics.median(ratios), (low, high), bar, at_most))
+    ours, theirs = (record["bytes"][n] / 2**20 for n in ("ours", "opacus, our kernels"))
+    ratio = ours / theirs
+    what = "peak memory of a private step, against opacus, our kernels (MB)"
+    return [*rows, Bar(what, ours, theirs, ratio, (ratio, ratio), 1.0, at_most=True)]
 
 
 def allreduce_bars(records: list[dict]) -> list[Bar]:
@@ -140,6 +166,7 @@ def main() -> int:
                 "never talk": (1.08, True),
             }
             rows += ddp_bars(record, bars)
+    rows += opacus_bars(options.out / "opacus.json", options.rounds)
     groups = [int(part) for part in options.groups.split(",")]
     records = bench.measure(groups, options.sizes, list(ALGORITHMS))
     (options.out / "allreduce.json").write_text(json.dumps(records, indent=1) + "\n")

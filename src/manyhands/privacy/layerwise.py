@@ -79,9 +79,12 @@ class Layerwise:
 
     def _parts(self, x: Tensor, y: Tensor) -> list[Part]:
         owners, inputs, outputs = [], [], []
-        h = self.replica.prepare(x) if self.replica.prepare else x
+        prepare = self.replica.prepare or _as_it_is
+        h = prepare(x)
         for layer in self.layers:
-            before, h = h, layer(h)
+            # A first convolution of one channel forgets the layout; pooling is much faster in it.
+            before = prepare(h) if isinstance(layer, _POOLS) else h
+            h = layer(before)
             if _parameters(layer):
                 owners.append(layer)
                 inputs.append(before.detach())
@@ -101,6 +104,10 @@ class Layerwise:
                 if isinstance(layer, nn.Conv2d):
                     count += layer.weight.numel() + layer.weight[0].numel() * h[0, 0].numel()
         return int(count * self.replica.params.element_size())
+
+
+def _as_it_is(x: Tensor) -> Tensor:
+    return x
 
 
 def _chain(module: nn.Module) -> Iterator[nn.Module]:
@@ -126,7 +133,7 @@ def _known(layer: Any) -> bool:
     if kind in (nn.LogSoftmax, nn.Softmax):
         return layer.dim is not None and bool(layer.dim != 0)
     if kind is nn.Conv2d:
-        plain = layer.groups == 1 and layer.padding_mode == "zeros"
+        plain = layer.groups == 1 and layer.padding_mode == "zeros" and layer.dilation == (1, 1)
         return bool(plain) and not isinstance(layer.padding, str)
     if kind in (nn.GroupNorm, nn.LayerNorm):
         whole = kind is nn.GroupNorm or len(layer.normalized_shape) == 1
@@ -165,11 +172,38 @@ def _product(layer: nn.Linear, a: Tensor, g: Tensor) -> Part:
 
 
 def _convolution(layer: Any, a: Tensor, g: Tensor) -> Part:
-    kernel, dilation, padding, stride = (
-        layer.kernel_size, layer.dilation, layer.padding, layer.stride,
-    )  # fmt: skip
-    columns = F.unfold(a, kernel, dilation=dilation, padding=padding, stride=stride)  # (n, K, L)
-    return _summed(layer, g.flatten(2), columns.transpose(1, 2))
+    patches = _patches(layer, a)  # (n, L, kh·kw·in), places l by column, then row
+    back = g.transpose(2, 3).flatten(2)  # (n, out, L), the same order of places
+    grads = [torch.bmm(back, patches).flatten(1)]
+    if layer.bias is not None:
+        grads.append(back.sum(2))
+    made = _made(grads)
+    out, channels, height, width = layer.weight.shape
+    size = layer.weight.numel()
+
+    def add(weights: Tensor, whole: Tensor) -> None:
+        ordered = torch.zeros_like(whole)
+        made.add(weights, ordered)
+        kernel = ordered[:size].view(out, height, width, channels).permute(0, 3, 1, 2)
+        whole[:size].view_as(layer.weight).add_(kernel)
+        whole[size:].add_(ordered[size:])
+
+    return Part(made.squares, add)
+
+
+def _patches(layer: Any, a: Tensor) -> Tensor:
+    """Return what the kernel sees at each place; a: (n, in, H, W), result (n, W'·H', kh·kw·in).
+
+    Columns first, then rows, channels last: each copy moves long runs of numbers, which makes it
+    several times faster than `unfold`.
+    """
+    (kh, kw), (sh, sw), (ph, pw) = layer.kernel_size, layer.stride, layer.padding
+    if ph or pw:
+        a = F.pad(a, (pw, pw, ph, ph))
+    columns = a.permute(0, 2, 3, 1).unfold(2, kw, sw)  # (n, H, W', in, kw)
+    strips = columns.permute(0, 2, 1, 4, 3).flatten(3)  # (n, W', H, kw·in), copied
+    windows = strips.unfold(2, kh, sh)  # (n, W', H', kw·in, kh)
+    return windows.transpose(3, 4).flatten(3).flatten(1, 2)
 
 
 def _summed(layer: Any, g: Tensor, a: Tensor) -> Part:
@@ -201,4 +235,5 @@ def _made(grads: list[Tensor]) -> Part:
         for part, g in zip(torch.split(out, sizes), grads, strict=True):
             part.addmv_(g.t(), weights)
 
-    return Part(torch.stack([g.square().sum(1) for g in grads]).sum(0), add)
+    norms = torch.stack([torch.linalg.vector_norm(g, dim=1) for g in grads])
+    return Part(norms.square().sum(0), add)

@@ -1,0 +1,220 @@
+"""One private step: ours, Opacus', and ours without privacy; same model, batch and thread.
+
+Run by itself: `python benchmarks/against_opacus.py --out FILE.json`. All get the same batches in
+memory and take turns round by round: a noisy machine disturbs them alike. Ours is the product's own
+worker, with its clock, board and ledger; Opacus' loop is bare. Both clip and add noise; neither
+samples here, since that costs the same for all. Memory is measured in processes of their own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from mpi4py import MPI
+
+from manyhands import assemble
+from manyhands.board import BOARD_FILE, Board
+from manyhands.data import store
+from manyhands.job import Job
+from manyhands.models import tanh_cnn
+from manyhands.options import configure
+from manyhands.tune import _channels_last
+from manyhands.worker import Batch, Epoch, Worker
+
+SIGMA, CLIP, LR, MOMENTUM = 1.23, 0.1, 0.5, 0.9
+Step = Callable[[Batch], None]
+
+
+def our_worker(folder: Path, batch_size: int, *, private: bool) -> tuple[Worker, str]:
+    """Build the product's own worker, with the kernels it chooses here."""
+    given = {"strategy": "sequential", "workers": 1, "batch_size": batch_size, "epochs": 40}
+    given |= {"lr": LR, "momentum": MOMENTUM, "model": "tanh-cnn"}
+    if private:
+        given |= {"private": True, "noise_multiplier": SIGMA, "clip": CLIP}
+    folder.mkdir()
+    Board(folder / BOARD_FILE, 1, create=True)
+    job = Job(
+        config=configure(given),
+        model="tanh-cnn",
+        loss=None,
+        data=str(store("mnist", folder)),
+        output=str(folder),
+        name="bench",
+        command="bench",
+        launched=time.time(),
+        threads=1,
+    )
+    worker, kernels = assemble.worker(job, MPI.COMM_SELF, folder)
+    worker.epochs.append(Epoch(1))
+    return worker, kernels.choice
+
+
+def our_step(worker: Worker) -> Step:
+    def step(batch: Batch) -> None:
+        worker.clock.begun.append(time.monotonic())
+        worker.board.note(worker.rank, worker.step, "gradient")
+        worker.update(worker.gradient(batch))
+        worker._end_step(worker.epochs[-1])
+
+    return step
+
+
+def opacus_step(batch_size: int, prepare: Callable[[torch.Tensor], torch.Tensor] | None) -> Step:
+    """Return one step of Opacus as its tutorial has it."""
+    from opacus.grad_sample import GradSampleModule
+    from opacus.optimizers import DPOptimizer
+
+    torch.manual_seed(0)
+    model = GradSampleModule(tanh_cnn())
+    plain = torch.optim.SGD(model.parameters(), lr=LR, momentum=MOMENTUM)
+    optimizer = DPOptimizer(
+        plain, noise_multiplier=SIGMA, max_grad_norm=CLIP, expected_batch_size=batch_size
+    )
+
+    def step(batch: Batch) -> None:
+        optimizer.zero_grad()
+        x = prepare(batch.x) if prepare else batch.x
+        F.cross_entropy(model(x), batch.y).backward()
+        optimizer.step()
+
+    return step
+
+
+def opacus_ghost_step(
+    batch_size: int, prepare: Callable[[torch.Tensor], torch.Tensor] | None
+) -> Step:
+    """Return one step of Opacus with its ghost clipping: two passes back through the model."""
+    from opacus.grad_sample.grad_sample_module_fast_gradient_clipping import (
+        GradSampleModuleFastGradientClipping,
+    )
+    from opacus.optimizers.optimizer_fast_gradient_clipping import DPOptimizerFastGradientClipping
+    from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
+
+    torch.manual_seed(0)
+    model = GradSampleModuleFastGradientClipping(
+        tanh_cnn(), max_grad_norm=CLIP, use_ghost_clipping=True
+    )
+    plain = torch.optim.SGD(model.parameters(), lr=LR, momentum=MOMENTUM)
+    optimizer = DPOptimizerFastGradientClipping(
+        plain, noise_multiplier=SIGMA, max_grad_norm=CLIP, expected_batch_size=batch_size
+    )
+    criterion = DPLossFastGradientClipping(model, optimizer, torch.nn.CrossEntropyLoss())
+
+    def step(batch: Batch) -> None:
+        optimizer.zero_grad()
+        x = prepare(batch.x) if prepare else batch.x
+        criterion(model(x), batch.y).backward()
+        optimizer.step()
+
+    return step
+
+
+def made(name: str, folder: Path, batch_size: int) -> tuple[str, Step, list[Batch]]:
+    """Return one way: its kernels, its step, and the batches that all share."""
+    worker, choice = our_worker(folder, batch_size, private=name != "without privacy")
+    count = batch_size * 8
+    rows = torch.arange(count).view(8, batch_size)
+    batches = [
+        Batch(*worker.data.train.batch(part), 1.0, batch_size, batch_size) for part in rows
+    ]  # fmt: skip
+    if name.startswith("opacus"):
+        choice = "default" if name.endswith("as it comes") else choice
+        prepare = _channels_last if choice.endswith("channels-last") else None
+        build = opacus_ghost_step if "ghost" in name else opacus_step
+        return choice, build(batch_size, prepare), batches
+    return choice, our_step(worker), batches
+
+
+WAYS = (
+    "ours",
+    "without privacy",
+    "opacus, our kernels",
+    "opacus, ghost clipping, our kernels",
+    "opacus as it comes",
+)
+
+
+def memory(name: str, batch_size: int, steps: int) -> None:
+    """Print by how many bytes the largest resident set grows in a few steps of one way."""
+    with tempfile.TemporaryDirectory() as folder:
+        kernels, step, batches = made(name, Path(folder) / "run", batch_size)
+        torch.backends.mkldnn.enabled = not kernels.startswith("native")
+        Path("/proc/self/clear_refs").write_text("5")  # forget the peak of tuning
+        before = resident()
+        for i in range(steps):
+            step(batches[i % len(batches)])
+        print(json.dumps(peak() - before))
+
+
+def resident() -> int:
+    return status("VmRSS")
+
+
+def peak() -> int:
+    return status("VmHWM")
+
+
+def status(name: str) -> int:
+    """Return a line of this process's status in bytes; its peak since the last reset."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(name + ":"):
+            return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--batch-size", type=int, default=512)
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--memory", choices=WAYS, help="measure only this way's memory")
+    options = parser.parse_args()
+    warnings.filterwarnings("ignore", module="opacus")
+    torch.set_num_threads(1)
+    if options.memory:
+        memory(options.memory, options.batch_size, 5)
+        return
+    folder = Path(tempfile.mkdtemp(prefix="manyhands-"))
+    ways = {
+        name: made(name, folder / str(i), options.batch_size) for i, name in enumerate(WAYS)
+    }  # fmt: skip
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(options.rounds):
+        for name, (kernels, step, batches) in ways.items():
+            torch.backends.mkldnn.enabled = not kernels.startswith("native")
+            step(batches[0])
+            begin = time.perf_counter()
+            for i in range(options.steps):
+                step(batches[i % len(batches)])
+            times[name].append((time.perf_counter() - begin) / options.steps)
+    this = [sys.executable, __file__, "--batch-size", str(options.batch_size), "--memory"]
+    grown = {
+        name: json.loads(subprocess.run([*this, name], check=True, capture_output=True).stdout)
+        for name in ways
+    }
+    result = {
+        "batch_size": options.batch_size,
+        "kernels": {name: kernels for name, (kernels, _, _) in ways.items()},
+        "milliseconds": {n: 1000 * statistics.median(t) for n, t in times.items()},
+        "ratios": {n: [t / o for t, o in zip(times[n], times["ours"], strict=True)] for n in times},
+        "bytes": grown,
+    }
+    text = json.dumps(result, indent=1)
+    options.out.write_text(text) if options.out else print(text)
+
+
+if __name__ == "__main__":
+    main()
