@@ -43,7 +43,7 @@ format: $(READY)  ## format the code and fix what can be fixed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(READY)  ## compare the speed with PyTorch DDP over gloo, and with Opacus
+bench: $(READY)  ## compare the speed with PyTorch DDP and Hogwild, with Opacus, and of our own parts
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
 	$(BIN)/python benchmarks/run.py
 

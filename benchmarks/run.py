@@ -1,8 +1,8 @@
-"""Compare the speed with PyTorch DDP, with Opacus, and of our own parts: `make bench`.
+"""Compare the speed with PyTorch DDP and Hogwild, with Opacus, and of our own parts: `make bench`.
 
-These are the all-reduces, and runs with a slow worker with and without a load balancer. Every
-figure is a ratio within one run. Prints one table (ours, theirs, ratio, bar, pass) and writes the
-records to benchmarks/results/.
+Also the all-reduces, and runs with a slow worker with and without a load balancer. Every figure is a
+ratio within one run. Prints one table (ours, theirs, ratio, bar, pass) and writes the records to
+benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from manyhands.mpis import command, find_mpi
 from manyhands.record import cores, cpu_name
 
 HERE = Path(__file__).parent
+PARTS = ("steps", "overhead", "yardstick", "hogwild", "opacus", "allreduce", "balance")
 
 
 @dataclass
@@ -122,6 +123,52 @@ def balance_bars(record: dict) -> list[Bar]:
     return [Bar(what, rates["speed"], rates["none"], ratio, spread, balance.BARS[workers])]
 
 
+def script(name: str, out: Path, *arguments: object) -> dict:
+    """Run one of the other benchmarks, which starts its own workers; returns its record."""
+    line = [sys.executable, str(HERE / name), "--out", str(out), *map(str, arguments)]
+    subprocess.run(line, check=True)
+    return json.loads(out.read_text())
+
+
+def median_bar(
+    what: str, ours: float, theirs: float, ratios: list[float], bar: float, at_most: bool = False
+) -> Bar:
+    """Return a bar whose ratio is the median over the rounds."""
+    low, _, high = statistics.quantiles(ratios, n=4)
+    return Bar(what, ours, theirs, statistics.median(ratios), (low, high), bar, at_most)
+
+
+def overhead_bars(workers: int, out: Path, rounds: int) -> list[Bar]:
+    """Return what checkpoints and the watchdog cost a synchronous step."""
+    arguments = [str(HERE / "overhead.py"), "--out", str(out), "--rounds", str(rounds)]
+    line, environment = command(find_mpi(), workers, arguments)
+    environment["OMP_NUM_THREADS"] = "1"
+    subprocess.run(line, env=environment, check=True)
+    record = json.loads(out.read_text())
+    with_all, without = (record["milliseconds"][name] for name in ("with", "without"))
+    what = f"step, P={workers}, with checkpoints and watchdog, against without (ms)"
+    return [median_bar(what, with_all, without, record["ratios"], 1.02, at_most=True)]
+
+
+def yardstick_bars(record: dict) -> list[Bar]:
+    """Return the speeds against workers that never talk, and the server's against sync."""
+    rates, rows = record["examples_per_second"], []
+    bars = {"averaging": 0.95, "hogwild": 0.95, "gossip": 0.9, "server": 0.8}
+    for name, bar in bars.items():
+        base = "sync" if name == "server" else "never talk"
+        size = "W=2, M=1" if name == "server" else f"P={record['workers']}"
+        what = f"{name}, {size}, against {base} (examples/s)"
+        rows.append(median_bar(what, rates[name], rates[base], record["ratios"][name], bar))
+    return rows
+
+
+def hogwild_bars(record: dict) -> list[Bar]:
+    """Return the speed against the shape of PyTorch's own Hogwild example."""
+    rates = record["examples_per_second"]
+    what = f"hogwild, P={record['workers']}, against PyTorch's example (examples/s)"
+    return [median_bar(what, rates["ours"], rates["the example"], record["ratios"], 2.0)]
+
+
 def show(rows: list[Bar]) -> None:
     table = Table("what", "ours", "theirs", "ratio", "quartiles", "bar", "")
     for row in rows:
@@ -148,14 +195,50 @@ def main() -> int:
     parser.add_argument(
         "--balance", default="2", help="group sizes for balancing (2 on two cores, 4 on 16)"
     )
+    parser.add_argument("--parts", default=",".join(PARTS), help="which of them to measure")
     parser.add_argument("--out", type=Path, default=HERE / "results")
     options = parser.parse_args()
+    parts = options.parts.split(",")
     options.out.mkdir(parents=True, exist_ok=True)
     print(f"{cores()} cores, {cpu_name()}; ratios within one run; > 1 means that ours is faster,")
     print("but for the rows with ≤: there it says how much longer ours takes")
     rows: list[Bar] = []
+    sizes = [int(part) for part in options.workers.split(",")]
+    if "steps" in parts:
+        rows += step_bars(sizes, options)
+    for workers in sizes:
+        if "overhead" in parts:
+            rows += overhead_bars(workers, options.out / f"overhead-{workers}.json", options.rounds)
+        if "yardstick" in parts:
+            out = options.out / f"yardstick-{workers}.json"
+            rows += yardstick_bars(script("yardstick.py", out, "--workers", workers))
+        if "hogwild" in parts:
+            out = options.out / f"hogwild-{workers}.json"
+            rows += hogwild_bars(script("hogwild_example.py", out, "--workers", workers))
+    if "opacus" in parts:
+        rows += opacus_bars(options.out / "opacus.json", options.rounds)
+    if "allreduce" in parts:
+        groups = [int(part) for part in options.groups.split(",")]
+        records = bench.measure(groups, options.sizes, list(ALGORITHMS))
+        (options.out / "allreduce.json").write_text(json.dumps(records, indent=1) + "\n")
+        rows += allreduce_bars(records)
+    for workers in map(int, options.balance.split(",")) if "balance" in parts else ():
+        record = balance.measure(workers, max(3, options.rounds // 3), steps=300)
+        (options.out / f"balance-{workers}.json").write_text(json.dumps(record, indent=1) + "\n")
+        rows += balance_bars(record)
+    show(rows)
+    summary = [{**row.__dict__, "passed": row.passed} for row in rows]
+    (options.out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+    missed = sum(not row.passed for row in rows)
+    print(f"{len(rows) - missed} of {len(rows)} bars reached; records in {options.out}")
+    return 0
+
+
+def step_bars(sizes: list[int], options: argparse.Namespace) -> list[Bar]:
+    """Return our step against DDP's, for each group and batch size."""
+    rows: list[Bar] = []
     equal = {128: 1.05, 16: 1.7}
-    for workers in map(int, options.workers.split(",")):
+    for workers in sizes:
         for batch in map(int, options.batches.split(",")):
             out = options.out / f"step-{workers}-{batch}.json"
             record = against_ddp(workers, batch, out, options.rounds)
@@ -166,21 +249,7 @@ def main() -> int:
                 "never talk": (1.08, True),
             }
             rows += ddp_bars(record, bars)
-    rows += opacus_bars(options.out / "opacus.json", options.rounds)
-    groups = [int(part) for part in options.groups.split(",")]
-    records = bench.measure(groups, options.sizes, list(ALGORITHMS))
-    (options.out / "allreduce.json").write_text(json.dumps(records, indent=1) + "\n")
-    rows += allreduce_bars(records)
-    for workers in map(int, options.balance.split(",")):
-        record = balance.measure(workers, max(3, options.rounds // 3), steps=300)
-        (options.out / f"balance-{workers}.json").write_text(json.dumps(record, indent=1) + "\n")
-        rows += balance_bars(record)
-    show(rows)
-    summary = [{**row.__dict__, "passed": row.passed} for row in rows]
-    (options.out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
-    missed = sum(not row.passed for row in rows)
-    print(f"{len(rows) - missed} of {len(rows)} bars reached; records in {options.out}")
-    return 0
+    return rows
 
 
 if __name__ == "__main__":

@@ -58,6 +58,13 @@ class Board:
         )
         self.on_note: Callable[[int, str], None] | None = None  # for faults that tests plan
 
+    def announce(self, rank: int) -> None:
+        """Note which process the worker is, so that its death has a name.
+
+        It has only begun, and may take long to import what it needs: its silence does not count.
+        """
+        self.rows[rank] = (os.getpid(), 0, 0, 0, np.inf)
+
     def enter(self, rank: int, steps: int = 0) -> None:
         """Note that the worker is there, and how many steps it has to do."""
         self.rows[rank] = (os.getpid(), 0, steps, 0, time.monotonic())

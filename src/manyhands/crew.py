@@ -90,7 +90,7 @@ def hand(folder: Path, rank: int, ends: list[Connection], size: int) -> None:
     try:
         from manyhands.comm.memory import MemoryGroup
 
-        Board(folder / BOARD_FILE, size).enter(rank)  # so that our death has a name
+        Board(folder / BOARD_FILE, size).announce(rank)
         job = Job.read(folder)
         redirect(Path(job.output), rank)
         group = MemoryGroup(rank, ends, size, folder / LOCK_FILE)
@@ -100,7 +100,11 @@ def hand(folder: Path, rank: int, ends: list[Connection], size: int) -> None:
             traceback.print_exc()
         if isinstance(error, EOFError | ConnectionError):
             time.sleep(5)  # another is gone; what ended it is the story, and ends us
-        fail(folder, rank, error)
+        try:
+            fail(folder, rank, error)
+        except OSError:
+            words = f"{type(error).__name__}: {error}"
+            Board(folder / BOARD_FILE, size).last_words(rank, words)
         sys.exit(getattr(error, "exit_code", 1))
 
 

@@ -124,7 +124,7 @@ class Guard:
         time.sleep(0.5)
         lines = [f"no word for {self.timeout:g} s; missing: " + ", ".join(map(_describe, missing))]
         for note in notes:
-            lines.append(f"{_describe(note)}, {now - note.time:.0f} s ago")
+            lines.append(f"{_describe(note)}, {max(0.0, now - note.time):.0f} s ago")
             lines += _stack(self.logs / f"rank-{note.rank}.log", sizes[note.rank])
         return WorkerError("\n".join(lines), rank=missing[0].rank)
 

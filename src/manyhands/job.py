@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from manyhands.comm import Communicator
 JOB_FILE = "job.pickle"
 ERROR_FILE = "error.json"
+_TURN = 2.0  # seconds between two processes of a host, in which the first may tell of a hang
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +151,8 @@ def join(job: Job, comm: MPI.Comm, folder: Path, *, leader: bool) -> dict[str, A
     """Do this process's part of a job in a group that somebody else started.
 
     Collective over `comm`. `folder` is private to this host and shared by its processes; one of
-    them is its `leader` and watches over the others.
+    them is its `leader` and watches over the others. These watch as well, with more patience: it
+    may be the leader who hangs.
     """
     if comm.size == 1 or not (folder / BOARD_FILE).exists():
         _make_board(folder, comm.size)
@@ -160,7 +162,8 @@ def join(job: Job, comm: MPI.Comm, folder: Path, *, leader: bool) -> dict[str, A
     heart = None
     if watched:
         faulthandler.register(signal.SIGUSR1)  # by which the leader asks for our stack
-        heart = Heart(folder, comm.size, Path(job.output), job.config.timeout) if leader else None
+        patience = job.config.timeout + (0.0 if leader else _TURN * comm.rank)
+        heart = Heart(folder, comm.size, Path(job.output), patience)
     handlers = {}
     for signum in (signal.SIGINT, signal.SIGTERM):
         with suppress(ValueError):  # only the main thread may; elsewhere signals stay the caller's

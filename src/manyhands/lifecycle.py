@@ -161,12 +161,12 @@ def capture(worker: Worker) -> Part:
         "epochs": [asdict(epoch) for epoch in worker.epochs],
         "seconds": clock.seconds(),
         "evaluation": clock.evaluation,
-        "facts": copy.deepcopy(worker.facts),  # written later, while the worker goes on
-        "strategy": copy.deepcopy(counts),
+        "facts": worker.facts,
+        "strategy": counts,
         "balance": worker.balance.state() if worker.balance else None,
         "privacy": worker.mechanism.spent() if worker.mechanism else {},
     }
-    return Part(tensors, numbers)
+    return Part(tensors, copy.deepcopy(numbers))  # written later, while the worker goes on
 
 
 def _optimizer_states(worker: Worker) -> list[dict[str, Tensor]]:

@@ -38,7 +38,7 @@ def main(folder: Path) -> None:
         raise SystemExit(error.exit_code) from None
     try:
         if at_home():
-            Board(folder / BOARD_FILE, comm.size).enter(comm.rank)  # so that our death has a name
+            Board(folder / BOARD_FILE, comm.size).announce(comm.rank)
         arrival = arrive(comm, folder)
         _work(arrival, comm, channel)
     except BaseException as error:

@@ -1,8 +1,12 @@
-"""Injects faults into real runs and says what became of them: `python tests/faults/matrix.py`.
+"""Injects faults into real runs and says what became of them: `make faults`.
 
-Every strategy × the phases of a run × {SIGKILL, SIGSTOP}: the others must end, with a message that
-names the rank, and leave no process and nothing in shared memory. Where the strategy can go on from
-a checkpoint, the run is resumed, and must end with the very bits of a run never disturbed.
+Every strategy × the phases of a run × {SIGKILL, SIGSTOP}, its rank 0, its masters, the launcher,
+signals, a full disk: the others must end, with a message that names the rank, and leave no process
+and nothing in shared memory. The run is then resumed from its last checkpoint: where the strategy
+is deterministic, to the very bits of a run never disturbed; elsewhere with every update counted
+once. Other faults have tests of their own, which run as well (`rows.py`).
+
+What was found is kept case by case: a matrix that was interrupted goes on where it was.
 """
 
 from __future__ import annotations
@@ -11,41 +15,57 @@ import argparse
 import hashlib
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import page
+import rows
+
+from manyhands.record import cores
 from manyhands.strategies import STRATEGIES
-from manyhands.testing import Faults
+from manyhands.testing import VARIABLE, Faults
 
 PHASES = ("start", "load", "gradient", "exchange", "update", "checkpoint", "evaluate", "record")
-STEP = {
-    "gradient": 45,
-    "exchange": 45,
-    "update": 45,
-    "checkpoint": 40,
-    "evaluate": 40,
-    "record": 80,
-}
-TIMEOUT = 8  # seconds without a word until a stopped worker counts as hanging
-COUNTED = ("promised", "hung", "orphans", "residue")
-LIMIT = 90  # seconds after which the case itself counts as hung
-OPTIONS = {
-    "sequential": ["--workers", "1"],
-    "server": ["--workers", "2", "--masters", "1"],
-}
+STEP = {"gradient": 45, "exchange": 45, "update": 45, "checkpoint": 40, "evaluate": 40, "serve": 45}
+TIMEOUT = 10  # seconds without a word until a stopped worker counts as hanging
+LIMIT = 120  # seconds after which the case itself counts as hung
+LONG = 60  # epochs of a run that is struck from outside
+WORKERS = 2
+
+
+@dataclass(frozen=True)
+class Case:
+    """One fault: what strikes whom, and when."""
+
+    strategy: str
+    action: str  # kill, stop, fail_write; or of the launcher: kill-launcher, SIGINT, SIGTERM
+    phase: str = ""
+    rank: int = 1
+
+    @property
+    def outside(self) -> bool:
+        """Whether it is struck from outside, at the launcher."""
+        return not self.phase
+
+    def __str__(self) -> str:
+        where = f"rank {self.rank} in {self.phase}" if self.phase else "the launcher"
+        return f"{self.strategy}: {self.action}, {where}"
 
 
 @dataclass
 class Outcome:
     """What became of one case."""
 
-    strategy: str
-    phase: str
-    action: str
+    case: Case
     code: int | None = None
     seconds: float = 0.0
     hung: bool = False
@@ -54,143 +74,49 @@ class Outcome:
     residue: int = 0
     resumed: str = "–"
     lost_steps: int | None = None
+    said: str = ""
 
     @property
     def promised(self) -> bool:
         """Whether it ended as promised."""
-        ended = not self.hung and self.code not in (0, None)
-        return (
-            ended
-            and self.named
-            and not self.orphans
-            and not self.residue
-            and self.resumed != "wrong"
-        )
+        wanted = {"SIGINT": 130, "SIGTERM": 143, "kill-launcher": -signal.SIGKILL}
+        ended = self.code == wanted.get(self.case.action, 1)
+        left = self.orphans or self.residue
+        return ended and self.named and not left and not self.resumed.startswith("wrong")
 
 
-def shared() -> set[str]:
-    """Return what is in shared memory and in nobody's use: runs beside this one do not count."""
-    used = set()
-    for path in Path("/proc").glob("[0-9]*/maps"):
-        try:
-            used |= {
-                line.rpartition("/")[2]
-                for line in path.read_text().splitlines()
-                if "/dev/shm/" in line
-            }
-        except OSError:
-            continue
-    return {path.name for path in Path("/dev/shm").iterdir()} - used
+def cases() -> Iterator[Case]:
+    """Yield every fault that is struck."""
+    for strategy, kind in STRATEGIES.items():
+        size = processes(strategy)
+        rank = min(1, size - 1)
+        for phase in phases(strategy):
+            yield Case(strategy, "kill", phase, rank)
+            yield Case(strategy, "stop", phase, rank)
+        if size > 1:
+            yield Case(strategy, "kill", "gradient", 0)
+        for master in range(workers(strategy), size):
+            for phase in ("load", "serve", "checkpoint"):
+                yield Case(strategy, "kill", phase, master)
+            yield Case(strategy, "stop", "serve", master)
+        yield Case(strategy, "fail_write", "checkpoint", 0)
+        yield Case(strategy, "fail_write", "record", 0)
+        for action in ("kill-launcher", "SIGINT", "SIGTERM"):
+            yield Case(strategy, action)
+        assert kind.supports.resume, f"{strategy} cannot go on from a checkpoint"
 
 
-def orphans(folder: Path) -> list[int]:
-    """Return the processes whose command line names a job of this case."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            line = path.read_bytes()
-        except OSError:
-            continue
-        if (
-            str(folder).encode() in line
-            and b"manyhands" in line
-            and path.parent.name != str(os.getpid())
-        ):
-            found.append(int(path.parent.name))
-    return found
+def workers(strategy: str) -> int:
+    return WORKERS if STRATEGIES[strategy].supports.many else 1
 
 
-def train(strategy: str, output: Path, *more: str) -> list[str]:
-    """Return the command of one small run: 2 epochs of 40 steps."""
-    line = [
-        sys.executable,
-        "-m",
-        "manyhands",
-        "train",
-        "--strategy",
-        strategy,
-        "--output",
-        str(output),
-    ]
-    line += ["--data", "blobs", "--model", "mlp", "--epochs", "2", "--kernels", "default"]
-    line += [
-        "--batch-size",
-        "50",
-        "--timeout",
-        str(TIMEOUT),
-        *OPTIONS.get(strategy, ["--workers", "2"]),
-    ]
-    if STRATEGIES[strategy].supports.resume:
-        line += ["--checkpoint-every", "20steps"]
-    return [*line, *more]
-
-
-def run(line: list[str], temporary: Path) -> tuple[int | None, str]:
-    """Run a command to its end; None for the exit code if it did not end in time."""
-    environment = {**os.environ, "TMPDIR": str(temporary)}
-    process = subprocess.Popen(
-        line, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
-    try:
-        _, said = process.communicate(timeout=LIMIT)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        _, said = process.communicate()
-        return None, said
-    return process.returncode, said
-
-
-def weights(output: Path) -> str:
-    return hashlib.sha256((output / "model.safetensors").read_bytes()).hexdigest()
-
-
-def when(strategy: str, phase: str) -> int:
-    """Return the step at which worker 1 passes the phase; whole batches halve the steps."""
-    if strategy == "averaging" and phase == "exchange":
-        return 80  # the only average is at the end
-    step = STEP.get(phase, 0)
-    return step // 2 + 5 * (step == 45) if STRATEGIES[strategy].supports.whole_batches else step
-
-
-def case(strategy: str, phase: str, action: str, expected: str | None) -> Outcome:
-    """Strike one worker of one run, and look at what is left."""
-    outcome = Outcome(strategy, phase, action)
-    rank = 0 if strategy == "sequential" else 1
-    faults = Faults()
-    getattr(faults, action)(rank=rank, step=when(strategy, phase), phase=phase)
-    with tempfile.TemporaryDirectory(prefix="faults-") as place:
-        folder, output = Path(place), Path(place) / "run"
-        before, begin = shared(), time.monotonic()
-        with faults:
-            outcome.code, said = run(train(strategy, output), folder)
-        outcome.seconds = round(time.monotonic() - begin, 1)
-        outcome.hung = outcome.code is None
-        outcome.named = f"rank {rank} died" in said or f"missing: rank {rank} " in said
-        time.sleep(0.5)
-        outcome.orphans = len(orphans(folder))
-        outcome.residue = len(shared() - before)
-        if STRATEGIES[strategy].supports.resume and expected:
-            _resume(outcome, strategy, output, folder, expected)
-    return outcome
-
-
-def _resume(outcome: Outcome, strategy: str, output: Path, folder: Path, expected: str) -> None:
-    """Go on with the run, where a checkpoint had been written, and compare the end."""
-    steps = sorted(int(p.name.removeprefix("step-")) for p in output.glob("checkpoints/step-*"))
-    if not steps:
-        outcome.resumed = "no checkpoint yet"
-        return
-    outcome.lost_steps = max(0, when(strategy, outcome.phase) - steps[-1])
-    line = [sys.executable, "-m", "manyhands", "train", "--resume", str(output)]
-    code, _ = run(line, folder)
-    outcome.resumed = "same bits" if code == 0 and weights(output) == expected else "wrong"
+def processes(strategy: str) -> int:
+    return STRATEGIES[strategy]().processes(workers(strategy))
 
 
 def phases(strategy: str) -> list[str]:
     """Return the phases that a worker of this strategy passes."""
     absent = set()
-    if not STRATEGIES[strategy].supports.resume:
-        absent |= {"checkpoint"}
     if strategy in ("sequential", "hogwild"):
         absent |= {"exchange"}  # nothing is sent
     if not STRATEGIES[strategy].supports.together:
@@ -200,64 +126,235 @@ def phases(strategy: str) -> list[str]:
     return [phase for phase in PHASES if phase not in absent]
 
 
-def undisturbed(strategy: str) -> str:
+def when(case: Case) -> int:
+    """Return the step from which on the fault strikes; whole batches halve a worker's steps."""
+    step = STEP.get(case.phase, 0)
+    if case.strategy == "averaging" and case.phase == "exchange":
+        return 80  # the only average is at the end
+    return step // 2 if STRATEGIES[case.strategy].supports.whole_batches else step
+
+
+def train(
+    strategy: str, output: Path, *, epochs: int = 2, every: str = "10steps", timeout: int = TIMEOUT
+) -> list[str]:
+    """Return the command of one small run, of 40 updates an epoch."""
+    line = [sys.executable, "-m", "manyhands", "train", "--strategy", strategy]
+    line += ["--output", str(output), "--data", "blobs", "--model", "mlp", "--kernels", "default"]
+    line += ["--batch-size", "50", "--workers", str(workers(strategy))]
+    line += ["--timeout", str(timeout), "--epochs", str(epochs), "--checkpoint-every", every]
+    return line
+
+
+def long(strategy: str, output: Path) -> list[str]:
+    """Return the command of a run that lasts long enough to be struck from outside."""
+    return train(strategy, output, epochs=LONG, every="100steps")
+
+
+def run(
+    line: list[str],
+    temporary: Path,
+    faults: str = "",
+    strike: Callable[[subprocess.Popen[str]], None] | None = None,
+) -> tuple[int | None, str]:
+    """Run a command to its end; None for the exit code if it did not end in time."""
+    environment = {**os.environ, "TMPDIR": str(temporary)} | ({VARIABLE: faults} if faults else {})
+    process = subprocess.Popen(
+        line, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    striker = threading.Thread(target=strike or (lambda _: None), args=(process,))
+    striker.start()
+    try:
+        _, said = process.communicate(timeout=LIMIT)
+        return process.returncode, said
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return None, process.communicate()[1]
+    finally:
+        striker.join()
+
+
+def checkpoints(output: Path) -> list[int]:
+    """Return the steps of the checkpoints that are there."""
+    return sorted(int(p.name.removeprefix("step-")) for p in output.glob("checkpoints/step-*"))
+
+
+def eventually(condition: Callable[[], bool], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def shared() -> set[str]:
+    """Return what is in shared memory and in nobody's use: runs beside this one do not count."""
+    used = set()
+    for path in Path("/proc").glob("[0-9]*/maps"):
+        try:
+            lines = path.read_text().splitlines()
+        except OSError:
+            continue
+        used |= {line.rpartition("/")[2] for line in lines if "/dev/shm/" in line}
+    return {path.name for path in Path("/dev/shm").iterdir()} - used
+
+
+def alive(folder: Path) -> list[int]:
+    """Return the processes whose command line names a job of this case."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = path.read_bytes()
+        except OSError:
+            continue
+        if str(folder).encode() in line and b"manyhands" in line:
+            found.append(int(path.parent.name))
+    return [pid for pid in found if pid != os.getpid()]
+
+
+def strike(case: Case, expected: str | None, *, go_on: bool = True) -> Outcome:
+    """Do one case, and look at what is left; `expected` are the weights of a run left alone."""
+    outcome, before = Outcome(case), shared()
+    with tempfile.TemporaryDirectory(prefix="faults-") as place:
+        folder, output = Path(place), Path(place) / "run"
+        begin = time.monotonic()
+        if case.outside:
+            outcome.code, said = run(
+                long(case.strategy, output), folder, strike=_outside(case, output)
+            )
+        else:
+            planned = Faults()
+            getattr(planned, case.action)(rank=case.rank, step=when(case), phase=case.phase)
+            faults = {"struck": place, "faults": [asdict(fault) for fault in planned.faults]}
+            outcome.code, said = run(train(case.strategy, output), folder, json.dumps(faults))
+        outcome.seconds = round(time.monotonic() - begin, 1)
+        outcome.hung = outcome.code is None
+        outcome.named = names(case, said)
+        eventually(lambda: not alive(folder), 10)
+        eventually(lambda: not shared() - before, 5)
+        outcome.orphans, outcome.residue = len(alive(folder)), len(shared() - before)
+        if go_on:
+            _go_on(outcome, output, folder, expected, said)
+        outcome.said = "" if outcome.promised else said[-2000:]
+    return outcome
+
+
+def _outside(case: Case, output: Path) -> Callable[[subprocess.Popen[str]], None]:
+    """Return what strikes a launcher as soon as its run has written a checkpoint."""
+    number = signal.SIGKILL if case.action == "kill-launcher" else signal.Signals[case.action]
+
+    def hit(process: subprocess.Popen[str]) -> None:
+        eventually(lambda: bool(checkpoints(output)) or process.poll() is not None, LIMIT)
+        process.send_signal(number)
+
+    return hit
+
+
+def names(case: Case, said: str) -> bool:
+    """Say whether the message tells what it must: the rank, the disk, how to go on."""
+    if case.action == "kill-launcher":
+        return True  # nobody is left to tell
+    if case.outside:
+        return "--resume" in said
+    if case.action == "fail_write":
+        return "File too large" in said
+    return f"rank {case.rank} died" in said or f"missing: rank {case.rank} " in said
+
+
+def _go_on(outcome: Outcome, output: Path, folder: Path, expected: str | None, said: str) -> None:
+    """Go on with the run, where a checkpoint had been written, and look at its end."""
+    case, steps = outcome.case, checkpoints(output)
+    if not steps:
+        outcome.resumed = "no checkpoint yet"
+        return
+    pattern = rf"rank {case.rank} (?:at step (\d+)|\(\w+ \w+, step (\d+)\))"
+    told = [int(a or b) for a, b in re.findall(pattern, said)]
+    if told and case.rank < workers(case.strategy):
+        outcome.lost_steps = max(0, max(told) - steps[-1])
+    line = [sys.executable, "-m", "manyhands", "train", "--resume", str(output)]
+    code, end = run([*line, "--timeout", "60"], folder)
+    if code != 0:
+        outcome.resumed = f"wrong: exit {code}: {end[-300:]}"
+    elif expected is not None:
+        outcome.resumed = "same bits" if weights(output) == expected else "wrong: other bits"
+    else:
+        outcome.resumed = complete(output)
+
+
+def weights(output: Path) -> str:
+    return hashlib.sha256((output / "model.safetensors").read_bytes()).hexdigest()
+
+
+def complete(output: Path) -> str:
+    """Say whether a run that does not repeat itself has counted every update, once."""
+    record = json.loads((output / "run.json").read_text())
+    examples = record["config"]["epochs"] * record["data"]["train"]
+    updates = sum(record["strategy"]["staleness"]["histogram"].values())
+    steps = sum(w["steps"] for w in record["workers"] if w["role"] == "worker")
+    right = record["result"]["examples"] == examples and updates == steps
+    return "nothing lost" if right else f"wrong: {record['result']['examples']}, {updates}, {steps}"
+
+
+def undisturbed(strategy: str, *, outside: bool) -> str | None:
+    """Return the weights of a run left alone; None where runs do not repeat themselves."""
+    if not STRATEGIES[strategy].supports.deterministic:
+        return None
     with tempfile.TemporaryDirectory(prefix="faults-") as place:
         output = Path(place) / "run"
-        code, said = run(train(strategy, output), Path(place))
+        code, said = run((long if outside else train)(strategy, output), Path(place))
         if code != 0:
             raise SystemExit(f"{strategy} fails undisturbed: {said}")
         return weights(output)
 
 
-def page(outcomes: list[Outcome]) -> str:
-    """Return the table by strategy, and what it means."""
-    names = ("faults", "as promised", "hung", "orphans", "left in shared memory")
-    lines = ["| strategy | " + " | ".join(names) + " | resumed, same bits |", "|" + "---|" * 7]
-    for strategy in dict.fromkeys(o.strategy for o in outcomes):
-        mine = [o for o in outcomes if o.strategy == strategy]
-        resumed = [o for o in mine if o.resumed in ("same bits", "wrong")]
-        same = sum(o.resumed == "same bits" for o in resumed)
-        counts = [len(mine), *(sum(getattr(o, n) for o in mine) for n in COUNTED)]
-        told = f"{same} of {len(resumed)}" if resumed else "–"
-        lines.append(f"| {strategy} | {' | '.join(map(str, counts))} | {told} |")
-    lost = max((o.lost_steps or 0 for o in outcomes), default=0)
-    text = (Path(__file__).parent / "page.md").read_text()
-    return text.format(table="\n".join(lines), lost=lost)
-
-
-def _write(outcomes: list[Outcome], out: Path | None, to: Path | None) -> None:
-    """Write what is known so far: a matrix that is cut short is still worth something."""
-    if out:
-        out.write_text(json.dumps([asdict(o) for o in outcomes]) + "\n")
-    if to:
-        to.write_text(page(outcomes))
+def known(path: Path) -> dict[str, Outcome]:
+    """Return the outcomes that an interrupted matrix had found."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    found = [json.loads(line) for line in lines]
+    return {str(Case(**o["case"])): Outcome(**{**o, "case": Case(**o["case"])}) for o in found}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--strategies", default=",".join(STRATEGIES))
-    parser.add_argument("--actions", default="kill,stop")
-    parser.add_argument("--out", type=Path, help="write the outcomes as JSON")
+    parser.add_argument("--jobs", type=int, default=cores() + 1, help="cases at once")
+    parser.add_argument("--out", type=Path, required=True, help="write the outcomes as JSON")
     parser.add_argument("--page", type=Path, help="write the table as a page")
     options = parser.parse_args()
-    outcomes = []
-    for strategy in options.strategies.split(","):
-        expected = undisturbed(strategy) if STRATEGIES[strategy].supports.resume else None
-        for phase in phases(strategy):
-            for action in options.actions.split(","):
-                outcome = case(strategy, phase, action, expected)
-                outcomes.append(outcome)
-                mark = "as promised" if outcome.promised else "NOT AS PROMISED"
-                print(f"{strategy:10} {phase:10} {action:5} {mark}: {asdict(outcome)}", flush=True)
-                _write(outcomes, options.out, options.page)
-    kept = sum(o.promised for o in outcomes)
-    hung, left = sum(o.hung for o in outcomes), sum(o.orphans for o in outcomes)
-    residue = sum(o.residue for o in outcomes)
-    print(
-        f"{len(outcomes)} faults, {kept} ended as promised, {hung} hung, {left} orphans", end=", "
-    )
-    print(f"{residue} left in shared memory")
-    return int(kept < len(outcomes))
+    chosen = [case for case in cases() if case.strategy in options.strategies.split(",")]
+    partial = options.out.with_suffix(".partial.jsonl")
+    done, lock = known(partial), threading.Lock()
+    wanted = dict.fromkeys((c.strategy, c.outside) for c in chosen if str(c) not in done)
+    begin = time.monotonic()
+    with ThreadPoolExecutor(options.jobs) as pool:
+        ends = dict(
+            zip(wanted, pool.map(lambda w: undisturbed(w[0], outside=w[1]), wanted), strict=True)
+        )
+
+        def do(case: Case) -> None:
+            # What a stopped worker leaves is what a killed one leaves; once is enough to see it.
+            again = case.action != "stop" or case.phase == "checkpoint"
+            outcome = strike(case, ends[case.strategy, case.outside], go_on=again)
+            with lock, partial.open("a") as file:
+                file.write(json.dumps(asdict(outcome)) + "\n")
+                done[str(case)] = outcome
+            mark = "as promised" if outcome.promised else "NOT AS PROMISED"
+            print(
+                f"{case}: {mark}; {outcome.resumed}; {outcome.seconds} s {outcome.said}", flush=True
+            )
+
+        list(pool.map(do, [case for case in chosen if str(case) not in done]))
+    outcomes, tested = [done[str(case)] for case in chosen], rows.check()
+    text = page.summary(outcomes, tested)
+    found = {"seconds": round(time.monotonic() - begin), "rows": tested}
+    found["outcomes"] = [{**asdict(o), "promised": o.promised} for o in outcomes]
+    options.out.write_text(json.dumps(page.about() | found, indent=1) + "\n")
+    if options.page:
+        options.page.write_text(page.written(outcomes, tested))
+    partial.unlink(missing_ok=True)
+    print(text)
+    kept = all(o.promised for o in outcomes) and all(page.holds(row) for row in tested)
+    return int(not kept)
 
 
 if __name__ == "__main__":

@@ -114,6 +114,7 @@ def test_going_on_is_never_having_stopped(folder, strategy, optimizer):
         assert resumed.step == whole.step
         assert [e.test_accuracy for e in resumed.epochs] == [e.test_accuracy for e in whole.epochs]
         assert resumed.losses == whole.losses
+        assert resumed.facts == whole.facts
 
 
 def test_one_worker_alone_goes_on(folder):

@@ -12,7 +12,7 @@ import pytest
 
 from manyhands.board import Board
 from manyhands.errors import WorkerError
-from manyhands.guard import Guard
+from manyhands.guard import Guard, hangs, report
 
 SHARED = Path("/dev/shm")
 pytestmark = pytest.mark.skipif(not SHARED.is_dir(), reason="this system has no /dev/shm")
@@ -98,6 +98,16 @@ def test_who_is_gone_first_is_remembered(board, tmp_path):
         for worker in workers:
             worker.kill()
             worker.wait()
+
+
+def test_one_who_has_only_begun_may_take_long(board, tmp_path):
+    board.announce(0)
+    assert board.read()[0].pid == os.getpid()
+    assert not hangs(board.read(), 0.0)
+    enter(board, 1, os.getpid(), "load")
+    board.rows[1, 4] -= 50
+    assert hangs(board.read(), 10)
+    assert "rank 0 (in start, step 0), 0 s ago" in str(report(board.read(), tmp_path, 10))
 
 
 def test_one_who_is_done_may_go(board, tmp_path):

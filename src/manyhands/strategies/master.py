@@ -112,7 +112,6 @@ class Master:
         for k in range(len(self.answers)):
             self._answer(k, self.status)
         self.messages.wait_all(list(self.sent.values()))
-        self.worker.step = self.version
 
     def _take(self, k: int) -> None:
         """Look at what worker k has sent."""
@@ -149,6 +148,7 @@ class Master:
             group["lr"] = rate * self._factor(tau)
         self.optimizer.step()
         self.version += 1
+        self.worker.step = self.version
         for k in pushers:
             self.clocks[k] += 1
             self.stale[tau] += 1

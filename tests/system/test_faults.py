@@ -1,0 +1,135 @@
+"""Faults struck into real runs: a few of those that `make faults` strikes, and some others."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
+import matrix
+from matrix import Case
+
+from manyhands import mpis
+from manyhands.testing import VARIABLE, Faults
+
+SMALL = ["--model", "mlp", "--kernels", "default", "--checkpoint-every", "10steps"]
+
+
+def manyhands(*arguments):
+    line = [sys.executable, "-m", "manyhands", "train", *map(str, arguments)]
+    return subprocess.run(line, capture_output=True, text=True, timeout=100, check=False)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("sync", "kill", "exchange"),
+        Case("server", "kill", "load"),
+        Case("server", "kill", "serve", 2),
+        Case("hogwild", "kill", "checkpoint"),
+        Case("gossip", "stop", "checkpoint"),
+    ],
+    ids=str,
+)
+def test_a_fault_ends_as_promised(case):
+    outcome = matrix.strike(case, matrix.undisturbed(case.strategy, outside=False))
+    assert outcome.promised, outcome
+
+
+def data(path, seed):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(400, 6)).astype(np.float32)
+    np.savez(path, train_x=x, train_y=(x.sum(axis=1) > 0).astype(np.int64))
+
+
+def test_data_that_changed_since_the_checkpoint_is_refused(tmp_path):
+    data(tmp_path / "mine.npz", 0)
+    output = tmp_path / "run"
+    given = ["--data", tmp_path / "mine.npz", "--epochs", 5, "--batch-size", 40]
+    done = manyhands(*SMALL, *given, "--output", output)
+    assert done.returncode == 0, done.stderr
+    data(tmp_path / "mine.npz", 1)
+    refused = manyhands("--resume", output, "--epochs", 6)
+    assert refused.returncode == 2
+    assert "the data has changed" in refused.stderr
+
+
+def test_a_checkpoint_of_another_run_is_refused(tmp_path):
+    output = tmp_path / "run"
+    done = manyhands(*SMALL, "--data", "blobs", "--strategy", "gossip", "--output", output)
+    assert done.returncode == 0, done.stderr
+    for given, message in (
+        (["--strategy", "sync"], "strategy is 'sync', but the run"),
+        (["--workers", "3"], "their number stays"),
+        (["--model", "mlp6"], "model is 'mlp6', but the run"),
+    ):
+        refused = manyhands("--resume", output, *given)
+        assert refused.returncode == 2
+        assert message in refused.stderr
+
+
+def listening(pid):
+    """Return the addresses beyond the host that a process listens on, as the kernel has them."""
+    inodes = set()
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            target = os.readlink(entry)
+        except OSError:
+            continue
+        if target.startswith("socket:["):
+            inodes.add(target[8:-1])
+    found = []
+    for table in ("tcp", "tcp6", "udp", "udp6"):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            local = fields[1].rpartition(":")[0]
+            home = local.endswith("7F") or local == "0" * 24 + "01000000"
+            waits = fields[3] == "0A" or table.startswith("udp")
+            if fields[9] in inodes and waits and not home:
+                found.append(fields[1])
+    return found
+
+
+@pytest.mark.parametrize("strategy", ["sync", "server", "hogwild"])
+def test_no_worker_listens_beyond_the_host(tmp_path, strategy):
+    from manyhands.board import Board
+
+    processes = matrix.processes(strategy)
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    line = matrix.train(strategy, tmp_path / "run", epochs=100_000, timeout=60)
+    run = subprocess.Popen(line, env=environment, stderr=subprocess.DEVNULL)
+    try:
+        notes = []
+        deadline = time.monotonic() + 60
+        while len(notes) < processes or any(note.step < 3 for note in notes):
+            assert time.monotonic() < deadline
+            boards = tmp_path.glob("manyhands-*/*/board")
+            notes = [note for board in boards for note in Board(board, processes).read()]
+            time.sleep(0.1)
+        assert [listening(note.pid) for note in notes] == [[]] * processes
+    finally:
+        run.terminate()
+        run.wait(30)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("mpi", ["mpich", "openmpi"])
+def test_a_hang_in_a_group_of_others_becomes_a_report(tmp_path, monkeypatch, mpi, rank):
+    """Under somebody's mpiexec each process watches over its host, whoever it is that hangs."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    arguments = ["-m", "manyhands", "train", "--data", "blobs", "--model", "mlp", "--epochs", "9"]
+    arguments += ["--kernels", "default", "--timeout", "8", "--output", str(tmp_path / "run")]
+    line, environment = mpis.command(mpis.find_mpi(mpi), 2, arguments)
+    with Faults().stop(rank=rank, step=5, phase="gradient"):
+        environment[VARIABLE] = os.environ[VARIABLE]
+        done = subprocess.run(
+            line, env=environment, capture_output=True, text=True, timeout=100, check=False
+        )
+    assert done.returncode
+    assert f"missing: rank {rank} (stopped gradient, step 5)" in done.stderr
+    assert "in allreduce" in done.stderr  # the other's stack
+    assert matrix.eventually(lambda: not matrix.alive(tmp_path), 10)
