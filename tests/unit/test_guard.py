@@ -104,10 +104,11 @@ def test_one_who_has_only_begun_may_take_long(board, tmp_path):
     board.announce(0)
     assert board.read()[0].pid == os.getpid()
     assert not hangs(board.read(), 0.0)
-    enter(board, 1, os.getpid(), "load")
+    board.rows[0, 0] = 2**22 + 1  # nobody's
+    enter(board, 1, 2**22 + 1, "load")
     board.rows[1, 4] -= 50
     assert hangs(board.read(), 10)
-    assert "rank 0 (in start, step 0), 0 s ago" in str(report(board.read(), tmp_path, 10))
+    assert "rank 0 (gone start, step 0), 0 s ago" in str(report(board.read(), tmp_path, 10))
 
 
 def test_one_who_is_done_may_go(board, tmp_path):
