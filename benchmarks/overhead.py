@@ -2,7 +2,7 @@
 
 Run under mpiexec: `python benchmarks/overhead.py --out FILE.json`. Both are the product's own
 worker and take turns round by round. With: a note on the board at every phase, the question every
-fourth step whether to stop, a checkpoint each round, and a thread that watches the host. Without:
+fourth step whether to stop, a checkpoint each round, and the thread that watches the host. Without:
 none of these.
 """
 
@@ -13,7 +13,6 @@ import json
 import statistics
 import tempfile
 import time
-from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -21,7 +20,7 @@ from against_ddp import COMM, our_step, our_worker
 from mpi4py import MPI
 
 from manyhands.checkpoint import Every
-from manyhands.watching import watched
+from manyhands.heart import Heart
 from manyhands.worker import Batch, Worker
 
 
@@ -41,16 +40,19 @@ def rounds(worker: Worker, batches: list[Batch], folder: Path, options: argparse
         for name in times:
             on = name == "with"
             worker.board = board if on else Silent()
-            guard = watched(board, COMM.rank, folder, 600.0, print) if on else nullcontext()
-            with guard:
-                COMM.Barrier()
-                begin = time.perf_counter()
-                for i in range(options.steps):
-                    step(batches[i % len(batches)])
-                    if on:
-                        lifecycle.after_step(worker)
-                COMM.Barrier()
-                times[name].append((time.perf_counter() - begin) / options.steps)
+            heart = Heart(folder, COMM.size, folder, timeout=600.0)
+            if on:
+                heart.start()
+            COMM.Barrier()
+            begin = time.perf_counter()
+            for i in range(options.steps):
+                step(batches[i % len(batches)])
+                if on:
+                    lifecycle.after_step(worker)
+            COMM.Barrier()
+            times[name].append((time.perf_counter() - begin) / options.steps)
+            if on:
+                heart.stop()
             lifecycle.writer.wait()
     return times
 

@@ -65,7 +65,7 @@ def test_what_was_captured_stays_as_it_was(tmp_path, monkeypatch):
         balance=None, mechanism=None,
         epochs=[Epoch(1, steps=4)], facts={"consensus_distance": [[2, 0.5]]}, state=None,
         optimizer=torch.optim.SGD(replica.module.parameters(), lr=0.1, momentum=0.9),
-        config=SimpleNamespace(strategy=STRATEGIES["gossip"]()), balance=None,
+        config=SimpleNamespace(strategy=STRATEGIES["gossip"]()),
     )  # fmt: skip
     gate = threading.Event()
     write = checkpoint._write_part
