@@ -1,7 +1,7 @@
 """Compare the speed with PyTorch DDP and Hogwild, with Opacus, and of our own parts: `make bench`.
 
-Also the all-reduces, and runs with a slow worker with and without a load balancer. Every figure is a
-ratio within one run. Prints one table (ours, theirs, ratio, bar, pass) and writes the records to
+Also the all-reduces, and runs with a slow worker with and without a load balancer. Every figure is
+a ratio within one run. Prints one table (ours, theirs, ratio, bar, pass) and writes the records to
 benchmarks/results/.
 """
 

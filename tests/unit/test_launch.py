@@ -5,7 +5,7 @@ import pickle
 import pytest
 
 from manyhands import errors, launch
-from manyhands.board import Board, Note
+from manyhands.board import Board
 from manyhands.errors import LaunchError
 from manyhands.job import ERROR_FILE, JOB_FILE, Job, fail, raised
 from manyhands.options import configure
@@ -42,8 +42,8 @@ PRTE = "prterun noticed that process rank {} with PID 99 on node host exited on 
     ],
 )
 def test_who_died_is_known_by_what_was_seen_and_what_mpiexec_tells(said, gone, dead):
-    notes = [Note(rank, 100 + rank, 5, 9, "gradient", 0.0) for rank in range(3)]
-    assert launch._dead(said, notes, gone) == dead
+    pids = {rank: 100 + rank for rank in range(3)}
+    assert launch._dead(said, pids, gone) == dead
 
 
 def test_a_job_travels(tmp_path):
