@@ -56,7 +56,8 @@ class Lifecycle:
         config = worker.config
         self.about = about
         self.every = parse_every(config.checkpoint_every) if config.checkpoint_every else None
-        self.writer = Writer(output, worker.rank, worker.comm.size, config.keep, config.timeout)
+        patience = 2 * config.timeout  # whoever hangs is told of before
+        self.writer = Writer(output, worker.rank, worker.comm.size, config.keep, patience)
         self.written = time.monotonic()
         self.mark = Mark(0)
 
