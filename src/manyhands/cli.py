@@ -33,9 +33,19 @@ def train(
     json_: Annotated[
         bool, Parameter(name="--json", negative="", help="print the result as one JSON object")
     ] = False,
+    slurm: Annotated[
+        bool, Parameter(negative="", help="submit it to Slurm as a batch job, and follow that")
+    ] = False,
+    nodes: Annotated[int | None, Parameter(help="how many nodes of Slurm")] = None,
+    sbatch_options: Annotated[str | None, Parameter(help="more options for sbatch")] = None,
     **given: Any,
 ) -> None:
     """Train one model once, and write its record."""
+    if slurm or nodes or sbatch_options:
+        from manyhands.slurm import train as by_slurm
+
+        also = ["--json"] if json_ else []
+        raise SystemExit(by_slurm(given, also, asked=slurm, nodes=nodes, options=sbatch_options))
     from manyhands.fitting import fit
 
     command = "manyhands " + " ".join(sys.argv[1:])

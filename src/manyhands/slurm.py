@@ -1,0 +1,188 @@
+"""Hands a run to Slurm: writes a batch script, submits it, and shows its output until it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from manyhands import validate
+from manyhands.config import RunConfig
+from manyhands.errors import ConfigError, LaunchError
+from manyhands.options import configure
+
+SCRIPT_FILE, LOG_FILE, EXIT_FILE = "slurm.sh", "slurm.log", "slurm.exit"
+_ASK = 10.0  # seconds between two questions whether the job is still there
+_POLL = 0.5  # seconds between two looks at the job's output
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """One run as a batch job.
+
+    Attributes:
+        config: The run.
+        folder: Where script, log and exit code go; on a file system that the nodes see.
+        arguments: What `manyhands train` gets in the job, its output folder included.
+        nodes: How many nodes; None leaves it to Slurm.
+        options: More options for sbatch, e.g. "--partition=short --time=30".
+    """
+
+    config: RunConfig
+    folder: Path
+    arguments: list[str]
+    nodes: int | None = None
+    options: str | None = None
+
+    @property
+    def script(self) -> str:
+        """The batch script."""
+        config = self.config
+        cores = config.threads or 1
+        about = {"job-name": config.name or f"manyhands-{config.strategy.name}"}
+        about |= {"nodes": str(self.nodes)} if self.nodes else {}
+        about |= {"ntasks": str(config.processes), "cpus-per-task": str(cores)}
+        head = [f"#SBATCH --{name}={value}" for name, value in about.items()]
+        head += [f"#SBATCH {option}" for option in shlex.split(self.options or "")]
+        pmi = "pmix" if config.mpi == "openmpi" else "pmi2"
+        line = ["srun", f"--mpi={pmi}", "--kill-on-bad-exit", f"--cpus-per-task={cores}"]
+        line += [sys.executable, "-m", "manyhands", "train", *self.arguments]
+        note = shlex.quote(str(self.folder / EXIT_FILE))
+        tail = ["code=$?", f"echo $code > {note}.part && mv {note}.part {note}", "exit $code"]
+        return "\n".join(["#!/bin/sh", *head, shlex.join(line), *tail, ""])
+
+
+def train(
+    given: Mapping[str, Any],
+    also: list[str],
+    *,
+    asked: bool,
+    nodes: int | None,
+    options: str | None,
+) -> int:
+    """Do `manyhands train` with these options as a batch job; returns its exit code.
+
+    Args:
+        given: The options of the run.
+        also: Flags of `manyhands train` that are none of the run's.
+        asked: Whether Slurm was asked for; without, the other two would be ignored.
+        nodes: How many nodes.
+        options: More options for sbatch.
+    """
+    if not asked:
+        raise ConfigError(
+            "nodes or sbatch_options is given without slurm; add slurm, or leave it out"
+        )
+    validate.at_least(1, nodes=nodes)
+    given = {name: value for name, value in given.items() if value is not None}
+    config = configure({name: value for name, value in given.items() if name != "resume"})
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    where = given.get("resume") or config.output or f"runs/slurm-{stamp}-{os.getpid()}"
+    folder = Path(where).absolute()
+    if "resume" not in given:
+        given["output"] = str(folder)
+    given["workers"] = config.workers
+    batch = Batch(
+        config=config, folder=folder, arguments=[*flags(given), *also], nodes=nodes, options=options
+    )
+    return submit(batch)
+
+
+def flags(given: Mapping[str, Any]) -> list[str]:
+    """Return options as the command line takes them."""
+    words: list[str] = []
+    for name, value in given.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            text = ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
+            words += [f"--{flag}", text]
+    return words
+
+
+def submit(batch: Batch) -> int:
+    """Submit a run and follow it; returns its exit code. SIGINT and SIGTERM cancel the job.
+
+    Raises:
+        LaunchError: There is no Slurm here, or it refuses the job.
+    """
+    missing = [name for name in ("sbatch", "srun", "scancel") if not shutil.which(name)]
+    if missing:
+        raise LaunchError(
+            f"slurm is asked for, but there is no {missing[0]} here; run this on a login node of a "
+            "Slurm cluster, or leave --slurm out"
+        )
+    if batch.config.strategy.supports.shares_memory:
+        raise ConfigError(
+            f"{batch.config.strategy.name} starts its workers itself, on one host; submit a script "
+            "of your own that calls manyhands train without --slurm"
+        )
+    folder = batch.folder
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / SCRIPT_FILE).write_text(batch.script)
+    (folder / LOG_FILE).unlink(missing_ok=True)
+    (folder / EXIT_FILE).unlink(missing_ok=True)
+    log = folder / LOG_FILE
+    line = ["sbatch", "--parsable", f"--output={log}", str(folder / SCRIPT_FILE)]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise LaunchError(f"sbatch refused the job: {done.stderr.strip()}")
+    job = done.stdout.strip().partition(";")[0]
+    print(f"job {job} is submitted; its output goes to {log}", file=sys.stderr, flush=True)
+    with _cancelling(job):
+        return _followed(job, folder)
+
+
+@contextlib.contextmanager
+def _cancelling(job: str) -> Iterator[None]:
+    """Cancel the job when we are asked to stop; what it does then is what it does on SIGTERM."""
+
+    def cancel(signum: int, _: object) -> None:
+        subprocess.run(["scancel", job], check=False)
+
+    before = {s: signal.signal(s, cancel) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+def _followed(job: str, folder: Path) -> int:
+    """Print what the job writes until it ends; returns its exit code.
+
+    Raises:
+        LaunchError: Slurm ended the job: it was cancelled, or its time was up.
+    """
+    shown, asked = 0, time.monotonic()
+    while True:
+        ended = (folder / EXIT_FILE).exists()
+        if not ended and time.monotonic() - asked > _ASK:
+            asked = time.monotonic()
+            if not _queued(job) and not (folder / EXIT_FILE).exists():
+                raise LaunchError(f"job {job} was ended by Slurm: cancelled, failed or out of time")
+        with contextlib.suppress(FileNotFoundError), (folder / LOG_FILE).open("rb") as file:
+            file.seek(shown)
+            new = file.read()
+            shown += len(new)
+            print(new.decode(errors="replace"), end="", flush=True)
+        if ended:
+            return int((folder / EXIT_FILE).read_text())
+        time.sleep(_POLL)
+
+
+def _queued(job: str) -> bool:
+    """Say whether Slurm still has the job; one that it has forgotten is an error of squeue."""
+    line = ["squeue", "--noheader", "--jobs", job, "--format", "%T"]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    return done.returncode == 0 and bool(done.stdout.strip())

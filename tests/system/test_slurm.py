@@ -1,0 +1,211 @@
+"""Slurm, for real: one node, started for these tests and stopped after them."""
+
+import getpass
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+NEEDED = ("munged", "slurmctld", "slurmd", "srun", "sbatch")
+PATH = os.pathsep.join([os.environ["PATH"], "/usr/sbin", "/usr/local/sbin"])
+MISSING = [name for name in NEEDED if not shutil.which(name, path=PATH)]
+pytestmark = pytest.mark.skipif(
+    bool(MISSING), reason=f"no {', '.join(MISSING)}: apt-get install slurm-wlm munge"
+)
+SMALL = ["--data", "blobs", "--model", "mlp", "--epochs", "1", "--kernels", "default"]
+MANYHANDS = [sys.executable, "-m", "manyhands"]
+
+CONFIGURATION = """
+ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={controller}
+SlurmdPort={daemon}
+SlurmUser={user}
+SlurmdUser={user}
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+CredType=cred/munge
+MpiDefault=pmi2
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+ReturnToService=2
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd.log
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.pid
+AccountingStorageType=accounting_storage/none
+JobAcctGatherType=jobacct_gather/none
+SlurmdParameters=config_overrides
+NodeName={host} NodeAddr=127.0.0.1 CPUs=8 State=UNKNOWN
+PartitionName=all Nodes={host} Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+def free_ports(count):
+    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [each.getsockname()[1] for each in held]
+    for each in held:
+        each.close()
+    return ports
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    """A Slurm of one node with eight (pretended) cores; returns its environment."""
+    folder = tmp_path_factory.mktemp("slurm")
+    for name in ("state", "spool"):
+        (folder / name).mkdir()
+    controller, daemon = free_ports(2)
+    words = {"host": socket.gethostname().partition(".")[0], "user": getpass.getuser()}
+    words |= {"folder": folder, "controller": controller, "daemon": daemon}
+    (folder / "slurm.conf").write_text(CONFIGURATION.format(**words))
+    (folder / "munge.key").write_bytes(os.urandom(1024))
+    (folder / "munge.key").chmod(0o600)
+    environment = {**os.environ, "PATH": PATH, "SLURM_CONF": str(folder / "slurm.conf")}
+    files = {"key-file": "munge.key", "socket": "munge.socket", "pid-file": "munge.pid"}
+    files |= {"log-file": "munge.log", "seed-file": "munge.seed"}
+    options = [f"--{name}={folder / file}" for name, file in files.items()]
+    started = []
+
+    def start(*line):
+        started.append(
+            subprocess.Popen(
+                line, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT
+            )
+        )
+
+    try:
+        start("munged", "--foreground", "--force", *options)
+        start("slurmctld", "-D")
+        start("slurmd", "-D")
+        deadline = time.monotonic() + 60
+        while "idle" not in slurm(environment, "sinfo", "-h", "-o", "%T").stdout:
+            assert time.monotonic() < deadline, [p.read_text() for p in folder.glob("*.log")]
+            time.sleep(0.2)
+        yield environment
+    finally:
+        for process in reversed(started):
+            process.terminate()
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def slurm(environment, *line, cwd=None):
+    return subprocess.run(
+        list(map(str, line)),
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        cwd=cwd,
+        check=False,
+    )
+
+
+def record(folder):
+    return json.loads((folder / "run.json").read_text())
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_srun_starts_one_group_with_the_threads_it_grants(cluster, tmp_path, cores):
+    srun = ["srun", "-n", 3, "-c", cores, "--mpi=pmi2"]
+    done = slurm(cluster, *srun, *MANYHANDS, "train", *SMALL, "--output", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("test accuracy") == 1
+    run = record(tmp_path / "run")
+    assert (run["processes"], run["config"]["workers"]) == (3, 3)
+    assert run["machine"]["threads_per_worker"] == cores
+    assert "MPICH" in run["machine"]["mpi"]
+
+
+def test_srun_with_pmix_starts_open_mpi(cluster, tmp_path):
+    probe = slurm(cluster, "srun", "--mpi=pmix", "true")
+    if probe.returncode:
+        pytest.skip(f"this Slurm has no PMIx: {probe.stderr.splitlines()[0]}")
+    srun = ["srun", "-n", 2, "--mpi=pmix"]
+    done = slurm(cluster, *srun, *MANYHANDS, "train", *SMALL, "--output", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    run = record(tmp_path / "run")
+    assert run["processes"] == 2
+    assert "Open MPI" in run["machine"]["mpi"]
+
+
+def test_tasks_without_an_mpi_interface_are_refused_once(cluster, tmp_path):
+    srun = ["srun", "-n", 2, "--mpi=none"]
+    done = slurm(cluster, *srun, *MANYHANDS, "train", *SMALL, "--output", tmp_path / "run")
+    assert done.returncode == 3
+    assert done.stderr.count("manyhands:") == 1, done.stderr
+    assert "srun --mpi=pmi2" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_option_that_cannot_work_is_told_once(cluster):
+    done = slurm(cluster, "srun", "-n", 3, "--mpi=pmi2", *MANYHANDS, "train", "--lr", "nan")
+    assert done.returncode == 2
+    assert done.stderr.count("manyhands: lr is nan") == 1, done.stderr
+
+
+def test_a_run_is_submitted_and_followed_to_its_end(cluster, tmp_path):
+    train = ["train", *SMALL, "--workers", 2, "--output", "run", "--slurm", "--nodes", 1]
+    done = slurm(cluster, *MANYHANDS, *train, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "is submitted" in done.stderr
+    assert "test accuracy" in done.stdout
+    run = record(tmp_path / "run")
+    assert run["processes"] == 2
+    assert "srun --mpi=pmi2" in (tmp_path / "run/slurm.sh").read_text()
+
+
+def test_a_job_that_fails_fails_the_command(cluster, tmp_path):
+    (tmp_path / "mine.py").write_text("def make():\n    raise RuntimeError('no hands')\n")
+    train = ["train", "--data", "blobs", "--model", "mine:make", "--output", "run", "--slurm"]
+    done = slurm(
+        {**cluster, "PYTHONPATH": f"{os.environ.get('PYTHONPATH', '')}:{tmp_path}"},
+        *MANYHANDS,
+        *train,
+        cwd=tmp_path,
+    )
+    assert done.returncode != 0
+    assert "RuntimeError: no hands" in done.stdout
+
+
+def test_a_job_is_cancelled_when_its_follower_is_asked_to_stop(cluster, tmp_path):
+    train = ["train", *SMALL[:4], "--epochs", "1000000", "--output", "run", "--slurm"]
+    process = subprocess.Popen(
+        [*MANYHANDS, *train],
+        env=cluster,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while "RUNNING" not in slurm(cluster, "squeue", "-h", "-o", "%T").stdout:
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        process.terminate()
+        process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode != 0
+    assert "RUNNING" not in slurm(cluster, "squeue", "-h", "-o", "%T").stdout
+
+
+def test_where_there_is_no_slurm_that_is_said(tmp_path):
+    environment = {**os.environ, "PATH": "/nowhere"}
+    done = slurm(environment, *MANYHANDS, "train", *SMALL, "--slurm", cwd=tmp_path)
+    assert done.returncode == 3
+    assert "there is no sbatch here" in done.stderr
+    assert list(Path(tmp_path).iterdir()) == []
