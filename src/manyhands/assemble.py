@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from manyhands import rate, slowing, tune
@@ -56,6 +58,8 @@ def worker(job: Job, comm: MPI.Comm | Communicator, folder: Path) -> tuple[Worke
     torch.set_num_threads(1 if serves else threads)
     board.note(comm.rank, 0, "load")
     data = Stored.open(Path(job.data), train_limit=config.limit, dtype=config.dtype)
+    if config.validation:
+        data.keep_aside(config.validation, config.seed)
     rank = 0 if serves else comm.rank
     plan = planned(
         config, examples=len(data.train), rank=rank, labels=data.train.labels, ids=data.ids
@@ -79,6 +83,7 @@ def worker(job: Job, comm: MPI.Comm | Communicator, folder: Path) -> tuple[Worke
         data=data,
         board=board,
         announce=_Announcer(folder / EVENTS_FILE) if comm.rank == 0 else None,
+        keep_best=partial(_save_best, Path(job.output)) if comm.rank == 0 else None,
     )
     # Dropout must differ between workers; initial weights, drawn before this line, must not.
     if not config.privacy:
@@ -92,6 +97,14 @@ def worker(job: Job, comm: MPI.Comm | Communicator, folder: Path) -> tuple[Worke
     config.strategy.prepare(made)
     _attach_lifecycle(job, made, kernels)
     return made, kernels
+
+
+def _save_best(output: Path, replica: Replica, params: torch.Tensor) -> None:
+    """Write the model with these parameters down as the best so far, all or nothing."""
+    with replica.holding(params):
+        state = {k: v.detach().clone() for k, v in replica.module.state_dict().items()}
+    save_file(state, output / ".best.safetensors")
+    (output / ".best.safetensors").replace(output / "best.safetensors")
 
 
 def _rate(config: RunConfig, steps: int) -> rate.Rate | None:
@@ -185,10 +198,20 @@ def _replica(job: Job, data: Stored) -> Replica:
     config = job.config
     torch.manual_seed(config.seed)
     module, own_loss = _module(job.model, data)
+    if config.init:
+        _load(module, Path(config.init))
     module.to(getattr(torch, config.dtype)).train()
     name = config.loss or own_loss or ("cross-entropy" if data.classes else "mse")
     loss: LossFunction = job.loss or LOSSES[name]
     return Replica(module, loss, classifies=bool(data.classes))
+
+
+def _load(module: nn.Module, path: Path) -> None:
+    """Give `module` the weights of a file."""
+    try:
+        module.load_state_dict(load_file(path))
+    except (OSError, SafetensorError, RuntimeError) as error:
+        raise ConfigError(f"init is {str(path)!r}, which does not fit: {error}") from None
 
 
 def _module(model: Any, data: Stored) -> tuple[nn.Module, str | None]:

@@ -59,6 +59,8 @@ class Epoch:
     seconds: float = 0.0
     test_loss: float | None = None
     test_accuracy: float | None = None
+    validation_loss: float | None = None
+    validation_accuracy: float | None = None
 
     def seen(self) -> list[float | None]:
         """Return the summed loss, the number right and the count, as they are announced."""

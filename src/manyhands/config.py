@@ -57,8 +57,17 @@ class RunConfig:
     )
     max_steps: int | None = option(None, "stop after that many updates of a worker")
     target_accuracy: float | None = option(
-        None, "stop when the test accuracy (0 to 1) is reached, looked at after each epoch"
+        None,
+        "stop when this accuracy (0 to 1) is reached, looked at after each epoch: on the "
+        "validation part if there is one, else on the test set",
     )
+    validation: float | None = option(
+        None, "part of the training set (0 to 1) that is kept aside, to stop by and to choose by"
+    )
+    patience: int | None = option(
+        None, "stop after that many epochs in which the validation loss did not improve"
+    )
+    init: str | None = option(None, "start from the weights in this .safetensors file")
     limit: int | None = option(None, "train on the first so many examples of a seeded shuffle")
     partition: str | None = option(
         None,
@@ -117,6 +126,7 @@ class RunConfig:
         validate.positive(timeout=self.timeout)
         validate.between(0, 1, target_accuracy=self.target_accuracy, warmup=self.warmup)
         validate.positive(clip_norm=self.clip_norm)
+        validate.at_least(1, patience=self.patience)
         validate.one_of(("cross-entropy", "nll", "mse"), loss=self.loss)
         validate.one_of(KERNELS, kernels=self.kernels)
         facts = self.strategy.supports
@@ -135,12 +145,30 @@ class RunConfig:
                 f"clip_norm is {self.clip_norm} in a private run, which clips each example's "
                 "gradient (clip); leave it out"
             )
+        self._check_validation()
         self.strategy.validate(workers=self.workers)
         self._check_speeds()
         self._check_lifecycle()
         self._check_places()
         if self.privacy:
             self.privacy.check(self)
+
+    def _check_validation(self) -> None:
+        if self.validation is None:
+            if self.patience is not None:
+                raise ConfigError(
+                    f"patience is {self.patience}, but nothing is kept aside to judge by; add "
+                    "validation, e.g. 0.1"
+                )
+        elif not 0 < self.validation < 1:
+            raise ConfigError(
+                f"validation is {self.validation}; expected a number above 0 and below 1"
+            )
+        elif self.privacy:
+            raise ConfigError(
+                f"validation is {self.validation} in a private run: how the model does on records "
+                "of the training set tells about them; keep public data aside as the test set"
+            )
 
     def _check_speeds(self) -> None:
         if self.slow is not None and slowing.parse(self.slow).rank >= self.workers:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from manyhands import resuming, validate
 from manyhands.config import MODELS
+from manyhands.errors import ConfigError
 from manyhands.meeting import agreed, compare_versions, expect
 from manyhands.mpis import load_matching
 from manyhands.naming import factory
@@ -60,11 +61,21 @@ class Result:
     @property
     def model(self) -> nn.Module:
         """The trained model, built anew and in eval mode."""
+        return self._load("model.safetensors")
+
+    @property
+    def best(self) -> nn.Module:
+        """The model with the least validation loss, of those at the ends of the epochs."""
+        if self.record["result"]["best_epoch"] is None:
+            raise ConfigError("there is no best model: nothing was kept aside; add validation=0.1")
+        return self._load("best.safetensors")
+
+    def _load(self, name: str) -> nn.Module:
         from safetensors.torch import load_file
 
         about = self.record["data"]
         module = self.run.build(tuple(about["shape"]), about["classes"])
-        module.load_state_dict(load_file(self.output / "model.safetensors"))
+        module.load_state_dict(load_file(self.output / name))
         return module.eval()
 
 
@@ -120,6 +131,8 @@ def _prepare(model: Any, data: Any, loss: Any, command: str | None, given: dict[
         checkpoint = resuming.find(folder, say=_warn)
         given = resuming.options(checkpoint, folder, given)
     config = configure(given)
+    if config.init and not Path(config.init).is_file():
+        raise ConfigError(f"init is {config.init!r}; there is no such file")
     model = config.model if model is None else model
     if isinstance(model, str) and ":" not in model:
         validate.one_of(MODELS, model=model)

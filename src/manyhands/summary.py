@@ -68,9 +68,7 @@ def judge(worker: Worker) -> None:
         for i in range(count):
             params = worker.kept[i] if worker.rank == 0 else torch.empty_like(worker.params)
             worker.comm.broadcast(params)
-            found = worker.evaluate(params)
-            if worker.rank == 0:
-                worker.epochs[i].test_loss, worker.epochs[i].test_accuracy = found
+            worker.judge(worker.epochs[i] if worker.rank == 0 else None, params)
         worker.params.copy_(params)
 
 
@@ -230,6 +228,7 @@ def _record(
             "name": data.name,
             "train": len(data.train),
             "test": len(data.test) if data.test else 0,
+            "validation": len(data.validation) if data.validation else 0,
             "shape": list(data.shape),
             "classes": data.classes,
             "sha256": None if config.privacy else data.sha256,  # a hash would confirm a guess
@@ -279,6 +278,8 @@ def _epochs(worker: Worker, seen: list[list[list[Any]]]) -> list[dict[str, Any]]
                 "seconds": round(epoch.seconds if kept else ended, 6),
                 "test_loss": epoch.test_loss,
                 "test_accuracy": epoch.test_accuracy,
+                "validation_loss": epoch.validation_loss,
+                "validation_accuracy": epoch.validation_accuracy,
                 "workers": [
                     _seen(rank, each[i:end], worker.replica.classifies)
                     for rank, each in enumerate(seen)
@@ -306,7 +307,8 @@ def _result(
     target, last = worker.config.target_accuracy, epochs[-1]
     seconds = _training(workers)
     examples = sum(w["examples"] for w in workers)
-    reached = [e["seconds"] for e in epochs if target and (e["test_accuracy"] or 0.0) >= target]
+    judged = "test_accuracy" if worker.data.validation is None else "validation_accuracy"
+    reached = [e["seconds"] for e in epochs if target and (e[judged] or 0.0) >= target]
     return {
         "accuracy": last["test_accuracy"],
         "loss": last["test_loss"],
@@ -315,6 +317,7 @@ def _result(
         "examples": examples,
         "examples_per_second": round(examples / seconds, 1),
         "stopped": worker.stopped,
+        "best_epoch": worker.best.epoch if worker.best else None,
         "target_accuracy": target,
         "seconds_to_target": reached[0] if reached else None,
     }

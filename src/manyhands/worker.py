@@ -75,6 +75,7 @@ class Worker:
     balance: Balance | None = None
     slow: Slow | None = None  # if this worker is to be slower than it could be
     mechanism: Mechanism | None = None  # a private run's: clips and adds noise
+    keep_best: Callable[[Replica, Tensor], None] | None = None  # rank 0's: writes it down
     rate: Rate | None = None  # where the learning rate changes over the run
     step: int = 0
     stopped: str = "epochs"
@@ -225,8 +226,8 @@ class Worker:
                 self._compare_replicas()
             self.average_buffers()
             params = self.config.strategy.consensus(self)
-            epoch.test_loss, epoch.test_accuracy = self.evaluate(params)
-            self._stop_at_target(epoch)
+            self.judge(epoch, params)
+            self._stop_early(epoch)
             self._announce(epoch, self.comm.gather(epoch.seen()))
 
     def _keep(self, epoch: Epoch) -> None:
@@ -234,9 +235,9 @@ class Worker:
         with self.evaluating():
             # A run that goes on past its last step has kept this epoch's copy already.
             self.kept[epoch.epoch - 1 :] = [self.config.strategy.consensus(self).clone()]
-            if self.config.target_accuracy is not None:
-                epoch.test_loss, epoch.test_accuracy = self.evaluate(self.kept[-1], alone=True)
-                self._stop_at_target(epoch)
+            if self.config.target_accuracy is not None or self.config.patience is not None:
+                self.judge(epoch, self.kept[-1], alone=True)
+                self._stop_early(epoch)
             self._announce(epoch, [epoch.seen()])
 
     def _stop_at_last_step(self) -> None:
@@ -245,9 +246,38 @@ class Worker:
         if self.config.max_steps is not None and self.step >= self.config.max_steps:
             self.stopped = "max_steps"
 
-    def _stop_at_target(self, epoch: Epoch) -> None:
-        target = self.config.target_accuracy
-        if target is not None and (epoch.test_accuracy or 0.0) >= target:
+    def judge(self, epoch: Epoch | None, params: Tensor, *, alone: bool = False) -> None:
+        """Note how `params` do on the test set and on what is kept aside; see `evaluate`.
+
+        `epoch` is None on a process that only helps.
+        """
+        test = self.evaluate(params, self.data.test, alone=alone)
+        aside = self.evaluate(params, self.data.validation, alone=alone)
+        if epoch:
+            epoch.test_loss, epoch.test_accuracy = test
+            epoch.validation_loss, epoch.validation_accuracy = aside
+            if self.keep_best and not alone and self.best is epoch:
+                self.keep_best(self.replica, params)
+
+    @property
+    def best(self) -> Epoch | None:
+        """The epoch with the least validation loss so far, the first of equals."""
+        known = [epoch for epoch in self.epochs if epoch.validation_loss is not None]
+        return min(known, key=lambda epoch: epoch.validation_loss or 0.0, default=None)
+
+    @property
+    def early(self) -> bool:
+        """Whether the run ends because of how the model does."""
+        return self.stopped in ("target_accuracy", "patience")
+
+    def _stop_early(self, epoch: Epoch) -> None:
+        """End the run at its target, or when it does not improve any more."""
+        target, patience = self.config.target_accuracy, self.config.patience
+        aside = self.data.validation is not None
+        reached = epoch.validation_accuracy if aside else epoch.test_accuracy
+        if patience is not None and self.best and epoch.epoch - self.best.epoch >= patience:
+            self.stopped = "patience"
+        if target is not None and (reached or 0.0) >= target:
             self.stopped = "target_accuracy"
 
     @contextmanager
@@ -265,13 +295,14 @@ class Worker:
         if self.announce:
             self.announce({**asdict(epoch), "workers": workers})
 
-    def evaluate(self, params: Tensor, *, alone: bool = False) -> tuple[float | None, float | None]:
-        """Return the test loss and accuracy of `params`.
+    def evaluate(
+        self, params: Tensor, split: Split | None, *, alone: bool = False
+    ) -> tuple[float | None, float | None]:
+        """Return the loss and accuracy of `params` on `split`.
 
         All workers hold the same `params` and judge a part of the set each; with `alone`, this
         worker judges its own on the whole set.
         """
-        split = self.data.test
         if split is None:
             return None, None
         part = split.slices(0, len(split), _EVALUATION_BATCH) if alone else self._part(split)
@@ -281,7 +312,8 @@ class Worker:
             sums = self.comm.sum(sums)
         if not math.isfinite(sums[0]):
             raise DivergedError(
-                f"the test loss is {sums[0]} after step {self.step}; try a smaller learning rate",
+                f"the loss outside of training is {sums[0]} after step {self.step}; try a smaller "
+                "learning rate",
                 rank=self.rank,
             )
         accuracy = sums[1] / sums[2] if self.replica.classifies else None

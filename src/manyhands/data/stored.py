@@ -18,6 +18,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from dataclasses import replace as replace_fields
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -77,6 +78,7 @@ class Split:
     Attributes:
         x: Features as stored; shape (n, *shape).
         y: Targets: int64 classes of shape (n,), or numbers of shape (n, …).
+        rows: Which of them belong to the split, where not all do.
     """
 
     def __init__(
@@ -87,11 +89,13 @@ class Split:
         classes: int | None,
         normalise: Normalise | None = None,
         dtype: str = "float32",
+        rows: np.ndarray | None = None,
     ) -> None:
         import torch
 
         self.x = torch.from_numpy(x)
         self.y = torch.from_numpy(y)
+        self.rows = None if rows is None else torch.from_numpy(rows)
         self.classes = classes
         self.normalise = normalise
         self.dtype: torch.dtype = getattr(torch, dtype)
@@ -100,7 +104,7 @@ class Split:
         self._rows = self.x.reshape(len(x), -1)
 
     def __len__(self) -> int:
-        return len(self.x)
+        return len(self.x) if self.rows is None else len(self.rows)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -110,7 +114,9 @@ class Split:
     @property
     def labels(self) -> np.ndarray | None:
         """The classes, (n,) int64, or None where the targets are numbers."""
-        return None if self.classes is None else np.asarray(self.y.numpy())
+        if self.classes is None:
+            return None
+        return np.asarray((self.y if self.rows is None else self.y[self.rows]).numpy())
 
     def batch(self, indices: np.ndarray | Tensor) -> tuple[Tensor, Tensor]:
         """Return the examples at `indices` (int64), ready for the model.
@@ -121,6 +127,7 @@ class Split:
         import torch
 
         rows = torch.from_numpy(indices) if isinstance(indices, np.ndarray) else indices
+        rows = rows if self.rows is None else self.rows.index_select(0, rows)
         x = self._rows.index_select(0, rows).view(len(rows), *self.x.shape[1:])
         return self._ready(x, self.y.index_select(0, rows))
 
@@ -128,7 +135,8 @@ class Split:
         """Yield the examples start … stop-1 in their stored order, `batch` at a time."""
         for begin in range(start, stop, batch):
             end = min(begin + batch, stop)
-            yield self._ready(self.x[begin:end], self.y[begin:end])
+            part = slice(begin, end) if self.rows is None else self.rows[begin:end]
+            yield self._ready(self.x[part], self.y[part])
 
     def _ready(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         if self._affine is not None:
@@ -159,7 +167,7 @@ class Stored:
     """A stored data set, opened: nothing is copied, every process of a host shares the pages.
 
     Attributes:
-        about: What `data.json` says, after any limit.
+        about: What `data.json` says, after any limit and without what is kept aside.
     """
 
     def __init__(
@@ -169,6 +177,22 @@ class Stored:
         self.about = about
         self._arrays = arrays
         self._dtype = dtype
+        self._rows: dict[str, np.ndarray] = {}
+
+    def keep_aside(self, part: float, seed: int) -> None:
+        """Keep a part of the training set aside for validation, drawn by `seed`; no copy is made.
+
+        Raises:
+            ConfigError: If one of the two parts would be empty.
+        """
+        whole = self.about.train
+        count = round(part * whole)
+        if not 0 < count < whole:
+            raise ConfigError(f"validation is {part}, which is {count} of {whole} examples")
+        order = permutation(whole, seed, "validation")
+        self._rows = {"validation": np.sort(order[:count]), "train": np.sort(order[count:])}
+        digest = hashlib.sha256(f"{self.sha256} without {part} {seed}".encode()).hexdigest()
+        self.about = replace_fields(self.about, train=whole - count, sha256=digest)
 
     @classmethod
     def open(
@@ -218,7 +242,8 @@ class Stored:
     @property
     def ids(self) -> np.ndarray | None:
         """The training records' ids, (n,); None where a record is known by its row alone."""
-        return self._arrays.get("train_ids")
+        ids = self._arrays.get("train_ids")
+        return ids if ids is None or "train" not in self._rows else ids[self._rows["train"]]
 
     @cached_property
     def train(self) -> Split:
@@ -230,15 +255,22 @@ class Stored:
         """The test set, if there is one."""
         return self._split("test") if self.about.test else None
 
+    @cached_property
+    def validation(self) -> Split | None:
+        """The part of the training set that is kept aside, if there is one."""
+        return self._split("validation") if self._rows else None
+
     def record(self) -> dict[str, object]:
         """Return what a run's record says about its data."""
         about = asdict(self.about)
         return {key: about[key] for key in ("name", "train", "test", "classes", "sha256")}
 
     def _split(self, part: str) -> Split:
+        stored = "train" if part == "validation" else part
         return Split(
-            self._arrays[f"{part}_x"],
-            self._arrays[f"{part}_y"],
+            self._arrays[f"{stored}_x"],
+            self._arrays[f"{stored}_y"],
+            rows=self._rows.get(part),
             classes=self.about.classes,
             normalise=self.about.normalise,
             dtype=self._dtype,

@@ -151,7 +151,7 @@ class Averaging(Strategy):
         The average has been judged already: it is what the last evaluation looked at.
         """
         with worker.evaluating():
-            loss, accuracy = worker.evaluate(worker.state.before, alone=True)
+            loss, accuracy = worker.evaluate(worker.state.before, worker.data.test, alone=True)
             losses, accuracies = zip(*worker.comm.gather([loss, accuracy]), strict=True)
         last = worker.epochs[-1]
         worker.facts |= {

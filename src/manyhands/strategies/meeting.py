@@ -56,7 +56,7 @@ class Meeting:
 
     def leave(self) -> None:
         """Be done; return when all are."""
-        self.flags[_OVER] |= self.worker.stopped == "target_accuracy"
+        self.flags[_OVER] |= self.worker.early
         self.done[self.worker.rank] = 1
         while "here" in self.memory.gather("done"):
             self._copy()

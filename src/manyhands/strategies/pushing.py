@@ -33,7 +33,7 @@ def work(worker: Worker, spans: list[Span]) -> None:
             line.send(PUSH, round(batch.examples))
             if line.pull() == STOP:
                 worker.stopped = "target_accuracy"
-    line.send(STOP if worker.stopped == "target_accuracy" else DONE, 0)
+    line.send(STOP if worker.early else DONE, 0)
     while line.pull() == MARK:  # others go on, and have begun a checkpoint
         line.pause()
 
