@@ -151,7 +151,7 @@ def _attach_lifecycle(job: Job, worker: Worker, kernels: tune.Kernels) -> None:
         restore(worker, found)
         worker.lifecycle.mark = Mark(found.step)
         known = worker.rank < found.about["processes"]
-        remembered = found.part(worker.rank).numbers["privacy"] if known else None
+        remembered = found.part(worker.rank).numbers.get("privacy") if known else None
     if worker.mechanism:
         open_ledger(worker, Path(job.output), remembered)
 

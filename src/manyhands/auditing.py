@@ -11,24 +11,28 @@ import math
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
 from manyhands import validate
 from manyhands.config import RunConfig
-from manyhands.data import Data
+from manyhands.data import Data, Stored, store
 from manyhands.errors import ConfigError
-from manyhands.fitting import fit
+from manyhands.fitting import Result, fit
+from manyhands.models import tanh_cnn
 from manyhands.options import audited, configure, options
 from manyhands.privacy.bounds import Estimate, gaussian_estimate, one_run_bound
-from manyhands.privacy.canaries import Planted, Pull, coins
+from manyhands.privacy.canaries import Axes, Planted, Pull, coins, directions, least_squares
 from manyhands.record import write_json
+
+Kind = Literal["gradients", "examples"]
 
 ALPHA = 1e-4  # sound code fires one time in ten thousand
 SHOWN = 0.05  # the error at which the bound that assumes nothing is shown
-RATE, STEPS, LR = 0.95, 10, 1.0
+RATE, STEPS = 0.95, 10
 GUESSED = 0.1  # of the canaries: the surest guesses, as many for in as for out
 
 
@@ -79,10 +83,24 @@ class Audit:
         }
 
 
+class Canaries(NamedTuple):
+    """What an audit plants, and how it looks for it.
+
+    `score` takes the result and what turns the way that a parameter went into canaries' worth.
+    """
+
+    model: Planted
+    data: Data
+    loss: Callable[..., Any]
+    lr: float
+    score: Callable[[Result, float], np.ndarray]
+
+
 def audit(
     given: Mapping[str, Any],
     *,
-    canaries: int = 10_000,
+    canaries: int | None = None,
+    kind: Kind = "gradients",
     before: Callable[[], None] | None = None,
     progress: bool | None = None,
 ) -> Audit:
@@ -90,47 +108,90 @@ def audit(
 
     Args:
         given: Options of a private run; those that the audit decides itself are refused.
-        canaries: How many; each is in by a fair coin.
+        canaries: How many, each in by a fair coin; by default 10,000 gradients or 1,000 examples.
+        kind: Gradients with an axis each (the strongest), or mislabelled digits in the tanh CNN.
         before: Runs in every worker before the model is built: for tests, to plant bugs.
         progress: Show a progress bar; by default on a terminal.
     """
+    validate.one_of(get_args(Kind), kind=kind)
+    canaries = canaries or {"gradients": 10_000, "examples": 1_000}[kind]
     validate.at_least(100, canaries=canaries)
     chosen = {name: value for name, value in given.items() if value is not None}
     _refuse_own(chosen)
-    chosen = {"noise_multiplier": math.sqrt(STEPS), **chosen} if _bare(chosen) else chosen
-    seed = chosen.get("seed", 0)
-    inside = coins(canaries, seed)
-    members = np.flatnonzero(inside)
+    if chosen.get("epsilon") is None and chosen.get("noise_multiplier") is None:
+        chosen["noise_multiplier"] = math.sqrt(STEPS)
     plain = configure({**chosen, "private": True, "batch_size": 1 << 20})
-    split = plain.workers if plain.strategy.supports.whole_batches else 1
+    inside = coins(canaries, plain.seed)
+    planted = (_gradients if kind == "gradients" else _examples)(plain, inside, before)
+    members, split = int(inside.sum()), _split(plain)
     chosen |= {
         "private": True,
         "optimizer": "sgd",
-        "lr": LR,
+        "lr": planted.lr,
         "momentum": 0.0,
         "kernels": "default",
-        "batch_size": max(1, round(RATE * len(members) / split)),
+        "batch_size": max(1, round(RATE * members / split)),
         "epochs": STEPS,
         "max_steps": STEPS,
         "name": "audit",
     }
-    data = Data((members[:, None], np.zeros(len(members), dtype=np.int64)), classes=2)
-    assert plain.privacy is not None
     with tempfile.TemporaryDirectory() as folder:
-        result = fit(
-            Planted(canaries, before),
-            data,
-            loss=Pull(plain.privacy.clip),
-            progress=progress,
-            **{**chosen, "output": str(Path(folder) / "run")},
-        )
-        weight = result.model.state_dict()["weight"].numpy()
-    scores = -weight * _unit(result.run.config, len(members))
+        output = str(Path(folder) / "run")
+        run = {**chosen, "output": output, "progress": progress}
+        result = fit(planted.model, planted.data, loss=planted.loss, **run)
+        scores = planted.score(result, _unit(result.run.config, members, planted.lr))
     return judge(scores, inside, result.record["privacy"])
 
 
-def _bare(given: Mapping[str, Any]) -> bool:
-    return given.get("epsilon") is None and given.get("noise_multiplier") is None
+def _gradients(
+    config: RunConfig, inside: np.ndarray, before: Callable[[], None] | None
+) -> Canaries:
+    assert config.privacy is not None
+    numbers = np.flatnonzero(inside)
+
+    def score(result: Result, unit: float) -> np.ndarray:
+        return np.asarray(-unit * result.model.state_dict()["weight"].numpy())
+
+    return Canaries(
+        model=Planted(partial(Axes, len(inside)), before),
+        data=Data((numbers[:, None], np.zeros(len(numbers), dtype=np.int64)), classes=2),
+        loss=Pull(config.privacy.clip),
+        lr=1.0,
+        score=score,
+    )
+
+
+def _examples(config: RunConfig, inside: np.ndarray, before: Callable[[], None] | None) -> Canaries:
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    assert config.privacy is not None
+    clip = config.privacy.clip
+    x, y = _mislabelled(len(inside), config.seed)
+    data = Data((x[inside], y[inside]), classes=10)
+
+    def score(result: Result, unit: float) -> np.ndarray:
+        torch.manual_seed(config.seed)
+        first, last = tanh_cnn(), result.model
+        pairs = zip(last.parameters(), first.parameters(), strict=True)
+        way = -unit * torch.cat([(b - a).detach().flatten() for b, a in pairs])
+        images = torch.from_numpy(x).float() / 255
+        u = directions(first, cross_entropy, images, torch.from_numpy(y), clip)
+        said = result.record["privacy"]
+        variance = said["noise_multiplier"] ** 2 / (STEPS * said["rate"] ** 2)
+        return least_squares(u, way, variance)
+
+    return Canaries(Planted(tanh_cnn, before), data, cross_entropy, 0.01, score)
+
+
+def _mislabelled(canaries: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return digits of MNIST, (canaries, 1, 28, 28) bytes, and a wrong class for each."""
+    random = np.random.default_rng([seed, 1])
+    with tempfile.TemporaryDirectory() as folder:
+        train = Stored.open(store("mnist", Path(folder) / "mnist")).train
+        rows = np.sort(random.permutation(len(train))[:canaries])
+        x, y = train.x[rows].numpy().copy(), train.y[rows].numpy().copy()
+    return x, (y + random.integers(1, 10, canaries)) % 10
 
 
 def _refuse_own(given: Mapping[str, Any]) -> None:
@@ -140,14 +201,18 @@ def _refuse_own(given: Mapping[str, Any]) -> None:
             raise ConfigError(f"{name} is given, but an audit decides it itself: leave it out")
 
 
-def _unit(config: RunConfig, examples: int) -> float:
-    """Return what turns the way a parameter went into steps' worth of one canary's gradient."""
+def _split(config: RunConfig) -> int:
+    """Return how many batches of that size all workers take in a step."""
+    return config.workers if config.strategy.supports.whole_batches else 1
+
+
+def _unit(config: RunConfig, members: int, lr: float) -> float:
+    """Return what turns the way a parameter went into canaries' worth of clipped gradients."""
     assert config.privacy is not None
     masters = config.strategy.exposure == "masters"
     expected = config.batch_size * (config.workers if masters else 1)
-    split = config.workers if config.strategy.supports.whole_batches else 1
-    rate = config.batch_size * split / examples
-    return expected / (LR * config.privacy.clip * STEPS * rate)
+    rate = config.batch_size * _split(config) / members
+    return expected / (lr * config.privacy.clip * STEPS * rate)
 
 
 def judge(scores: np.ndarray, inside: np.ndarray, claim: Mapping[str, Any]) -> Audit:

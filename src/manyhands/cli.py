@@ -267,7 +267,11 @@ def partition(
 @partial(takes_options, without=[o.name for o in options().values() if not audited(o)])
 def audit(
     *,
-    canaries: Annotated[int, Parameter(help="how many are planted")] = 10_000,
+    canaries: Annotated[int | None, Parameter(help="how many are planted")] = None,
+    kind: Annotated[
+        Literal["gradients", "examples"],
+        Parameter(help="gradients with an axis each, or mislabelled digits in the tanh CNN"),
+    ] = "gradients",
     output: Annotated[Path, Parameter(help="folder for record and picture")] = Path("audit"),
     **given: Any,
 ) -> None:
@@ -277,7 +281,7 @@ def audit(
     """
     from manyhands import auditing
 
-    found = auditing.audit(given, canaries=canaries)
+    found = auditing.audit(given, canaries=canaries, kind=kind)
     print(auditing.told(found, output))
     if found.broken:
         raise SystemExit(1)

@@ -143,15 +143,17 @@ class Lifecycle:
 def capture(worker: Worker) -> Part:
     """Return a copy of all that this worker needs to go on, bit for bit.
 
-    A private run's randomness is in no checkpoint: who goes on draws anew, and pays.
+    A private run's randomness is in no checkpoint: who goes on draws anew, and pays. Nor are the
+    times of its steps, which tell how many examples they had.
     """
     clock = worker.clock
     tensors = {"params": worker.params.clone()}
     if not worker.mechanism:
         tensors["random"] = torch.get_rng_state()
         tensors["losses"] = torch.tensor(worker.losses, dtype=torch.float64)
+        for name in _LISTS:
+            tensors[f"clock.{name}"] = torch.tensor(getattr(clock, name), dtype=torch.float64)
     tensors |= {f"buffer.{n}": b.clone() for n, b in worker.replica.module.named_buffers()}
-    tensors |= {f"clock.{n}": torch.tensor(getattr(clock, n), dtype=torch.float64) for n in _LISTS}
     tensors |= {f"kept.{i}": kept for i, kept in enumerate(worker.kept)}  # never written again
     for index, state in enumerate(_optimizer_states(worker)):
         tensors |= {f"optimizer.{index}.{name}": value.clone() for name, value in state.items()}
@@ -205,8 +207,8 @@ def restore(worker: Worker, checkpoint: Checkpoint) -> None:
         worker.facts["shares"] = worker.balance.history
     worker.kept = [tensors[f"kept.{i}"] for i in range(len(tensors)) if f"kept.{i}" in tensors]
     worker.clock = Clock(evaluation=numbers["evaluation"], before=numbers["seconds"])
-    if not resized:
-        worker.losses = [None] * worker.step if worker.mechanism else tensors["losses"].tolist()
+    if not resized and not worker.mechanism:
+        worker.losses = tensors["losses"].tolist()
         for name in _LISTS:
             setattr(worker.clock, name, tensors[f"clock.{name}"].tolist())
     held = {n.removeprefix("strategy."): t for n, t in tensors.items() if n.startswith("strategy.")}

@@ -46,8 +46,11 @@ def protect(
     terms = _agreed(config, plan.examples, group)
     shared = config.partition_kind == "balanced"
     root = keys.fresh() if privacy.fixed_key is None else keys.fixed(privacy.fixed_key)
-    common = bytes.fromhex(group.gather(root.hex())[0]) if shared else b""
-    own = root if privacy.fixed_key is None else keys.derived(root, "rank", group.rank)
+    own = keys.derived(root, "own", group.rank)
+    common = b""
+    if shared:  # rank 0's; what each worker draws its noise from stays its own
+        said = keys.derived(root, "common").hex() if group.rank == 0 else None
+        common = bytes.fromhex(group.gather(said)[0])
     sample = keys.Sample(common if shared else own, terms.rate, secure=privacy.secure_noise)
     split = 1 if config.strategy.supports.whole_batches else config.workers
     sampler = Poisson(

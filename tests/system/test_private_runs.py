@@ -155,6 +155,13 @@ def test_the_audit_fires_on_bugs_and_on_nothing_else(way, bug):
     assert found.broken == (bug is not None)
 
 
+def test_mislabelled_digits_are_guessed_better_than_by_a_coin_and_within_the_claim():
+    found = audit({"strategy": "sync", "workers": 2, "clip": 0.1}, kind="examples", progress=False)
+    made, right = found.guesses
+    assert right > made / 2 + 1.5 * made**0.5  # three standard deviations
+    assert not found.broken
+
+
 def test_the_command_leaves_sound_code_in_peace(tmp_path):
     sound = manyhands("audit", "--strategy", "sequential", "--workers", 1, "--canaries", 1000,
                       "--noise-multiplier", 3, cwd=tmp_path)  # fmt: skip

@@ -2,11 +2,17 @@
 
 import numpy as np
 import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
 
 from manyhands import auditing
 from manyhands.auditing import audit, judge, told
 from manyhands.cli import main
 from manyhands.errors import ConfigError
+from manyhands.privacy.canaries import directions, least_squares
+from manyhands.privacy.clipping import PerExample
+from manyhands.replica import Replica
 
 CLAIM = {"delta": 1e-5, "epsilon_pld": 4.38}  # of a shift by one standard deviation
 
@@ -54,6 +60,27 @@ def test_the_command_ends_with_1_when_the_claim_is_broken(tmp_path, monkeypatch,
     with pytest.raises(SystemExit) as ended:
         main(["audit", "--strategy", "sync"])
     assert ended.value.code == code
+
+
+def test_least_squares_finds_who_was_in_where_there_is_no_noise():
+    torch.manual_seed(0)
+    u, b = torch.randn(30, 200, dtype=torch.float64), torch.randint(2, (30,)).double()
+    found = least_squares(u, b @ u, 1e-12)
+    assert np.allclose(found, b.numpy(), atol=1e-6)
+
+
+def test_much_noise_leaves_nothing_but_the_coin():
+    u, b = torch.randn(30, 200, dtype=torch.float64), torch.randint(2, (30,)).double()
+    assert np.allclose(least_squares(u, b @ u, 1e12), 0.5, atol=1e-3)
+
+
+def test_directions_add_up_to_the_clipped_sum():
+    torch.manual_seed(0)
+    model, x, y = nn.Linear(6, 3), torch.randn(9, 6), torch.randint(3, (9,))
+    u = directions(model, F.cross_entropy, x, y, 0.5)
+    replica = Replica(model, F.cross_entropy)
+    PerExample(replica, chunk_mb=1).add(x, y, 0.5, replica.grad)
+    assert torch.allclose(0.5 * u.sum(0), replica.grad, atol=1e-6)
 
 
 def test_record_and_picture_are_written(tmp_path):

@@ -4,6 +4,10 @@ A Dirac canary's gradient points along one axis of its own, whatever the paramet
 times longer than the clipping norm. With plain SGD the final model then holds, at that axis, the
 sum over all steps of what the mechanism let through plus its noise: the best view an attacker can
 have of one example (Nasr et al. 2023, arXiv 2302.07956).
+
+A mislabelled digit is an example like any other, in a model like any other. Its gradient is known
+to whoever knows the first model, and with small steps stays what it is; so who was in is found by
+least squares from the way that the parameters went.
 """
 
 from __future__ import annotations
@@ -32,14 +36,16 @@ class Axes(nn.Module):
 class Planted:
     """What builds the model of an audit in every worker; `before` runs there first, if given."""
 
-    def __init__(self, canaries: int, before: Callable[[], None] | None) -> None:
-        self.canaries, self.before = canaries, before
+    def __init__(
+        self, build: Callable[[], nn.Module], before: Callable[[], None] | None = None
+    ) -> None:
+        self.build, self.before = build, before
 
     def __call__(self) -> nn.Module:
         """Return the model."""
         if self.before:
             self.before()
-        return Axes(self.canaries)
+        return self.build()
 
 
 class Pull:
@@ -57,3 +63,27 @@ def coins(canaries: int, seed: int) -> np.ndarray:
     """Return which canaries are in, each by a fair coin; (canaries,) bool."""
     drawn: np.ndarray = np.random.default_rng(seed).random(canaries) < 0.5
     return drawn
+
+
+def directions(
+    module: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], x: Tensor, y: Tensor, clip: float
+) -> Tensor:
+    """Return every example's clipped gradient in clipping norms; shape (n, dim)."""
+    params = {name: p.detach() for name, p in module.named_parameters()}
+
+    def one(params: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        return loss(torch.func.functional_call(module, params, (x[None],)), y[None])
+
+    grads = torch.func.vmap(torch.func.grad(one), in_dims=(None, 0, 0))(params, x, y)
+    rows = torch.cat([grads[name].flatten(1) for name in params], 1)
+    return rows / clip * torch.clamp(clip / rows.norm(dim=1, keepdim=True), max=1.0)
+
+
+def least_squares(u: Tensor, way: Tensor, variance: float) -> np.ndarray:
+    """Return how much of each canary the way Σ_i b_i u_i + noise holds; b_i is 0 or 1; (n,).
+
+    The best linear guess, given that noise of this variance and a fair coin for each b_i.
+    """
+    gram = u @ u.t() + 4 * variance * torch.eye(len(u), dtype=u.dtype)
+    centred = u @ (way - u.sum(0) / 2)
+    return np.asarray((torch.linalg.solve(gram, centred) + 0.5).numpy())
