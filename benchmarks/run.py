@@ -26,7 +26,7 @@ from manyhands.mpis import command, find_mpi
 from manyhands.record import cores, cpu_name
 
 HERE = Path(__file__).parent
-PARTS = ("steps", "overhead", "yardstick", "hogwild", "opacus", "allreduce", "balance")
+PARTS = ("steps", "overhead", "yardstick", "hogwild", "opacus", "allreduce", "torch-mpi", "balance")
 
 
 @dataclass
@@ -169,6 +169,30 @@ def hogwild_bars(record: dict) -> list[Bar]:
     return [median_bar(what, rates["ours"], rates["the example"], record["ratios"], 2.0)]
 
 
+def torch_mpi_bars(workers: int, out: Path, rounds: int) -> list[Bar]:
+    """Return how DDP and all_reduce over mpi4py do against the same over gloo."""
+    arguments = [str(HERE / "torch_mpi.py"), "--out", str(out), "--rounds", str(rounds)]
+    line, environment = command(find_mpi(), workers, arguments)
+    environment["OMP_NUM_THREADS"] = "1"
+    subprocess.run(line, env=environment, check=True)
+    record = json.loads(out.read_text())
+    bars = {"16": 1.4, "128": 1.05}
+    found = [
+        (f"DDP over mpi4py, P={workers}, batch {batch}, against gloo (ms)", of, bars[batch])
+        for batch, of in record["steps"].items()
+    ]
+    found += [
+        (f"dist.all_reduce, P={workers}, {bench.size_name(int(size))}, against gloo (ms)", of, 2.0)
+        for size, of in record["allreduce"].items()
+    ]
+    return [
+        median_bar(
+            what, of["milliseconds"]["mpi4py"], of["milliseconds"]["gloo"], of["ratios"], bar
+        )
+        for what, of, bar in found
+    ]
+
+
 def show(rows: list[Bar]) -> None:
     table = Table("what", "ours", "theirs", "ratio", "quartiles", "bar", "")
     for row in rows:
@@ -222,6 +246,8 @@ def main() -> int:
         records = bench.measure(groups, options.sizes, list(ALGORITHMS))
         (options.out / "allreduce.json").write_text(json.dumps(records, indent=1) + "\n")
         rows += allreduce_bars(records)
+    if "torch-mpi" in parts:
+        rows += torch_mpi_bars(2, options.out / "torch-mpi-2.json", options.rounds)
     for workers in map(int, options.balance.split(",")) if "balance" in parts else ():
         record = balance.measure(workers, max(3, options.rounds // 3), steps=300)
         (options.out / f"balance-{workers}.json").write_text(json.dumps(record, indent=1) + "\n")

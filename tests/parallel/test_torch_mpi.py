@@ -317,6 +317,19 @@ def test_ddp_is_averaging_by_hand(rank, size, options):
             torch.testing.assert_close(grad, sum(others) / size, rtol=1e-12, atol=1e-14)
 
 
+def test_sparse_gradients(rank, size):
+    torch.manual_seed(0)
+    ddp = DistributedDataParallel(torch.nn.Embedding(10, 3, sparse=True))
+    ddp(torch.tensor([0, rank, 9])).sum().backward()
+    expected = torch.zeros(10, 3)
+    for r in range(size):
+        for row in (0, r, 9):
+            expected[row] += 1 / size
+    torch.testing.assert_close(ddp.module.weight.grad.to_dense(), expected)
+    with pytest.raises(ValueError, match="only be summed"):
+        dist.all_reduce(torch.eye(2).to_sparse(), dist.ReduceOp.MAX)
+
+
 def test_ddp_hooks_and_join(rank, size):
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 

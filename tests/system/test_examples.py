@@ -32,6 +32,17 @@ def test_the_ring_on_ones_own_arrays(mpi):
     assert "'naive': 288, 'ring': 144" in done.stdout
 
 
+@pytest.mark.parametrize("mpi", ["mpich", "openmpi"])
+def test_ddp_over_mpi(mpi):
+    line, environment = mpis.command(mpis.find_mpi(mpi), 3, [str(EXAMPLES / "ddp_over_mpi.py")])
+    done = subprocess.run(
+        line, env=environment, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    share = float(done.stdout.split("3 processes, ")[1].split(" %")[0])
+    assert share > 97
+
+
 def test_the_notebook_runs_in_a_kernel_of_its_own(tmp_path):
     notebook = nbformat.read(EXAMPLES / "notebook.ipynb", as_version=4)
     NotebookClient(notebook, timeout=100, resources={"metadata": {"path": str(tmp_path)}}).execute()

@@ -30,8 +30,8 @@ def check(*tensors: Tensor) -> None:
     for tensor in tensors:
         if tensor.device.type != "cpu" or tensor.layout != torch.strided:
             raise ValueError(
-                f"a tensor is {tensor.layout} on {tensor.device}; the backend mpi4py sends dense "
-                "tensors on the CPU: use .to_dense() or .cpu()"
+                f"a tensor is {tensor.layout} on {tensor.device}; here the backend mpi4py takes "
+                "dense tensors on the CPU: use .to_dense() or .cpu()"
             )
 
 

@@ -61,6 +61,24 @@ def all_reduce(tensor: Tensor, comm: Any, how: Reduction) -> Steps:
         tensor.detach().copy_(place)
 
 
+def all_reduce_sparse(tensor: Tensor, comm: Any) -> Steps:
+    """Sum sparse tensors over the group, in place: everyone's entries gathered, then added up."""
+    mine = tensor.detach().coalesce()
+    counts = np.empty(comm.size, np.int64)
+    yield comm.Iallgather(np.array([mine._nnz()], np.int64), counts).Test
+    places, values = mine.indices().t().contiguous(), mine.values().contiguous()
+    gathered = []
+    for part in (places, values):
+        everyones = [part.new_empty(int(count), *part.shape[1:]) for count in counts]
+        yield from all_gather(everyones, part, comm)
+        gathered.append(torch.cat(everyones))
+    total = torch.sparse_coo_tensor(
+        gathered[0].t(), gathered[1], tensor.shape, check_invariants=False
+    )
+    with torch.no_grad():  # a detached sparse tensor would be another one
+        tensor.copy_(total.coalesce())
+
+
 def reduce(tensor: Tensor, root: int, comm: Any, how: Reduction) -> Steps:
     """Reduce over the group into root's tensor; the others' stay as they are."""
     place = how.before(tensor).clone(memory_format=torch.contiguous_format).detach()

@@ -96,7 +96,8 @@ class Engine:
             self._tell(finished)
         with self._lock:
             self._closing = True
-            self._wanted.release(len(self._threads))
+            for _ in self._threads:
+                self._wanted.release()
         for thread in self._threads:
             thread.join(_FAREWELL_SECONDS)
 

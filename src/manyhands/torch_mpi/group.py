@@ -139,9 +139,11 @@ class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
         return self._several(parts, tensors, tensors, opts)
 
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> MPIWork:
-        """Reduce every tensor over the group, in place."""
-        check(*tensors)
+        """Reduce every tensor over the group, in place; of sparse ones only sums."""
         asked = _asked(opts)
+        if any(tensor.is_sparse for tensor in tensors):
+            return self._sum_sparse(tensors, asked, opts)
+        check(*tensors)
         parts = [
             collectives.all_reduce(tensor, self.comm, reduction(asked, tensor.dtype))
             for tensor in tensors
@@ -149,6 +151,12 @@ class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
         return self._several(parts, tensors, tensors, opts)
 
     allreduce_coalesced = allreduce
+
+    def _sum_sparse(self, tensors: list[Tensor], asked: Any, opts: Any) -> MPIWork:
+        if getattr(asked, "op", asked) != dist.ReduceOp.SUM:
+            raise ValueError(f"the reduce operation is {asked}; sparse tensors can only be summed")
+        parts = [collectives.all_reduce_sparse(tensor, self.comm) for tensor in tensors]
+        return self._several(parts, [], tensors, opts)
 
     def reduce(self, tensors: list[Tensor], opts: Any) -> MPIWork:
         """Reduce over the group into root's tensors."""

@@ -1,0 +1,105 @@
+"""However a script on the backend mpi4py ends, all its processes end, with the right message."""
+
+from __future__ import annotations
+
+import subprocess
+import textwrap
+
+import pytest
+
+from manyhands import mpis
+
+START = """
+    import sys, time
+    import torch, torch.distributed as dist
+    import manyhands.torch_mpi
+    dist.init_process_group("mpi4py")
+    rank = dist.get_rank()
+    x = torch.ones(300_000)
+"""
+
+
+@pytest.fixture(params=["mpich", "openmpi"])
+def run(request, tmp_path):
+    def start(script, workers=2):
+        path = tmp_path / "script.py"
+        path.write_text(textwrap.dedent(START) + textwrap.dedent(script))
+        line, environment = mpis.command(mpis.find_mpi(request.param), workers, [str(path)])
+        return subprocess.run(
+            line, env=environment, capture_output=True, text=True, timeout=60, check=False
+        )
+
+    return start
+
+
+def test_a_rank_that_raises_ends_all(run):
+    done = run("""
+        if rank == 1:
+            raise ValueError("what went wrong")
+        dist.all_reduce(x)
+    """)
+    assert done.returncode != 0
+    assert done.stderr.count("ValueError: what went wrong") == 1
+
+
+def test_an_end_without_destroying_the_group(run):
+    done = run("""
+        work = dist.all_reduce(x, async_op=True)
+        if rank == 0:
+            time.sleep(0.5)
+            work.wait()
+            print("sum", x[0].item())
+    """)
+    assert done.returncode == 0, done.stderr
+    assert "sum 2.0" in done.stdout
+    assert done.stderr == ""
+
+
+def test_one_destroys_the_group_and_the_other_just_ends(run):
+    done = run("""
+        dist.barrier()
+        if rank == 0:
+            dist.destroy_process_group()
+    """)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+
+
+def test_a_message_nobody_waits_for_arrives(run):
+    done = run("""
+        if rank == 0:
+            dist.isend(x, 1)
+        else:
+            time.sleep(0.5)
+            got = torch.zeros_like(x)
+            dist.recv(got, 0)
+            print("received", got.sum().item())
+    """)
+    assert done.returncode == 0, done.stderr
+    assert "received 300000.0" in done.stdout
+
+
+def test_a_wait_that_lasts_too_long_says_so(run):
+    done = run("""
+        from datetime import timedelta
+        group = dist.new_group(timeout=timedelta(seconds=1))
+        if rank == 0:
+            dist.all_reduce(x, group=group)
+        time.sleep(20)
+    """)
+    assert done.returncode != 0
+    assert "reached the timeout of 1 s" in done.stderr
+
+
+def test_a_world_of_another_size_is_explained(run):
+    done = run("", workers=2)
+    assert done.returncode == 0, done.stderr
+    done = run("""
+        dist.destroy_process_group()
+        try:
+            store = dist.HashStore()
+            dist.init_process_group("mpi4py", store=store, rank=0, world_size=7)
+        except RuntimeError as error:
+            print(error)
+    """)
+    assert "world_size is 7 but MPI started 2 processes" in done.stdout
