@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-system lint format bench results faults wheel clean
+.PHONY: help setup demo test test-system lint format bench results faults audit-deps wheel clean
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,6 +52,10 @@ results: $(READY)  ## write the tables and pictures of docs again, from docs/rec
 
 faults: $(READY)  ## strike workers in every phase of every strategy, and say what became of it
 	$(BIN)/python tests/faults/matrix.py --out docs/records/faults.json --page docs/reliability.md
+
+audit-deps: $(READY)  ## look the pinned packages up in the database of known vulnerabilities
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[audit]'
+	$(BIN)/python .ci/audit_deps.py
 
 wheel: $(READY)  ## build the wheel and the source archive into dist/
 	$(BIN)/python -m build
