@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +9,10 @@ import records
 from matplotlib.figure import Figure
 from test_report_tables import summary, timed
 
-from manyhands.report import arrival, build, facts, growth
+from manyhands.report import arrival, facts, growth
+from manyhands.report.chart import render
 from manyhands.report.figures import charts
+from manyhands.report.page import SECTIONS
 from manyhands.report.wording import THIN, option
 
 
@@ -162,10 +163,13 @@ def test_an_option_is_named_where_its_value_alone_says_nothing(
     assert option(name, value) == shown
 
 
-def test_a_page_holds_the_new_figures(tmp_path: Path) -> None:
-    runs = [aimed(p, [0.5, 0.9], each=400 // p, batch_size=32 * p) for p in (1, 2, 4)]
-    page = build([records.sweep(tmp_path / "a", runs)], tmp_path / "a").read_text()
-    assert 'id="arrival"' in page
-    runs = [sized("sync", 2, n, n / 1000) for n in (1000, 2000)]
-    page = build([records.sweep(tmp_path / "b", runs)], tmp_path / "b").read_text()
-    assert 'id="growth"' in page
+@pytest.mark.parametrize("identity", ["growth", "arrival", "shares"])
+def test_a_page_has_a_place_for_each_figure_and_it_can_be_drawn(identity: str) -> None:
+    runs = {
+        "growth": [sized("sync", 2, n, n / 1000) for n in (1000, 2000)],
+        "arrival": [aimed(p, [0.5, 0.9], each=400 // p, batch_size=32 * p) for p in (1, 2)],
+        "shares": [shared("speed", 2, 8.0)],
+    }[identity]
+    (chart,) = [c for c in charts(summary(*runs)) if c.id == identity]
+    assert any(identity in ids for ids in SECTIONS.values())
+    assert "<title>" in render(chart, None).svg
