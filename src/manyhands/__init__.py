@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     )
     from manyhands.fitting import Result, fit
     from manyhands.optimizers import SGD, Adam, AdamW
+    from manyhands.predicting import predict
     from manyhands.privacy.config import Privacy
     from manyhands.strategies import Averaging, Gossip, Hogwild, Sequential, Server, Sync
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "fit": "manyhands.fitting",
     "compare": "manyhands.comparing",
+    "predict": "manyhands.predicting",
     "Result": "manyhands.fitting",
     "Data": "manyhands.data",
     "SGD": "manyhands.optimizers",
@@ -68,6 +70,7 @@ __all__ = [
     "__version__",
     "compare",
     "fit",
+    "predict",
 ]
 
 

@@ -30,6 +30,14 @@ app = App(
 @takes_options
 def train(
     *,
+    workers: Annotated[
+        int | Literal["auto"] | None,
+        Parameter(
+            help=f"{options()['workers'].help}; auto: as many as pay, by measuring "
+            f"[default: {options()['workers'].default}]",
+            show_default=False,
+        ),
+    ] = None,
     json_: Annotated[
         bool, Parameter(name="--json", negative="", help="print the result as one JSON object")
     ] = False,
@@ -49,6 +57,7 @@ def train(
     from manyhands.fitting import fit
 
     command = "manyhands " + " ".join(sys.argv[1:])
+    given |= {} if workers is None else {"workers": workers}  # a group may say how many
     result = fit(command=command, **given)
     if _silent():
         return
@@ -195,6 +204,76 @@ def report(
 
 
 @app.command
+@partial(
+    takes_options,
+    without=(
+        "strategy", "name", "resume", "output", "checkpoint_every", "keep", "on_failure",
+        "max_restarts", "timeout", "max_steps", "target_accuracy", "partition", "shares",
+    ),
+)  # fmt: skip
+def predict(
+    *,
+    strategies: Annotated[
+        str | None, Parameter(help="names separated by commas, or all [default: all]")
+    ] = None,
+    workers: Annotated[
+        str | None,
+        Parameter(help="up to how many, or a list such as 1,3,5 [default: up to the cores]"),
+    ] = None,
+    scaling: Annotated[
+        Literal["strong", "weak"],
+        Parameter(help="strong: workers share batch_size; weak: it is every worker's own"),
+    ] = "strong",
+    latency: Annotated[
+        str | None, Parameter(help="of a network between hosts, e.g. 20us [default: one host]")
+    ] = None,
+    bandwidth: Annotated[
+        str | None, Parameter(help="of each host's link, e.g. 100Gbit or 12.5GB per second")
+    ] = None,
+    per_host: Annotated[
+        int | None, Parameter(help="workers on each host of that network [default: 1]")
+    ] = None,
+    calibration: Annotated[
+        Path | None, Parameter(help="an earlier prediction.json, instead of measuring again")
+    ] = None,
+    against: Annotated[
+        Path | None,
+        Parameter(help="a sweep's folder: predict its runs, and state the error"),
+    ] = None,
+    output: Annotated[Path, Parameter(help="folder for the records and the picture")] = Path(
+        "prediction"
+    ),
+    **given: Any,
+) -> None:
+    """Predict time per step, speed-up and the best number of workers, from short measurements."""
+    from manyhands.predicting import report
+
+    report(
+        output=output,
+        against=against,
+        strategies=None if strategies is None else strategies.split(","),
+        workers=_counts(workers),
+        scaling=scaling,
+        latency=latency,
+        bandwidth=bandwidth,
+        per_host=per_host,
+        calibration=calibration,
+        **given,
+    )
+
+
+def _counts(workers: str | None) -> int | list[int] | None:
+    """Return the workers that a text names: one number, or several separated by commas."""
+    if workers is None:
+        return None
+    parts = workers.split(",")
+    if not all(part.strip().isdigit() for part in parts):
+        raise ConfigError(f"workers is {workers!r}; expected a number such as 64, or 1,3,5")
+    numbers = [int(part) for part in parts]
+    return numbers if len(numbers) > 1 else numbers[0]
+
+
+@app.command
 def allreduce(
     *,
     workers: Annotated[str, Parameter(help="group sizes, e.g. 2,4,8")] = "2,4",
@@ -209,9 +288,8 @@ def allreduce(
     from manyhands import bench
     from manyhands.allreduce import ALGORITHMS
 
-    counts = [int(part) for part in workers.split(",") if part.strip().isdigit()]
-    if not counts or len(counts) != len(workers.split(",")):
-        raise ConfigError(f"workers is {workers!r}; expected numbers such as 2,4,8")
+    counts = _counts(workers)
+    counts = [counts] if isinstance(counts, int) else counts or []
     names = algorithms.split(",") if algorithms else list(ALGORITHMS)
     records = bench.measure(counts, sizes, names, mpi=mpi)
     output.mkdir(parents=True, exist_ok=True)

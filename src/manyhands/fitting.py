@@ -100,8 +100,9 @@ def fit(
         progress: Show a progress bar on stderr; by default when it is a terminal.
         command: How this run was asked for, for the record.
         **given: Every other option of `manyhands train --help`, by its name with underscores:
-            strategy, workers, epochs, batch_size, optimizer, lr, seed, output …; and
-            `privacy=manyhands.Privacy(epsilon=…)`, which is `private=True, epsilon=…`.
+            strategy, workers ("auto": as many as pay here, by measuring), epochs, batch_size,
+            optimizer, lr, seed, output …; and `privacy=manyhands.Privacy(epsilon=…)`, which is
+            `private=True, epsilon=…`.
 
     Returns:
         The result: `.model`, `.accuracy`, `.loss`, `.seconds`, `.history`, `.record`.
@@ -130,6 +131,10 @@ def _prepare(model: Any, data: Any, loss: Any, command: str | None, given: dict[
         folder = Path(given.pop("resume")).absolute()
         checkpoint = resuming.find(folder, say=_warn)
         given = resuming.options(checkpoint, folder, given)
+    if given.get("workers") == "auto":
+        from manyhands.predicting import choose_workers
+
+        given["workers"] = choose_workers(model, data, given, loss=loss, say=_warn)
     config = configure(given)
     if config.init and not Path(config.init).is_file():
         raise ConfigError(f"init is {config.init!r}; there is no such file")

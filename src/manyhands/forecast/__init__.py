@@ -1,0 +1,9 @@
+"""Forecasts of time per step and speed-up, from measurements: pure functions and a simulation."""
+
+from __future__ import annotations
+
+from manyhands.forecast.calibration import Calibration
+from manyhands.forecast.model import Crew, Forecast
+from manyhands.forecast.network import Network, parse_bandwidth, parse_latency
+
+__all__ = ["Calibration", "Crew", "Forecast", "Network", "parse_bandwidth", "parse_latency"]

@@ -1,0 +1,322 @@
+"""How long one update takes: computing, waiting for the slowest, talking; pure functions.
+
+A step of a strategy is put together from what a `Calibration` measured apart: workers that never
+talk, and talking alone. On the host that was measured, an all-reduce costs what it cost there;
+between hosts it costs what `manyhands.allreduce.cost` says it sends, on the network that is given:
+
+    T = steps · L + messages · l + bytes / B + bytes to add · a
+
+L, B: the network's latency and bandwidth; l: what starting a message costs a host; a: seconds to
+add a byte.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from manyhands.allreduce.choose import choose
+from manyhands.allreduce.cost import cost
+from manyhands.forecast.calibration import Calibration, Curve, Group, Point, interpolate
+from manyhands.forecast.network import Network
+from manyhands.forecast.simulation import Outcome, Setting, quantile, simulate
+
+# Which part of the bytes that a process sends arrive somewhere to be added (the others are copied).
+_ADDED = {
+    "naive": 1.0,
+    "recursive-doubling": 1.0,
+    "ring": 0.5,
+    "rabenseifner": 0.5,
+    "hierarchical": 0.5,
+}
+ONE_HOST = ("shared-memory",)
+_SIMULATED = 2048  # workers up to which every push is simulated
+_GRID = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class Crew:
+    """Who trains, and over what: the workers, their batch, their threads, their network.
+
+    Attributes:
+        workers: P.
+        batch: Examples of one worker's step.
+        network: What lies between hosts; None: all are on the host that was measured.
+        threads: Threads per worker; None: the host's cores, shared out.
+    """
+
+    workers: int
+    batch: int
+    network: Network | None = None
+    threads: int | None = None
+
+    def here(self) -> int:
+        """Return how many workers share a host."""
+        return min(self.workers, self.network.per_host) if self.network else self.workers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """What is to be expected of one strategy with one number of workers.
+
+    Attributes:
+        step: Seconds from one update of a worker to its next.
+        rate: Examples per second, of all workers together.
+        compute: Seconds of a step that a worker computes.
+        wait: Seconds of it that it waits for others.
+        communicate: Seconds of it that it talks.
+        staleness: Mean number of others' updates that a gradient is old.
+        notes: What this rests on, where it is not measured.
+    """
+
+    step: float
+    rate: float
+    compute: float
+    wait: float
+    communicate: float
+    staleness: float | None = None
+    notes: tuple[str, ...] = field(default=())
+
+
+def together(
+    known: Calibration, crew: Crew, *, talking: float, every: int, notes: tuple[str, ...] = ()
+) -> Forecast:
+    """Return a strategy whose workers step together; `talking` seconds a step, meeting `every`."""
+    here, threads = crew.here(), _threads(known, crew, crew.here())
+    compute = computing(known, crew.batch, here, threads)
+    met = compute if crew.workers == 1 else meeting(known, crew, here, threads, every)
+    talk = talking + agreeing(known, crew) / known.agree_every
+    step = max(met, compute) + talk
+    return Forecast(
+        step=step,
+        rate=crew.workers * crew.batch / step,
+        compute=compute,
+        wait=max(0.0, met - compute),
+        communicate=talk,
+        notes=(*notes, *_crowding(known, crew.here())),
+    )
+
+
+def apart(known: Calibration, crew: Crew) -> Forecast:
+    """Return a strategy whose workers share memory and never wait (Hogwild)."""
+    compute = computing(known, crew.batch, crew.workers, _threads(known, crew, crew.workers))
+    spread = spreading(known, crew.batch, crew.workers)
+    free = Setting(workers=crew.workers, compute=compute, busy=(0.0,), trip=0.0, spread=spread)
+    outcome = simulate(free)
+    return Forecast(
+        step=compute,
+        rate=crew.workers * crew.batch / compute,
+        compute=compute,
+        wait=0.0,
+        communicate=0.0,
+        staleness=outcome.mean_staleness,
+        notes=_crowding(known, crew.workers),
+    )
+
+
+def served(
+    known: Calibration, crew: Crew, *, shares: Sequence[float], bound: int | None = None
+) -> Forecast:
+    """Return a parameter server; `shares` are the parts of the vector that its masters own."""
+    if known.service is None:
+        raise ValueError("the calibration has no server; it needs two processes to be measured")
+    masters, network = len(shares), crew.network
+    on_host = crew.here() + (0 if network else masters)
+    threads = _threads(known, crew, on_host)
+    parts = [share * known.nbytes for share in shares]
+    busy = tuple(known.service.busy + part * known.service.busy_per_byte for part in parts)
+    trip = known.service.trip + max(parts) * known.service.trip_per_byte
+    if network:  # a master's link takes one push after another, and its answers at the same time
+        busy = tuple(b + p / network.bandwidth for b, p in zip(busy, parts, strict=True))
+        trip += 2 * network.latency
+    crowd = float(crew.here())
+    outcome, compute = Outcome(0.0, Counter(), 1.0), 0.0
+    for _ in range(1 if network else 3):  # masters that work take their part of the cores
+        gradient = computing(known, crew.batch, crew.here(), threads) - updating(
+            known, crew.batch, crew.here(), threads
+        )
+        compute = gradient * max(1.0, crowd / known.cores) / max(1.0, crew.here() / known.cores)
+        spread = spreading(known, crew.batch, crew.here())
+        outcome = _played(crew.workers, compute, busy, trip, spread, bound)
+        crowd = crew.here() + masters * (1 - outcome.idle)
+    step = crew.workers / outcome.rate
+    return Forecast(
+        step=step,
+        rate=outcome.rate * crew.batch,
+        compute=compute,
+        wait=max(0.0, step - compute - trip - max(busy)),
+        communicate=trip + max(busy),
+        staleness=outcome.mean_staleness,
+        notes=_crowding(known, crew.here() if network else crew.workers + masters),
+    )
+
+
+def _played(
+    workers: int,
+    compute: float,
+    busy: tuple[float, ...],
+    trip: float,
+    spread: tuple[float, ...],
+    bound: int | None,
+) -> Outcome:
+    """Simulate; with more workers than that is worth, take the bound that a queue has."""
+    if workers > _SIMULATED:
+        rate = min(workers / (compute + trip + max(busy)), 1 / max(max(busy), 1e-12))
+        return Outcome(rate, Counter({workers - 1: 1}), max(0.0, 1 - rate * max(busy)))
+    pushes = max(2000, 12 * workers)
+    return simulate(
+        Setting(
+            workers=workers,
+            compute=compute,
+            busy=busy,
+            trip=trip,
+            spread=spread,
+            bound=bound,
+            pushes=pushes,
+        )
+    )
+
+
+def reducing(known: Calibration, crew: Crew, algorithm: str) -> tuple[float, tuple[str, ...]]:
+    """Return the seconds of one all-reduce of the model's vector, and what that rests on."""
+    if crew.workers == 1:
+        return 0.0, ()
+    if crew.network is None:
+        return _measured(known, algorithm, crew.workers), ()
+    size, per_host = crew.workers, crew.network.per_host
+    if algorithm == "auto":
+        algorithm = choose(known.nbytes, size, per_host=min(per_host, size))
+    if algorithm in ("mpi", *ONE_HOST) and min(per_host, size) == size:
+        return _measured(known, algorithm, size), ()
+    if algorithm == "mpi":
+        kinds = ("recursive-doubling", "rabenseifner")
+        best = min(_sent(known, crew.network, size, kind) for kind in kinds)
+        return best, ("mpi: as recursive doubling or Rabenseifner's, whichever is faster",)
+    return _sent(known, crew.network, size, algorithm), ()
+
+
+def _sent(known: Calibration, network: Network, size: int, algorithm: str) -> float:
+    """Return the seconds of an all-reduce whose messages cross the network."""
+    per_host = min(network.per_host, size)
+    told = cost(algorithm, known.parameters, size, itemsize=known.itemsize, group_size=per_host)
+    group = _near(known, per_host)
+    # On a ring only one worker of each host sends to another host; else all share the link.
+    sharing = 1 if algorithm == "ring" else per_host
+    inside = _measured(known, "shared-memory", per_host) if algorithm == "hierarchical" else 0.0
+    return (
+        told.steps * network.latency
+        + told.messages_each * group.latency
+        + told.bytes_each * sharing / network.bandwidth
+        + told.bytes_each * _ADDED[algorithm] * known.add_per_byte
+        + inside
+    )
+
+
+def _measured(known: Calibration, algorithm: str, size: int) -> float:
+    """Return an all-reduce's seconds on the measured host, between the sizes that were measured."""
+    groups = [g for g in known.groups if algorithm in g.allreduce and g.workers > 1]
+    if size == 1 or not groups:
+        return 0.0
+    sizes = [1.0, *(float(g.workers) for g in groups)]
+    times = [0.0, *(g.allreduce[algorithm] for g in groups)]
+    found = interpolate(size, sizes, times, beyond=False)
+    return found * max(1.0, size / sizes[-1])
+
+
+def exchanging(known: Calibration, crew: Crew, neighbours: int) -> float:
+    """Return the seconds to swap the vector with so many neighbours, and to mix."""
+    if crew.workers == 1:
+        return 0.0
+    group = _near(known, crew.here())
+    mix = (neighbours + 1) * known.nbytes * known.add_per_byte
+    if crew.network is None:
+        crowd = max(1.0, crew.workers / known.cores)
+        return crowd * (group.latency + neighbours * known.nbytes * group.per_byte + mix)
+    wire = neighbours * known.nbytes * crew.network.per_host / crew.network.bandwidth
+    return crew.network.latency + neighbours * group.latency + wire + mix
+
+
+def agreeing(known: Calibration, crew: Crew) -> float:
+    """Return the seconds in which the workers agree on two numbers."""
+    if crew.workers == 1:
+        return 0.0
+    if crew.network is None:
+        sizes = [float(g.workers) for g in known.groups]
+        agreed = [g.agree for g in known.groups]
+        return interpolate(crew.workers, sizes, agreed, beyond=True)
+    return 2 * math.ceil(math.log2(crew.workers)) * crew.network.latency
+
+
+def computing(known: Calibration, batch: int, here: int, threads: int) -> float:
+    """Return the seconds of a step that talks to nobody, with so many workers on the host."""
+    return _at(known, batch, here, threads, lambda p: p.seconds)
+
+
+def updating(known: Calibration, batch: int, here: int, threads: int) -> float:
+    """Return the seconds that the update takes of such a step."""
+    return _at(known, batch, here, threads, lambda p: p.update)
+
+
+def meeting(known: Calibration, crew: Crew, here: int, threads: int, every: int) -> float:
+    """Return the seconds per step where all wait for the slowest after `every` steps.
+
+    Where as many workers were measured, this is theirs. Beyond, steps are taken to be independent
+    draws of the measured times, and the slowest of P is expected.
+    """
+    measured = _at(known, crew.batch, here, threads, lambda p: p.met.get(every, p.seconds))
+    if crew.workers <= here:
+        return measured
+    alone = computing(known, crew.batch, here, threads)
+    spread = spreading(known, crew.batch, here)
+    slowest = expected_highest(spread, crew.workers) - 1
+    return max(measured, alone * (1 + slowest / math.sqrt(every)))
+
+
+def expected_highest(spread: Sequence[float], draws: int) -> float:
+    """Return the expected largest of so many draws from evenly spaced quantiles.
+
+    The largest of n draws lies below Q(u) with probability uⁿ, so it is Q of the n-th root of an
+    even draw.
+    """
+    levels = [((i + 0.5) / _GRID) ** (1 / draws) for i in range(_GRID)]
+    return sum(quantile(spread, level) for level in levels) / _GRID
+
+
+def spreading(known: Calibration, batch: int, here: int) -> tuple[float, ...]:
+    """Return the quantiles that were measured nearest to this."""
+    curve = min(known.curves, key=lambda c: (abs(c.workers - here), c.threads))
+    return min(curve.points, key=lambda p: abs(math.log(p.batch / batch))).spread
+
+
+def _at(known: Calibration, batch: int, here: int, threads: int, value: Any) -> float:
+    """Return a value between the batch sizes and the numbers of workers that were measured."""
+    curves = _curves(known, threads)
+    found = [_on(curve.points, batch, value) for curve in curves]
+    between = interpolate(here, [c.workers for c in curves], found, beyond=False)
+    return between * max(1.0, here / max(known.cores, curves[-1].workers))
+
+
+def _curves(known: Calibration, threads: int) -> list[Curve]:
+    """Return the curves with so many threads, or the nearest; by the number of workers."""
+    nearest = min(known.curves, key=lambda c: (abs(c.threads - threads), c.threads)).threads
+    return sorted((c for c in known.curves if c.threads == nearest), key=lambda c: c.workers)
+
+
+def _on(points: Sequence[Point], batch: int, value: Any) -> float:
+    batches, values = [float(p.batch) for p in points], [value(p) for p in points]
+    return max(interpolate(batch, batches, values, beyond=True), 0.0)
+
+
+def _threads(known: Calibration, crew: Crew, on_host: int) -> int:
+    return crew.threads or max(1, known.cores // on_host)
+
+
+def _near(known: Calibration, size: int) -> Group:
+    return min(known.groups, key=lambda g: abs(g.workers - size))
+
+
+def _crowding(known: Calibration, on_host: int) -> tuple[str, ...]:
+    return ("more processes than cores",) if on_host > known.cores else ()

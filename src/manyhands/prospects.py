@@ -1,0 +1,219 @@
+"""What is to be expected of each strategy with each number of workers: rows, pure functions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from manyhands.errors import ConfigError
+from manyhands.forecast import Calibration, Crew, Forecast, Network
+from manyhands.forecast import model as forecast
+from manyhands.options import options
+from manyhands.strategies import STRATEGIES
+from manyhands.strategies.server import deal
+from manyhands.strategies.strategy import Strategy
+from manyhands.strategies.sync import AllReduce
+from manyhands.strategies.topology import graph
+
+NEAR = 0.02  # fewer workers that are slower by no more than this are the better choice
+_NEIGHBOURS = 512  # workers up to which a topology is laid out to count neighbours
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """What is asked: one calibration, one network, how the work grows.
+
+    Attributes:
+        known: What was measured.
+        network: What lies between hosts; None: one host.
+        scaling: "strong": `batch_size` is shared out; "weak": it is every worker's own.
+        batch_size: Examples behind one update (strong), or one worker's (weak).
+        epochs: Passes over the training set, over which a last averaging is spread.
+    """
+
+    known: Calibration
+    network: Network | None = None
+    scaling: str = "strong"
+    batch_size: int = 128
+    epochs: int = 3
+
+    def crew(self, workers: int, *, whole: bool) -> Crew:
+        """Return so many workers with their batch; `whole`: each takes a batch of its own."""
+        shared = self.scaling == "strong" and not whole
+        if shared and self.batch_size < workers:
+            raise ConfigError(f"{workers} workers cannot share {self.batch_size} examples")
+        batch = math.ceil(self.batch_size / workers) if shared else self.batch_size
+        threads = self.known.options.get("threads")
+        return Crew(workers=workers, batch=batch, network=self.network, threads=threads)
+
+    def steps(self, crew: Crew) -> float:
+        """Return how many steps a worker takes in all."""
+        return max(1.0, self.epochs * self.known.examples / (crew.workers * crew.batch))
+
+
+def _sequential(strategy: Any, case: Case, workers: int) -> Forecast:
+    return forecast.together(case.known, case.crew(1, whole=True), talking=0.0, every=1)
+
+
+def _sync(strategy: Any, case: Case, workers: int) -> Forecast:
+    crew = case.crew(workers, whole=False)
+    talking, notes = forecast.reducing(case.known, crew, strategy.allreduce)
+    return forecast.together(case.known, crew, talking=talking, every=1, notes=notes)
+
+
+def _averaging(strategy: Any, case: Case, workers: int) -> Forecast:
+    crew = case.crew(workers, whole=False)
+    period = case.steps(crew)
+    if strategy.period:
+        unit = 1 if strategy.period_unit == "steps" else period / case.epochs
+        period = min(period, strategy.period * unit)
+    every = min(case.known.agree_every, max(1, int(period)))
+    talking, notes = forecast.reducing(case.known, crew, strategy.allreduce)
+    return forecast.together(case.known, crew, talking=talking / period, every=every, notes=notes)
+
+
+def _gossip(strategy: Any, case: Case, workers: int) -> Forecast:
+    crew = case.crew(workers, whole=False)
+    if strategy.topology in ("ring", "pairs"):
+        neighbours = min(2 if strategy.topology == "ring" else 1, workers - 1)
+    else:  # the same for all but a few, and known in closed form where laying it out is too much
+        laid = min(workers, _NEIGHBOURS)
+        neighbours = len(graph(strategy.topology, laid)[0])
+        if laid < workers:
+            more = math.log2(workers / laid) * 2
+            neighbours = workers - 1 if strategy.topology == "complete" else neighbours + int(more)
+    talking = forecast.exchanging(case.known, crew, neighbours)
+    if strategy.overlap:
+        compute = forecast.together(case.known, crew, talking=0.0, every=1).compute
+        talking = max(0.0, talking - compute)
+    return forecast.together(case.known, crew, talking=talking, every=1)
+
+
+def _hogwild(strategy: Any, case: Case, workers: int) -> Forecast:
+    if case.network:
+        raise ConfigError("hogwild shares the memory of one host")
+    return forecast.apart(case.known, case.crew(workers, whole=True))
+
+
+def _server(strategy: Any, case: Case, workers: int) -> Forecast:
+    layers = case.known.layers
+    spans = deal(layers, strategy.masters)
+    shares = [sum(layers[a:b]) / case.known.parameters for a, b in spans]
+    crew = case.crew(workers, whole=True)
+    return forecast.served(case.known, crew, shares=shares, bound=strategy.staleness)
+
+
+_EXPECTED: Mapping[str, Callable[[Any, Case, int], Forecast]] = {
+    "sequential": _sequential,
+    "sync": _sync,
+    "averaging": _averaging,
+    "gossip": _gossip,
+    "hogwild": _hogwild,
+    "server": _server,
+}
+
+
+def expected(strategy: Strategy, case: Case, workers: int) -> Forecast:
+    """Return what is to be expected of a strategy.
+
+    Raises:
+        ConfigError: It cannot be run so, or there is no model of it.
+    """
+    if strategy.name not in _EXPECTED:
+        raise ConfigError(f"there is no model of {strategy.name}'s time")
+    allreduce = getattr(strategy, "allreduce", "auto")
+    spread = case.network is not None and workers > case.network.per_host
+    if spread and allreduce in forecast.ONE_HOST:
+        raise ConfigError(f"{allreduce} works on one host only")
+    if workers > 1 and not strategy.supports.many:
+        raise ConfigError(f"{strategy.name} uses one worker")
+    return _EXPECTED[strategy.name](strategy, case, workers)
+
+
+def row(strategy: Strategy, case: Case, workers: int, base: float) -> dict[str, Any]:
+    """Return one row of the table; `base` is the sequential rate, in examples per second."""
+    found = expected(strategy, case, workers)
+    processes = strategy.processes(workers)
+    return {
+        "label": label(strategy),
+        "strategy": strategy.name,
+        "workers": workers,
+        "processes": processes,
+        "step": found.step,
+        "examples_per_second": found.rate,
+        "speedup": found.rate / base,
+        "efficiency": found.rate / base / processes,
+        "compute": found.compute,
+        "wait": found.wait,
+        "communicate": found.communicate,
+        "staleness": found.staleness,
+        "notes": list(found.notes),
+    }
+
+
+def rows(
+    strategies: Sequence[Strategy], case: Case, workers: Iterable[int]
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return a row for each strategy and number of workers, and why some are missing."""
+    base = expected(STRATEGIES["sequential"](), case, 1).rate
+    found, missing = [], []
+    counts = sorted(set(workers))
+    for strategy in strategies:
+        for count in counts if strategy.supports.many else [1]:
+            try:
+                found.append(row(strategy, case, count, base))
+            except ConfigError as error:
+                missing.append(f"{label(strategy)}: {error}")
+                break  # more workers would fail as well
+    return found, missing
+
+
+def best(found: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """Return the row with the most examples per second; of nearly equal ones the smallest."""
+    if not found:
+        return None
+    top = max(r["examples_per_second"] for r in found)
+    near = [r for r in found if r["examples_per_second"] >= (1 - NEAR) * top]
+    return min(near, key=lambda r: (r["processes"], -r["examples_per_second"]))
+
+
+def label(strategy: Strategy) -> str:
+    """Return a strategy's name with the options that differ from their defaults."""
+    plain = type(strategy)()
+    told = [
+        _told(strategy, name, getattr(strategy, name))
+        for name in options()
+        if strategy.name in options()[name].owners
+        and (strategy.name == "sync" or getattr(strategy, name) != getattr(plain, name))
+    ]
+    return " ".join([strategy.name, *filter(None, told)])
+
+
+def _told(strategy: Any, name: str, value: Any) -> str:
+    if name in ("allreduce", "topology"):
+        return str(value)
+    if name == "period":
+        return f"every {value} {strategy.period_unit}"
+    if name == "period_unit":
+        return ""  # told with the period
+    if value is True:
+        return name.replace("_", " ")
+    return f"{value} {name}" if name == "masters" else f"{name.replace('_', ' ')} {value}"
+
+
+def variants(names: Sequence[str], given: Mapping[str, Any]) -> list[Strategy]:
+    """Return the strategies asked for, with the options given; sync with every all-reduce."""
+    table = options()
+    found: list[Strategy] = []
+    for name in names:
+        if name not in STRATEGIES:
+            raise ConfigError(f"strategy is {name!r}; expected one of {', '.join(STRATEGIES)}")
+        own = {n: v for n, v in given.items() if name in table[n].owners}
+        if name == "sync" and "allreduce" not in own:
+            kind: Any = STRATEGIES[name]
+            found += [kind(allreduce=a) for a in get_args(AllReduce)]
+        else:
+            found.append(STRATEGIES[name](**own))
+    return found

@@ -1,0 +1,262 @@
+"""Forecasts: put together from measurements, by formulas that can be checked by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from manyhands import prospects
+from manyhands.allreduce import cost
+from manyhands.errors import ConfigError
+from manyhands.forecast import Calibration, Crew, Network, parse_bandwidth, parse_latency
+from manyhands.forecast import model as forecast
+from manyhands.forecast.calibration import Curve, Group, Point, Service, interpolate
+from manyhands.predicting import Prediction, counts, predict
+from manyhands.probe import met
+from manyhands.strategies import Averaging, Gossip, Hogwild, Sequential, Server, Sync
+
+FIXED, EACH = 0.001, 0.0001  # a step of b examples takes FIXED + b · EACH
+EVEN = (1.0,) * 5
+
+
+def point(batch, *, slow=1.0, spread=EVEN):
+    seconds = slow * (FIXED + batch * EACH)
+    met_ = {1: seconds * spread[-1], 4: seconds * (1 + (spread[-1] - 1) / 2)}
+    return Point(batch=batch, seconds=seconds, update=0.0002, met=met_, spread=spread)
+
+
+def curve(workers, *, slow=1.0, threads=1, spread=EVEN):
+    points = tuple(point(batch, slow=slow, spread=spread) for batch in (1, 16, 128))
+    return Curve(workers=workers, threads=threads, points=points)
+
+
+def group(workers):
+    times = {"auto": 0.0005, "ring": 0.0008 * workers, "shared-memory": 0.0004, "mpi": 0.0006}
+    return Group(
+        workers=workers,
+        allreduce=times if workers > 1 else {},
+        agree=0.00004 * (workers > 1),
+        latency=1e-6,
+        per_byte=1e-10,
+    )
+
+
+def known(**changed):
+    facts = {
+        "machine": {}, "options": {"threads": 1, "batch_size": 128}, "cores": 4,
+        "parameters": 10_000, "itemsize": 4, "layers": (6000, 4000), "examples": 60_000,
+        "agree_every": 4, "add_per_byte": 1e-10,
+        "curves": tuple(curve(p) for p in (1, 2, 4)),
+        "groups": tuple(group(p) for p in (1, 2, 4)),
+        "service": Service(
+            busy=0.0001, busy_per_byte=0.0002 / 40_000, trip=0.0001, trip_per_byte=0.0
+        ),
+    }  # fmt: skip
+    return Calibration(**(facts | changed))
+
+
+def case(**changed):
+    return prospects.Case(**({"known": known()} | changed))
+
+
+def step(strategy, workers, **changed):
+    return prospects.expected(strategy, case(**changed), workers).step
+
+
+def test_a_calibration_survives_json():
+    there = known()
+    assert Calibration.from_dict(json.loads(json.dumps(there.as_dict()))) == there
+    with pytest.raises(ConfigError, match="calibration cannot be read"):
+        Calibration.from_dict({"schema": 1})
+
+
+def test_between_and_beyond_the_points():
+    assert interpolate(2, [1, 3], [10, 20], beyond=False) == 15
+    assert interpolate(5, [1, 3], [10, 20], beyond=True) == 30
+    assert interpolate(5, [1, 3], [10, 20], beyond=False) == 20
+    assert interpolate(0, [1, 3], [10, 20], beyond=True) == 5
+    assert interpolate(9, [2], [7], beyond=True) == 7
+
+
+def test_sync_is_the_slowest_step_and_the_all_reduce():
+    assert step(Sync(), 1) == pytest.approx(FIXED + 128 * EACH)
+    expected = FIXED + 64 * EACH + 0.0005 + 0.00004 / 4
+    assert step(Sync(allreduce="auto"), 2) == pytest.approx(expected)
+    assert step(Sync(allreduce="ring"), 3) == pytest.approx(
+        FIXED + 43 * EACH + 0.0024 + 0.00004 / 4  # between rings of two and of four
+    )
+
+
+def test_sequential_is_what_speed_ups_are_measured_against():
+    found, missing = prospects.rows([Sequential(), Sync()], case(), [1, 2, 4])
+    assert not missing
+    assert [r["speedup"] for r in found if r["strategy"] == "sequential"] == [1.0]
+    assert found[1]["speedup"] == pytest.approx(1.0)
+    base = FIXED + 128 * EACH
+    assert found[2]["speedup"] == pytest.approx(base / step(Sync(), 2))
+    assert found[3]["efficiency"] == pytest.approx(found[3]["speedup"] / 4)
+
+
+def test_shared_caches_slow_workers_that_never_talk():
+    slow = known(curves=(curve(1), curve(2, slow=1.2), curve(4, slow=1.5)))
+    plain, crowded = step(Averaging(), 4), step(Averaging(), 4, known=slow)
+    assert crowded == pytest.approx(plain + 0.5 * (FIXED + 32 * EACH))
+    assert step(Sync(), 3, known=slow) > 1.3 * step(Sync(), 3) * 0.9
+
+
+def test_waiting_for_the_slowest_costs_sync_more_than_averaging():
+    spread = (0.8, 0.9, 1.0, 1.1, 1.2)
+    uneven = known(curves=tuple(curve(p, spread=spread) for p in (1, 2, 4)))
+    one = FIXED + 32 * EACH
+    assert step(Sync(), 4, known=uneven) == pytest.approx(1.2 * one + 0.0005 + 0.00001)
+    assert step(Averaging(), 4, known=uneven) == pytest.approx(1.1 * one, rel=0.01)
+    far = Network(latency=1e-9, bandwidth=1e15)
+    many = prospects.expected(Sync(), case(known=uneven, network=far, scaling="weak"), 1000)
+    assert many.step == pytest.approx(1.2 * (FIXED + 128 * EACH), rel=0.01)
+
+
+def test_the_highest_of_many_draws():
+    spread = tuple(np.linspace(0, 1, 41))
+    for draws in (1, 2, 10, 1000):  # n / (n + 1) for even draws
+        assert forecast.expected_highest(spread, draws) == pytest.approx(
+            draws / (draws + 1), abs=0.002
+        )
+
+
+def test_met_takes_the_slowest_of_each_block():
+    times = np.array([[1.0, 3.0, 1.0, 1.0], [2.0, 1.0, 1.0, 2.0]])
+    assert met(times, 1) == (2 + 3 + 1 + 2) / 4
+    assert met(times, 2) == (4 + 3) / 4
+    assert met(times, 4) == 6 / 4
+
+
+@pytest.mark.parametrize("algorithm", ["naive", "ring", "recursive-doubling", "rabenseifner"])
+@pytest.mark.parametrize("size", [2, 5, 64])
+def test_between_hosts_the_cost_formulas_are_used(algorithm, size):
+    network = Network(latency=1e-3, bandwidth=1e6)  # so slow that nothing else counts
+    told = cost(algorithm, 10_000, size)
+    crew = Crew(workers=size, batch=8, network=network)
+    seconds, _ = forecast.reducing(known(), crew, algorithm)
+    assert seconds == pytest.approx(told.steps * 1e-3 + told.bytes_each / 1e6, rel=0.01)
+
+
+def test_hosts_share_their_link_but_for_the_ring():
+    fast, slow = (Network(latency=1e-9, bandwidth=1e6, per_host=n) for n in (1, 4))
+    for algorithm, factor in (("ring", 1), ("rabenseifner", 4)):
+        one, four = (
+            forecast.reducing(known(), Crew(workers=64, batch=8, network=n), algorithm)[0]
+            for n in (fast, slow)
+        )
+        assert four == pytest.approx(factor * one, rel=0.01)
+
+
+def test_latency_and_bandwidth_decide_which_all_reduce_wins():
+    def best(network, parameters):
+        there = known(parameters=parameters, layers=(parameters,))
+        crew = Crew(workers=64, batch=8, network=network)
+        kinds = ("naive", "ring", "recursive-doubling", "rabenseifner")
+        return min(kinds, key=lambda kind: forecast.reducing(there, crew, kind)[0])
+
+    lame = Network(latency=1e-9, bandwidth=1e6)
+    distant = Network(latency=0.03, bandwidth=1e12)
+    assert best(lame, 10**7) in ("ring", "rabenseifner")
+    assert best(distant, 1000) == "naive"
+
+
+def test_strategies_that_cannot_be_are_left_out_with_a_reason():
+    network = Network(latency=1e-5, bandwidth=1e9)
+    kinds = [Hogwild(), Sync(allreduce="shared-memory"), Sync(allreduce="ring")]
+    found, missing = prospects.rows(kinds, case(network=network), [1, 2, 256])
+    assert [r["workers"] for r in found if r["label"] == "sync ring"] == [1, 2]
+    told = " ".join(missing)
+    assert "hogwild shares the memory of one host" in told
+    assert "shared-memory works on one host only" in told
+    assert "256 workers cannot share 128 examples" in told
+
+
+def test_the_server_is_bound_by_its_master():
+    network = Network(latency=1e-6, bandwidth=1e9)
+    busy = 0.0003 + 40_000 / 1e9
+    many = prospects.expected(Server(), case(network=network), 500)
+    assert many.rate == pytest.approx(128 / busy, rel=0.02)
+    two = prospects.expected(Server(masters=2), case(network=network), 500)
+    larger = 0.0001 + 0.6 * (0.0002 + 40_000 / 1e9)  # its master has 6000 of 10,000
+    assert two.rate == pytest.approx(128 / larger, rel=0.02)
+    assert many.staleness == pytest.approx(499, rel=0.02)
+
+
+def test_workers_that_share_memory_go_their_own_way():
+    found = prospects.expected(Hogwild(), case(), 4)
+    assert found.rate == pytest.approx(4 * 128 / (FIXED + 128 * EACH))
+    assert found.staleness == pytest.approx(3, abs=0.1)
+
+
+def test_gossip_pays_for_its_neighbours():
+    network = Network(latency=1e-3, bandwidth=1e7)
+    ring = step(Gossip(), 16, network=network)
+    complete = step(Gossip(topology="complete"), 16, network=network)
+    assert complete - ring == pytest.approx(13 * 40_000 / 1e7, rel=0.01)
+    assert step(Gossip(overlap=True), 16, network=network) < ring
+
+
+def test_more_workers_than_cores_are_no_faster():
+    here = case()
+    rates = [prospects.expected(Averaging(), here, p).rate for p in (4, 8)]
+    assert rates[1] < rates[0]
+    assert "more processes than cores" in prospects.expected(Sync(), here, 8).notes
+
+
+def test_the_best_is_the_fastest_and_among_equals_the_smallest():
+    rows = [
+        {"processes": p, "workers": p, "examples_per_second": r}
+        for p, r in ((1, 10), (2, 19.9), (4, 20.0), (8, 15))
+    ]
+    assert prospects.best(rows)["workers"] == 2
+    assert prospects.best([]) is None
+
+
+def test_units():
+    assert parse_latency("20us") == pytest.approx(2e-5)
+    assert parse_bandwidth("100Gbit") == pytest.approx(12.5e9)
+    assert parse_bandwidth("12.5GB/s") == pytest.approx(12.5e9)
+    for text in ("20", "fast", "-1us", "1.2.3us", "0us"):
+        with pytest.raises(ConfigError, match="latency is"):
+            parse_latency(text)
+    for text in ("100", "100Gb its", "0Gbit"):
+        with pytest.raises(ConfigError, match="bandwidth is"):
+            parse_bandwidth(text)
+
+
+def test_up_to_or_exactly():
+    assert counts(20) == [1, 2, 4, 8, 16, 20]
+    assert counts([5, 3, 1]) == [1, 3, 5]
+
+
+def test_predict_from_a_calibration_to_a_file_and_back(tmp_path):
+    found = predict(
+        calibration=known(), workers=1024, latency="20us", bandwidth="100Gbit", scaling="weak"
+    )
+    assert {r["strategy"] for r in found.rows} == {
+        "sequential", "sync", "averaging", "server", "gossip",
+    }  # fmt: skip
+    assert max(r["workers"] for r in found.rows) == 1024
+    assert all(math.isfinite(r["speedup"]) and r["step"] > 0 for r in found.rows)
+    found.write(tmp_path / "prediction.json")
+    again = predict(calibration=tmp_path / "prediction.json", strategies="sync", workers=2)
+    assert isinstance(again, Prediction)
+    assert again.case.known == known()
+    assert len(again.best_of_each()) == 8  # one for each all-reduce
+
+
+def test_what_would_be_ignored_is_refused():
+    with pytest.raises(ConfigError, match="a latency and a bandwidth"):
+        predict(calibration=known(), latency="1us")
+    with pytest.raises(ConfigError, match="per_host is given without a network"):
+        predict(calibration=known(), per_host=4)
+    with pytest.raises(ConfigError, match="masters is an option of server"):
+        predict(calibration=known(), strategies="sync", masters=2)
+    with pytest.raises(ConfigError, match="threads is 2, but the calibration was measured with 1"):
+        predict(calibration=known(), strategies="sync", threads=2)
