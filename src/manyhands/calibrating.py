@@ -82,7 +82,8 @@ def _probe(size: int, given: Mapping[str, Any], seconds: float) -> Probe:
     threads = {given.get("threads") or max(1, cores() // size)}
     if not given.get("threads"):  # a process more leaves each fewer threads
         threads |= {max(1, cores() // (size + 1)), 1}
-    return Probe(
+    kind: Any = Probe  # a protocol's empty methods count as abstract
+    return kind(  # type: ignore[no-any-return]
         batches=tuple(sorted(batches)),
         threads=tuple(sorted(threads)),
         algorithms=get_args(AllReduce),

@@ -14,12 +14,12 @@ from manyhands import judging, validate
 from manyhands.calibrating import DECIDING, calibrate
 from manyhands.errors import ConfigError
 from manyhands.forecast import Calibration, Network, parse_bandwidth, parse_latency, telling
-from manyhands.launch import group_size
 from manyhands.optimizers import OPTIMIZERS
 from manyhands.options import configure, options
 from manyhands.prospects import Case, best, rows, variants
 from manyhands.record import cores, write_json
 from manyhands.strategies import STRATEGIES
+from manyhands.surroundings import group_size
 
 
 @dataclass(frozen=True)

@@ -56,15 +56,6 @@ class Probe(Strategy):
     algorithms: tuple[str, ...] = ("auto",)
     seconds: float = 0.4
 
-    def validate(self, *, workers: int) -> None:
-        """Any number of workers will do."""
-
-    def check_model(self, *, layers: int) -> None:
-        """Any model will do."""
-
-    def restore(self, *_: Any) -> None:
-        """Nothing is kept: there is nothing to go on with."""
-
     def run(self, worker: Worker) -> None:
         """Measure everything; the model is left as it was."""
         for _ in worker.batches():
