@@ -16,6 +16,7 @@ from cyclopts import App, Parameter
 from manyhands._version import __version__
 from manyhands.errors import ConfigError, ManyhandsError, WorkerError
 from manyhands.flags import several, takes_options
+from manyhands.foresight import predict, several_counts
 from manyhands.options import audited, options
 from manyhands.surroundings import group_rank
 
@@ -203,74 +204,7 @@ def report(
     print(f"report: {build(folders, output or folders[0], pdf=pdf)}")
 
 
-@app.command
-@partial(
-    takes_options,
-    without=(
-        "strategy", "name", "resume", "output", "checkpoint_every", "keep", "on_failure",
-        "max_restarts", "timeout", "max_steps", "target_accuracy", "partition", "shares",
-    ),
-)  # fmt: skip
-def predict(
-    *,
-    strategies: Annotated[
-        str | None, Parameter(help="names separated by commas, or all [default: all]")
-    ] = None,
-    workers: Annotated[
-        str | None,
-        Parameter(help="up to how many, or a list such as 1,3,5 [default: up to the cores]"),
-    ] = None,
-    scaling: Annotated[
-        Literal["strong", "weak"],
-        Parameter(help="strong: workers share batch_size; weak: it is every worker's own"),
-    ] = "strong",
-    latency: Annotated[
-        str | None, Parameter(help="of a network between hosts, e.g. 20us [default: one host]")
-    ] = None,
-    bandwidth: Annotated[
-        str | None, Parameter(help="of each host's link, e.g. 100Gbit or 12.5GB per second")
-    ] = None,
-    per_host: Annotated[
-        int | None, Parameter(help="workers on each host of that network [default: 1]")
-    ] = None,
-    calibration: Annotated[
-        Path | None, Parameter(help="an earlier prediction.json, instead of measuring again")
-    ] = None,
-    against: Annotated[
-        Path | None,
-        Parameter(help="a sweep's folder: predict its runs, and state the error"),
-    ] = None,
-    output: Annotated[Path, Parameter(help="folder for the records and the picture")] = Path(
-        "prediction"
-    ),
-    **given: Any,
-) -> None:
-    """Predict time per step, speed-up and the best number of workers, from short measurements."""
-    from manyhands.predicting import report
-
-    report(
-        output=output,
-        against=against,
-        strategies=None if strategies is None else strategies.split(","),
-        workers=_counts(workers),
-        scaling=scaling,
-        latency=latency,
-        bandwidth=bandwidth,
-        per_host=per_host,
-        calibration=calibration,
-        **given,
-    )
-
-
-def _counts(workers: str | None) -> int | list[int] | None:
-    """Return the workers that a text names: one number, or several separated by commas."""
-    if workers is None:
-        return None
-    parts = workers.split(",")
-    if not all(part.strip().isdigit() for part in parts):
-        raise ConfigError(f"workers is {workers!r}; expected a number such as 64, or 1,3,5")
-    numbers = [int(part) for part in parts]
-    return numbers if len(numbers) > 1 else numbers[0]
+app.command(predict)
 
 
 @app.command
@@ -288,7 +222,7 @@ def allreduce(
     from manyhands import bench
     from manyhands.allreduce import ALGORITHMS
 
-    counts = _counts(workers)
+    counts = several_counts(workers)
     counts = [counts] if isinstance(counts, int) else counts or []
     names = algorithms.split(",") if algorithms else list(ALGORITHMS)
     records = bench.measure(counts, sizes, names, mpi=mpi)
