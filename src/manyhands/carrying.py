@@ -18,7 +18,7 @@ from manyhands.board import BOARD_FILE, Board
 from manyhands.data.stored import ARRAYS
 from manyhands.errors import LaunchError
 from manyhands.job import JOB_FILE, Job
-from manyhands.meeting import agreed, asked, compare_versions, from_root
+from manyhands.meeting import agreed, asked, compare_versions, expect_shared, from_root
 from manyhands.place import host
 
 if TYPE_CHECKING:
@@ -62,6 +62,8 @@ def arrive(comm: MPI.Comm, folder: Path) -> Arrival:
         own = Path(asked(comm, here, lambda: str(folder if at_home() else _new_folder(comm.size))))
         if here.rank == 0:
             Path(job.output).mkdir(parents=True, exist_ok=True)  # at least for the logs
+        if job.config.checkpoint_every:
+            expect_shared(comm, Path(job.output))
         data = _data(comm, here, Path(job.data), own / "data")
         return Arrival(dataclasses.replace(job, data=str(data)), own, at_home(), here.rank == 0)
     finally:

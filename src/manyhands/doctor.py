@@ -14,6 +14,7 @@ from pathlib import Path
 
 from manyhands import mpis
 from manyhands.errors import LaunchError
+from manyhands.lab import obstacle
 from manyhands.record import cores, cpu_name
 
 _PROBE = """
@@ -125,6 +126,18 @@ def _cuda() -> Finding:
     return Finding("CUDA", "missing", "no NVIDIA driver", "not needed to train on CPUs")
 
 
+def _slurm() -> Finding:
+    if found := shutil.which("srun"):
+        return Finding("Slurm", "ok", found)
+    return Finding("Slurm", "missing", "no srun", "only needed on clusters that have it")
+
+
+def _lab() -> Finding:
+    if why := obstacle():
+        return Finding("lab", "missing", why, "only needed for `manyhands lab`")
+    return Finding("lab", "ok", "hosts can be simulated here")
+
+
 def _java() -> Finding:
     found = shutil.which("java")
     if found:
@@ -142,6 +155,8 @@ _CHECKS: tuple[Callable[[], Finding | Iterator[Finding]], ...] = (
     _descriptors,
     _user,
     _cuda,
+    _slurm,
+    _lab,
     _java,
 )
 

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import platform
+import uuid
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from manyhands import errors
 from manyhands._version import __version__
-from manyhands.errors import LaunchError, ManyhandsError
+from manyhands.errors import ConfigError, LaunchError, ManyhandsError
 from manyhands.place import host
 
 if TYPE_CHECKING:
@@ -95,6 +97,29 @@ def asked(comm: MPI.Comm, within: MPI.Comm, question: Callable[[], str]) -> str:
         ManyhandsError: As `agreed`, on every rank of `comm`, whichever was asked and failed.
     """
     return from_root(within, agreed(comm, lambda: question() if within.rank == 0 else ""))
+
+
+def expect_shared(comm: MPI.Comm, folder: Path) -> None:
+    """Refuse a folder that not every process sees as rank 0 does. Collective.
+
+    Raises:
+        ConfigError: On every process: checkpoints are written there by all of them.
+    """
+    mark = folder / f".shared-{from_root(comm, uuid.uuid4().hex)}"
+    agreed(comm, lambda: mark.touch() if comm.rank == 0 else None)
+
+    def look() -> None:
+        if not mark.exists():
+            raise ConfigError(
+                f"output is {str(folder)!r}, which {host()} does not see as the first host does; "
+                "with checkpoint_every it must be on a file system that all hosts share"
+            )
+
+    try:
+        agreed(comm, look)
+    finally:
+        if comm.rank == 0:
+            mark.unlink(missing_ok=True)
 
 
 def from_root(comm: MPI.Comm, text: str) -> str:

@@ -23,7 +23,7 @@ from manyhands.data import store
 from manyhands.data.stored import About
 from manyhands.errors import ConfigError, ManyhandsError, WorkerError
 from manyhands.job import Job, join
-from manyhands.meeting import asked
+from manyhands.meeting import asked, expect_shared
 from manyhands.options import flatten
 from manyhands.progress import Progress
 from manyhands.record import SCHEMA, cores, write_json
@@ -141,6 +141,8 @@ class Run:
             output, name = json.loads(
                 asked(comm, comm, lambda: json.dumps([str(part) for part in self._output()]))
             )
+            if self.config.checkpoint_every:
+                expect_shared(comm, Path(output))
             job = self._job(Path(stored), Path(output), name, begin, self.config.threads)
             return join(job, comm, folder, leader=here.rank == 0), Path(output)
         finally:

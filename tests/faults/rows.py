@@ -153,6 +153,34 @@ ROWS = [
             UNIT + "replica.py::test_tied_parameters_stay_tied_and_frozen_ones_stay_outside",
         ),
     ),
+    Row(
+        "a network cut between hosts, a worker killed or stopped on another host",
+        "all end, on both sides; who is missing is named",
+        (
+            SYSTEM + "hosts.py::test_a_network_cut_between_hosts_ends_the_run_on_both_sides",
+            SYSTEM + "hosts.py::test_a_worker_killed_on_another_host_is_named",
+            SYSTEM + "hosts.py::test_a_worker_stopped_on_another_host_is_named",
+        ),
+    ),
+    Row(
+        "a host that cannot be reached, a folder for checkpoints that not all hosts see",
+        "named before anything is done",
+        (
+            SYSTEM
+            + "hosts.py::test_a_host_that_cannot_be_reached_is_named_before_anything_is_written",
+            SYSTEM + "hosts.py::test_checkpoints_need_a_folder_that_all_hosts_see",
+        ),
+    ),
+    Row(
+        "another version on one host, MPI of two kinds, srun without an MPI interface, no Slurm",
+        "told once, with what to do",
+        (
+            SYSTEM + "groups.py::test_two_versions_are_explained_once",
+            SYSTEM + "groups.py::test_two_kinds_of_mpi_are_explained_once",
+            SYSTEM + "groups.py::test_tasks_of_srun_that_cannot_find_each_other_are_refused_once",
+            SYSTEM + "slurm.py::test_where_there_is_no_slurm_that_is_said",
+        ),
+    ),
 ]
 
 

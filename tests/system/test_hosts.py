@@ -75,6 +75,13 @@ def test_job_and_data_are_sent_to_hosts_that_do_not_see_them(tmp_path):
     assert json.loads(traffic.read_text())["host2"]["received"] > blobs
 
 
+def test_checkpoints_need_a_folder_that_all_hosts_see():
+    options = ["--checkpoint-every", "10steps", "--output", "/dev/shm/run"]
+    done = in_lab("train", *SMALL, *options)
+    assert done.returncode == 2, done.stderr
+    assert "which host2 does not see as the first host does" in done.stderr
+
+
 def test_naive_sends_more_than_the_ring_and_sync_more_than_averaging(tmp_path):
     busiest = {}
     for name, options in {

@@ -15,9 +15,6 @@ import pytest
 NEEDED = ("munged", "slurmctld", "slurmd", "srun", "sbatch")
 PATH = os.pathsep.join([os.environ["PATH"], "/usr/sbin", "/usr/local/sbin"])
 MISSING = [name for name in NEEDED if not shutil.which(name, path=PATH)]
-pytestmark = pytest.mark.skipif(
-    bool(MISSING), reason=f"no {', '.join(MISSING)}: apt-get install slurm-wlm munge"
-)
 SMALL = ["--data", "blobs", "--model", "mlp", "--epochs", "1", "--kernels", "default"]
 MANYHANDS = [sys.executable, "-m", "manyhands"]
 
@@ -61,6 +58,8 @@ def free_ports(count):
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
     """A Slurm of one node with eight (pretended) cores; returns its environment."""
+    if MISSING:
+        pytest.skip(f"there is no {', '.join(MISSING)}: apt-get install slurm-wlm munge")
     folder = tmp_path_factory.mktemp("slurm")
     for name in ("state", "spool"):
         (folder / name).mkdir()
