@@ -39,7 +39,8 @@ STEP = {"gradient": 45, "exchange": 45, "update": 45, "checkpoint": 40, "evaluat
 TIMEOUT = 10  # seconds without a word until a stopped worker counts as hanging
 LIMIT = 120  # seconds after which the case itself counts as hung
 LONG = 60  # epochs of a run that is struck from outside
-WORKERS = 2
+# What a strategy is run with where that is not two workers and nothing else.
+OPTIONS = {"sequential": {"workers": 1}, "pipeline": {"workers": 1, "stages": 2}}
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ def cases() -> Iterator[Case]:
             yield Case(strategy, "stop", phase, rank)
         if size > 1:
             yield Case(strategy, "kill", "gradient", 0)
-        for master in range(workers(strategy), size):
+        for master in masters(strategy):
             for phase in ("load", "serve", "checkpoint"):
                 yield Case(strategy, "kill", phase, master)
             yield Case(strategy, "stop", "serve", master)
@@ -107,11 +108,17 @@ def cases() -> Iterator[Case]:
 
 
 def workers(strategy: str) -> int:
-    return WORKERS if STRATEGIES[strategy].supports.many else 1
+    return OPTIONS.get(strategy, {}).get("workers", 2)
+
+
+def masters(strategy: str) -> range:
+    """Return the ranks of a strategy's masters."""
+    return range(workers(strategy), processes(strategy)) if strategy == "server" else range(0)
 
 
 def processes(strategy: str) -> int:
-    return STRATEGIES[strategy]().processes(workers(strategy))
+    own = {n: value for n, value in OPTIONS.get(strategy, {}).items() if n != "workers"}
+    return STRATEGIES[strategy](**own).processes(workers(strategy))
 
 
 def phases(strategy: str) -> list[str]:
@@ -140,7 +147,9 @@ def train(
     """Return the command of one small run, of 40 updates an epoch."""
     line = [sys.executable, "-m", "manyhands", "train", "--strategy", strategy]
     line += ["--output", str(output), "--data", "blobs", "--model", "mlp", "--kernels", "default"]
-    line += ["--batch-size", "50", "--workers", str(workers(strategy))]
+    for name, value in {"workers": 2, **OPTIONS.get(strategy, {})}.items():
+        line += [f"--{name}", str(value)]
+    line += ["--batch-size", "50"]
     line += ["--timeout", str(timeout), "--epochs", str(epochs), "--checkpoint-every", every]
     return line
 
@@ -269,7 +278,7 @@ def _go_on(outcome: Outcome, output: Path, folder: Path, expected: str | None, s
         return
     pattern = rf"rank {case.rank} (?:at step (\d+)|\(\w+ \w+, step (\d+)\))"
     told = [int(a or b) for a, b in re.findall(pattern, said)]
-    if told and case.rank < workers(case.strategy):
+    if told and case.rank not in masters(case.strategy):
         outcome.lost_steps = max(0, max(told) - steps[-1])
     line = [sys.executable, "-m", "manyhands", "train", "--resume", str(output)]
     code, end = run([*line, "--timeout", "60"], folder)

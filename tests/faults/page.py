@@ -36,16 +36,18 @@ def about() -> dict[str, Any]:
     }
 
 
-def group(outcome: Outcome, size: int) -> str:
-    """Return the kind of fault that this was; `size` is how many workers there were."""
+def group(outcome: Outcome) -> str:
+    """Return the kind of fault that this was."""
+    from matrix import masters, processes
+
     case = outcome.case
     if case.action.startswith("SIG"):
         return "signal"
     if case.action in ("fail_write", "kill-launcher"):
         return case.action
-    if case.rank >= size:
+    if case.rank in masters(case.strategy):
         return "master"
-    return "rank 0" if case.rank == 0 and size > 1 else case.action
+    return "rank 0" if case.rank == 0 and processes(case.strategy) > 1 else case.action
 
 
 def counts(outcomes: list[Outcome]) -> list[str]:
@@ -75,15 +77,10 @@ def holds(row: dict[str, Any]) -> bool:
 
 def written(outcomes: list[Outcome], tested: list[dict[str, Any]]) -> str:
     """Return the page."""
-    from matrix import workers
-
     strategies = dict.fromkeys(o.case.strategy for o in outcomes)
     by_strategy = {s: [o for o in outcomes if o.case.strategy == s] for s in strategies}
     by_strategy["all"] = outcomes
-    kinds = {
-        title: [o for o in outcomes if group(o, workers(o.case.strategy)) == kind]
-        for kind, title in GROUPS.items()
-    }
+    kinds = {title: [o for o in outcomes if group(o) == kind] for kind, title in GROUPS.items()}
     rows = ["| given | then | tests | passed |", "|---|---|---|---|"]
     rows += [f"| {r['given']} | {r['then']} | {r['tried']} | {r['passed']} |" for r in tested]
     failed = [f"- {o.case}: {_why(o)}" for o in outcomes if not o.promised]
