@@ -38,12 +38,14 @@ def written(place):
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-@pytest.mark.parametrize("staleness", [None, 0], ids=["one worker", "waits for all"])
-def test_going_on_is_never_having_stopped(folder, optimizer, staleness):  # noqa: F811
-    alone = staleness is None
+@pytest.mark.parametrize(
+    "server", [{}, {"prefetch": 1}, {"staleness": 0}], ids=["alone", "prefetch", "waits for all"]
+)
+def test_going_on_is_never_having_stopped(folder, optimizer, server):  # noqa: F811
+    alone = "staleness" not in server
     if alone and WORLD.size > 4:
         pytest.skip("the model has three layers: three masters at most")
-    given = options(workers=1) if alone else options(staleness=0)
+    given = options(workers=1, **server) if alone else options(**server)
     given |= {"optimizer": optimizer}
     whole = train(folder, **given)
     last = max(written(folder))
@@ -56,10 +58,10 @@ def test_going_on_is_never_having_stopped(folder, optimizer, staleness):  # noqa
         assert counted(resumed) == counted(whole)
 
 
-@pytest.mark.parametrize("staleness", [None, 2])
-def test_every_push_is_in_a_checkpoint_once(folder, staleness):  # noqa: F811
+@pytest.mark.parametrize("server", [{}, {"staleness": 2}, {"prefetch": 1}], ids=str)
+def test_every_push_is_in_a_checkpoint_once(folder, server):  # noqa: F811
     """Each part of a checkpoint agrees with every other, and the end has each example once."""
-    given = options(staleness=staleness)
+    given = options(**server)
     whole = train(folder, slow=0.002 * WORLD.rank, **given)
     assert counted(whole) == [steps(whole)] * given["strategy"].masters
     for step in written(folder):
@@ -67,7 +69,7 @@ def test_every_push_is_in_a_checkpoint_once(folder, staleness):  # noqa: F811
         parts = [found.part(rank).numbers for rank in range(WORLD.size)]
         did = [part["step"] for part in parts[: given["workers"]]]
         for part in parts[given["workers"] :]:
-            kept = [k for k, _ in part["strategy"]["log"]]
+            kept = [k for k, *_ in part["strategy"]["log"]]
             clocks = part["strategy"]["clocks"]
             assert [c + kept.count(k) for k, c in enumerate(clocks)] == did
     first = min(written(folder))

@@ -198,12 +198,12 @@ def test_messages_and_bytes_are_as_promised(fit):
         for row in record["workers"]:
             if row["role"] == "worker":
                 assert row["messages"] == masters * (row["steps"] + 1)
-                assert row["bytes"] == (40 * masters + 4 * dim) * (row["steps"] + 1)
+                assert row["bytes"] == (48 * masters + 4 * dim) * (row["steps"] + 1)
         answered = [row for row in record["workers"] if row["role"] == "master"]
         workers = WORLD.size - masters
         answers = pushes(workers, 50) + workers
         assert {row["messages"] for row in answered} == {answers}
-        assert sum(r["bytes"] for r in answered) == answers * (40 * masters + 4 * dim)
+        assert sum(r["bytes"] for r in answered) == answers * (48 * masters + 4 * dim)
 
 
 @needs_two
@@ -254,3 +254,30 @@ def test_copies_are_judged_after_training(fit):
 def test_more_masters_than_layers_are_refused_in_the_worker_too(fit):
     with pytest.raises(ConfigError, match="use 1 masters at most"):
         fit(strategy=mh.Server(masters=2), workers=1, model=lambda: nn.Sequential(nn.Linear(20, 4)))
+
+
+@needs_two
+def test_with_prefetch_one_worker_takes_delayed_steps(fit):
+    """w_{t+1} = w_t − η g(w_{t−1}): the gradient is computed while the answer travels."""
+    given = {"batch_size": 50, "dtype": "float64", "max_steps": 12, "partition": "balanced"}
+    worker = fit(
+        strategy=mh.Server(masters=WORLD.size - 1, prefetch=1), workers=1, **given, **PLAIN
+    )
+    start = fit(MPI.COMM_SELF, strategy="sequential", workers=1, **given, **PLAIN)
+    replica, data = start.replica, start.data
+    torch.manual_seed(0)
+    before = torch.nn.utils.parameters_to_vector(smooth().double().parameters()).detach()
+    w = before.clone()
+    for share, _ in zip(start.plan.epoch(1), range(12), strict=False):
+        with replica.holding(before):
+            replica.gradient(*data.train.batch(share.indices))
+        before, w = w, w - 0.1 * replica.grad
+    assert float((worker.params - w).abs().max()) < 1e-12
+    taus = worker.facts["staleness"]["histogram"]
+    masters = WORLD.size - 1
+    assert taus == {"0": masters, "1": 11 * masters}  # stale by its own last push
+
+
+def test_prefetch_and_no_staleness_exclude_each_other():
+    with pytest.raises(ConfigError, match="prefetch is given with staleness=0"):
+        mh.Server(prefetch=1, staleness=0)

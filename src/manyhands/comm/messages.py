@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 _SPINS = {True: 8, False: 2000}  # questions before the first sleep, by whether cores are shared
 _SHORTEST, _LONGEST = 50e-6, 500e-6  # seconds of one sleep, which itself costs about 10e-6
-_HEADER = 5
+_HEADER = 6
 
 
 class Parcel:
-    """A message that can be used again: five whole numbers, then a part of the vector.
+    """A message that can be used again: six whole numbers, then a part of the vector.
 
     Attributes:
-        header: (5,) int64.
+        header: (6,) int64.
         body: The part of the vector; shape (count,).
     """
 

@@ -28,7 +28,7 @@ class _Cut:
         tensors: dict[str, Any] = self.part.tensors  # type: ignore[assignment]
         entries = self.part.numbers["strategy"]["log"]
         tensors[f"strategy.log.{len(entries)}"] = push.body.clone()
-        entries.append([k, int(push.header[1])])
+        entries.append([k, int(push.header[1]), int(push.header[5])])
 
 
 class Cuts:
@@ -59,7 +59,7 @@ class Cuts:
         Returns:
             Whether a checkpoint has begun with it, of which the workers that are done must hear.
         """
-        kind, _, step, signum, asked = message.header.tolist()
+        kind, _, step, signum, asked, _ = message.header.tolist()
         self.asked = self.asked or asked
         begun = bool(step > self.mark.step)
         if begun:

@@ -64,7 +64,6 @@ class Master:
         self.held: set[int] = set()
         self.due: set[int] = set()
         self.version = 0  # updates of w[m] so far
-        self.pulled = dict.fromkeys(self.clocks, 0)  # the version that worker k has
         self.status = PUSH
         self.stale: Counter[int] = Counter()
         self.queues: Counter[int] = Counter()
@@ -82,14 +81,13 @@ class Master:
         Every worker, also one that was done, waits for the answer to its last push.
         """
         self.clocks = dict(enumerate(counts["clocks"]))
-        self.pulled = dict(enumerate(counts["pulled"]))
         self.version, self.lead = counts["version"], counts["lead"]
         self.stale, self.queues = (
             Counter({int(n): times for n, times in counts[name]}) for name in ("stale", "queues")
         )
         self.idle, self.busy = counts["idle"], counts["busy"]
-        for (k, examples), body in zip(counts["log"], bodies, strict=True):
-            self.pushes[k].header[:2] = PUSH, examples
+        for (k, examples, version), body in zip(counts["log"], bodies, strict=True):
+            self.pushes[k].header[:] = PUSH, examples, 0, 0, 0, version
             self.pushes[k].body.copy_(body)
             self._apply(k)
         self.due.update(self.clocks)
@@ -138,7 +136,7 @@ class Master:
         if self.server.staleness == 0:
             self.held.add(k)
         else:
-            tau = self.version - self.pulled[k]
+            tau = self.version - int(self.pushes[k].header[5])
             self.grad.copy_(self.pushes[k].body)
             self._step(tau, [k])
 
@@ -195,10 +193,9 @@ class Master:
         begin, answer = time.perf_counter(), self.answers[k]
         if k in self.sent:  # received long ago, since k has pushed again
             self.messages.wait_all([self.sent[k]])
-        answer.header[:3] = kind, *self.cuts.mark
+        answer.header[:4] = kind, *self.cuts.mark, self.version
         answer.body.copy_(self.params)
         self.sent[k] = self.messages.send(answer, k)
-        self.pulled[k] = self.version
         self.worker.comm.meter.add(
             "answer",
             payload=answer.nbytes,
@@ -212,7 +209,6 @@ class Master:
         clocks = {**self.clocks, **self.left}
         return {
             "clocks": [clocks[k] for k in sorted(clocks)],
-            "pulled": [self.pulled[k] for k in sorted(clocks)],
             "version": self.version,
             "lead": self.lead,
             "stale": sorted(self.stale.items()),

@@ -14,26 +14,36 @@ if TYPE_CHECKING:
 Span = tuple[int, int]  # a part of the vector: start, stop
 
 # What the first number of a header says. A push's others: its examples, the worker's last
-# checkpoint (step and signal), and the signal that it was asked to stop by; an answer's: the
-# group's last checkpoint (step and signal).
+# checkpoint (step and signal), the signal that it was asked to stop by, and the version of w[m]
+# that its gradient was computed at; an answer's: the group's last checkpoint (step and signal), and
+# the version of w[m] that it brings.
 PUSH, DONE, STOP, MARK = range(4)
 
 
-def work(worker: Worker, spans: list[Span]) -> None:
-    """Push the gradient of every batch to the masters, pull what they answer."""
-    line = worker.state = Line(worker, spans)
-    if worker.step:  # a checkpoint was written between a push and the next: its answer is owed
-        line.pull()
+def work(worker: Worker, spans: list[Span], *, prefetch: bool) -> None:
+    """Push the gradient of every batch to the masters, pull what they answer.
+
+    With `prefetch` the answer to a push is taken in only when the next gradient is computed.
+    """
+    line = worker.state = Line(worker, spans, worker.state or [0] * len(spans))
+    owed = worker.step > 0  # a checkpoint was written between a push and the next
     for batch in worker.batches():
-        gradient = worker.gradient(batch)
+        if owed and not prefetch:
+            line.pull()
+        gradient, used = worker.gradient(batch), line.versions
         worker.shorten(gradient)
         with worker.exchanging():
+            if owed and prefetch and line.pull() == STOP:
+                worker.stopped = "target_accuracy"
             for push, (start, stop) in zip(line.pushes, spans, strict=True):
                 push.body.copy_(gradient[start:stop])
-            line.send(PUSH, round(batch.examples))
-            if line.pull() == STOP:
+            line.send(PUSH, round(batch.examples), used)
+            owed = prefetch
+            if not prefetch and line.pull() == STOP:
                 worker.stopped = "target_accuracy"
-    line.send(STOP if worker.early else DONE, 0)
+    if owed:
+        line.pull()
+    line.send(STOP if worker.early else DONE, 0, line.versions)
     while line.pull() == MARK:  # others go on, and have begun a checkpoint
         line.pause()
 
@@ -43,23 +53,24 @@ class Line:
 
     Attributes:
         mark: The last checkpoint that a master has told of.
+        versions: The updates of w[m] that the parameters here have seen, by master.
     """
 
-    def __init__(self, worker: Worker, spans: list[Span]) -> None:
+    def __init__(self, worker: Worker, spans: list[Span], versions: list[int]) -> None:
         self.worker, self.spans = worker, spans
         self.messages = Messages(worker.comm)
         self.masters = range(worker.config.workers, worker.comm.size)
         self.pushes = [Parcel(worker.params[start:stop]) for start, stop in spans]
         self.answers = [Parcel(worker.params[start:stop]) for start, stop in spans]
-        self.mark = Mark(0)
+        self.mark, self.versions = Mark(0), versions
         self.sent: list[Any] = []
 
-    def send(self, kind: int, examples: int) -> None:
-        """Send the pushes, whatever they hold."""
+    def send(self, kind: int, examples: int, used: list[int]) -> None:
+        """Send the pushes, whatever they hold; it was computed at the versions `used`."""
         self.begin = time.perf_counter()
         mark = self.worker.lifecycle.mark if self.worker.lifecycle else Mark(0)
-        for push in self.pushes:
-            push.header[:] = kind, examples, *mark, self.worker.board.asked()
+        for push, version in zip(self.pushes, used, strict=True):
+            push.header[:] = kind, examples, *mark, self.worker.board.asked(), version
         pairs = list(zip(self.masters, self.pushes, strict=True))
         self.sent = [self.messages.send(push, master) for master, push in pairs]
 
@@ -78,6 +89,7 @@ class Line:
                 self.worker.params[start:stop].copy_(self.answers[m].body)
                 left -= 1
         self.mark = max(Mark(*answer.header[1:3].tolist()) for answer in self.answers)
+        self.versions = [int(answer.header[3]) for answer in self.answers]
         self._count()
         return int(max(answer.header[0] for answer in self.answers))
 

@@ -40,11 +40,13 @@ class Server(Strategy):
         - One worker equals `sequential`.
         - s = 0: a master averages the pushes of all workers, by their examples, and steps once:
           equal to `sync` with W times the batch, up to rounding, and deterministic.
-        - No worker begins a step more than s ahead of the slowest; τ ≤ (W − 1)(2s + 1).
+        - No worker pushes more than s ahead of the slowest; τ ≤ (W − 1)(2s + 1).
+        - With `prefetch` a gradient is computed while the answer to the push before still travels,
+          so it is stale by that push as well: one worker takes the steps of SGD delayed by one.
         - Masters differ by no more than the pushes in flight: one per worker.
         - A checkpoint holds every push once and stops nobody (see `cut.py`); with s = 0 or one
           worker the run that goes on from it ends with the same bits.
-    Cost per step and worker, for dim numbers of b bytes: M messages of 40 + b·dim/M bytes there, as
+    Cost per step and worker, for dim numbers of b bytes: M messages of 48 + b·dim/M bytes there, as
     many back, all non-blocking and point to point; once more at the end, to hand over w.
     """
 
@@ -70,10 +72,19 @@ class Server(Strategy):
     staleness_aware: bool = field(
         default=False, metadata={"help": "divide a push's step by its staleness"}
     )
+    prefetch: int = field(
+        default=0, metadata={"help": "1: compute on while the answer to a push travels"}
+    )
 
     def __post_init__(self) -> None:
         validate.at_least(1, masters=self.masters)
         validate.at_least(0, staleness=self.staleness)
+        validate.between(0, 1, prefetch=self.prefetch)
+        if self.staleness == 0 and self.prefetch:
+            raise ConfigError(
+                "prefetch is given with staleness=0, which promises that no push is stale; leave "
+                "one of them out"
+            )
         if self.staleness == 0 and self.staleness_aware:
             raise ConfigError(
                 "staleness_aware is given with staleness=0, where no push is stale; it would be "
@@ -104,7 +115,7 @@ class Server(Strategy):
 
         noted = None
         if worker.role == "worker":
-            work(worker, self._spans(worker))
+            work(worker, self._spans(worker), prefetch=bool(self.prefetch))
         else:
             noted = serve(worker, self, self._span(worker))
         worker.facts |= merged(worker.comm.gather(noted))
@@ -131,8 +142,10 @@ class Server(Strategy):
         worker.state.pause()
 
     def state(self, worker: Worker) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
-        """Return what a master counts; a worker has nothing beside its copy and its place."""
-        return {}, worker.state.counts() if worker.role == "master" else {}
+        """Return what a master counts, or which versions of w[m] a worker's copy has seen."""
+        if worker.role == "master":
+            return {}, worker.state.counts()
+        return {}, {"versions": worker.state.versions}
 
     def restore(
         self, worker: Worker, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]
@@ -141,6 +154,8 @@ class Server(Strategy):
         if worker.role == "master":
             bodies = [tensors[f"log.{i}"] for i in range(len(numbers["log"]))]
             worker.state = (numbers, bodies)
+        else:
+            worker.state = list(numbers["versions"])
 
     def consensus(self, worker: Worker) -> Tensor:
         """Return worker 0's copy: what it pulled last; at the end, what the masters handed over."""
