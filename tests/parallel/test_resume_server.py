@@ -37,20 +37,19 @@ def written(place):
     return [int(p.name.removeprefix("step-")) for p in Path(place).glob("checkpoints/step-*")]
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.parametrize(
     "server", [{}, {"prefetch": 1}, {"staleness": 0}], ids=["alone", "prefetch", "waits for all"]
 )
-def test_going_on_is_never_having_stopped(folder, optimizer, server):  # noqa: F811
+def test_going_on_is_never_having_stopped(folder, server):  # noqa: F811
     alone = "staleness" not in server
     if alone and WORLD.size > 4:
         pytest.skip("the model has three layers: three masters at most")
     given = options(workers=1, **server) if alone else options(**server)
-    given |= {"optimizer": optimizer}
+    given |= {"optimizer": "adam"}
     whole = train(folder, **given)
     last = max(written(folder))
     WORLD.Barrier()
-    for step in sorted({last, last // 2 // 4 * 4, 4}, reverse=True):
+    for step in (last, 4):
         resumed = train(folder, checkpoint=at(folder, step), **given)
         assert torch.equal(resumed.params, whole.params)
         assert resumed.step == whole.step

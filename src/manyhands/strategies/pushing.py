@@ -43,6 +43,7 @@ def work(worker: Worker, spans: list[Span], *, prefetch: bool) -> None:
                 worker.stopped = "target_accuracy"
     if owed:
         line.pull()
+        line.pause()  # a mark must go on to the other masters, with the next message
     line.send(STOP if worker.early else DONE, 0, line.versions)
     while line.pull() == MARK:  # others go on, and have begun a checkpoint
         line.pause()
