@@ -5,6 +5,7 @@ import pytest
 
 from manyhands import allreduce
 from manyhands.allreduce import neighbours
+from manyhands.allreduce.hierarchical import Levels
 from manyhands.allreduce.private import channel
 from manyhands.errors import ConfigError
 
@@ -44,6 +45,15 @@ def test_hierarchical_sends_between_hosts_and_only_there(two_hosts, size):
     two_hosts.Allreduce(sent, total)
     groups = min(size, 2)
     assert total[0] == 2 * (groups - 1) * n * 8
+
+
+def test_a_level_of_few_knows_that_the_cores_are_shared_by_all(two_hosts, monkeypatch):
+    whole = channel(two_hosts).private
+    monkeypatch.setattr(whole, "crowded", True)
+    levels = Levels(whole, None)
+    assert levels.inner.crowded
+    assert levels.across is None or levels.across.crowded
+    levels.free()
 
 
 def test_cores_are_shared_under_one_kernel_whatever_the_hosts_are_called(two_hosts, size):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from manyhands import lab
+from manyhands import lab, mpis
 from manyhands.testing import Faults
 
 SMALL = ["--data", "blobs", "--model", "mlp", "--epochs", "1", "--kernels", "default"]
@@ -73,6 +73,23 @@ def test_job_and_data_are_sent_to_hosts_that_do_not_see_them(tmp_path):
     assert {w["host"] for w in record(output)["workers"]} == {"host1", "host2"}
     blobs = 2000 * 20 * 4  # at least the training features went over the network
     assert json.loads(traffic.read_text())["host2"]["received"] > blobs
+
+
+def test_under_somebody_s_mpiexec_the_hosts_are_told_apart_too(tmp_path):
+    mpi = mpis.find_mpi("mpich")
+    train = [*MANYHANDS, "train", *SMALL, "--output", str(tmp_path / "run")]
+    spread = "-launcher ssh -launcher-exec {launcher} -iface eth0 -hosts host1:2,host2:2 -n 4"
+    code = (
+        "import json, os, sys\n"
+        "launcher = json.loads(os.environ['MANYHANDS_LAB'])['launcher']\n"
+        f"line = {spread!r}.format(launcher=launcher).split()\n"
+        "os.execv(sys.argv[1], [sys.argv[1], *line, *sys.argv[2:]])\n"
+    )
+    done = in_lab(mpi.mpiexec, *train, prefix=[sys.executable, "-c", code])
+    assert done.returncode == 0, done.stderr
+    run = record(tmp_path / "run")
+    assert [w["host"] for w in run["workers"]] == ["host1", "host1", "host2", "host2"]
+    assert all(w["operations"]["allreduce auto"]["messages"] for w in run["workers"])
 
 
 def test_checkpoints_need_a_folder_that_all_hosts_see():

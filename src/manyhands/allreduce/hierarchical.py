@@ -82,6 +82,9 @@ class Levels:
         across = comm.Split(inner.rank if inner.rank < lanes else MPI.UNDEFINED)
         self.inner = Private(inner)
         self.across = Private(across) if across != MPI.COMM_NULL else None
+        # A few of many processes share their cores with all the others.
+        for part in filter(None, (self.inner, self.across)):
+            part.crowded = whole.crowded
         self.window = Window(self.inner.comm, whole.crowded, lanes)
         inner.Free()
         if self.across is not None:
