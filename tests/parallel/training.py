@@ -46,7 +46,8 @@ def train(model, data, comm, folder, **given):
 def record(model, data, folder, **given):
     """Train with all processes; returns the record that rank 0 wrote, on every rank."""
     output = WORLD.bcast(str(folder))
-    join(job(model, data, WORLD, output, **given), WORLD, Path(output))
+    made = job(model, data, WORLD, output, **given)
+    join(made, WORLD, Path(output), leader=WORLD.rank == 0)
     WORLD.Barrier()
     return json.loads((Path(output) / "run.json").read_text())
 
