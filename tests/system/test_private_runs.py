@@ -33,21 +33,21 @@ def test_a_private_run_states_its_promise_and_shows_nothing_else(tmp_path):
     assert done.returncode == 0, done.stderr
     record = json.loads((tmp_path / "run" / "run.json").read_text())
     said = record["privacy"]
-    assert (said["private"], said["steps"], said["rate"]) == (True, 32, 0.064)
+    assert (said["private"], said["steps"], said["rate"]) == (True, 31, 0.064)
     assert (said["noise_multiplier"], said["clip"], said["delta"]) == (1.5, 0.5, 1e-5)
     assert 0 < said["epsilon_pld"] < said["epsilon_rdp"]
     for name in ("relation", "trust", "sampler", "preprocessing"):
         assert said[name]
-    for epoch in record["epochs"]:
+    for epoch, steps in zip(record["epochs"], (15, 16), strict=True):  # 2000 / 128 = 15 5/8
         assert all(w["loss"] is None and w["accuracy"] is None for w in epoch["workers"])
-        assert [w["examples"] for w in epoch["workers"]] == [1024, 1024]  # expected, not drawn
+        assert [w["examples"] for w in epoch["workers"]] == [64 * steps] * 2  # expected, not drawn
     assert all(w["classes"] is None for w in record["partition"]["workers"])
     assert record["batch"] == {"update": 128, "worker": [64.0, 64.0]}
     assert record["data"]["sha256"] is None
     steps = [json.loads(line) for line in (tmp_path / "run" / "steps.jsonl").open()]
     assert {row["loss"] for row in steps} == {None}
     assert len({row["compute"] for row in steps if row["rank"] == 0}) == 1
-    assert json.loads(done.stdout)["examples"] == 4096
+    assert json.loads(done.stdout)["examples"] == 31 * 128
     assert "training loss" not in done.stdout + done.stderr
 
 
