@@ -1,5 +1,6 @@
 """Private training with many workers: plain training but for the noise, and the right noise."""
 
+import json
 import math
 
 import numpy as np
@@ -13,6 +14,7 @@ import manyhands as mh
 from manyhands import assemble
 from manyhands.board import BOARD_FILE, Board
 from manyhands.data import Stored, store
+from manyhands.lifecycle import capture
 from manyhands.privacy import keys
 from manyhands.replica import Replica
 
@@ -184,3 +186,20 @@ def test_keys_come_from_the_system_and_differ(blobs, tmp_path):
     everyones = WORLD.allgather(worker.plan.sample.key)
     assert len(set(everyones)) == WORLD.size
     assert keys.fixed(0) not in everyones
+
+
+def test_a_checkpoint_holds_neither_keys_nor_randomness_nor_times(blobs, tmp_path):
+    worker = private(smooth, blobs, WORLD, tmp_path, strategy="sync", batch_size=50)
+    part = capture(worker)
+    kinds = {name.partition(".")[0] for name in part.tensors}
+    assert not kinds & {"random", "losses", "clock"}
+    assert part.numbers["privacy"]["spent"] == STEPS
+    assert worker.plan.sample.key.hex() not in json.dumps(part.numbers)
+    assert worker.config.seed == 0  # and nothing that is drawn follows from it
+    again = private(smooth, blobs, WORLD, _made(tmp_path / "again"), strategy="sync", batch_size=50)
+    assert distance(worker.params, again.params) > 1e-3
+
+
+def _made(folder):
+    folder.mkdir()
+    return folder
