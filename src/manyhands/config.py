@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 # The models that come with manyhands (see models.py), and their layers with parameters.
 MODELS = {"cnn": 4, "mlp": 3, "mlp6": 6, "tanh-cnn": 4}
+PROFILED = 500  # steps that a profile holds at the most
 KERNELS = ("auto", "default", "native", "channels-last", "native-channels-last", "compile")
 
 
@@ -115,6 +116,9 @@ class RunConfig:
     )
     max_restarts: int = option(3, "how often a run is started again at the most")
     timeout: float = option(600.0, "seconds without a word after which a worker counts as hanging")
+    profile: bool = option(
+        False, "note where the time goes, by phase, operation and function; needs max_steps"
+    )
     name: str | None = option(None, "a name for the run, shown in reports")
     output: str | None = option(None, "folder for the records; by default runs/NAME-DATE-TIME")
 
@@ -150,6 +154,7 @@ class RunConfig:
         self._check_speeds()
         self._check_lifecycle()
         self._check_places()
+        self._check_profile()
         if self.privacy:
             self.privacy.check(self)
 
@@ -168,6 +173,20 @@ class RunConfig:
             raise ConfigError(
                 f"validation is {self.validation} in a private run: how the model does on records "
                 "of the training set tells about them; keep public data aside as the test set"
+            )
+
+    def _check_profile(self) -> None:
+        if not self.profile:
+            return
+        if self.max_steps is None or self.max_steps > PROFILED:
+            raise ConfigError(
+                f"profile is given with max_steps {self.max_steps}; every operation is kept, so "
+                f"expected max_steps of {PROFILED} at the most"
+            )
+        if self.privacy:
+            raise ConfigError(
+                "profile is given in a private run, where how long a step took tells how many "
+                "records were drawn; leave it out"
             )
 
     def _check_speeds(self) -> None:

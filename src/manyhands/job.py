@@ -101,7 +101,7 @@ def perform(job: Job, comm: MPI.Comm | Communicator, folder: Path) -> dict[str, 
     from manyhands import assemble, summary
 
     worker, kernels = assemble.worker(job, comm, folder)
-    process = summary.train(worker)
+    process = summary.train(worker, Path(job.output))
     return summary.record(job, worker, kernels, process)
 
 

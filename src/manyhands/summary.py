@@ -29,12 +29,20 @@ if TYPE_CHECKING:
 _BARRIERS = 9  # readings from which the difference between two clocks is taken
 
 
-def train(worker: Worker) -> dict[str, float]:
-    """Let the strategy train; returns the seconds, CPU seconds and memory this process took."""
+def train(worker: Worker, output: Path = Path()) -> dict[str, float]:
+    """Let the strategy train; returns the seconds, CPU seconds and memory this process took.
+
+    A profile, where the run asks for one, goes to `output`.
+    """
     worker.comm.barrier()
     ready, before = time.time(), records.usage()
     worker.clock.started = time.monotonic()
-    worker.config.strategy.run(worker)
+    if worker.config.profile:
+        from manyhands.profiling import profiled
+
+        profiled(worker, output, lambda: worker.config.strategy.run(worker))
+    else:
+        worker.config.strategy.run(worker)
     seconds, after = worker.clock.seconds(), records.usage()
     if worker.mechanism:
         worker.mechanism.close()

@@ -8,7 +8,7 @@ from typing import Any
 
 from manyhands.report.glossary import STRATEGIES
 from manyhands.report.groups import IGNORED
-from manyhands.report.load import Run, clean, number, sequence, text
+from manyhands.report.load import Run, clean, mapping, number, sequence, text
 from manyhands.report.tables import Summary
 from manyhands.report.wording import count, join, plural, size
 
@@ -41,7 +41,26 @@ def blocks(summary: Summary) -> list[dict[str, Any]]:
     if runs:
         found.append({"title": "Model and data", "pairs": _task(runs[0])})
         found.append({"title": "Settings", "pairs": _settings(runs)})
+    for run in runs:
+        found += _profile(run)
     return [block for block in found if block["pairs"]]
+
+
+def _profile(run: Run) -> list[dict[str, Any]]:
+    """Return where a profiled run's time went: by phase, by operation, by function."""
+    told = mapping(run.facts.get("profile"))
+    found = []
+    for kind in ("phase", "operation", "function"):
+        rows = [mapping(row) for row in sequence(told.get(f"{kind}s"))]
+        pairs = [(text(row, "name"), _spent(row)) for row in rows]
+        found.append({"title": f"{run.name}, by {kind}", "pairs": pairs})
+    return found
+
+
+def _spent(row: Mapping[str, Any]) -> str:
+    calls, own, whole = (number(row, name) or 0.0 for name in ("calls", "own", "seconds"))
+    within = f"{1000 * own:.1f} ms of its own, {1000 * whole:.1f} ms in all"
+    return f"{plural(int(calls), 'call')}, {within}"
 
 
 def _machine(runs: list[Run]) -> Pairs:

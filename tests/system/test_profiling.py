@@ -1,0 +1,46 @@
+"""`train --profile`: tables in the record and the report, and a trace for the usual viewers."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import pytest
+
+import manyhands as mh
+from manyhands.report import build
+
+
+def test_a_profile_says_where_the_time_goes(tmp_path):
+    options = {"model": "mlp", "data": "blobs", "workers": 2, "threads": 1, "kernels": "default"}
+    plain = mh.fit(**options, max_steps=5, output=str(tmp_path / "plain"))
+    found = mh.fit(**options, max_steps=5, profile=True, output=str(tmp_path / "run"))
+    assert found.accuracy == plain.accuracy  # a profile changes nothing but the time
+    assert "profile" not in plain.record["strategy"]
+    told = found.record["strategy"]["profile"]
+    phases = {row["name"]: row for row in told["phases"]}
+    assert {name: row["calls"] for name, row in phases.items()} == {
+        "gradient": 5, "exchange": 5, "update": 5,
+    }  # fmt: skip
+    assert any("addmm" in row["name"] for row in told["operations"])
+    assert len(told["functions"]) == 15
+    assert all(row["calls"] >= 1 and row["own"] <= row["seconds"] for row in told["functions"])
+    assert not any(str(tmp_path.home()) in row["name"] for row in told["functions"])
+    for rank in range(2):
+        with gzip.open(tmp_path / "run" / f"trace-{rank}.json.gz") as file:
+            names = {event.get("name") for event in json.load(file)["traceEvents"]}
+        assert {"gradient", "exchange", "update"} <= names
+    page = build([tmp_path / "run"], tmp_path / "report").read_text()
+    assert "by operation" in page
+    assert "by phase" in page
+
+
+@pytest.mark.parametrize("steps", [None, 501])
+def test_a_profile_of_a_long_run_is_refused(steps):
+    with pytest.raises(mh.ConfigError, match="expected max_steps of 500"):
+        mh.fit(profile=True, max_steps=steps)
+
+
+def test_a_profile_of_a_private_run_is_refused():
+    with pytest.raises(mh.ConfigError, match="how long a step took tells"):
+        mh.fit(profile=True, max_steps=5, private=True, noise=1.0)
