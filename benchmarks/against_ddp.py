@@ -54,6 +54,15 @@ def our_worker(folder: Path, batch_size: int) -> tuple[Worker, str]:
     return worker, kernels.choice
 
 
+def in_memory(worker: Worker, count: int = 16) -> list[Batch]:
+    """Return the first batches of this worker."""
+    shares = [s for _, s in zip(range(count), worker.plan.epoch(1), strict=False)]
+    return [
+        Batch(*worker.data.train.batch(s.indices), s.examples / s.total, s.total, s.examples)
+        for s in shares
+    ]
+
+
 def our_step(worker: Worker, *, talk: bool) -> Callable[[Batch], None]:
     def step(batch: Batch) -> None:
         worker.clock.begun.append(time.monotonic())
@@ -97,11 +106,7 @@ def main() -> None:
     store_file = f"file://{options.out.resolve()}.store"
     dist.init_process_group("gloo", init_method=store_file, rank=COMM.rank, world_size=COMM.size)
     worker, choice = our_worker(folder, options.batch_size)
-    shares = [s for _, s in zip(range(16), worker.plan.epoch(1), strict=False)]
-    batches = [
-        Batch(*worker.data.train.batch(s.indices), len(s.indices) / s.total, s.total)
-        for s in shares
-    ]
+    batches = in_memory(worker)
     prepare = worker.replica.prepare
     best = {"gradient_as_bucket_view": True, "static_graph": True}
     ways: dict[str, tuple[str, Callable[[Batch], None]]] = {

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 import torch
-from against_ddp import COMM, our_step, our_worker
+from against_ddp import COMM, in_memory, our_step, our_worker
 from mpi4py import MPI
 
 from manyhands.checkpoint import Every
@@ -69,11 +69,7 @@ def main() -> None:
     folder = Path(shared.bcast(tempfile.mkdtemp(prefix="manyhands-") if shared.rank == 0 else None))
     worker, choice = our_worker(folder, options.batch_size)
     torch.backends.mkldnn.enabled = not choice.startswith("native")
-    shares = [s for _, s in zip(range(16), worker.plan.epoch(1), strict=False)]
-    batches = [
-        Batch(*worker.data.train.batch(s.indices), len(s.indices) / s.total, s.total)
-        for s in shares
-    ]
+    batches = in_memory(worker)
     times = rounds(worker, batches, folder, options)
     if COMM.rank == 0:
         result = {

@@ -16,6 +16,7 @@ from matrix import Case
 from manyhands import mpis
 from manyhands.testing import VARIABLE, Faults
 
+pytestmark = pytest.mark.timeout(300)  # a start takes seconds, and many on a busy machine
 SMALL = ["--model", "mlp", "--kernels", "default", "--checkpoint-every", "10steps"]
 
 
@@ -114,7 +115,7 @@ def test_no_worker_listens_beyond_the_host(tmp_path, strategy):
     run = subprocess.Popen(line, env=environment, stderr=subprocess.DEVNULL)
     try:
         notes = []
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 100
         while len(notes) < processes or any(note.step < 3 for note in notes):
             assert time.monotonic() < deadline
             boards = tmp_path.glob("manyhands-*/*/board")
