@@ -7,6 +7,7 @@ operation, and otherwise everyone's vectors gathered and combined in rank order.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -82,20 +83,26 @@ def reduction(asked: Any, dtype: torch.dtype) -> Reduction:
         ValueError: There is no such operation on that dtype.
     """
     kind = getattr(asked, "op", asked)
-    factor = asked.factor if kind == _KINDS.PREMUL_SUM else None
+    if kind == _KINDS.PREMUL_SUM:
+        return _reduction(_KINDS.SUM, dtype)._replace(factor=asked.factor)
+    return _reduction(kind, dtype)
+
+
+@cache
+def _reduction(kind: Any, dtype: torch.dtype) -> Reduction:
     mean = kind == _KINDS.AVG
-    if mean or factor is not None:
+    if mean:
         kind = _KINDS.SUM
     fractional = dtype.is_floating_point or dtype.is_complex
     if kind not in _NUMPY or (fractional and kind in _BITWISE):
         raise ValueError(f"the reduce operation is {kind} on {dtype}; there is no such operation")
     if dtype in _SHORT:
-        return Reduction(_through_torch(_TORCH[kind], dtype), raw, factor, mean, None)
+        return Reduction(_through_torch(_TORCH[kind], dtype), raw, None, mean, None)
     if dtype not in _NUMBERS:
         raise ValueError(f"the dtype is {dtype}; the backend mpi4py cannot reduce that")
     op = _NUMPY[kind]
     name = native(op, _NUMBERS[dtype])
-    return Reduction(op, numbers, factor, mean, getattr(MPI, name) if name else None)
+    return Reduction(op, numbers, None, mean, getattr(MPI, name) if name else None)
 
 
 def _through_torch(function: Callable[[Tensor, Tensor], Tensor], dtype: torch.dtype) -> Op:
