@@ -50,7 +50,7 @@ def worker(job: Job, comm: MPI.Comm | Communicator, folder: Path) -> tuple[Worke
     """
     config = job.config
     board = Board(folder / BOARD_FILE, comm.size)
-    group = _group(comm)
+    group = _group(comm, config.comm)
     serves = comm.rank >= config.workers
     board.on_note = striker(comm.rank)
     board.enter(comm.rank)
@@ -161,10 +161,14 @@ def _own_name(loss: Any) -> str | None:
     return None if loss is None else str(getattr(loss, "__name__", type(loss).__name__))
 
 
-def _group(comm: MPI.Comm | Communicator) -> Communicator:
+def _group(comm: MPI.Comm | Communicator, over: str = "mpi") -> Communicator:
     """Return the group that an MPI communicator stands for; a group stands for itself."""
     if hasattr(comm, "meter"):
         return cast("Communicator", comm)
+    if over != "mpi":
+        from manyhands.comm.torch import meet
+
+        return meet(over.removeprefix("torch:"))
     from manyhands.comm.mpi import MPICommunicator
 
     return MPICommunicator(comm)

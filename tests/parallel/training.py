@@ -26,7 +26,7 @@ def with_dropout():
     return nn.Sequential(nn.Linear(20, 64), nn.Dropout(0.5), nn.Linear(64, 4))
 
 
-def job(model, data, comm, output, **given):
+def job(model, data, comm, output, /, **given):
     """Return a run as the workers of `comm` get it."""
     return Job(
         config=configure({"kernels": "default", "workers": comm.size, **given}), model=model,
@@ -35,7 +35,7 @@ def job(model, data, comm, output, **given):
     )  # fmt: skip
 
 
-def train(model, data, comm, folder, **given):
+def train(model, data, comm, folder, /, **given):
     """Train on `comm`; returns the worker. Each rank has a board of its own."""
     Board(folder / BOARD_FILE, comm.size, create=True)
     worker, _ = assemble.worker(job(model, data, comm, folder, **given), comm, folder)

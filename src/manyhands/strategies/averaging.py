@@ -63,6 +63,7 @@ class Averaging(Strategy):
         partition="random-partition",
         deterministic=True,
         resume=True,
+        torch=True,
         private=True,
     )
 

@@ -51,6 +51,7 @@ class Gossip(Strategy):
         partition="balanced",
         deterministic=True,
         resume=True,
+        torch=True,
         private=True,
     )
 

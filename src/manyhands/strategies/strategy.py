@@ -33,6 +33,7 @@ class Supports:
             of workers.
         balance: The workers' parts of a batch may change from step to step without changing the
             update, since gradients are summed.
+        torch: It runs over torch.distributed too: it needs no more than a `Communicator`.
         private: Whoever sees what others send sees no more than `exposure` says.
     """
 
@@ -45,6 +46,7 @@ class Supports:
     shares_memory: bool = False
     resume: bool = False
     balance: bool = False
+    torch: bool = False
     private: bool = False
 
 

@@ -54,6 +54,7 @@ class Sync(Strategy):
         deterministic=True,
         resume=True,
         balance=True,
+        torch=True,
         private=True,
     )
 

@@ -1,0 +1,70 @@
+"""Training over torch.distributed ends where training over MPI ends."""
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from training import WORLD, distance, smooth, train
+
+from manyhands.data import store
+from manyhands.errors import ConfigError
+from manyhands.options import configure
+
+
+@pytest.fixture(params=["torch:mpi4py", "torch:gloo"])
+def over(request):
+    """What carries the messages; the group it makes is gone after the test."""
+    yield request.param
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("strategy", ["sync", "averaging", "gossip"])
+def test_training_ends_where_it_does_over_mpi(strategy, over, tmp_path):
+    data = store("blobs", tmp_path / "data")
+    given = {"strategy": strategy, "dtype": "float64", "epochs": 1, "batch_size": 60, "limit": 600}
+    ends = []
+    for comm in ("mpi", over):
+        folder = tmp_path / comm.replace(":", "-")
+        folder.mkdir()
+        worker = train(smooth, data, WORLD, folder, comm=comm, **given)
+        ends.append(worker.config.strategy.consensus(worker).clone())
+    assert distance(*ends) < 1e-12
+    counted = "exchange" if strategy == "gossip" else f"allreduce {over}"
+    if WORLD.size > 1:
+        assert worker.comm.meter.costs[counted].payload > 0
+
+
+def test_what_a_communicator_does(over, rank, size):
+    from manyhands.comm.torch import meet
+
+    group = meet(over.removeprefix("torch:"))
+    assert (group.rank, group.size) == (rank, size)
+    assert group.gather({"rank": rank, "text": "é" * rank}) == [
+        {"rank": r, "text": "é" * r} for r in range(size)
+    ]
+    assert group.sum(np.array([1, rank])).tolist() == [size, size * (size - 1) // 2]
+    assert group.maximum(np.array([-1.0, rank])).tolist() == [-1, size - 1]
+    vector = torch.full((5,), float(rank))
+    group.broadcast(vector, size - 1)
+    assert vector.tolist() == [size - 1] * 5
+    others = {r: torch.empty(3) for r in range(size) if r != rank}
+    group.exchange(torch.full((3,), float(rank)), others)()
+    assert all(got.tolist() == [r] * 3 for r, got in others.items())
+    group.barrier()
+    with pytest.raises(ConfigError, match="has its own"):
+        group.allreduce(vector, "ring")
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"strategy": "server"}, "does not run over torch.distributed"),
+        ({"strategy": "hogwild"}, "does not run over torch.distributed"),
+        ({"strategy": "sync", "allreduce": "ring"}, "has its own all-reduce"),
+        ({"strategy": "sync", "comm": "torch:nccl"}, "torch:gloo"),
+    ],
+)
+def test_what_cannot_be_is_refused(given, reason):
+    with pytest.raises(ConfigError, match=reason):
+        configure({"comm": "torch:gloo", "workers": 2, **given})
