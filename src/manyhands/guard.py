@@ -133,7 +133,8 @@ class Guard:
         # A worker that died at once was never looked at: what is new, MPI's and in nobody's use
         # can only be of such a one.
         new = {path for path in set(_listed()) - self._before if _is_mpi(path)}
-        for path in self.segments | (new - _mapped()):
+        used = _mapped()
+        for path in self.segments | {path for path in new if _inode(path) not in used}:
             with suppress(OSError):
                 os.unlink(path)
 
@@ -163,10 +164,25 @@ def _segments(pid: int) -> set[str]:
     return {path for path in paths if "/" not in path[len(_SHARED) :] and "(deleted)" not in path}
 
 
-def _mapped() -> set[str]:
-    """Return every file in shared memory that some process of this host has mapped."""
-    pids = [entry.name for entry in os.scandir("/proc") if entry.name.isdigit()]
-    return set().union(*(_segments(int(pid)) for pid in pids))
+def _mapped() -> set[int]:
+    """Return every file in shared memory that some process of this host has mapped, by inode.
+
+    Not by name: a semaphore is mapped under the name it had before it got its own.
+    """
+    inodes = set()
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            with suppress(OSError):
+                lines = Path(entry.path, "maps").read_text().splitlines()
+                inodes |= {int(line.split()[4]) for line in lines if _SHARED in line}
+    return inodes
+
+
+def _inode(path: str) -> int:
+    try:
+        return os.stat(path).st_ino
+    except OSError:
+        return 0
 
 
 def _is_mpi(path: str) -> bool:

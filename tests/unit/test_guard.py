@@ -1,6 +1,7 @@
 """The guard: what it spares in shared memory, whom it names, and what it hears."""
 
 import mmap
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -76,6 +77,14 @@ def test_a_stopped_worker_is_named_and_one_that_is_done_is_not(board, tmp_path):
     finally:
         sleeper.kill()
         sleeper.wait()
+
+
+def test_semaphores_of_another_program_are_spared(board, tmp_path):
+    with Guard(board, tmp_path, 100, end=lambda: None):
+        lock = multiprocessing.get_context("spawn").Lock()
+        file = SHARED / f"sem.{lock._semlock.name.strip('/')}"
+        assert file.exists()
+    assert file.exists()
 
 
 def test_who_is_gone_first_is_remembered(board, tmp_path):
