@@ -43,4 +43,4 @@ def test_a_profile_of_a_long_run_is_refused(steps):
 
 def test_a_profile_of_a_private_run_is_refused():
     with pytest.raises(mh.ConfigError, match="how long a step took tells"):
-        mh.fit(profile=True, max_steps=5, private=True, noise=1.0)
+        mh.fit(profile=True, max_steps=5, private=True, epsilon=3.0)
