@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -388,5 +389,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _fail(message: str, code: int, teller: int = 0) -> None:
     if group_rank() == teller:
-        print(f"manyhands: {message}", file=sys.stderr)
+        print(f"manyhands: {message}", file=sys.stderr, flush=True)
+    else:
+        time.sleep(3)  # an mpiexec ends the others with the first that fails: let the teller speak
     raise SystemExit(code)

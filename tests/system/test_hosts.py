@@ -153,7 +153,7 @@ def test_an_error_on_another_host_comes_home_once(tmp_path):
 def test_a_worker_stopped_on_another_host_is_named(tmp_path):
     with Faults().stop(rank=3, step=5, phase="gradient"):
         done = in_lab(
-            "train", *SMALL, "--timeout", "8", "--output", tmp_path / "run", hosts=2, per_host=2
+            "train", *SMALL, "--timeout", "20", "--output", tmp_path / "run", hosts=2, per_host=2
         )
     assert done.returncode == 1
     assert "missing: rank 3 (on another host in gradient, step 5)" in done.stderr
@@ -177,10 +177,10 @@ def test_a_network_cut_between_hosts_ends_the_run_on_both_sides(tmp_path):
         "def make():\n    return Model(20, 4)\n"
     )
     train = [*MANYHANDS, "train", "--data", "blobs", "--model", "mine:make", "--epochs", "100000"]
-    train += ["--kernels", "default", "--timeout", "6", "--output", str(tmp_path / "run")]
+    train += ["--kernels", "default", "--timeout", "20", "--output", str(tmp_path / "run")]
     done = in_lab(*train, cwd=tmp_path, prefix=["sh", str(script)])
     assert done.returncode == 1, done.stderr
-    assert "no word for 6 s" in done.stderr
+    assert "no word for 20 s" in done.stderr
 
 
 def test_a_host_that_cannot_be_reached_is_named_before_anything_is_written(tmp_path):
