@@ -49,8 +49,9 @@ def _line(row: Mapping[str, Any], accuracy: float) -> str:
     low, high = 100 * row["accuracy_low"], 100 * row["accuracy_high"]
     spread = f" ({low:.2f} to {high:.2f})" if row["repeats"] > 1 else ""
     speedup = "–" if row["speedup"] is None else f"{row['speedup']:.2f}"
+    label = row["label"] + (f" · ε = {row['epsilon']:g}" if row.get("epsilon") else "")
     return (
-        f"| {row['label']} | {row['workers']} | {row['processes']} | {row['seconds']:.1f} "
+        f"| {label} | {row['workers']} | {row['processes']} | {row['seconds']:.1f} "
         f"| {speedup} | {100 * accuracy:.2f} %{spread} | {row['repeats']} |"
     )
 
