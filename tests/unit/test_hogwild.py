@@ -138,8 +138,8 @@ def test_the_target_stops_and_is_kept(fit):
 def test_evaluation_is_in_eval_mode_and_leaves_the_vector_alone(fit):
     worker, _ = fit(strategy="hogwild", max_steps=5)
     before = worker.params.clone()
-    first = worker.evaluate(torch.zeros_like(before), alone=True)
-    assert first == worker.evaluate(torch.zeros_like(before), alone=True)
+    first = worker.evaluate(torch.zeros_like(before), worker.data.test, alone=True)
+    assert first == worker.evaluate(torch.zeros_like(before), worker.data.test, alone=True)
     assert torch.equal(worker.params, before)
 
 
