@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -16,9 +15,10 @@ from cyclopts import App, Parameter
 
 from manyhands._version import __version__
 from manyhands.errors import ConfigError, ManyhandsError, WorkerError
-from manyhands.flags import several, takes_options
+from manyhands.flags import takes_options
 from manyhands.foresight import predict, several_counts
 from manyhands.options import audited, options
+from manyhands.reporting import compare, report
 from manyhands.surroundings import group_rank
 
 app = App(
@@ -96,115 +96,8 @@ def _say_result(result: Any) -> None:
     console.print(f"records and model: {result.output}", soft_wrap=True)
 
 
-@app.command
-@partial(takes_options, flag=several, without=("strategy", "name", "resume", "hosts"))
-def compare(
-    experiment: Annotated[
-        Path | None, Parameter(help="a TOML file such as experiments/psgd.toml; flags override it")
-    ] = None,
-    /,
-    *,
-    strategies: Annotated[
-        str | None, Parameter(help="names separated by commas, or all [default: all]")
-    ] = None,
-    repeats: Annotated[
-        int | None, Parameter(help="runs of each combination, each with the next seed [default: 3]")
-    ] = None,
-    scaling: Annotated[
-        Literal["strong", "weak"] | None,
-        Parameter(
-            help="strong: workers share the work; weak: limit and batch_size are one worker's, "
-            "and grow with the workers [default: strong]"
-        ),
-    ] = None,
-    baseline: Annotated[
-        bool | None, Parameter(help="run sequential as well, to measure speed-ups [default: yes]")
-    ] = None,
-    quick: Annotated[
-        bool, Parameter(negative="", help="the smaller size that the TOML file describes")
-    ] = False,
-    keep_models: Annotated[
-        bool, Parameter(negative="", help="keep each run's model.safetensors")
-    ] = False,
-    output: Annotated[
-        Path | None,
-        Parameter(help="the sweep's folder; the same command with the same folder goes on"),
-    ] = None,
-    **given: Any,
-) -> None:
-    """Run every combination of strategies, workers and any option given several values, and report.
-
-    Any option takes several values, separated by commas. Finished runs are kept: a comparison that
-    was stopped goes on when the command is given again.
-    """
-    from manyhands.comparing import describe, sweep
-    from manyhands.experiments import from_text
-
-    described = describe(
-        experiment,
-        quick=quick,
-        strategies=None if strategies is None else strategies.split(","),
-        options={name: from_text(name, text) for name, text in given.items() if text is not None},
-        repeats=repeats,
-        scaling=scaling,
-        baseline=baseline,
-    )
-    found = sweep(
-        described,
-        output=output,
-        keep_models=keep_models,
-        command="manyhands " + shlex.join(sys.argv[1:]),
-        announce=_say_plan,
-    )
-    _say_comparison(found)
-
-
-def _say_plan(planned: Any, folder: Path) -> None:
-    cases = len({run.case for run in planned.runs})
-    print(f"{len(planned.runs)} runs of {cases} configurations, into {folder}", file=sys.stderr)
-    for reason in planned.left_out:
-        print(f"left out: {reason}", file=sys.stderr)
-
-
-def _say_comparison(found: Any) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-
-    console = Console(highlight=False, soft_wrap=True)
-    best = next((row for row in found.table if row["best"]), None)
-    if best is not None:
-        accuracy = best["accuracy"]
-        parts = [f"{best['seconds']:.1f} s of training"]
-        parts += [f"speed-up {best['speedup']:.2f}"] if best["speedup"] is not None else []
-        parts += [f"{100 * accuracy:.2f} % test accuracy"] if accuracy is not None else []
-        one = best["strategy"] == "sequential"
-        name = best["label"] if one else f"{best['label']} × {best['workers']}"
-        console.print(f"[bold]best: {escape(name)}[/bold], {', '.join(parts)}")
-    for name, said in found.failed.items():
-        console.print(f"[red]failed: {escape(name)}[/red]: {escape(said)}")
-    console.print(f"report: {escape(str(found.report))}")
-    if found.failed:
-        raise SystemExit(1)
-
-
-@app.command
-def report(
-    *folders: Annotated[Path, Parameter(help="sweeps' or runs' folders; several: side by side")],
-    output: Annotated[
-        Path | None, Parameter(help="where to write; by default the first folder")
-    ] = None,
-    pdf: Annotated[bool, Parameter(negative="", help="write report.pdf as well")] = False,
-) -> None:
-    """Build the report again, from the records alone."""
-    from manyhands.report import build
-
-    if not folders:
-        raise ConfigError("no folder is given; expected a sweep's or a run's")
-    if output is None and len(folders) > 1:
-        raise ConfigError("several folders are given; say with --output where their report goes")
-    print(f"report: {build(folders, output or folders[0], pdf=pdf)}")
-
-
+app.command(compare)
+app.command(report)
 app.command(predict)
 
 
