@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
 from manyhands import slowing, validate
@@ -122,6 +123,9 @@ class RunConfig:
     profile: bool = option(
         False, "note where the time goes, by phase, operation and function; needs max_steps"
     )
+    tensorboard: bool = option(
+        False, "write event files for TensorBoard, into the folder tensorboard beside the records"
+    )
     name: str | None = option(None, "a name for the run, shown in reports")
     output: str | None = option(None, "folder for the records; by default runs/NAME-DATE-TIME")
 
@@ -159,6 +163,10 @@ class RunConfig:
         self._check_places()
         self._check_profile()
         self._check_comm()
+        if self.tensorboard and find_spec("tensorboard") is None:
+            raise ConfigError(
+                "tensorboard is given, but is not installed: pip install 'manyhands[tensorboard]'"
+            )
         if self.privacy:
             self.privacy.check(self)
 

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from manyhands.comm import Communicator
+    from manyhands.scalars import Scalars
+    from manyhands.worker import Worker
 JOB_FILE = "job.pickle"
 ERROR_FILE = "error.json"
 _TURN = 2.0  # seconds between two processes of a host, in which the first may tell of a hang
@@ -101,8 +103,18 @@ def perform(job: Job, comm: MPI.Comm | Communicator, folder: Path) -> dict[str, 
     from manyhands import assemble, summary
 
     worker, kernels = assemble.worker(job, comm, folder)
+    scalars = _scalars(job, worker) if job.config.tensorboard and worker.rank == 0 else None
     process = summary.train(worker, Path(job.output))
-    return summary.record(job, worker, kernels, process)
+    merged = summary.record(job, worker, kernels, process)
+    if scalars:
+        scalars.finish(merged["epochs"])
+    return merged
+
+
+def _scalars(job: Job, worker: Worker) -> Scalars:
+    from manyhands.scalars import Scalars
+
+    return Scalars(worker, Path(job.output))
 
 
 def fail(folder: Path, rank: int, error: BaseException) -> bool:

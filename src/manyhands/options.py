@@ -76,7 +76,7 @@ _AUDIT_OWN |= {"partition", "shares", "target_accuracy", "balance", "slow", "ker
 _AUDIT_OWN |= {"schedule", "warmup", "lr_scaling", "clip_norm", "staleness_aware", "init"}
 _AUDIT_OWN |= {"validation", "patience"}
 _AUDIT_OWN |= {"checkpoint_every", "keep", "resume", "on_failure", "max_restarts", "output"}
-_AUDIT_OWN |= {_PRIVATE}
+_AUDIT_OWN |= {"tensorboard", _PRIVATE}
 
 
 def audited(option: Option) -> bool:

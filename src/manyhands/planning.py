@@ -27,8 +27,8 @@ from manyhands.strategies import STRATEGIES
 BASELINE = "sequential"
 # How work is divided among workers: of no meaning where there is one.
 _DIVIDING = ("workers", "partition", "shares", "balance", "slow")
-# Names, folders and seeds do not make another case.
-_UNHASHED = ("name", "output")
+# Names, folders and what else is written do not make another case.
+_UNHASHED = ("name", "output", "tensorboard")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,7 @@ from manyhands.report.wording import option, plural
 # What differs from run to run without making it another experiment.
 IGNORED = frozenset(
     {"strategy", "workers", "seed", "repeat", "name", "output", "folder", "processes", "scaling"}
+    | {"tensorboard"}
 )
 PRIVATE = "private"  # an axis like an option, known from the run's statement
 Key = tuple[str, str, tuple[str, ...]]
