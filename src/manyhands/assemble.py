@@ -93,6 +93,8 @@ def worker(job: Job, comm: MPI.Comm | Communicator, folder: Path) -> tuple[Worke
     steps = min(epochs, config.max_steps or epochs)
     board.steps(comm.rank, 0 if serves else steps)
     made.rate = _rate(config, steps)
+    if made.rate:
+        made.planned = group.gather(steps)[: config.workers]
     _attach_speeds(made)
     config.strategy.prepare(made)
     _attach_lifecycle(job, made, kernels)

@@ -23,8 +23,10 @@ from manyhands.errors import ConfigError, ManyhandsError
 from manyhands.estimate import Estimate
 from manyhands.experiments import ALL, Experiment, alternatives, read
 from manyhands.fitting import fit
+from manyhands.options import configure
 from manyhands.planning import Planned, Schedule, schedule, uses_workers
 from manyhands.record import SCHEMA, cores, cpu_name, write_json
+from manyhands.running import spent
 from manyhands.scoreboard import Scoreboard, first_line
 from manyhands.surroundings import group_size
 
@@ -296,7 +298,7 @@ class _Sweep:
     def _perform(self, run: Planned, kernels: str) -> Mapping[str, Any]:
         """Do one run; a failure is recorded and does not end the sweep."""
         place = self.folder / "runs" / run.id
-        shutil.rmtree(place, ignore_errors=True)  # what an interrupted or failed run left
+        self._clear(run)  # what an interrupted or failed run left
         given = {**run.given, **self.objects, "kernels": kernels}
         try:
             fit(
@@ -308,15 +310,28 @@ class _Sweep:
             )
         except Exception as error:
             if getattr(error, "exit_code", 1) > _SIGNALS:
-                shutil.rmtree(place, ignore_errors=True)
+                self._clear(run)
                 raise KeyboardInterrupt from None
             if not (place / "run.json").exists():
                 place.mkdir(parents=True, exist_ok=True)
                 write_json(place / "run.json", self._failure(run, error))
         return self._tidy(run)
 
+    def _clear(self, run: Planned) -> None:
+        """Remove what a run left; what a private run has spent stays beside it, for the account."""
+        place = self.folder / "runs" / run.id
+        if any(place.glob("ledger-*.jsonl")):
+            if not (place / "run.json").exists():
+                killed = ManyhandsError("the run was killed")
+                write_json(place / "run.json", self._failure(run, killed))
+            before = len(list(place.parent.glob(f"{run.id}.spent-*")))
+            place.rename(place.with_name(f"{run.id}.spent-{before + 1}"))
+        else:
+            shutil.rmtree(place, ignore_errors=True)
+
     def _failure(self, run: Planned, error: Exception) -> dict[str, Any]:
         """Return the record of a run that failed before it could write one."""
+        place = self.folder / "runs" / run.id
         kind = "" if isinstance(error, ManyhandsError) else f"{type(error).__name__}: "
         return {
             "schema": SCHEMA,
@@ -326,6 +341,7 @@ class _Sweep:
             "status": "failed",
             "config": _plain(run.config),
             "error": f"{kind}{error}",
+            **(spent(place, configure(run.given)) if run.config.get("private") else {}),
         }
 
     def _finished(self, run: Planned) -> Mapping[str, Any] | None:

@@ -207,6 +207,12 @@ class RunConfig:
                 f"slow is {self.slow!r}, but there are {self.workers} workers; expected a rank "
                 f"from 0 to {self.workers - 1}"
             )
+        shared = self.strategy.supports.shares_memory
+        if self.slow and shared and not slowing.parse(self.slow).sleep:
+            raise ConfigError(
+                f"slow is {self.slow!r}, but {self.strategy.name} workers share one vector, which "
+                f"trying a gradient again would disturb; expected {self.slow}:sleep"
+            )
         if self.balance == "none":
             return
         reason = ""

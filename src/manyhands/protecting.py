@@ -11,7 +11,7 @@ import torch
 
 from manyhands.data import Plan
 from manyhands.errors import ConfigError
-from manyhands.privacy import keys
+from manyhands.privacy import keys, ledger
 from manyhands.privacy.clipping import probe, refuse
 from manyhands.privacy.ledger import Ledger
 from manyhands.privacy.mechanism import Mechanism
@@ -92,6 +92,8 @@ def open_ledger(worker: Worker, output: Path, remembered: dict[str, Any] | None)
     terms, path = mechanism.terms, output / f"ledger-{worker.rank}.jsonl"
     run = worker.comm.gather(secrets.token_hex(8))[0]
     spent = 0
+    together = worker.config.strategy.supports.together
+    before = ledger.paid(output) if together and remembered else 0  # fewer workers may go on
     if worker.role == "worker":
         if remembered or path.exists():
             known = remembered or {}
@@ -101,13 +103,13 @@ def open_ledger(worker: Worker, output: Path, remembered: dict[str, Any] | None)
         else:
             mechanism.ledger = Ledger.begin(path, run=run, limit=terms.steps, terms=terms.as_dict())
         spent = mechanism.ledger.spent
-    if worker.config.strategy.supports.together:  # they can only end together
-        spent = int(worker.comm.maximum(np.array([spent]))[0])
-    left = terms.steps - spent
-    if left <= 0:
+    if together:  # they can only end together
+        spent = int(worker.comm.maximum(np.array([max(spent, before)]))[0])
+    left = terms.steps - spent if worker.role == "worker" else 0
+    if int(worker.comm.maximum(np.array([left]))[0]) <= 0:
         raise ConfigError(
             f"the privacy budget of {terms.steps} steps is spent; this run cannot go on: start a "
             "new one, with a budget of its own"
         )
     if worker.step + left < terms.steps:
-        mechanism.last = worker.step + left
+        mechanism.last = worker.step + max(0, left)

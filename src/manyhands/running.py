@@ -25,6 +25,8 @@ from manyhands.errors import ConfigError, ManyhandsError, WorkerError
 from manyhands.job import Job, join
 from manyhands.meeting import asked, expect_shared
 from manyhands.options import flatten
+from manyhands.privacy import ledger
+from manyhands.privacy.terms import Terms, statement
 from manyhands.progress import Progress
 from manyhands.record import SCHEMA, cores, write_json
 from manyhands.sharing import plan
@@ -242,5 +244,14 @@ def write_failure(
         "config": flatten(config),
         "error": str(error),
         "story": list(story),
+        **spent(output, config),
     }
     write_json(output / "run.json", failure)
+
+
+def spent(output: Path, config: RunConfig) -> dict[str, Any]:
+    """Return what the record of a private run that failed must say: what it spent is spent."""
+    terms = ledger.terms(output) if config.privacy else None
+    if terms is None:
+        return {}
+    return {"privacy": statement(config, Terms(**terms)), "data": {"name": config.data}}

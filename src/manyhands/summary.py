@@ -72,6 +72,8 @@ def judge(worker: Worker) -> None:
         worker.average_buffers()
         if worker.rank == 0 and worker.stopped != "target_accuracy":
             worker.kept[-1] = worker.config.strategy.consensus(worker).clone()
+        for epoch in worker.epochs:  # judged anew below, so that the best is the best of these
+            epoch.validation_loss = None
         count = int(worker.comm.sum(np.array([len(worker.kept)]))[0])
         for i in range(count):
             params = worker.kept[i] if worker.rank == 0 else torch.empty_like(worker.params)
@@ -98,7 +100,8 @@ def record(job: Job, worker: Worker, kernels: Kernels, process: dict[str, float]
         merged["strategy"] = worker.facts
         merged["partition"] = worker.plan.describe(worker.epochs[-1].epoch, worker.shares())
         if worker.mechanism:
-            merged["privacy"] = statement(worker.config, worker.mechanism.terms)
+            terms, ids = worker.mechanism.terms, worker.data.about.ids
+            merged["privacy"] = statement(worker.config, terms, ids=ids)
         merged["result"] = _result(worker, workers, merged["epochs"])
         output = Path(job.output)
         worker.params.copy_(params)
@@ -193,7 +196,8 @@ def _worker(
         "wall": process["training"] + process["evaluation"],
         "user": process["user"],
         "system": process["system"],
-        "peak_rss_bytes": process["peak_rss_bytes"],
+        # In a private run the most memory would tell the largest sample.
+        "peak_rss_bytes": None if worker.mechanism else process["peak_rss_bytes"],
         **{k: round(spent.get(k, 0.0), 6) for k in phases},
         "bytes": None if None in sent else sum(sent),
         "messages": None if None in messages else sum(messages),

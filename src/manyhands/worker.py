@@ -77,6 +77,7 @@ class Worker:
     mechanism: Mechanism | None = None  # a private run's: clips and adds noise
     keep_best: Callable[[Replica, Tensor], None] | None = None  # rank 0's: writes it down
     rate: Rate | None = None  # where the learning rate changes over the run
+    planned: list[int] = field(default_factory=list)  # the steps of each worker, for the rate
     step: int = 0
     stopped: str = "epochs"
 

@@ -41,6 +41,22 @@ def test_alone_every_strategy_is_sequential(blobs, tmp_path, strategy):
     assert torch.equal(one.params, other.params)
 
 
+@pytest.mark.skipif(WORLD.size < 3, reason="two workers and a master")
+@pytest.mark.parametrize("shares", [(0.1, 0.9), (0.9, 0.1)])
+def test_the_rate_of_a_server_ends_with_its_last_push_whoever_makes_it(blobs, tmp_path, shares):
+    given = {**GIVEN, "partition": "random-partition", "shares": shares, "schedule": "linear"}
+    given |= {"max_steps": None, "epochs": 1, "warmup": 0.0, "workers": 2}
+    group = WORLD.Split(WORLD.rank < 3)
+    if WORLD.rank < 3:
+        worker = train(smooth, blobs, group, tmp_path, strategy=mh.Server(masters=1), **given)
+        if worker.role == "master":
+            (rate,) = {group["lr"] for group in worker.optimizer.param_groups}
+            updates = sum(worker.planned)
+            assert max(worker.planned) > 2 * min(worker.planned)
+            assert rate == pytest.approx(0.5 / updates)  # of the last of them
+    group.Free()
+
+
 @pytest.mark.skipif(WORLD.size < 2, reason="a server needs a master beside its worker")
 def test_a_server_with_one_worker_is_sequential(blobs, tmp_path):
     given = {**GIVEN, "partition": "balanced"}

@@ -187,7 +187,7 @@ def test_buffers_are_averaged_before_evaluation(stored, tmp_path):
 
 def test_evaluation_judges_each_example_once(stored, tmp_path):
     worker = train(smooth, stored["blobs"], WORLD, tmp_path, epochs=1, strategy="sync")
-    loss, accuracy = worker.evaluate(worker.params)
+    loss, accuracy = worker.evaluate(worker.params, worker.data.test)
     x, y = next(worker.data.test.slices(0, len(worker.data.test), len(worker.data.test)))
     with torch.no_grad():
         output = worker.replica.module(x)

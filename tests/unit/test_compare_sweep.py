@@ -7,6 +7,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from manyhands.comparing import compare, describe, sweep
 from manyhands.errors import ConfigError, ManyhandsError, WorkerError
 from manyhands.estimate import Estimate
 from manyhands.experiments import Experiment
+from manyhands.privacy.ledger import Ledger
+from manyhands.report.published import published
 from manyhands.scoreboard import duration
 
 BUILD = report.build
@@ -330,3 +333,33 @@ def test_a_failed_run_teaches_nothing() -> None:
 )
 def test_durations_are_for_people(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_what_a_failed_private_run_spent_stays_on_the_account(tmp_path: Path, runs: Runs) -> None:
+    terms = {"steps": 40, "rate": 0.01, "noise_multiplier": 2.0, "clip": 1.0, "delta": 1e-5}
+
+    def spend(given: dict[str, Any]) -> BaseException:
+        place = Path(given["output"])
+        place.mkdir(parents=True)
+        ledger = Ledger.begin(place / "ledger-0.jsonl", run="r", limit=40, terms=terms)
+        ledger.pay(3)
+        return WorkerError("a record of the training set is told here")
+
+    private = {"strategies": ["sync"], "workers": 2, "private": True, "noise_multiplier": 2.0}
+    asked: dict[str, Any] = {**private, "repeats": 1, "baseline": False}
+    runs.failing = spend
+    for _ in range(2):
+        with suppress(ManyhandsError):
+            compare(output=tmp_path / "s", **asked)
+    (kept,) = (tmp_path / "s" / "runs").glob("*.spent-1")
+    record = json.loads((kept / "run.json").read_text())
+    assert record["privacy"]["steps"] == 40
+    assert (kept / "ledger-0.jsonl").exists()
+    runs.failing = lambda given: None
+    compare(output=tmp_path / "s", **asked)
+    assert len(list((tmp_path / "s" / "runs").glob("*.spent-*"))) == 2
+
+
+def test_the_message_of_a_private_run_without_terms_is_not_shown() -> None:
+    failed = {"status": "failed", "config": {"private": True}, "error": "row 17 is bad"}
+    assert "row 17" not in json.dumps(published(failed))

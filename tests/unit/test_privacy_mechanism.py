@@ -21,7 +21,7 @@ from manyhands.privacy.clipping import PerExample, probe, refuse
 from manyhands.privacy.layerwise import Layerwise
 from manyhands.privacy.mechanism import Mechanism
 from manyhands.privacy.sampling import Poisson
-from manyhands.privacy.terms import Terms, planned_steps, rate, steps_per_epoch
+from manyhands.privacy.terms import Terms, planned_steps, rate, statement, steps_per_epoch
 from manyhands.replica import Replica
 
 
@@ -332,3 +332,39 @@ def test_who_adds_how_much_noise(given, workers, masters):
 
 def test_privacy_is_a_public_name():
     assert mh.Privacy(epsilon=3).delta == 1e-5
+
+
+def test_one_record_moves_a_sum_of_squared_errors_by_no_more_than_the_clip():
+    """Outputs (n, 1) beside targets (n,) must not meet as (n, n): each record would touch all."""
+    replica = Replica(nn.Sequential(nn.Linear(3, 1)), F.mse_loss, classifies=False)
+    clipped = Layerwise.of(replica, chunk_mb=64)
+    x, y = torch.randn(32, 3), torch.randn(32)
+    y[0] = 100.0
+    with_it, without = torch.zeros_like(replica.params), torch.zeros_like(replica.params)
+    clipped.add(x, y, 1.0, with_it)
+    clipped.add(x[1:], y[1:], 1.0, without)
+    assert (with_it - without).norm() <= 1.0 + 1e-5
+    assert torch.allclose(with_it, clipped_by_hand(replica, x, y[:, None], 1.0), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "layer", [nn.ReLU(inplace=True), nn.Dropout(0.1, inplace=True), nn.LogSoftmax(-2)]
+)
+def test_layers_that_overwrite_or_mix_are_left_to_the_general_way(layer):
+    module = nn.Sequential(nn.Linear(3, 4), layer, nn.Linear(4, 2))
+    assert Layerwise.of(Replica(module, F.cross_entropy), chunk_mb=64) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "ids", "in_place"),
+    [
+        ({"strategy": "sync"}, False, False),
+        ({"strategy": "sync", "limit": 1000}, True, True),
+        ({"strategy": "averaging"}, False, True),
+        ({"strategy": "averaging"}, True, False),
+    ],
+)
+def test_the_relation_says_where_a_record_s_place_matters(given, ids, in_place):
+    config = configure({"private": True, "noise_multiplier": 1.0, **given})
+    terms = Terms(steps=10, rate=0.01, noise_multiplier=1.0, clip=1.0, delta=1e-5)
+    assert ("in its place" in statement(config, terms, ids=ids)["relation"]) is in_place

@@ -54,6 +54,7 @@ def test_the_same_figures_are_shown_where_a_run_is_not_private(tmp_path: Path) -
     runs = [records.private("sync", p) for p in (1, 2)]
     for run in runs:
         del run["privacy"]
+        run["config"]["private"] = False
     build([records.sweep(tmp_path / "s", runs)], tmp_path / "out")
     assert any(leak in shown(tmp_path / "out") for leak in LEAKS)
 

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from manyhands.errors import ConfigError
 from manyhands.privacy.clipping import coefficients
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ class Layerwise:
                 owners.append(layer)
                 inputs.append(before.detach())
                 outputs.append(h)
-        loss = self.replica.loss(h, y) * len(x)
+        loss = self.replica.loss(h, _like(h, y, self.replica.loss)) * len(x)
         back = torch.autograd.grad(loss, outputs)
         with torch.no_grad():
             return [_part(*each) for each in zip(owners, inputs, back, strict=True)]
@@ -104,6 +105,21 @@ class Layerwise:
                 if isinstance(layer, nn.Conv2d):
                     count += layer.weight.numel() + layer.weight[0].numel() * h[0, 0].numel()
         return int(count * self.replica.params.element_size())
+
+
+def _like(h: Tensor, y: Tensor, loss: Any) -> Tensor:
+    """Return the targets in the outputs' shape, where the loss would spread one over the others.
+
+    (n, 1) and (n,) would give (n, n) differences: one record in everybody's gradient.
+    """
+    if loss is not F.mse_loss or h.shape == y.shape:
+        return y
+    if h.numel() != y.numel():
+        raise ConfigError(
+            f"the model gives {tuple(h.shape[1:])} for targets of shape {tuple(y.shape[1:])}; "
+            "expected the same"
+        )
+    return y.reshape(h.shape)
 
 
 def _as_it_is(x: Tensor) -> Tensor:
@@ -126,12 +142,12 @@ def _parameters(layer: nn.Module) -> bool:
 def _known(layer: Any) -> bool:
     """Say whether a layer treats every example on its own, in a way that is known here."""
     kind: Any = type(layer)
-    if layer._forward_hooks or layer._forward_pre_hooks:
-        return False
+    if layer._forward_hooks or layer._forward_pre_hooks or getattr(layer, "inplace", False):
+        return False  # in place, an activation overwrites the output that is differentiated
     if kind is nn.Flatten:
         return bool(layer.start_dim >= 1)
     if kind in (nn.LogSoftmax, nn.Softmax):
-        return layer.dim is not None and bool(layer.dim != 0)
+        return layer.dim is not None and bool(layer.dim >= 1 or layer.dim == -1)
     if kind is nn.Conv2d:
         plain = layer.groups == 1 and layer.padding_mode == "zeros" and layer.dilation == (1, 1)
         return bool(plain) and not isinstance(layer.padding, str)

@@ -169,6 +169,18 @@ class Ledger:
         (self._paid,) = entry.values()
 
 
+def terms(folder: Path) -> dict[str, Any] | None:
+    """Return the terms of the private run that began in `folder`; None where none did."""
+    for path in sorted(folder.glob("ledger-*.jsonl")):
+        return dict(_read(path).head["terms"])
+    return None
+
+
+def paid(folder: Path) -> int:
+    """Return the most that any worker of the run in `folder` has paid, whoever goes on with it."""
+    return max((_read(path).paid for path in folder.glob("ledger-*.jsonl")), default=0)
+
+
 def _sealed(content: Mapping[str, Any], chain: str) -> tuple[bytes, str]:
     """Return the line and its hash, which covers all lines before it."""
     digest = hashlib.sha256((chain + json.dumps(content, sort_keys=True)).encode()).hexdigest()

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from manyhands.config import RunConfig
 
 RELATION = "one record added or removed; the number of records counts as public"
+# Where a record's place decides who has it, or whether it takes part, another one that came or went
+# would move it.
+IN_PLACE = "one record blanked in its place; the number of records and their order count as public"
 SAMPLER = {
     True: "Poisson, one secret sample of all records for each step",
     False: "Poisson, every worker its own secret sample of its own records for each step",
@@ -95,8 +98,11 @@ def solve(config: RunConfig, examples: int) -> Terms:
     )
 
 
-def statement(config: RunConfig, terms: Terms) -> dict[str, Any]:
-    """Return the run's promise, for its record: what holds, for whom, and by which account."""
+def statement(config: RunConfig, terms: Terms, *, ids: bool = False) -> dict[str, Any]:
+    """Return the run's promise, for its record: what holds, for whom, and by which account.
+
+    `ids` says whether the data brings ids of its records; otherwise their rows are their ids.
+    """
     from manyhands.privacy import accountant
 
     assert config.privacy is not None
@@ -104,10 +110,11 @@ def statement(config: RunConfig, terms: Terms) -> dict[str, Any]:
     event = accountant.Event(terms.steps, terms.rate, terms.noise_multiplier)
     exposure = "each" if privacy.distrust else config.strategy.exposure
     trust = "alone" if exposure == "sum" and config.workers == 1 else exposure
-    said = {"none": "nothing was learned from the data beforehand", "public": "stated to be public"}
+    said = {"none": "none is stated; this is not checked", "public": "stated to be public"}
+    placed = config.limit is not None or (config.partition_kind == "by-id" and not ids)
     return {
         "private": privacy.fixed_key is None,
-        "relation": RELATION,
+        "relation": IN_PLACE if placed else RELATION,
         "trust": TRUST[trust],
         "sampler": SAMPLER[config.partition_kind == "balanced"],
         **terms.as_dict(),

@@ -119,7 +119,12 @@ def _together(data: str, runs: list[Run]) -> str:
     """Return the composed cost of all runs on one data set; each of them spends."""
     events = [found for run in runs if (found := event(run))]
     deltas = [d for run in runs if (d := number(run.privacy, "delta")) is not None and 0 < d < 1]
-    if len(runs) < 2 or len(events) < len(runs) or not deltas:
+    if len(events) < len(runs):
+        return (
+            f"What the {len(runs)} private runs cost together cannot be said: a record does not "
+            "state its steps, its rate and its noise."
+        )
+    if len(runs) < 2 or not deltas:
         return ""
     delta = min(deltas)
     try:

@@ -36,7 +36,9 @@ UNSAID = "its message is not shown, since it may tell of the private data; its o
 def published(record: Record) -> Record:
     """Return the record, or of a private run what it may publish, with expected counts only."""
     if not isinstance(record.get("privacy"), Mapping):
-        return record
+        if _only(record.get("config"), ("private",)).get("private") is not True:
+            return record
+        return {**_only(record, _WHOLE), "error": UNSAID}  # it ended before it had terms
     privacy = _only(record["privacy"], STATEMENT)
     data = _only(record.get("data"), _DATA)
     expected = _product(privacy.get("rate"), data.get("train"))  # examples behind one step

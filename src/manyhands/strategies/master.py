@@ -154,8 +154,11 @@ class Master:
 
     def _factor(self, tau: int) -> float:
         """Return what the learning rate is multiplied by, here in the run and so stale."""
-        each = 1 if self.server.staleness == 0 else len(self.pushes)  # updates for a worker's step
-        factor = self.worker.rate.at(self.version / each) if self.worker.rate else 1.0
+        factor = 1.0
+        if rate := self.worker.rate:
+            planned = self.worker.planned
+            updates = max(planned) if self.server.staleness == 0 else sum(planned)
+            factor = rate.at(self.version * rate.steps / updates)
         return factor / max(1, tau) if self.server.staleness_aware else factor
 
     def _release(self) -> None:
