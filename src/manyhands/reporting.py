@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from manyhands import validate
 from manyhands.errors import ConfigError
 from manyhands.flags import several, takes_options
 
@@ -110,12 +111,39 @@ def report(
         Path | None, Parameter(help="where to write; by default the first folder")
     ] = None,
     pdf: Annotated[bool, Parameter(negative="", help="write report.pdf as well")] = False,
+    watch: Annotated[
+        bool,
+        Parameter(
+            negative="",
+            help="write nothing, but serve the page to this machine's browsers while runs go on",
+        ),
+    ] = False,
+    port: Annotated[
+        int | None, Parameter(help="where to serve it, 1024 to 65535 [default: any that is free]")
+    ] = None,
 ) -> None:
     """Build the report again, from the records alone."""
-    from manyhands.report import build
-
     if not folders:
         raise ConfigError("no folder is given; expected a sweep's or a run's")
+    if watch:
+        _watch(folders, output, pdf, port)
+        return
+    if port is not None:
+        raise ConfigError(f"port is {port}, but nothing is served; add --watch, or leave it out")
     if output is None and len(folders) > 1:
         raise ConfigError("several folders are given; say with --output where their report goes")
+    from manyhands.report import build
+
     print(f"report: {build(folders, output or folders[0], pdf=pdf)}")
+
+
+def _watch(folders: tuple[Path, ...], output: Path | None, pdf: bool, port: int | None) -> None:
+    if output is not None or pdf:
+        unused = "output" if output is not None else "pdf"
+        raise ConfigError(
+            f"{unused} is given with watch, which writes nothing; leave one of them out"
+        )
+    validate.between(1024, 65535, port=port)
+    from manyhands.watching import watch
+
+    watch(folders, port or 0, partial(print, flush=True))

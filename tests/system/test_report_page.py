@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 import records
 
 from manyhands.report import build
+from manyhands.watching import serving
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
 FLAGS = (
@@ -90,7 +91,7 @@ class Browser:
         message, _, self.buffer = self.buffer.partition(b"\0")
         return json.loads(message)
 
-    def open(self, path: Path, *, width: int = 1280, dark: bool = False) -> None:
+    def open(self, path: Path | str, *, width: int = 1280, dark: bool = False) -> None:
         self.call(
             "Emulation.setDeviceMetricsOverride",
             width=width, height=850, deviceScaleFactor=1, mobile=width < 600,
@@ -98,7 +99,10 @@ class Browser:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
         self.events.clear()
-        self.call("Page.navigate", url=path.resolve().as_uri())
+        self.call("Page.navigate", url=path if isinstance(path, str) else path.resolve().as_uri())
+        self.loaded()
+
+    def loaded(self) -> None:
         while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
             self.events.append(self.receive())
 
@@ -255,3 +259,21 @@ def test_it_prints(browser: Browser, page: Path) -> None:
     browser.open(page, dark=True)
     printed = browser.call("Page.printToPDF", paperWidth=8.27, paperHeight=11.69)
     assert base64.b64decode(printed["data"]).startswith(b"%PDF")
+
+
+def test_a_served_page_loads_itself_anew_when_a_run_ends(browser: Browser, tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    sweep = records.sweep(tmp_path, [])
+    with serving([sweep]) as growing:
+        browser.open(growing.address)
+        assert "No run has ended yet" in browser.evaluate("document.body.textContent")
+        for number, counted in ((1, "1 run"), (2, "2 runs")):
+            browser.events.clear()
+            place = sweep / "runs" / str(number)
+            place.mkdir()
+            (place / "run.json").write_text(json.dumps(records.record("sync", number)))
+            growing.refresh()
+            browser.loaded()
+            assert f"records of {counted}." in browser.evaluate("document.body.textContent")
+            assert browser.complaints() == []
+        browser.open("about:blank")

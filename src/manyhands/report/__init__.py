@@ -16,13 +16,14 @@ if TYPE_CHECKING:
 __all__ = ["build", "results"]
 
 
-def build(folders: Sequence[Path], output: Path, *, pdf: bool = False) -> Path:
+def build(folders: Sequence[Path], output: Path, *, pdf: bool = False, live: str = "") -> Path:
     """Write the report of one or several folders of records, and return the page's path.
 
     Args:
         folders: Sweeps' or runs' folders; several sweeps are put side by side.
         output: The folder to write into; it is made if it is not there.
         pdf: Also write `report.pdf`, at most five pages.
+        live: The records' version, for a page that is served and loads itself anew (`watching`).
 
     Raises:
         ConfigError: None of the folders holds a record that can be read.
@@ -43,7 +44,7 @@ def build(folders: Sequence[Path], output: Path, *, pdf: bool = False) -> Path:
     if pdf:
         write_pdf(summary, [d.chart for d in drawn], output / "report.pdf")
     path = output / "report.html"
-    path.write_text(page(summary, drawn), encoding="utf-8")
+    path.write_text(page(summary, drawn, live), encoding="utf-8")
     return path
 
 

@@ -214,7 +214,9 @@ def _read_json(path: Path, where: str, problems: list[Problem]) -> Mapping[str, 
     try:
         loaded = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        problems.append(Problem(where, "is missing: the run was not finished, or was interrupted"))
+        problems.append(
+            Problem(where, "is missing: the run has not finished yet, or was interrupted")
+        )
         return {}
     except (OSError, UnicodeDecodeError, RecursionError) as error:
         problems.append(Problem(where, f"cannot be read: {error}"))

@@ -53,18 +53,20 @@ class Column:
     hint: str = ""
 
 
-def page(summary: Summary, drawn: Sequence[Drawn]) -> str:
-    """Return the whole page as HTML."""
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    template = environment.from_string(_read("page.html.j2"))
-    script = _read("page.js")
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+def page(summary: Summary, drawn: Sequence[Drawn], live: str = "") -> str:
+    """Return the whole page as HTML.
+
+    Args:
+        summary: What the records say.
+        drawn: The figures.
+        live: The records' version, where the page is served and loads itself anew when it changes.
+    """
     sources = summary.loaded.sources
     titles = [s.title or s.label for s in sources]
-    return template.render(
-        css=Markup(_css()),
-        script=Markup(script),
-        script_hash=Markup(f"sha256-{digest}"),
+    return _render(
+        "page.html.j2",
+        live,
+        ["page.js", "watch.js"] if live else ["page.js"],
         title=" · ".join(dict.fromkeys(titles)) or "Report",
         question=next((s.question for s in sources if s.question), ""),
         answer=answer(summary),
@@ -77,6 +79,29 @@ def page(summary: Summary, drawn: Sequence[Drawn]) -> str:
         commands=commands(summary),
         blocks=blocks(summary),
         counted=plural(len(summary.loaded.runs), "run"),
+    )
+
+
+def waiting(live: str, reason: str) -> str:
+    """Return the page that is served as long as there is nothing to report."""
+    return _render("waiting.html.j2", live, ["watch.js"], reason=reason)
+
+
+def _render(template: str, live: str, scripts: Sequence[str], **content: Any) -> str:
+    """Fill in a template; its policy allows its own script, and a served page's questions."""
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    script = "\n".join(map(_read, scripts))
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = (
+        f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
+    )
+    return environment.from_string(_read(template)).render(
+        css=Markup(_css()),
+        script=Markup(script),
+        policy=Markup(policy + ("; connect-src 'self'" if live else "")),
+        live=live,
+        **content,
     )
 
 
