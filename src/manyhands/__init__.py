@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from manyhands.optimizers import SGD, Adam, AdamW
     from manyhands.predicting import predict
     from manyhands.privacy.config import Privacy
-    from manyhands.strategies import Averaging, Gossip, Hogwild, Sequential, Server, Sync
+    from manyhands.strategies import Averaging, Gossip, Hogwild, Pipeline, Sequential, Server, Sync
 
 # Where each public name lives: imported when first asked for, so that `import manyhands` is quick.
 _HOMES = {
@@ -37,6 +37,7 @@ _HOMES = {
     "Averaging": "manyhands.strategies",
     "Gossip": "manyhands.strategies",
     "Hogwild": "manyhands.strategies",
+    "Pipeline": "manyhands.strategies",
     "Sequential": "manyhands.strategies",
     "Server": "manyhands.strategies",
     "Sync": "manyhands.strategies",
@@ -61,6 +62,7 @@ __all__ = [
     "Hogwild",
     "LaunchError",
     "ManyhandsError",
+    "Pipeline",
     "Privacy",
     "Result",
     "Sequential",

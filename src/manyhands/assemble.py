@@ -51,7 +51,8 @@ def worker(job: Job, comm: MPI.Comm | Communicator, folder: Path) -> tuple[Worke
     config = job.config
     board = Board(folder / BOARD_FILE, comm.size)
     group = _group(comm, config.comm)
-    serves = comm.rank >= config.workers
+    strategy = config.strategy
+    serves = comm.rank >= config.workers and strategy.supports.beside == "master"
     board.on_note = striker(comm.rank)
     board.enter(comm.rank)
     threads = job.threads or _own_threads(config, group)
@@ -60,12 +61,12 @@ def worker(job: Job, comm: MPI.Comm | Communicator, folder: Path) -> tuple[Worke
     data = Stored.open(Path(job.data), train_limit=config.limit, dtype=config.dtype)
     if config.validation:
         data.keep_aside(config.validation, config.seed)
-    rank = 0 if serves else comm.rank
+    rank = strategy.follows(comm.rank, config.workers)
     plan = planned(
         config, examples=len(data.train), rank=rank, labels=data.train.labels, ids=data.ids
     )
     replica = _replica(job, data)
-    config.strategy.check_model(layers=len(replica.layers))
+    strategy.check_model(layers=[layer.name for layer in replica.layers])
     board.note(comm.rank, 0, "tune")
     batch = data.train.batch(_indices(config, plan))
     sampler, mechanism = None, None
@@ -73,6 +74,7 @@ def worker(job: Job, comm: MPI.Comm | Communicator, folder: Path) -> tuple[Worke
         sampler, mechanism = protect(config, plan, replica, batch, group)
     step = partial(mechanism.try_out, *batch) if mechanism else partial(replica.gradient, *batch)
     kernels = _kernels(config, replica, batch, group, step)
+    replica = strategy.part(replica, batch, group, config.workers)
     made = Worker(
         config=config,
         replica=replica,
@@ -141,7 +143,10 @@ def _attach_lifecycle(job: Job, worker: Worker, kernels: tune.Kernels) -> None:
         "manyhands": __version__,
         "options": flatten(worker.config),
         "data": fingerprint(worker),
-        "kernels": kernels.choice,
+        "settled": {
+            "kernels": kernels.choice,
+            **worker.config.strategy.settled(worker.replica),
+        },
         "loss": _own_name(job.loss),
         "layers": [[layer.name, layer.start, layer.stop] for layer in worker.replica.layers],
     }
@@ -261,13 +266,13 @@ def _optimizer(
     """Build the optimizer over the flat vector, or over the named parameters if it is not ours."""
     chosen = config.optimizer
     if not isinstance(chosen, SGD | Adam | AdamW):
-        built = chosen([p for _, p in replica.named])
+        built = chosen([p for _, p in replica.named] or [replica.slice(0, 0)])
         if not isinstance(built, torch.optim.Optimizer):
             kind = type(built).__name__
             raise ConfigError(f"optimizer gave a {kind}; expected a torch.optim.Optimizer")
         return built
     if not chosen.weight_decay:
-        return chosen.build([replica.slice(0, replica.dim)])
+        return chosen.build([replica.slice(0, len(replica.params))])
     used, unused = replica.segments(*batch)
     untouched = [{"params": unused, "weight_decay": 0.0}] if unused else []
     return chosen.build([{"params": used}, *untouched])

@@ -18,6 +18,7 @@ class Clock:
     entered: list[float] = field(default_factory=list)
     exchanged: list[float] = field(default_factory=list)
     updated: list[float] = field(default_factory=list)
+    waited: list[float] = field(default_factory=list)  # where a strategy knows it for each step
     started: float = 0.0
     ended: float | None = None
     paused: float = 0.0

@@ -18,7 +18,12 @@ if TYPE_CHECKING:
     from manyhands.strategies.strategy import Strategy
 
 # The models that come with manyhands (see models.py), and their layers with parameters.
-MODELS = {"cnn": 4, "mlp": 3, "mlp6": 6, "tanh-cnn": 4}
+MODELS = {
+    "cnn": ("conv1", "conv2", "fc1", "fc2"),
+    "mlp": ("fc1", "fc2", "fc3"),
+    "mlp6": ("fc1", "fc2", "fc3", "fc4", "fc5", "fc6"),
+    "tanh-cnn": ("conv1", "conv2", "fc1", "fc2"),
+}
 PROFILED = 500  # steps that a profile holds at the most
 KERNELS = ("auto", "default", "native", "channels-last", "native-channels-last", "compile")
 
@@ -157,7 +162,7 @@ class RunConfig:
                 "gradient (clip); leave it out"
             )
         self._check_validation()
-        self.strategy.validate(workers=self.workers)
+        self.strategy.validate(self)
         self._check_speeds()
         self._check_lifecycle()
         self._check_places()
@@ -285,7 +290,7 @@ class RunConfig:
 
     @property
     def processes(self) -> int:
-        """How many processes take part, masters included."""
+        """How many processes take part, masters and stages included."""
         return self.strategy.processes(self.workers)
 
     @property

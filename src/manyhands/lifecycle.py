@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from manyhands.worker import Worker
 
 AGREE_EVERY = 4  # steps between two questions whether to stop
-_LISTS = ("begun", "computed", "entered", "exchanged", "updated")
+_LISTS = ("begun", "computed", "entered", "exchanged", "updated", "waited")
 
 
 class Mark(NamedTuple):

@@ -42,7 +42,7 @@ class Replica:
     """
 
     def __init__(self, module: nn.Module, loss: LossFunction, *, classifies: bool = True) -> None:
-        self.module = module
+        self.module = self.judged = module  # what is trained here; what is judged and saved
         self.loss = loss
         self.classifies = classifies
         self.prepare: Callable[[Tensor], Tensor] | None = None  # a layout for the activations
@@ -99,22 +99,23 @@ class Replica:
         output = self.forward(self.prepare(x) if self.prepare else x)
         loss = self.loss(output, y)
         loss.backward()  # type: ignore[no-untyped-call]
-        return Loss(loss.item(), self._correct(output, y), len(x))
+        return Loss(loss.item(), self.correct(output, y), len(x))
 
     def evaluate(self, batches: Iterator[tuple[Tensor, Tensor]]) -> tuple[float, int, int]:
         """Return the summed loss, the number right and the count, in eval mode."""
         total, correct, count = 0.0, 0, 0
-        self.module.eval()
+        self.judged.eval()
         with torch.inference_mode():
             for x, y in batches:
-                output = self.module(self.prepare(x) if self.prepare else x)
+                output = self.judged(self.prepare(x) if self.prepare else x)
                 total += self.loss(output, y).item() * len(x)
-                correct += self._correct(output, y)
+                correct += self.correct(output, y)
                 count += len(x)
-        self.module.train()
+        self.judged.train()
         return total, correct, count
 
-    def _correct(self, output: Tensor, y: Tensor) -> int:
+    def correct(self, output: Tensor, y: Tensor) -> int:
+        """Return how many of a batch were classified right; 0 where there are no classes."""
         if not self.classifies:
             return 0
         return int((output.detach().argmax(1) == y).sum())
@@ -164,12 +165,7 @@ class Replica:
         A parameter that no loss reaches has no gradient in plain PyTorch, so weight decay passes it
         by; in one vector it would have a gradient of zero, and decay.
         """
-        with self.undisturbed():
-            for _, p in self.named:
-                p.grad = None
-            self.loss(self.module(x), y).backward()  # type: ignore[no-untyped-call]
-            reached = [p.grad is not None for _, p in self.named]
-            self._attach()
+        reached = self.reached(x, y)
         used: list[nn.Parameter] = []
         unused: list[nn.Parameter] = []
         start = first = 0
@@ -180,12 +176,22 @@ class Replica:
                 first = start
         return used, unused
 
+    def reached(self, x: Tensor, y: Tensor) -> list[bool]:
+        """Say for each trainable parameter whether the loss of one batch depends on it."""
+        with self.undisturbed():
+            for _, p in self.named:
+                p.grad = None
+            self.loss(self.module(x), y).backward()  # type: ignore[no-untyped-call]
+            reached = [p.grad is not None for _, p in self.named]
+            self._attach()
+        return reached
+
     def slice(self, start: int, stop: int) -> nn.Parameter:
         """Return a slice of the vector as a parameter, gradient included, that can be stepped."""
         part = nn.Parameter(self.params[start:stop])
         part.grad = self.grad[start:stop]
         return part
 
-    def float_buffers(self) -> list[Tensor]:
-        """Return the buffers that can be averaged (BatchNorm's statistics, for example)."""
-        return [b for b in self.module.buffers() if b.is_floating_point()]
+    def shared_buffers(self) -> list[tuple[Tensor, bool]]:
+        """Return the buffers to average (BatchNorm's statistics …), and whether they are ours."""
+        return [(b, True) for b in self.module.buffers() if b.is_floating_point()]

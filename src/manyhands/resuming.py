@@ -56,7 +56,7 @@ def options(
             f"workers is {workers}, but the run in {folder} has {before['workers']}; with "
             f"{before['strategy']} every worker has a model of its own, so their number stays"
         )
-    return {**before, **given, "kernels": found.about["kernels"], "output": str(folder)}
+    return {**before, **given, **found.about["settled"], "output": str(folder)}
 
 
 def _flat(given: Mapping[str, Any]) -> dict[str, Any]:

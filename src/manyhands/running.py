@@ -123,15 +123,16 @@ class Run:
     def _workers(self, size: int, *, chosen: bool) -> int:
         """Return how many workers a group of that size has: those asked for, or all that fit."""
         strategy, wanted = self.config.strategy, self.config.workers
-        masters = strategy.processes(wanted) - wanted
-        fitting = wanted if chosen else max(1, size - masters)
-        if strategy.processes(fitting) != size:
-            with_masters = f" and {masters} masters" if masters else ""
+        fits = [w for w in range(1, size + 1) if strategy.processes(w) == size]
+        if not fits or (chosen and wanted not in fits):
+            needed = strategy.processes(wanted)
+            beside = needed - wanted
+            with_others = f" and {beside} {strategy.supports.beside}s" if beside else ""
             raise ConfigError(
-                f"{fitting} workers{with_masters} are {strategy.processes(fitting)} processes, but "
+                f"{wanted} workers{with_others} are {needed} processes, but "
                 f"this group has {size}; start as many as are needed, or change workers"
             )
-        return fitting
+        return wanted if chosen else fits[-1]
 
     def _in_group(self, comm: Any) -> tuple[dict[str, Any], Path]:
         begin = time.time()
@@ -211,10 +212,17 @@ def _again(job: Job, error: ManyhandsError, say: Callable[[str], None]) -> Job:
     now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     event = {"when": now, "failed": str(error).splitlines()[0], "restarted_from": step}
     place = str(found.folder) if found else None
-    kernels = found.about["kernels"] if found else job.config.kernels
     checkpoints.forget_after(Path(job.output), step)
-    config = dataclasses.replace(job.config, kernels=kernels)
+    config = _settled(job.config, found.about["settled"]) if found else job.config
     return dataclasses.replace(job, config=config, checkpoint=place, story=(*job.story, event))
+
+
+def _settled(config: RunConfig, values: dict[str, Any]) -> RunConfig:
+    """Return the configuration with what the run had found out for itself before it died."""
+    own = {name: value for name, value in values.items() if hasattr(config.strategy, name)}
+    run = {name: value for name, value in values.items() if name not in own}
+    strategy: Any = config.strategy
+    return dataclasses.replace(config, strategy=dataclasses.replace(strategy, **own), **run)
 
 
 def _check_plan(stored: Path, config: RunConfig) -> None:

@@ -104,10 +104,9 @@ def record(job: Job, worker: Worker, kernels: Kernels, process: dict[str, float]
             merged["privacy"] = statement(worker.config, terms, ids=ids)
         merged["result"] = _result(worker, workers, merged["epochs"])
         output = Path(job.output)
-        worker.params.copy_(params)
-        save_file(
-            {k: v.contiguous() for k, v in _unshared(worker).items()}, output / "model.safetensors"
-        )
+        with worker.replica.holding(params):
+            state = {k: v.contiguous() for k, v in _unshared(worker).items()}
+        save_file(state, output / "model.safetensors")
         rows = [{"rank": rank, **row} for rank, mine in enumerate(every_step) for row in mine]
         records.write_steps(output / "steps.jsonl", rows)
         records.write_json(output / "run.json", merged)
@@ -119,7 +118,7 @@ def record(job: Job, worker: Worker, kernels: Kernels, process: dict[str, float]
 def _unshared(worker: Worker) -> dict[str, Any]:
     """Return the module's state, each tensor in memory of its own (views and ties undone)."""
     return {
-        name: value.detach().clone() for name, value in worker.replica.module.state_dict().items()
+        name: value.detach().clone() for name, value in worker.replica.judged.state_dict().items()
     }
 
 
@@ -131,7 +130,9 @@ def _steps(worker: Worker) -> list[dict[str, Any]]:
     clock = worker.clock
     computed, entered = np.array(clock.computed), np.array(clock.entered)
     exchange = np.array(clock.exchanged) - entered
-    if worker.config.strategy.supports.together:
+    if clock.waited:
+        waited = np.array(clock.waited)
+    elif worker.config.strategy.supports.together:
         # Until the last worker arrived the exchange was waiting.
         ahead = _clock_ahead(worker)
         arrived = worker.comm.maximum(entered - ahead) + ahead
@@ -144,7 +145,8 @@ def _steps(worker: Worker) -> list[dict[str, Any]]:
     phases = (compute, waited, communicate, update)
     if worker.mechanism and clock.begun:
         phases = tuple(np.full_like(phase, phase.mean()) for phase in phases)
-    columns = zip(worker.losses, *phases, strict=True)
+    losses: list[float] | list[None] = worker.losses or [None] * len(computed)
+    columns = zip(losses, *phases, strict=True)
     return [
         {
             "step": number,
@@ -318,7 +320,7 @@ def _result(
 ) -> dict[str, Any]:
     target, last = worker.config.target_accuracy, epochs[-1]
     seconds = _training(workers)
-    examples = sum(w["examples"] for w in workers)
+    examples = sum(w["examples"] for w in workers if w["role"] == "worker")
     judged = "test_accuracy" if worker.data.validation is None else "validation_accuracy"
     reached = [e["seconds"] for e in epochs if target and (e[judged] or 0.0) >= target]
     return {

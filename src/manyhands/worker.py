@@ -88,8 +88,9 @@ class Worker:
 
     @property
     def role(self) -> str:
-        """What this process is: "worker", or "master" where the strategy has some."""
-        return "worker" if self.rank < self.config.workers else "master"
+        """What this process is: "worker", or what the strategy puts beside its workers."""
+        beside = self.config.strategy.supports.beside
+        return "worker" if self.rank < self.config.workers else beside
 
     @property
     def params(self) -> Tensor:
@@ -151,7 +152,7 @@ class Worker:
                 self.mechanism.gradient(batch.x, batch.y, batch.examples)
                 self._note_nothing(batch.examples)
             else:
-                self._note_loss(self.replica.gradient(batch.x, batch.y))
+                self.note_loss(self.replica.gradient(batch.x, batch.y))
         if batch.weight != 1.0:
             self.replica.grad.mul_(batch.weight)
         self.clock.computed.append(time.monotonic())
@@ -186,7 +187,8 @@ class Worker:
             length = torch.linalg.vector_norm(gradient)
             gradient.mul_(torch.clamp(self.config.clip_norm / (length + 1e-6), max=1.0))
 
-    def _note_loss(self, loss: Loss) -> None:
+    def note_loss(self, loss: Loss) -> None:
+        """Note what a step's examples gave; refuses a loss that is not finite."""
         if not math.isfinite(loss.mean):
             raise DivergedError(
                 f"the loss is {loss.mean} at step {self.step + 1} of worker {self.rank}; "
@@ -342,6 +344,6 @@ class Worker:
     def average_buffers(self) -> None:
         """Average BatchNorm's statistics and the like, so that all judge one model. Collective."""
         if self.comm.size > 1:
-            for buffer in self.replica.float_buffers():
-                mine = buffer.numpy().astype(np.float64) * (self.role == "worker")
-                buffer.copy_(torch.from_numpy(self.comm.sum(mine) / self.config.workers))
+            for buffer, ours in self.replica.shared_buffers():
+                mine = buffer.numpy().astype(np.float64) * (ours and self.role != "master")
+                buffer.copy_(torch.as_tensor(self.comm.sum(mine) / self.config.workers))

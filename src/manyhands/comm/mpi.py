@@ -77,6 +77,12 @@ class MPICommunicator:
 
         return end
 
+    def split(self, colour: int) -> MPICommunicator:
+        """Return the group of those who give the same colour; it counts on this group's meter."""
+        part = MPICommunicator(self.comm.Split(colour, self.rank))
+        part.meter = self.meter
+        return part
+
     def sum(self, values: np.ndarray) -> np.ndarray:
         """Return the sum of a few numbers over the group, off the meter."""
         return self._reduced(values, MPI.SUM)

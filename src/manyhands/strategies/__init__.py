@@ -5,13 +5,14 @@ from __future__ import annotations
 from manyhands.strategies.averaging import Averaging
 from manyhands.strategies.gossip import Gossip
 from manyhands.strategies.hogwild import Hogwild
+from manyhands.strategies.pipeline import Pipeline
 from manyhands.strategies.sequential import Sequential
 from manyhands.strategies.server import Server
 from manyhands.strategies.strategy import Strategy, Supports
 from manyhands.strategies.sync import Sync
 
 STRATEGIES: dict[str, type[Strategy]] = {
-    kind.name: kind for kind in (Sequential, Sync, Averaging, Gossip, Server, Hogwild)
+    kind.name: kind for kind in (Sequential, Sync, Averaging, Gossip, Server, Hogwild, Pipeline)
 }
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "Averaging",
     "Gossip",
     "Hogwild",
+    "Pipeline",
     "Sequential",
     "Server",
     "Strategy",

@@ -90,9 +90,6 @@ class Averaging(Strategy):
                     f"give a period, or leave {name} out"
                 )
 
-    def validate(self, *, workers: int) -> None:
-        """Nothing more to check: any number of workers will do."""
-
     def run(self, worker: Worker) -> None:
         """Train alone, meet every period and at the end, and record what that last meeting did."""
         worker.state = worker.state or _Since(0, 0, worker.params.clone())

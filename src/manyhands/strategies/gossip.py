@@ -11,6 +11,7 @@ from manyhands.strategies.strategy import Strategy, Supports
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from manyhands.config import RunConfig
     from manyhands.worker import Worker
 
 Topology = Literal["ring", "exponential", "complete", "pairs"]
@@ -66,11 +67,11 @@ class Gossip(Strategy):
     def __post_init__(self) -> None:
         validate.one_of(get_args(Topology), topology=self.topology)
 
-    def validate(self, *, workers: int) -> None:
+    def validate(self, config: RunConfig) -> None:
         """Refuse a topology that leaves a worker alone, and weights that would not mix."""
         from manyhands.strategies.topology import check, graph, mixing
 
-        check(mixing(graph(self.topology, workers)), name=self.topology)
+        check(mixing(graph(self.topology, config.workers)), name=self.topology)
 
     def run(self, worker: Worker) -> None:
         """Train: step and mix with the neighbours, in one order or the other; then average."""

@@ -37,6 +37,7 @@ class Sequential(Strategy):
         deterministic=True,
         resume=True,
         private=True,
+        workers=1,
     )
 
     @property

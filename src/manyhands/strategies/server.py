@@ -96,12 +96,12 @@ class Server(Strategy):
         """With s = 0 the masters use nothing but the sum of all pushes; else every push."""
         return "masters" if self.staleness == 0 else "each"
 
-    def check_model(self, *, layers: int) -> None:
+    def check_model(self, *, layers: Sequence[str]) -> None:
         """Refuse masters that would own nothing."""
-        if self.masters > layers:
+        if self.masters > len(layers):
             raise ConfigError(
-                f"masters is {self.masters}, but the model has {layers} layers with parameters and "
-                f"a master owns one at least; use {layers} masters at most"
+                f"masters is {self.masters}, but the model has {len(layers)} layers with "
+                f"parameters and a master owns one at least; use {len(layers)} masters at most"
             )
 
     def processes(self, workers: int) -> int:
@@ -162,7 +162,7 @@ class Server(Strategy):
         return worker.params
 
 
-def deal(sizes: Sequence[int], masters: int) -> list[tuple[int, int]]:
+def deal(sizes: Sequence[float], masters: int) -> list[tuple[int, int]]:
     """Deal layers of these sizes to masters, a run of them to each, the largest share kept small.
 
     Returns:
@@ -171,7 +171,7 @@ def deal(sizes: Sequence[int], masters: int) -> list[tuple[int, int]]:
     ends = list(accumulate(sizes, initial=0))
 
     @cache
-    def best(stop: int, parts: int) -> tuple[int, tuple[int, ...]]:
+    def best(stop: int, parts: int) -> tuple[float, tuple[int, ...]]:
         """The largest share when the first `stop` layers go to `parts` masters, and the cuts."""
         if parts == 1:
             return ends[stop], (stop,)

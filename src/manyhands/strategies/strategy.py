@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from manyhands.comm import Communicator
+    from manyhands.config import RunConfig
+    from manyhands.replica import Replica
     from manyhands.worker import Worker
 
 
@@ -29,6 +32,8 @@ class Supports:
         partition: The partition used where the user names none.
         deterministic: The same seed gives the same result, bit for bit.
         shares_memory: Workers share one host's memory, and no MPI.
+        workers: How many workers there are where the user does not say.
+        beside: What processes are that the strategy adds to its workers.
         resume: A run can go on from a checkpoint; where replicas are identical, with any number
             of workers.
         balance: The workers' parts of a batch may change from step to step without changing the
@@ -48,6 +53,8 @@ class Supports:
     balance: bool = False
     torch: bool = False
     private: bool = False
+    workers: int = 2
+    beside: str = "master"
 
 
 class Strategy(Protocol):
@@ -61,14 +68,14 @@ class Strategy(Protocol):
         """What others see of a worker's gradient; decides who adds how much noise."""
         return "each"
 
-    def validate(self, *, workers: int) -> None:
-        """Refuse what cannot work with that many workers, before anything is started."""
+    def validate(self, config: RunConfig) -> None:
+        """Refuse what cannot work with the run's other options, before anything is started."""
 
-    def check_model(self, *, layers: int) -> None:
-        """Refuse a model that cannot be trained this way; `layers` counts those with parameters."""
+    def check_model(self, *, layers: Sequence[str]) -> None:
+        """Refuse a model that cannot be trained this way; `layers` names those with parameters."""
 
     def processes(self, workers: int) -> int:
-        """Return how many processes take part: by rank, the workers first, then any masters."""
+        """Return how many processes take part: by rank, the workers first, then what is beside."""
         return workers
 
     def prepare(self, worker: Worker) -> None:
@@ -79,6 +86,20 @@ class Strategy(Protocol):
 
         Only where workers do not step together: nobody else is there to agree on it.
         """
+
+    def follows(self, rank: int, workers: int) -> int:
+        """Return the worker whose batches process `rank` sees; a master sees none of them."""
+        return rank if rank < workers else 0
+
+    def part(
+        self, whole: Replica, batch: tuple[Tensor, Tensor], group: Communicator, workers: int
+    ) -> Replica:
+        """Return what this process trains: the whole model, or a part of it. Collective."""
+        return whole
+
+    def settled(self, replica: Replica) -> dict[str, Any]:
+        """Return the options, as values, that the run found out for itself and goes on with."""
+        return {}
 
     def state(self, worker: Worker) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
         """Return what a checkpoint needs beside parameters and optimizer: tensors and numbers."""

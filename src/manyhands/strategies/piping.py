@@ -1,0 +1,238 @@
+"""A stage of a pipeline over MPI: activations go on, gradients come back, none of it blocks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from manyhands.comm.messages import Messages, Parcel
+from manyhands.replica import Loss
+from manyhands.strategies.noting import Notes
+from manyhands.strategies.schedule import Turn, chunks, in_flight, schedule
+from manyhands.strategies.stage import Stage
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from manyhands.strategies.pipeline import Pipeline
+    from manyhands.worker import Batch, Worker
+
+_TYPES = (torch.float32, torch.float64)
+_AXES = 16  # how many dimensions of an activation can be told
+
+
+def work(worker: Worker, pipeline: Pipeline) -> dict[str, Any]:
+    """Train this process's stage; returns what it noted."""
+    pipe = Pipe(worker, pipeline)
+    for batch in worker.batches():
+        pipe.step(batch)
+        if pipe.peers:
+            with pipe.notes.spending("communicate", None), worker.exchanging():
+                pipe.peers.allreduce(worker.replica.grad)
+        with pipe.notes.spending("update", None):
+            worker.update(worker.replica.grad)
+    pipe.close()
+    return pipe.notes.facts()
+
+
+class Lane:
+    """One direction between two neighbours: a ring of parcels that are used again every step."""
+
+    def __init__(self, messages: Messages, other: int, like: Tensor, slots: int) -> None:
+        self.messages, self.other, self.like = messages, other, like
+        self.parcels = [Parcel(like.detach().reshape(-1)) for _ in range(slots)]
+        self.requests: list[Any] = [None] * slots
+
+    def send(self, i: int, tensor: Tensor) -> Parcel:
+        """Begin to send micro-batch i's tensor; returns the parcel, for the meter."""
+        slot = i % len(self.parcels)
+        self.wait(slot)
+        parcel = self.parcels[slot]
+        self.view(parcel, len(tensor)).copy_(tensor)
+        self.requests[slot] = self.messages.send(parcel, self.other)
+        return parcel
+
+    def expect(self, i: int) -> None:
+        """Begin to receive micro-batch i's tensor."""
+        slot = i % len(self.parcels)
+        self.requests[slot] = self.messages.receive(self.parcels[slot], self.other)
+
+    def take(self, i: int) -> Parcel:
+        """Return micro-batch i's parcel when it is here."""
+        slot = i % len(self.parcels)
+        self.wait(slot)
+        return self.parcels[slot]
+
+    def wait(self, slot: int) -> None:
+        """Return when a parcel is not in use by MPI any more."""
+        if self.requests[slot] is not None:
+            self.messages.wait_all([self.requests[slot]])
+            self.requests[slot] = None
+
+    def view(self, parcel: Parcel, examples: int) -> Tensor:
+        """Return a parcel's tensor, for that many examples."""
+        shape = (examples, *self.like.shape[1:])
+        return parcel.body[: self.like[:examples].numel()].view(shape)
+
+
+class Pipe:
+    """One stage at work: its lanes to both neighbours, and what it holds between two passes.
+
+    Attributes:
+        held: For each micro-batch in flight, what entered the stage and what left it.
+        losses: What each micro-batch gave; the last stage's word, which travels back.
+    """
+
+    def __init__(self, worker: Worker, pipeline: Pipeline) -> None:
+        assert isinstance(worker.replica, Stage)
+        self.worker, self.pipeline, self.stage = worker, pipeline, worker.replica
+        workers = worker.config.workers
+        self.index, self.member = divmod(worker.rank, workers)
+        self.first, self.last = self.index == 0, self.index == pipeline.stages - 1
+        self.messages = Messages(worker.comm)
+        self.peers = worker.comm.split(self.index) if workers > 1 else None
+        self.notes = Notes(worker, pipeline, self.index)
+        self.held: dict[int, tuple[Tensor, Tensor]] = {}
+        self.losses: dict[int, Loss] = {}
+        self._connect(worker.rank - workers, worker.rank + workers)
+
+    def _turns(self, micro_batches: int) -> list[Turn]:
+        kind, stages = self.pipeline.schedule or "1f1b", self.pipeline.stages
+        return schedule(kind, stage=self.index, stages=stages, micro_batches=micro_batches)
+
+    def _connect(self, before: int, after: int) -> None:
+        """Agree with the neighbours, once, on what crosses the cuts; make room for it."""
+        most = max(len(share.indices) for share in self.worker.plan.epoch(1))
+        rows = max(stop - start for start, stop in chunks(most, self.pipeline.parts) or [(0, 1)])
+        held = in_flight(self._turns(self.pipeline.parts))
+        if self.first:
+            indices = next(iter(self.worker.plan.epoch(1))).indices
+            x, _ = self.worker.data.train.batch(np.resize(indices if len(indices) else [0], rows))
+        else:
+            x = self._told(before)
+        y = self.notes.probed(x, held)
+        if not self.first:
+            slots = min(held + 1, self.pipeline.parts)
+            self.inputs = Lane(self.messages, before, x, slots)
+            self.returns = Lane(self.messages, before, x, slots)
+        if not self.last:
+            self._tell(after, y)
+            self.outputs = Lane(self.messages, after, y, min(held + 1, self.pipeline.parts))
+            self.gradients = Lane(self.messages, after, y, min(2, self.pipeline.parts))
+
+    def _told(self, before: int) -> Tensor:
+        """Return a tensor of the shape that the stage before will send."""
+        parcel = Parcel(torch.zeros(_AXES, dtype=torch.int64))
+        self.messages.wait_all([self.messages.receive(parcel, before)])
+        kind, axes = parcel.header[:2].tolist()
+        return torch.zeros(parcel.body[:axes].tolist(), dtype=_TYPES[kind])
+
+    def _tell(self, after: int, y: Tensor) -> None:
+        """Tell the stage after which shape will come."""
+        parcel = Parcel(torch.zeros(_AXES, dtype=torch.int64))
+        parcel.header[:2] = _TYPES.index(y.dtype), y.dim()
+        parcel.body[: y.dim()] = torch.tensor(y.shape)
+        self.messages.wait_all([self.messages.send(parcel, after)])
+
+    def step(self, batch: Batch) -> None:
+        """Do one step's forward and backward passes; the gradient is then in the stage's `grad`."""
+        parts = chunks(len(batch.x), self.pipeline.parts)
+        self.notes.begin()
+        self.stage.grad.zero_()
+        for lane in self._receiving():
+            for i in range(min(len(parts), len(lane.parcels))):
+                lane.expect(i)
+        for pass_, i in self._turns(len(parts)):
+            if pass_ == "forward":
+                self._forward(batch, i, *parts[i])
+            else:
+                self._backward(i, len(parts))
+        seen = [self.losses[i] for i in range(len(parts))]
+        examples = sum(loss.examples for loss in seen)
+        mean = sum(loss.mean * loss.examples for loss in seen) / max(1, examples)
+        self.worker.note_loss(Loss(mean, sum(loss.correct for loss in seen), examples))
+        self.notes.end()
+
+    def _receiving(self) -> list[Lane]:
+        return [*([] if self.first else [self.inputs]), *([] if self.last else [self.gradients])]
+
+    def _forward(self, batch: Batch, i: int, start: int, stop: int) -> None:
+        stage, worker = self.stage, self.worker
+        x = batch.x[start:stop]
+        if not self.first:
+            x = self.inputs.view(self._take(self.inputs, i), stop - start).detach()
+            x.requires_grad_()
+        with self._computing("forward", i):
+            y = stage.compute(x, worker.config.seed, self.member, worker.step, i)
+            if self.last:
+                loss, y = self._judge(y, batch.y[start:stop], batch.total)
+                self.losses[i] = loss
+        if not self.last:
+            self._send(self.outputs, i, y.detach(), "activations")
+        self.held[i] = (x, y)
+
+    def _judge(self, y: Tensor, target: Tensor, total: int) -> tuple[Loss, Tensor]:
+        """Return what the micro-batch gave, and its loss weighted by its share of the update."""
+        loss = self.stage.loss(y, target)
+        count = len(target)
+        return Loss(loss.item(), self.stage.correct(y, target), count), loss * (count / total)
+
+    def _backward(self, i: int, micro_batches: int) -> None:
+        x, y = self.held.pop(i)
+        gradient = None
+        if not self.last:
+            parcel = self._take(self.gradients, i)
+            self.losses[i] = _unpacked(parcel)
+            gradient = self.gradients.view(parcel, len(y))
+        with self._computing("backward", i):
+            torch.autograd.backward(y, gradient)
+        if not self.first:
+            found = torch.zeros_like(x) if x.grad is None else x.grad
+            self._send(self.returns, i, found, "gradients", self.losses[i])
+        for lane in self._receiving():
+            if i + len(lane.parcels) < micro_batches:
+                lane.expect(i + len(lane.parcels))
+
+    @contextmanager
+    def _computing(self, what: str, i: int) -> Iterator[None]:
+        self.worker.board.note(self.worker.rank, self.worker.step, "gradient")
+        with self.notes.spending(what, i):
+            yield
+
+    def _take(self, lane: Lane, i: int) -> Parcel:
+        self.worker.board.note(self.worker.rank, self.worker.step, "exchange")
+        with self.notes.spending("wait", i):
+            return lane.take(i)
+
+    def _send(self, lane: Lane, i: int, x: Tensor, what: str, loss: Loss | None = None) -> None:
+        begin = time.perf_counter()
+        with self.notes.spending("communicate", i):
+            lane.wait(i % len(lane.parcels))
+            if loss:
+                _pack(lane.parcels[i % len(lane.parcels)], loss)
+            size = lane.send(i, x).nbytes
+        seconds = time.perf_counter() - begin
+        self.worker.comm.meter.add(what, payload=size, sent=size, messages=1, seconds=seconds)
+
+    def close(self) -> None:
+        """Wait until everything that was sent has left."""
+        lanes = [*([] if self.first else [self.returns]), *([] if self.last else [self.outputs])]
+        for lane in lanes:
+            for slot in range(len(lane.parcels)):
+                lane.wait(slot)
+
+
+def _pack(parcel: Parcel, loss: Loss) -> None:
+    """Let the loss travel in a parcel's header, its bits as a whole number."""
+    parcel.header[:1].view(np.float64)[0] = loss.mean
+    parcel.header[1:3] = loss.correct, loss.examples
+
+
+def _unpacked(parcel: Parcel) -> Loss:
+    mean = float(parcel.header[:1].view(np.float64)[0])
+    return Loss(mean, int(parcel.header[1]), int(parcel.header[2]))

@@ -1,0 +1,55 @@
+"""In which order a stage of a pipeline works through the micro-batches of one step."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Literal, NamedTuple
+
+Kind = Literal["gpipe", "1f1b"]
+
+
+class Turn(NamedTuple):
+    """One piece of work: the forward or the backward pass of one micro-batch."""
+
+    pass_: Literal["forward", "backward"]
+    micro_batch: int
+
+
+def schedule(kind: Kind, *, stage: int, stages: int, micro_batches: int) -> list[Turn]:
+    """Return what a stage does in one step.
+
+    gpipe (Huang et al. 2019, arXiv 1811.06965): all forward passes, then all backward passes.
+    1f1b (PipeDream-Flush, Narayanan et al. 2021, arXiv 2006.09503): a stage begins its backward
+    passes as soon as it can, so that it holds the activations of few micro-batches.
+
+    Both go through the backward passes from the first micro-batch to the last, so gradients are
+    added up in the same order: their sums have the same bits.
+    """
+    ahead = micro_batches if kind == "gpipe" else min(stages - stage - 1, micro_batches)
+    turns = [Turn("forward", i) for i in range(ahead)]
+    for i in range(micro_batches):
+        if i + ahead < micro_batches:
+            turns.append(Turn("forward", i + ahead))
+        turns.append(Turn("backward", i))
+    return turns
+
+
+def in_flight(turns: list[Turn]) -> int:
+    """Return how many micro-batches a stage holds at once, at the most."""
+    held = most = 0
+    for turn in turns:
+        held += 1 if turn.pass_ == "forward" else -1
+        most = max(most, held)
+    return most
+
+
+def ideal_bubble(stages: int, micro_batches: int) -> float:
+    """Return the share of a step that a stage stands idle if all take equally long."""
+    return (stages - 1) / (micro_batches + stages - 1)
+
+
+def chunks(examples: int, micro_batches: int) -> list[tuple[int, int]]:
+    """Cut a batch into near-equal micro-batches as (start, stop); none is empty."""
+    count = min(examples, micro_batches)
+    edges = [i * examples // count for i in range(count + 1)] if count else [0]
+    return list(pairwise(edges))

@@ -1,0 +1,250 @@
+"""A pipeline computes what the unsplit model computes, wherever it is cut and however it flows."""
+
+import pytest
+import torch
+from mpi4py import MPI
+from safetensors.torch import load_file
+from torch import nn
+from training import distance, record, same_everywhere, train
+
+import manyhands as mh
+from manyhands.data import Plan, Stored, store
+from manyhands.job import from_root
+from manyhands.strategies.schedule import chunks
+from manyhands.strategies.stage import mixed
+
+WORLD = MPI.COMM_WORLD
+SIZE = WORLD.size
+STEPS = 6
+
+
+def deep():
+    """Five layers with parameters: enough for five stages; dropout between them."""
+    return nn.Sequential(
+        nn.Linear(20, 24), nn.Tanh(), nn.Dropout(0.3), nn.Linear(24, 20), nn.Tanh(),
+        nn.Dropout(0.4), nn.Linear(20, 16), nn.Tanh(), nn.Linear(16, 12), nn.Tanh(),
+        nn.Dropout(0.2), nn.Linear(12, 4),
+    )  # fmt: skip
+
+
+def certain():
+    """The same without dropout."""
+    return nn.Sequential(*(layer for layer in deep() if not isinstance(layer, nn.Dropout)))
+
+
+class Unused(nn.Module):
+    """A layer with a parameter that no loss reaches: weight decay must pass it by."""
+
+    def __init__(self):
+        super().__init__()
+        self.used, self.unused = nn.Linear(24, 16), nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.used(x).tanh()
+
+
+def partly_frozen():
+    frozen = nn.Linear(24, 24)
+    frozen.requires_grad_(False)
+    return nn.Sequential(
+        nn.Linear(20, 24), nn.Tanh(), frozen, nn.Tanh(), Unused(), nn.Linear(16, 4)
+    )
+
+
+def tied():
+    one = nn.Linear(20, 20)
+    return nn.Sequential(one, nn.Tanh(), nn.Linear(20, 20), one, nn.Linear(20, 4))
+
+
+class Crossed(nn.Module):
+    """Data takes more than one way through it."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Linear(20, 4), nn.Linear(20, 4)
+
+    def forward(self, x):
+        return self.one(x) + self.two(x)
+
+
+def normed():
+    return nn.Sequential(
+        nn.Linear(20, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 8), nn.BatchNorm1d(8),
+        nn.Linear(8, 4),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def data(tmp_path):
+    return store("blobs", tmp_path / "data")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    WORLD.Barrier()
+    yield from_root(WORLD, str(tmp_path))
+    WORLD.Barrier()
+
+
+def piped(model, data, place, comm=WORLD, **given):
+    """Train a pipeline over all of `comm`; returns the whole model's parameters."""
+    place.mkdir(exist_ok=True)
+    options = {"strategy": "pipeline", "stages": comm.size, "cut": "parameters", "workers": 1,
+               "batch_size": 50, "max_steps": STEPS, "lr": 0.1, "momentum": 0.9}  # fmt: skip
+    worker = train(model, data, comm, place, **{**options, **given})
+    return worker, worker.config.strategy.consensus(worker)
+
+
+def unsplit(data, micro_batches):
+    """Train `deep` over the same seeded micro-batches with nothing of ours but plan and seeds."""
+    stored = Stored.open(data, dtype="float32")
+    plan = Plan("balanced", examples=len(stored.train), batch_size=50, rank=0, size=1, seed=0)
+    torch.manual_seed(0)
+    model = deep()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for step, share in zip(range(STEPS), plan.epoch(1), strict=False):
+        x, y = stored.train.batch(share.indices)
+        optimizer.zero_grad()
+        for i, (start, stop) in enumerate(chunks(len(x), micro_batches)):
+            h = x[start:stop]
+            for place, layer in enumerate(model):
+                if isinstance(layer, nn.Dropout):
+                    torch.manual_seed(mixed(0, 0, step, i, place))
+                h = layer(h)
+            loss = nn.functional.cross_entropy(h, y[start:stop])
+            (loss * ((stop - start) / len(x))).backward()
+        optimizer.step()
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("micro_batches", [1, 3, 8])
+def test_stages_equal_the_unsplit_model_bit_for_bit(data, tmp_path, schedule, micro_batches):
+    options = {"micro_batches": micro_batches, "schedule": schedule}
+    _, split = piped(deep, data, tmp_path / "split", **options)
+    assert torch.equal(split, unsplit(data, micro_batches))
+
+
+def test_one_micro_batch_equals_sequential(data, tmp_path):
+    _, split = piped(certain, data, tmp_path / "split", micro_batches=1)
+    alone = _sequential(certain, data, tmp_path / "alone")
+    assert torch.equal(split, alone.params)
+
+
+def test_micro_batches_equal_sequential_up_to_rounding(data, tmp_path):
+    """Also where the last batch has fewer examples than there are micro-batches."""
+    given = {"dtype": "float64", "batch_size": 666, "max_steps": 8}  # 2000 = 3 * 666 + 2
+    _, split = piped(certain, data, tmp_path / "split", micro_batches=7, **given)
+    alone = _sequential(certain, data, tmp_path / "alone", **given)
+    assert distance(split, alone.params) < 1e-12
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_several_pipelines_equal_sequential(data, tmp_path, optimizer):
+    """Every stage has one twin in each pipeline, and the twins stay equal."""
+    given = {"dtype": "float64", "optimizer": optimizer, "weight_decay": 0.1, "batch_size": 51}
+    given |= {"momentum": None} if optimizer == "adamw" else {}
+    stages = 2 if SIZE % 2 == 0 else 1
+    worker, split = piped(certain, data, tmp_path / "split", stages=stages,
+                          workers=SIZE // stages, micro_batches=3, **given)  # fmt: skip
+    alone = _sequential(certain, data, tmp_path / "alone", **given)
+    assert distance(split, alone.params) < 1e-12
+    stage = worker.rank // worker.config.workers
+    twins = [v for s, v in worker.comm.gather([stage, worker.params.tolist()]) if s == stage]
+    assert all(twin == twins[0] for twin in twins)
+
+
+def test_pipelines_drop_different_examples_and_never_the_same_twice(data, tmp_path):
+    if SIZE % 2:
+        pytest.skip("two pipelines need an even number of processes")
+    pair = {"workers": 2, "stages": SIZE // 2, "micro_batches": 2}
+    _, split = piped(deep, data, tmp_path / "split", **pair)
+    _, other = piped(deep, data, tmp_path / "other", comm=MPI.COMM_SELF, workers=1, stages=1,
+                     micro_batches=4)  # fmt: skip
+    assert distance(split, other) > 1e-4
+
+
+def test_a_process_holds_its_own_stage_and_nothing_else(data, tmp_path):
+    worker, whole = piped(deep, data, tmp_path / "split")
+    held = sum(p.numel() for p in worker.replica.judged.parameters())
+    states = worker.optimizer.state.values()
+    assert held == worker.params.numel() == sum(s["momentum_buffer"].numel() for s in states)
+    assert sum(worker.comm.gather(held)) == len(whole) == worker.replica.dim
+    assert same_everywhere(worker, whole)
+
+
+def test_the_saved_model_has_every_stage_and_its_statistics(data, folder):
+    """BatchNorm's statistics and counters come from the process that has them."""
+    stages = min(SIZE, 3) if SIZE < 4 else 2 - SIZE % 2
+    given = {"strategy": "pipeline", "micro_batches": 2, "epochs": 2, "batch_size": 50}
+    found = record(normed, data, folder, stages=stages, workers=SIZE // stages,
+                   **given)  # fmt: skip
+    saved = load_file(f"{folder}/model.safetensors")
+    model = normed()
+    model.load_state_dict(saved)
+    stored = Stored.open(data, dtype="float32")
+    x, y = next(iter(stored.test.slices(0, len(stored.test), len(stored.test))))
+    right = (model.eval()(x).argmax(1) == y).double().mean()
+    assert found["result"]["accuracy"] == pytest.approx(float(right))
+    batches = found["result"]["steps"] * 2
+    assert int(saved["1.num_batches_tracked"]) == int(saved["4.num_batches_tracked"]) == batches
+    assert bool((saved["4.running_mean"] != 0).all())
+
+
+def test_the_record_tells_what_each_stage_did(data, folder):
+    found = record(deep, data, folder, strategy="pipeline", stages=SIZE, workers=1, epochs=1,
+                   batch_size=50, micro_batches=5, schedule="1f1b")  # fmt: skip
+    facts = found["strategy"]
+    assert [row["stage"] for row in facts["stages"]] == list(range(SIZE))
+    assert sum(row["parameters"] for row in facts["stages"]) == found["model"]["parameters"]
+    assert [row["in_flight"] for row in facts["stages"]] == [min(SIZE - s, 5) for s in range(SIZE)]
+    assert facts["ideal_bubble"] == pytest.approx((SIZE - 1) / (5 + SIZE - 1), abs=1e-6)
+    passes = [(e["stage"], e["what"], e["micro_batch"]) for e in facts["timeline"]]
+    for stage in range(SIZE):
+        for what in ("forward", "backward"):
+            assert [p[2] for p in passes if p[:2] == (stage, what)] == list(range(5))
+    assert [w["role"] for w in found["workers"]] == ["worker"] + ["stage"] * (SIZE - 1)
+    assert found["result"]["examples"] == 2000
+    sent = [w["operations"].get("activations", {"messages": 0}) for w in found["workers"]]
+    assert [cost["messages"] for cost in sent] == [40 * 5] * (SIZE - 1) + [0]
+
+
+def test_frozen_and_unused_parameters_are_trained_rightly(data, tmp_path):
+    given = {"dtype": "float64", "weight_decay": 0.1}
+    _, split = piped(partly_frozen, data, tmp_path / "split", stages=min(SIZE, 3), workers=1,
+                     comm=WORLD if SIZE < 4 else MPI.COMM_SELF, **given)  # fmt: skip
+    alone = _sequential(partly_frozen, data, tmp_path / "alone", **given)
+    assert distance(split, alone.params) < 1e-12
+
+
+@pytest.mark.parametrize(("model", "why"), [("tied", "share a weight"), ("Crossed", "stages()")])
+def test_models_that_cannot_be_cut_are_refused_by_all(data, tmp_path, model, why):
+    with pytest.raises(mh.ConfigError, match=why):
+        piped(globals()[model], data, tmp_path / "split")
+
+
+def _sequential(model, data, place, **given):
+    place.mkdir()
+    options = {"strategy": "sequential", "batch_size": 50, "max_steps": STEPS, "lr": 0.1,
+               "momentum": 0.9, "workers": 1}  # fmt: skip
+    return train(model, data, MPI.COMM_SELF, place, **{**options, **given})
+
+
+@pytest.mark.skipif(SIZE < 2, reason="a driver and at least one part")
+def test_by_rpc_the_same_bits(data, tmp_path):
+    given = {"stages": SIZE - 1, "transport": "rpc"}
+    worker, split = piped(deep, data, tmp_path / "split", **given)
+    assert torch.equal(split, unsplit(data, 1))
+    assert (worker.params.numel() == 0) == (worker.rank == 0)
+
+
+@pytest.mark.skipif(SIZE < 2, reason="a driver and at least one part")
+def test_the_record_of_a_run_by_rpc(data, folder):
+    found = record(normed, data, folder, strategy="pipeline", stages=SIZE - 1, workers=1,
+                   transport="rpc", epochs=1, batch_size=50)  # fmt: skip
+    rows = found["strategy"]["stages"]
+    assert [row["stage"] for row in rows] == [None, *range(SIZE - 1)]
+    assert all(row["compute"] > 0 and row["bytes"]["activations"] > 0 for row in rows[1:])
+    assert found["result"]["examples"] == 2000
+    whats = {e["what"] for e in found["strategy"]["timeline"] if e["stage"] == 0}
+    assert whats == {"forward", "backward", "update"}
