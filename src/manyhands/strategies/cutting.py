@@ -67,7 +67,7 @@ def _chain(model: nn.Module) -> list[tuple[str, nn.Module]]:
         stages: Callable[[], Sequence[nn.Module]] = model.stages  # type: ignore[assignment]
         return [(names.get(id(m), str(i)), m) for i, m in enumerate(stages())]
     if isinstance(model, nn.Sequential):
-        return list(model._modules.items())  # type: ignore[arg-type]  # also what comes twice
+        return list(model._modules.items())  # also what comes twice
     raise ConfigError(
         f"the model is a {type(model).__name__}, which pipeline cannot cut: expected an "
         "nn.Sequential, or a method stages() that returns its modules in the order in which data "

@@ -101,7 +101,7 @@ def _end() -> None:
     from torch.distributed import rpc
 
     with suppress(RuntimeError):
-        rpc.shutdown(timeout=_PATIENCE)  # type: ignore[no-untyped-call]
+        rpc.shutdown(timeout=_PATIENCE)
 
 
 def _name(rank: int, size: int) -> str:
