@@ -142,11 +142,10 @@ def _steps(worker: Worker) -> list[dict[str, Any]]:
     compute = computed - np.array(clock.begun)
     communicate = exchange - waited
     update = np.array(clock.updated) - computed - exchange
-    phases = (compute, waited, communicate, update)
+    phases: tuple[np.ndarray, ...] = (compute, waited, communicate, update)
     if worker.mechanism and clock.begun:
         phases = tuple(np.full_like(phase, phase.mean()) for phase in phases)
-    losses: list[float] | list[None] = worker.losses or [None] * len(computed)
-    columns = zip(losses, *phases, strict=True)
+    columns = zip(worker.losses, *phases, strict=True)
     return [
         {
             "step": number,

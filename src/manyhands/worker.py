@@ -150,7 +150,7 @@ class Worker:
         with slowed(slow, self.replica, batch.x, batch.y) if slow else nullcontext():
             if self.mechanism:
                 self.mechanism.gradient(batch.x, batch.y, batch.examples)
-                self._note_nothing(batch.examples)
+                self.note_nothing(batch.examples)
             else:
                 self.note_loss(self.replica.gradient(batch.x, batch.y))
         if batch.weight != 1.0:
@@ -201,7 +201,8 @@ class Worker:
         epoch.examples += loss.examples
         self.losses.append(loss.mean)
 
-    def _note_nothing(self, expected: float) -> None:
+    def note_nothing(self, expected: float) -> None:
+        """Note a step of so many examples, or so many expected, whose loss stays unknown here."""
         epoch = self.epochs[-1]
         epoch.loss = epoch.correct = None
         epoch.examples += expected

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from manyhands.comm.messages import Messages, Parcel
+from manyhands.data import Plan
 from manyhands.replica import Loss
 from manyhands.strategies.noting import Notes
 from manyhands.strategies.schedule import Turn, chunks, in_flight, schedule
@@ -107,12 +108,15 @@ class Pipe:
 
     def _connect(self, before: int, after: int) -> None:
         """Agree with the neighbours, once, on what crosses the cuts; make room for it."""
-        most = max(len(share.indices) for share in self.worker.plan.epoch(1))
+        plan = self.worker.plan
+        assert isinstance(plan, Plan), "a private run has no plan, and is refused"
+        shares = [share.indices for share in plan.epoch(1)]
+        most = max(map(len, shares))
         rows = max(stop - start for start, stop in chunks(most, self.pipeline.parts) or [(0, 1)])
         held = in_flight(self._turns(self.pipeline.parts))
         if self.first:
-            indices = next(iter(self.worker.plan.epoch(1))).indices
-            x, _ = self.worker.data.train.batch(np.resize(indices if len(indices) else [0], rows))
+            indices = shares[0] if len(shares[0]) else np.zeros(1, dtype=np.int64)
+            x, _ = self.worker.data.train.batch(np.resize(indices, rows))
         else:
             x = self._told(before)
         y = self.notes.probed(x, held)

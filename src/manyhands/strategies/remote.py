@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from manyhands.errors import ConfigError
-from manyhands.record import host
+from manyhands.place import host
 from manyhands.replica import Loss
 from manyhands.strategies.noting import Notes
 from manyhands.strategies.stage import Stage
@@ -46,8 +46,9 @@ def work(worker: Worker, pipeline: Pipeline) -> dict[str, Any]:
         _part = Part(worker, notes)
     _connect(worker)
     if _part:
-        for _ in worker.batches():
+        for batch in worker.batches():
             _part.serve()
+            worker.note_nothing(len(batch.x))
     else:
         _drive(worker, notes)
     _part = None
