@@ -1,8 +1,8 @@
 """Compare the speed with PyTorch DDP and Hogwild, with Opacus, and of our own parts: `make bench`.
 
-Also the all-reduces, and runs with a slow worker with and without a load balancer. Every figure is
-a ratio within one run. Prints one table (ours, theirs, ratio, bar, pass) and writes the records to
-benchmarks/results/.
+Also the all-reduces, runs with a slow worker with and without a load balancer, and a model in two
+parts by MPI and by RPC. Every figure is a ratio within one run. Prints one table (ours, theirs,
+ratio, bar, pass) and writes the records to benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from manyhands.record import cores, cpu_name
 
 HERE = Path(__file__).parent
 PARTS = ("steps", "overhead", "yardstick", "hogwild", "opacus", "allreduce", "torch-mpi", "balance")
+PARTS += ("pipeline",)
 
 
 @dataclass
@@ -193,6 +194,14 @@ def torch_mpi_bars(workers: int, out: Path, rounds: int) -> list[Bar]:
     ]
 
 
+def pipeline_bars(record: dict) -> list[Bar]:
+    """Return what micro-batches over MPI must bring against RPC without them."""
+    name, rates = "rpc, whole batches", record["examples_per_second"]
+    ours = "mpi, 4 micro-batches"
+    what = f"two stages, batch {record['batch_size']}, {ours}, against {name} (examples/s)"
+    return [median_bar(what, rates[ours], rates[name], record["ratios"][name], 1.35)]
+
+
 def show(rows: list[Bar]) -> None:
     table = Table("what", "ours", "theirs", "ratio", "quartiles", "bar", "")
     for row in rows:
@@ -252,6 +261,11 @@ def main() -> int:
         record = balance.measure(workers, max(3, options.rounds // 3), steps=300)
         (options.out / f"balance-{workers}.json").write_text(json.dumps(record, indent=1) + "\n")
         rows += balance_bars(record)
+    if "pipeline" in parts:
+        rounds = max(3, options.rounds // 3)
+        rows += pipeline_bars(
+            script("pipeline.py", options.out / "pipeline.json", "--rounds", rounds)
+        )
     show(rows)
     summary = [{**row.__dict__, "passed": row.passed} for row in rows]
     (options.out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")

@@ -126,7 +126,7 @@ def _workers(run: Mapping[str, Any], strategy: Any) -> int:
     places = named(*(run.get(name) for name in names))
     facts = strategy.supports
     if places is None or not facts.many or facts.shares_memory:
-        return int(options()["workers"].default)
+        return int(facts.workers)
     fitting = (w for w in range(places.size, 0, -1) if strategy.processes(w) <= places.size)
     return next(fitting, 1)
 

@@ -9,7 +9,6 @@ from training import distance, record, same_everywhere, train
 
 import manyhands as mh
 from manyhands.data import Plan, Stored, store
-from manyhands.job import from_root
 from manyhands.strategies.schedule import chunks
 from manyhands.strategies.stage import mixed
 
@@ -82,7 +81,7 @@ def data(tmp_path):
 @pytest.fixture
 def folder(tmp_path):
     WORLD.Barrier()
-    yield from_root(WORLD, str(tmp_path))
+    yield WORLD.bcast(str(tmp_path))
     WORLD.Barrier()
 
 

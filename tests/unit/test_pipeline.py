@@ -205,6 +205,7 @@ def test_modules_that_may_draw_are_known(module, random):
         ({"transport": "rpc", "schedule": "gpipe"}, "would be ignored"),
         ({"transport": "rpc", "workers": 2}, "one worker drives"),
         ({"kernels": "compile"}, "pipeline cannot use"),
+        ({"clip_norm": 1.0}, "nobody its length"),
         ({"slow": "0:2"}, "pipeline would ignore"),
         ({"balance": "speed"}, "balance is 'speed'"),
         ({"masters": 2}, "option of server"),

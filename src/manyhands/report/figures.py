@@ -14,6 +14,7 @@ from manyhands.report import (
     phases,
     plots,
     private,
+    timeline,
     traffic,
 )
 from manyhands.report.chart import Chart, Note
@@ -189,6 +190,14 @@ def _inside(summary: Summary) -> Iterator[Chart]:
 
 
 def _special(summary: Summary) -> Iterator[Chart]:
+    if drawn := timeline.held(summary):
+        yield Chart(
+            id="timeline", title="One step of the pipeline", x_label="milliseconds", y_label="",
+            draw=lambda ax: timeline.draw(ax, summary), comment=_said(timeline.comment(summary)),
+            alt="when each stage computes, communicates and updates during one step",
+            height=timeline.tall(summary),
+            left=_margin(max(len(plots.name(summary, row)) for row, _ in drawn)),
+        )  # fmt: skip
     if facts.with_staleness(summary):
         yield Chart(
             id="staleness", title="Staleness", x_label="updates by others in between",

@@ -131,6 +131,11 @@ class Pipeline(Strategy):
                 f"slow is {config.slow!r}, which pipeline would ignore: its stages wait for each "
                 "other whatever a worker's part of the batch; leave it out"
             )
+        if config.clip_norm is not None:
+            raise ConfigError(
+                f"clip_norm is {config.clip_norm}, but each stage of a pipeline has a part of the "
+                "gradient and nobody its length; leave it out"
+            )
         if config.kernels == "compile":
             raise ConfigError("kernels is 'compile', which pipeline cannot use; leave it out")
 

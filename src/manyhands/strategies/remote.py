@@ -171,7 +171,6 @@ class Part:
         """Let the optimizer step along what distributed autograd found."""
         begin = time.monotonic()
         worker, stage = self.worker, self.stage
-        worker.board.note(worker.rank, worker.step, "update")
         stage.grad.zero_()
         start = 0
         for p in parameters:
@@ -180,7 +179,7 @@ class Part:
                 view.copy_(p.grad)
             p.grad = view
             start += p.numel()
-        worker.optimizer.step()
+        worker.update(stage.grad)
         self.updating = time.monotonic() - begin
         self.notes.spent("update", None, begin, time.monotonic())
         self.gate.clear()
