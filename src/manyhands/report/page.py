@@ -26,10 +26,10 @@ SECTIONS = {
     PRIVACY: ("privacy-accuracy", "privacy-steps"),
     "How training went": ("loss-time", "loss-examples", "accuracy-time", "accuracy-examples"),
     "Inside a run": (
-        "phases", "traffic", "staleness", "own-accuracy", "distance", "shares",
+        "phases", "timeline", "traffic", "staleness", "own-accuracy", "distance", "shares",
     ),
 }  # fmt: skip
-WIDE = ("phases",)
+WIDE = ("phases", "timeline")
 
 
 @dataclass(frozen=True)
