@@ -205,6 +205,7 @@ def test_modules_that_may_draw_are_known(module, random):
         ({"transport": "rpc", "schedule": "gpipe"}, "would be ignored"),
         ({"transport": "rpc", "workers": 2}, "one worker drives"),
         ({"kernels": "compile"}, "pipeline cannot use"),
+        ({"transport": "rpc", "hosts": "here:3"}, "runs on one host"),
         ({"clip_norm": 1.0}, "nobody its length"),
         ({"slow": "0:2"}, "pipeline would ignore"),
         ({"balance": "speed"}, "balance is 'speed'"),

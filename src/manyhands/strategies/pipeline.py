@@ -121,6 +121,8 @@ class Pipeline(Strategy):
                 f"batch_size is {config.batch_size} for {config.workers} × {self.parts} "
                 "micro-batches (workers × micro_batches); expected at least one example for each"
             )
+        if self.transport == "rpc" and (config.hosts or config.hostfile):
+            raise ConfigError("transport rpc runs on one host; use transport mpi, or no hosts")
         if self.transport == "rpc" and config.workers > 1:
             raise ConfigError(
                 f"workers is {config.workers} with transport rpc, where one worker drives all "
