@@ -98,11 +98,11 @@ def _begin(worker: Worker) -> None:
 
 
 def _end() -> None:
-    """End RPC with the process, together with the others if they are still there."""
+    """End RPC with the process; to wait for the others here, after MPI has ended, would hang."""
     from torch.distributed import rpc
 
     with suppress(RuntimeError):
-        rpc.shutdown(timeout=_PATIENCE)
+        rpc.shutdown(graceful=False)
 
 
 def _name(rank: int, size: int) -> str:
