@@ -106,7 +106,7 @@ def worker(job: Job, comm: MPI.Comm | Communicator, folder: Path) -> tuple[Worke
 def _save_best(output: Path, replica: Replica, params: torch.Tensor) -> None:
     """Write the model with these parameters down as the best so far, all or nothing."""
     with replica.holding(params):
-        state = {k: v.detach().clone() for k, v in replica.module.state_dict().items()}
+        state = {k: v.detach().clone() for k, v in replica.judged.state_dict().items()}
     save_file(state, output / ".best.safetensors")
     (output / ".best.safetensors").replace(output / "best.safetensors")
 

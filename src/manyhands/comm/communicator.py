@@ -32,9 +32,6 @@ class Communicator(Protocol):
         read but not written, and `received` neither.
         """
 
-    def split(self, colour: int) -> Communicator:
-        """Return the group of those who give the same colour; it counts on this group's meter."""
-
     def sum(self, values: np.ndarray) -> np.ndarray:
         """Return the sum of a few numbers over the group, off the meter."""
 

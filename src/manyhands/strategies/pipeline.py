@@ -46,7 +46,7 @@ class Pipeline(Strategy):
           and W pipelines: up to rounding (statistics of BatchNorm are those of micro-batches).
         - A process holds the parameters, gradients and optimizer of its own stage only.
     Cost per step and cut, for c numbers of b bytes that cross it per example: M messages of
-    32 + b·c·|B|/(W·M) bytes each way, non-blocking; with W pipelines one all-reduce of w_s per
+    48 + b·c·|B|/(W·M) bytes each way, non-blocking; with W pipelines one all-reduce of w_s per
     stage. While all stages take equally long, each is idle (N − 1) / (M + N − 1) of a step.
     """
 
@@ -74,9 +74,11 @@ class Pipeline(Strategy):
     micro_batches: int | None = field(
         default=None, metadata={"help": "parts of a batch that flow one after the other; 4 by MPI"}
     )
-    schedule: Kind | None = field(
+    order: Kind | None = field(
         default=None,
-        metadata={"help": "all forward passes first, or backward as soon as possible [1f1b]"},
+        metadata={
+            "help": "gpipe: all forward passes first; 1f1b: backward as soon as possible [1f1b]"
+        },
     )
     transport: Transport = field(
         default="mpi",
@@ -86,7 +88,7 @@ class Pipeline(Strategy):
     def __post_init__(self) -> None:
         validate.at_least(1, stages=self.stages, micro_batches=self.micro_batches)
         validate.one_of(get_args(Transport), transport=self.transport)
-        validate.one_of(get_args(Kind), schedule=self.schedule)
+        validate.one_of(get_args(Kind), order=self.order)
         if self._names and len(self._names) != self.stages - 1:
             raise ConfigError(
                 f"cut is {self.cut!r} for {self.stages} stages; expected {self.stages - 1} names "
@@ -98,9 +100,9 @@ class Pipeline(Strategy):
                 "adds gradients in the order in which they come, so the run could not be repeated: "
                 "use transport mpi, or leave micro_batches out"
             )
-        if self.transport == "rpc" and self.schedule:
+        if self.transport == "rpc" and self.order:
             raise ConfigError(
-                f"schedule is {self.schedule} with transport rpc, where one batch at a time goes "
+                f"order is {self.order} with transport rpc, where one batch at a time goes "
                 "through the stages; it would be ignored: leave it out"
             )
 
@@ -123,6 +125,11 @@ class Pipeline(Strategy):
             )
         if self.transport == "rpc" and (config.hosts or config.hostfile):
             raise ConfigError("transport rpc runs on one host; use transport mpi, or no hosts")
+        if self.transport == "rpc" and config.checkpoint_every is not None:
+            raise ConfigError(
+                f"checkpoint_every is {config.checkpoint_every!r} with transport rpc, whose runs "
+                "cannot go on from a checkpoint; use transport mpi, or leave it out"
+            )
         if self.transport == "rpc" and config.workers > 1:
             raise ConfigError(
                 f"workers is {config.workers} with transport rpc, where one worker drives all "

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from manyhands.comm.messages import Messages, Parcel
+from manyhands.comm.mpi import MPICommunicator
 from manyhands.data import Plan
 from manyhands.replica import Loss
 from manyhands.strategies.noting import Notes
@@ -91,6 +92,7 @@ class Pipe:
 
     def __init__(self, worker: Worker, pipeline: Pipeline) -> None:
         assert isinstance(worker.replica, Stage)
+        assert isinstance(worker.comm, MPICommunicator), "torch.distributed is refused"
         self.worker, self.pipeline, self.stage = worker, pipeline, worker.replica
         workers = worker.config.workers
         self.index, self.member = divmod(worker.rank, workers)
@@ -103,7 +105,7 @@ class Pipe:
         self._connect(worker.rank - workers, worker.rank + workers)
 
     def _turns(self, micro_batches: int) -> list[Turn]:
-        kind, stages = self.pipeline.schedule or "1f1b", self.pipeline.stages
+        kind, stages = self.pipeline.order or "1f1b", self.pipeline.stages
         return schedule(kind, stage=self.index, stages=stages, micro_batches=micro_batches)
 
     def _connect(self, before: int, after: int) -> None:
