@@ -176,10 +176,12 @@ def test_the_saved_model_has_every_stage_and_its_statistics(data, folder):
     """BatchNorm's statistics and counters come from the process that has them."""
     stages = min(SIZE, 3) if SIZE < 4 else 2 - SIZE % 2
     given = {"strategy": "pipeline", "micro_batches": 2, "epochs": 2, "batch_size": 50}
+    given["validation"] = 0.1
     found = record(normed, data, folder, stages=stages, workers=SIZE // stages,
                    **given)  # fmt: skip
     saved = load_file(f"{folder}/model.safetensors")
     model = normed()
+    model.load_state_dict(load_file(f"{folder}/best.safetensors"))
     model.load_state_dict(saved)
     stored = Stored.open(data, dtype="float32")
     x, y = next(iter(stored.test.slices(0, len(stored.test), len(stored.test))))
