@@ -111,6 +111,7 @@ def bounded(speeds: Sequence[float], least: float) -> list[float]:
     [0.4, 0.4, 0.1, 0.1]
     """
     shares = np.asarray(speeds, dtype=np.float64)
+    shares = shares / (shares.max() or 1.0)  # so that the sum of very small ones is no denormal
     raised = np.zeros(len(shares), dtype=bool)
     while True:
         rest = 1 - least * raised.sum()
