@@ -94,10 +94,10 @@ def test_a_combination_that_cannot_work_is_named() -> None:
 
 
 def test_all_takes_every_strategy_and_leaves_out_what_one_refuses() -> None:
-    found = planned("all", workers=(1, 4), batch_size=2)
+    found = planned("all", workers=(1, 8), batch_size=4)
     assert {run.config["strategy"] for run in found.runs} == set(STRATEGIES)
-    assert any(text.startswith("sync × 4: batch_size is 2") for text in found.left_out)
-    assert not any(run.label == "sync × 4" for run in found.runs)
+    assert any(text.startswith("sync × 8: batch_size is 4") for text in found.left_out)
+    assert not any(run.label == "sync × 8" for run in found.runs)
 
 
 def test_repeats_are_interleaved_and_take_the_next_seed() -> None:
