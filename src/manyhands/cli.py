@@ -51,6 +51,7 @@ def train(
     **given: Any,
 ) -> None:
     """Train one model once, and write its record."""
+    given |= {} if workers is None else {"workers": workers}  # a group may say how many
     if slurm or nodes or sbatch_options:
         from manyhands.slurm import train as by_slurm
 
@@ -59,7 +60,6 @@ def train(
     from manyhands.fitting import fit
 
     command = "manyhands " + " ".join(sys.argv[1:])
-    given |= {} if workers is None else {"workers": workers}  # a group may say how many
     result = fit(command=command, **given)
     if _silent():
         return

@@ -9,19 +9,21 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from manyhands import validate
+from manyhands import resuming, validate
 from manyhands.config import RunConfig
 from manyhands.errors import ConfigError, LaunchError
 from manyhands.options import configure
 
 SCRIPT_FILE, LOG_FILE, EXIT_FILE = "slurm.sh", "slurm.log", "slurm.exit"
 _ASK = 10.0  # seconds between two questions whether the job is still there
+_LATE = 90.0  # seconds that the exit code may take to be seen here, on a network file system
 _POLL = 0.5  # seconds between two looks at the job's output
 
 
@@ -48,17 +50,22 @@ class Batch:
         """The batch script."""
         config = self.config
         cores = config.threads or 1
-        about = {"job-name": config.name or f"manyhands-{config.strategy.name}"}
-        about |= {"nodes": str(self.nodes)} if self.nodes else {}
+        about = {"nodes": str(self.nodes)} if self.nodes else {}
         about |= {"ntasks": str(config.processes), "cpus-per-task": str(cores)}
         head = [f"#SBATCH --{name}={value}" for name, value in about.items()]
-        head += [f"#SBATCH {option}" for option in shlex.split(self.options or "")]
         pmi = "pmix" if config.mpi == "openmpi" else "pmi2"
         line = ["srun", f"--mpi={pmi}", "--kill-on-bad-exit", f"--cpus-per-task={cores}"]
         line += [sys.executable, "-m", "manyhands", "train", *self.arguments]
         note = shlex.quote(str(self.folder / EXIT_FILE))
         tail = ["code=$?", f"echo $code > {note}.part && mv {note}.part {note}", "exit $code"]
         return "\n".join(["#!/bin/sh", *head, shlex.join(line), *tail, ""])
+
+    @property
+    def command(self) -> list[str]:
+        """The call of sbatch: what a user wrote is argument here, never a line of the script."""
+        name = self.config.name or f"manyhands-{self.config.strategy.name}"
+        own = ["--parsable", f"--output={self.folder / LOG_FILE}", str(self.folder / SCRIPT_FILE)]
+        return ["sbatch", f"--job-name={name}", *shlex.split(self.options or ""), *own]
 
 
 def train(
@@ -84,17 +91,32 @@ def train(
         )
     validate.at_least(1, nodes=nodes)
     given = {name: value for name, value in given.items() if value is not None}
-    config = configure({name: value for name, value in given.items() if name != "resume"})
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    where = given.get("resume") or config.output or f"runs/slurm-{stamp}-{os.getpid()}"
-    folder = Path(where).absolute()
+    if given.get("workers") == "auto":
+        raise ConfigError(
+            "workers is 'auto', which measures this machine, not Slurm's nodes; give a number"
+        )
+    config, folder = _described(given)
     if "resume" not in given:
         given["output"] = str(folder)
-    given["workers"] = config.workers
     batch = Batch(
         config=config, folder=folder, arguments=[*flags(given), *also], nodes=nodes, options=options
     )
     return submit(batch)
+
+
+def _described(given: Mapping[str, Any]) -> tuple[RunConfig, Path]:
+    """Return the run that the options describe, as its checkpoint has it if it goes on."""
+    if "resume" in given:
+        folder = Path(given["resume"]).absolute()
+        now = {name: value for name, value in given.items() if name != "resume"}
+        return configure(resuming.options(resuming.find(folder, _warn), folder, now)), folder
+    config = configure(given)
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    return config, Path(config.output or f"runs/slurm-{stamp}-{os.getpid()}").absolute()
+
+
+def _warn(message: str) -> None:
+    print(f"manyhands: {message}", file=sys.stderr)
 
 
 def flags(given: Mapping[str, Any]) -> list[str]:
@@ -116,7 +138,7 @@ def submit(batch: Batch) -> int:
     Raises:
         LaunchError: There is no Slurm here, or it refuses the job.
     """
-    missing = [name for name in ("sbatch", "srun", "scancel") if not shutil.which(name)]
+    missing = [name for name in ("sbatch", "srun", "squeue", "scancel") if not shutil.which(name)]
     if missing:
         raise LaunchError(
             f"slurm is asked for, but there is no {missing[0]} here; run this on a login node of a "
@@ -133,43 +155,51 @@ def submit(batch: Batch) -> int:
     (folder / LOG_FILE).unlink(missing_ok=True)
     (folder / EXIT_FILE).unlink(missing_ok=True)
     log = folder / LOG_FILE
-    line = ["sbatch", "--parsable", f"--output={log}", str(folder / SCRIPT_FILE)]
-    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    done = subprocess.run(batch.command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise LaunchError(f"sbatch refused the job: {done.stderr.strip()}")
     job = done.stdout.strip().partition(";")[0]
     print(f"job {job} is submitted; its output goes to {log}", file=sys.stderr, flush=True)
-    with _cancelling(job):
-        return _followed(job, folder)
+    with _cancelling(job) as cancelled:
+        return _followed(job, folder, cancelled)
 
 
 @contextlib.contextmanager
-def _cancelling(job: str) -> Iterator[None]:
-    """Cancel the job when we are asked to stop; what it does then is what it does on SIGTERM."""
+def _cancelling(job: str) -> Iterator[threading.Event]:
+    """Cancel the job when we are asked to stop; what it does then is what it does on SIGTERM.
+
+    The event tells that it happened: such a job leaves no exit code to wait for.
+    """
+    cancelled = threading.Event()
 
     def cancel(signum: int, _: object) -> None:
+        cancelled.set()
         subprocess.run(["scancel", job], check=False)
 
     before = {s: signal.signal(s, cancel) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield
+        yield cancelled
     finally:
         for signum, handler in before.items():
             signal.signal(signum, handler)
 
 
-def _followed(job: str, folder: Path) -> int:
+def _followed(job: str, folder: Path, cancelled: threading.Event) -> int:
     """Print what the job writes until it ends; returns its exit code.
 
     Raises:
         LaunchError: Slurm ended the job: it was cancelled, or its time was up.
     """
     shown, asked = 0, time.monotonic()
+    gone: float | None = None  # since when Slurm has it no more
     while True:
+        os.listdir(folder)  # so that a network file system looks again
         ended = (folder / EXIT_FILE).exists()
         if not ended and time.monotonic() - asked > _ASK:
             asked = time.monotonic()
-            if not _queued(job) and not (folder / EXIT_FILE).exists():
+            gone = (gone or asked) if _gone(job) else None
+            patience = 0.0 if cancelled.is_set() else _LATE
+            if gone is not None and asked - gone >= patience:
                 raise LaunchError(f"job {job} was ended by Slurm: cancelled, failed or out of time")
         with contextlib.suppress(FileNotFoundError), (folder / LOG_FILE).open("rb") as file:
             file.seek(shown)
@@ -181,8 +211,13 @@ def _followed(job: str, folder: Path) -> int:
         time.sleep(_POLL)
 
 
-def _queued(job: str) -> bool:
-    """Say whether Slurm still has the job; one that it has forgotten is an error of squeue."""
+def _gone(job: str) -> bool:
+    """Say whether Slurm has the job no more; where it cannot say, the job may well be there.
+
+    A job that has just ended is left out of the answer; one that is forgotten is an invalid one.
+    """
     line = ["squeue", "--noheader", "--jobs", job, "--format", "%T"]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
-    return done.returncode == 0 and bool(done.stdout.strip())
+    if done.returncode:
+        return "invalid job id" in done.stderr.lower()
+    return not done.stdout.strip()
