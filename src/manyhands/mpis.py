@@ -15,7 +15,21 @@ from manyhands.errors import LaunchError
 from manyhands.hosts import PROGRAMS, Hosts, lab
 from manyhands.surroundings import group_kind
 
-_CARRIED = ("MANYHANDS", "MPI4PY", "PYTHON", "OMP_", "TMPDIR", "VIRTUAL_ENV", "PATH", "HOME")
+_CARRIED = (
+    "MANYHANDS",
+    "MPI4PY",
+    "PYTHON",
+    "OMP_",
+    "GLOO_",
+    "TMPDIR",
+    "VIRTUAL_ENV",
+    "PATH",
+    "HOME",
+)
+# Without hosts the workers are this host's alone, also inside an allocation of Slurm with several
+# nodes; each mpiexec reads its own: MPICH's, Open MPI 5's, Open MPI 4's.
+_HERE = {"HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user"}
+_HERE |= {f"{of}_MCA_{part}": "^slurm" for of in ("PRTE", "OMPI") for part in ("plm", "ras")}
 
 
 @dataclass(frozen=True)
@@ -126,6 +140,8 @@ def command(
     hosts = hosts or lab()
     quiet = {} if hosts else mpi.one_host
     environment = {**mpi.environment, **quiet, **os.environ, **(also or {})}
+    if not hosts:
+        environment |= _HERE
     if mpi.library:
         environment["MPI4PY_LIBMPI"] = mpi.library
     places = _places(mpi, hosts, environment) if hosts else []
@@ -135,6 +151,8 @@ def command(
 
 def _places(mpi: MPILibrary, hosts: Hosts, environment: dict[str, str]) -> list[str]:
     """Return the options that name the hosts and how to reach them; the environment joins in."""
+    if hosts.interface:
+        environment.setdefault("GLOO_SOCKET_IFNAME", hosts.interface)
     if not mpi.is_openmpi:
         if hosts.interface:
             environment.setdefault("UCX_NET_DEVICES", hosts.interface)

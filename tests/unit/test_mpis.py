@@ -1,5 +1,7 @@
 """Which MPI, in which group: what the environment tells, and what pip installed."""
 
+import subprocess
+
 import pytest
 
 from manyhands import mpis
@@ -118,10 +120,27 @@ def test_on_one_host_nobody_listens_and_on_several_the_options_reach_mpiexec(cle
     mpi = find_mpi(kind)
     _, alone = mpis.command(mpi, 2, [])
     assert "self,sm" in (alone.get("UCX_TLS"), alone.get("OMPI_MCA_btl"))
+    assert "GLOO_SOCKET_IFNAME" not in alone
     hosts = Hosts(slots=(("a", 2), ("b", 1)), launcher="/my/ssh", interface="eth7")
     line, several = mpis.command(mpi, 3, ["x.py"], hosts, extra=["--more"])
     assert "self,sm" not in (several.get("UCX_TLS"), several.get("OMPI_MCA_btl"))
     assert "a:2,b:1" in line
     assert line[-5:] == ["--more", "-n", "3", mpis.sys.executable, "x.py"]
+    assert several["GLOO_SOCKET_IFNAME"] == "eth7"
+    assert kind == "mpich" or "GLOO_SOCKET_IFNAME" in line  # Open MPI has to be told of it
+    assert "HYDRA_LAUNCHER" not in several
     assert "/my/ssh" in [*line, several.get("PRTE_MCA_plm_ssh_agent")]
     assert "eth7" in (several.get("UCX_NET_DEVICES"), several.get("OMPI_MCA_btl_tcp_if_include"))
+
+
+@pytest.mark.parametrize("kind", ["mpich", "openmpi"])
+def test_without_hosts_an_allocation_of_several_nodes_is_left_alone(clean, kind):
+    about = {"JOB_ID": "1", "JOBID": "1", "NNODES": "2", "TASKS_PER_NODE": "1(x2)"}
+    about |= {"NODELIST": "there,elsewhere", "JOB_NODELIST": "there,elsewhere"}
+    for name, value in about.items():
+        clean.setenv(f"SLURM_{name}", value)
+    clean.setenv("HYDRA_LAUNCHER", "slurm")  # as a site may have it
+    code = "from mpi4py import MPI; assert MPI.COMM_WORLD.size == 3; print('here')"
+    line, environment = mpis.command(find_mpi(kind), 3, ["-c", code])
+    done = subprocess.run(line, env=environment, capture_output=True, timeout=60, check=False)
+    assert done.stdout.count(b"here") == 3, done.stderr
