@@ -61,7 +61,8 @@ class Board:
     def announce(self, rank: int) -> None:
         """Note which process the worker is, so that its death has a name.
 
-        It has only begun, and may take long to import what it needs: its silence does not count.
+        It has only begun, and may take long to import what it needs: its silence does not count,
+        but the launcher's guard waits for its `enter` only so long.
         """
         self.rows[rank] = (os.getpid(), 0, 0, 0, np.inf)
 

@@ -5,6 +5,7 @@ The launcher holds a guard for as long as its workers run.
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import signal
@@ -20,6 +21,7 @@ from manyhands.board import Board, Note
 from manyhands.errors import WorkerError
 
 _LOOK_AT_MAPS = 0.5  # seconds between two looks at the workers' memory maps
+STARTING = 120.0  # seconds beside the timeout in which all must have begun: imports take long
 _SHARED = "/dev/shm/"
 _WAITS = ("exchange", "evaluate", "checkpoint", "serve")  # where one waits for others
 _MPI_NAMES = ("mpich_shm_", "sm_segment", "osc_", "ucx_shm", "sem.mp-")
@@ -33,9 +35,19 @@ class Guard:
         logs: The folder with the workers' logs, into which they write their stacks.
         timeout: Seconds without any note after which a worker counts as hanging.
         end: Ends all workers at once.
+        start: Seconds in which every worker must have entered, counted from now and from the last
+            note of any; None where not all of them are to be seen on this board.
     """
 
-    def __init__(self, board: Board, logs: Path, timeout: float, end: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        board: Board,
+        logs: Path,
+        timeout: float,
+        end: Callable[[], None],
+        start: float | None = None,
+    ) -> None:
+        self.start, self._begun = start, time.monotonic()
         self.board, self.logs, self.timeout, self.end = board, logs, timeout, end
         self.segments: set[str] = set()
         self._before = set(_listed())  # not our workers' making, whoever maps it
@@ -109,6 +121,23 @@ class Guard:
         hanging = [n for n in notes if n.operation != "done" and now - n.time > self.timeout]
         if hanging:
             raise self._report(notes, now)
+        if self.start is not None:
+            self._expect_all(notes, now, self.start)
+
+    def _expect_all(self, notes: list[Note], now: float, patience: float) -> None:
+        """Refuse to wait any longer for those who have not entered."""
+        there = {n.rank for n in notes if math.isfinite(n.time)}
+        absent = [rank for rank in range(len(self.board.rows)) if rank not in there]
+        self._begun = max([self._begun, *(n.time for n in notes if n.rank in there)])
+        if not absent or now - self._begun <= patience:
+            return
+        begun = {n.rank: _describe(n) for n in notes}
+        who = ", ".join(begun.get(rank, f"rank {rank} (not heard of)") for rank in absent)
+        raise WorkerError(
+            f"no word for {patience:g} s, and not all workers have begun; missing: {who}; several "
+            "hosts must reach each other on every port: see the firewall, or name the interface",
+            rank=absent[0],
+        )
 
     def _report(self, notes: list[Note], now: float) -> WorkerError:
         """Return who is missing, in which operation, at which step, with every worker's stack."""

@@ -78,11 +78,12 @@ class Heart(threading.Thread):
         ]
         for start in range(0, len(rows), _ROWS):
             say(channel, "beat", rows[start : start + _ROWS])
-        with suppress(OSError):
-            lines = (self.folder / EVENTS_FILE).read_text().splitlines()
+        with suppress(OSError, ValueError):
+            whole = (self.folder / EVENTS_FILE).read_text().rpartition("\n")[0]
+            lines = whole.splitlines()  # what is half written waits for the next beat
             for line in lines[self._events :]:
+                self._events += 1
                 say(channel, "event", json.loads(line))
-            self._events = len(lines)
 
     def _end(self, report: str) -> None:
         """Say who is missing and end every worker of this host, the own process last."""

@@ -20,7 +20,7 @@ from typing import Any
 from manyhands.board import BOARD_FILE, EVENTS_FILE, Board, Note
 from manyhands.carrying import DIGEST, LAUNCHER
 from manyhands.errors import LaunchError, ManyhandsError, WorkerError
-from manyhands.guard import Guard
+from manyhands.guard import STARTING, Guard
 from manyhands.job import ERROR_FILE, Job, put_note, raised
 from manyhands.mpis import command, find_mpi
 from manyhands.place import host
@@ -58,8 +58,10 @@ def launch(job: Job, processes: int, folder: Path, watch: Watch | None = None) -
             start_new_session=True,  # Ctrl-C is ours to pass on
             preexec_fn=end_with_parent if sys.platform == "linux" else None,
         )
-        logs = Path(job.output)
-        with Guard(board, logs, job.config.timeout, end=lambda: kill_all(group, board)) as guard:
+        logs, timeout = Path(job.output), job.config.timeout
+        with Guard(
+            board, logs, timeout, end=lambda: kill_all(group, board), start=timeout + STARTING
+        ) as guard:
             try:
                 _follow(group, board, folder, guard, watch)
             finally:

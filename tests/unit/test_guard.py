@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from manyhands.board import Board
+from manyhands.board import EVENTS_FILE, Board
 from manyhands.errors import WorkerError
 from manyhands.guard import Guard
+from manyhands.heart import Heart
+from manyhands.wire import Listener
 
 SHARED = Path("/dev/shm")
 pytestmark = pytest.mark.skipif(not SHARED.is_dir(), reason="this system has no /dev/shm")
@@ -141,3 +143,37 @@ def test_the_first_signal_asks_and_the_second_ends(board, tmp_path):
         assert (board.asked(), ended) == (signal.SIGTERM, [])
         os.kill(os.getpid(), signal.SIGTERM)
         assert ended == [True]
+
+
+def test_who_never_enters_is_not_waited_for_for_ever(board, tmp_path):
+    board.announce(0)
+    with Guard(board, tmp_path, 100, end=lambda: None, start=10) as guard:
+        guard.look()
+        guard._begun -= 50
+        guard._looked = 0.0
+        with pytest.raises(WorkerError, match=r"rank 0 \(in start, .*, rank 1 \(not heard of\)"):
+            guard.look()
+        board.note(0, 0, "load")  # data that is sent is a sign of life for all
+        guard._looked = 0.0
+        guard.look()
+        board.announce(0)
+        guard._looked = 0.0
+        guard.look()
+        enter(board, 0, os.getpid(), "load")
+        enter(board, 1, os.getpid(), "load")
+        guard._begun -= 50
+        board.rows[:, 4] -= 50
+        guard._looked = 0.0
+        guard.look()  # all are there: the timeout alone counts
+
+
+def test_an_event_that_is_half_written_is_told_with_the_next_beat(board, tmp_path):
+    log = tmp_path / "log"
+    events = tmp_path / EVENTS_FILE
+    with log.open("wb") as file:
+        heart = Heart(tmp_path, 2, tmp_path, 100, file.fileno())
+        for text in ('{"epoch": 1}\n{"epo', 'ch": 2}\n{broken}\n', '{"epoch": 3}\n'):
+            with events.open("a") as end:
+                end.write(text)
+            heart._beat(file.fileno())
+    assert [value["epoch"] for _, value in Listener(log).heard()] == [1, 2, 3]
