@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,6 +47,22 @@ class Arrival:
     home: bool = True
     leader: bool = False
 
+    def mapped(self, comm: MPI.Comm) -> None:
+        """Remove the copy of the data once everybody has mapped it; the maps stay. Collective.
+
+        However the run ends from here on, nothing of it is left on a host that it was sent to.
+        """
+        if DIGEST not in os.environ:
+            return
+        comm.Barrier()
+        if self.leader and not self.home:
+            shutil.rmtree(self.folder / "data", ignore_errors=True)
+
+    def leave(self) -> None:
+        """Remove the host's folder, unless it is the launcher's, who does that."""
+        if not self.home:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
 
 def at_home() -> bool:
     """Say whether this is the launcher's host, or the only one."""
@@ -57,6 +75,13 @@ def arrive(comm: MPI.Comm, folder: Path) -> Arrival:
         return Arrival(Job.read(folder), folder)
     compare_versions(comm)
     here = same_host(comm)
+    board = Board(folder / BOARD_FILE, comm.size) if at_home() else None
+
+    def sent() -> None:
+        if board:
+            board.note(comm.rank, 0, "load")
+
+    own = None
     try:
         job = Job.loaded(_sent(comm, folder / JOB_FILE), os.environ[DIGEST])
         own = Path(asked(comm, here, lambda: str(folder if at_home() else _new_folder(comm.size))))
@@ -64,8 +89,14 @@ def arrive(comm: MPI.Comm, folder: Path) -> Arrival:
             Path(job.output).mkdir(parents=True, exist_ok=True)  # at least for the logs
         if job.config.checkpoint_every:
             expect_shared(comm, Path(job.output))
-        data = _data(comm, here, Path(job.data), own / "data")
+        data = _data(comm, here, Path(job.data), own / "data", sent)
+        if board:
+            board.announce(comm.rank)  # again: what is imported next takes its time
         return Arrival(dataclasses.replace(job, data=str(data)), own, at_home(), here.rank == 0)
+    except BaseException:
+        if own and not at_home():
+            shutil.rmtree(own, ignore_errors=True)
+        raise
     finally:
         here.Free()
 
@@ -100,8 +131,11 @@ def _sent(comm: MPI.Comm, path: Path) -> bytes:
     return whole.tobytes()
 
 
-def _data(comm: MPI.Comm, here: MPI.Comm, there: Path, own: Path) -> Path:
-    """Return where this host has the data: where rank 0 has it, or a copy sent from there."""
+def _data(comm: MPI.Comm, here: MPI.Comm, there: Path, own: Path, sent: Callable[[], None]) -> Path:
+    """Return where this host has the data: where rank 0 has it, or a copy sent from there.
+
+    Rank 0 calls `sent` every now and then: much data takes long, and is no hang.
+    """
     from mpi4py import MPI
 
     about = from_root(comm, _about(there) if comm.rank == 0 else "")
@@ -113,7 +147,7 @@ def _data(comm: MPI.Comm, here: MPI.Comm, there: Path, own: Path) -> Path:
             own.mkdir()
             (own / "data.json").write_text(about)
         for name in ARRAYS:
-            _copy(carriers, (there if comm.rank == 0 else own) / f"{name}.npy")
+            _copy(carriers, (there if comm.rank == 0 else own) / f"{name}.npy", sent)
         carriers.Free()
     here.Barrier()
     return there if seen else own
@@ -126,7 +160,7 @@ def _about(folder: Path) -> str:
         return ""
 
 
-def _copy(carriers: MPI.Comm, path: Path) -> None:
+def _copy(carriers: MPI.Comm, path: Path, sent: Callable[[], None]) -> None:
     """Send rank 0's file to all of `carriers`, who write it under their own path."""
     import numpy as np
 
@@ -140,5 +174,7 @@ def _copy(carriers: MPI.Comm, path: Path) -> None:
             count = min(_CHUNK, int(length[0]) - start)
             chunk: Any = np.fromfile(file, np.uint8, count) if root else np.empty(count, np.uint8)
             carriers.Bcast(chunk, 0)
-            if not root:
+            if root:
+                sent()
+            else:
                 chunk.tofile(file)

@@ -95,14 +95,22 @@ class Job:
         return job
 
 
-def perform(job: Job, comm: MPI.Comm | Communicator, folder: Path) -> dict[str, Any]:
+def perform(
+    job: Job,
+    comm: MPI.Comm | Communicator,
+    folder: Path,
+    ready: Callable[[], None] | None = None,
+) -> dict[str, Any]:
     """Do one worker's part of the job; returns the run's record on every worker.
 
-    Collective over `comm`. `folder` is this host's, for the board and for events.
+    Collective over `comm`. `folder` is this host's, for the board and for events; `ready` is called
+    when the worker is built and has its data.
     """
     from manyhands import assemble, summary
 
     worker, kernels = assemble.worker(job, comm, folder)
+    if ready:
+        ready()
     scalars = _scalars(job, worker) if job.config.tensorboard and worker.rank == 0 else None
     process = summary.train(worker, Path(job.output))
     merged = summary.record(job, worker, kernels, process)

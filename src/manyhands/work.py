@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import time
 import traceback
@@ -36,11 +35,14 @@ def main(folder: Path) -> None:
     except LaunchError as error:
         _tell(folder, channel, comm.rank, error)
         raise SystemExit(error.exit_code) from None
+    arrival = None
     try:
         if at_home():
             Board(folder / BOARD_FILE, comm.size).announce(comm.rank)
         arrival = arrive(comm, folder)
         _work(arrival, comm, channel)
+        if arrival.leader:
+            arrival.leave()
     except BaseException as error:
         try:
             with suppress(OSError):  # a full disk must not keep us from ending the others
@@ -51,6 +53,8 @@ def main(folder: Path) -> None:
             words = f"{type(error).__name__}: {error}"
             Board(folder / BOARD_FILE, comm.size).last_words(comm.rank, words)
         finally:
+            if arrival:
+                arrival.leave()  # whoever fails: Abort gives the leader no time to
             comm.Abort(getattr(error, "exit_code", 1))
 
 
@@ -65,11 +69,10 @@ def _work(arrival: Arrival, comm: MPI.Comm, channel: int) -> None:
         heart = Heart(arrival.folder, comm.size, Path(job.output), timeout, channel)
         heart.start()
     try:
-        perform(job, comm, arrival.folder)
+        perform(job, comm, arrival.folder, ready=lambda: arrival.mapped(comm))
     finally:
         if heart:
             heart.stop()
-            shutil.rmtree(arrival.folder, ignore_errors=True)
 
 
 def _tell(folder: Path, channel: int, rank: int, error: BaseException) -> bool:

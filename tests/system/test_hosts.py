@@ -62,17 +62,37 @@ def test_the_end_is_that_of_one_host(tmp_path, mpi):
 
 def test_job_and_data_are_sent_to_hosts_that_do_not_see_them(tmp_path):
     # /dev/shm is each host's own: what the launcher keeps there no other host sees.
+    (tmp_path / "mine.py").write_text(
+        "import pathlib, socket\nfrom torch import nn\n\n"
+        "class Model(nn.Linear):\n"
+        "    def forward(self, x):\n"
+        "        maps = pathlib.Path('/proc/self/maps').read_text()\n"
+        f"        pathlib.Path('{tmp_path}', socket.gethostname()).write_text(maps)\n"
+        "        return super().forward(x)\n\n"
+        "def make():\n    return Model(20, 4)\n"
+    )
     script = 'mkdir /dev/shm/own && TMPDIR=/dev/shm/own exec "$@"'
     prefix = ["sh", "-c", script, "sh", *MANYHANDS]
     traffic = tmp_path / "traffic.json"
     output = tmp_path / "run"
     done = in_lab(
-        "train", *SMALL, "--output", output, hosts=2, per_host=2, prefix=prefix, traffic=traffic
+        "train",
+        *[word if word != "mlp" else "mine:make" for word in SMALL],
+        "--output",
+        output,
+        hosts=2,
+        per_host=2,
+        prefix=prefix,
+        traffic=traffic,
+        cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr
     assert {w["host"] for w in record(output)["workers"]} == {"host1", "host2"}
     blobs = 2000 * 20 * 4  # at least the training features went over the network
     assert json.loads(traffic.read_text())["host2"]["received"] > blobs
+    # While they train on it the copy has no name any more: nothing stays, however the run ends.
+    for name, removed in (("host1", False), ("host2", True)):
+        assert ("train_x.npy (deleted)" in (tmp_path / name).read_text()) == removed
 
 
 def test_under_somebody_s_mpiexec_the_hosts_are_told_apart_too(tmp_path):
