@@ -146,6 +146,9 @@ class Run:
             )
             if self.config.checkpoint_every:
                 expect_shared(comm, Path(output))
+            if self.checkpoint and comm.rank == 0:
+                checkpoints.forget_after(Path(output), self.checkpoint.step)
+            comm.Barrier()
             job = self._job(Path(stored), Path(output), name, begin, self.config.threads)
             return join(job, comm, folder, leader=here.rank == 0), Path(output)
         finally:

@@ -89,3 +89,16 @@ def test_tasks_of_srun_that_cannot_find_each_other_are_refused_once():
         said.append(done.stderr)
     assert "srun --mpi=pmi2" in said[0]
     assert said[1] == ""
+
+
+def test_a_run_that_goes_on_in_a_group_forgets_what_was_damaged(tmp_path):
+    steps = ["--checkpoint-every", "10steps", "--max-steps"]
+    mpi, output = mpis.find_mpi("mpich"), str(tmp_path / "run")
+    done = run(*mpis.command(mpi, 2, [*TRAIN, "--output", output, *steps, "20"]))
+    assert done.returncode == 0, done.stderr
+    damaged = tmp_path / "run/checkpoints/step-99999999"
+    damaged.mkdir()
+    again = ["-m", "manyhands", "train", "--resume", output, *steps, "30"]
+    done = run(*mpis.command(mpi, 2, again))
+    assert done.returncode == 0, done.stderr
+    assert not damaged.exists()
