@@ -200,6 +200,11 @@ def choose_workers(
     """
     if group_size() is not None:
         raise ConfigError("workers is 'auto', but the group is there already; leave workers out")
+    if given.get("hosts") or given.get("hostfile"):
+        raise ConfigError(
+            "workers is 'auto', which measures this machine alone, but hosts or hostfile is given; "
+            "leave workers out: as many as fit are started there"
+        )
     strategy = configure({**given, "workers": 1}).strategy
     table = options()
     mine = {n for n in given if n in DECIDING or set(table[n].owners) & set(OPTIMIZERS)}

@@ -12,6 +12,7 @@ from manyhands.hosts import Hosts
 from manyhands.job import Job
 from manyhands.lab import Lab, parse_bandwidth
 from manyhands.options import configure
+from manyhands.predicting import choose_workers
 
 
 @pytest.fixture(autouse=True)
@@ -57,6 +58,12 @@ def test_as_many_workers_as_fit_unless_told():
 def test_what_cannot_work_is_refused(given, message):
     with pytest.raises(ConfigError, match=message):
         configure(given)
+
+
+@pytest.mark.parametrize("option", ["hosts", "hostfile"])
+def test_workers_on_other_hosts_are_not_chosen_by_measuring_this_one(option):
+    with pytest.raises(ConfigError, match="measures this machine alone"):
+        choose_workers(None, None, {option: "a:2"}, loss=None, say=print)
 
 
 def test_a_launcher_that_is_not_installed_is_named(monkeypatch):
