@@ -16,16 +16,8 @@ from manyhands.hosts import PROGRAMS, Hosts, lab
 from manyhands.surroundings import group_kind
 
 _CARRIED = (
-    "MANYHANDS",
-    "MPI4PY",
-    "PYTHON",
-    "OMP_",
-    "GLOO_",
-    "TMPDIR",
-    "VIRTUAL_ENV",
-    "PATH",
-    "HOME",
-)
+    "MANYHANDS", "MPI4PY", "PYTHON", "OMP_", "GLOO_", "TMPDIR", "VIRTUAL_ENV", "PATH", "HOME",
+)  # fmt: skip
 # Without hosts the workers are this host's alone, also inside an allocation of Slurm with several
 # nodes; each mpiexec reads its own: MPICH's, Open MPI 5's, Open MPI 4's.
 _HERE = {"HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user"}
