@@ -33,6 +33,7 @@ def manyhands(*arguments):
         Case("server", "kill", "serve", 2),
         Case("hogwild", "kill", "checkpoint"),
         Case("gossip", "stop", "checkpoint"),
+        Case("pipeline", "kill", "gradient"),
     ],
     ids=str,
 )
@@ -105,13 +106,22 @@ def listening(pid):
     return found
 
 
-@pytest.mark.parametrize("strategy", ["sync", "server", "hogwild"])
+def by_rpc(output, **given):
+    """Return the command of a pipeline of two parts and a driver, which writes no checkpoints."""
+    line = matrix.train("pipeline", output, **given)
+    place = line.index("--checkpoint-every")
+    return [*line[:place], *line[place + 2 :], "--transport", "rpc"]
+
+
+@pytest.mark.parametrize("strategy", ["sync", "server", "hogwild", "rpc"])
 def test_no_worker_listens_beyond_the_host(tmp_path, strategy):
     from manyhands.board import Board
 
-    processes = matrix.processes(strategy)
+    processes = 3 if strategy == "rpc" else matrix.processes(strategy)
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    line = matrix.train(strategy, tmp_path / "run", epochs=100_000, timeout=60)
+    given = {"epochs": 100_000, "timeout": 60}
+    output = tmp_path / "run"
+    line = by_rpc(output, **given) if strategy == "rpc" else matrix.train(strategy, output, **given)
     run = subprocess.Popen(line, env=environment, stderr=subprocess.DEVNULL)
     try:
         notes = []
@@ -125,6 +135,16 @@ def test_no_worker_listens_beyond_the_host(tmp_path, strategy):
     finally:
         run.terminate()
         run.wait(30)
+
+
+def test_a_run_by_rpc_ends_when_a_part_dies(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with Faults().kill(rank=2, step=5, phase="exchange"):
+        line = by_rpc(tmp_path / "run", timeout=60)
+        code, said = matrix.run(line, tmp_path, os.environ[VARIABLE])
+    assert code == 1, said
+    assert "rank 2 died" in said
+    assert matrix.eventually(lambda: not matrix.alive(tmp_path), 10)
 
 
 @pytest.mark.parametrize("rank", [0, 1])

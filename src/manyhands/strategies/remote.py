@@ -16,10 +16,9 @@ import tempfile
 import threading
 import time
 import warnings
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from manyhands.errors import ConfigError
 from manyhands.place import host
@@ -186,16 +185,19 @@ class Part:
         self.over.set()
 
 
-class Stepping(torch.optim.Optimizer):
-    """The optimizer of this process's stage, in the form that DistributedOptimizer makes itself."""
+class Stepping:
+    """The optimizer of this process's stage, in the form that DistributedOptimizer makes itself.
+
+    It is no torch.optim.Optimizer, which would import torch._dynamo, for seconds, to no use.
+    """
 
     def __init__(self, parameters: list[Tensor]) -> None:
-        super().__init__(parameters, {})
+        self.parameters = parameters
 
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self) -> None:
         """Step along the gradients of the parameters."""
         assert _part
-        _part.step(self.param_groups[0]["params"])
+        _part.step(self.parameters)
 
 
 def _forward(x: Tensor) -> Tensor:
@@ -223,16 +225,22 @@ def _drive(worker: Worker, notes: Notes) -> None:
     for batch in worker.batches():
         notes.begin()
         worker.board.note(worker.rank, worker.step, "exchange")
-        with autograd.context() as context:
-            try:
-                _pass(worker, notes, batch, parts, context)
-            except Exception:
-                time.sleep(_PATIENCE)
-                raise
+        with _patience(), autograd.context() as context:
+            _pass(worker, notes, batch, parts, context)
             notes.end()
             worker.board.note(worker.rank, worker.step, "update")
             with notes.spending("update", None):
                 optimizer.step(context)  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def _patience() -> Iterator[None]:
+    """Where a call fails, leave its part some time: to tell why, or to be missed."""
+    try:
+        yield
+    except Exception:
+        time.sleep(_PATIENCE)
+        raise
 
 
 def _pass(worker: Worker, notes: Notes, batch: Batch, parts: list[str], context: int) -> None:
