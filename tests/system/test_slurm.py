@@ -3,6 +3,7 @@
 import getpass
 import json
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -22,6 +23,7 @@ CONFIGURATION = """
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={controller}
+FirstJobId={first}
 SlurmdPort={daemon}
 SlurmUser={user}
 SlurmdUser={user}
@@ -65,6 +67,8 @@ def cluster(tmp_path_factory):
         (folder / name).mkdir()
     controller, daemon = free_ports(2)
     words = {"host": socket.gethostname().partition(".")[0], "user": getpass.getuser()}
+    # MPICH names its shared memory by the job, and an aborted one leaves it: numbers must be new.
+    words |= {"first": random.randrange(1000, 60_000_000)}
     words |= {"folder": folder, "controller": controller, "daemon": daemon}
     (folder / "slurm.conf").write_text(CONFIGURATION.format(**words))
     (folder / "munge.key").write_bytes(os.urandom(1024))

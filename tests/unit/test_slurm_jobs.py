@@ -66,7 +66,7 @@ def test_a_run_that_goes_on_is_the_one_of_its_checkpoint(
     submitted, monkeypatch, tmp_path, given, count
 ):
     before = flatten(configure({"strategy": "sync", "workers": 3, "name": "mine"}))
-    about = {"options": before, "kernels": "default", "step": 0, "epoch": 0}
+    about = {"options": before, "settled": {"kernels": "default"}, "step": 0, "epoch": 0}
     found = Checkpoint(folder=tmp_path, about=about)
     monkeypatch.setattr(resuming.checkpoints, "newest", lambda folder, say: found)
     by_slurm({"resume": str(tmp_path), **given})
