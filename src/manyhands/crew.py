@@ -11,6 +11,7 @@ import multiprocessing.connection
 import os
 import signal
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Sequence
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from manyhands.comm import Communicator
 
 LOCK_FILE = "lock"
+_LONGEST = 60  # bytes of a temporary folder's name in which multiprocessing can have its sockets
 
 
 def main(folder: Path) -> int:
@@ -36,6 +38,7 @@ def main(folder: Path) -> int:
     size = int(os.environ["MANYHANDS_PROCESSES"])
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that we end our workers on the way
     (folder / LOCK_FILE).touch()
+    _shorten_sockets()
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
         ["manyhands.crew", "manyhands.assemble", "manyhands.summary", "manyhands.comm.memory"]
@@ -55,6 +58,12 @@ def main(folder: Path) -> int:
         return _follow(crew)
     finally:
         _end(crew)
+
+
+def _shorten_sockets() -> None:
+    """Let multiprocessing have its sockets in /tmp where their names, of 107 bytes, need it."""
+    if len(os.fsencode(tempfile.gettempdir())) > _LONGEST and os.access("/tmp", os.W_OK):
+        tempfile.tempdir = "/tmp"
 
 
 def _follow(crew: Sequence[BaseProcess]) -> int:
@@ -84,6 +93,7 @@ def _end(crew: Sequence[BaseProcess]) -> None:
 
 def hand(folder: Path, rank: int, ends: list[Connection], size: int) -> None:
     """Do one worker's part of the job; a failure is noted and ends this process."""
+    _shorten_sockets()
     os.setsid()  # as under mpiexec: Linux shares out its cores by session
     if sys.platform == "linux":
         end_with_parent()

@@ -177,11 +177,16 @@ def _is_ours(pid: int) -> bool:
 
 def _explain(folder: Path, board: Board, code: int, gone: list[int]) -> ManyhandsError:
     """Return the failure as the user should see it; `gone` are those who were seen to go first."""
-    if (folder / ERROR_FILE).exists():
-        return raised(json.loads((folder / ERROR_FILE).read_text()))
-    for teller, words in board.heard():
-        return WorkerError(f"rank {teller} failed: {words}", rank=teller)
     said = without((folder / LOG_FILE).read_text(errors="replace")).strip()[-2000:]
+    if (folder / ERROR_FILE).exists():
+        note = json.loads((folder / ERROR_FILE).read_text())
+        first = next((rank for rank in gone if rank != note["rank"]), None)
+        if first is None or "mpi4py.MPI.Exception" not in note["traceback"]:
+            return raised(note)
+        # MPI failed there because somebody else had died: that is what happened.
+    else:
+        for teller, words in board.heard():
+            return WorkerError(f"rank {teller} failed: {words}", rank=teller)
     notes = [n for n in board.read() if n.operation != "done"]
     if not notes:
         return LaunchError(f"the group ended with {code} before any worker started:\n{said}")

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 import manyhands as mh
-from manyhands.errors import ConfigError, DivergedError, WorkerError
+from manyhands import mpis
+from manyhands.errors import DivergedError, WorkerError
 
 pytestmark = pytest.mark.timeout(300)  # a start takes seconds, and many on a busy machine
 SMALL = {"data": "blobs", "model": "mlp", "epochs": 2, "kernels": "default", "batch_size": 20}
@@ -135,10 +136,13 @@ def test_workers_end_with_their_launcher(tmp_path, signum):
         shutil.rmtree(folder)
 
 
-def test_a_group_of_others_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setenv("PMI_SIZE", "2")
-    with pytest.raises(ConfigError, match="run it without mpiexec or srun"):
-        mh.fit(strategy="hogwild", output=str(tmp_path / "run"), **SMALL)
+def test_a_group_of_others_is_refused(tmp_path):
+    given = ["--strategy", "hogwild", "--data", "blobs", "--output", str(tmp_path / "run")]
+    mpi = mpis.find_mpi("mpich")
+    line, environment = mpis.command(mpi, 2, ["-m", "manyhands", "train", *given])
+    done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0
+    assert done.stderr.count("run it without mpiexec or srun") == 1
     assert not (tmp_path / "run").exists()
 
 
