@@ -26,12 +26,13 @@ demo: $(READY)  ## compare the strategies on MNIST and write a report
 
 test: $(READY)  ## run the unit tests, then the parallel ones under mpiexec
 	$(BIN)/python -m pytest tests/unit
-	$(BIN)/python tests/parallel/launch.py --mpi mpich
+	$(BIN)/python tests/parallel/launch.py --mpi mpich --sizes 1,2,3,5
 	$(BIN)/python tests/parallel/launch.py --mpi openmpi tests/parallel/test_sync.py
 
-test-system: $(READY)  ## run the slow tests: the command line, faults, a browser, all of Open MPI
+test-system: $(READY)  ## run the slow tests: the command line, faults, a browser, Slurm, more of both MPIs
 	$(BIN)/python -m pytest tests/system
-	$(BIN)/python tests/parallel/launch.py --mpi openmpi
+	$(BIN)/python tests/parallel/launch.py --mpi mpich --sizes 4
+	$(BIN)/python tests/parallel/launch.py --mpi openmpi --sizes 2,3
 
 lint: $(READY)  ## check style, format, types and the layers of imports
 	$(BIN)/ruff check .
