@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import time
 from collections.abc import Callable, Mapping
@@ -21,7 +22,14 @@ def meet(backend: str) -> TorchCommunicator:
     """Return the group of all processes over `backend`, made at the first call; collective."""
     if not dist.is_initialized():
         dist.init_process_group(backend)
+        atexit.register(_leave)
     return TorchCommunicator()
+
+
+def _leave() -> None:
+    """End the group's threads; one of gloo's that outlives the interpreter aborts the process."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 class TorchCommunicator:
