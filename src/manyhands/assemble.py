@@ -50,7 +50,7 @@ def worker(job: Job, comm: MPI.Comm | Communicator, folder: Path) -> tuple[Worke
     """
     config = job.config
     board = Board(folder / BOARD_FILE, comm.size)
-    group = _group(comm, config.comm)
+    group = _group(comm, config)
     strategy = config.strategy
     serves = comm.rank >= config.workers and strategy.supports.beside == "master"
     board.on_note = striker(comm.rank)
@@ -84,9 +84,9 @@ def worker(job: Job, comm: MPI.Comm | Communicator, folder: Path) -> tuple[Worke
         mechanism=mechanism,
         data=data,
         board=board,
-        announce=_Announcer(folder / EVENTS_FILE) if comm.rank == 0 else None,
-        keep_best=partial(_save_best, Path(job.output)) if comm.rank == 0 else None,
     )
+    if comm.rank == 0:
+        lead(job, made, folder)
     # Dropout must differ between workers; initial weights, drawn before this line, must not.
     if not config.privacy:
         seed = np.random.SeedSequence([config.seed, comm.rank]).generate_state(1)[0]
@@ -101,6 +101,12 @@ def worker(job: Job, comm: MPI.Comm | Communicator, folder: Path) -> tuple[Worke
     config.strategy.prepare(made)
     _attach_lifecycle(job, made, kernels)
     return made, kernels
+
+
+def lead(job: Job, worker: Worker, folder: Path) -> None:
+    """Let a worker announce what happens, and keep the best model: the first of the group does."""
+    worker.announce = worker.announce or _Announcer(folder / EVENTS_FILE)
+    worker.keep_best = partial(_save_best, Path(job.output))
 
 
 def _save_best(output: Path, replica: Replica, params: torch.Tensor) -> None:
@@ -168,14 +174,20 @@ def _own_name(loss: Any) -> str | None:
     return None if loss is None else str(getattr(loss, "__name__", type(loss).__name__))
 
 
-def _group(comm: MPI.Comm | Communicator, over: str = "mpi") -> Communicator:
+def _group(comm: MPI.Comm | Communicator, config: RunConfig) -> Communicator:
     """Return the group that an MPI communicator stands for; a group stands for itself."""
     if hasattr(comm, "meter"):
         return cast("Communicator", comm)
-    if over != "mpi":
+    if config.comm != "mpi":
         from manyhands.comm.torch import meet
 
-        return meet(over.removeprefix("torch:"))
+        return meet(config.comm.removeprefix("torch:"))
+    if config.on_failure == "continue":
+        from manyhands import surviving
+        from manyhands.comm.ulfm import lasting
+
+        surviving.check()
+        return lasting(comm)
     from manyhands.comm.mpi import MPICommunicator
 
     return MPICommunicator(comm)

@@ -23,6 +23,7 @@ OPERATIONS = (
     "gradient",
     "exchange",
     "update",
+    "regroup",
     "checkpoint",
     "serve",
     "evaluate",

@@ -120,6 +120,13 @@ class Writer:
             error, self._error = self._error, None
             raise error
 
+    def give_up(self) -> None:
+        """End the checkpoint under way, whole or not; what went wrong with it does not matter."""
+        self.patience = 0.0
+        if self._thread is not None:
+            self._thread.join()
+        self._thread = self._error = None
+
     def _guarded(self, step: int, part: Part, about: dict[str, Any]) -> None:
         try:
             self._write(step, part, about)
@@ -134,7 +141,7 @@ class Writer:
         if self.rank != 0:
             return
         names = [f"rank-{rank}.json" for rank in range(self.size)]
-        _await(temporary, names, self.patience)
+        _await(temporary, names, lambda: self.patience)
         files = sorted(temporary.glob("rank-*"))
         about["sha256"] = {p.name: _sha256(p) for p in files if not p.name.endswith(".part")}
         _write_file(temporary / MANIFEST, _sealed(about))
@@ -173,12 +180,12 @@ def _sync_folder(path: Path) -> None:
         os.close(handle)
 
 
-def _await(folder: Path, names: list[str], patience: float) -> None:
+def _await(folder: Path, names: list[str], patience: Callable[[], float]) -> None:
     """Wait for the other processes' parts, which come within a step of theirs."""
-    deadline = time.monotonic() + patience
+    begun = time.monotonic()
     while missing := [name for name in names if not (folder / name).exists()]:
-        if time.monotonic() > deadline:
-            raise OSError(f"{folder} still lacks {', '.join(missing)} after {patience:.0f} s")
+        if time.monotonic() - begun > patience():
+            raise OSError(f"{folder} still lacks {', '.join(missing)} after {patience():.0f} s")
         time.sleep(0.005)
 
 

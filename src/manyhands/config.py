@@ -120,8 +120,10 @@ class RunConfig:
     )
     keep: int = option(3, "how many checkpoints are kept")
     resume: str | None = option(None, "go on with the run in this folder, from its last checkpoint")
-    on_failure: Literal["stop", "restart"] = option(
-        "stop", "what to do when a worker dies: end the run, or start again from the checkpoint"
+    on_failure: Literal["stop", "restart", "continue"] = option(
+        "stop",
+        "what to do when a worker dies: end the run, start again from the checkpoint, or go on "
+        "with those who are left (Open MPI only)",
     )
     max_restarts: int = option(3, "how often a run is started again at the most")
     timeout: float = option(600.0, "seconds without a word after which a worker counts as hanging")
@@ -242,6 +244,31 @@ class RunConfig:
                 )
         elif self.on_failure == "restart":
             raise ConfigError("on_failure is 'restart'; that needs checkpoint_every, e.g. 200steps")
+        if self.on_failure == "continue" and (reason := self._cannot_outlive()):
+            raise ConfigError(f"on_failure is 'continue', but {reason}")
+
+    def _cannot_outlive(self) -> str:
+        """Return why those who are left could not go on when a worker dies, and what to do."""
+        windows = ("shared-memory", "hierarchical")
+        algorithm = getattr(self.strategy, "allreduce", "auto")
+        restart = "use on_failure='restart'"
+        if not self.strategy.supports.outlives:
+            return f"{self.strategy.name} cannot go on without one of its processes; {restart}"
+        if self.privacy:
+            return f"in a private run every worker's noise is part of the promise; {restart}"
+        if self.mpi == "mpich":
+            return "MPICH ends all processes when one dies; use mpi='openmpi'"
+        if self.comm != "mpi":
+            return f"over {self.comm} a death is everybody's end; leave comm out"
+        if self.places:
+            return f"that is not there yet for several hosts; {restart}"
+        if self.balance != "none":
+            return "balance needs speeds of workers that stay; leave one of them out"
+        if algorithm in windows:
+            return f"allreduce {algorithm} needs memory shared with the dead; leave it out"
+        if self.tensorboard:
+            return "worker 0 writes for tensorboard, and may be the one that dies; leave it out"
+        return ""
 
     def _check_comm(self) -> None:
         if self.comm == "mpi":

@@ -23,7 +23,7 @@ from manyhands.errors import WorkerError
 _LOOK_AT_MAPS = 0.5  # seconds between two looks at the workers' memory maps
 STARTING = 120.0  # seconds beside the timeout in which all must have begun: imports take long
 _SHARED = "/dev/shm/"
-_WAITS = ("exchange", "evaluate", "checkpoint", "serve")  # where one waits for others
+_WAITS = ("exchange", "evaluate", "regroup", "checkpoint", "serve")  # where one waits for others
 _MPI_NAMES = ("mpich_shm_", "sm_segment", "osc_", "ucx_shm", "sem.mp-")
 
 
@@ -37,6 +37,7 @@ class Guard:
         end: Ends all workers at once.
         start: Seconds in which every worker must have entered, counted from now and from the last
             note of any; None where not all of them are to be seen on this board.
+        spare: Those who are left can go on: whoever hangs is ended alone, and counts as dead.
     """
 
     def __init__(
@@ -46,8 +47,11 @@ class Guard:
         timeout: float,
         end: Callable[[], None],
         start: float | None = None,
+        *,
+        spare: bool = False,
     ) -> None:
         self.start, self._begun = start, time.monotonic()
+        self.spare, self._pardoned = spare, 0.0
         self.board, self.logs, self.timeout, self.end = board, logs, timeout, end
         self.segments: set[str] = set()
         self._before = set(_listed())  # not our workers' making, whoever maps it
@@ -119,10 +123,28 @@ class Guard:
             if note.pid:
                 self.segments |= _segments(note.pid) - self._before
         hanging = [n for n in notes if n.operation != "done" and now - n.time > self.timeout]
-        if hanging:
+        if self.spare:
+            hanging = [n for n in hanging if n.pid and _state(n.pid) not in ("Z", "")]
+        if hanging and now > self._pardoned and not (self.spare and self._end_alone(hanging, now)):
             raise self._report(notes, now)
         if self.start is not None:
             self._expect_all(notes, now, self.start)
+
+    def _end_alone(self, hanging: list[Note], now: float) -> bool:
+        """End those who hang, so that the others can go on; returns whether there were such.
+
+        One who waits for others does not hang. One who is stopped could come back, and would then
+        believe that it still belongs to the group: killed, it cannot.
+        """
+        guilty = [n for n in hanging if _state(n.pid or 0) == "T" or n.operation not in _WAITS]
+        for pid, rank in [(n.pid, n.rank) for n in guilty if n.pid]:
+            words = f"manyhands: no word for {self.timeout:g} s; the others go on without this one"
+            with suppress(OSError), (self.logs / f"rank-{rank}.log").open("a") as log:
+                log.write(words + "\n")
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._pardoned = now + self.timeout  # time for the others to notice
+        return bool(guilty)
 
     def _expect_all(self, notes: list[Note], now: float, patience: float) -> None:
         """Refuse to wait any longer for those who have not entered."""

@@ -112,8 +112,18 @@ def perform(
     if ready:
         ready()
     scalars = _scalars(job, worker) if job.config.tensorboard and worker.rank == 0 else None
-    process = summary.train(worker, Path(job.output))
-    merged = summary.record(job, worker, kernels, process)
+    begun = summary.begin(worker)
+
+    def work() -> dict[str, Any]:
+        process = summary.train(worker, begun, Path(job.output))
+        return summary.record(job, worker, kernels, process)
+
+    if job.config.on_failure == "continue":
+        from manyhands.surviving import outlive
+
+        merged = outlive(worker, work, lambda first: assemble.lead(job, first, folder))
+    else:
+        merged = work()
     if scalars:
         scalars.finish(merged["epochs"])
     return merged

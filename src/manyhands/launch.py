@@ -60,7 +60,12 @@ def launch(job: Job, processes: int, folder: Path, watch: Watch | None = None) -
         )
         logs, timeout = Path(job.output), job.config.timeout
         with Guard(
-            board, logs, timeout, end=lambda: kill_all(group, board), start=timeout + STARTING
+            board,
+            logs,
+            timeout,
+            end=lambda: kill_all(group, board),
+            start=timeout + STARTING,
+            spare=job.config.on_failure == "continue",
         ) as guard:
             try:
                 _follow(group, board, folder, guard, watch)
@@ -70,7 +75,9 @@ def launch(job: Job, processes: int, folder: Path, watch: Watch | None = None) -
         ended = ManyhandsError(f"ended at once by a second signal {board.asked()}")
         ended.exit_code = 128 + board.asked()
         raise ended
-    if group.returncode or (folder / ERROR_FILE).exists():
+    lasting = job.config.on_failure == "continue"  # mpiexec ends well even if all have died
+    over = not lasting or any(note.operation == "done" for note in board.read())
+    if group.returncode or not over or (folder / ERROR_FILE).exists():
         raise _explain(folder, board, group.returncode, guard.died)
 
 
@@ -88,12 +95,14 @@ def _command(
     hosts = job.config.places
     if hosts:
         own |= {DIGEST: digest, LAUNCHER: host()}
+    lasting = job.config.on_failure == "continue"
+    extra = ["--with-ft", "ulfm"] if lasting else []
     return command(
-        find_mpi(job.config.mpi),
+        find_mpi(job.config.mpi, lasting=lasting),
         processes,
         ["-m", "manyhands.work", str(folder)],
         hosts,
-        extra=shlex.split(job.config.mpiexec_options or ""),
+        extra=[*extra, *shlex.split(job.config.mpiexec_options or "")],
         also=own,
     )
 

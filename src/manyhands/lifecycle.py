@@ -54,12 +54,26 @@ class Lifecycle:
 
     def __init__(self, worker: Worker, output: Path, about: Mapping[str, Any]) -> None:
         config = worker.config
-        self.about = about
+        self.about, self.output = about, output
         self.every = parse_every(config.checkpoint_every) if config.checkpoint_every else None
-        patience = 2 * config.timeout  # whoever hangs is told of before
-        self.writer = Writer(output, worker.rank, worker.comm.size, config.keep, patience)
+        self.writer = self._writer(worker)
         self.written = time.monotonic()
         self.mark = Mark(0)
+
+    def _writer(self, worker: Worker) -> Writer:
+        patience = 2 * worker.config.timeout  # whoever hangs is told of before
+        return Writer(self.output, worker.rank, worker.comm.size, worker.config.keep, patience)
+
+    def renew(self, worker: Worker) -> None:
+        """Write for a group that has become smaller, from now on. Collective.
+
+        A checkpoint under way may lack the parts of those who are gone: it is given up.
+        """
+        self.writer.give_up()
+        worker.comm.barrier()  # nobody writes for the old group any more
+        self.writer = self._writer(worker)
+        options = {**self.about["options"], "workers": worker.config.workers}
+        self.about = {**self.about, "options": options}
 
     def after_step(self, worker: Worker) -> None:
         """Write a checkpoint if one is due; end the run if that was asked for.
@@ -118,7 +132,7 @@ class Lifecycle:
 
     def take(self, worker: Worker, mark: Mark, part: Part | None = None) -> None:
         """Begin to write this process's part of a checkpoint; after the last one, stop."""
-        worker.board.note(worker.rank, worker.step, "checkpoint")
+        worker.board.note(worker.number, worker.step, "checkpoint")
         about = {**self.about, "epoch": worker.epochs[-1].epoch if worker.epochs else 0}
         self.writer.write(mark.step, part or capture(worker), about)
         self.written = time.monotonic()
@@ -126,7 +140,7 @@ class Lifecycle:
         if mark.signum:
             worker.stopped = "signal"
         if worker.clock.ended is not None:  # done, and only here because others are not
-            worker.board.note(worker.rank, worker.step, "done")
+            worker.board.note(worker.number, worker.step, "done")
 
     def end(self, worker: Worker) -> None:
         """Wait for what is being written. Collective where a signal stopped the run.
@@ -155,7 +169,7 @@ def capture(worker: Worker) -> Part:
             tensors[f"clock.{name}"] = torch.tensor(getattr(clock, name), dtype=torch.float64)
     tensors |= {f"buffer.{n}": b.clone() for n, b in worker.replica.module.named_buffers()}
     tensors |= {f"kept.{i}": kept for i, kept in enumerate(worker.kept)}  # never written again
-    for index, state in enumerate(_optimizer_states(worker)):
+    for index, state in enumerate(optimizer_states(worker)):
         tensors |= {f"optimizer.{index}.{name}": value.clone() for name, value in state.items()}
     held, counts = worker.config.strategy.state(worker)
     tensors |= {f"strategy.{name}": value.clone() for name, value in held.items()}
@@ -172,7 +186,7 @@ def capture(worker: Worker) -> Part:
     return Part(tensors, copy.deepcopy(numbers))  # written later, while the worker goes on
 
 
-def _optimizer_states(worker: Worker) -> list[dict[str, Tensor]]:
+def optimizer_states(worker: Worker) -> list[dict[str, Tensor]]:
     """Return what the optimizer remembers of each parameter, in the parameters' order."""
     states = worker.optimizer.state
     params = [p for group in worker.optimizer.param_groups for p in group["params"]]
@@ -194,7 +208,7 @@ def restore(worker: Worker, checkpoint: Checkpoint) -> None:
         worker.params.copy_(tensors["params"])
         for name, buffer in worker.replica.module.named_buffers():
             buffer.copy_(tensors[f"buffer.{name}"])
-    _restore_optimizer(worker, tensors)
+    restore_optimizer(worker, tensors)
     if known and not worker.mechanism:
         torch.set_rng_state(tensors["random"])
     worker.step = int(numbers["step"])
@@ -215,7 +229,8 @@ def restore(worker: Worker, checkpoint: Checkpoint) -> None:
     worker.config.strategy.restore(worker, held, numbers["strategy"])
 
 
-def _restore_optimizer(worker: Worker, tensors: Mapping[str, Tensor]) -> None:
+def restore_optimizer(worker: Worker, tensors: Mapping[str, Tensor]) -> None:
+    """Give the optimizer back what it remembered, by the names that `capture` uses."""
     params = [p for group in worker.optimizer.param_groups for p in group["params"]]
     for index, param in enumerate(params):
         prefix = f"optimizer.{index}."

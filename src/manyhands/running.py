@@ -57,7 +57,7 @@ class Run:
             stored = store(self.data, folder / "data")
             _check_plan(stored, config)
             if not config.strategy.supports.shares_memory:
-                mpis.find_mpi(config.mpi)
+                mpis.find_mpi(config.mpi, lasting=config.on_failure == "continue")
                 if config.places:
                     config.places.check()
             output, name = self._output()
@@ -112,10 +112,11 @@ class Run:
                 "hosts or hostfile is given, but this group was started by somebody's mpiexec or "
                 "srun, which has chosen the hosts; leave it out"
             )
-        if self.config.on_failure == "restart":
+        if self.config.on_failure != "stop":
             raise ConfigError(
-                "on_failure is 'restart', but this group was started by somebody's mpiexec or "
-                "srun; only a run that starts its own workers can start them again"
+                f"on_failure is {self.config.on_failure!r}, but this group was started by "
+                "somebody's mpiexec or srun; only a run that starts its own workers can start them "
+                "again, or outlive them: run it without mpiexec, or leave on_failure out"
             )
         config = dataclasses.replace(self.config, workers=self._workers(size, chosen=chosen))
         return dataclasses.replace(self, config=config)._in_group(comm)

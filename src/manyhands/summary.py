@@ -6,7 +6,7 @@ import datetime
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from manyhands.place import host, kernel
 from manyhands.privacy.terms import statement
 
 if TYPE_CHECKING:
+    from manyhands.clock import Epoch
     from manyhands.job import Job
     from manyhands.tune import Kernels
     from manyhands.worker import Worker
@@ -29,14 +30,18 @@ if TYPE_CHECKING:
 _BARRIERS = 9  # readings from which the difference between two clocks is taken
 
 
-def train(worker: Worker, output: Path = Path()) -> dict[str, float]:
+def begin(worker: Worker) -> dict[str, float]:
+    """Wait until all are ready; returns when that was, and what this process had used by then."""
+    worker.comm.barrier()
+    worker.clock.started = time.monotonic()
+    return {"ready": time.time(), **records.usage()}
+
+
+def train(worker: Worker, begun: dict[str, float], output: Path = Path()) -> dict[str, float]:
     """Let the strategy train; returns the seconds, CPU seconds and memory this process took.
 
     A profile, where the run asks for one, goes to `output`.
     """
-    worker.comm.barrier()
-    ready, before = time.time(), records.usage()
-    worker.clock.started = time.monotonic()
     if worker.config.profile:
         from manyhands.profiling import profiled
 
@@ -50,13 +55,13 @@ def train(worker: Worker, output: Path = Path()) -> dict[str, float]:
         worker.lifecycle.end(worker)
     if not worker.config.strategy.supports.together:
         judge(worker)
-    worker.board.note(worker.rank, worker.step, "record")
+    worker.board.note(worker.number, worker.step, "record")
     return {
-        "ready": ready,
+        "ready": begun["ready"],
         "training": seconds,
         "evaluation": worker.clock.evaluation,
-        "user": after["user"] - before["user"],
-        "system": after["system"] - before["system"],
+        "user": after["user"] - begun["user"],
+        "system": after["system"] - begun["system"],
         "peak_rss_bytes": after["peak_rss_bytes"],
     }
 
@@ -107,11 +112,12 @@ def record(job: Job, worker: Worker, kernels: Kernels, process: dict[str, float]
         with worker.replica.holding(params):
             state = {k: v.contiguous() for k, v in _unshared(worker).items()}
         save_file(state, output / "model.safetensors")
-        rows = [{"rank": rank, **row} for rank, mine in enumerate(every_step) for row in mine]
+        pairs = zip(workers, every_step, strict=True)
+        rows = [{"rank": who["rank"], **row} for who, mine in pairs for row in mine]
         records.write_steps(output / "steps.jsonl", rows)
         records.write_json(output / "run.json", merged)
     merged = worker.comm.gather(merged)[0]
-    worker.board.note(worker.rank, worker.step, "done")
+    worker.board.note(worker.number, worker.step, "done")
     return merged
 
 
@@ -184,11 +190,11 @@ def _worker(
     phases = ("compute", "wait", "communicate", "update")
     spent = worker.spent or {k: sum(row[k] for row in steps) for k in phases}
     return {
-        "rank": worker.rank,
+        "rank": worker.number,
         "role": worker.role,
         "host": host(),
         "kernel": kernel(),
-        "pid": int(worker.board.rows[worker.rank, 0]),
+        "pid": worker.board.pid(worker.number),
         "examples": round(sum(e.examples for e in worker.epochs)),
         "steps": worker.step,
         "ready": process["ready"],
@@ -233,8 +239,8 @@ def _record(
             timespec="seconds"
         ),
         "status": "finished",
-        "story": list(job.story),
-        "config": flatten(config),
+        "story": [*job.story, *worker.story],
+        "config": flatten(job.config),
         "machine": machine,
         "kernels": kernels.as_dict(),
         "data": {
@@ -276,6 +282,7 @@ def _epochs(worker: Worker, seen: list[list[list[Any]]]) -> list[dict[str, Any]]
     Workers that do not step together may be further on: the last row takes in all they did.
     """
     apart = not worker.config.strategy.supports.together
+    numbers = _numbers(worker)
     rows: list[dict[str, Any]] = []
     for i, epoch in enumerate(worker.epochs):
         last = epoch is worker.epochs[-1]
@@ -283,11 +290,12 @@ def _epochs(worker: Worker, seen: list[list[list[Any]]]) -> list[dict[str, Any]]
         sofar = [each[:end] for each in seen]
         kept = apart and (not last or worker.stopped == "target_accuracy")
         ended = max(e[4] for each in seen for e in each[i:end])
+        examples = round(sum(e[2] for each in sofar for e in each))
         rows.append(
             {
                 "epoch": epoch.epoch,
                 "steps": max(sum(e[3] for e in each) for each in sofar),
-                "examples": round(sum(e[2] for each in sofar for e in each)),
+                "examples": _dealt(worker, worker.epochs[:end]) if worker.story else examples,
                 "seconds": round(epoch.seconds if kept else ended, 6),
                 "test_loss": epoch.test_loss,
                 "test_accuracy": epoch.test_accuracy,
@@ -295,11 +303,23 @@ def _epochs(worker: Worker, seen: list[list[list[Any]]]) -> list[dict[str, Any]]
                 "validation_accuracy": epoch.validation_accuracy,
                 "workers": [
                     _seen(rank, each[i:end], worker.replica.classifies)
-                    for rank, each in enumerate(seen)
+                    for rank, each in zip(numbers, seen, strict=True)
                 ],
             }
         )
     return rows
+
+
+def _numbers(worker: Worker) -> Sequence[int]:
+    """Return by which numbers the workers that are there are known."""
+    return getattr(worker.plan, "alive", None) or range(worker.config.workers)
+
+
+def _dealt(worker: Worker, epochs: Sequence[Epoch]) -> int:
+    """Return the examples behind all updates of these epochs, those of the dead included."""
+    plan: Any = worker.plan
+    totals = ([share.total for share in islice(plan.epoch(e.epoch), e.steps)] for e in epochs)
+    return sum(map(sum, totals))
 
 
 def _seen(rank: int, epochs: list[list[Any]], classifies: bool) -> dict[str, Any]:
@@ -320,6 +340,8 @@ def _result(
     target, last = worker.config.target_accuracy, epochs[-1]
     seconds = _training(workers)
     examples = sum(w["examples"] for w in workers if w["role"] == "worker")
+    if worker.story:
+        examples = last["examples"]
     judged = "test_accuracy" if worker.data.validation is None else "validation_accuracy"
     reached = [e["seconds"] for e in epochs if target and (e[judged] or 0.0) >= target]
     return {

@@ -80,10 +80,16 @@ class Worker:
     planned: list[int] = field(default_factory=list)  # the steps of each worker, for the rate
     step: int = 0
     stopped: str = "epochs"
+    number: int = -1  # its rank when the run began, by which board, log and record know it
+    story: list[dict[str, Any]] = field(default_factory=list)  # whom the group has lost
+    seen: list[float | None] = field(default_factory=list)  # of the epoch, when the step began
+
+    def __post_init__(self) -> None:
+        self.number = self.comm.rank if self.number < 0 else self.number
 
     @property
     def rank(self) -> int:
-        """This worker's number, from 0."""
+        """This worker's place in the group, from 0; it changes where others die."""
         return self.comm.rank
 
     @property
@@ -116,10 +122,11 @@ class Worker:
                 if self.stopped != "epochs":
                     break
                 self.clock.begun.append(time.monotonic())
-                self.board.note(self.rank, self.step, "gradient")
+                self.seen = epoch.seen()
+                self.board.note(self.number, self.step, "gradient")
                 x, y = self.data.train.batch(share.indices)
                 yield Batch(x, y, share.examples / share.total, share.total, share.examples)
-                self._end_step(epoch)
+                self.end_step(epoch)
                 if self.balance:
                     self.balance.after_step(self, len(share.indices))
                 if self.lifecycle:
@@ -134,7 +141,7 @@ class Worker:
                 break
         if not together:
             self.clock.ended = time.monotonic()
-            self.board.note(self.rank, self.step, "done")  # to wait for others is not to hang
+            self.board.note(self.number, self.step, "done")  # to wait for others is not to hang
 
     def shares(self) -> Shares | None:
         """Return the workers' parts at each step of this epoch, where they are not fixed."""
@@ -166,14 +173,14 @@ class Worker:
     @contextmanager
     def exchanging(self) -> Iterator[None]:
         """Count what happens inside as exchange: the current step's, or else the last one's."""
-        self.board.note(self.rank, self.step, "exchange")
+        self.board.note(self.number, self.step, "exchange")
         begin = time.monotonic()
         yield
         self.clock.exchange(begin, time.monotonic())
 
     def update(self, gradient: Tensor) -> None:
         """Let the optimizer step along `gradient`, shortened where that is asked for."""
-        self.board.note(self.rank, self.step, "update")
+        self.board.note(self.number, self.step, "update")
         if gradient.data_ptr() != self.replica.grad.data_ptr():
             self.replica.grad.copy_(gradient)
         self.shorten(self.replica.grad)
@@ -218,7 +225,8 @@ class Worker:
         if self.mechanism:
             self.mechanism.guard(mean, examples)
 
-    def _end_step(self, epoch: Epoch) -> None:
+    def end_step(self, epoch: Epoch) -> None:
+        """Count a step that is over."""
         self.clock.end_step()
         self.step += 1
         epoch.steps += 1
@@ -288,7 +296,7 @@ class Worker:
     def evaluating(self) -> Iterator[None]:
         """Keep what happens inside off the training clock and off the meter."""
         begin = time.monotonic()
-        self.board.note(self.rank, self.step, "evaluate")
+        self.board.note(self.number, self.step, "evaluate")
         with self.comm.meter.off():
             yield
         spent = time.monotonic() - begin

@@ -95,6 +95,12 @@ def channel(comm: Any) -> Channel:
     return _private(comm).channel
 
 
+def duplicate(comm: MPI.Comm) -> MPI.Comm | None:
+    """Return the private duplicate of `comm`, if one was made."""
+    found: Any = None if _keyval is None else comm.Get_attr(_keyval)
+    return found.comm if found else None
+
+
 def _private(comm: Any) -> Private:
     global _keyval
     if _keyval is None:

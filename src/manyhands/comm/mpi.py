@@ -17,10 +17,14 @@ from manyhands.comm.meter import Meter
 
 
 class MPICommunicator:
-    """A group of workers that are the processes of an MPI communicator."""
+    """A group of workers that are the processes of an MPI communicator.
 
-    def __init__(self, comm: MPI.Comm) -> None:
+    Without `windows` its all-reduce of choice is MPI's own, which needs no shared memory.
+    """
+
+    def __init__(self, comm: MPI.Comm, *, windows: bool = True) -> None:
         self.comm = comm
+        self.windows = windows
         self.metered = Metered(comm)
         self.rank: int = comm.rank
         self.size: int = comm.size
@@ -31,6 +35,8 @@ class MPICommunicator:
         if self.size == 1:
             return
         array = vector.numpy()
+        if algorithm == "auto" and not self.windows:
+            algorithm = "mpi"
         counted = self.metered.meter
         counted.reset()
         begin = time.perf_counter()

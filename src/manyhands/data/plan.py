@@ -81,6 +81,8 @@ class Plan:
         ids: Record ids for `by-id`, (examples,); the row numbers where none are given.
         shares: What part of the whole each worker takes, for `balanced` and `random-partition`.
         whole_batches: Workers do not step together: each takes batches of `batch_size` alone.
+        alive: The workers that are left, where some have died: every update keeps its examples,
+            since each of them takes near-equal parts of the dead workers' shares beside its own.
 
     Raises:
         ConfigError: If these do not fit together.
@@ -97,6 +99,7 @@ class Plan:
     ids: Sequence[object] | np.ndarray | None = None
     shares: Sequence[float] | None = None
     whole_batches: bool = False
+    alive: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         validate.at_least(1, examples=self.examples, batch_size=self.batch_size, size=self.size)
@@ -150,8 +153,25 @@ class Plan:
 
         With `shares` (balanced only) each global batch is cut by what they say at that step.
         """
-        order = self._order(epoch, self.rank)
-        for begin, end, total in self._steps(self.rank, start, shares):
+        return self._taken(self.rank, epoch, start, shares)
+
+    def _taken(self, rank: int, epoch: int, start: int, shares: Shares | None) -> Iterator[Share]:
+        """Yield what a worker takes: its own shares, and its parts of the dead workers'."""
+        own = self._shares(rank, epoch, start, shares)
+        if self.alive is None:
+            yield from own
+            return
+        place, count = self.alive.index(rank), len(self.alive)
+        dead = sorted(set(range(self.size)) - set(self.alive))
+        lost = [self._shares(other, epoch, start, shares) for other in dead]
+        for mine, *theirs in zip(own, *lost, strict=True):
+            left = [share.indices for share in theirs]
+            parts = [i[place * len(i) // count : (place + 1) * len(i) // count] for i in left]
+            yield Share(np.concatenate([mine.indices, *parts]), mine.total)
+
+    def _shares(self, rank: int, epoch: int, start: int, shares: Shares | None) -> Iterator[Share]:
+        order = self._order(epoch, rank)
+        for begin, end, total in self._steps(rank, start, shares):
             yield Share(order[begin:end], total)
 
     @property
@@ -168,7 +188,7 @@ class Plan:
         times = np.zeros(self.examples, dtype=np.int64)
         classes = None if self.labels is None else int(np.max(self.labels)) + 1
         workers = []
-        for rank in range(self.size):
+        for rank in self.alive or range(self.size):
             mine = np.bincount(self._examples(epoch, rank, shares), minlength=self.examples)
             times += mine
             counts = None
@@ -191,9 +211,8 @@ class Plan:
         }
 
     def _examples(self, epoch: int, rank: int, shares: Shares | None) -> np.ndarray:
-        order = self._order(epoch, rank)
-        parts = [order[begin:end] for begin, end, _ in self._steps(rank, 0, shares)]
-        return np.concatenate([order[:0], *parts])
+        parts = [share.indices for share in self._taken(rank, epoch, 0, shares)]
+        return np.concatenate([np.empty(0, dtype=np.int64), *parts])
 
     def _steps(
         self, rank: int, start: int, shares: Shares | None

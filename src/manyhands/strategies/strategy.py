@@ -39,6 +39,7 @@ class Supports:
         balance: The workers' parts of a batch may change from step to step without changing the
             update, since gradients are summed.
         torch: It runs over torch.distributed too: it needs no more than a `Communicator`.
+        outlives: The workers that are left can go on when others die.
         private: Whoever sees what others send sees no more than `exposure` says.
     """
 
@@ -52,6 +53,7 @@ class Supports:
     resume: bool = False
     balance: bool = False
     torch: bool = False
+    outlives: bool = False
     private: bool = False
     workers: int = 2
     beside: str = "master"
@@ -109,6 +111,12 @@ class Strategy(Protocol):
         self, worker: Worker, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]
     ) -> None:
         """Take back what `state` gave."""
+
+    def regroup(self, worker: Worker) -> None:
+        """Bring those who are left together, after workers have died. Collective.
+
+        Not asked where replicas are identical: there whoever is behind takes over another's.
+        """
 
     def run(self, worker: Worker) -> None:
         """Train: loop over `worker.batches()`, exchange, update."""

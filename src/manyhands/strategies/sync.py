@@ -54,6 +54,7 @@ class Sync(Strategy):
         deterministic=True,
         resume=True,
         balance=True,
+        outlives=True,
         torch=True,
         private=True,
     )

