@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 SCHEMA = 1
 FOLDER = "checkpoints"
 MANIFEST = "checkpoint.json"
+# What reading JSON that is not what it should be may end in.
+MISUNDERSTOOD = (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -74,12 +76,20 @@ class Checkpoint:
         return int(self.about["step"])
 
     def part(self, rank: int) -> Part:
-        """Return what process `rank` had written."""
+        """Return what process `rank` had written.
+
+        Raises:
+            DataError: If it is not there, or cannot be understood.
+        """
+        from safetensors import SafetensorError
         from safetensors.torch import load_file
 
-        name = f"rank-{rank}"
-        numbers = json.loads((self.folder / f"{name}.json").read_text())["numbers"]
-        return Part(load_file(self.folder / f"{name}.safetensors"), numbers)
+        path = self.folder / f"rank-{rank}"
+        try:
+            numbers = json.loads(path.with_suffix(".json").read_bytes())["numbers"]
+            return Part(load_file(path.with_suffix(".safetensors")), numbers)
+        except (OSError, *MISUNDERSTOOD, SafetensorError) as error:
+            raise DataError(f"{path} cannot be understood: {error}") from None
 
 
 class Writer:
@@ -229,7 +239,7 @@ def check(folder: Path) -> Checkpoint:
                 raise DataError(f"{folder / name} is damaged: its checksum does not match")
     except OSError as error:
         raise DataError(f"{folder} is not a whole checkpoint: {error}") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except MISUNDERSTOOD as error:
         if isinstance(error, DataError):
             raise
         raise DataError(f"{path} is not a checkpoint of manyhands: {error}") from None

@@ -112,7 +112,7 @@ def read(path: Path, *, quick: bool = False) -> Experiment:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"there is no experiment {str(path)!r}") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # TOMLDecodeError is a ValueError
         raise ConfigError(f"{path} cannot be read as TOML: {error}") from None
     try:
         experiment = _experiment(path.stem, found)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from manyhands import checkpoint as checkpoints
-from manyhands.errors import ConfigError
+from manyhands.errors import ConfigError, DataError
 from manyhands.strategies import STRATEGIES
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ def options(
     found: checkpoints.Checkpoint, folder: Path, given: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the options of the run, with what was given now in place of what may change."""
+    _check_manifest(found)
     before: dict[str, Any] = dict(found.about["options"])
     given = {name: value for name, value in _flat(given).items() if value is not None}
     changeable = CHANGEABLE - (BUDGETED if before.get("private") else set())
@@ -51,7 +52,8 @@ def options(
             )
     _check_end(found, {**before, **given})
     workers = given.get("workers") or before["workers"]
-    if workers != before["workers"] and not STRATEGIES[before["strategy"]].supports.identical:
+    strategy = STRATEGIES.get(before["strategy"])
+    if workers != before["workers"] and strategy and not strategy.supports.identical:
         raise ConfigError(
             f"workers is {workers}, but the run in {folder} has {before['workers']}; with "
             f"{before['strategy']} every worker has a model of its own, so their number stays"
@@ -71,11 +73,23 @@ def _flat(given: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
+def _check_manifest(found: checkpoints.Checkpoint) -> None:
+    """Refuse a manifest that says something else than what a run writes."""
+    options = found.about.get("options")
+    known = {"step": int, "processes": int, "epoch": int, "options": dict, "settled": dict}
+    told = {**found.about, **(options if isinstance(options, dict) else {})}
+    for name, kind in {**known, "layers": list, "workers": int, "strategy": str}.items():
+        if type(told.get(name)) is not kind:
+            raise DataError(
+                f"{found.folder}: {name} is {told.get(name)!r}; this is no checkpoint of manyhands"
+            )
+
+
 def _check_end(found: checkpoints.Checkpoint, asked: Mapping[str, Any]) -> None:
     """Refuse an end that lies before the checkpoint."""
     for name, done in (("max_steps", found.step), ("epochs", found.about["epoch"])):
         limit = asked.get(name)
-        if limit is not None and limit < done:
+        if isinstance(limit, int) and limit < done:
             raise ConfigError(
                 f"{name} is {limit}, but the checkpoint {found.folder} is already at {done}; "
                 f"give {name} of {done} or more"

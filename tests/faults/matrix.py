@@ -2,9 +2,11 @@
 
 Every strategy × the phases of a run × {SIGKILL, SIGSTOP}, its rank 0, its masters, the launcher,
 signals, a full disk: the others must end, with a message that names the rank, and leave no process
-and nothing in shared memory. The run is then resumed from its last checkpoint: where the strategy
-is deterministic, to the very bits of a run never disturbed; elsewhere with every update counted
-once. Other faults have tests of their own, which run as well (`rows.py`).
+and nothing in shared memory. The run is then resumed from its last checkpoint, or restarts itself:
+where the strategy is deterministic, to the very bits of a run never disturbed; elsewhere with every
+update counted once. Where it can go on without the dead (`--on-failure continue`) it must end by
+itself, where replicas are identical with the weights of a run never disturbed. Other faults have
+tests of their own, which run as well (`rows.py`).
 
 What was found is kept case by case: a matrix that was interrupted goes on where it was.
 """
@@ -12,7 +14,6 @@ What was found is kept case by case: a matrix that was interrupted goes on where
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 import re
@@ -22,44 +23,23 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import numpy as np
 import page
 import rows
+from cases import Case, cases, masters, planned, struck, when
+from safetensors.numpy import load_file
 
 from manyhands.record import cores
 from manyhands.strategies import STRATEGIES
-from manyhands.testing import VARIABLE, Faults
+from manyhands.testing import VARIABLE, Fault
 
-PHASES = ("start", "load", "gradient", "exchange", "update", "checkpoint", "evaluate", "record")
-STEP = {"gradient": 45, "exchange": 45, "update": 45, "checkpoint": 40, "evaluate": 40, "serve": 45}
-TIMEOUT = 10  # seconds without a word until a stopped worker counts as hanging
 LIMIT = 120  # seconds after which the case itself counts as hung
-LONG = 60  # epochs of a run that is struck from outside
-# What a strategy is run with where that is not two workers and nothing else.
-OPTIONS = {"sequential": {"workers": 1}, "pipeline": {"workers": 1, "stages": 2}}
-
-
-@dataclass(frozen=True)
-class Case:
-    """One fault: what strikes whom, and when."""
-
-    strategy: str
-    action: str  # kill, stop, fail_write; or of the launcher: kill-launcher, SIGINT, SIGTERM
-    phase: str = ""
-    rank: int = 1
-
-    @property
-    def outside(self) -> bool:
-        """Whether it is struck from outside, at the launcher."""
-        return not self.phase
-
-    def __str__(self) -> str:
-        where = f"rank {self.rank} in {self.phase}" if self.phase else "the launcher"
-        return f"{self.strategy}: {self.action}, {where}"
+CLOSE = 1e-9  # how far a run that has outlived a worker may end from one that did not have to
 
 
 @dataclass
@@ -81,82 +61,9 @@ class Outcome:
     def promised(self) -> bool:
         """Whether it ended as promised."""
         wanted = {"SIGINT": 130, "SIGTERM": 143, "kill-launcher": -signal.SIGKILL}
-        ended = self.code == wanted.get(self.case.action, 1)
+        ended = self.code == wanted.get(self.case.action, int(self.case.ends))
         left = self.orphans or self.residue
         return ended and self.named and not left and not self.resumed.startswith("wrong")
-
-
-def cases() -> Iterator[Case]:
-    """Yield every fault that is struck."""
-    for strategy, kind in STRATEGIES.items():
-        size = processes(strategy)
-        rank = min(1, size - 1)
-        for phase in phases(strategy):
-            yield Case(strategy, "kill", phase, rank)
-            yield Case(strategy, "stop", phase, rank)
-        if size > 1:
-            yield Case(strategy, "kill", "gradient", 0)
-        for master in masters(strategy):
-            for phase in ("load", "serve", "checkpoint"):
-                yield Case(strategy, "kill", phase, master)
-            yield Case(strategy, "stop", "serve", master)
-        yield Case(strategy, "fail_write", "checkpoint", 0)
-        yield Case(strategy, "fail_write", "record", 0)
-        for action in ("kill-launcher", "SIGINT", "SIGTERM"):
-            yield Case(strategy, action)
-        assert kind.supports.resume, f"{strategy} cannot go on from a checkpoint"
-
-
-def workers(strategy: str) -> int:
-    return OPTIONS.get(strategy, {}).get("workers", 2)
-
-
-def masters(strategy: str) -> range:
-    """Return the ranks of a strategy's masters."""
-    return range(workers(strategy), processes(strategy)) if strategy == "server" else range(0)
-
-
-def processes(strategy: str) -> int:
-    own = {n: value for n, value in OPTIONS.get(strategy, {}).items() if n != "workers"}
-    return STRATEGIES[strategy](**own).processes(workers(strategy))
-
-
-def phases(strategy: str) -> list[str]:
-    """Return the phases that a worker of this strategy passes."""
-    absent = set()
-    if strategy in ("sequential", "hogwild"):
-        absent |= {"exchange"}  # nothing is sent
-    if not STRATEGIES[strategy].supports.together:
-        absent |= {"evaluate"}  # worker 1 is not asked to judge during training
-    if strategy == "server":
-        absent |= {"update"}  # the masters' work
-    return [phase for phase in PHASES if phase not in absent]
-
-
-def when(case: Case) -> int:
-    """Return the step from which on the fault strikes; whole batches halve a worker's steps."""
-    step = STEP.get(case.phase, 0)
-    if case.strategy == "averaging" and case.phase == "exchange":
-        return 80  # the only average is at the end
-    return step // 2 if STRATEGIES[case.strategy].supports.whole_batches else step
-
-
-def train(
-    strategy: str, output: Path, *, epochs: int = 2, every: str = "10steps", timeout: int = TIMEOUT
-) -> list[str]:
-    """Return the command of one small run, of 40 updates an epoch."""
-    line = [sys.executable, "-m", "manyhands", "train", "--strategy", strategy]
-    line += ["--output", str(output), "--data", "blobs", "--model", "mlp", "--kernels", "default"]
-    for name, value in {"workers": 2, **OPTIONS.get(strategy, {})}.items():
-        line += [f"--{name}", str(value)]
-    line += ["--batch-size", "50"]
-    line += ["--timeout", str(timeout), "--epochs", str(epochs), "--checkpoint-every", every]
-    return line
-
-
-def long(strategy: str, output: Path) -> list[str]:
-    """Return the command of a run that lasts long enough to be struck from outside."""
-    return train(strategy, output, epochs=LONG, every="100steps")
 
 
 def run(
@@ -221,28 +128,27 @@ def alive(folder: Path) -> list[int]:
     return [pid for pid in found if pid != os.getpid()]
 
 
-def strike(case: Case, expected: str | None, *, go_on: bool = True) -> Outcome:
+def strike(case: Case, expected: np.ndarray | None, *, go_on: bool = True) -> Outcome:
     """Do one case, and look at what is left; `expected` are the weights of a run left alone."""
     outcome, before = Outcome(case), shared()
     with tempfile.TemporaryDirectory(prefix="faults-") as place:
         folder, output = Path(place), Path(place) / "run"
         begin = time.monotonic()
         if case.outside:
-            outcome.code, said = run(
-                long(case.strategy, output), folder, strike=_outside(case, output)
-            )
+            outcome.code, said = run(struck(case, output), folder, strike=_outside(case, output))
         else:
-            planned = Faults()
-            getattr(planned, case.action)(rank=case.rank, step=when(case), phase=case.phase)
-            faults = {"struck": place, "faults": [asdict(fault) for fault in planned.faults]}
-            outcome.code, said = run(train(case.strategy, output), folder, json.dumps(faults))
+            fault = Fault(case.action, case.rank, when(case), case.phase)
+            faults = json.dumps({"struck": place, "faults": [asdict(fault)]})
+            outcome.code, said = run(struck(case, output), folder, faults)
         outcome.seconds = round(time.monotonic() - begin, 1)
         outcome.hung = outcome.code is None
         outcome.named = names(case, said)
         eventually(lambda: not alive(folder), 10)
         eventually(lambda: not shared() - before, 5)
         outcome.orphans, outcome.residue = len(alive(folder)), len(shared() - before)
-        if go_on:
+        if not case.ends:
+            outcome.resumed = _ended(case, outcome.code, output, expected)
+        elif go_on:
             _go_on(outcome, output, folder, expected, said)
         outcome.said = "" if outcome.promised else said[-2000:]
     return outcome
@@ -270,7 +176,32 @@ def names(case: Case, said: str) -> bool:
     return f"rank {case.rank} died" in said or f"missing: rank {case.rank} " in said
 
 
-def _go_on(outcome: Outcome, output: Path, folder: Path, expected: str | None, said: str) -> None:
+def _ended(case: Case, code: int | None, output: Path, expected: np.ndarray | None) -> str:
+    """Say how a run ended that restarted itself, or went on without the dead."""
+    if code != 0:
+        return f"wrong: exit {code}"
+    record = json.loads((output / "run.json").read_text())
+    story = record["story"]
+    if case.then == "restart":
+        restarted = any("restarted_from" in event for event in story)
+        return _compared(output, expected) if restarted else f"wrong: {story}"
+    if [event["lost"] for event in story] != [[case.rank]] or record["result"]["steps"] != 80:
+        return f"wrong: {story}"
+    if not STRATEGIES[case.strategy].supports.identical or expected is None:
+        return "went on"
+    apart = float(np.abs(weights(output) - expected).max())
+    return "same end" if apart < CLOSE else f"wrong: {apart} apart"
+
+
+def _compared(output: Path, expected: np.ndarray | None) -> str:
+    if expected is None:
+        return complete(output)
+    return "same bits" if np.array_equal(weights(output), expected) else "wrong: other bits"
+
+
+def _go_on(
+    outcome: Outcome, output: Path, folder: Path, expected: np.ndarray | None, said: str
+) -> None:
     """Go on with the run, where a checkpoint had been written, and look at its end."""
     case, steps = outcome.case, checkpoints(output)
     if not steps:
@@ -282,16 +213,14 @@ def _go_on(outcome: Outcome, output: Path, folder: Path, expected: str | None, s
         outcome.lost_steps = max(0, max(told) - steps[-1])
     line = [sys.executable, "-m", "manyhands", "train", "--resume", str(output)]
     code, end = run([*line, "--timeout", "60"], folder)
-    if code != 0:
-        outcome.resumed = f"wrong: exit {code}: {end[-300:]}"
-    elif expected is not None:
-        outcome.resumed = "same bits" if weights(output) == expected else "wrong: other bits"
-    else:
-        outcome.resumed = complete(output)
+    wrong = f"wrong: exit {code}: {end[-300:]}"
+    outcome.resumed = wrong if code != 0 else _compared(output, expected)
 
 
-def weights(output: Path) -> str:
-    return hashlib.sha256((output / "model.safetensors").read_bytes()).hexdigest()
+def weights(output: Path) -> np.ndarray:
+    """Return the weights that a run ended with, as one vector."""
+    found = load_file(output / "model.safetensors")
+    return np.concatenate([found[name].ravel() for name in sorted(found)])
 
 
 def complete(output: Path) -> str:
@@ -304,13 +233,13 @@ def complete(output: Path) -> str:
     return "nothing lost" if right else f"wrong: {record['result']['examples']}, {updates}, {steps}"
 
 
-def undisturbed(strategy: str, *, outside: bool) -> str | None:
+def undisturbed(strategy: str, kind: str) -> np.ndarray | None:
     """Return the weights of a run left alone; None where runs do not repeat themselves."""
     if not STRATEGIES[strategy].supports.deterministic:
         return None
     with tempfile.TemporaryDirectory(prefix="faults-") as place:
         output = Path(place) / "run"
-        code, said = run((long if outside else train)(strategy, output), Path(place))
+        code, said = run(planned(strategy, kind, output), Path(place))
         if code != 0:
             raise SystemExit(f"{strategy} fails undisturbed: {said}")
         return weights(output)
@@ -326,24 +255,24 @@ def known(path: Path) -> dict[str, Outcome]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--strategies", default=",".join(STRATEGIES))
+    parser.add_argument("--then", default="stop,restart,continue", help="what runs are told to do")
     parser.add_argument("--jobs", type=int, default=cores() + 1, help="cases at once")
     parser.add_argument("--out", type=Path, required=True, help="write the outcomes as JSON")
     parser.add_argument("--page", type=Path, help="write the table as a page")
     options = parser.parse_args()
     chosen = [case for case in cases() if case.strategy in options.strategies.split(",")]
+    chosen = [case for case in chosen if case.then in options.then.split(",")]
     partial = options.out.with_suffix(".partial.jsonl")
     done, lock = known(partial), threading.Lock()
-    wanted = dict.fromkeys((c.strategy, c.outside) for c in chosen if str(c) not in done)
+    wanted = dict.fromkeys((c.strategy, c.kind) for c in chosen if str(c) not in done)
     begin = time.monotonic()
     with ThreadPoolExecutor(options.jobs) as pool:
-        ends = dict(
-            zip(wanted, pool.map(lambda w: undisturbed(w[0], outside=w[1]), wanted), strict=True)
-        )
+        ends = dict(zip(wanted, pool.map(lambda w: undisturbed(*w), wanted), strict=True))
 
         def do(case: Case) -> None:
             # What a stopped worker leaves is what a killed one leaves; once is enough to see it.
             again = case.action != "stop" or case.phase == "checkpoint"
-            outcome = strike(case, ends[case.strategy, case.outside], go_on=again)
+            outcome = strike(case, ends[case.strategy, case.kind], go_on=again)
             with lock, partial.open("a") as file:
                 file.write(json.dumps(asdict(outcome)) + "\n")
                 done[str(case)] = outcome

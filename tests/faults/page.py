@@ -21,7 +21,10 @@ GROUPS = {
     "fail_write": "the disk is full",
     "kill-launcher": "SIGKILL of the launcher",
     "signal": "SIGINT, SIGTERM",
+    "restart": "killed or stopped, with `--on-failure restart`",
+    "continue": "killed or stopped, with `--on-failure continue`",
 }
+RIGHT = ("same bits", "nothing lost", "same end", "went on")
 
 
 def about() -> dict[str, Any]:
@@ -38,9 +41,11 @@ def about() -> dict[str, Any]:
 
 def group(outcome: Outcome) -> str:
     """Return the kind of fault that this was."""
-    from matrix import masters, processes
+    from cases import masters, processes
 
     case = outcome.case
+    if case.then != "stop":
+        return case.then
     if case.action.startswith("SIG"):
         return "signal"
     if case.action in ("fail_write", "kill-launcher"):
@@ -52,7 +57,7 @@ def group(outcome: Outcome) -> str:
 
 def counts(outcomes: list[Outcome]) -> list[str]:
     """Return one line's cells: tried, promised, hung, orphans, residue, resumed, lost."""
-    resumed = [o for o in outcomes if o.resumed in ("same bits", "nothing lost")]
+    resumed = [o for o in outcomes if o.resumed in RIGHT]
     tried = [o for o in outcomes if o.resumed not in ("–", "no checkpoint yet")]
     lost = [o.lost_steps for o in outcomes if o.lost_steps is not None]
     numbers = [len(outcomes), sum(o.promised for o in outcomes), sum(o.hung for o in outcomes)]
@@ -64,7 +69,7 @@ def counts(outcomes: list[Outcome]) -> list[str]:
 def table(first: str, lines: dict[str, list[Outcome]]) -> str:
     """Return a table with a line for each entry."""
     heads = [first, "faults", "as promised", "hung", "orphans", "left in shared memory"]
-    heads += ["resumed rightly", "most steps lost"]
+    heads += ["went on rightly", "most steps lost"]
     rows = [heads, ["---"] * len(heads)]
     rows += [[name, *counts(outcomes)] for name, outcomes in lines.items() if outcomes]
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
@@ -106,5 +111,5 @@ def summary(outcomes: list[Outcome], tested: list[dict[str, Any]]) -> str:
     rows = f"{sum(map(holds, tested))} of {len(tested)} rows of other faults hold"
     return (
         f"{tried} faults: {kept} as promised, {hung} hung, {left} orphans, {residue} left in "
-        f"shared memory, resumed rightly {back}, at most {lost} steps lost\n{rows}"
+        f"shared memory, went on rightly {back}, at most {lost} steps lost\n{rows}"
     )

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
+import cases
 import matrix
-from matrix import Case
+from cases import Case
 
 from manyhands import mpis
 from manyhands.testing import VARIABLE, Faults
@@ -38,7 +39,7 @@ def manyhands(*arguments):
     ids=str,
 )
 def test_a_fault_ends_as_promised(case):
-    outcome = matrix.strike(case, matrix.undisturbed(case.strategy, outside=False))
+    outcome = matrix.strike(case, matrix.undisturbed(case.strategy, case.kind))
     assert outcome.promised, outcome
 
 
@@ -108,7 +109,7 @@ def listening(pid):
 
 def by_rpc(output, **given):
     """Return the command of a pipeline of two parts and a driver, which writes no checkpoints."""
-    line = matrix.train("pipeline", output, **given)
+    line = cases.train("pipeline", output, **given)
     place = line.index("--checkpoint-every")
     return [*line[:place], *line[place + 2 :], "--transport", "rpc"]
 
@@ -117,11 +118,11 @@ def by_rpc(output, **given):
 def test_no_worker_listens_beyond_the_host(tmp_path, strategy):
     from manyhands.board import Board
 
-    processes = 3 if strategy == "rpc" else matrix.processes(strategy)
+    processes = 3 if strategy == "rpc" else cases.processes(strategy)
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     given = {"epochs": 100_000, "timeout": 60}
     output = tmp_path / "run"
-    line = by_rpc(output, **given) if strategy == "rpc" else matrix.train(strategy, output, **given)
+    line = by_rpc(output, **given) if strategy == "rpc" else cases.train(strategy, output, **given)
     run = subprocess.Popen(line, env=environment, stderr=subprocess.DEVNULL)
     try:
         notes = []

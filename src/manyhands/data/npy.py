@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import lzma
 import math
 import os
+import struct
 import zipfile
 import zlib
 from pathlib import Path
@@ -12,6 +14,12 @@ from typing import IO, NamedTuple
 import numpy as np
 
 from manyhands.errors import DataError
+
+# What a zip file may end in that is none, or asks for a password or for another compression.
+_DAMAGED = (
+    zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError, OSError,
+    NotImplementedError, RuntimeError, OverflowError, ValueError,
+)  # fmt: skip
 
 
 class Header(NamedTuple):
@@ -80,7 +88,9 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
             }
     except FileNotFoundError:
         raise DataError(f"{path} is missing") from None
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
+    except DataError:
+        raise
+    except _DAMAGED as error:
         raise DataError(f"{path} is a damaged .npz file: {error}") from error
 
 

@@ -68,7 +68,7 @@ class About:
             return cls(**fields, normalise=None if normalise is None else Normalise(**normalise))
         except FileNotFoundError:
             raise DataError(f"{folder} holds no stored data: there is no data.json") from None
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise DataError(f"{path} cannot be understood: {error}") from error
 
 

@@ -1,0 +1,28 @@
+"""A few of the damaged files that `tests/faults/fuzz.py` throws at every reader."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
+import fuzz
+
+
+@pytest.mark.parametrize("name", fuzz.readers())
+def test_damaged_files_are_read_or_refused(name):
+    found = fuzz.throw(name, range(400))
+    assert found.failures == []
+    assert found.read + found.refused == 400
+    assert found.refused > 0
+
+
+@pytest.mark.parametrize("name", fuzz.readers())
+def test_whole_files_are_read(name, tmp_path):
+    reader = fuzz.readers()[name]
+    for number, data in enumerate(reader.valid()):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        if name == "idx.gz" and data[:2] != b"\x1f\x8b":
+            continue  # there so that what is not compressed is met as well
+        reader.read(folder, data)
