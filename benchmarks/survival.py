@@ -110,8 +110,8 @@ def verdict(found: dict[str, Any]) -> str:
     return (
         f"{found['workers']} workers, {deaths} deaths; accuracy {_range(whole)} undisturbed, "
         f"{_range(struck)} struck (means {100 * apart:+.2f} points apart, the undisturbed "
-        f"spread over {100 * spread:.2f}); lost per death at most {max(lost):.3f} s, bar {LOST:g} s: "
-        f"{'pass' if max(lost) < LOST else 'MISSED'}"
+        f"spread over {100 * spread:.2f}); at most {max(lost):.3f} s lost per death, bar "
+        f"{LOST:g} s: {'pass' if max(lost) < LOST else 'MISSED'}"
     )
 
 

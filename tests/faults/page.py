@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from matrix import Outcome
 
 TEMPLATE = Path(__file__).parent / "page.md"
+RECORDS = Path(__file__).parents[2] / "docs/records"
 GROUPS = {
     "kill": "SIGKILL of a worker",
     "stop": "SIGSTOP of a worker",
@@ -96,8 +98,73 @@ def written(outcomes: list[Outcome], tested: list[dict[str, Any]]) -> str:
         kinds=table("fault", kinds),
         rows="\n".join(rows),
         failed="\n".join(["Not as promised:", "", *failed]) if failed else "All ended as promised.",
-        machine=f"{facts['cores']} cores, {facts['cpu']}, {facts['when']}",
+        machine=_machine(facts),
+        survival=survival(),
+        fuzz=fuzz(),
+        soak=soak(),
     )
+
+
+def _machine(facts: dict[str, Any]) -> str:
+    return f"{facts['cores']} cores, {facts['cpu']}, {facts['when']}"
+
+
+def _recorded(name: str) -> dict[str, Any] | None:
+    path = RECORDS / name
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def survival() -> str:
+    """Return what became of runs that lost three workers, as recorded."""
+    found = _recorded("survival.json")
+    if found is None:
+        return "No record of it is committed yet: `python benchmarks/survival.py`."
+    rows = ["| run | deaths | test accuracy | seconds of training | most seconds lost per death |"]
+    rows += ["|---|---|---|---|---|"]
+    for name, runs in found["runs"].items():
+        lost = [e["noticed"] + e["seconds"] for run in runs for e in run["story"]]
+        accuracies = ", ".join(f"{100 * run['accuracy']:.2f} %" for run in runs)
+        seconds = ", ".join(f"{run['seconds']:.1f}" for run in runs)
+        most = f"{max(lost):.2f}" if lost else "–"
+        rows.append(f"| {name} | {len(lost)} | {accuracies} | {seconds} | {most} |")
+    where = f"`{found['command']}`, {found['machine']['cores']} cores, {found['machine']['cpu']}:"
+    picture = (
+        "![Examples per second and loss of a run that loses three workers](images/survival.png)"
+    )
+    return "\n".join([where, "", *rows, "", picture])
+
+
+def fuzz() -> str:
+    """Return what became of damaged files, as recorded."""
+    found = _recorded("fuzz.json")
+    if found is None:
+        return "No record of it is committed yet: `python tests/faults/fuzz.py`."
+    rows = [
+        "| reader | inputs | read | refused | failed | largest process |",
+        "|---|---|---|---|---|---|",
+    ]
+    for r in found["readers"]:
+        size = f"{r['peak_rss_bytes'] / 2**20:.0f} MB"
+        cells = (r["reader"], r["inputs"], r["read"], r["refused"], len(r["failures"]), size)
+        rows.append("| " + " | ".join(map(str, cells)) + " |")
+    bounds = f"{found['limit_seconds']:g} s and {found['limit_bytes'] >> 20} MB for each input"
+    where = f"{found['inputs']:,} inputs in {found['seconds']} s ({bounds}; {_machine(found)}):"
+    return "\n".join([where, "", *rows])
+
+
+def soak() -> str:
+    """Return what a long row of short runs left behind, as recorded."""
+    found = _recorded("soak.json")
+    if found is None:
+        return "No record of it is committed yet: `python tests/faults/soak.py`."
+    ended = ", ".join(f"{count} {how}" for how, count in found["ended"].items())
+    where = f"{found['runs']} runs in {found['minutes']:g} minutes ({_machine(found)}): {ended}."
+    rows = ["| median over | " + " | ".join(found["flat"]) + " |"]
+    rows += ["|---" * (len(found["flat"]) + 1) + "|"]
+    for place, part in enumerate(("the first quarter", "the last quarter")):
+        values = " | ".join(f"{value[place]:g}" for value in found["flat"].values())
+        rows.append(f"| {part} | {values} |")
+    return "\n".join([where, "", *rows])
 
 
 def _why(outcome: Outcome) -> str:
