@@ -91,12 +91,24 @@ class Lifecycle:
         if late or asked or (steps and worker.step % steps == 0):
             self._write(worker)
         if asked:
-            self.writer.wait()
+            self._wait(worker)
             if worker.mechanism:
                 worker.mechanism.close()
             if strategy.supports.together:
                 worker.comm.barrier()  # nobody ends the group before every part is on the disk
             raise StoppedError(asked, worker.step, checkpoint=self.every is not None)
+
+    def _wait(self, worker: Worker) -> None:
+        """Wait until what is being written is on the disk.
+
+        The first waits for everybody's parts. Where workers may die it asks them first: what lacks
+        the part of one who is gone would be waited for in vain.
+        """
+        if worker.config.on_failure == "continue":
+            if worker.rank:
+                self.writer.wait()
+            worker.comm.barrier()
+        self.writer.wait()
 
     def _agreed(self, worker: Worker) -> tuple[int, bool]:
         """Return the signal that asks us to stop (0: none), and whether a checkpoint is late."""
@@ -148,7 +160,7 @@ class Lifecycle:
         Raises:
             StoppedError: On every process, after the last checkpoint is on the disk.
         """
-        self.writer.wait()
+        self._wait(worker)
         if self.mark.signum:
             worker.comm.barrier()  # nobody ends the group before every part is on the disk
             raise StoppedError(self.mark.signum, self.mark.step, checkpoint=True)

@@ -53,14 +53,16 @@ def test_sync_ends_where_sequential_does_whoever_dies(tmp_path, alone, rank, ste
 
 
 def test_sync_outlives_one_after_the_other_on_a_fixed_partition(tmp_path, alone):
-    faults = Faults().kill(rank=0, step=20, phase="update").kill(rank=3, step=21, phase="exchange")
+    faults = Faults().kill(rank=0, step=20, phase="update").kill(rank=3, step=20, phase="regroup")
     given = {**SURVIVE, "workers": 4, "partition": "stratified", "optimizer": "adam", "lr": 0.01}
     whole = fit(tmp_path / "whole", **{**given, "on_failure": "stop"})
     with faults.kill(rank=1, step=60, phase="gradient"):
         record = fit(tmp_path / "struck", **given, checkpoint_every="10steps").record
     ends = [weights(tmp_path / name / "model.safetensors") for name in ("whole", "struck")]
     assert np.abs(ends[0] - ends[1]).max() < 1e-9
-    assert [event["lost"] for event in record["story"]] == [[0], [3], [1]]
+    # The second dies while they regroup: whoever notices late has lost both at once.
+    assert sum((event["lost"] for event in record["story"]), []) in ([0, 3, 1], [3, 0, 1])
+    assert [event["workers"] for event in record["story"]][-1] == 1
     assert record["result"]["examples"] == whole.record["result"]["examples"]
     # The last checkpoint is of the one that was left; a resumed run goes on with one.
     resumed = mh.fit(resume=str(tmp_path / "struck"), epochs=3, progress=False)
