@@ -60,8 +60,8 @@ def test_sync_outlives_one_after_the_other_on_a_fixed_partition(tmp_path, alone)
         record = fit(tmp_path / "struck", **given, checkpoint_every="10steps").record
     ends = [weights(tmp_path / name / "model.safetensors") for name in ("whole", "struck")]
     assert np.abs(ends[0] - ends[1]).max() < 1e-9
-    # The second dies while they regroup: whoever notices late has lost both at once.
-    assert sum((event["lost"] for event in record["story"]), []) in ([0, 3, 1], [3, 0, 1])
+    # The second dies while the others regroup: that may count as one loss of two, or as two.
+    assert [rank for event in record["story"] for rank in event["lost"]] == [0, 3, 1]
     assert [event["workers"] for event in record["story"]][-1] == 1
     assert record["result"]["examples"] == whole.record["result"]["examples"]
     # The last checkpoint is of the one that was left; a resumed run goes on with one.
