@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
+    from manyhands.strategies.strategy import Hand, Part
     from manyhands.worker import Worker
 
 Unit = Literal["steps", "epochs"]
@@ -29,6 +30,7 @@ class _Since:
     own: float
     total: int
     before: Tensor  # (dim,)
+    unit: int = 1  # steps that the period counts as one
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ class Averaging(Strategy):
         resume=True,
         torch=True,
         private=True,
+        join=True,
     )
 
     period: int | None = field(
@@ -92,18 +95,37 @@ class Averaging(Strategy):
 
     def run(self, worker: Worker) -> None:
         """Train alone, meet every period and at the end, and record what that last meeting did."""
-        worker.state = worker.state or _Since(0, 0, worker.params.clone())
-        since: _Since = worker.state
-        length = 1 if self.period_unit == "steps" else worker.plan.steps(1)
+        self.begin(worker)
+        worker.state.unit = 1 if self.period_unit == "steps" else worker.plan.steps(1)
         for batch in worker.batches():
-            worker.update(worker.gradient(batch._replace(weight=1.0)))
-            since.own += batch.examples
-            since.total += batch.total
-            if self.period and (worker.step + 1) % (self.period * length) == 0:
-                self._average(worker)
-        if since.total:
-            self._average(worker)
+            self.step(worker, batch)
+        self.finish(worker)
         self._judge(worker)
+
+    def check_join(self) -> None:
+        """Refuse epochs as a unit: how long they are only the user's loop knows."""
+        if self.period_unit == "epochs":
+            raise ConfigError(
+                "period_unit is 'epochs', whose length only your own loop knows; expected steps"
+            )
+
+    def begin(self, worker: Hand) -> None:
+        """Start counting."""
+        worker.state = worker.state or _Since(0, 0, worker.params.clone())
+
+    def step(self, worker: Hand, batch: Part) -> None:
+        """Step alone; at the end of a period, meet."""
+        since: _Since = worker.state
+        worker.update(worker.gradient(batch._replace(weight=1.0)))
+        since.own += batch.examples
+        since.total += batch.total
+        if self.period and (worker.step + 1) % (self.period * since.unit) == 0:
+            self._average(worker)
+
+    def finish(self, worker: Hand) -> None:
+        """Meet for the last time, unless all have just met."""
+        if worker.state.total:
+            self._average(worker)
 
     def state(self, worker: Worker) -> tuple[dict[str, Tensor], dict[str, float]]:
         """Return what happened since the last averaging."""
@@ -116,7 +138,7 @@ class Averaging(Strategy):
         """Take back what happened since the last averaging."""
         worker.state = _Since(numbers["own"], numbers["total"], tensors["before"])
 
-    def consensus(self, worker: Worker) -> Tensor:
+    def consensus(self, worker: Hand) -> Tensor:
         """Return the average, weighted by examples; nobody's own parameters change. Collective."""
         if worker.state.total == 0:
             return worker.params
@@ -124,13 +146,13 @@ class Averaging(Strategy):
         self._reduce(worker, mean)
         return mean
 
-    def _reduce(self, worker: Worker, vector: Tensor) -> None:
+    def _reduce(self, worker: Hand, vector: Tensor) -> None:
         """Average `vector` over the workers, in place, by the examples since the last averaging."""
         since: _Since = worker.state
         vector.mul_(since.own / since.total)
         worker.comm.allreduce(vector, self.allreduce)
 
-    def _average(self, worker: Worker) -> None:
+    def _average(self, worker: Hand) -> None:
         """Give every worker the average, and its optimizer what it is to go on with."""
         since: _Since = worker.state
         since.before.copy_(worker.params)

@@ -12,9 +12,18 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from manyhands.config import RunConfig
+    from manyhands.strategies.strategy import Hand, Part
     from manyhands.worker import Worker
 
 Topology = Literal["ring", "exponential", "complete", "pairs"]
+
+
+@dataclass
+class _Inbox:
+    """What the neighbours sent; and whether all have met at the end."""
+
+    inbox: Tensor  # (neighbours, dim)
+    averaged: bool = False
 
 
 @dataclass(frozen=True)
@@ -54,6 +63,7 @@ class Gossip(Strategy):
         resume=True,
         torch=True,
         private=True,
+        join=True,
     )
 
     topology: Topology = field(
@@ -75,29 +85,42 @@ class Gossip(Strategy):
 
     def run(self, worker: Worker) -> None:
         """Train: step and mix with the neighbours, in one order or the other; then average."""
-        x, i = worker.params, worker.rank
-        inbox = x.new_empty(len(self._row(worker)) - 1, len(x))
+        self.begin(worker)
         for batch in worker.batches():
-            w = self._row(worker)  # W_ij by j
-            received = dict(zip((j for j in w if j != i), inbox, strict=True))
-            xi = batch._replace(weight=batch.weight * worker.comm.size)
-            if self.overlap:
-                arrive = worker.comm.exchange(x, received)
-                g = worker.gradient(xi)
-                with worker.exchanging():
-                    arrive()
-                    _mix(x, w, i, received)
-                worker.update(g)
-            else:
-                worker.update(worker.gradient(xi))
-                with worker.exchanging():
-                    worker.comm.exchange(x, received)()
-                    _mix(x, w, i, received)
-        with worker.exchanging():
-            x.copy_(_mean(worker))
-        worker.state = "averaged"
+            self.step(worker, batch)
+        self.finish(worker)
 
-    def _row(self, worker: Worker) -> dict[int, float]:
+    def begin(self, worker: Hand) -> None:
+        """Make room for what the neighbours send."""
+        x = worker.params
+        worker.state = _Inbox(x.new_empty(len(self._row(worker)) - 1, len(x)))
+
+    def step(self, worker: Hand, batch: Part) -> None:
+        """Step and mix with the neighbours, in one order or the other."""
+        x, i = worker.params, worker.rank
+        w = self._row(worker)  # W_ij by j
+        received = dict(zip((j for j in w if j != i), worker.state.inbox, strict=True))
+        xi = batch._replace(weight=batch.weight * worker.comm.size)
+        if self.overlap:
+            arrive = worker.comm.exchange(x, received)
+            g = worker.gradient(xi)
+            with worker.exchanging():
+                arrive()
+                _mix(x, w, i, received)
+            worker.update(g)
+        else:
+            worker.update(worker.gradient(xi))
+            with worker.exchanging():
+                worker.comm.exchange(x, received)()
+                _mix(x, w, i, received)
+
+    def finish(self, worker: Hand) -> None:
+        """Give every worker the average."""
+        with worker.exchanging():
+            worker.params.copy_(_mean(worker))
+        worker.state.averaged = True
+
+    def _row(self, worker: Hand) -> dict[int, float]:
         """Return worker i's row of W at this step."""
         from manyhands.strategies.topology import row
 
@@ -105,9 +128,9 @@ class Gossip(Strategy):
         size, seed = worker.comm.size, worker.config.seed
         return row(self.topology, size, worker.rank, seed=seed, step=step)
 
-    def consensus(self, worker: Worker) -> Tensor:
+    def consensus(self, worker: Hand) -> Tensor:
         """Return the average, and record how far from it the workers are. Collective."""
-        if worker.state == "averaged":
+        if worker.state.averaged:
             return worker.params
         import numpy as np
 
@@ -126,7 +149,7 @@ def _mix(x: Tensor, w: dict[int, float], i: int, received: dict[int, Tensor]) ->
         x.add_(x_j, alpha=w[j])
 
 
-def _mean(worker: Worker) -> Tensor:
+def _mean(worker: Hand) -> Tensor:
     """Return the average of all workers' parameters; the same bits on every worker."""
     mean = worker.params / worker.comm.size
     worker.comm.allreduce(mean)

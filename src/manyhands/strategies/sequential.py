@@ -10,6 +10,7 @@ from manyhands.strategies.strategy import Exposure, Strategy, Supports
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from manyhands.strategies.strategy import Hand, Part
     from manyhands.worker import Worker
 
 
@@ -37,6 +38,7 @@ class Sequential(Strategy):
         deterministic=True,
         resume=True,
         private=True,
+        join=True,
         workers=1,
     )
 
@@ -48,8 +50,12 @@ class Sequential(Strategy):
     def run(self, worker: Worker) -> None:
         """Train on every batch in turn."""
         for batch in worker.batches():
-            worker.update(worker.gradient(batch))
+            self.step(worker, batch)
 
-    def consensus(self, worker: Worker) -> Tensor:
+    def step(self, worker: Hand, batch: Part) -> None:
+        """Do one update."""
+        worker.update(worker.gradient(batch))
+
+    def consensus(self, worker: Hand) -> Tensor:
         """Return the only replica's parameters."""
         return worker.params

@@ -7,7 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from torch import Tensor
+    from torch.optim import Optimizer
+    from typing_extensions import Self
 
     from manyhands.comm import Communicator
     from manyhands.config import RunConfig
@@ -41,6 +45,7 @@ class Supports:
         torch: It runs over torch.distributed too: it needs no more than a `Communicator`.
         outlives: The workers that are left can go on when others die.
         private: Whoever sees what others send sees no more than `exposure` says.
+        join: A user's own loop can drive it, step by step (`manyhands.join`).
     """
 
     many: bool
@@ -55,8 +60,58 @@ class Supports:
     torch: bool = False
     outlives: bool = False
     private: bool = False
+    join: bool = False
     workers: int = 2
     beside: str = "master"
+
+
+class Part(Protocol):
+    """How much one worker's part of an update counts; see `manyhands.worker.Batch`."""
+
+    @property
+    def weight(self) -> float:
+        """Its share of the update's examples."""
+
+    @property
+    def total(self) -> int:
+        """The examples behind the whole update, over all workers."""
+
+    @property
+    def examples(self) -> float:
+        """How many of them are this worker's."""
+
+    def _replace(self, *, weight: float) -> Self: ...
+
+
+class Hand(Protocol):
+    """What a step needs of a worker, whether the loop is a run's or a user's own."""
+
+    config: RunConfig
+    comm: Communicator
+    optimizer: Optimizer
+    facts: dict[str, Any]
+    state: Any
+    step: int
+
+    @property
+    def rank(self) -> int:
+        """This worker's number, from 0."""
+
+    @property
+    def params(self) -> Tensor:
+        """The parameters, live; shape (dim,)."""
+
+    def gradient(self, batch: Any) -> Tensor:
+        """Return the gradient of the batch's mean loss, times the batch's weight."""
+
+    def allreduce(self, vector: Tensor, algorithm: str = "auto") -> None:
+        """Sum `vector` over the workers, in place."""
+
+    def exchanging(self) -> AbstractContextManager[None]:
+        """Count what happens inside as exchange."""
+
+    def update(self, gradient: Tensor) -> None:
+        """Let the optimizer step along `gradient`."""
 
 
 class Strategy(Protocol):
@@ -120,6 +175,18 @@ class Strategy(Protocol):
 
     def run(self, worker: Worker) -> None:
         """Train: loop over `worker.batches()`, exchange, update."""
+
+    def check_join(self) -> None:
+        """Refuse options with which a user's own loop cannot drive it."""
+
+    def begin(self, worker: Hand) -> None:
+        """Get ready for the first step; a run that goes on has its state already."""
+
+    def step(self, worker: Hand, batch: Part) -> None:
+        """Do one update; only where `supports.join`."""
+
+    def finish(self, worker: Hand) -> None:
+        """Do what follows the last step. Collective."""
 
     def consensus(self, worker: Worker) -> Tensor:
         """Return the parameters to judge and to save; shape (dim,).

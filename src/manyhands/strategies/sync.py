@@ -10,6 +10,7 @@ from manyhands.strategies.strategy import Exposure, Strategy, Supports
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from manyhands.strategies.strategy import Hand, Part
     from manyhands.worker import Worker
 
 AllReduce = Literal[
@@ -57,6 +58,7 @@ class Sync(Strategy):
         outlives=True,
         torch=True,
         private=True,
+        join=True,
     )
 
     allreduce: AllReduce = field(
@@ -71,10 +73,14 @@ class Sync(Strategy):
     def run(self, worker: Worker) -> None:
         """Train: gradient of my part, sum over all, the same update everywhere."""
         for batch in worker.batches():
-            gradient = worker.gradient(batch)
-            worker.allreduce(gradient, self.allreduce)
-            worker.update(gradient)
+            self.step(worker, batch)
 
-    def consensus(self, worker: Worker) -> Tensor:
+    def step(self, worker: Hand, batch: Part) -> None:
+        """Do one update, the same on every worker."""
+        gradient = worker.gradient(batch)
+        worker.allreduce(gradient, self.allreduce)
+        worker.update(gradient)
+
+    def consensus(self, worker: Hand) -> Tensor:
         """Return this replica's parameters: all replicas hold the same."""
         return worker.params
