@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -27,12 +26,11 @@ from manyhands.lifecycle import Lifecycle, Mark, restore
 from manyhands.models import LOSSES, MODELS, OWN_LOSS
 from manyhands.optimizers import SGD, Adam, AdamW
 from manyhands.options import flatten
-from manyhands.place import kernel
 from manyhands.protecting import open_ledger, protect
 from manyhands.replica import LossFunction, Replica
 from manyhands.resuming import fingerprint, verify
 from manyhands.sharing import plan as planned
-from manyhands.surroundings import granted_threads
+from manyhands.surroundings import own_threads
 from manyhands.testing import striker
 from manyhands.worker import Worker
 
@@ -55,7 +53,7 @@ def worker(job: Job, comm: MPI.Comm | Communicator, folder: Path) -> tuple[Worke
     serves = comm.rank >= config.workers and strategy.supports.beside == "master"
     board.on_note = striker(comm.rank)
     board.enter(comm.rank)
-    threads = job.threads or _own_threads(config, group)
+    threads = job.threads or config.threads or own_threads(group.gather)
     torch.set_num_threads(1 if serves else threads)
     board.note(comm.rank, 0, "load")
     data = Stored.open(Path(job.data), train_limit=config.limit, dtype=config.dtype)
@@ -202,19 +200,6 @@ class _Announcer:
     def __call__(self, event: dict[str, Any]) -> None:
         with self.path.open("a") as file:
             file.write(json.dumps(event) + "\n")
-
-
-def _own_threads(config: RunConfig, group: Communicator) -> int:
-    """Return how many threads this worker may use in a group that somebody else started."""
-    if config.threads:
-        return config.threads
-    if granted := granted_threads():
-        return granted
-    mask = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    here = [m for theirs, m in group.gather([kernel(), mask]) if theirs == kernel()]
-    cores = {core for m in here for core in m} or set(range(os.cpu_count() or 1))
-    bound = sum(map(len, here)) == len(cores)  # every process has cores of its own
-    return max(1, len(mask) if bound and mask else len(cores) // len(here))
 
 
 def _replica(job: Job, data: Stored) -> Replica:

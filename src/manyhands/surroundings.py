@@ -7,8 +7,11 @@ mpiexec would make every process believe that it is alone.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from typing import Any
 
 from manyhands.errors import LaunchError
+from manyhands.place import kernel
 
 # One of these holds the number of processes, or this process's number among them.
 SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MPI_LOCALNRANKS", "SLURM_STEP_NUM_TASKS")
@@ -71,3 +74,18 @@ def granted_threads() -> int | None:
     started = os.environ.get("SLURM_STEP_NUM_TASKS", "")  # not set in a batch script itself
     own = os.environ.get("MANYHANDS_PROCESSES")
     return int(cores) if cores.isdigit() and started and not own else None
+
+
+def own_threads(gather: Callable[[Any], list[Any]]) -> int:
+    """Return how many threads this worker may use in a group that somebody else started.
+
+    Args:
+        gather: Returns what every worker gives, on all of them. Collective.
+    """
+    if granted := granted_threads():
+        return granted
+    mask = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    here = [m for theirs, m in gather([kernel(), mask]) if theirs == kernel()]
+    cores = {core for m in here for core in m} or set(range(os.cpu_count() or 1))
+    bound = sum(map(len, here)) == len(cores)  # every process has cores of its own
+    return max(1, len(mask) if bound and mask else len(cores) // len(here))
