@@ -73,6 +73,8 @@ def worker(job: Job, comm: MPI.Comm | Communicator, folder: Path) -> tuple[Worke
     step = partial(mechanism.try_out, *batch) if mechanism else partial(replica.gradient, *batch)
     kernels = _kernels(config, replica, batch, group, step)
     replica = strategy.part(replica, batch, group, config.workers)
+    if replica.activations is None and not (serves or config.privacy):
+        replica.activations, _ = replica.kept(replica.module, batch[0])
     made = Worker(
         config=config,
         replica=replica,

@@ -39,7 +39,7 @@ def divide(epoch: int = 1, **given: Any) -> dict[str, Any]:
         data = Stored.open(store(config.data, Path(place) / "data"), train_limit=config.limit)
         train = data.train
         made = plan(config, examples=len(train), rank=0, labels=train.labels, ids=data.ids)
-        found = made.describe(epoch)
+        found = made.describe(epoch, classes=data.classes)
         about = {"data": data.name, "train": len(train), "classes": data.classes}
     workers: Any = found["workers"]
     for worker, far in zip(workers, skew([w["classes"] for w in workers]), strict=True):

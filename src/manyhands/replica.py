@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +46,7 @@ class Replica:
         self.loss = loss
         self.classifies = classifies
         self.prepare: Callable[[Tensor], Tensor] | None = None  # a layout for the activations
+        self.activations: int | None = None  # bytes that autograd keeps of a batch, once known
         self.forward: Callable[[Tensor], Tensor] = module
         self.named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
         if not self.named:
@@ -158,6 +159,25 @@ class Replica:
                     buffer.copy_(saved)
             self.grad.zero_()
             torch.set_rng_state(random)
+
+    def kept(self, compute: Callable[[Tensor], Any], x: Tensor) -> tuple[int, Any]:
+        """Return the bytes that autograd keeps between the two passes, and what comes out.
+
+        Args:
+            compute: The forward pass.
+            x: A batch.
+        """
+        kept: dict[int, int] = {}
+        mine = {p.data_ptr() for _, p in self.named}
+
+        def pack(tensor: Tensor) -> Tensor:
+            if tensor.data_ptr() not in mine:
+                kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with self.undisturbed(), torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+            output = compute(x)
+        return sum(kept.values()), output
 
     def segments(self, x: Tensor, y: Tensor) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
         """Return the vector cut into slices that one batch reaches, and slices that it does not.

@@ -103,7 +103,9 @@ def record(job: Job, worker: Worker, kernels: Kernels, process: dict[str, float]
         merged["batch"] = {"update": worker.config.batch_size, "worker": firsts}
         merged["epochs"] = _epochs(worker, seen[: worker.config.workers])
         merged["strategy"] = worker.facts
-        merged["partition"] = worker.plan.describe(worker.epochs[-1].epoch, worker.shares())
+        merged["partition"] = worker.plan.describe(
+            worker.epochs[-1].epoch, worker.shares(), classes=worker.data.classes
+        )
         if worker.mechanism:
             terms, ids = worker.mechanism.terms, worker.data.about.ids
             merged["privacy"] = statement(worker.config, terms, ids=ids)
@@ -206,9 +208,24 @@ def _worker(
         # In a private run the most memory would tell the largest sample.
         "peak_rss_bytes": None if worker.mechanism else process["peak_rss_bytes"],
         **{k: round(spent.get(k, 0.0), 6) for k in phases},
+        "memory": _memory(worker),
         "bytes": None if None in sent else sum(sent),
         "messages": None if None in messages else sum(messages),
         "operations": operations,
+    }
+
+
+def _memory(worker: Worker) -> dict[str, int | None]:
+    """Return the bytes of what this process holds, but for Python, torch and the data."""
+    import torch
+
+    replica, states = worker.replica, worker.optimizer.state.values()
+    remembered = [v for s in states for v in s.values() if isinstance(v, torch.Tensor) and v.dim()]
+    return {
+        "parameters": replica.params.nbytes,
+        "gradients": replica.grad.nbytes,
+        "optimizer": sum(v.nbytes for v in remembered),
+        "activations": replica.activations,
     }
 
 

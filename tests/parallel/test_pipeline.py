@@ -9,8 +9,8 @@ from training import distance, record, same_everywhere, train
 
 import manyhands as mh
 from manyhands.data import Plan, Stored, store
+from manyhands.strategies.part import mixed
 from manyhands.strategies.schedule import chunks
-from manyhands.strategies.stage import mixed
 
 WORLD = MPI.COMM_WORLD
 SIZE = WORLD.size

@@ -52,6 +52,12 @@ def test_a_picture_shows_every_count() -> None:
     assert words == counts
 
 
+def test_a_class_of_which_there_is_no_example_counts_none() -> None:
+    found = divide(data="mnist", workers=2, limit=3)
+    assert found["classes"] == 10
+    assert [len(w["classes"]) for w in found["workers"]] == [10, 10]
+
+
 def test_numbers_as_targets_have_no_classes(tmp_path: Path) -> None:
     x = np.arange(20, dtype=np.float32)[:, None]
     np.savez(tmp_path / "line.npz", x=x, y=x[:, 0])

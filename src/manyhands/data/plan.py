@@ -179,14 +179,16 @@ class Plan:
         """This worker's own examples, where the partition gives it some for good; (count,)."""
         return self._shards[self.rank]
 
-    def describe(self, epoch: int, shares: Shares | None = None) -> dict[str, object]:
+    def describe(
+        self, epoch: int, shares: Shares | None = None, *, classes: int | None = None
+    ) -> dict[str, object]:
         """Return who sees what in an epoch, as the record's `partition` states it.
 
         `seen` counts the examples that any worker saw, `twice` those seen more than once; `classes`
-        is None where the targets are numbers.
+        is None where the targets are numbers, else a count for each of the data's `classes`, also
+        those of which a small part of the data has no example.
         """
         times = np.zeros(self.examples, dtype=np.int64)
-        classes = None if self.labels is None else int(np.max(self.labels)) + 1
         workers = []
         for rank in self.alive or range(self.size):
             mine = np.bincount(self._examples(epoch, rank, shares), minlength=self.examples)

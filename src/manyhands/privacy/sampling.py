@@ -78,7 +78,9 @@ class Poisson:
         first, last = (r * len(drawn) // self.size for r in (self.rank, self.rank + 1))
         return drawn[first:last]
 
-    def describe(self, epoch: int, shares: object = None) -> dict[str, object]:
+    def describe(
+        self, epoch: int, shares: object = None, *, classes: int | None = None
+    ) -> dict[str, object]:
         """Return who sees what in an epoch, as the record states it: expected counts only."""
         expected = round(self.share * self.steps(epoch))
         each = self.examples if self.records is None else self.examples / self.size

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -28,7 +28,6 @@ class Notes:
 
     Attributes:
         steps: For each step that is kept, its passes as [what, micro-batch, begin, end].
-        activations: Bytes that autograd keeps of all micro-batches in flight.
         boundary: Bytes of one micro-batch as it enters.
     """
 
@@ -37,26 +36,18 @@ class Notes:
         self.worker, self.pipeline, self.index = worker, pipeline, index
         self.stage = worker.replica
         self.steps: list[list[list[Any]]] = []
-        self.activations = self.boundary = self.in_flight = 0
+        self.boundary = self.in_flight = 0
         self.compute = self.wait = 0.0
         self._done = 0
 
     def probed(self, x: Tensor, in_flight: int) -> Tensor:
         """Return what the stage makes of `x`, and note the memory that its backward pass needs."""
-        kept: dict[int, int] = {}
-        mine = {p.data_ptr() for _, p in self.stage.named}
-
-        def pack(tensor: Tensor) -> Tensor:
-            if tensor.data_ptr() not in mine:
-                kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-            return tensor
-
-        with self.stage.undisturbed(), torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-            floating = self.index != 0 and x.is_floating_point()
-            y = self.stage.compute(x.detach().requires_grad_(floating), 0)
-        self.activations, self.boundary = in_flight * sum(kept.values()), x.nbytes
+        floating = self.index != 0 and x.is_floating_point()
+        entering = x.detach().requires_grad_(floating)
+        kept, y = self.stage.kept(lambda x: self.stage.compute(x, 0), entering)
+        self.stage.activations, self.boundary = in_flight * kept, x.nbytes
         self.in_flight = in_flight
-        return y.detach()
+        return cast("Tensor", y.detach())
 
     def begin(self) -> None:
         """Begin a step."""
@@ -122,7 +113,7 @@ class Notes:
                 "parameters": stage.params.nbytes,
                 "gradients": stage.grad.nbytes,
                 "optimizer": sum(v.nbytes for v in memory if v.dim()),
-                "activations": self.activations,
+                "activations": stage.activations,
                 "boundary": self.boundary,
             },
             "steps": self.steps,
