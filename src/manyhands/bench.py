@@ -35,7 +35,8 @@ Record = dict[str, Any]
 _UNITS = {"": 1, "B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
 _SECONDS = 0.5  # for one algorithm at one size, within the limits on repeats
 _REPEATS = (7, 200)
-_NAIVE_MEMORY = 4 << 30  # bytes; naive needs P n on each of P processes
+_GATHERING = ("naive", "allgather")  # need P n bytes on each of P processes
+_GATHERED_MEMORY = 4 << 30  # bytes of a host that they may take
 
 
 def parse_sizes(text: str) -> list[int]:
@@ -78,8 +79,8 @@ def allreduce_bench_worker(
         gloo: Whether to time PyTorch's gloo too; only on one host.
 
     Returns:
-        One record per size and algorithm, the same on all ranks; none for naive where its memory,
-        P² n on the host, would pass 4 GB.
+        One record per size and algorithm, the same on all ranks; none for those that gather
+        everything where their memory, P² n on the host, would pass 4 GB.
     """
     for algorithm in algorithms:
         validate.one_of(ALGORITHMS, algorithm=algorithm)
@@ -92,7 +93,7 @@ def allreduce_bench_worker(
             fitting = {
                 name: function
                 for name, function in functions.items()
-                if name != "naive" or comm.size**2 * nbytes <= _NAIVE_MEMORY
+                if name not in _GATHERING or comm.size**2 * nbytes <= _GATHERED_MEMORY
             }
             records += _point(comm, -(-nbytes // 4), fitting)
     return records

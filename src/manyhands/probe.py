@@ -27,7 +27,8 @@ _TALKS = (10, 60)  # likewise of one kind of exchange
 _LARGE = 1 << 20  # bytes of a message that shows the bandwidth
 _QUANTILES = 41
 _FEW = 64  # numbers of a push that shows what a push costs whatever its size
-_NAIVE_MEMORY = 1 << 30
+_GATHERING = ("naive", "allgather")
+_GATHERED_MEMORY = 1 << 30  # bytes of a host that they may take
 
 
 @dataclass(frozen=True)
@@ -110,8 +111,8 @@ class Probe(Strategy):
         size, comm = worker.comm.size, worker.comm
         batch = max(1, max(self.batches) // size)
         vector = worker.replica.grad
-        fits = size**2 * vector.numel() * vector.element_size() <= _NAIVE_MEMORY
-        kinds = [a for a in self.algorithms if a != "naive" or fits] if size > 1 else []
+        fits = size**2 * vector.numel() * vector.element_size() <= _GATHERED_MEMORY
+        kinds = [a for a in self.algorithms if a not in _GATHERING or fits] if size > 1 else []
         sums = {a: (lambda a=a: comm.allreduce(vector, a)) for a in kinds}
         flags = np.zeros(2, dtype=np.int64)
         talks: dict[str, Callable[[], Any]] = {**sums, "agree": lambda: comm.maximum(flags)}

@@ -176,7 +176,7 @@ def test_nan_reaches_all_ranks_alike(comm, name):
     assert not np.isnan(recv[comm.size :]).any()
 
 
-@pytest.mark.parametrize("name", ["naive", "shared-memory"])
+@pytest.mark.parametrize("name", ["naive", "allgather", "shared-memory"])
 @pytest.mark.parametrize("length", [11, 300_000])
 def test_reduced_in_rank_order(comm, name, length):
     send = np.random.default_rng(comm.rank).standard_normal(length).astype("f4")
@@ -187,7 +187,7 @@ def test_reduced_in_rank_order(comm, name, length):
 
 @pytest.mark.parametrize("length", [0, 3, 997, 300_000])
 @pytest.mark.parametrize(
-    "name", ["naive", "ring", "recursive-doubling", "rabenseifner", "shared-memory"]
+    "name", ["naive", "allgather", "ring", "recursive-doubling", "rabenseifner", "shared-memory"]
 )
 def test_what_is_sent_is_what_the_formula_says(comm, name, length):
     metered = Metered(comm)

@@ -15,7 +15,7 @@ from manyhands.allreduce.mpi import native
 from manyhands.errors import ConfigError
 
 SIZES = [1, 2, 3, 4, 5, 7, 8, 16]
-MESSAGES = ["naive", "ring", "recursive-doubling", "rabenseifner"]
+MESSAGES = ["naive", "allgather", "ring", "recursive-doubling", "rabenseifner"]
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -27,6 +27,9 @@ def test_naive_and_ring_as_in_the_textbooks(size):
     assert ring.bytes == (2 * (size - 1) * n // size,) * size
     assert ring.bytes_all == 2 * (size - 1) * n
     assert ring.steps == ring.messages_each == 2 * (size - 1)
+    gathered = cost("allgather", 1000 * size, size)
+    assert gathered[:3] == naive[:3]
+    assert gathered.steps == size - 1
 
 
 @pytest.mark.parametrize("power", [0, 1, 2, 3, 4])

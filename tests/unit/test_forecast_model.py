@@ -248,7 +248,10 @@ def test_predict_from_a_calibration_to_a_file_and_back(tmp_path):
     again = predict(calibration=tmp_path / "prediction.json", strategies="sync", workers=2)
     assert isinstance(again, Prediction)
     assert again.case.known == known()
-    assert len(again.best_of_each()) == 8  # one for each all-reduce
+    assert len(again.best_of_each()) == 9  # one for each all-reduce
+    unknown = [r["workers"] for r in again.rows if r["label"] == "sync allgather"]
+    assert unknown == [1]  # not measured: it is not told that it costs nothing
+    assert any("allgather was not measured" in text for text in again.missing)
 
 
 def test_what_would_be_ignored_is_refused():

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
+from manyhands.allreduce.allgather import allgather
 from manyhands.allreduce.choose import auto, choose
 from manyhands.allreduce.cost import Cost, cost
 from manyhands.allreduce.hierarchical import hierarchical
@@ -29,6 +30,7 @@ ALGORITHMS: Mapping[str, Callable[..., None]] = MappingProxyType(
         "auto": auto,
         "mpi": mpi,
         "naive": naive,
+        "allgather": allgather,
         "ring": ring,
         "recursive-doubling": recursive_doubling,
         "rabenseifner": rabenseifner,
@@ -42,6 +44,7 @@ __all__ = [
     "Cost",
     "Meter",
     "Metered",
+    "allgather",
     "auto",
     "choose",
     "cost",

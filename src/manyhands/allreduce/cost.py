@@ -72,6 +72,10 @@ def _naive(length: int, size: int, itemsize: int) -> Cost:
     return Cost((size - 1,) * size, (nbytes,) * size, (0,) * size, min(1, size - 1))
 
 
+def _allgather(length: int, size: int, itemsize: int) -> Cost:
+    return _naive(length, size, itemsize)._replace(steps=size - 1)
+
+
 def _ring(length: int, size: int, itemsize: int) -> Cost:
     if size == 1:
         return Cost((0,), (0,), (0,), 0)
@@ -149,6 +153,7 @@ def _pieces(length: int, parts: int) -> list[int]:
 
 _COSTS: dict[str, Callable[[int, int, int], Cost]] = {
     "naive": _naive,
+    "allgather": _allgather,
     "ring": _ring,
     "recursive-doubling": _recursive_doubling,
     "rabenseifner": _rabenseifner,

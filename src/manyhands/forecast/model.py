@@ -20,6 +20,7 @@ from typing import Any
 
 from manyhands.allreduce.choose import choose
 from manyhands.allreduce.cost import cost
+from manyhands.errors import ConfigError
 from manyhands.forecast.calibration import Calibration, Curve, Group, Point, interpolate
 from manyhands.forecast.network import Network
 from manyhands.forecast.simulation import Outcome, Setting, quantile, simulate
@@ -27,6 +28,7 @@ from manyhands.forecast.simulation import Outcome, Setting, quantile, simulate
 # Which part of the bytes that a process sends arrive somewhere to be added (the others are copied).
 _ADDED = {
     "naive": 1.0,
+    "allgather": 1.0,
     "recursive-doubling": 1.0,
     "ring": 0.5,
     "rabenseifner": 0.5,
@@ -204,7 +206,7 @@ def _sent(known: Calibration, network: Network, size: int, algorithm: str) -> fl
     told = cost(algorithm, known.parameters, size, itemsize=known.itemsize, group_size=per_host)
     group = _near(known, per_host)
     # On a ring only one worker of each host sends to another host; else all share the link.
-    sharing = 1 if algorithm == "ring" else per_host
+    sharing = 1 if algorithm in ("ring", "allgather") else per_host
     inside = _measured(known, "shared-memory", per_host) if algorithm == "hierarchical" else 0.0
     return (
         told.steps * network.latency
@@ -218,8 +220,10 @@ def _sent(known: Calibration, network: Network, size: int, algorithm: str) -> fl
 def _measured(known: Calibration, algorithm: str, size: int) -> float:
     """Return an all-reduce's seconds on the measured host, between the sizes that were measured."""
     groups = [g for g in known.groups if algorithm in g.allreduce and g.workers > 1]
-    if size == 1 or not groups:
+    if size == 1 or not any(g.workers > 1 for g in known.groups):
         return 0.0
+    if not groups:
+        raise ConfigError(f"{algorithm} was not measured by this calibration; calibrate again")
     sizes = [1.0, *(float(g.workers) for g in groups)]
     times = [0.0, *(g.allreduce[algorithm] for g in groups)]
     found = interpolate(size, sizes, times, beyond=False)

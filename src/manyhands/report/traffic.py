@@ -2,6 +2,7 @@
 
 n: bytes of the vector; P: workers. Sent by each worker:
     naive                (P - 1) n              everyone to everyone
+    allgather            (P - 1) n              the same, from neighbour to neighbour
     ring                 2 (P - 1) / P n        reduce-scatter, then all-gather
     recursive-doubling   log2(P) n              P a power of two
     rabenseifner         2 (P - 1) / P n        P a power of two
@@ -25,6 +26,7 @@ from manyhands.report.wording import join, percent, plural, size
 
 EACH: dict[str, Callable[[float], float]] = {
     "naive": lambda p: p - 1,
+    "allgather": lambda p: p - 1,
     "ring": lambda p: 2 * (p - 1) / p,
     "recursive-doubling": lambda p: math.log2(p),
     "rabenseifner": lambda p: 2 * (p - 1) / p,

@@ -17,6 +17,7 @@ AllReduce = Literal[
     "auto",
     "mpi",
     "naive",
+    "allgather",
     "ring",
     "recursive-doubling",
     "rabenseifner",
