@@ -21,7 +21,16 @@ if TYPE_CHECKING:
     from manyhands.optimizers import SGD, Adam, AdamW
     from manyhands.predicting import predict
     from manyhands.privacy.config import Privacy
-    from manyhands.strategies import Averaging, Gossip, Hogwild, Pipeline, Sequential, Server, Sync
+    from manyhands.strategies import (
+        Averaging,
+        Gossip,
+        Hogwild,
+        Pipeline,
+        Sequential,
+        Server,
+        Sync,
+        TensorParallel,
+    )
 
 # Where each public name lives: imported when first asked for, so that `import manyhands` is quick.
 _HOMES = {
@@ -41,6 +50,7 @@ _HOMES = {
     "Sequential": "manyhands.strategies",
     "Server": "manyhands.strategies",
     "Sync": "manyhands.strategies",
+    "TensorParallel": "manyhands.strategies",
     "ManyhandsError": "manyhands.errors",
     "ConfigError": "manyhands.errors",
     "DataError": "manyhands.errors",
@@ -68,6 +78,7 @@ __all__ = [
     "Sequential",
     "Server",
     "Sync",
+    "TensorParallel",
     "WorkerError",
     "__version__",
     "compare",

@@ -136,6 +136,19 @@ def test_a_pipeline_goes_on_stage_by_stage(folder):
         assert [e.test_accuracy for e in resumed.epochs] == [e.test_accuracy for e in whole.epochs]
 
 
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_slices_go_on_slice_by_slice(folder, optimizer):
+    slices = 2 if WORLD.size % 2 == 0 else WORLD.size
+    given = {"strategy": mh.TensorParallel(slices=slices), "workers": WORLD.size // slices}
+    given |= {"optimizer": optimizer, "checkpoint_every": "10steps", "keep": 9}
+    whole = train(folder, **given)
+    for step in (50, 20):
+        resumed = train(folder, checkpoint=at(folder, step), **given)
+        assert torch.equal(resumed.params, whole.params)
+        assert resumed.losses == whole.losses
+        assert [e.test_accuracy for e in resumed.epochs] == [e.test_accuracy for e in whole.epochs]
+
+
 def test_one_worker_alone_goes_on(folder):
     given = {"strategy": "sequential", "checkpoint_every": "10steps", "keep": 9}
     place = f"{folder}/{WORLD.rank}"

@@ -11,5 +11,6 @@ STRATEGIES = {
     "receive parameters without waiting for each other.",
     "gossip": "Each worker averages its parameters with its neighbours' only; there is no centre.",
     "pipeline": "The model is cut into stages, one per worker; micro-batches flow through them.",
+    "tensor": "Each fully connected layer is cut within the layer; each process has a slice of it.",
     "model-parallel": "The model is cut into parts that live on different workers.",
 }

@@ -10,10 +10,10 @@ from manyhands.strategies.sequential import Sequential
 from manyhands.strategies.server import Server
 from manyhands.strategies.strategy import Strategy, Supports
 from manyhands.strategies.sync import Sync
+from manyhands.strategies.tensor import TensorParallel
 
-STRATEGIES: dict[str, type[Strategy]] = {
-    kind.name: kind for kind in (Sequential, Sync, Averaging, Gossip, Server, Hogwild, Pipeline)
-}
+_KINDS = (Sequential, Sync, Averaging, Gossip, Server, Hogwild, Pipeline, TensorParallel)
+STRATEGIES: dict[str, type[Strategy]] = {kind.name: kind for kind in _KINDS}
 
 __all__ = [
     "STRATEGIES",
@@ -26,4 +26,5 @@ __all__ = [
     "Strategy",
     "Supports",
     "Sync",
+    "TensorParallel",
 ]

@@ -1,0 +1,152 @@
+"""Tensor parallelism: every process holds a slice of each fully connected layer."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+from manyhands import validate
+from manyhands.errors import ConfigError
+from manyhands.optimizers import SGD, Adam, AdamW
+from manyhands.strategies.strategy import Strategy, Supports
+from manyhands.strategies.sync import AllReduce
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from manyhands.comm import Communicator
+    from manyhands.config import RunConfig
+    from manyhands.replica import Replica
+    from manyhands.strategies.slicing import Slice
+    from manyhands.worker import Worker
+
+
+@dataclass(frozen=True)
+class TensorParallel(Strategy):
+    """Fully connected layers split within the layer (Megatron-LM, Shoeybi et al. 2019).
+
+    ```
+    process k of a team of N, for a pair of layers  Z = B σ(A X + a) + b  and each batch X:
+        forward:   Y_k ← σ(A_k X + a_k)            A_k: some rows of A, so some of its outputs
+                   Z   ← Σ_k B_k Y_k + b           (all-reduce) B_k: those columns of B
+        backward:  ∂X  ← Σ_k A_kᵀ ∂Y_k             (all-reduce), if anything before X is trained
+    then  g ← Σ over the W teams (all-reduce);  w_k ← w_k − η g_k
+    ```
+
+    A, B, a, b: weights and biases; σ: any elementwise function; ∂X: the gradient of the loss by X;
+    w_k: process k's slices, and all that is not sliced; N: `slices`; W: `workers`.
+
+    A layer without a partner is cut by its inputs: X_k is taken from X, the rest is as above. All
+    other layers are computed by every process of a team, on the same batch.
+
+    Guarantees:
+        - Equal to `sequential` up to rounding; with random layers to `pipeline` with whole batches:
+          all processes of a team draw the same numbers.
+        - What every process of a team holds stays the same on all of them, bit for bit.
+        - A process holds parameters, gradients and optimizer state of its own slices only.
+    Cost per step, process and pair, for n examples of b-byte numbers: one all-reduce of b·n·|Z|
+    bytes forward and one of b·n·|X| backward; with W teams one all-reduce of w_k.
+    """
+
+    name: ClassVar[str] = "tensor"
+    supports: ClassVar[Supports] = Supports(
+        many=True,
+        whole_batches=False,
+        together=True,
+        identical=False,
+        partition="balanced",
+        deterministic=True,
+        resume=True,
+        workers=1,
+        beside="slice",
+    )
+
+    slices: int = field(
+        default=2, metadata={"help": "processes that hold a slice of every fully connected layer"}
+    )
+    allreduce: AllReduce = field(
+        default="auto", metadata={"help": "how gradients are summed; auto picks by size and group"}
+    )
+
+    def __post_init__(self) -> None:
+        validate.at_least(1, slices=self.slices)
+
+    def validate(self, config: RunConfig) -> None:
+        """Refuse what would not be the same for a layer in slices."""
+        reasons = {
+            "clip_norm": "nobody has the whole gradient, and so its length",
+            "slow": "the processes of a team wait for each other in the middle of a gradient",
+        }
+        for name, reason in reasons.items():
+            if (value := getattr(config, name)) is not None:
+                raise ConfigError(f"{name} is {value!r}, but in tensor {reason}; leave it out")
+        if config.kernels == "compile":
+            raise ConfigError("kernels is 'compile', which tensor cannot use; leave it out")
+        if not isinstance(config.optimizer, SGD | Adam | AdamW):
+            raise ConfigError(
+                "tensor cuts layers, so the optimizer must treat every number alone; expected sgd, "
+                "adam or adamw"
+            )
+
+    def processes(self, workers: int) -> int:
+        """Return the processes of all teams."""
+        return workers * self.slices
+
+    def follows(self, rank: int, workers: int) -> int:
+        """Return which team a process is of: rank k·W + w holds slice k in team w."""
+        return rank % workers
+
+    def part(
+        self, whole: Replica, batch: tuple[Tensor, Tensor], group: Communicator, workers: int
+    ) -> Replica:
+        """Keep this process's slices. Collective."""
+        from manyhands.comm.mpi import MPICommunicator
+        from manyhands.strategies.slicing import Slice, Team
+
+        assert isinstance(group, MPICommunicator), "torch.distributed is refused"
+        team = Team(group.split(group.rank % workers), self.allreduce)
+        mine = Slice(whole, team, whole.reached(*batch))
+        with group.meter.off():
+            mine.activations, _ = mine.kept(lambda x: mine.compute(x, 0), batch[0])
+        return mine
+
+    def run(self, worker: Worker) -> None:
+        """Train: the team computes one gradient together; the teams sum theirs."""
+        from manyhands.comm.mpi import MPICommunicator
+
+        assert isinstance(worker.comm, MPICommunicator)
+        mine, workers = _slice(worker), worker.config.workers
+        index, member = divmod(worker.rank, workers)
+        twins = worker.comm.split(index) if workers > 1 else None
+        mine.team.note = lambda what: worker.board.note(worker.rank, worker.step, what)
+        for batch in worker.batches():
+            mine.key = (worker.config.seed, member, worker.step, 0)  # as pipeline's first part
+            before = mine.team.seconds
+            g = worker.gradient(batch)
+            worker.clock.computed[-1] -= mine.team.seconds - before
+            worker.clock.exchange(worker.clock.computed[-1], time.monotonic())
+            if twins:
+                with worker.exchanging():
+                    twins.allreduce(g, self.allreduce)
+            worker.update(g)
+        held = len(worker.params)
+        row = {"rank": worker.rank, "slice": index, "team": member, "parameters": held}
+        worker.facts |= {"slices": worker.comm.gather(row), "sliced": mine.sliced}
+
+    def consensus(self, worker: Worker) -> Tensor:
+        """Return the whole model's parameters: every slice from the first team. Collective."""
+        mine = _slice(worker)
+        whole = worker.params.new_zeros(mine.dim)
+        if worker.rank % worker.config.workers == 0:
+            mine.give(whole)
+        with worker.comm.meter.off():
+            worker.comm.allreduce(whole)
+        return whole
+
+
+def _slice(worker: Worker) -> Slice:
+    from manyhands.strategies.slicing import Slice
+
+    assert isinstance(worker.replica, Slice)
+    return worker.replica
