@@ -15,13 +15,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import model_parallel
 import partitioning
 from sweeps import rows_of
 
 from manyhands.report import build
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGES = ("results.md", "partitioning.md")
+PAGES = ("results.md", "partitioning.md", "model-parallel.md")
+WRITERS = {**partitioning.WRITERS, **model_parallel.WRITERS}
 FIGURES = ("speedup", "accuracy")
 
 
@@ -63,10 +65,10 @@ def write(text: str) -> str:
         kind, name = mark[2], mark[3]
         if not (DOCS / "records" / name / "sweep.json").exists():
             return mark[0]
-        writer = partitioning.WRITERS.get(kind)
+        writer = WRITERS.get(kind)
         return f"{mark[1]}{writer(DOCS / 'records' / name) if writer else table(name)}\n{mark[5]}"
 
-    kinds = "|".join(["table", *partitioning.WRITERS])
+    kinds = "|".join(["table", *WRITERS])
     pattern = rf"(<!-- ({kinds}) (\S+) -->\n)(.*?)(<!-- end -->)"
     return re.sub(pattern, made, text, flags=re.S)
 

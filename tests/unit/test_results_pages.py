@@ -11,6 +11,7 @@ import pytest
 import records
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+import model_parallel
 import partitioning
 import repeatability
 import results
@@ -126,7 +127,7 @@ def test_every_mark_of_the_committed_pages_can_be_written() -> None:
         text = (results.DOCS / page).read_text()
         marks = re.findall(r"<!-- (\w+) (\S+) -->", text)
         assert marks
-        assert {kind for kind, _ in marks} <= {"table", *partitioning.WRITERS}
+        assert {kind for kind, _ in marks} <= {"table", *results.WRITERS}
         assert text.count("<!-- end -->") == len(marks)
 
 
@@ -157,3 +158,58 @@ def test_balancing_is_held_against_its_bar() -> None:
     assert (bar.ratio, bar.bar, bar.passed) == (1.5, 1.4, True)
     (missed,) = run.balance_bars({**record, "workers": 4})
     assert (missed.bar, missed.passed) == (1.8, False)
+
+
+def split_sweep(folder: Path) -> Path:
+    """Return a sweep of one model split in every way, with times that one can tell apart."""
+    piped = {"stages": 2, "cut": None, "transport": "mpi", "micro_batches": 4}
+    configs: list[tuple[float, str, int, dict[str, Any]]] = [
+        (24.0, "sequential", 1, {}), (16.0, "sync", 2, {"allreduce": "ring"}),
+        (17.0, "sync", 2, {"allreduce": "allgather"}), (22.0, "tensor", 1, {"slices": 2}),
+        (40.0, "pipeline", 1, piped | {"transport": "rpc", "micro_batches": None}),
+        *((s, "pipeline", 1, piped | {"micro_batches": m}) for s, m in ((30.0, 1), (20.0, 4))),
+        (21.0, "pipeline", 1, piped | {"cut": "time"}),
+    ]  # fmt: skip
+    runs = []
+    for seed in range(2):
+        for seconds, strategy, workers, own in configs:
+            found = records.record(strategy, workers, repeat=seed, **own)
+            found["result"] |= {"seconds": seconds + seed, "accuracy": 0.97}
+            stages = [{"rank": r, "layers": ls} for r, ls in enumerate((["conv1"], ["fc1"]))]
+            found["strategy"] = {"stages": stages, "cut": ["fc1"]} if own.get("stages") else {}
+            memory = {"parameters": 400, "gradients": 400, "optimizer": 400, "activations": 1000}
+            for each in found["workers"]:
+                each["memory"] = {k: v // (1 + ("stages" in own)) for k, v in memory.items()}
+            runs.append(found)
+    return records.sweep(folder / "model-parallel", runs, source=[])
+
+
+def test_ways_of_splitting_are_told_beside_each_other(tmp_path: Path) -> None:
+    lines = model_parallel.split(split_sweep(tmp_path)).splitlines()
+    assert [line.split(" | ")[0] for line in lines[2:]] == [
+        "| unsplit", "| 2 stages, RPC", "| 2 stages, MPI, 1 micro-batches",
+        "| 2 stages, MPI, 4 micro-batches", "| 2 stages, MPI, 4 micro-batches, cut by time",
+        "| 2 slices (tensor)", "| sync, allgather, 2 workers", "| sync, ring, 2 workers",
+    ]  # fmt: skip
+    assert (
+        lines[3]
+        == "| 2 stages, RPC | 1 | 40.5 (40.0 to 41.0) | 0.60 | 97.00 % (97.00 to 97.00) | 2 |"
+    )
+    assert all(line.count("|") == 7 for line in lines)
+
+
+def test_conclusions_on_splitting_follow_the_records(tmp_path: Path) -> None:
+    told = model_parallel.told(split_sweep(tmp_path))
+    assert "Best are 4, 1.49 times as fast as a whole batch" in told
+    assert "MPI with 4 micro-batches is 1.98 times as fast as RPC" in told
+    assert "conv | fc (at fc1) 20.5 s; by time (at fc1) 21.5 s; within the fully" in told
+    assert "1.24 times as fast as the fastest split model (2 stages, MPI, 4 micro-batches)" in told
+    assert "holds 50 % of what an unsplit one holds" in told
+
+
+def test_memory_and_time_of_every_process(tmp_path: Path) -> None:
+    folder = split_sweep(tmp_path)
+    assert "| unsplit | 1.2 | 1.0 |" in model_parallel.memory(folder)
+    spent = model_parallel.spent(folder).splitlines()
+    assert sum(line.startswith("| sync, ring, 2 workers |") for line in spent) == 1
+    assert all(line.count("|") == 8 for line in spent)
