@@ -38,7 +38,9 @@ def written(place):
 
 
 @pytest.mark.parametrize(
-    "server", [{}, {"prefetch": 1}, {"staleness": 0}], ids=["alone", "prefetch", "waits for all"]
+    "server",
+    [{}, {"prefetch": 1, "layerwise": True}, {"staleness": 0}],
+    ids=["alone", "prefetch, layer by layer", "waits for all"],
 )
 def test_going_on_is_never_having_stopped(folder, server):  # noqa: F811
     alone = "staleness" not in server
@@ -57,7 +59,9 @@ def test_going_on_is_never_having_stopped(folder, server):  # noqa: F811
         assert counted(resumed) == counted(whole)
 
 
-@pytest.mark.parametrize("server", [{}, {"staleness": 2}, {"prefetch": 1}], ids=str)
+@pytest.mark.parametrize(
+    "server", [{"layerwise": True}, {"staleness": 2}, {"prefetch": 1}], ids=str
+)
 def test_every_push_is_in_a_checkpoint_once(folder, server):  # noqa: F811
     """Each part of a checkpoint agrees with every other, and the end has each example once."""
     given = options(**server)

@@ -14,6 +14,7 @@ from manyhands.data import store
 from manyhands.errors import ConfigError
 from manyhands.job import Job
 from manyhands.options import configure
+from manyhands.strategies.pushing import Line
 
 WORLD = MPI.COMM_WORLD
 PLAIN = {"optimizer": "sgd", "lr": 0.1, "momentum": 0.0}
@@ -281,3 +282,77 @@ def test_with_prefetch_one_worker_takes_delayed_steps(fit):
 def test_prefetch_and_no_staleness_exclude_each_other():
     with pytest.raises(ConfigError, match="prefetch is given with staleness=0"):
         mh.Server(prefetch=1, staleness=0)
+
+
+@needs_two
+@pytest.mark.parametrize("optimizer", ["momentum", "decay", "another"])
+def test_pushes_layer_by_layer_bring_the_same_bits(fit, optimizer):
+    given = {"batch_size": 30, **OPTIMIZERS[optimizer]}
+    for masters in masters_that_fit():
+        whole, layered = (
+            served(fit, masters, server={"staleness": 0, "layerwise": way}, **given)
+            for way in (False, True)
+        )
+        assert torch.equal(whole.params, layered.params)
+
+
+@needs_two
+@pytest.mark.parametrize("prefetch", [0, 1])
+def test_layer_by_layer_with_prefetch_and_one_worker(fit, prefetch):
+    given = {"batch_size": 50, "max_steps": 12, "partition": "balanced", "workers": 1, **PLAIN}
+    whole, layered = (
+        fit(strategy=mh.Server(masters=WORLD.size - 1, prefetch=prefetch, layerwise=way), **given)
+        for way in (False, True)
+    )
+    assert torch.equal(whole.params, layered.params)
+
+
+class Detour(nn.Module):
+    """Layers that are registered in another order than they are used, one of them not at all."""
+
+    def __init__(self):
+        super().__init__()
+        self.last, self.unused = nn.Linear(16, 4), nn.Linear(3, 3)
+        self.first, self.middle = nn.Linear(20, 16), nn.Linear(16, 16)
+
+    def forward(self, x):
+        return self.last(self.middle(self.first(x).tanh()).tanh())
+
+
+@needs_two
+def test_layers_may_come_in_any_order_or_not_at_all(fit):
+    given = {"batch_size": 50, "max_steps": 9, "model": Detour}
+    whole, layered = (
+        served(fit, server={"staleness": 0, "layerwise": way}, **given) for way in (False, True)
+    )
+    assert torch.equal(whole.params, layered.params)
+
+
+@needs_two
+def test_layers_leave_before_the_gradient_is_whole(fit, monkeypatch):
+    """All but the first layer's, which brings the header; and a message each."""
+    gone, send = [], Line.send
+    monkeypatch.setattr(
+        Line, "send", lambda line, *a: (gone.append(sum(line.gone)), send(line, *a))
+    )
+    record = served(fit, batch_size=50, server={"layerwise": True}, recorded=True)
+    dim = record["model"]["parameters"]
+    mine = record["workers"][WORLD.rank]
+    if mine["role"] == "worker":
+        assert gone == [3] * mine["steps"] + [0]  # the last word is no gradient
+        assert mine["messages"] == 4 * (mine["steps"] + 1)
+        assert mine["bytes"] == (48 + 4 * dim) * (mine["steps"] + 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"clip_norm": 1.0}, "length is known only"),
+        ({"slow": "0:2"}, "computed again"),
+        ({"private": True, "noise_multiplier": 1.0}, "when its noise is in"),
+    ],
+)
+def test_layer_by_layer_is_refused_where_a_gradient_is_ready_only_as_a_whole(given, why):
+    with pytest.raises(ConfigError, match=why):
+        configure({"strategy": "server", "layerwise": True, **given})
+    assert configure({"strategy": "server", "layerwise": True, "slow": "0:2:sleep"}).slow

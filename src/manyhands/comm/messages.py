@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import time
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,16 +34,26 @@ _HEADER = 6
 class Parcel:
     """A message that can be used again: six whole numbers, then a part of the vector.
 
+    It may travel in pieces, from the end of the vector to its beginning: what a backward pass
+    knows first goes first, and the header comes with the last.
+
+    Args:
+        like: What the body is like.
+        cuts: Where in the body a new piece begins, ascending; none: it travels in one.
+
     Attributes:
         header: (6,) int64.
         body: The part of the vector; shape (count,).
+        pieces: The pieces in the order in which they travel.
     """
 
-    def __init__(self, like: Tensor) -> None:
+    def __init__(self, like: Tensor, cuts: Sequence[int] = ()) -> None:
         numbers = like.numpy()
         self.buffer = np.zeros(8 * _HEADER + numbers.nbytes, dtype=np.uint8)
         self.header = self.buffer[: 8 * _HEADER].view(np.int64)
         self.body = torch.from_numpy(self.buffer[8 * _HEADER :].view(numbers.dtype))
+        edges = [0, *(8 * _HEADER + cut * numbers.itemsize for cut in cuts), self.buffer.nbytes]
+        self.pieces = [self.buffer[a:b] for a, b in reversed(list(pairwise(edges)))]
 
     @property
     def nbytes(self) -> int:
@@ -66,6 +77,14 @@ class Messages:
     def receive(self, parcel: Parcel, source: int) -> Any:
         """Begin to receive."""
         return self.comm.Irecv(parcel.buffer, source)
+
+    def send_piece(self, piece: np.ndarray, to: int) -> Any:
+        """Begin to send a piece of a parcel; pieces arrive in the order in which they are sent."""
+        return self.comm.Isend(piece, to)
+
+    def receive_pieces(self, parcel: Parcel, source: int) -> list[Any]:
+        """Begin to receive a parcel piece by piece; the last request is that of the header."""
+        return [self.comm.Irecv(piece, source) for piece in parcel.pieces]
 
     def wait_some(self, requests: Sequence[Any]) -> list[int]:
         """Return the places of the requests that are complete, as soon as there is at least one."""

@@ -53,9 +53,11 @@ class Master:
         self.grad = worker.replica.grad[slice(*span)]
         self.optimizer = worker.optimizer
         self.rates = [group["lr"] for group in self.optimizer.param_groups]
-        self.pushes = [Parcel(self.params) for _ in range(worker.config.workers)]
+        cuts = server.cuts(worker, span)
+        self.pushes = [Parcel(self.params, cuts) for _ in range(worker.config.workers)]
         self.answers = [Parcel(self.params) for _ in range(worker.config.workers)]
         self.requests: list[Any] = [MPI.REQUEST_NULL] * worker.config.workers
+        self.before: dict[int, list[Any]] = {}  # by worker: the pieces that come before the last
         self.sent: dict[int, Any] = {}
         self.clocks = dict.fromkeys(range(worker.config.workers), 0)
         self.left: dict[int, int] = {}  # c_k of the workers that are done
@@ -72,8 +74,12 @@ class Master:
 
     def begin(self) -> None:
         """Wait for everyone's first push."""
-        for k, push in enumerate(self.pushes):
-            self.requests[k] = self.messages.receive(push, k)
+        for k in range(len(self.pushes)):
+            self._expect(k)
+
+    def _expect(self, k: int) -> None:
+        """Begin to receive the next push of worker k."""
+        *self.before[k], self.requests[k] = self.messages.receive_pieces(self.pushes[k], k)
 
     def go_on(self, counts: Mapping[str, Any], bodies: list[Tensor]) -> None:
         """Take up what a checkpoint holds: the counts, then the pushes that were in flight.
@@ -113,6 +119,7 @@ class Master:
 
     def _take(self, k: int) -> None:
         """Look at what worker k has sent."""
+        self.messages.wait_all(self.before[k])  # they were sent before, and are all but here
         if self.cuts.see(k, self.pushes[k], set(self.clocks)):
             self._tell_done()
         kind, _, known = self.pushes[k].header[:3].tolist()
@@ -176,7 +183,7 @@ class Master:
             if bound is None or lead <= bound:
                 self.lead = max(self.lead, lead)
                 self.due.remove(k)
-                self.requests[k] = self.messages.receive(self.pushes[k], k)
+                self._expect(k)
                 self._answer(k, self.status)
 
     def _pushes(self) -> int:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import time
+from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from manyhands.comm.messages import Messages, Parcel
 from manyhands.lifecycle import Mark
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from manyhands.worker import Worker
 
 Span = tuple[int, int]  # a part of the vector: start, stop
@@ -20,12 +24,24 @@ Span = tuple[int, int]  # a part of the vector: start, stop
 PUSH, DONE, STOP, MARK = range(4)
 
 
-def work(worker: Worker, spans: list[Span], *, prefetch: bool) -> None:
+def work(
+    worker: Worker, spans: list[Span], cuts: list[list[int]], *, prefetch: bool, layerwise: bool
+) -> None:
     """Push the gradient of every batch to the masters, pull what they answer.
 
-    With `prefetch` the answer to a push is taken in only when the next gradient is computed.
+    With `prefetch` the answer to a push is taken in only when the next gradient is computed; with
+    `layerwise` a layer's gradient is on its way as soon as the backward pass has it.
+
+    Args:
+        worker: The worker.
+        spans: Each master's part of the vector.
+        cuts: Where in each master's part a new piece of a push begins.
+        prefetch: See above.
+        layerwise: See above.
     """
-    line = worker.state = Line(worker, spans, worker.state or [0] * len(spans))
+    line = worker.state = Line(worker, spans, cuts, worker.state or [0] * len(spans))
+    if layerwise:
+        line.listen()
     owed = worker.step > 0  # a checkpoint was written between a push and the next
     for batch in worker.batches():
         if owed and not prefetch:
@@ -35,9 +51,7 @@ def work(worker: Worker, spans: list[Span], *, prefetch: bool) -> None:
         with worker.exchanging():
             if owed and prefetch and line.pull() == STOP:
                 worker.stopped = "target_accuracy"
-            for push, (start, stop) in zip(line.pushes, spans, strict=True):
-                push.body.copy_(gradient[start:stop])
-            line.send(PUSH, round(batch.examples), used)
+            line.send(PUSH, round(batch.examples), used, gradient)
             owed = prefetch
             if not prefetch and line.pull() == STOP:
                 worker.stopped = "target_accuracy"
@@ -55,25 +69,82 @@ class Line:
     Attributes:
         mark: The last checkpoint that a master has told of.
         versions: The updates of w[m] that the parameters here have seen, by master.
+        edges: By master, the pieces of a push as parts of the vector, in the order of sending.
+        missing: By master and piece, the parameters whose gradient is still to come.
+        gone: By master, how many pieces of this push are on their way.
     """
 
-    def __init__(self, worker: Worker, spans: list[Span], versions: list[int]) -> None:
+    def __init__(
+        self, worker: Worker, spans: list[Span], cuts: list[list[int]], versions: list[int]
+    ) -> None:
         self.worker, self.spans = worker, spans
         self.messages = Messages(worker.comm)
         self.masters = range(worker.config.workers, worker.comm.size)
-        self.pushes = [Parcel(worker.params[start:stop]) for start, stop in spans]
+        pairs = list(zip(spans, cuts, strict=True))
+        self.pushes = [Parcel(worker.params[a:b], within) for (a, b), within in pairs]
         self.answers = [Parcel(worker.params[start:stop]) for start, stop in spans]
+        bounds = [[a, *(a + cut for cut in within), b] for (a, b), within in pairs]
+        self.edges: list[list[Span]] = [list(pairwise(edges))[::-1] for edges in bounds]
+        self.counts = [[0] * len(edges) for edges in self.edges]
         self.mark, self.versions = Mark(0), versions
-        self.sent: list[Any] = []
+        self.sent: list[Any] = []  # requests of the push that is under way
+        self.posted: list[Any] = []  # and of the next one's first pieces
+        self.unanswered = False
+        self._begin()
 
-    def send(self, kind: int, examples: int, used: list[int]) -> None:
-        """Send the pushes, whatever they hold; it was computed at the versions `used`."""
+    def _begin(self) -> None:
+        """Be ready for the next push."""
+        self.missing = [list(counts) for counts in self.counts]
+        self.gone = [0] * len(self.pushes)
+
+    def listen(self) -> None:
+        """Let every layer's gradient be sent as soon as the backward pass has it."""
+        start = 0
+        for _, p in self.worker.replica.named:
+            m, n = self._piece(start)
+            self.counts[m][n] += 1
+            hook = partial(self._hear, m, n)
+            p.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+            start += p.numel()
+        self._begin()
+
+    def _piece(self, place: int) -> tuple[int, int]:
+        """Return the master and the piece that a place of the vector belongs to."""
+        found = enumerate(self.edges)
+        return next((m, n) for m, es in found for n, (a, b) in enumerate(es) if a <= place < b)
+
+    def _hear(self, m: int, n: int, _: Tensor) -> None:
+        """Send what is complete, the header's piece excepted, always in the same order."""
+        self.missing[m][n] -= 1
+        while self.gone[m] < len(self.edges[m]) - 1 and not self.missing[m][self.gone[m]]:
+            self._post(m, self.worker.replica.grad)
+
+    def _post(self, m: int, gradient: Tensor | None) -> None:
+        """Send the next piece of a push."""
+        if self.sent:  # the last push was all but received before; its parcels are used again
+            self.messages.wait_all(self.sent)
+            self.sent = []
+        push, n = self.pushes[m], self.gone[m]
+        first, last = self.edges[m][n]
+        if gradient is not None:
+            start = self.spans[m][0]
+            push.body[first - start : last - start].copy_(gradient[first:last])
+        self.posted.append(self.messages.send_piece(push.pieces[n], self.masters[m]))
+        self.gone[m] += 1
+
+    def send(
+        self, kind: int, examples: int, used: list[int], gradient: Tensor | None = None
+    ) -> None:
+        """Send the pushes, or what is left of them; computed at the versions `used`."""
         self.begin = time.perf_counter()
         mark = self.worker.lifecycle.mark if self.worker.lifecycle else Mark(0)
         for push, version in zip(self.pushes, used, strict=True):
             push.header[:] = kind, examples, *mark, self.worker.board.asked(), version
-        pairs = list(zip(self.masters, self.pushes, strict=True))
-        self.sent = [self.messages.send(push, master) for master, push in pairs]
+        for m, edges in enumerate(self.edges):
+            while self.gone[m] < len(edges):
+                self._post(m, gradient)
+        self.sent, self.posted, self.unanswered = self.posted, [], True
+        self._begin()
 
     def pull(self) -> int:
         """Take in what the masters answer, in the order in which it comes.
@@ -99,12 +170,14 @@ class Line:
         if self.sent:
             self.messages.wait_all(self.sent)
             self.sent = []
+        if self.unanswered:
+            self.unanswered = False
             sent = sum(push.nbytes for push in self.pushes)
             self.worker.comm.meter.add(
                 "push",
                 payload=sent,
                 sent=sent,
-                messages=len(self.pushes),
+                messages=sum(map(len, self.edges)),
                 seconds=time.perf_counter() - self.begin,
             )
 

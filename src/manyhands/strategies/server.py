@@ -7,7 +7,7 @@ from functools import cache
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from manyhands import validate
+from manyhands import slowing, validate
 from manyhands.errors import ConfigError
 from manyhands.strategies.strategy import Exposure, Strategy, Supports
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from manyhands.config import RunConfig
     from manyhands.strategies.pushing import Span
     from manyhands.worker import Worker
 
@@ -43,11 +44,13 @@ class Server(Strategy):
         - No worker pushes more than s ahead of the slowest; τ ≤ (W − 1)(2s + 1).
         - With `prefetch` a gradient is computed while the answer to the push before still travels,
           so it is stale by that push as well: one worker takes the steps of SGD delayed by one.
+        - With `layerwise` the same numbers arrive, so all of this holds as it is.
         - Masters differ by no more than the pushes in flight: one per worker.
         - A checkpoint holds every push once and stops nobody (see `cut.py`); with s = 0 or one
           worker the run that goes on from it ends with the same bits.
-    Cost per step and worker, for dim numbers of b bytes: M messages of 48 + b·dim/M bytes there, as
-    many back, all non-blocking and point to point; once more at the end, to hand over w.
+    Cost per step and worker, for dim numbers of b bytes: M messages of 48 + b·dim/M bytes there
+    (`layerwise`: the same bytes, a message for each layer), M back, all non-blocking and point to
+    point; once more at the end, to hand over w.
     """
 
     name: ClassVar[str] = "server"
@@ -75,6 +78,10 @@ class Server(Strategy):
     prefetch: int = field(
         default=0, metadata={"help": "1: compute on while the answer to a push travels"}
     )
+    layerwise: bool = field(
+        default=False,
+        metadata={"help": "push each layer's gradient as soon as the backward pass has it"},
+    )
 
     def __post_init__(self) -> None:
         validate.at_least(1, masters=self.masters)
@@ -90,6 +97,22 @@ class Server(Strategy):
                 "staleness_aware is given with staleness=0, where no push is stale; it would be "
                 "ignored: leave one of them out"
             )
+
+    def validate(self, config: RunConfig) -> None:
+        """Refuse to send layers ahead where a gradient is ready only as a whole."""
+        if not self.layerwise:
+            return
+        reasons = {
+            "privacy": "a private gradient may leave only when its noise is in",
+            "clip_norm": "a gradient's length is known only when all of it is there",
+        }
+        if config.slow is not None and not slowing.parse(config.slow).sleep:
+            reasons["slow"] = "a gradient that is computed again would be sent again; add :sleep"
+        for name, reason in reasons.items():
+            if (value := getattr(config, name)) is not None:
+                raise ConfigError(
+                    f"layerwise is given with {name} {value!r}, but {reason}; leave one of them out"
+                )
 
     @property
     def exposure(self) -> Exposure:
@@ -115,7 +138,9 @@ class Server(Strategy):
 
         noted = None
         if worker.role == "worker":
-            work(worker, self._spans(worker), prefetch=bool(self.prefetch))
+            spans = self._spans(worker)
+            cuts = [self.cuts(worker, span) for span in spans]
+            work(worker, spans, cuts, prefetch=bool(self.prefetch), layerwise=self.layerwise)
         else:
             noted = serve(worker, self, self._span(worker))
         worker.facts |= merged(worker.comm.gather(noted))
@@ -129,6 +154,11 @@ class Server(Strategy):
     def _span(self, worker: Worker) -> Span:
         """Return this master's part."""
         return self._spans(worker)[worker.rank - worker.config.workers]
+
+    def cuts(self, worker: Worker, span: Span) -> list[int]:
+        """Return where in a master's part a new piece of a push begins: at a layer, or nowhere."""
+        starts = [layer.start for layer in worker.replica.layers] if self.layerwise else []
+        return [start - span[0] for start in starts if span[0] < start < span[1]]
 
     def prepare(self, worker: Worker) -> None:
         """Leave a master's optimizer with the master's part."""
