@@ -75,6 +75,8 @@ def _averaging(strategy: Any, case: Case, workers: int) -> Forecast:
 
 
 def _gossip(strategy: Any, case: Case, workers: int) -> Forecast:
+    if strategy.asynchronous:
+        raise ConfigError("there is no model of asynchronous gossip's time")
     crew = case.crew(workers, whole=False)
     if strategy.topology in ("ring", "pairs"):
         neighbours = min(2 if strategy.topology == "ring" else 1, workers - 1)

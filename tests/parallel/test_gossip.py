@@ -1,5 +1,6 @@
 """Gossip: D-PSGD as printed, sync on the complete graph, and what it costs and records."""
 
+import threading
 import time
 
 import numpy as np
@@ -19,6 +20,8 @@ from training import (
 
 import manyhands as mh
 from manyhands.data import store
+from manyhands.replica import Loss, Replica
+from manyhands.strategies import pairing
 from manyhands.strategies.topology import graph, mixing
 
 PLAIN = {"optimizer": "sgd", "lr": 0.1, "momentum": 0.0, "dtype": "float64"}
@@ -156,3 +159,102 @@ def test_neighbours_may_be_a_step_apart(blobs, tmp_path):
         vector.fill_(100 * step + WORLD.rank)
         worker.comm.exchange(vector, received)()
         assert all(bool((theirs == 100 * step + j).all()) for j, theirs in received.items())
+
+
+@pytest.fixture
+def folder(tmp_path):
+    WORLD.Barrier()
+    yield WORLD.bcast(str(tmp_path))
+    WORLD.Barrier()
+
+
+APART = ["ring", "exponential", "complete"]
+
+
+@pytest.mark.parametrize("topology", APART)
+def test_asynchronously_one_worker_is_sequential_bit_for_bit(blobs, tmp_path, topology):
+    given = {"max_steps": 20, "batch_size": 32, "partition": "balanced"}
+    one = train(with_dropout, blobs, MPI.COMM_SELF, tmp_path, strategy="sequential", **given)
+    strategy = mh.Gossip(topology=topology, asynchronous=True)
+    other = train(with_dropout, blobs, MPI.COMM_SELF, tmp_path, strategy=strategy, **given)
+    assert torch.equal(one.params, other.params)
+
+
+@pytest.mark.parametrize("topology", APART)
+def test_averages_of_two_keep_the_mean_and_bring_all_together(
+    blobs, tmp_path, topology, monkeypatch
+):
+    """Every worker begins elsewhere and its gradients are nothing: what is left is averaging."""
+
+    def nothing(self, x, y):
+        time.sleep(0.001)
+        self.grad.zero_()
+        return Loss(0.0, 0, len(x))
+
+    monkeypatch.setattr(Replica, "gradient", nothing)
+    begun = []
+    run = pairing.work
+
+    def scattered(worker, graph):
+        worker.params.copy_(torch.randn(len(worker.params), generator=seeded(worker.rank)))
+        begun.append(worker.params.clone())
+        return run(worker, graph)
+
+    monkeypatch.setattr(pairing, "work", scattered)
+    strategy = mh.Gossip(topology=topology, asynchronous=True)
+    worker = train(smooth, blobs, WORLD, tmp_path, strategy=strategy, batch_size=20, **PLAIN)
+    mean = torch.tensor(worker.comm.gather(begun[0].tolist()), dtype=torch.float64).mean(0)
+    assert distance(worker.params, mean) < 1e-12
+    apart = float((begun[0] - mean).square().sum()) ** 0.5
+    assert worker.facts["consensus_distance"][-1][1] < 0.5 * max(worker.comm.gather(apart)) or (
+        WORLD.size == 1
+    )
+
+
+def seeded(rank):
+    return torch.Generator().manual_seed(rank)
+
+
+def test_asynchronously_all_examples_are_seen_and_every_question_is_answered(blobs, folder):
+    found = record(smooth, blobs, folder, strategy="gossip", asynchronous=True, epochs=3,
+                   batch_size=20 * WORLD.size, lr=0.1)  # fmt: skip
+    assert found["result"]["examples"] == 3 * 2000
+    assert found["result"]["accuracy"] > 0.8
+    facts = found["strategy"]
+    assert sum(facts["asked"]) == sum(facts["answered"])
+    steps = [w["steps"] for w in found["workers"]]
+    assert facts["asked"] == [
+        0 if rank % 2 or WORLD.size == 1 else n for rank, n in enumerate(steps)
+    ]
+    assert facts["answered"][::2] == [0] * len(steps[::2])
+    sent = [w["operations"].get("average", {"messages": 0})["messages"] for w in found["workers"]]
+    assert sent == [a + b for a, b in zip(facts["asked"], facts["answered"], strict=True)]
+
+
+@pytest.mark.skipif(WORLD.size < 2, reason="needs somebody who asks")
+def test_asynchronously_nobody_waits_for_a_gradient_of_another(blobs, folder, monkeypatch):
+    """Worker 1 is in its first gradient until all who may ask it are done: they are answered."""
+    gradient, waited = Replica.gradient, []
+
+    def slow(self, x, y):
+        if not waited and WORLD.rank == 1:
+            for thread in threading.enumerate():
+                if thread.name == "answering":
+                    waited.append(thread)
+                    thread.join()
+        return gradient(self, x, y)
+
+    monkeypatch.setattr(Replica, "gradient", slow)
+    found = record(smooth, blobs, folder, strategy="gossip", asynchronous=True, epochs=1,
+                   batch_size=50 * WORLD.size, lr=0.1)  # fmt: skip
+    assert len(waited) == (WORLD.rank == 1)
+    assert found["strategy"]["answered"][1] > 0
+    assert found["result"]["examples"] == 2000
+
+
+def test_asynchronously_the_target_stops_all(blobs, folder):
+    found = record(smooth, blobs, folder, strategy="gossip", asynchronous=True, epochs=50,
+                   batch_size=20 * WORLD.size, lr=0.1, target_accuracy=0.5)  # fmt: skip
+    assert found["result"]["stopped"] == "target_accuracy"
+    assert found["result"]["accuracy"] >= 0.5
+    assert max(w["steps"] for w in found["workers"]) < 50 * 100

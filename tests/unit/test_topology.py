@@ -1,5 +1,7 @@
 """Who talks to whom: every graph gives everyone neighbours, every matrix keeps the average."""
 
+import pickle
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -8,7 +10,8 @@ from hypothesis import strategies as st
 import manyhands as mh
 from manyhands.errors import ConfigError
 from manyhands.options import configure
-from manyhands.strategies.topology import check, graph, matching, mixing, row
+from manyhands.strategies import Gossip
+from manyhands.strategies.topology import check, graph, halves, matching, mixing, row
 
 FIXED = ("ring", "exponential", "complete")
 sizes = st.integers(2, 17)
@@ -115,3 +118,40 @@ def test_objects_are_checked_like_options():
         mh.Averaging(period=0)
     with pytest.raises(ConfigError, match=r"allreduce is 'rinf'.*ring"):
         mh.Averaging(allreduce="rinf")
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 8, 9, 16])
+@pytest.mark.parametrize("topology", ["ring", "exponential", "complete"])
+def test_asynchronously_even_workers_ask_odd_ones_and_all_are_joined(topology, size):
+    found = halves(graph(topology, size))
+    for i, mine in enumerate(found):
+        assert mine
+        assert all((i + j) % 2 and i in found[j] for j in mine)
+    check(mixing(found), name=topology)
+
+
+@pytest.mark.parametrize("given", [{"overlap": True}, {"topology": "pairs"}])
+def test_what_asynchronous_gossip_would_ignore_is_refused(given):
+    with pytest.raises(ConfigError, match="asynchronous is given with"):
+        configure({"strategy": "gossip", "workers": 4, "asynchronous": True, **given})
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"checkpoint_every": "10steps"}, "cannot go on"),
+        ({"comm": "torch:gloo"}, "does not run over"),
+        ({"private": True, "epsilon": 3.0}, "cannot be private"),
+    ],
+)
+def test_what_asynchronous_gossip_cannot_do_is_refused(given, why):
+    configure({"strategy": "gossip", "workers": 4, **given})
+    with pytest.raises(ConfigError, match=why):
+        configure({"strategy": "gossip", "workers": 4, "asynchronous": True, **given})
+
+
+def test_asynchronous_gossip_says_of_itself_that_it_does_not_step_together():
+    apart = configure({"strategy": "gossip", "asynchronous": True}).strategy
+    assert not apart.supports.together
+    assert pickle.loads(pickle.dumps(apart)).supports == apart.supports
+    assert Gossip().supports.together

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 from manyhands import validate
+from manyhands.errors import ConfigError
 from manyhands.strategies.strategy import Strategy, Supports
 
 if TYPE_CHECKING:
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
     from manyhands.config import RunConfig
     from manyhands.strategies.strategy import Hand, Part
+    from manyhands.strategies.topology import Graph
     from manyhands.worker import Worker
 
 Topology = Literal["ring", "exponential", "complete", "pairs"]
@@ -37,19 +39,28 @@ class Gossip(Strategy):
         else:      x_i ← x_i − γ ∇F_i(x_i; ξ_i)                       (adapt)
                    x_i ← Σ_j W_ij x_j                                 (then combine)
     at the end:    x   ← (1/P) Σ_i x_i
+
+    asynchronous (AD-PSGD, Lian et al. 2018, arXiv 1710.06952), each worker at its own pace:
+        g_i ← ∇F_i(x̂_i; ξ_i)  while an even i averages with a neighbour j that it chooses:
+                   x_i, x_j ← (x_i + x_j) / 2                         (a thread of j answers)
+        x_i ← x_i − γ g_i
     ```
 
     x_i: worker i's parameters; ξ_i: its part of the batch; F_i: its mean loss, times P |ξ_i| / |ξ|
     so that the mean of all F_i is the loss of the whole batch ξ; γ: learning rate; W: the mixing
-    matrix, symmetric and doubly stochastic, W_ij > 0 only between neighbours; P: workers.
+    matrix, symmetric and doubly stochastic, W_ij > 0 only between neighbours; P: workers; x̂_i: x_i
+    as it was when the gradient was begun.
 
     Guarantees:
         - One worker equals `sequential`, bit for bit.
         - Without overlap, plain SGD on the complete graph equals `sync`, up to rounding.
-        - Mixing leaves the average of the workers where it is (W is checked before the launch).
+        - Mixing leaves the average of the workers where it is (W is checked before the launch); so
+          does every average of two.
+        - Asynchronously nobody waits for a gradient of anybody else: even workers ask odd ones
+          only, so that none waits for one that waits.
     Cost per step and worker, for dim numbers of b bytes: d messages of b·dim bytes each to its d
     neighbours (ring: 2, or 1 if P = 2; exponential: at most 2 ⌊log2 P⌋; complete: P − 1;
-    pairs: 1); and one all-reduce of dim numbers at the end.
+    pairs: 1; asynchronous: 1 from who asks, 1 back); and one all-reduce of dim numbers at the end.
     """
 
     name: ClassVar[str] = "gossip"
@@ -73,22 +84,53 @@ class Gossip(Strategy):
         default=False,
         metadata={"help": "exchange while the gradient is computed (D-PSGD as printed)"},
     )
+    asynchronous: bool = field(
+        default=False,
+        metadata={"help": "average with one neighbour at a time, at one's own pace (AD-PSGD)"},
+    )
 
     def __post_init__(self) -> None:
         validate.one_of(get_args(Topology), topology=self.topology)
+        if not self.asynchronous:
+            return
+        if self.overlap or self.topology == "pairs":
+            given = "overlap" if self.overlap else "topology pairs"
+            raise ConfigError(
+                f"asynchronous is given with {given}, which it would ignore: averages of two while "
+                "a gradient is computed, are all that it does; leave one of them out"
+            )
+        object.__setattr__(self, "supports", _APART)
 
     def validate(self, config: RunConfig) -> None:
         """Refuse a topology that leaves a worker alone, and weights that would not mix."""
-        from manyhands.strategies.topology import check, graph, mixing
+        from manyhands.strategies.topology import check, mixing
 
-        check(mixing(graph(self.topology, config.workers)), name=self.topology)
+        check(mixing(self._graph(config.workers)), name=self.topology)
+
+    def _graph(self, workers: int) -> Graph:
+        """Return who may talk to whom."""
+        from manyhands.strategies.topology import graph, halves
+
+        found = graph(self.topology, workers)
+        return halves(found) if self.asynchronous else found
 
     def run(self, worker: Worker) -> None:
         """Train: step and mix with the neighbours, in one order or the other; then average."""
+        if self.asynchronous:
+            self._run_apart(worker)
+            return
         self.begin(worker)
         for batch in worker.batches():
             self.step(worker, batch)
         self.finish(worker)
+
+    def _run_apart(self, worker: Worker) -> None:
+        from manyhands.strategies.pairing import work
+
+        noted = work(worker, self._graph(worker.comm.size))
+        everyones = worker.comm.gather(noted)
+        worker.facts |= {name: [each[name] for each in everyones] for name in noted}
+        worker.params.copy_(_agreed(worker))
 
     def begin(self, worker: Hand) -> None:
         """Make room for what the neighbours send."""
@@ -129,17 +171,26 @@ class Gossip(Strategy):
         return row(self.topology, size, worker.rank, seed=seed, step=step)
 
     def consensus(self, worker: Hand) -> Tensor:
-        """Return the average, and record how far from it the workers are. Collective."""
-        if worker.state.averaged:
-            return worker.params
-        import numpy as np
+        """Return the average, and record how far from it the workers are. Collective.
 
-        mean = _mean(worker)
-        square = float((worker.params - mean).double().square().sum())
-        total = float(worker.comm.sum(np.array([square]))[0])
-        distance = (total / worker.comm.size) ** 0.5
-        worker.facts.setdefault("consensus_distance", []).append([worker.step, distance])
-        return mean
+        Asynchronously it is worker 0's own copy, but for the end.
+        """
+        if self.asynchronous or worker.state.averaged:
+            return worker.params
+        return _agreed(worker)
+
+
+# What changes where workers do not step together.
+_APART = replace(
+    Gossip.supports,
+    together=False,
+    deterministic=False,
+    partition="random-partition",
+    resume=False,
+    torch=False,
+    private=False,
+    join=False,
+)
 
 
 def _mix(x: Tensor, w: dict[int, float], i: int, received: dict[int, Tensor]) -> None:
@@ -147,6 +198,18 @@ def _mix(x: Tensor, w: dict[int, float], i: int, received: dict[int, Tensor]) ->
     x.mul_(w[i])
     for j, x_j in received.items():
         x.add_(x_j, alpha=w[j])
+
+
+def _agreed(worker: Hand) -> Tensor:
+    """Return the average of all workers' parameters; note how far from it they are. Collective."""
+    import numpy as np
+
+    mean = _mean(worker)
+    square = float((worker.params - mean).double().square().sum())
+    total = float(worker.comm.sum(np.array([square]))[0])
+    distance = (total / worker.comm.size) ** 0.5
+    worker.facts.setdefault("consensus_distance", []).append([worker.step, distance])
+    return mean
 
 
 def _mean(worker: Hand) -> Tensor:

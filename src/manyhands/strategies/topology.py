@@ -39,6 +39,11 @@ def graph(topology: Topology, size: int, *, seed: int = 0, step: int = 0) -> Gra
     )
 
 
+def halves(neighbours: Graph) -> Graph:
+    """Return a graph's edges between even and odd ranks: those ask, these answer."""
+    return tuple(tuple(j for j in mine if (i - j) % 2) for i, mine in enumerate(neighbours))
+
+
 def matching(size: int, seed: int, step: int) -> Graph:
     """Return a random matching, a pure function of its arguments: nobody has to be asked."""
     order = permutation(size, seed, step, "pairs").tolist()
