@@ -147,6 +147,7 @@ class RunConfig:
         validate.at_least(1, patience=self.patience)
         validate.one_of(("cross-entropy", "nll", "mse"), loss=self.loss)
         validate.one_of(KERNELS, kernels=self.kernels)
+        validate.words(mpiexec_options=self.mpiexec_options)
         facts = self.strategy.supports
         if self.workers > 1 and not facts.many:
             raise ConfigError(

@@ -169,7 +169,8 @@ class Guard:
         missing = missing or [n for n in notes if n not in waiting]
         missing = missing or [min(notes, key=lambda n: n.time)]
         sizes = {n.rank: _size(self.logs / f"rank-{n.rank}.log") for n in notes}
-        for pid in filter(None, (n.pid for n in notes)):
+        entered = [n for n in notes if math.isfinite(n.time)]  # the signal would end the others
+        for pid in filter(None, (n.pid for n in entered)):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGUSR1)  # faulthandler writes the stack into the log
         time.sleep(0.5)

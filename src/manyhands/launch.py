@@ -6,7 +6,6 @@ import ctypes
 import json
 import os
 import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from manyhands import validate
 from manyhands.board import BOARD_FILE, EVENTS_FILE, Board, Note
 from manyhands.carrying import DIGEST, LAUNCHER
 from manyhands.errors import LaunchError, ManyhandsError, WorkerError
@@ -102,7 +102,7 @@ def _command(
         processes,
         ["-m", "manyhands.work", str(folder)],
         hosts,
-        extra=[*extra, *shlex.split(job.config.mpiexec_options or "")],
+        extra=[*extra, *validate.words(mpiexec_options=job.config.mpiexec_options)],
         also=own,
     )
 

@@ -65,7 +65,7 @@ class Batch:
         """The call of sbatch: what a user wrote is argument here, never a line of the script."""
         name = self.config.name or f"manyhands-{self.config.strategy.name}"
         own = ["--parsable", f"--output={self.folder / LOG_FILE}", str(self.folder / SCRIPT_FILE)]
-        return ["sbatch", f"--job-name={name}", *shlex.split(self.options or ""), *own]
+        return ["sbatch", f"--job-name={name}", *validate.words(sbatch_options=self.options), *own]
 
 
 def train(
@@ -149,13 +149,13 @@ def submit(batch: Batch) -> int:
             f"{batch.config.strategy.name} starts its workers itself, on one host; submit a script "
             "of your own that calls manyhands train without --slurm"
         )
-    folder = batch.folder
+    folder, line = batch.folder, batch.command
     folder.mkdir(parents=True, exist_ok=True)
     (folder / SCRIPT_FILE).write_text(batch.script)
     (folder / LOG_FILE).unlink(missing_ok=True)
     (folder / EXIT_FILE).unlink(missing_ok=True)
     log = folder / LOG_FILE
-    done = subprocess.run(batch.command, capture_output=True, text=True, check=False)
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
     if done.returncode:
         raise LaunchError(f"sbatch refused the job: {done.stderr.strip()}")
     job = done.stdout.strip().partition(";")[0]

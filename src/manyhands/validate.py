@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Collection
 
 from manyhands.errors import ConfigError, nearest
@@ -34,6 +35,19 @@ def between(low: float, high: float, **fields: float | None) -> None:
     for name, value in fields.items():
         if value is not None and not low <= value <= high:
             raise ConfigError(f"{name} is {value!r}; expected a number from {low:g} to {high:g}")
+
+
+def words(**fields: str | None) -> list[str]:
+    """Return texts as a shell would take them apart, one after the other."""
+    found: list[str] = []
+    for name, value in fields.items():
+        try:
+            found += shlex.split(value or "")
+        except ValueError as error:
+            raise ConfigError(
+                f"{name} is {value!r}: {error}; expected words as in a shell, every quote closed"
+            ) from None
+    return found
 
 
 def one_of(known: Collection[str], **fields: str | None) -> None:

@@ -126,6 +126,26 @@ def test_one_who_has_only_begun_may_take_long(board, tmp_path):
         guard.look()
 
 
+def test_one_who_has_only_begun_is_not_ended_by_the_question_where_it_is(board, tmp_path):
+    """It cannot answer yet: SIGUSR1 would kill it, and the report would name the wrong one."""
+    begun = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        board.announce(0)
+        board.rows[0, 0] = begun.pid
+        enter(board, 1, 2**22 + 1, "load")  # nobody's
+        board.rows[1, 4] -= 50
+        with (
+            Guard(board, tmp_path, 10, end=lambda: None) as guard,
+            pytest.raises(WorkerError, match=r"missing: rank 1 \(gone load"),
+        ):
+            guard.look()
+        time.sleep(0.1)
+        assert begun.poll() is None
+    finally:
+        begun.kill()
+        begun.wait()
+
+
 def test_one_who_is_done_may_go(board, tmp_path):
     worker = subprocess.Popen([sys.executable, "-c", "pass"])
     worker.wait()

@@ -109,3 +109,8 @@ def test_a_configuration_survives_being_flattened(**values):
     assert (
         configure({k: v for k, v in flat.items() if v is not None and k != "partition"}) == config
     )
+
+
+def test_a_quote_that_is_not_closed_is_refused():
+    with pytest.raises(mh.ConfigError, match=r"mpiexec_options is .*every quote closed"):
+        configure({"mpiexec_options": "-env A 'b"})

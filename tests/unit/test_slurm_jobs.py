@@ -116,3 +116,9 @@ def test_a_slurm_that_does_not_answer_says_nothing_about_the_job(programs, monke
     late = f"echo 5 > {tmp_path}/run/slurm.exit"
     programs("squeue", f"{count} || {late}; echo 'Unable to contact slurm controller' >&2; exit 1")
     assert by_slurm({"output": str(tmp_path / "run")}) == 5
+
+
+def test_a_quote_that_is_not_closed_is_refused_before_anything_is_written(programs, tmp_path):
+    with pytest.raises(ConfigError, match=r"sbatch_options is .*No closing quotation"):
+        by_slurm({"output": str(tmp_path / "run")}, options="--comment 'two words")
+    assert not (tmp_path / "run").exists()
