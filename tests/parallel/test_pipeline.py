@@ -9,7 +9,7 @@ from training import distance, record, same_everywhere, train
 
 import manyhands as mh
 from manyhands.data import Plan, Stored, store
-from manyhands.strategies.part import mixed
+from manyhands.strategies.portion import mixed
 from manyhands.strategies.schedule import chunks
 
 WORLD = MPI.COMM_WORLD

@@ -9,7 +9,7 @@ from manyhands.models import MODELS
 from manyhands.options import configure
 from manyhands.replica import Replica
 from manyhands.strategies.cutting import blocks, cut
-from manyhands.strategies.part import draws
+from manyhands.strategies.portion import draws
 from manyhands.strategies.schedule import Turn, chunks, ideal_bubble, in_flight, schedule
 from manyhands.strategies.stage import Stage
 

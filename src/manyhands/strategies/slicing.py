@@ -13,7 +13,7 @@ from manyhands.allreduce.buffers import cuts
 from manyhands.errors import ConfigError
 from manyhands.replica import Replica
 from manyhands.strategies.cutting import blocks
-from manyhands.strategies.part import Part, spans
+from manyhands.strategies.portion import Portion, spans
 
 if TYPE_CHECKING:
     from manyhands.comm import Communicator
@@ -137,7 +137,7 @@ class Held(NamedTuple):
         return whole.narrow(self.axis, self.first, self.parameter.shape[self.axis])
 
 
-class Slice(Part):
+class Slice(Portion):
     """One process's slice of every fully connected layer, and all of everything else.
 
     Args:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from manyhands.replica import Replica
-from manyhands.strategies.part import Part, spans
+from manyhands.strategies.portion import Portion, spans
 
 if TYPE_CHECKING:
     from manyhands.strategies.cutting import Block
 
 
-class Stage(Part):
+class Stage(Portion):
     """The layers that one process trains.
 
     Args:

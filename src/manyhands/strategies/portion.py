@@ -19,8 +19,8 @@ _CERTAIN |= {"padding", "pixelshuffle", "upsampling", "container", "instancenorm
 _DRAWING = {"RReLU", "MultiheadAttention", "FractionalMaxPool2d", "FractionalMaxPool3d"}
 
 
-class Part(Replica):
-    """A part of a model; what it does not hold is let go.
+class Portion(Replica):
+    """A portion of a model; what it does not hold is let go.
 
     `params`, `grad` and `named` are this part's; `layers`, `dim` and `judged` the whole model's.
     The whole is there only while it holds somebody's parameters (`holding`), to be judged or saved.
@@ -63,7 +63,7 @@ class Part(Replica):
         return self.layers[-1].stop
 
     def compute(self, x: Tensor, *key: int) -> Tensor:
-        """Return the part's output; `key` decides what its random layers draw."""
+        """Return the output; `key` decides what its random layers draw."""
         return self.through(self.prepare(x) if self.prepare else x, *key)
 
     def through(self, x: Tensor, *key: int) -> Tensor:
