@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from manyhands import rate, slowing, tune
+from manyhands import gpus, rate, slowing, tune
 from manyhands._version import __version__
 from manyhands.balancing import Balance
 from manyhands.board import BOARD_FILE, EVENTS_FILE, Board
@@ -49,6 +49,7 @@ def worker(job: Job, comm: MPI.Comm | Communicator, folder: Path) -> tuple[Worke
     config = job.config
     board = Board(folder / BOARD_FILE, comm.size)
     group = _group(comm, config)
+    device, group = gpus.place(config, group)
     strategy = config.strategy
     serves = comm.rank >= config.workers and strategy.supports.beside == "master"
     board.on_note = striker(comm.rank)
@@ -57,13 +58,14 @@ def worker(job: Job, comm: MPI.Comm | Communicator, folder: Path) -> tuple[Worke
     torch.set_num_threads(1 if serves else threads)
     board.note(comm.rank, 0, "load")
     data = Stored.open(Path(job.data), train_limit=config.limit, dtype=config.dtype)
+    gpus.settle(data, device)
     if config.validation:
         data.keep_aside(config.validation, config.seed)
     rank = strategy.follows(comm.rank, config.workers)
     plan = planned(
         config, examples=len(data.train), rank=rank, labels=data.train.labels, ids=data.ids
     )
-    replica = _replica(job, data)
+    replica = _replica(job, data, device)
     strategy.check_model(layers=[layer.name for layer in replica.layers])
     board.note(comm.rank, 0, "tune")
     batch = data.train.batch(_indices(config, plan))
@@ -75,10 +77,15 @@ def worker(job: Job, comm: MPI.Comm | Communicator, folder: Path) -> tuple[Worke
     replica = strategy.part(replica, batch, group, config.workers)
     if replica.activations is None and not (serves or config.privacy):
         replica.activations, _ = replica.kept(replica.module, batch[0])
+    optimizer = _optimizer(config, replica, batch)
+    captured = None
+    if device.type == "cuda" and not mechanism:
+        captured, kernels = gpus.graphs(config, replica, optimizer, data, plan, kernels)
     made = Worker(
         config=config,
         replica=replica,
-        optimizer=_optimizer(config, replica, batch),
+        optimizer=optimizer,
+        graphs=captured,
         comm=group,
         plan=sampler or plan,
         mechanism=mechanism,
@@ -175,22 +182,24 @@ def _own_name(loss: Any) -> str | None:
 
 
 def _group(comm: MPI.Comm | Communicator, config: RunConfig) -> Communicator:
-    """Return the group that an MPI communicator stands for; a group stands for itself."""
+    """Return the processes of `comm` as a group over what is asked for; NCCL comes later."""
     if hasattr(comm, "meter"):
-        return cast("Communicator", comm)
-    if config.comm != "mpi":
-        from manyhands.comm.torch import meet
-
-        return meet(config.comm.removeprefix("torch:"))
-    if config.on_failure == "continue":
+        group = cast("Communicator", comm)
+    elif config.on_failure == "continue":
         from manyhands import surviving
         from manyhands.comm.ulfm import lasting
 
         surviving.check()
         return lasting(comm)
-    from manyhands.comm.mpi import MPICommunicator
+    else:
+        from manyhands.comm.mpi import MPICommunicator
 
-    return MPICommunicator(comm)
+        group = MPICommunicator(comm)
+    if config.comm in ("auto", "mpi", "torch:nccl", group.name):
+        return group
+    from manyhands.comm.torch import meet
+
+    return meet(config.comm.removeprefix("torch:"))
 
 
 class _Announcer:
@@ -204,13 +213,14 @@ class _Announcer:
             file.write(json.dumps(event) + "\n")
 
 
-def _replica(job: Job, data: Stored) -> Replica:
+def _replica(job: Job, data: Stored, device: torch.device) -> Replica:
     config = job.config
     torch.manual_seed(config.seed)
     module, own_loss = _module(job.model, data)
     if config.init:
         _load(module, Path(config.init))
-    module.to(getattr(torch, config.dtype)).train()
+    # Drawn on the CPU, so that the first weights are the same on every device.
+    module.to(device, getattr(torch, config.dtype)).train()
     name = config.loss or own_loss or ("cross-entropy" if data.classes else "mse")
     loss: LossFunction = job.loss or LOSSES[name]
     return Replica(module, loss, classifies=bool(data.classes))
@@ -248,6 +258,8 @@ def _kernels(
 ) -> tune.Kernels:
     if config.kernels != "auto":
         return tune.given(replica, config.kernels)
+    if replica.params.is_cuda:  # how long a step takes kernel by kernel tells nothing of its graph
+        return tune.given(replica, "default" if config.privacy else "graphs")
     return tune.choose(
         replica,
         batch,
@@ -271,7 +283,7 @@ def _optimizer(
             raise ConfigError(f"optimizer gave a {kind}; expected a torch.optim.Optimizer")
         return built
     if not chosen.weight_decay:
-        return chosen.build([replica.slice(0, len(replica.params))])
+        return chosen.build([replica.slice(0, len(replica.params))], cuda=replica.params.is_cuda)
     used, unused = replica.segments(*batch)
     untouched = [{"params": unused, "weight_decay": 0.0}] if unused else []
-    return chosen.build([{"params": used}, *untouched])
+    return chosen.build([{"params": used}, *untouched], cuda=replica.params.is_cuda)

@@ -28,7 +28,6 @@ from manyhands import validate
 from manyhands.allreduce import ALGORITHMS, Metered, cost
 from manyhands.allreduce.buffers import Array
 from manyhands.errors import ConfigError, LaunchError
-from manyhands.meeting import from_root
 from manyhands.mpis import command, find_mpi
 
 Record = dict[str, Any]
@@ -211,7 +210,7 @@ def _gloo(comm: Any) -> Iterator[Callable[..., None]]:
     import torch.distributed as dist
 
     folder = tempfile.mkdtemp(prefix="manyhands-") if comm.rank == 0 else ""
-    store = Path(from_root(comm, folder)) / "store"
+    store = Path(comm.bcast(folder)) / "store"
     dist.init_process_group(
         "gloo", init_method=f"file://{store}", rank=comm.rank, world_size=comm.size
     )

@@ -15,16 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from manyhands.allreduce.neighbours import same_host
 from manyhands.board import BOARD_FILE, Board
 from manyhands.data.stored import ARRAYS
 from manyhands.errors import LaunchError
 from manyhands.job import JOB_FILE, Job
-from manyhands.meeting import agreed, asked, compare_versions, expect_shared, from_root
+from manyhands.meeting import agreed, asked, compare_versions, expect_shared, host_leader
 from manyhands.place import host
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+    from manyhands.comm.mpi import MPICommunicator
 
 DIGEST = "MANYHANDS_JOB"  # the job's SHA-256; set where there are several hosts
 LAUNCHER = "MANYHANDS_LAUNCHER"  # the host of the launcher
@@ -73,8 +74,11 @@ def arrive(comm: MPI.Comm, folder: Path) -> Arrival:
     """Return the job, its data and a folder for this host. Collective."""
     if DIGEST not in os.environ:
         return Arrival(Job.read(folder), folder)
-    compare_versions(comm)
-    here = same_host(comm)
+    from manyhands.comm.mpi import MPICommunicator
+
+    group = MPICommunicator(comm)
+    compare_versions(group)
+    leader = host_leader(group)
     board = Board(folder / BOARD_FILE, comm.size) if at_home() else None
 
     def sent() -> None:
@@ -83,34 +87,38 @@ def arrive(comm: MPI.Comm, folder: Path) -> Arrival:
 
     own = None
     try:
-        job = Job.loaded(_sent(comm, folder / JOB_FILE), os.environ[DIGEST])
-        own = Path(asked(comm, here, lambda: str(folder if at_home() else _new_folder(comm.size))))
-        if here.rank == 0:
+        job = Job.loaded(_sent(group, folder / JOB_FILE), os.environ[DIGEST])
+        place = asked(group, lambda: _place(folder, comm.size), leader=leader)
+        own = Path(place)
+        if comm.rank == leader:
             Path(job.output).mkdir(parents=True, exist_ok=True)  # at least for the logs
         if job.config.checkpoint_every:
-            expect_shared(comm, Path(job.output))
-        data = _data(comm, here, Path(job.data), own / "data", sent)
+            expect_shared(group, Path(job.output))
+        data = _data(group, leader, Path(job.data), own / "data", sent)
         if board:
             board.announce(comm.rank)  # again: what is imported next takes its time
-        return Arrival(dataclasses.replace(job, data=str(data)), own, at_home(), here.rank == 0)
+        job = dataclasses.replace(job, data=str(data))
+        return Arrival(job, own, at_home(), comm.rank == leader)
     except BaseException:
         if own and not at_home():
             shutil.rmtree(own, ignore_errors=True)
         raise
-    finally:
-        here.Free()
 
 
-def _new_folder(size: int) -> Path:
-    """Return a new folder that only this user can open, with a board for this host's processes."""
-    folder = Path(tempfile.mkdtemp(prefix="manyhands-"))
-    Board(folder / BOARD_FILE, size, create=True)
-    return folder
+def _place(folder: Path, size: int) -> str:
+    """Return the launcher's folder on its host; elsewhere a new one, private, with a board."""
+    if at_home():
+        return str(folder)
+    new = tempfile.mkdtemp(prefix="manyhands-")
+    Board(Path(new) / BOARD_FILE, size, create=True)
+    return new
 
 
-def _sent(comm: MPI.Comm, path: Path) -> bytes:
+def _sent(group: MPICommunicator, path: Path) -> bytes:
     """Return rank 0's file on every rank. Collective."""
     import numpy as np
+
+    comm = group.comm
 
     def read() -> bytes:
         if comm.rank:
@@ -123,7 +131,7 @@ def _sent(comm: MPI.Comm, path: Path) -> bytes:
                 "start the run on the first host, or set TMPDIR to a folder that both see"
             ) from None
 
-    content = agreed(comm, read)
+    content = agreed(group, read)
     length = np.array([len(content)], np.int64)
     comm.Bcast(length, 0)
     whole = np.frombuffer(content, np.uint8) if comm.rank == 0 else np.empty(length[0], np.uint8)
@@ -131,16 +139,19 @@ def _sent(comm: MPI.Comm, path: Path) -> bytes:
     return whole.tobytes()
 
 
-def _data(comm: MPI.Comm, here: MPI.Comm, there: Path, own: Path, sent: Callable[[], None]) -> Path:
+def _data(
+    group: MPICommunicator, leader: int, there: Path, own: Path, sent: Callable[[], None]
+) -> Path:
     """Return where this host has the data: where rank 0 has it, or a copy sent from there.
 
     Rank 0 calls `sent` every now and then: much data takes long, and is no hang.
     """
     from mpi4py import MPI
 
-    about = from_root(comm, _about(there) if comm.rank == 0 else "")
-    seen = from_root(here, "yes" if _about(there) == about else "") == "yes"
-    receives = here.rank == 0 and not seen
+    comm = group.comm
+    about = asked(group, lambda: _about(there))
+    seen = asked(group, lambda: "yes" if _about(there) == about else "", leader=leader) == "yes"
+    receives = comm.rank == leader and not seen
     carriers = comm.Split(0 if comm.rank == 0 or receives else MPI.UNDEFINED, comm.rank)
     if carriers != MPI.COMM_NULL:
         if receives:
@@ -149,7 +160,7 @@ def _data(comm: MPI.Comm, here: MPI.Comm, there: Path, own: Path, sent: Callable
         for name in ARRAYS:
             _copy(carriers, (there if comm.rank == 0 else own) / f"{name}.npy", sent)
         carriers.Free()
-    here.Barrier()
+    comm.Barrier()
     return there if seen else own
 
 

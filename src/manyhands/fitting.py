@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from manyhands import resuming, validate
 from manyhands.config import MODELS
 from manyhands.errors import ConfigError
-from manyhands.meeting import agreed, compare_versions, expect
+from manyhands.meeting import agreed, compare_versions, surrounding
 from manyhands.mpis import load_matching
 from manyhands.naming import factory
 from manyhands.options import configure, options
@@ -22,6 +22,8 @@ from manyhands.surroundings import group_size
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from manyhands.comm import Communicator
 
 
 @dataclass(frozen=True)
@@ -114,11 +116,13 @@ def fit(
     prepare = partial(_prepare, model, data, loss, command, given)
     load_matching()
     size = group_size()
-    run = prepare() if size in (None, 1) else _together(prepare, size)
+    group = surrounding(size) if size is not None and size > 1 else None
+    run = _together(prepare, group) if group else prepare()
     if size is None or (size == 1 and run.config.strategy.supports.shares_memory):
         record, output = run.launched(progress)
     else:
-        record, output = run.joined(size, chosen=given.get("workers") is not None)
+        chosen = given.get("workers") is not None
+        record, output = run.joined(group or surrounding(size), chosen=chosen)
     return Result(record, output, run)
 
 
@@ -152,13 +156,10 @@ def _prepare(model: Any, data: Any, loss: Any, command: str | None, given: dict[
     )
 
 
-def _together(prepare: Callable[[], Run], size: int) -> Run:
+def _together(prepare: Callable[[], Run], group: Communicator) -> Run:
     """Prepare on every process of the group that we are in; a failure on one is everybody's."""
-    from mpi4py import MPI
-
-    expect(MPI.COMM_WORLD, size)
-    compare_versions(MPI.COMM_WORLD)
-    return agreed(MPI.COMM_WORLD, prepare)
+    compare_versions(group)
+    return agreed(group, prepare)
 
 
 fit.__signature__ = inspect.Signature(  # type: ignore[attr-defined]

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from manyhands.worker import Worker
 JOB_FILE = "job.pickle"
 ERROR_FILE = "error.json"
+_LATER = 5.0  # seconds in which the first that failed may tell of it and end the others
 _TURN = 2.0  # seconds between two processes of a host, in which the first may tell of a hang
 
 
@@ -177,23 +178,23 @@ def redirect(output: Path, rank: int) -> None:
     faulthandler.register(signal.SIGUSR1)  # asked for by the launcher when somebody hangs
 
 
-def join(job: Job, comm: MPI.Comm, folder: Path, *, leader: bool) -> dict[str, Any]:
+def join(job: Job, group: Communicator, folder: Path, *, leader: bool) -> dict[str, Any]:
     """Do this process's part of a job in a group that somebody else started.
 
-    Collective over `comm`. `folder` is private to this host and shared by its processes; one of
+    Collective over `group`. `folder` is private to this host and shared by its processes; one of
     them is its `leader` and watches over the others. These watch as well, with more patience: it
     may be the leader who hangs.
     """
-    if comm.size == 1 or not (folder / BOARD_FILE).exists():
-        _make_board(folder, comm.size)
-    comm.Barrier()
-    board = Board(folder / BOARD_FILE, comm.size)
-    watched = comm.size > 1 and signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
+    if group.size == 1 or not (folder / BOARD_FILE).exists():
+        _make_board(folder, group.size)
+    group.barrier()
+    board = Board(folder / BOARD_FILE, group.size)
+    watched = group.size > 1 and signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
     heart = None
     if watched:
         faulthandler.register(signal.SIGUSR1)  # by which the leader asks for our stack
-        patience = job.config.timeout + (0.0 if leader else _TURN * comm.rank)
-        heart = Heart(folder, comm.size, Path(job.output), patience)
+        patience = job.config.timeout + (0.0 if leader else _TURN * group.rank)
+        heart = Heart(folder, group.size, Path(job.output), patience)
     handlers = {}
     for signum in (signal.SIGINT, signal.SIGTERM):
         with suppress(ValueError):  # only the main thread may; elsewhere signals stay the caller's
@@ -201,18 +202,13 @@ def join(job: Job, comm: MPI.Comm, folder: Path, *, leader: bool) -> dict[str, A
     try:
         if heart:
             heart.start()
-        return perform(job, comm, folder)
+        return perform(job, group, folder)
     except BaseException as error:
-        if comm.size == 1:
+        if group.size == 1:
             raise
-        if fail(folder, comm.rank, error):
-            own = isinstance(error, ManyhandsError)
-            text = str(error) if own else traceback.format_exc()
-            print(f"[rank {comm.rank}] {text}", file=sys.stderr, flush=True)
-        else:
-            time.sleep(5)
-        shutil.rmtree(folder, ignore_errors=True)  # Abort does not come back
-        comm.Abort(getattr(error, "exit_code", 1))
+        _tell(folder, group, error)
+        shutil.rmtree(folder, ignore_errors=True)  # this process does not come back
+        group.abort(getattr(error, "exit_code", 1))
         raise
     finally:
         if heart:
@@ -221,6 +217,23 @@ def join(job: Job, comm: MPI.Comm, folder: Path, *, leader: bool) -> dict[str, A
             faulthandler.unregister(signal.SIGUSR1)
         for signum, handler in handlers.items():
             signal.signal(signum, handler)
+
+
+def _tell(folder: Path, group: Communicator, error: BaseException) -> None:
+    """Print a failure, if no other process of the host did; the group ends after this."""
+    lost = group.lost(error)
+    if lost:
+        time.sleep(_LATER)  # another is gone; what ended it is the story
+    first = False
+    with suppress(FileNotFoundError):  # the folder is gone: another has told, and ended
+        first = fail(folder, group.rank, error)
+    if not first:
+        time.sleep(0.0 if lost else _LATER)
+        return
+    text = str(error) if isinstance(error, ManyhandsError) else traceback.format_exc()
+    if lost:
+        text = f"the connection to another process was lost: it has ended ({error})"
+    print(f"[rank {group.rank}] {text}", file=sys.stderr, flush=True)
 
 
 def _make_board(folder: Path, size: int) -> None:

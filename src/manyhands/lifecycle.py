@@ -127,6 +127,7 @@ class Lifecycle:
 
     def _write(self, worker: Worker) -> None:
         if self.every is not None:
+            worker.settle()
             self.take(worker, Mark(worker.step), capture(worker))
 
     def due(self, step: int, asked: int) -> Mark | None:
@@ -173,18 +174,20 @@ def capture(worker: Worker) -> Part:
     times of its steps, which tell how many examples they had.
     """
     clock = worker.clock
-    tensors = {"params": worker.params.clone()}
+    tensors = {"params": _copy(worker.params)}
     if not worker.mechanism:
         tensors["random"] = torch.get_rng_state()
+        if worker.params.is_cuda:
+            tensors["random.cuda"] = torch.cuda.get_rng_state(worker.params.device)
         tensors["losses"] = torch.tensor(worker.losses, dtype=torch.float64)
         for name in _LISTS:
             tensors[f"clock.{name}"] = torch.tensor(getattr(clock, name), dtype=torch.float64)
-    tensors |= {f"buffer.{n}": b.clone() for n, b in worker.replica.module.named_buffers()}
+    tensors |= {f"buffer.{n}": _copy(b) for n, b in worker.replica.module.named_buffers()}
     tensors |= {f"kept.{i}": kept for i, kept in enumerate(worker.kept)}  # never written again
     for index, state in enumerate(optimizer_states(worker)):
-        tensors |= {f"optimizer.{index}.{name}": value.clone() for name, value in state.items()}
+        tensors |= {f"optimizer.{index}.{name}": _copy(value) for name, value in state.items()}
     held, counts = worker.config.strategy.state(worker)
-    tensors |= {f"strategy.{name}": value.clone() for name, value in held.items()}
+    tensors |= {f"strategy.{name}": _copy(value) for name, value in held.items()}
     numbers = {
         "step": worker.step,
         "epochs": [asdict(epoch) for epoch in worker.epochs],
@@ -196,6 +199,11 @@ def capture(worker: Worker) -> Part:
         "privacy": worker.mechanism.spent() if worker.mechanism else {},
     }
     return Part(tensors, copy.deepcopy(numbers))  # written later, while the worker goes on
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """Return a copy in the host's memory."""
+    return tensor.detach().to("cpu", copy=True)
 
 
 def optimizer_states(worker: Worker) -> list[dict[str, Tensor]]:
@@ -223,6 +231,8 @@ def restore(worker: Worker, checkpoint: Checkpoint) -> None:
     restore_optimizer(worker, tensors)
     if known and not worker.mechanism:
         torch.set_rng_state(tensors["random"])
+        if "random.cuda" in tensors:
+            torch.cuda.set_rng_state(tensors["random.cuda"], worker.params.device)
     worker.step = int(numbers["step"])
     worker.epochs = [Epoch(**row) for row in numbers["epochs"]]
     if not known:
@@ -243,9 +253,14 @@ def restore(worker: Worker, checkpoint: Checkpoint) -> None:
 
 def restore_optimizer(worker: Worker, tensors: Mapping[str, Tensor]) -> None:
     """Give the optimizer back what it remembered, by the names that `capture` uses."""
-    params = [p for group in worker.optimizer.param_groups for p in group["params"]]
-    for index, param in enumerate(params):
+    groups = worker.optimizer.param_groups
+    params = [(p, group.get("capturable", False)) for group in groups for p in group["params"]]
+    for index, (param, capturable) in enumerate(params):
         prefix = f"optimizer.{index}."
         state = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
         if state:
-            worker.optimizer.state[param] = state
+            worker.optimizer.state[param] = {
+                # torch's optimizers count their steps in the host's memory, unless told otherwise.
+                n: t if n == "step" and not capturable else t.to(param.device)
+                for n, t in state.items()
+            }

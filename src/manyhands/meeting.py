@@ -10,18 +10,38 @@ import platform
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from manyhands import errors
 from manyhands._version import __version__
 from manyhands.errors import ConfigError, LaunchError, ManyhandsError
-from manyhands.place import host
+from manyhands.place import host, kernel
+from manyhands.surroundings import torch_group
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+    from manyhands.comm import Communicator
+
 T = TypeVar("T")
-_ABOUT = 96  # bytes; every version must exchange as many, so it never changes
+
+
+def surrounding(size: int) -> Communicator:
+    """Return the group of that size that somebody's mpiexec, srun or torchrun started us in.
+
+    Raises:
+        LaunchError: The processes do not find each other.
+    """
+    if torch_group():
+        from manyhands.comm.torch import meet
+
+        return meet("gloo")
+    from mpi4py import MPI
+
+    from manyhands.comm.mpi import MPICommunicator
+
+    expect(MPI.COMM_WORLD, size)
+    return MPICommunicator(MPI.COMM_WORLD)
 
 
 def expect(comm: MPI.Comm, size: int) -> None:
@@ -43,40 +63,33 @@ def expect(comm: MPI.Comm, size: int) -> None:
     )
 
 
-def compare_versions(comm: MPI.Comm) -> None:
+def compare_versions(group: Communicator) -> None:
     """Refuse a group whose processes are of different versions. Collective.
 
     Raises:
         LaunchError: On all of them: which version is on which host.
     """
-    import numpy as np
-
     python = ".".join(platform.python_version_tuple()[:2])
-    about = f"manyhands {__version__} and Python {python} on {host()}"
-    mine = np.zeros(_ABOUT, np.uint8)
-    said = about.encode()[:_ABOUT]
-    mine[: len(said)] = np.frombuffer(said, np.uint8)
-    everyone = np.empty((comm.size, _ABOUT), np.uint8)
-    comm.Allgather(mine, everyone)
-    texts = [row.tobytes().rstrip(b"\0").decode(errors="replace") for row in everyone]
+    # How `gather` works is what all versions must share, so that they can tell each other apart.
+    texts = group.gather(f"manyhands {__version__} and Python {python} on {host()}")
     if len({text.partition(" on ")[0] for text in texts}) > 1:
         found = "; ".join(dict.fromkeys(texts))
         raise LaunchError(f"the hosts differ: {found}; install the same on all of them")
 
 
-def agreed(comm: MPI.Comm, action: Callable[[], T]) -> T:
+def agreed(group: Communicator, action: Callable[[], T]) -> T:
     """Return what `action` gives here, if it fails nowhere. Collective.
 
     Raises:
         ManyhandsError: On every process, what the first of those raised that failed; its `teller`
-            is that process. Other exceptions pass at once, and end all by MPI's abort.
+            is that process. Other exceptions pass at once, and end the process and with it all.
     """
     failed, result = "", None
     try:
         result = action()
     except ManyhandsError as error:
         failed = json.dumps([type(error).__name__, str(error)])
-    told = everyone(comm, failed)
+    told = group.gather(failed)
     for rank, text in enumerate(told):
         if text:
             kind, message = json.loads(text)
@@ -90,23 +103,31 @@ def _raised(kind: str, message: str, teller: int) -> ManyhandsError:
     return made
 
 
-def asked(comm: MPI.Comm, within: MPI.Comm, question: Callable[[], str]) -> str:
-    """Return what rank 0 of `within` answers, on all of its ranks. Collective over `comm`.
+def asked(group: Communicator, question: Callable[[], str], *, leader: int = 0) -> str:
+    """Return what `leader` answers; processes may have different ones. Collective.
 
     Raises:
-        ManyhandsError: As `agreed`, on every rank of `comm`, whichever was asked and failed.
+        ManyhandsError: As `agreed`, on every process, whichever was asked and failed.
     """
-    return from_root(within, agreed(comm, lambda: question() if within.rank == 0 else ""))
+    answer = agreed(group, lambda: question() if group.rank == leader else "")
+    answers: list[str] = group.gather(answer)
+    return answers[leader]
 
 
-def expect_shared(comm: MPI.Comm, folder: Path) -> None:
+def host_leader(group: Communicator) -> int:
+    """Return the first process on this one's host. Collective."""
+    mine = [host(), kernel()]  # two hosts may have one name, or be simulated under one kernel
+    return group.gather(mine).index(mine)
+
+
+def expect_shared(group: Communicator, folder: Path) -> None:
     """Refuse a folder that not every process sees as rank 0 does. Collective.
 
     Raises:
         ConfigError: On every process: checkpoints are written there by all of them.
     """
-    mark = folder / f".shared-{from_root(comm, uuid.uuid4().hex)}"
-    agreed(comm, lambda: mark.touch() if comm.rank == 0 else None)
+    mark = folder / f".shared-{group.gather(uuid.uuid4().hex)[0]}"
+    agreed(group, lambda: mark.touch() if group.rank == 0 else None)
 
     def look() -> None:
         if not mark.exists():
@@ -116,25 +137,7 @@ def expect_shared(comm: MPI.Comm, folder: Path) -> None:
             )
 
     try:
-        agreed(comm, look)
+        agreed(group, look)
     finally:
-        if comm.rank == 0:
+        if group.rank == 0:
             mark.unlink(missing_ok=True)
-
-
-def from_root(comm: MPI.Comm, text: str) -> str:
-    """Return rank 0's text on every rank of `comm`. Collective."""
-    return everyone(comm, text)[0]
-
-
-def everyone(comm: MPI.Comm, text: str) -> list[str]:
-    """Return everybody's text on every rank, by rank. Collective."""
-    import numpy as np
-
-    mine = np.frombuffer(text.encode(), dtype=np.uint8)
-    counts = np.empty(comm.size, dtype=np.int64)
-    comm.Allgather(np.array([mine.size], dtype=np.int64), counts)
-    whole: Any = np.empty(int(counts.sum()), dtype=np.uint8)
-    comm.Allgatherv(mine, [whole, counts])
-    ends = np.cumsum(counts)
-    return [whole[e - c : e].tobytes().decode() for e, c in zip(ends, counts, strict=True)]

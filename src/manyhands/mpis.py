@@ -70,7 +70,8 @@ def find_mpi(kind: str = "auto", *, lasting: bool = False) -> MPILibrary:
         )
     if kind == "auto":
         raise LaunchError(
-            "no MPI is installed here; `pip install mpich` brings one, mpiexec included"
+            "no MPI is installed here; `pip install mpich` brings one, mpiexec included; without "
+            "one, torchrun can start the workers: torchrun --nproc-per-node 2 -m manyhands train …"
         )
     have = ", ".join(found) or "none"
     raise LaunchError(f"mpi is {kind!r}, but found here: {have}; `pip install {kind}` may bring it")

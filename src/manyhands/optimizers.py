@@ -35,11 +35,11 @@ class SGD:
         validate.positive(lr=self.lr)
         validate.non_negative(momentum=self.momentum, weight_decay=self.weight_decay)
 
-    def build(self, params: Any) -> torch.optim.Optimizer:
-        """Return torch's optimizer over `params`."""
+    def build(self, params: Any, *, cuda: bool = False) -> torch.optim.Optimizer:
+        """Return torch's optimizer over `params`, which may be on a GPU."""
         import torch
 
-        return _light(torch.optim.SGD)(params, **asdict(self))
+        return _light(torch.optim.SGD)(params, **asdict(self), **_on_gpu(cuda))
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,11 @@ class Adam:
         validate.positive(lr=self.lr)
         validate.non_negative(weight_decay=self.weight_decay)
 
-    def build(self, params: Any) -> torch.optim.Optimizer:
-        """Return torch's optimizer over `params`."""
+    def build(self, params: Any, *, cuda: bool = False) -> torch.optim.Optimizer:
+        """Return torch's optimizer over `params`, which may be on a GPU."""
         import torch
 
-        return _light(torch.optim.Adam)(params, **asdict(self))
+        return _light(torch.optim.Adam)(params, **asdict(self), **_on_gpu(cuda, capturable=True))
 
 
 @dataclass(frozen=True)
@@ -73,15 +73,20 @@ class AdamW:
         validate.positive(lr=self.lr)
         validate.non_negative(weight_decay=self.weight_decay)
 
-    def build(self, params: Any) -> torch.optim.Optimizer:
-        """Return torch's optimizer over `params`."""
+    def build(self, params: Any, *, cuda: bool = False) -> torch.optim.Optimizer:
+        """Return torch's optimizer over `params`, which may be on a GPU."""
         import torch
 
-        return _light(torch.optim.AdamW)(params, **asdict(self))
+        return _light(torch.optim.AdamW)(params, **asdict(self), **_on_gpu(cuda, capturable=True))
 
 
 Optimizer = SGD | Adam | AdamW
 OPTIMIZERS: dict[str, type[Optimizer]] = {kind.name: kind for kind in (SGD, Adam, AdamW)}
+
+
+def _on_gpu(cuda: bool, **more: Any) -> dict[str, Any]:
+    """Return what makes a step on a GPU one kernel."""
+    return {"fused": True, **more} if cuda else {}
 
 
 @cache

@@ -7,6 +7,8 @@ import os
 import platform
 import resource
 import sys
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,7 @@ SCHEMA = 1
 
 
 def machine(*, mpi: bool = True) -> dict[str, Any]:
-    """Return what this machine and its software are; without `mpi`, MPI is not even loaded."""
-    import mpi4py
+    """Return what this machine and its software are; MPI only where it is loaded and `mpi`."""
     import numpy
     import torch
 
@@ -27,8 +28,8 @@ def machine(*, mpi: bool = True) -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": numpy.__version__,
-        "mpi": _mpi() if mpi else None,
-        "mpi4py": mpi4py.__version__,
+        "mpi": _mpi() if mpi and "mpi4py.MPI" in sys.modules else None,
+        "mpi4py": version("mpi4py") if find_spec("mpi4py") else None,
     }
 
 

@@ -57,7 +57,8 @@ class Replica:
                 f"the model's parameters have types {sorted(map(str, dtypes))}; expected one"
             )
         dim = sum(p.numel() for _, p in self.named)
-        self.params = torch.empty(dim, dtype=dtypes.pop())  # (dim,)
+        device = self.named[0][1].device
+        self.params = torch.empty(dim, dtype=dtypes.pop(), device=device)  # (dim,)
         self.grad = torch.zeros_like(self.params)  # (dim,)
         self._attach()
         self.layers = self._find_layers()
@@ -102,6 +103,22 @@ class Replica:
         loss.backward()  # type: ignore[no-untyped-call]
         return Loss(loss.item(), self.correct(output, y), len(x))
 
+    def write_gradient(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Fill `grad` in as few kernels as possible; returns the mean loss and how many are right.
+
+        `gradient` adds each parameter's to zeros; here all are written at once. Nothing waits for
+        the device.
+        """
+        output = self.forward(self.prepare(x) if self.prepare else x)
+        loss = self.loss(output, y)
+        named = [p for _, p in self.named]
+        found = torch.autograd.grad(loss, named, allow_unused=True)
+        pairs = zip(named, found, strict=True)
+        parts = [torch.zeros_like(p) if g is None else g for p, g in pairs]
+        torch.cat([part.reshape(-1) for part in parts], out=self.grad)
+        loss = loss.detach()
+        return loss, self._right(output, y) if self.classifies else torch.zeros_like(loss)
+
     def evaluate(self, batches: Iterator[tuple[Tensor, Tensor]]) -> tuple[float, int, int]:
         """Return the summed loss, the number right and the count, in eval mode."""
         total, correct, count = 0.0, 0, 0
@@ -119,7 +136,10 @@ class Replica:
         """Return how many of a batch were classified right; 0 where there are no classes."""
         if not self.classifies:
             return 0
-        return int((output.detach().argmax(1) == y).sum())
+        return int(self._right(output, y))
+
+    def _right(self, output: Tensor, y: Tensor) -> Tensor:
+        return (output.detach().argmax(1) == y).sum()
 
     @contextmanager
     def holding(self, params: Tensor) -> Iterator[None]:
@@ -149,6 +169,7 @@ class Replica:
     def undisturbed(self) -> Iterator[None]:
         """Leave parameters, buffers and random state as they were, whatever is tried inside."""
         params, random = self.params.clone(), torch.get_rng_state()
+        gpu = torch.cuda.get_rng_state(self.params.device) if self.params.is_cuda else None
         buffers = [b.clone() for b in self.module.buffers()]
         try:
             yield
@@ -159,6 +180,8 @@ class Replica:
                     buffer.copy_(saved)
             self.grad.zero_()
             torch.set_rng_state(random)
+            if gpu is not None:
+                torch.cuda.set_rng_state(gpu, self.params.device)
 
     def kept(self, compute: Callable[[Tensor], Any], x: Tensor) -> tuple[int, Any]:
         """Return the bytes that autograd keeps between the two passes, and what comes out.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # What may change when a run goes on; anything else would be another run.
 CHANGEABLE = {"workers", "epochs", "max_steps", "target_accuracy", "timeout", "threads", "mpi"}
 CHANGEABLE |= {"checkpoint_every", "keep", "on_failure", "max_restarts", "tensorboard"}
-CHANGEABLE |= {"hosts", "hostfile", "interface", "launcher", "mpiexec_options"}
+CHANGEABLE |= {"hosts", "hostfile", "interface", "launcher", "mpiexec_options", "comm"}
 # What a private run's noise was chosen for.
 BUDGETED = {"epochs", "max_steps"}
 

@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 from manyhands import checkpoint as checkpoints
 from manyhands import launch, mpis
-from manyhands.allreduce.neighbours import same_host
 from manyhands.config import RunConfig
 from manyhands.data import store
 from manyhands.data.stored import About
 from manyhands.errors import ConfigError, ManyhandsError, WorkerError
 from manyhands.job import Job, join
-from manyhands.meeting import asked, expect_shared
+from manyhands.meeting import asked, expect_shared, host_leader
 from manyhands.options import flatten
 from manyhands.privacy import ledger
 from manyhands.privacy.terms import Terms, statement
@@ -33,6 +32,8 @@ from manyhands.sharing import plan
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from manyhands.comm import Communicator
 
 _BACK_OFF = 1.0  # seconds before the first restart; twice as long before each next
 
@@ -56,6 +57,10 @@ class Run:
             # Everything that can be refused is refused before anything is written.
             stored = store(self.data, folder / "data")
             _check_plan(stored, config)
+            if config.device == "cuda" and not config.places:
+                from manyhands.gpus import expect_cuda
+
+                expect_cuda()
             if not config.strategy.supports.shares_memory:
                 mpis.find_mpi(config.mpi, lasting=config.on_failure == "continue")
                 if config.places:
@@ -97,29 +102,35 @@ class Run:
                 job = _again(job, error, bar.say)
                 time.sleep(_BACK_OFF * 2**attempt)
 
-    def joined(self, size: int, *, chosen: bool) -> tuple[dict[str, Any], Path]:
+    def joined(self, group: Communicator, *, chosen: bool) -> tuple[dict[str, Any], Path]:
         """Take part in the group that somebody else started; returns record and folder to all."""
         if self.config.strategy.supports.shares_memory:
             raise ConfigError(
                 f"{self.config.strategy.name} shares the memory of one host and starts its workers "
-                f"itself, but this group has {size} processes; run it without mpiexec or srun"
+                f"itself, but this group has {group.size} processes; run it without mpiexec, srun "
+                "or torchrun"
             )
-        from mpi4py import MPI
-
-        comm = MPI.COMM_WORLD
         if self.config.hosts or self.config.hostfile:
             raise ConfigError(
-                "hosts or hostfile is given, but this group was started by somebody's mpiexec or "
-                "srun, which has chosen the hosts; leave it out"
+                "hosts or hostfile is given, but this group was started by somebody's mpiexec, "
+                "srun or torchrun, which has chosen the hosts; leave it out"
             )
         if self.config.on_failure != "stop":
             raise ConfigError(
                 f"on_failure is {self.config.on_failure!r}, but this group was started by "
-                "somebody's mpiexec or srun; only a run that starts its own workers can start them "
-                "again, or outlive them: run it without mpiexec, or leave on_failure out"
+                "somebody's mpiexec, srun or torchrun; only a run that starts its own workers can "
+                "start them again, or outlive them: run it on its own, or leave on_failure out"
             )
-        config = dataclasses.replace(self.config, workers=self._workers(size, chosen=chosen))
-        return dataclasses.replace(self, config=config)._in_group(comm)
+        if group.name != "mpi":
+            if self.config.comm in ("mpi", "torch:mpi4py"):
+                raise ConfigError(
+                    f"comm is {self.config.comm!r}, but this group was started by torchrun, not by "
+                    "an MPI; leave it out, or use an mpiexec"
+                )
+            self.config.check_torch("this group was started by torchrun")
+        workers = self._workers(group.size, chosen=chosen)
+        config = dataclasses.replace(self.config, workers=workers)
+        return dataclasses.replace(self, config=config)._in_group(group)
 
     def _workers(self, size: int, *, chosen: bool) -> int:
         """Return how many workers a group of that size has: those asked for, or all that fit."""
@@ -135,27 +146,26 @@ class Run:
             )
         return wanted if chosen else fits[-1]
 
-    def _in_group(self, comm: Any) -> tuple[dict[str, Any], Path]:
+    def _in_group(self, group: Communicator) -> tuple[dict[str, Any], Path]:
         begin = time.time()
-        here = same_host(comm)
-        folder = Path(asked(comm, here, lambda: str(launch.private_folder())))
+        leader = host_leader(group)
+        folder = Path(asked(group, lambda: str(launch.private_folder()), leader=leader))
         try:
             # One process of each host stores the data; the others of the host map the same files.
-            stored = asked(comm, here, lambda: str(store(self.data, folder / "data")))
+            stored = asked(group, lambda: str(store(self.data, folder / "data")), leader=leader)
             output, name = json.loads(
-                asked(comm, comm, lambda: json.dumps([str(part) for part in self._output()]))
+                asked(group, lambda: json.dumps([str(part) for part in self._output()]))
             )
             if self.config.checkpoint_every:
-                expect_shared(comm, Path(output))
-            if self.checkpoint and comm.rank == 0:
+                expect_shared(group, Path(output))
+            if self.checkpoint and group.rank == 0:
                 checkpoints.forget_after(Path(output), self.checkpoint.step)
-            comm.Barrier()
+            group.barrier()
             job = self._job(Path(stored), Path(output), name, begin, self.config.threads)
-            return join(job, comm, folder, leader=here.rank == 0), Path(output)
+            return join(job, group, folder, leader=group.rank == leader), Path(output)
         finally:
-            if here.rank == 0:
+            if group.rank == leader:
                 shutil.rmtree(folder, ignore_errors=True)
-            here.Free()
 
     def _job(self, data: Path, output: Path, name: str, begin: float, threads: int | None) -> Job:
         return Job(

@@ -195,6 +195,7 @@ def _worker(
         "rank": worker.number,
         "role": worker.role,
         "host": host(),
+        "device": str(worker.params.device),
         "kernel": kernel(),
         "pid": worker.board.pid(worker.number),
         "examples": round(sum(e.examples for e in worker.epochs)),
@@ -243,6 +244,8 @@ def _record(
         "threads_per_worker": torch.get_num_threads(),
         "oversubscribed": len(workers) > machine["cores"] * len(kernels_there),
     }
+    if replica.params.is_cuda:
+        machine["gpu"] = torch.cuda.get_device_name(replica.params.device)
     if LAB in os.environ:
         machine["lab"] = {"bandwidth": json.loads(os.environ[LAB])["bandwidth"]}
     ready = max(w["ready"] for w in workers)
@@ -257,7 +260,7 @@ def _record(
         ),
         "status": "finished",
         "story": [*job.story, *worker.story],
-        "config": flatten(job.config),
+        "config": {**flatten(job.config), "comm": worker.comm.name},
         "machine": machine,
         "kernels": kernels.as_dict(),
         "data": {

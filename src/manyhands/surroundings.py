@@ -1,7 +1,7 @@
-"""The group of processes that somebody's mpiexec or srun started us in, as the environment tells.
+"""The group of processes that somebody's mpiexec, srun or torchrun started us in.
 
-Read before MPI is loaded: which MPI to load depends on it, and a library of another kind than the
-mpiexec would make every process believe that it is alone.
+The environment tells, and is read before MPI is loaded: which MPI to load depends on it, and a
+library of another kind than the mpiexec would make every process believe that it is alone.
 """
 
 from __future__ import annotations
@@ -17,10 +17,24 @@ from manyhands.place import kernel
 SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MPI_LOCALNRANKS", "SLURM_STEP_NUM_TASKS")
 RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID")
 _PMI = ("PMI_RANK", "PMIX_RANK")
+# What torchrun sets, and what others set who start processes for torch.distributed.
+TORCH = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def torch_group() -> bool:
+    """Say whether our group is torchrun's: it is the last of those that started us, or the only.
+
+    An srun or mpiexec may have started torchrun, once on each host.
+    """
+    ours = "MANYHANDS_PROCESSES" in os.environ
+    if ours or not all(os.environ.get(name) for name in TORCH):
+        return False
+    mpi = [name for name in (*SIZES, *RANKS) if not name.startswith("SLURM")]
+    return "TORCHELASTIC_RUN_ID" in os.environ or not any(name in os.environ for name in mpi)
 
 
 def group_size() -> int | None:
-    """Return how many processes the surrounding mpiexec or srun started; None if there is none.
+    """Return how many processes the surrounding group has; None if there is none.
 
     Raises:
         LaunchError: Inside one of our own workers, or where srun started several tasks and gave
@@ -31,6 +45,8 @@ def group_size() -> int | None:
             "fit was called inside a worker: the module that defines the model also calls fit when "
             "imported; put that call under `if __name__ == '__main__':`"
         )
+    if torch_group():
+        return int(os.environ["WORLD_SIZE"])
     for name in SIZES:
         if name == "SLURM_STEP_NUM_TASKS" and not any(pmi in os.environ for pmi in _PMI):
             _refuse_tasks_apart()
@@ -55,14 +71,16 @@ def _refuse_tasks_apart() -> None:
 
 def group_rank() -> int:
     """Return this process's number in the surrounding group; 0 if there is none."""
-    for name in RANKS:
+    for name in ("RANK",) if torch_group() else RANKS:
         if os.environ.get(name, "").isdigit():
             return int(os.environ[name])
     return 0
 
 
 def group_kind() -> str | None:
-    """Return which MPI the surrounding group needs, "mpich" or "openmpi"; None outside of one."""
+    """Return which MPI the surrounding group needs, "mpich" or "openmpi"; None without MPI."""
+    if torch_group():
+        return None
     if "PMI_RANK" in os.environ:
         return "mpich"
     return "openmpi" if {"PMIX_RANK", "OMPI_COMM_WORLD_RANK"} & os.environ.keys() else None

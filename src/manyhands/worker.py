@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from manyhands.config import RunConfig
     from manyhands.data import Plan, Split, Stored
     from manyhands.data.plan import Shares
+    from manyhands.graphs import Graphs
     from manyhands.lifecycle import Lifecycle
     from manyhands.privacy.mechanism import Mechanism
     from manyhands.privacy.sampling import Poisson
@@ -73,6 +74,7 @@ class Worker:
     state: Any = None  # what the strategy keeps from step to step, if anything
     lifecycle: Lifecycle | None = None
     balance: Balance | None = None
+    graphs: Graphs | None = None  # on a GPU: its gradient and its update
     slow: Slow | None = None  # if this worker is to be slower than it could be
     mechanism: Mechanism | None = None  # a private run's: clips and adds noise
     keep_best: Callable[[Replica, Tensor], None] | None = None  # rank 0's: writes it down
@@ -124,7 +126,7 @@ class Worker:
                 self.clock.begun.append(time.monotonic())
                 self.seen = epoch.seen()
                 self.board.note(self.number, self.step, "gradient")
-                x, y = self.data.train.batch(share.indices)
+                x, y = (self.graphs or self.data.train).batch(share.indices)
                 yield Batch(x, y, share.examples / share.total, share.total, share.examples)
                 self.end_step(epoch)
                 if self.balance:
@@ -132,6 +134,7 @@ class Worker:
                 if self.lifecycle:
                     self.lifecycle.after_step(self)
                 self._stop_at_last_step()
+            self.settle()
             epoch.seconds = self.clock.seconds()
             if together:
                 self._judge(epoch)
@@ -158,6 +161,10 @@ class Worker:
             if self.mechanism:
                 self.mechanism.gradient(batch.x, batch.y, batch.examples)
                 self.note_nothing(batch.examples)
+            elif self.graphs:
+                self.graphs.gradient(batch.x, batch.y, self.step + 1)
+                if self.graphs.full or self.comm.size > 1:
+                    self.settle()  # a sum would wait for the gradient, and count it as its own time
             else:
                 self.note_loss(self.replica.gradient(batch.x, batch.y))
         if batch.weight != 1.0:
@@ -186,7 +193,7 @@ class Worker:
         self.shorten(self.replica.grad)
         if self.rate:
             self.rate.set(self.optimizer, self.step)
-        self.optimizer.step()
+        (self.graphs.update if self.graphs else self.optimizer.step)()
 
     def shorten(self, gradient: Tensor) -> None:
         """Scale `gradient` down to `clip_norm`, in place, where it is longer; shape (dim,)."""
@@ -194,11 +201,20 @@ class Worker:
             length = torch.linalg.vector_norm(gradient)
             gradient.mul_(torch.clamp(self.config.clip_norm / (length + 1e-6), max=1.0))
 
-    def note_loss(self, loss: Loss) -> None:
-        """Note what a step's examples gave; refuses a loss that is not finite."""
+    def settle(self) -> None:
+        """Wait for the GPU, where there is one, and note what its steps gave since the last time.
+
+        Without this the host goes on while the GPU computes.
+        """
+        if self.graphs:
+            for step, loss in self.graphs.settle():
+                self.note_loss(loss, step)
+
+    def note_loss(self, loss: Loss, step: int | None = None) -> None:
+        """Note what a step gave, by default the current one; refuses a loss that is not finite."""
         if not math.isfinite(loss.mean):
             raise DivergedError(
-                f"the loss is {loss.mean} at step {self.step + 1} of worker {self.rank}; "
+                f"the loss is {loss.mean} at step {step or self.step + 1} of worker {self.rank}; "
                 "try a smaller learning rate, or look for bad values in the data",
                 rank=self.rank,
             )
@@ -340,7 +356,7 @@ class Worker:
         """Refuse to go on when a replica differs: synchronous replicas are equal bit for bit."""
         if self.comm.size == 1:
             return
-        digest = hashlib.blake2b(self.params.numpy().data, digest_size=8).hexdigest()
+        digest = hashlib.blake2b(self.params.cpu().numpy().data, digest_size=8).hexdigest()
         digests = self.comm.gather(digest)
         different = [rank for rank, other in enumerate(digests) if other != digests[0]]
         if different:
@@ -354,5 +370,5 @@ class Worker:
         """Average BatchNorm's statistics and the like, so that all judge one model. Collective."""
         if self.comm.size > 1:
             for buffer, ours in self.replica.shared_buffers():
-                mine = buffer.numpy().astype(np.float64) * (ours and self.role != "master")
+                mine = buffer.cpu().numpy().astype(np.float64) * (ours and self.role != "master")
                 buffer.copy_(torch.as_tensor(self.comm.sum(mine) / self.config.workers))

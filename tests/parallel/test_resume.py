@@ -15,10 +15,10 @@ import manyhands as mh
 from manyhands import assemble
 from manyhands.board import BOARD_FILE, Board
 from manyhands.checkpoint import newest
+from manyhands.comm.mpi import MPICommunicator
 from manyhands.data import Data, store
 from manyhands.errors import ConfigError
 from manyhands.job import Job
-from manyhands.meeting import from_root
 from manyhands.options import configure
 
 WORLD = MPI.COMM_WORLD
@@ -35,7 +35,7 @@ def with_everything():
 def folder(tmp_path):
     """One folder for all ranks: rank 0's."""
     WORLD.Barrier()
-    yield from_root(WORLD, str(tmp_path))
+    yield MPICommunicator(WORLD).gather(str(tmp_path))[0]
     WORLD.Barrier()
 
 

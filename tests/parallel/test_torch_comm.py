@@ -79,8 +79,8 @@ def test_what_a_communicator_does(over, rank, size):
     [
         ({"strategy": "server"}, "does not run over torch.distributed"),
         ({"strategy": "hogwild"}, "does not run over torch.distributed"),
-        ({"strategy": "sync", "allreduce": "ring"}, "has its own all-reduce"),
-        ({"strategy": "sync", "comm": "torch:nccl"}, "torch:gloo"),
+        ({"strategy": "sync", "allreduce": "ring"}, "its own all-reduce"),
+        ({"strategy": "sync", "comm": "torch:nccl"}, "add device cuda"),
     ],
 )
 def test_what_cannot_be_is_refused(given, reason):

@@ -10,6 +10,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from manyhands import assemble
 from manyhands.board import BOARD_FILE, Board
+from manyhands.comm.mpi import MPICommunicator
 from manyhands.data import Plan, Stored
 from manyhands.job import Job, join
 from manyhands.options import configure
@@ -47,7 +48,7 @@ def record(model, data, folder, **given):
     """Train with all processes; returns the record that rank 0 wrote, on every rank."""
     output = WORLD.bcast(str(folder))
     made = job(model, data, WORLD, output, **given)
-    join(made, WORLD, Path(output), leader=WORLD.rank == 0)
+    join(made, MPICommunicator(WORLD), Path(output), leader=WORLD.rank == 0)
     WORLD.Barrier()
     return json.loads((Path(output) / "run.json").read_text())
 

@@ -13,8 +13,12 @@ if TYPE_CHECKING:
 
 
 class Communicator(Protocol):
-    """A group of workers; every method but `exchange` is collective."""
+    """A group of workers; every method but `exchange`, `lost` and `abort` is collective.
 
+    `name` says what carries the messages, as the option `comm` does.
+    """
+
+    name: str
     rank: int
     size: int
     meter: Meter
@@ -43,3 +47,9 @@ class Communicator(Protocol):
 
     def barrier(self) -> None:
         """Wait for everyone."""
+
+    def lost(self, error: BaseException) -> bool:
+        """Say whether `error` only tells that another worker is gone."""
+
+    def abort(self, code: int) -> None:
+        """End this process at once with that exit code, and with it the group."""

@@ -36,6 +36,7 @@ class MemoryGroup:
     """
 
     def __init__(self, rank: int, ends: list[Connection], size: int, lock: Path) -> None:
+        self.name = "auto"  # no other carrier could be chosen
         self.rank = rank
         self.size = size
         self.meter = Meter()

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from mpi4py import MPI
-from torch import Tensor
 
 from manyhands.allreduce import ALGORITHMS, Metered
 from manyhands.allreduce.private import channel
 from manyhands.comm.meter import Meter
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class MPICommunicator:
@@ -23,6 +25,7 @@ class MPICommunicator:
     """
 
     def __init__(self, comm: MPI.Comm, *, windows: bool = True) -> None:
+        self.name = "mpi"
         self.comm = comm
         self.windows = windows
         self.metered = Metered(comm)
@@ -117,3 +120,11 @@ class MPICommunicator:
     def barrier(self) -> None:
         """Wait for everyone."""
         self.comm.Barrier()
+
+    def lost(self, error: BaseException) -> bool:
+        """Say whether `error` only tells that another worker is gone; MPI ends us all instead."""
+        return False
+
+    def abort(self, code: int) -> None:
+        """End all processes that MPI started, at once, with that exit code."""
+        self.comm.Abort(code)

@@ -1,9 +1,11 @@
-"""The communicator over torch.distributed: gloo, or MPI through `manyhands.torch_mpi`."""
+"""The communicator over torch.distributed: gloo, NCCL, or MPI through `manyhands.torch_mpi`."""
 
 from __future__ import annotations
 
 import atexit
 import json
+import os
+import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,17 +15,46 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-import manyhands.torch_mpi  # noqa: F401 — the backend mpi4py, and a store without a port
 from manyhands.comm.meter import Meter
-from manyhands.errors import ConfigError
+from manyhands.errors import ConfigError, LaunchError
+from manyhands.surroundings import torch_group
+
+# What gloo and NCCL say when another process is gone.
+_GONE = (
+    "Connection closed by peer", "Connection reset by peer", "Connection refused", "Broken pipe",
+    "Socket closed", "remote process exited",
+)  # fmt: skip
 
 
 def meet(backend: str) -> TorchCommunicator:
-    """Return the group of all processes over `backend`, made at the first call; collective."""
+    """Return the group of all processes over `backend`, made at the first call; collective.
+
+    Who has called `init_process_group` already keeps that group; another backend gets one beside.
+    Few numbers and texts travel over gloo where the backend is NCCL, which knows GPUs only.
+
+    Raises:
+        LaunchError: The processes do not find each other.
+    """
+    talk = "gloo" if backend == "nccl" else backend
     if not dist.is_initialized():
-        dist.init_process_group(backend)
+        if not torch_group():
+            import manyhands.torch_mpi  # noqa: F401 — the backend mpi4py, a store without a port
+        try:
+            dist.init_process_group(talk)
+        except (dist.DistNetworkError, dist.DistStoreError) as error:
+            place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+            reason = str(error).splitlines()[0]
+            raise LaunchError(
+                f"the processes do not find each other at {place} (MASTER_ADDR, MASTER_PORT): "
+                f"{reason}"
+            ) from None
         atexit.register(_leave)
-    return TorchCommunicator()
+    return TorchCommunicator(backend, _over(talk), _over(backend))
+
+
+def _over(backend: str) -> dist.ProcessGroup | None:
+    """Return the group of everybody over that backend; None is the default one."""
+    return None if dist.get_backend() == backend else dist.new_group(backend=backend)
 
 
 def _leave() -> None:
@@ -33,26 +64,38 @@ def _leave() -> None:
 
 
 class TorchCommunicator:
-    """A group of workers that are the processes of torch.distributed's default group."""
+    """A group of workers that are the processes of torch.distributed's world.
 
-    def __init__(self) -> None:
+    Args:
+        backend: What carries vectors.
+        talk: The group for few numbers and texts, in the host's memory.
+        vectors: The group for vectors.
+    """
+
+    def __init__(
+        self, backend: str, talk: dist.ProcessGroup | None, vectors: dist.ProcessGroup | None
+    ) -> None:
+        self.name = f"torch:{backend}"
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
         self.meter = Meter()
-        self._name = f"torch:{dist.get_backend()}"
+        self._talk, self._vectors = talk, vectors
+        self._batched = backend == "nccl"
 
     def allreduce(self, vector: Tensor, algorithm: str = "auto") -> None:
         """Sum `vector` over the group, in place; the same bits on every worker."""
         if algorithm != "auto":
-            raise ConfigError(f"allreduce is {algorithm!r}, but {self._name} has its own; use auto")
+            raise ConfigError(f"allreduce is {algorithm!r}, but {self.name} has its own; use auto")
         begin = time.perf_counter()
-        dist.all_reduce(vector)
-        self._count(f"allreduce {self._name}", vector, begin)
+        dist.all_reduce(vector, group=self._vectors)
+        if vector.is_cuda:  # NCCL only begins; without waiting the time would be another's
+            torch.cuda.current_stream().synchronize()
+        self._count(f"allreduce {self.name}", vector, begin)
 
     def broadcast(self, vector: Tensor, root: int = 0) -> None:
         """Give everyone root's `vector`, in place."""
         begin = time.perf_counter()
-        dist.broadcast(vector, root)
+        dist.broadcast(vector, root, group=self._vectors)
         self._count("broadcast", vector, begin)
 
     def exchange(self, vector: Tensor, received: Mapping[int, Tensor]) -> Callable[[], None]:
@@ -62,8 +105,7 @@ class TorchCommunicator:
         read but not written, and `received` neither.
         """
         begin = time.perf_counter()
-        works = [dist.irecv(theirs, rank) for rank, theirs in received.items()]
-        works += [dist.isend(vector, rank) for rank in received]
+        works = self._exchanged(vector, received)
         begun = time.perf_counter() - begin
 
         def end() -> None:
@@ -81,6 +123,16 @@ class TorchCommunicator:
 
         return end
 
+    def _exchanged(self, vector: Tensor, received: Mapping[int, Tensor]) -> list[dist.Work | None]:
+        group = self._vectors
+        if not self._batched:
+            works = [dist.irecv(theirs, rank, group) for rank, theirs in received.items()]
+            return works + [dist.isend(vector, rank, group) for rank in received]
+        # NCCL runs one after the other, unless it is told of all: two who send first would wait.
+        pairs = [dist.P2POp(dist.irecv, theirs, rank, group) for rank, theirs in received.items()]
+        pairs += [dist.P2POp(dist.isend, vector, rank, group) for rank in received]
+        return list(dist.batch_isend_irecv(pairs)) if pairs else []
+
     def sum(self, values: np.ndarray) -> np.ndarray:
         """Return the sum of a few numbers over the group, off the meter."""
         return self._reduced(values, dist.ReduceOp.SUM)
@@ -93,22 +145,32 @@ class TorchCommunicator:
         """Return every worker's `value` (anything JSON can hold) on all of them, by rank."""
         mine = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
         lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-        dist.all_gather(lengths, torch.tensor([len(mine)]))
+        dist.all_gather(lengths, torch.tensor([len(mine)]), group=self._talk)
         longest = max(int(length) for length in lengths)
         padded = torch.zeros(longest, dtype=torch.uint8)  # gloo wants parts of one size
         padded[: len(mine)] = mine
         everyones = [torch.empty_like(padded) for _ in range(self.size)]
-        dist.all_gather(everyones, padded)
+        dist.all_gather(everyones, padded, group=self._talk)
         pairs = zip(everyones, lengths, strict=True)
         return [json.loads(part[: int(length)].numpy().tobytes()) for part, length in pairs]
 
     def barrier(self) -> None:
         """Wait for everyone."""
-        dist.barrier()
+        dist.barrier(self._talk)
+
+    def lost(self, error: BaseException) -> bool:
+        """Say whether `error` only tells that another worker is gone."""
+        return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _GONE)
+
+    def abort(self, code: int) -> None:
+        """End this process at once with that exit code; torchrun then ends the others."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
     def _reduced(self, values: np.ndarray, op: Any) -> np.ndarray:
         total = torch.from_numpy(np.array(values))
-        dist.all_reduce(total, op)
+        dist.all_reduce(total, op, group=self._talk)
         return total.numpy()
 
     def _count(self, operation: str, vector: Tensor, begin: float) -> None:

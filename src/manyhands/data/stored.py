@@ -79,6 +79,8 @@ class Split:
         x: Features as stored; shape (n, *shape).
         y: Targets: int64 classes of shape (n,), or numbers of shape (n, …).
         rows: Which of them belong to the split, where not all do.
+        device: Where batches are made: examples travel there as they are stored, if they are not
+            there already (`resident`), and become floats there.
     """
 
     def __init__(
@@ -90,12 +92,17 @@ class Split:
         normalise: Normalise | None = None,
         dtype: str = "float32",
         rows: np.ndarray | None = None,
+        device: torch.device | None = None,
+        resident: bool = False,
     ) -> None:
         import torch
 
-        self.x = torch.from_numpy(x)
-        self.y = torch.from_numpy(y)
-        self.rows = None if rows is None else torch.from_numpy(rows)
+        self.device = device or torch.device("cpu")
+        self.resident = resident or self.device.type == "cpu"
+        kept = self.device if resident else torch.device("cpu")
+        self.x = torch.from_numpy(x).to(kept)
+        self.y = torch.from_numpy(y).to(kept)
+        self.rows = None if rows is None else torch.from_numpy(rows).to(kept)
         self.classes = classes
         self.normalise = normalise
         self.dtype: torch.dtype = getattr(torch, dtype)
@@ -116,7 +123,7 @@ class Split:
         """The classes, (n,) int64, or None where the targets are numbers."""
         if self.classes is None:
             return None
-        return np.asarray((self.y if self.rows is None else self.y[self.rows]).numpy())
+        return np.asarray((self.y if self.rows is None else self.y[self.rows]).cpu().numpy())
 
     def batch(self, indices: np.ndarray | Tensor) -> tuple[Tensor, Tensor]:
         """Return the examples at `indices` (int64), ready for the model.
@@ -127,6 +134,7 @@ class Split:
         import torch
 
         rows = torch.from_numpy(indices) if isinstance(indices, np.ndarray) else indices
+        rows = rows.to(self.x.device, non_blocking=True)
         rows = rows if self.rows is None else self.rows.index_select(0, rows)
         x = self._rows.index_select(0, rows).view(len(rows), *self.x.shape[1:])
         return self._ready(x, self.y.index_select(0, rows))
@@ -139,6 +147,7 @@ class Split:
             yield self._ready(self.x[part], self.y[part])
 
     def _ready(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        x, y = x.to(self.device, non_blocking=True), y.to(self.device, non_blocking=True)
         if self._affine is not None:
             scale, shift = self._affine
             x = x.to(self.dtype, copy=True).mul_(scale).add_(shift)
@@ -159,7 +168,8 @@ class Split:
         if scale.ndim == shift.ndim == 0:
             return float(scale), float(shift)
         channels = (-1, *[1] * (self.x.ndim - 2))
-        pair = [torch.from_numpy(np.reshape(v, channels)).to(self.dtype) for v in (scale, shift)]
+        shaped = [torch.from_numpy(np.reshape(v, channels)) for v in (scale, shift)]
+        pair = [v.to(self.device, self.dtype) for v in shaped]
         return pair[0], pair[1]
 
 
@@ -177,7 +187,21 @@ class Stored:
         self.about = about
         self._arrays = arrays
         self._dtype = dtype
+        self._device: torch.device | None = None
+        self._resident = False
         self._rows: dict[str, np.ndarray] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all arrays, as stored."""
+        return sum(array.nbytes for array in self._arrays.values())
+
+    def move(self, device: torch.device, *, resident: bool) -> None:
+        """Let batches be made on `device`, from a copy there (`resident`) or sent as stored.
+
+        Before the first look at any split.
+        """
+        self._device, self._resident = device, resident
 
     def keep_aside(self, part: float, seed: int) -> None:
         """Keep a part of the training set aside for validation, drawn by `seed`; no copy is made.
@@ -274,6 +298,8 @@ class Stored:
             classes=self.about.classes,
             normalise=self.about.normalise,
             dtype=self._dtype,
+            device=self._device,
+            resident=self._resident,
         )
 
 

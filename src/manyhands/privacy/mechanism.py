@@ -76,7 +76,7 @@ class Mechanism:
         if deviation:
             kind = np.float32 if vector.dtype == torch.float32 else np.float64
             drawn = self.noise.draw(len(vector), kind)
-            vector.add_(torch.from_numpy(drawn), alpha=deviation)
+            vector.add_(torch.from_numpy(drawn).to(vector.device), alpha=deviation)
 
     def close(self) -> None:
         """End cleanly: what was paid in advance and not drawn does not count."""

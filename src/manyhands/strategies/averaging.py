@@ -66,6 +66,7 @@ class Averaging(Strategy):
         deterministic=True,
         resume=True,
         torch=True,
+        cuda=True,
         private=True,
         join=True,
     )
@@ -136,7 +137,8 @@ class Averaging(Strategy):
         self, worker: Worker, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]
     ) -> None:
         """Take back what happened since the last averaging."""
-        worker.state = _Since(numbers["own"], numbers["total"], tensors["before"])
+        before = tensors["before"].to(worker.params.device)
+        worker.state = _Since(numbers["own"], numbers["total"], before)
 
     def consensus(self, worker: Hand) -> Tensor:
         """Return the average, weighted by examples; nobody's own parameters change. Collective."""

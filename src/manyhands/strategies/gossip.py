@@ -73,6 +73,7 @@ class Gossip(Strategy):
         deterministic=True,
         resume=True,
         torch=True,
+        cuda=True,
         private=True,
         join=True,
     )

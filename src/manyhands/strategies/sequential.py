@@ -37,6 +37,8 @@ class Sequential(Strategy):
         partition="balanced",
         deterministic=True,
         resume=True,
+        torch=True,
+        cuda=True,
         private=True,
         join=True,
         workers=1,

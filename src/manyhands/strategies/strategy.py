@@ -44,6 +44,7 @@ class Supports:
             update, since gradients are summed.
         torch: It runs over torch.distributed too: it needs no more than a `Communicator`.
         outlives: The workers that are left can go on when others die.
+        cuda: Its workers may compute on GPUs: it touches vectors through torch and the group only.
         private: Whoever sees what others send sees no more than `exposure` says.
         join: A user's own loop can drive it, step by step (`manyhands.join`).
     """
@@ -59,6 +60,7 @@ class Supports:
     balance: bool = False
     torch: bool = False
     outlives: bool = False
+    cuda: bool = False
     private: bool = False
     join: bool = False
     workers: int = 2

@@ -58,6 +58,7 @@ class Sync(Strategy):
         balance=True,
         outlives=True,
         torch=True,
+        cuda=True,
         private=True,
         join=True,
     )

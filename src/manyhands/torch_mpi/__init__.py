@@ -21,7 +21,7 @@ from manyhands.torch_mpi.group import MPIProcessGroup, create
 BACKEND = "mpi4py"
 
 if not hasattr(dist.Backend, BACKEND.upper()):
-    dist.Backend.register_backend(BACKEND, create, extended_api=True, devices=["cpu"])
+    dist.Backend.register_backend(BACKEND, create, extended_api=True, devices=["cpu", "cuda"])
     rendezvous.install()
 
 __all__ = ["BACKEND", "MPIProcessGroup"]

@@ -31,7 +31,7 @@ def check(*tensors: Tensor) -> None:
         if tensor.device.type != "cpu" or tensor.layout != torch.strided:
             raise ValueError(
                 f"a tensor is {tensor.layout} on {tensor.device}; here the backend mpi4py takes "
-                "dense tensors on the CPU: use .to_dense() or .cpu()"
+                "dense tensors on a CPU or an NVIDIA GPU: use .to_dense() or .cpu()"
             )
 
 

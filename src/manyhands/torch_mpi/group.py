@@ -20,6 +20,7 @@ from manyhands.torch_mpi.buffers import check, outgoing
 from manyhands.torch_mpi.engine import Lane
 from manyhands.torch_mpi.reduction import reduction
 from manyhands.torch_mpi.session import communicator, engine, open_group, shut
+from manyhands.torch_mpi.staging import delivered, staged
 from manyhands.torch_mpi.work import MPIWork, Steps
 
 if TYPE_CHECKING:
@@ -86,7 +87,8 @@ class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     @property
     def _device_types(self) -> list[torch.device]:
-        return [torch.device("cpu")]
+        gpus = [torch.device("cuda")] if torch.cuda.is_available() else []
+        return [torch.device("cpu"), *gpus]
 
     def get_group_store(self) -> Store:
         """Return the store that was made for this group."""
@@ -109,6 +111,7 @@ class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
         self, steps: Steps, outputs: Any, nbytes: int = 0, opts: Any = None, message: bool = False
     ) -> MPIWork:
         timeout = getattr(opts, "timeout", None)
+        steps, outputs = delivered(steps, outputs)
         work = MPIWork(
             engine(),
             steps,
@@ -132,12 +135,14 @@ class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
         """Wait for everyone to let go of the group; no barrier of the user's is one of these."""
         return self._begin(collectives.barrier(channel(self.comm).comm), [])
 
+    @staged
     def broadcast(self, tensors: list[Tensor], opts: Any) -> MPIWork:
         """Give everyone root's tensors."""
         check(*tensors)
         parts = [collectives.broadcast(tensor, opts.rootRank, self.comm) for tensor in tensors]
         return self._several(parts, tensors, tensors, opts)
 
+    @staged
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> MPIWork:
         """Reduce every tensor over the group, in place; of sparse ones only sums."""
         asked = _asked(opts)
@@ -158,6 +163,7 @@ class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
         parts = [collectives.all_reduce_sparse(tensor, self.comm) for tensor in tensors]
         return self._several(parts, [], tensors, opts)
 
+    @staged
     def reduce(self, tensors: list[Tensor], opts: Any) -> MPIWork:
         """Reduce over the group into root's tensors."""
         check(*tensors)
@@ -167,6 +173,7 @@ class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
         ]
         return self._several(parts, tensors, tensors, opts)
 
+    @staged
     def allgather(
         self, outputs: list[list[Tensor]], tensors: list[Tensor], opts: Any = None
     ) -> MPIWork:
@@ -176,6 +183,7 @@ class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
         parts = [collectives.all_gather(o, t, self.comm) for o, t in pairs]
         return self._several(parts, tensors, outputs, opts)
 
+    @staged
     def allgather_coalesced(
         self, output_lists: list[list[Tensor]], tensors: list[Tensor], opts: Any = None
     ) -> MPIWork:
@@ -183,10 +191,12 @@ class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
         by_tensor = [list(everyones) for everyones in zip(*output_lists, strict=True)]
         return self.allgather(by_tensor, tensors, opts)
 
+    @staged
     def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> MPIWork:
         """Give everyone the tensors of all in one."""
         return self.all_gather_single_coalesced([output], [tensor], opts)
 
+    @staged
     def all_gather_single_coalesced(
         self, outputs: list[Tensor], tensors: list[Tensor], opts: Any = None
     ) -> MPIWork:
@@ -201,6 +211,7 @@ class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
+    @staged
     def gather(self, outputs: list[list[Tensor]], tensors: list[Tensor], opts: Any) -> MPIWork:
         """Give root the tensors of all, by rank."""
         received = outputs[0] if outputs else []
@@ -208,6 +219,7 @@ class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
         steps = collectives.gather(received, tensors[0], opts.rootRank, self.comm)
         return self._begin(steps, received, tensors[0].nbytes, opts)
 
+    @staged
     def scatter(self, outputs: list[Tensor], tensors: list[list[Tensor]], opts: Any) -> MPIWork:
         """Give rank r the r-th of root's tensors."""
         sent = tensors[0] if tensors else []
@@ -215,6 +227,7 @@ class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
         steps = collectives.scatter(outputs[0], sent, opts.rootRank, self.comm)
         return self._begin(steps, outputs, outputs[0].nbytes, opts)
 
+    @staged
     def reduce_scatter(
         self, outputs: list[Tensor], tensors: list[list[Tensor]], opts: Any = None
     ) -> MPIWork:
@@ -227,10 +240,12 @@ class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
         ]
         return self._several(parts, outputs, outputs, opts)
 
+    @staged
     def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> MPIWork:
         """Reduce over the group; rank r gets the r-th of equal parts."""
         return self.reduce_scatter_single_coalesced([output], [tensor], opts)
 
+    @staged
     def reduce_scatter_single_coalesced(
         self, outputs: list[Tensor], tensors: list[Tensor], opts: Any = None
     ) -> MPIWork:
@@ -243,12 +258,14 @@ class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
+    @staged
     def alltoall(self, outputs: list[Tensor], tensors: list[Tensor], opts: Any = None) -> MPIWork:
         """Give rank r everyone's r-th tensor."""
         check(*outputs, *tensors)
         steps = collectives.all_to_all(outputs, tensors, self.comm)
         return self._begin(steps, outputs, sum(t.nbytes for t in tensors), opts)
 
+    @staged
     def all_to_all_single(
         self,
         output: Tensor,
@@ -264,12 +281,14 @@ class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     alltoall_base = all_to_all_single
 
+    @staged
     def send(self, tensors: list[Tensor], to: int, tag: int = 0) -> MPIWork:
         """Send a message."""
         check(*tensors)
         steps = collectives.send(outgoing(tensors[0]), to, self._tag(tag), self.comm)
         return self._begin(steps, tensors, message=True)
 
+    @staged
     def recv(self, tensors: list[Tensor], source: int, tag: int = 0) -> MPIWork:
         """Receive a message."""
         check(*tensors)

@@ -144,7 +144,17 @@ class MPIWork(dist.Work):
         """Return a future of the tensors that are filled."""
         with self._lock:
             if self._future is None:
-                self._future = torch.futures.Future()
+                devices = {part.device for part in _flat(self._outputs) if part.is_cuda}
+                self._future = torch.futures.Future(devices=list(devices))
         if self.finished:
             self.publish()
         return self._future  # type: ignore[no-any-return]
+
+
+def _flat(outputs: Any) -> Iterator[Tensor]:
+    """Yield the tensors of nested lists."""
+    if isinstance(outputs, list | tuple):
+        for part in outputs:
+            yield from _flat(part)
+    elif isinstance(outputs, torch.Tensor):
+        yield outputs

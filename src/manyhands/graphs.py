@@ -1,0 +1,214 @@
+"""One worker's steps on a GPU, captured once as CUDA graphs and then replayed.
+
+A small model's step is dozens of kernels of a few microseconds each; to start them one by one from
+Python takes longer than to run them. A graph starts all of them at once. What a step gave (its
+loss, how many were right) stays on the GPU until somebody asks: asking would mean to wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from manyhands.replica import Loss
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+    from manyhands.data import Split
+    from manyhands.replica import Replica
+
+_WARM_UPS = 3  # times a step is tried before it is captured: libraries choose and load kernels
+_KEPT = 512  # steps whose losses may wait on the GPU
+
+
+@dataclass(frozen=True)
+class _Captured:
+    """The gradient of batches of one size: its graph, and where it finds and makes its batch."""
+
+    graph: torch.cuda.CUDAGraph
+    rows: Tensor  # (n,) which examples
+    x: Tensor
+    y: Tensor
+
+
+class Graphs:
+    """The gradient and the update of one worker on its GPU, one graph each.
+
+    Two, since a strategy may exchange between them.
+
+    Args:
+        replica: The model, on a GPU.
+        optimizer: Its optimizer.
+        split: The training set; where it is on the GPU, batches are made in the graph.
+        ours: Whether the optimizer is one of ours: its first step is that of a state of zeros.
+        captured: Whether to capture at all; without, every kernel is started on its own.
+    """
+
+    def __init__(
+        self,
+        replica: Replica,
+        optimizer: torch.optim.Optimizer,
+        split: Split,
+        *,
+        ours: bool,
+        captured: bool,
+    ) -> None:
+        self.replica, self.optimizer, self.split = replica, optimizer, split
+        self.captured, self._ours = captured, ours
+        params = replica.params
+        self._losses = params.new_zeros(_KEPT)
+        self._right = torch.zeros((), dtype=torch.int64, device=params.device)
+        self._place = torch.zeros(1, dtype=torch.int64, device=params.device)  # in the losses
+        self._waiting: list[tuple[int, int]] = []  # step and examples of those whose losses wait
+        self._gradients: dict[int, _Captured] = {}
+        self._update: torch.cuda.CUDAGraph | None = None
+        self._sign: tuple[object, ...] | None = None  # what the captured update depends on
+        self._stream = torch.cuda.Stream(params.device)  # type: ignore[no-untyped-call]
+
+    def prepare(self, batches: Sequence[np.ndarray]) -> None:
+        """Try steps out and capture them; parameters, state and random numbers stay as they were.
+
+        Args:
+            batches: Examples (indices) for a batch of each size that is to be captured.
+
+        Raises:
+            RuntimeError: The model's step cannot be captured.
+        """
+        with self.replica.undisturbed():
+            for indices in batches:
+                self._try_out(indices)
+            if self._ours:
+                self._aside(self.optimizer.step)
+                for state in self.optimizer.state.values():
+                    for value in state.values():
+                        value.zero_()
+        if self.captured and self._ours:
+            self._sign = self._signature()
+            self._update = self._capture(self.optimizer.step)
+        self._place.zero_()
+        self._right.zero_()
+        torch.cuda.synchronize()
+
+    def batch(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Return these examples; where a graph makes them, they are there after `gradient`."""
+        made = self._gradients.get(len(indices))
+        if made is None:
+            return self.split.batch(indices)
+        if self.split.resident:
+            made.rows.copy_(torch.from_numpy(indices), non_blocking=True)
+        else:
+            for static, new in zip((made.x, made.y), self.split.batch(indices), strict=True):
+                static.copy_(new, non_blocking=True)
+        return made.x, made.y
+
+    def gradient(self, x: Tensor, y: Tensor, step: int) -> None:
+        """Fill the replica's `grad` for a batch that `batch` returned last; the loss is kept."""
+        if len(x) == 0:
+            self.replica.grad.zero_()
+            return
+        made = self._gradients.get(len(x))
+        if made is not None and made.x is x:
+            made.graph.replay()
+        else:
+            self._compute(x, y)
+        self._waiting.append((step, len(x)))
+
+    @property
+    def full(self) -> bool:
+        """Whether there is no place for another loss: `settle` must come before the next step."""
+        return len(self._waiting) == _KEPT
+
+    def settle(self) -> list[tuple[int, Loss]]:
+        """Wait for the GPU; returns what the steps since the last call gave, by step.
+
+        How many were right is known of all of them together, and counted with the last.
+        """
+        torch.cuda.synchronize()
+        waiting, self._waiting = self._waiting, []
+        losses = self._losses[: len(waiting)].tolist()
+        right = [0] * (len(waiting) - 1) + [int(self._right)] * bool(waiting)
+        self._place.zero_()
+        self._right.zero_()
+        pairs = zip(waiting, losses, right, strict=True)
+        return [(step, Loss(mean, count, n)) for (step, n), mean, count in pairs]
+
+    def update(self) -> None:
+        """Let the optimizer step along `grad`.
+
+        Where its state was replaced or a learning rate has changed, that once is done kernel by
+        kernel; the next time it is captured anew.
+        """
+        if not (self.captured and self._ours):
+            self.optimizer.step()
+            return
+        if self._signature() != self._sign:
+            self.optimizer.step()
+            self._update, self._sign = None, self._signature()
+            return
+        if self._update is None:
+            self._update = self._capture(self.optimizer.step)
+        self._update.replay()
+
+    def _signature(self) -> tuple[object, ...]:
+        """Return where the optimizer's state lies, and its learning rates."""
+        states = self.optimizer.state.values()
+        places = [value.data_ptr() for state in states for value in state.values()]
+        return (*places, *(group["lr"] for group in self.optimizer.param_groups))
+
+    def _compute(self, x: Tensor, y: Tensor) -> None:
+        """Fill `grad`; keep the loss at the next place, and count how many were right."""
+        loss, right = self.replica.write_gradient(x, y)
+        self._losses.index_copy_(0, self._place, loss.view(1))
+        self._place.add_(1)
+        self._right.add_(right)
+
+    def _try_out(self, indices: np.ndarray) -> None:
+        """Compute the gradient of a batch as large as this one, and capture it if asked for."""
+        rows = torch.from_numpy(indices).to(self.replica.params.device)
+        x, y = (part.clone() for part in self.split.batch(indices))
+
+        def work() -> None:
+            if self.split.resident:
+                for static, new in zip((x, y), self.split.batch(rows), strict=True):
+                    static.copy_(new)
+            self._compute(x, y)
+
+        self._aside(work)
+        if self.captured:
+            self._refuse_waiting(work)
+            self._gradients[len(indices)] = _Captured(self._capture(work), rows, x, y)
+
+    def _refuse_waiting(self, work: Callable[[], object]) -> None:
+        """Refuse work that waits for the GPU, which a capture would not survive."""
+        before = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            self._aside(work, times=1)
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+
+    def _capture(self, work: Callable[[], object]) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, stream=self._stream):
+                work()
+        except RuntimeError:
+            # The generator still believes that it is being captured: let it start anew.
+            device = self.replica.params.device
+            new = torch.Generator(device).graphsafe_get_state()
+            torch.cuda.default_generators[device.index].graphsafe_set_state(new)
+            raise
+        return graph
+
+    def _aside(self, work: Callable[[], object], times: int = _WARM_UPS) -> None:
+        """Do it a few times on another stream, as it must be before it is captured."""
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            for _ in range(times):
+                work()
+        torch.cuda.current_stream().wait_stream(self._stream)

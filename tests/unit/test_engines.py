@@ -1,0 +1,166 @@
+"""Which group we are in, as the environment tells; what devices and carriers are refused."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from manyhands import gpus, surroundings
+from manyhands.comm.staging import Staged
+from manyhands.errors import ConfigError, LaunchError
+from manyhands.options import configure
+
+TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
+ELASTIC = {**TORCHRUN, "TORCHELASTIC_RUN_ID": "none"}
+MPICH = {"PMI_RANK": "1", "PMI_SIZE": "2"}
+SLURM = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}
+
+
+@pytest.fixture
+def environment(monkeypatch):
+    for name in (*surroundings.SIZES, *surroundings.RANKS, *ELASTIC, "MANYHANDS_PROCESSES"):
+        monkeypatch.delenv(name, raising=False)
+
+    def put(values):
+        for name, value in values.items():
+            monkeypatch.setenv(name, value)
+
+    return put
+
+
+@pytest.mark.parametrize(
+    ("values", "found"),
+    [
+        ({}, (False, None, 0, None)),
+        (MPICH, (False, 2, 1, "mpich")),
+        (ELASTIC, (True, 8, 3, None)),
+        (TORCHRUN, (True, 8, 3, None)),  # whoever sets what torchrun sets
+        ({**MPICH, **ELASTIC}, (True, 8, 3, None)),  # torchrun, once per process of an mpiexec
+        ({**SLURM, **ELASTIC}, (True, 8, 3, None)),
+        ({**SLURM, **TORCHRUN}, (True, 8, 3, None)),  # a script that sets them from Slurm's
+        ({**MPICH, **TORCHRUN}, (False, 2, 1, "mpich")),  # as `torch_mpi` leaves them
+        ({**MPICH, "RANK": "0", "WORLD_SIZE": "1"}, (False, 2, 1, "mpich")),
+    ],
+)
+def test_whose_group_it_is(environment, values, found):
+    environment(values)
+    seen = (surroundings.torch_group(), surroundings.group_size(), surroundings.group_rank())
+    assert (*seen, surroundings.group_kind()) == found
+
+
+def test_a_worker_of_ours_is_in_no_group_of_torchrun(environment):
+    environment({**ELASTIC, "MANYHANDS_PROCESSES": "2"})
+    assert not surroundings.torch_group()
+    with pytest.raises(LaunchError, match="inside a worker"):
+        surroundings.group_size()
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"comm": "torch:nccl"}, "add device cuda"),
+        ({"kernels": "graphs"}, "add device cuda"),
+        ({"deterministic": True}, "add device cuda"),
+        ({"device": "cuda", "strategy": "server"}, "server computes on CPUs only"),
+        ({"device": "cuda", "strategy": "hogwild"}, "hogwild computes on CPUs only"),
+        ({"device": "cuda", "strategy": "pipeline"}, "pipeline computes on CPUs only"),
+        ({"device": "cuda", "kernels": "native"}, "native switches oneDNN off"),
+        ({"device": "gpu"}, "expected one of cpu, cuda, auto"),
+        ({"device": "cuda", "comm": "torch:nccl", "allreduce": "ring"}, "its own all-reduce"),
+    ],
+)
+def test_what_cannot_be_is_refused(given, reason):
+    with pytest.raises(ConfigError, match=reason):
+        configure(given)
+
+
+def test_where_a_device_is_accepted():
+    for strategy in ("sequential", "sync", "averaging", "gossip"):
+        assert configure({"strategy": strategy, "device": "cuda"}).device == "cuda"
+    assert configure({"strategy": "server", "device": "auto"}).device == "auto"
+
+
+class Alone:
+    """A group of one, as far as placing workers asks."""
+
+    name, rank, size, meter = "mpi", 0, 1, None
+    sum = maximum = barrier = lost = abort = None
+
+    def gather(self, value):
+        return [value]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_without_a_gpu_cuda_is_refused_and_auto_is_the_cpu():
+    with pytest.raises(ConfigError, match="device is 'cuda', but PyTorch"):
+        gpus.place(configure({"device": "cuda"}), Alone())
+    group = Alone()
+    assert gpus.place(configure({"device": "auto"}), group) == (torch.device("cpu"), group)
+
+
+class Pair:
+    """One process that plays two of them, whose vectors are equal."""
+
+    name, rank, size, meter = "mpi", 0, 2, None
+    sum = maximum = gather = barrier = lost = abort = None
+
+    def allreduce(self, vector, algorithm="auto"):
+        vector.mul_(2)
+
+    def broadcast(self, vector, root=0):
+        vector.fill_(float(root))
+
+    def exchange(self, vector, received):
+        sent = vector.clone()
+        return lambda: [theirs.copy_(sent + rank) for rank, theirs in received.items()]
+
+
+def test_what_is_staged_arrives():
+    group = Staged(Pair())
+    vector = torch.arange(6.0)
+    for expected in (2.0, 4.0):  # the second time the same buffer
+        group.allreduce(vector)
+        assert vector.tolist() == (torch.arange(6.0) * expected).tolist()
+    received = {1: torch.empty(6), 4: torch.empty(6)}
+    end = group.exchange(vector, received)
+    vector.zero_()  # what travels is a copy
+    end()
+    assert received[4].tolist() == (torch.arange(6.0) * 4 + 4).tolist()
+    assert received[1].tolist() == (torch.arange(6.0) * 4 + 1).tolist()
+    group.broadcast(vector, 3)
+    assert vector.tolist() == [3.0] * 6
+    whole = torch.arange(4, dtype=torch.float64)  # another size and type has another buffer
+    group.allreduce(whole)
+    assert whole.tolist() == [0, 2, 4, 6]
+
+
+def test_fit_needs_no_mpi_to_be_imported():
+    code = "import sys; sys.modules['mpi4py'] = None; import manyhands; manyhands.fit"
+    subprocess.run([sys.executable, "-c", code], check=True, env=dict(os.environ))
+
+
+def test_a_gradient_written_at_once_is_the_one_that_is_added_up():
+    from torch import nn
+
+    from manyhands.replica import Replica
+
+    class Part(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used, self.unused = nn.Linear(5, 3), nn.Linear(2, 2)
+
+        def forward(self, x):
+            return self.used(x)
+
+    torch.manual_seed(0)
+    replica = Replica(Part(), nn.functional.cross_entropy)
+    x, y = torch.randn(7, 5), torch.from_numpy(np.arange(7) % 3)
+    loss = replica.gradient(x, y)
+    added = replica.grad.clone()
+    replica.grad.fill_(9.0)
+    mean, right = replica.write_gradient(x, y)
+    assert torch.equal(replica.grad, added)
+    assert (float(mean), int(right)) == (loss.mean, loss.correct)
