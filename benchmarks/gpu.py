@@ -55,11 +55,11 @@ def plain(data: Stored, epochs: int, batch_size: int, seed: int) -> dict[str, fl
     return {"seconds": seconds, "accuracy": accuracy}
 
 
-def ours(folder: Path, epochs: int, batch_size: int, seed: int, *more: str) -> dict[str, Any]:
+def ours(folder: Path, epochs: int, batch_size: int, seed: int) -> dict[str, Any]:
     """Train with the command; returns seconds, accuracy and the run's record."""
     words = ["--strategy", "sequential", "--device", "cuda", "--epochs", str(epochs)]
     words += ["--batch-size", str(batch_size), "--lr", str(LR), "--momentum", str(MOMENTUM)]
-    words += ["--seed", str(seed), "--output", str(folder), *more]
+    words += ["--seed", str(seed), "--output", str(folder)]
     line = [sys.executable, "-m", "manyhands", "train", *words]
     subprocess.run(line, check=True, stdout=subprocess.DEVNULL)
     record = json.loads((folder / "run.json").read_text())
@@ -79,12 +79,10 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="manyhands-"))
     data = Stored.open(store("mnist", folder / "data"))
     given = (options.epochs, options.batch_size)
-    rows: dict[str, list[dict[str, Any]]] = {"plain": [], "ours": [], "ours, eager": []}
+    rows: dict[str, list[dict[str, Any]]] = {"plain": [], "ours": []}
     for seed in range(options.rounds):
         rows["plain"].append(plain(data, *given, seed))
-        rows["ours"].append(ours(folder / f"graphs-{seed}", *given, seed))
-        eager = ours(folder / f"eager-{seed}", *given, seed, "--kernels", "default")
-        rows["ours, eager"].append(eager)
+        rows["ours"].append(ours(folder / f"run-{seed}", *given, seed))
         for name, found in rows.items():
             print(f"{name}: {found[-1]['seconds']:.2f} s, {100 * found[-1]['accuracy']:.2f} %")
     result = {

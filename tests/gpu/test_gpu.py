@@ -3,7 +3,6 @@
 Needs an NVIDIA GPU; `python -m pytest tests/gpu` where there is one.
 """
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +16,6 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no NVIDIA GPU here"),
     pytest.mark.timeout(200),
 ]
-ROOT = Path(__file__).parents[2]
 SMALL = {"dtype": "float64", "epochs": 2, "batch_size": 60, "limit": 1000}  # the last batch: 40
 
 
@@ -191,9 +189,6 @@ def test_under_torchrun(processes, comm, tmp_path):
     line = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
     line += ["--standalone", "-m", "manyhands", "train", "--device", "cuda", "--comm", comm]
     line += ["--data", "blobs", "--model", "mlp", "--output", str(tmp_path / "run")]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    done = subprocess.run(
-        line, env=environment, capture_output=True, text=True, timeout=100, check=False
-    )
+    done = subprocess.run(line, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("test accuracy") == 1
