@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from manyhands.replica import Replica
 
 _WARM_UPS = 3  # times a step is tried before it is captured: libraries choose and load kernels
+_STEADY = 8  # updates alike before one is captured: to capture takes as long as many of them
 _KEPT = 512  # steps whose losses may wait on the GPU
 
 
@@ -67,7 +68,8 @@ class Graphs:
         self._waiting: list[tuple[int, int]] = []  # step and examples of those whose losses wait
         self._gradients: dict[int, _Captured] = {}
         self._update: torch.cuda.CUDAGraph | None = None
-        self._sign: tuple[object, ...] | None = None  # what the captured update depends on
+        self._sign: tuple[object, ...] | None = None  # what the last update depended on
+        self._steady = 0  # updates since that changed
         self._stream = torch.cuda.Stream(params.device)  # type: ignore[no-untyped-call]
 
     def prepare(self, batches: Sequence[np.ndarray]) -> None:
@@ -140,19 +142,22 @@ class Graphs:
     def update(self) -> None:
         """Let the optimizer step along `grad`.
 
-        Where its state was replaced or a learning rate has changed, that once is done kernel by
-        kernel; the next time it is captured anew.
+        Where its state was replaced or a learning rate has changed, it does so kernel by kernel
+        until nothing has changed for some steps, and is captured anew then.
         """
         if not (self.captured and self._ours):
             self.optimizer.step()
             return
-        if self._signature() != self._sign:
-            self.optimizer.step()
-            self._update, self._sign = None, self._signature()
-            return
-        if self._update is None:
+        self._steady = self._steady + 1 if self._signature() == self._sign else 0
+        if not self._steady:
+            self._update = None
+        elif self._update is None and self._steady > _STEADY:
             self._update = self._capture(self.optimizer.step)
-        self._update.replay()
+        if self._update is None:
+            self.optimizer.step()
+            self._sign = self._signature()
+        else:
+            self._update.replay()
 
     def _signature(self) -> tuple[object, ...]:
         """Return where the optimizer's state lies, and its learning rates."""
