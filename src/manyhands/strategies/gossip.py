@@ -189,6 +189,7 @@ _APART = replace(
     partition="random-partition",
     resume=False,
     torch=False,
+    cuda=False,
     private=False,
     join=False,
 )
