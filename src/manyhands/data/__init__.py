@@ -2,6 +2,7 @@
 
 from manyhands.data.datasets import Data, store
 from manyhands.data.plan import Plan, Share
-from manyhands.data.stored import Split, Stored
+from manyhands.data.split import Split
+from manyhands.data.stored import Stored
 
 __all__ = ["Data", "Plan", "Share", "Split", "Stored", "store"]

@@ -14,6 +14,7 @@ import numpy as np
 
 from manyhands.data import idx, stored
 from manyhands.data.shuffle import raw_bits
+from manyhands.data.split import Normalise
 from manyhands.errors import DataError
 
 PACKED = Path(__file__).parent / "mnist"
@@ -24,7 +25,7 @@ MNIST = {
     "test_y": "t10k-labels-idx1-ubyte",
 }
 # Of the training images, scaled to [0, 1]: the figures in everybody's MNIST examples.
-MNIST_NORMALISE = stored.Normalise(mean=0.1307, std=0.3081)
+MNIST_NORMALISE = Normalise(mean=0.1307, std=0.3081)
 
 
 def cache_folder() -> Path:

@@ -11,7 +11,7 @@ import numpy as np
 
 from manyhands import validate
 from manyhands.data import bundled, npy, stored
-from manyhands.data.stored import Normalise
+from manyhands.data.split import Normalise
 from manyhands.errors import ConfigError, DataError, nearest
 from manyhands.naming import factory
 
