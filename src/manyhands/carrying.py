@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from manyhands.board import BOARD_FILE, Board
-from manyhands.data.stored import ARRAYS
+from manyhands.data.stored import About
 from manyhands.errors import LaunchError
 from manyhands.job import JOB_FILE, Job
 from manyhands.meeting import agreed, asked, compare_versions, expect_shared, host_leader
@@ -157,7 +157,7 @@ def _data(
         if receives:
             own.mkdir()
             (own / "data.json").write_text(about)
-        for name in ARRAYS:
+        for name in About.parse(about).arrays:
             _copy(carriers, (there if comm.rank == 0 else own) / f"{name}.npy", sent)
         carriers.Free()
     comm.Barrier()

@@ -97,7 +97,6 @@ def change(array, row, value):
         ((X, Y[:, None]), None, {}, r"shape \(12, 1\)"),
         ((np.array(["a"] * 12), Y), None, {}, "features are <U1"),
         ((np.array([{}] * 12), Y), None, {}, "features are object"),
-        ((X, Y, Y), None, {}, "expected"),
         ((X, None), None, {}, "expected"),
         (Endless(), None, {}, "a Dataset with a length"),
         (Ragged(), None, {}, r"item 5 has shape \(4,\); item 0 has \(3,\)"),

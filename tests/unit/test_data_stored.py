@@ -26,7 +26,10 @@ def opened(folder, x=BYTES, y=LABELS, test=None, dtype="float32", **options):
 def test_a_folder_says_what_it_holds(tmp_path):
     data = opened(tmp_path, test=(BYTES[:7], LABELS[:7]), classes=6, name="tiny")
     about = json.loads((tmp_path / "data" / "data.json").read_text())
-    assert list(about) == ["name", "train", "test", "classes", "sha256", "normalise", "ids"]
+    assert list(about) == [
+        "name", "train", "test", "classes", "sha256", "normalise", "ids", "features", "targets",
+        "labelled",
+    ]  # fmt: skip
     assert data.record() == {k: about[k] for k in ("name", "train", "test", "classes", "sha256")}
     assert (data.name, data.classes, data.shape) == ("tiny", 6, (3, 4, 4))
     assert (len(data.train), len(data.test)) == (40, 7)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from manyhands import forms
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+    from manyhands.forms import Tree
 
 
 @dataclass(frozen=True)
@@ -25,8 +30,9 @@ class Split:
     """Examples and their targets, as tensors over memory maps.
 
     Attributes:
-        x: Features as stored; shape (n, *shape).
-        y: Targets: int64 classes of shape (n,), or numbers of shape (n, …).
+        x: Features as stored; shape (n, *shape), or several such (`manyhands.forms`).
+        y: Targets: int64 classes of shape (n, …), or numbers of shape (n, …), or several; the same
+            object as `x` where there are none.
         rows: Which of them belong to the split, where not all do.
         device: Where batches are made: examples travel there as they are stored, if they are not
             there already (`resident`), and become floats there.
@@ -34,8 +40,8 @@ class Split:
 
     def __init__(
         self,
-        x: np.ndarray,
-        y: np.ndarray,
+        x: Tree,
+        y: Tree,
         *,
         classes: int | None,
         normalise: Normalise | None = None,
@@ -49,32 +55,31 @@ class Split:
         self.device = device or torch.device("cpu")
         self.resident = resident or self.device.type == "cpu"
         kept = self.device if resident else torch.device("cpu")
-        self.x = torch.from_numpy(x).to(kept)
-        self.y = torch.from_numpy(y).to(kept)
+        self.dtype: torch.dtype = getattr(torch, dtype)
+
+        def column(array: np.ndarray, **about: Any) -> Column:
+            tensor = torch.from_numpy(array).to(kept)
+            return Column(tensor, self.dtype, self.device, **about)
+
+        self._features = forms.each(partial(column, normalise=normalise, bytes_=True), x)
+        self._targets = self._features if y is x else forms.each(column, y)
+        self.x = forms.each(lambda column: column.stored, self._features)
+        self.y = self.x if y is x else forms.each(lambda column: column.stored, self._targets)
         self.rows = None if rows is None else torch.from_numpy(rows).to(kept)
         self.classes = classes
-        self.normalise = normalise
-        self.dtype: torch.dtype = getattr(torch, dtype)
-        self._affine = self._scale_and_shift()
-        # Rows of one flat axis are gathered twice as fast as rows of three.
-        self._rows = self.x.reshape(len(x), -1)
 
     def __len__(self) -> int:
-        return len(self.x) if self.rows is None else len(self.rows)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of one example."""
-        return tuple(self.x.shape[1:])
+        return forms.count(self.x) if self.rows is None else len(self.rows)
 
     @property
     def labels(self) -> np.ndarray | None:
-        """The classes, (n,) int64, or None where the targets are numbers."""
-        if self.classes is None:
+        """The classes, (n,) int64; None where the targets are numbers, or several per example."""
+        y = self.y
+        if self.classes is None or isinstance(y, tuple | dict) or y.dim() != 1:
             return None
-        return np.asarray((self.y if self.rows is None else self.y[self.rows]).cpu().numpy())
+        return np.asarray((y if self.rows is None else y[self.rows]).cpu().numpy())
 
-    def batch(self, indices: np.ndarray | Tensor) -> tuple[Tensor, Tensor]:
+    def batch(self, indices: np.ndarray | Tensor) -> tuple[Tree, Tree]:
         """Return the examples at `indices` (int64), ready for the model.
 
         Bytes and floats become floats of the split's type, normalised; other whole numbers stay
@@ -83,40 +88,72 @@ class Split:
         import torch
 
         rows = torch.from_numpy(indices) if isinstance(indices, np.ndarray) else indices
-        rows = rows.to(self.x.device, non_blocking=True)
+        rows = rows.to(forms.leaves(self.x)[0].device, non_blocking=True)
         rows = rows if self.rows is None else self.rows.index_select(0, rows)
-        x = self._rows.index_select(0, rows).view(len(rows), *self.x.shape[1:])
-        return self._ready(x, self.y.index_select(0, rows))
+        return self._each(lambda column: column.at(rows))
 
-    def slices(self, start: int, stop: int, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def slices(self, start: int, stop: int, batch: int) -> Iterator[tuple[Tree, Tree]]:
         """Yield the examples start … stop-1 in their stored order, `batch` at a time."""
         for begin in range(start, stop, batch):
             end = min(begin + batch, stop)
-            part = slice(begin, end) if self.rows is None else self.rows[begin:end]
-            yield self._ready(self.x[part], self.y[part])
+            yield self._each(partial(self._slice, begin, end))
 
-    def _ready(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        x, y = x.to(self.device, non_blocking=True), y.to(self.device, non_blocking=True)
+    def _slice(self, begin: int, end: int, column: Column) -> Tensor:
+        part = slice(begin, end) if self.rows is None else self.rows[begin:end]
+        return column.ready(column.stored[part])
+
+    def _each(self, take: Callable[[Column], Tensor]) -> tuple[Tree, Tree]:
+        x = forms.each(take, self._features)
+        return x, x if self._targets is self._features else forms.each(take, self._targets)
+
+
+class Column:
+    """One array of a split, and what makes its rows ready for a model on a device."""
+
+    def __init__(
+        self,
+        stored: Tensor,
+        dtype: torch.dtype,
+        device: torch.device,
+        normalise: Normalise | None = None,
+        *,
+        bytes_: bool = False,
+    ) -> None:
+        import torch
+
+        self.stored, self.dtype, self.device = stored, dtype, device
+        unit = 255.0 if bytes_ and stored.dtype == torch.uint8 else 1.0
+        self._affine = self._scale_and_shift(unit, normalise)
+        # Rows of one flat axis are gathered twice as fast as rows of three.
+        self._rows = stored.reshape(len(stored), -1)
+
+    def at(self, rows: Tensor) -> Tensor:
+        """Return the examples at these rows, ready for the model."""
+        found = self._rows.index_select(0, rows).view(len(rows), *self.stored.shape[1:])
+        return self.ready(found)
+
+    def ready(self, values: Tensor) -> Tensor:
+        """Return stored values as the model gets them."""
+        values = values.to(self.device, non_blocking=True)
         if self._affine is not None:
             scale, shift = self._affine
-            x = x.to(self.dtype, copy=True).mul_(scale).add_(shift)
-        elif x.is_floating_point():
-            x = x.to(self.dtype)
-        return x, y.to(self.dtype) if self.classes is None else y
+            return values.to(self.dtype, copy=True).mul_(scale).add_(shift)
+        return values.to(self.dtype) if values.is_floating_point() else values
 
-    def _scale_and_shift(self) -> tuple[float | Tensor, float | Tensor] | None:
+    def _scale_and_shift(
+        self, unit: float, normalise: Normalise | None
+    ) -> tuple[float | Tensor, float | Tensor] | None:
         """Return what (x/unit - mean) / std multiplies x by and adds to it; None if nothing."""
         import torch
 
-        unit = 255.0 if self.x.dtype == torch.uint8 else 1.0
-        if self.normalise is None:
+        if normalise is None:
             return (1 / unit, 0.0) if unit != 1.0 else None
-        mean = np.asarray(self.normalise.mean, dtype=np.float64)
-        std = np.asarray(self.normalise.std, dtype=np.float64)
+        mean = np.asarray(normalise.mean, dtype=np.float64)
+        std = np.asarray(normalise.std, dtype=np.float64)
         scale, shift = 1 / (unit * std), -mean / std
         if scale.ndim == shift.ndim == 0:
             return float(scale), float(shift)
-        channels = (-1, *[1] * (self.x.ndim - 2))
+        channels = (-1, *[1] * (self.stored.ndim - 2))
         shaped = [torch.from_numpy(np.reshape(v, channels)) for v in (scale, shift)]
         pair = [v.to(self.device, self.dtype) for v in shaped]
         return pair[0], pair[1]

@@ -2,10 +2,14 @@
 
     FOLDER/train_x.npy, train_y.npy[, test_x.npy, test_y.npy]
     FOLDER/train_ids.npy    the records' ids, where there are any
-    FOLDER/data.json    {name, train, test, classes, sha256, normalise, ids}
+    FOLDER/data.json    {name, train, test, classes, sha256, normalise, ids, features, targets,
+                        labelled}
 
 Features stored as bytes (uint8) stand for x/255, as images do; `normalise` then takes the mean off
 and divides by the standard deviation. `classes` is null where the targets are numbers (regression).
+Where an example has several features or targets (`manyhands.forms`), `features` and `targets` say
+in which form, and each array has a file: train_x.0.npy, train_x.1.npy. Where `labelled` is false
+there are no targets.
 """
 
 from __future__ import annotations
@@ -21,21 +25,22 @@ from dataclasses import asdict, dataclass
 from dataclasses import replace as replace_fields
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from manyhands import validate
+from manyhands import forms, validate
 from manyhands.data import npy
 from manyhands.data.shuffle import permutation
 from manyhands.data.split import Normalise, Split
 from manyhands.errors import ConfigError, DataError
+from manyhands.forms import Form, Tree
 
 if TYPE_CHECKING:
     import torch
 
-ARRAYS = ("train_x", "train_y", "test_x", "test_y", "train_ids")
 LIMIT_SEED = 0
+IDS = "train_ids"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,19 +54,60 @@ class About:
     sha256: str
     normalise: Normalise | None
     ids: bool = False
+    features: Form = None
+    targets: Form = None
+    labelled: bool = True
+
+    def keys(self, part: str) -> tuple[list[str], list[str]]:
+        """Return the names of the arrays with a part's features, and with its targets if any."""
+        targets = _keys(f"{part}_y", self.targets) if self.labelled else []
+        return _keys(f"{part}_x", self.features), targets
+
+    @property
+    def arrays(self) -> list[str]:
+        """The names of all arrays."""
+        parts = ("train", "test") if self.test else ("train",)
+        found = [key for part in parts for half in self.keys(part) for key in half]
+        return [*found, IDS] if self.ids else found
+
+    def tree(self, part: str, arrays: Mapping[str, np.ndarray]) -> tuple[Tree, Tree]:
+        """Return a part's features and targets in their form."""
+        of_x, of_y = ([arrays[key] for key in half] for half in self.keys(part))
+        x = forms.grown(self.features, of_x)
+        return x, forms.grown(self.targets, of_y) if self.labelled else x
 
     @classmethod
     def read(cls, folder: Path) -> About:
         """Read a folder's `data.json`."""
         path = folder / "data.json"
         try:
-            fields = json.loads(path.read_text(encoding="utf-8"))
-            normalise = fields.pop("normalise")
-            return cls(**fields, normalise=None if normalise is None else Normalise(**normalise))
+            return cls.parse(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise DataError(f"{folder} holds no stored data: there is no data.json") from None
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise DataError(f"{path} cannot be understood: {error}") from error
+
+    @classmethod
+    def parse(cls, text: str) -> About:
+        """Return what the text of a `data.json` says."""
+        fields = json.loads(text)
+        normalise = fields.pop("normalise")
+        return cls(**fields, normalise=None if normalise is None else Normalise(**normalise))
+
+
+def _keys(name: str, form: Form) -> list[str]:
+    """Return the names of the arrays that hold a tree of that form."""
+    if form is None:
+        return [name]
+    return [f"{name}.{i}" for i in range(len(form) if isinstance(form, list) else form)]
+
+
+def flat(part: str, x: Tree, y: Tree) -> dict[str, np.ndarray]:
+    """Return the arrays of a part by the names they are stored under."""
+    named = dict(zip(_keys(f"{part}_x", forms.form(x)), forms.leaves(x), strict=True))
+    if y is not x:
+        named |= dict(zip(_keys(f"{part}_y", forms.form(y)), forms.leaves(y), strict=True))
+    return named
 
 
 class Stored:
@@ -151,13 +197,20 @@ class Stored:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of one example."""
-        return tuple(self._arrays["train_x"].shape[1:])
+        """The shape of one example's features; of the first of them where there are several."""
+        return tuple(self._arrays[self.about.keys("train")[0][0]].shape[1:])
+
+    @property
+    def outputs(self) -> int:
+        """How many numbers a model has to give: the classes, or a target's length."""
+        target = self.train.y
+        flat = not isinstance(target, tuple | dict) and target.dim() == 2
+        return self.classes or (int(target.shape[1]) if flat else 1)
 
     @property
     def ids(self) -> np.ndarray | None:
         """The training records' ids, (n,); None where a record is known by its row alone."""
-        ids = self._arrays.get("train_ids")
+        ids = self._arrays.get(IDS)
         return ids if ids is None or "train" not in self._rows else ids[self._rows["train"]]
 
     @cached_property
@@ -181,10 +234,10 @@ class Stored:
         return {key: about[key] for key in ("name", "train", "test", "classes", "sha256")}
 
     def _split(self, part: str) -> Split:
-        stored = "train" if part == "validation" else part
+        x, y = self.about.tree("train" if part == "validation" else part, self._arrays)
         return Split(
-            self._arrays[f"{stored}_x"],
-            self._arrays[f"{stored}_y"],
+            x,
+            y,
             rows=self._rows.get(part),
             classes=self.about.classes,
             normalise=self.about.normalise,
@@ -206,8 +259,8 @@ def _limit(about: About, arrays: dict[str, np.ndarray], **limits: int | None) ->
             )
         kept = permutation(fields[part], LIMIT_SEED, "limit", part)[:limit]
         if part == "train":
-            arrays.setdefault("train_ids", np.arange(fields[part]))
-        for name in (n for n in ARRAYS if n.startswith(part) and n in arrays):
+            arrays.setdefault(IDS, np.arange(fields[part]))
+        for name in (n for n in arrays if n.startswith(part)):
             arrays[name] = arrays[name][kept]
         fields[part] = limit
         fields["sha256"] = hashlib.sha256(f"{fields['sha256']} {part} {limit}".encode()).hexdigest()
@@ -221,6 +274,9 @@ def write(
     name: str,
     classes: int | None = None,
     normalise: Normalise | None = None,
+    features: Form = None,
+    targets: Form = None,
+    labelled: bool = True,
     replace: bool = False,
 ) -> Path:
     """Write a stored folder, all or nothing; several processes may do so at the same time.
@@ -232,14 +288,18 @@ def write(
         ConfigError: If the folder holds other data.
     """
     folder = Path(folder)
+    shape: dict[str, Any] = {"features": features, "targets": targets, "labelled": labelled}
+    plain = features is None and targets is None
+    first = _keys("x", features)[0]
     about = About(
         name=name,
-        train=len(arrays["train_x"]),
-        test=len(arrays["test_x"]) if "test_x" in arrays else 0,
+        train=len(arrays[f"train_{first}"]),
+        test=len(arrays[f"test_{first}"]) if f"test_{first}" in arrays else 0,
         classes=classes,
-        sha256=content_hash(arrays),
+        sha256=content_hash(arrays, "" if plain else str(shape)),
         normalise=normalise,
-        ids="train_ids" in arrays,
+        ids=IDS in arrays,
+        **shape,
     )
     folder.parent.mkdir(parents=True, exist_ok=True)
     part = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
@@ -268,14 +328,13 @@ def _install(part: Path, folder: Path, about: About, replace: bool) -> None:
             raise ConfigError(f"{folder} already holds other data ({there.name}); choose another")
     # File by file and data.json last: whoever reads meanwhile never finds a file missing, and
     # whoever repairs at the same time writes the same bytes.
-    for name in [*(f"{key}.npy" for key in ARRAYS), "data.json"]:
-        if (part / name).exists():
-            (part / name).replace(folder / name)
+    for name in [*(f"{key}.npy" for key in about.arrays), "data.json"]:
+        (part / name).replace(folder / name)
 
 
-def content_hash(arrays: Mapping[str, np.ndarray]) -> str:
-    """Return the SHA-256 over names, types, shapes and bytes of the arrays."""
-    digest = hashlib.sha256()
+def content_hash(arrays: Mapping[str, np.ndarray], form: str = "") -> str:
+    """Return the SHA-256 over names, types, shapes and bytes of the arrays, and over their form."""
+    digest = hashlib.sha256(form.encode())
     for key in sorted(arrays):
         array = np.ascontiguousarray(arrays[key])
         digest.update(f"{key} {array.dtype.str} {array.shape}\n".encode())
@@ -291,9 +350,7 @@ def check(folder: Path) -> tuple[About, dict[str, np.ndarray]]:
     """
     about = About.read(folder)
     arrays = {}
-    there = {"train_x", "train_y"} | ({"test_x", "test_y"} if about.test else set())
-    there |= {"train_ids"} if about.ids else set()
-    for key in (name for name in ARRAYS if name in there):
+    for key in about.arrays:
         array = npy.map_rows(folder / f"{key}.npy")
         count = about.train if key.startswith("train") else about.test
         if len(array) != count:

@@ -1,0 +1,126 @@
+"""Checks of what users give as data; the first row that is wrong is named."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from manyhands import forms, validate
+from manyhands.data.split import Normalise
+from manyhands.errors import ConfigError, DataError
+from manyhands.forms import Tree
+
+ROWS_AT_ONCE = 4096
+
+
+def classes(parts: Mapping[str, tuple[Tree, Tree]], given: int | None, where: str) -> int | None:
+    """Return how many classes there are: as given, or the largest label + 1; None for numbers."""
+    x, y = parts["train"]
+    if forms.count(x) == 0:
+        raise DataError(f"{where}: the training set is empty")
+    if any(forms.count(x) == 0 for x, _ in parts.values()):
+        raise DataError(f"{where}: the test set is empty; give None for no test set")
+    single = y is not x and forms.form(y) is None
+    if given is None and single and y.dtype.kind in "iu":
+        given = 1 + max(int(labels.max(initial=0)) for _, labels in parts.values())
+    if given is not None and not single:
+        raise DataError(f"{where}: classes is {given}, but there is no one target to have them")
+    validate.at_least(1, classes=given)
+    return given
+
+
+def ready(
+    x: Tree, y: Tree, train: tuple[Tree, Tree], classes: int | None, where: str
+) -> tuple[Tree, Tree]:
+    """Return features and targets as they are stored, all checked."""
+    for values, like in zip(forms.leaves(x), forms.leaves(train[0]), strict=True):
+        _check_features(values, like.shape[1:], where)
+    if y is x:
+        return x, x
+    if forms.form(y) is not None:
+        return x, forms.each(lambda values: _number(values, where), y)
+    return x, _targets(y, classes, where)
+
+
+def _check_features(x: np.ndarray, shape: tuple[int, ...], where: str) -> None:
+    if x.shape[1:] != shape:
+        raise DataError(f"{where}: an example has shape {x.shape[1:]}; expected {shape}")
+    if x.dtype.kind not in "uifb":
+        raise DataError(f"{where}: features are {x.dtype}; expected floats, bytes or whole numbers")
+    _check_finite(x, where, "a feature")
+
+
+def _check_finite(values: np.ndarray, where: str, what: str) -> None:
+    if values.dtype.kind != "f":
+        return
+    for begin in range(0, len(values), ROWS_AT_ONCE):
+        rows = values[begin : begin + ROWS_AT_ONCE]
+        bad = ~np.isfinite(rows.reshape(len(rows), -1)).all(axis=1)
+        if bad.any():
+            raise DataError(
+                f"{where}: row {begin + int(bad.argmax())} has {what} that is not finite"
+            )
+
+
+def _number(y: np.ndarray, where: str) -> np.ndarray:
+    """Return one of several targets as it is stored: int64, floats or truth values."""
+    if y.dtype.kind not in "uifb":
+        raise DataError(f"{where}: targets are {y.dtype}; expected floats or whole numbers")
+    _check_finite(y, where, "a target")
+    return y.astype(np.int64) if y.dtype.kind in "ui" else y
+
+
+def _targets(y: np.ndarray, classes: int | None, where: str) -> np.ndarray:
+    """Return the only targets as they are stored: int64 labels, or floats."""
+    if classes is None:
+        if y.dtype.kind != "f":
+            raise DataError(f"{where}: targets are {y.dtype}; the training set's are floats")
+        _check_finite(y, where, "a target")
+        return y
+    if y.dtype.kind not in "ui" or (y.ndim == 2 and y.shape[1] == 1):
+        raise DataError(
+            f"{where}: labels are {y.dtype} of shape {y.shape}; expected integers (n,) or (n, …)"
+        )
+    outside = (y < 0) | (y >= classes)
+    if outside.any():
+        row = int(outside.reshape(len(y), -1).any(axis=1).argmax())
+        label = y[row][outside[row]].flat[0]
+        raise DataError(f"{where}: row {row} has label {label}; expected 0 to {classes - 1}")
+    return y.astype(np.int64)
+
+
+def ids(given: Sequence[object] | np.ndarray, examples: int, where: str) -> np.ndarray:
+    """Return the records' ids as an array."""
+    found = np.asarray(given)
+    if found.shape != (examples,) or found.dtype.kind not in "iuSU":
+        raise DataError(
+            f"{where}: ids are {found.dtype} of shape {found.shape}; expected a whole number or a "
+            f"text for each of {examples} training records"
+        )
+    return found
+
+
+def normalise(
+    given: tuple[float | Sequence[float], float | Sequence[float]] | None, x: Tree
+) -> Normalise | None:
+    """Return mean and standard deviation, if they fit the features."""
+    if given is None:
+        return None
+    if forms.form(x) is not None:
+        raise ConfigError(
+            "normalise is given, but there are several features; normalise them first"
+        )
+    mean, std = (np.asarray(value, dtype=np.float64) for value in given)
+    if not (np.isfinite(mean).all() and np.isfinite(std).all() and (std > 0).all()):
+        raise ConfigError(f"normalise is {given!r}; expected finite means and deviations above 0")
+    if x.dtype.kind in "uib" and x.dtype != np.uint8:
+        raise ConfigError(
+            f"normalise is given, but features are {x.dtype}; expected floats or bytes"
+        )
+    for value in (mean, std):
+        if value.ndim and (x.ndim < 2 or value.shape != x.shape[1:2]):
+            raise ConfigError(
+                f"normalise is {given!r}; expected numbers, or one per channel of {x.shape[1:]}"
+            )
+    return Normalise(mean.tolist(), std.tolist())

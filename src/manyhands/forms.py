@@ -1,0 +1,92 @@
+"""What a batch may look like: one tensor, a tuple of tensors, or a dictionary of them.
+
+Features and targets each have such a form. A model is called with one tensor as `model(x)`, with a
+tuple as `model(*x)`, with a dictionary as `model(**x)`. Data without targets has its features as
+targets: they are the same object.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+Tree: TypeAlias = Any
+"""One array or tensor, a tuple of them, or a dictionary of them by name."""
+
+Form: TypeAlias = int | list[str] | None
+"""None for one tensor, the length of a tuple, the names of a dictionary."""
+
+
+def each(function: Callable[[Any], Any], tree: Tree) -> Tree:
+    """Apply `function` to every tensor.
+
+    >>> each(len, ("a", "bcd")), each(len, {"k": "ab"}), each(len, "a")
+    ((1, 3), {'k': 2}, 1)
+    """
+    if isinstance(tree, dict):
+        return {name: function(leaf) for name, leaf in tree.items()}
+    return tuple(map(function, tree)) if isinstance(tree, tuple) else function(tree)
+
+
+def leaves(tree: Tree) -> list[Any]:
+    """Return the tensors, in order."""
+    if isinstance(tree, dict):
+        return list(tree.values())
+    return list(tree) if isinstance(tree, tuple) else [tree]
+
+
+def form(tree: Tree) -> Form:
+    """Return what `tree` looks like.
+
+    >>> form("a"), form(("a", "b")), form({"k": "a"})
+    (None, 2, ['k'])
+    """
+    if isinstance(tree, dict):
+        return list(tree)
+    return len(tree) if isinstance(tree, tuple) else None
+
+
+def grown(form: Form, found: Sequence[Any]) -> Tree:
+    """Return these tensors in that form."""
+    if isinstance(form, list):
+        return dict(zip(form, found, strict=True))
+    return found[0] if form is None else tuple(found)
+
+
+def count(tree: Tree) -> int:
+    """Return how many examples there are."""
+    return len(leaves(tree)[0])
+
+
+def cut(x: Tree, y: Tree, part: slice) -> tuple[Tree, Tree]:
+    """Return some examples of features and targets."""
+    some = each(lambda leaf: leaf[part], x)
+    return some, some if y is x else each(lambda leaf: leaf[part], y)
+
+
+def joined(x: Tree, y: Tree) -> Tree:
+    """Return a batch as the user gave it: features and targets, or features alone."""
+    return x if y is x else (x, y)
+
+
+def call(model: Callable[..., Any], x: Tree) -> Any:
+    """Return what the model makes of the features."""
+    if isinstance(x, dict):
+        return model(**x)
+    return model(*x) if isinstance(x, tuple) else model(x)
+
+
+def takes_model(function: Callable[..., Any]) -> bool:
+    """Say whether a loss or a metric is a function of (model, batch), not of (output, target).
+
+    It is where its first parameter is called `model`, or its second `batch`.
+
+    >>> takes_model(lambda model, batch: 0), takes_model(lambda output, target: 0)
+    (True, False)
+    """
+    try:
+        names = list(inspect.signature(function).parameters)[:2]
+    except (TypeError, ValueError):  # what is written in C does not tell
+        return False
+    return names[:1] == ["model"] or names[1:] == ["batch"]
