@@ -13,6 +13,7 @@ from cyclopts import Parameter
 from manyhands import validate
 from manyhands.errors import ConfigError
 from manyhands.flags import several, takes_options
+from manyhands.progress import said
 
 
 @partial(takes_options, flag=several, without=("strategy", "name", "resume", "hosts"))
@@ -91,15 +92,14 @@ def _say_comparison(found: Any) -> None:
     console = Console(highlight=False, soft_wrap=True)
     best = next((row for row in found.table if row["best"]), None)
     if best is not None:
-        accuracy = best["accuracy"]
         parts = [f"{best['seconds']:.1f} s of training"]
         parts += [f"speed-up {best['speedup']:.2f}"] if best["speedup"] is not None else []
-        parts += [f"{100 * accuracy:.2f} % test accuracy"] if accuracy is not None else []
+        parts += [f"test {said(best['metric'], best['score'])}"] if best["metric"] else []
         one = best["strategy"] == "sequential"
         name = best["label"] if one else f"{best['label']} × {best['workers']}"
         console.print(f"[bold]best: {escape(name)}[/bold], {', '.join(parts)}")
-    for name, said in found.failed.items():
-        console.print(f"[red]failed: {escape(name)}[/red]: {escape(said)}")
+    for name, message in found.failed.items():
+        console.print(f"[red]failed: {escape(name)}[/red]: {escape(message)}")
     console.print(f"report: {escape(str(found.report))}")
     if found.failed:
         raise SystemExit(1)

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from manyhands.progress import said
+
 if TYPE_CHECKING:
     from manyhands.estimate import Estimate
     from manyhands.planning import Planned, Schedule
@@ -24,7 +26,7 @@ class Score:
     repeats: int
     seconds: float | None
     speedup: float | None
-    accuracy: float | None
+    judged: str
     failed: int
 
 
@@ -108,7 +110,7 @@ class Scoreboard:
             repeats=len(self._results(runs[0].case)),
             seconds=self._median(runs[0].case, "seconds"),
             speedup=self.speedup(runs[0]),
-            accuracy=self._median(runs[0].case, "accuracy"),
+            judged=self._judged(runs[0].case),
             failed=sum(self.records[run.id]["status"] != "finished" for run in runs),
         )
 
@@ -128,6 +130,10 @@ class Scoreboard:
         ]
         return [record["result"] for record in ended if record["status"] == "finished"]
 
+    def _judged(self, case: str) -> str:
+        found = [first for result in self._results(case) if (first := _first(result))]
+        return said(found[0][0], statistics.median(value for _, value in found)) if found else ""
+
     def _median(self, case: str, key: str) -> float | None:
         known = [r[key] for r in self._results(case) if r[key] is not None]
         return statistics.median(known) if known else None
@@ -141,7 +147,7 @@ class Scoreboard:
         found, speedup = record["result"], self.speedup(run)
         parts = [f"{found['seconds']:.1f} s"]
         parts += [f"speed-up {speedup:.2f}"] if speedup else []
-        parts += [f"{100 * found['accuracy']:.2f} %"] if found["accuracy"] is not None else []
+        parts += [said(*first)] if (first := _first(found)) else []
         return f"{name}: {', '.join(parts)}{rest}"
 
     def _draw(self) -> Any:
@@ -152,7 +158,7 @@ class Scoreboard:
 
         table = Table(box=None, pad_edge=False, header_style="bold")
         table.add_column("")
-        for heading in ("runs", "time", "speed-up", "accuracy"):
+        for heading in ("runs", "time", "speed-up", "judged by"):
             table.add_column(heading, justify="right")
         rows = self.scores()
         for row in rows[-max(self._console.height - _FRAME, 3) :]:
@@ -186,8 +192,14 @@ def _cells(row: Score) -> list[str]:
         str(row.repeats),
         "" if row.seconds is None else f"{row.seconds:.1f} s",
         "" if row.speedup is None else f"{row.speedup:.2f}",
-        "" if row.accuracy is None else f"{100 * row.accuracy:.2f} %",
+        row.judged,
     ]
+
+
+def _first(result: Mapping[str, Any]) -> tuple[str, float] | None:
+    """Return what a run was judged by first, and its value; older records know accuracy only."""
+    known = result.get("metrics", {"accuracy": result["accuracy"]})
+    return next(((name, value) for name, value in known.items() if value is not None), None)
 
 
 def first_line(record: Mapping[str, Any]) -> str:

@@ -269,9 +269,9 @@ def test_a_terminal_shows_a_table_with_a_bar_and_the_time_left(
     runs.failing = lambda given: WorkerError("boom") if given["workers"] == 1 else None
     small(tmp_path / "s", progress=True, baseline=False)
     shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capsys.readouterr().err)
-    assert re.search(r"runs +time +speed-up +accuracy", shown)
+    assert re.search(r"runs +time +speed-up +judged by", shown)
     assert re.search(r"sync × 1 \(2 failed\) +0", shown)
-    assert re.search(r"sync × 2 +2 +[0-9.]+ s +98", shown)
+    assert re.search(r"sync × 2 +2 +[0-9.]+ s +accuracy 98", shown)
     assert re.search(r"━ 4 of 4 runs *\n", shown)
 
 

@@ -12,7 +12,8 @@ import records
 
 from manyhands.errors import ConfigError
 from manyhands.report import build, results
-from manyhands.report.load import clean, parse, read
+from manyhands.report.load import parse, read
+from manyhands.report.values import clean
 
 
 def write(place: Path, record: Any) -> Path:

@@ -94,6 +94,7 @@ def _time(row: Row) -> str:
 
 
 def _reached(row: Row) -> str:
-    if row.accuracy is None:
-        return ""
-    return f" at {percent(row.accuracy.median, 2)} accuracy"
+    if row.accuracy is not None:
+        return f" at {percent(row.accuracy.median, 2)} accuracy"
+    metric = row.runs[0].metric
+    return f" at {metric} {row.score.median:.4g}" if metric and row.score else ""

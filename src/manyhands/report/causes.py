@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from statistics import fmean
 
-from manyhands.report.load import Run, number
+from manyhands.report.load import Run
 from manyhands.report.plots import middle, name
 from manyhands.report.tables import Row, Summary
+from manyhands.report.values import number
 from manyhands.report.wording import join, percent, plural, seconds
 
 NOTABLE = 0.1

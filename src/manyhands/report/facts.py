@@ -7,9 +7,10 @@ from typing import Any
 
 from manyhands.report import theme
 from manyhands.report.chart import Note
-from manyhands.report.load import Run, finite, mapping, number, sequence
+from manyhands.report.load import Run
 from manyhands.report.plots import middle, name
 from manyhands.report.tables import Row, Summary
+from manyhands.report.values import finite, mapping, number, sequence
 from manyhands.report.wording import count, join, percent, short, times
 
 MOST = 6

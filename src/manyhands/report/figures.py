@@ -14,10 +14,12 @@ from manyhands.report import (
     phases,
     plots,
     private,
+    scores,
     timeline,
     traffic,
 )
 from manyhands.report.chart import Chart, Note
+from manyhands.report.load import Epoch
 from manyhands.report.plots import Form, Value, single
 from manyhands.report.tables import Summary
 from manyhands.report.wording import THIN, capital, count, percent, seconds
@@ -51,6 +53,11 @@ def _along(summary: Summary) -> Iterator[Chart]:
         yield _measure(
             summary, "accuracy", "Accuracy", "test accuracy", lambda r: r.accuracy,
             lambda v: percent(v, 2), comments.accuracy, dodge=0.06,
+        )  # fmt: skip
+    if summary.metric and any(row.score for row in summary.rows):
+        yield _measure(
+            summary, "score", capital(summary.metric), f"test {summary.metric}",
+            lambda r: r.score, lambda v: f"{v:.4g}", scores.ends, dodge=0.06,
         )  # fmt: skip
     if growth.series(summary):
         yield Chart(
@@ -91,7 +98,7 @@ def _measure(
         plots.core_lines(ax, summary)
         if identity != "time":
             ax.yaxis.set_major_formatter(lambda v, _: _tick(form, v))
-        if identity != "accuracy":
+        if identity not in ("accuracy", "score"):
             ax.set_ylim(bottom=0)
         return notes
 
@@ -137,8 +144,13 @@ def _curves(summary: Summary) -> Iterator[Chart]:
             comments.accuracy_over_examples,
         ),
     )  # fmt: skip
-    for identity, title, unit, comment in kinds:
-        timed, judged = identity.endswith("time"), identity.startswith("accuracy")
+    name = summary.metric
+    by_metric = (
+        ("score-time", f"{capital(name)} over time", f"test {name}", scores.over_time),
+        ("score-examples", f"{capital(name)} over examples", f"test {name}", scores.first),
+    )
+    for identity, title, unit, comment in (*kinds, *(by_metric if name else ())):
+        timed, judged = identity.endswith("time"), identity.partition("-")[0]
         chart = Chart(
             id=identity, title=title, y_label=unit,
             x_label="seconds of training" if timed else "examples seen",
@@ -149,19 +161,25 @@ def _curves(summary: Summary) -> Iterator[Chart]:
             yield chart
 
 
-def _curve(summary: Summary, timed: bool, judged: bool) -> Callable[[Any], list[Note]]:
+_SHOWN: dict[str, tuple[Callable[[Epoch], float | None], Form]] = {
+    "loss": (lambda e: e.loss, lambda v: f"{v:.4f}"),
+    "accuracy": (lambda e: e.accuracy, lambda v: percent(v, 2)),
+    "score": (lambda e: e.score, lambda v: f"{v:.4g}"),
+}
+
+
+def _curve(summary: Summary, timed: bool, judged: str) -> Callable[[Any], list[Note]]:
+    value, form = _SHOWN[judged]
+
     def draw(ax: Any) -> list[Note]:
         notes = plots.curves(
             ax,
             summary,
             (lambda e: e.seconds) if timed else (lambda e: e.examples),
-            (lambda e: e.accuracy) if judged else (lambda e: e.loss),
-            (
-                seconds if timed else lambda v: f"{count(v)} examples",
-                (lambda v: percent(v, 2)) if judged else (lambda v: f"{v:.4f}"),
-            ),
+            value,
+            (seconds if timed else lambda v: f"{count(v)} examples", form),
         )
-        if judged:
+        if judged == "accuracy":
             ax.yaxis.set_major_formatter(lambda v, _: _tick(lambda n: percent(n, 2), v))
         if not timed:
             ax.xaxis.set_major_formatter(lambda v, _: f"{v / 1000:g} k" if v else "0")

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from manyhands.report.load import Run, clean
+from manyhands.report.load import Run
+from manyhands.report.values import clean
 from manyhands.report.wording import option, plural
 
 # What differs from run to run without making it another experiment.

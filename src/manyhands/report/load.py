@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from manyhands.report.published import published
+from manyhands.report.values import clean, mapping, number, sequence, text, total
 
 SCHEMA = 1
-LARGEST = 1e30  # beyond this, and NaN, nothing was measured
 
 
 @dataclass(frozen=True)
@@ -60,6 +59,7 @@ class Epoch:
     examples: float | None
     loss: float | None
     accuracy: float | None
+    score: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +91,9 @@ class Run:
     startup: float | None
     evaluation: float | None
     accuracy: float | None
+    metric: str  # what the run was judged by, where that is not accuracy
+    higher: bool  # whether more of it is better
+    score: float | None  # its value at the end
     loss: float | None
     steps: float | None
     examples: float | None
@@ -256,6 +259,7 @@ def parse(record: Mapping[str, Any], *, identity: str, where: str, scaling: str 
     workers = int(number(config, "workers") or sum(p.trains for p in team) or 1)
     seconds = number(record, "result", "seconds") or number(record, "seconds", "training")
     examples = number(record, "result", "examples")
+    metric, higher = _metric(record)
     return Run(
         id=clean(identity),
         name=text(record, "name") or clean(identity),
@@ -282,14 +286,24 @@ def parse(record: Mapping[str, Any], *, identity: str, where: str, scaling: str 
         startup=number(record, "seconds", "startup"),
         evaluation=number(record, "seconds", "evaluation"),
         accuracy=number(record, "result", "accuracy"),
+        metric=metric,
+        higher=higher,
+        score=number(record, "result", "metrics", metric),
         loss=number(record, "result", "loss"),
         steps=number(record, "result", "steps"),
         examples=examples,
         target=number(record, "result", "target_accuracy"),
         seconds_to_target=number(record, "result", "seconds_to_target"),
         team=team,
-        epochs=_epochs(record, seconds, examples),
+        epochs=_epochs(record, seconds, examples, metric),
     )
+
+
+def _metric(record: Mapping[str, Any]) -> tuple[str, bool]:
+    """Return what the run was judged by, if it is not accuracy, and whether more is better."""
+    first = next(iter(sequence(record.get("metrics"))), None)
+    name = text(mapping(first), "name")
+    return ("", True) if name == "accuracy" else (name, mapping(first).get("higher") is not False)
 
 
 def _process(worker: Mapping[str, Any]) -> Process:
@@ -308,7 +322,7 @@ def _process(worker: Mapping[str, Any]) -> Process:
 
 
 def _epochs(
-    record: Mapping[str, Any], seconds: float | None, examples: float | None
+    record: Mapping[str, Any], seconds: float | None, examples: float | None, metric: str
 ) -> tuple[Epoch, ...]:
     entries = [e for e in sequence(record.get("epochs")) if isinstance(e, Mapping)]
     clock = _running([number(e, "seconds") for e in entries], seconds)
@@ -321,6 +335,7 @@ def _epochs(
             examples=seen[i],
             loss=number(entry, "test_loss"),
             accuracy=number(entry, "test_accuracy"),
+            score=number(entry, "test_metrics", metric),
         )
         for i, entry in enumerate(entries)
     )
@@ -347,51 +362,3 @@ def _error(record: Mapping[str, Any]) -> str:
         if isinstance(value, str) and value:
             return clean(value)
     return ""
-
-
-def clean(value: str) -> str:
-    """Replace what neither XML nor UTF-8 can hold: control characters and lone surrogates."""
-    kept = value.encode("utf-8", "replace").decode("utf-8")
-    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in kept)
-
-
-def text(record: Mapping[str, Any], *path: str) -> str:
-    """Return the string at `path`, or an empty one."""
-    value = _at(record, path)
-    return clean(value) if isinstance(value, str) else ""
-
-
-def number(record: Mapping[str, Any], *path: str) -> float | None:
-    """Return the finite number at `path`, or None."""
-    return finite(_at(record, path))
-
-
-def finite(value: Any) -> float | None:
-    """Return `value` if it is a number that can have been measured, otherwise None."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if abs(value) <= LARGEST else None
-
-
-def mapping(value: Any) -> Mapping[str, Any]:
-    """Return `value` if it is a mapping, otherwise an empty one."""
-    return value if isinstance(value, Mapping) else {}
-
-
-def sequence(value: Any) -> Sequence[Any]:
-    """Return `value` if it is a list, otherwise an empty one."""
-    return value if isinstance(value, list | tuple) else ()
-
-
-def total(values: Iterable[float | None]) -> float | None:
-    """Return the sum of what is known, or None if nothing is."""
-    known = [v for v in values if v is not None]
-    return math.fsum(known) if known else None
-
-
-def _at(record: Any, path: Sequence[str]) -> Any:
-    for key in path:
-        if not isinstance(record, Mapping):
-            return None
-        record = record.get(key)
-    return record

@@ -22,9 +22,12 @@ from manyhands.report.wording import NONE, count, percent, plural, seconds, size
 
 PRIVACY = "Privacy"
 SECTIONS = {
-    "": ("time", "speedup", "efficiency", "accuracy", "growth", "arrival"),
+    "": ("time", "speedup", "efficiency", "accuracy", "score", "growth", "arrival"),
     PRIVACY: ("privacy-accuracy", "privacy-steps"),
-    "How training went": ("loss-time", "loss-examples", "accuracy-time", "accuracy-examples"),
+    "How training went": (
+        "loss-time", "loss-examples", "accuracy-time", "accuracy-examples", "score-time",
+        "score-examples",
+    ),
     "Inside a run": (
         "phases", "timeline", "traffic", "staleness", "own-accuracy", "distance", "shares",
     ),
@@ -161,7 +164,11 @@ def result_columns(summary: Summary) -> list[Column]:
         columns.append(
             Column("efficiency", lambda r: Cell(percent(r.efficiency), r.efficiency), minor=True)
         )
-    columns.append(Column("accuracy, %", _accuracy))
+    if any(row.accuracy for row in summary.rows) or not summary.metric:
+        columns.append(Column("accuracy, %", _accuracy))
+    if summary.metric:
+        hint = "more is better" if summary.higher else "less is better"
+        columns.append(Column(summary.metric, _score, hint=hint))
     if any(run.privacy for run in summary.loaded.runs):
         columns.append(Column("ε", _cost, hint="stated by the run, by privacy loss distributions"))
     if summary.target is not None:
@@ -187,6 +194,15 @@ def _accuracy(row: Row) -> Cell:
     half = row.accuracy.half
     aside = "" if half is None else f"± {100 * half:.2f}"
     return Cell(f"{100 * row.accuracy.median:.2f}", row.accuracy.median, aside)
+
+
+def _score(row: Row) -> Cell:
+    if row.score is None:
+        return Cell(NONE)
+    half = row.score.half
+    return Cell(
+        f"{row.score.median:.4g}", row.score.median, "" if half is None else f"± {half:.2g}"
+    )
 
 
 def _cost(row: Row) -> Cell:
@@ -263,7 +279,8 @@ def _no_speedup(summary: Summary) -> str:
 def _sections(summary: Summary, drawn: Sequence[Drawn]) -> list[dict[str, Any]]:
     along = summary.layout.x.replace("_", " ")
     words = "the number of workers" if along == "workers" else along
-    head = f"Against {words}" if is_curve(summary) else "Time and accuracy"
+    quality = summary.metric or "accuracy"
+    head = f"Against {words}" if is_curve(summary) else f"Time and {quality}"
     found = []
     for title, identities in SECTIONS.items():
         figures = [

@@ -9,9 +9,10 @@ from manyhands.errors import ConfigError
 from manyhands.privacy import accountant
 from manyhands.report import theme
 from manyhands.report.chart import Chart, Note
-from manyhands.report.load import Run, mapping, number, text
+from manyhands.report.load import Run
 from manyhands.report.plots import middle, name
 from manyhands.report.tables import Row, Spread, Summary
+from manyhands.report.values import mapping, number, text
 from manyhands.report.wording import capital, count, join, option, percent, plural, points
 
 MOST = 6  # curves in a figure

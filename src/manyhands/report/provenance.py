@@ -8,8 +8,9 @@ from typing import Any
 
 from manyhands.report.glossary import STRATEGIES
 from manyhands.report.groups import IGNORED
-from manyhands.report.load import Run, clean, mapping, number, sequence, text
+from manyhands.report.load import Run
 from manyhands.report.tables import Summary
+from manyhands.report.values import clean, mapping, number, sequence, text
 from manyhands.report.wording import count, join, plural, size
 
 Pairs = list[tuple[str, str]]

@@ -21,14 +21,14 @@ STATEMENT = (
 _DATA = ("name", "train", "test", "classes")
 _WHOLE = (
     "schema", "manyhands", "name", "command", "started", "status", "config", "machine", "kernels",
-    "model", "processes", "seconds",
+    "model", "processes", "seconds", "metrics",
 )  # fmt: skip
 _PROCESS = (
     "rank", "role", "steps", "compute", "update", "communicate", "wait", "bytes", "messages",
     "operations",
 )  # fmt: skip
-_EPOCH = ("epoch", "steps", "seconds", "test_loss", "test_accuracy")
-_RESULT = ("seconds", "steps", "stopped", "target_accuracy", "seconds_to_target")
+_EPOCH = ("epoch", "steps", "seconds", "test_loss", "test_accuracy", "test_metrics")
+_RESULT = ("seconds", "steps", "stopped", "target", "target_accuracy", "seconds_to_target")
 _FACTS = ("staleness", "own_accuracy", "consensus_distance", "shares")
 UNSAID = "its message is not shown, since it may tell of the private data; its own log has it"
 
@@ -46,6 +46,7 @@ def published(record: Record) -> Record:
     last = epochs[-1] if epochs else {}
     result = _only(record.get("result"), _RESULT)
     result |= {"accuracy": last.get("test_accuracy"), "loss": last.get("test_loss")}
+    result |= {"metrics": last.get("test_metrics")}
     result |= {"examples": _product(expected, result.get("steps"))}
     kept = _only(record, _WHOLE)
     if record.get("status") != "finished":

@@ -55,6 +55,7 @@ class Row:
     runs: tuple[Run, ...]
     seconds: Spread | None
     accuracy: Spread | None
+    score: Spread | None
     loss: Spread | None
     examples: float | None
     startup: float | None
@@ -108,6 +109,8 @@ class Summary:
     scaling: str
     target: float | None
     target_given: bool
+    metric: str  # what all runs were judged by, where that is not accuracy
+    higher: bool
     best: Row | None
     rule: str
     fits: Mapping[Group, Fit]
@@ -139,6 +142,8 @@ def summarise(loaded: Loaded) -> Summary:
     ]
     if arranged.x == "workers":
         rows = [replace(row, scaling=_scaling(row.group.source, rows)) for row in rows]
+    metrics = {run.metric for row in rows for run in row.runs}
+    metric = metrics.pop() if len(metrics) == 1 else ""
     target, given = _target(rows)
     rows = [_with_target(_with_speedup(row, rows), target, given) for row in rows]
     rows.sort(key=_order(rows))
@@ -154,6 +159,8 @@ def summarise(loaded: Loaded) -> Summary:
         scaling=_common(rows),
         target=target,
         target_given=given,
+        metric=metric,
+        higher=all(run.higher for row in rows for run in row.runs),
         best=next((row for row in rows if row.best), None),
         rule=rule,
         fits=fits if arranged.x == "workers" else {},
@@ -202,6 +209,7 @@ def _row(group: Group, x: float, runs: Sequence[Run]) -> Row:
         runs=tuple(runs),
         seconds=spread(run.seconds for run in runs),
         accuracy=spread(run.accuracy for run in runs),
+        score=spread(run.score for run in runs),
         loss=spread(run.loss for run in runs),
         examples=median(run.examples for run in runs),
         startup=median(run.startup for run in runs),
@@ -335,10 +343,24 @@ def _best(everything: Sequence[Row], target: float | None) -> tuple[Row | None, 
         floor = max(accuracies) - TOLERANCE
         fair = [row for row in rows if row.accuracy and row.accuracy.median >= floor]
         words = " whose accuracy is at most one percentage point below the highest"
+    elif scored := _fair(rows):
+        fair, words = scored
     if scaling == "weak":
         return max(fair, key=lambda r: r.rate or 0), f"the most examples per second{words}"
     fastest = min(fair, key=lambda r: r.seconds.median if r.seconds else math.inf)
     return fastest, f"the shortest training time{words}"
+
+
+def _fair(rows: Sequence[Row]) -> tuple[list[Row], str] | None:
+    """Return what is nearly as good as the best by the one metric that all were judged by."""
+    held = [(row, row.score.median) for row in rows if row.score]
+    metrics = {(run.metric, run.higher) for row in rows for run in row.runs}
+    if not held or len(metrics) > 1:
+        return None
+    metric, higher = metrics.pop()
+    top = (max if higher else min)(value for _, value in held)
+    fair = [row for row, value in held if abs(value - top) <= TOLERANCE * abs(top)]
+    return fair, f" whose {metric} is at most one per cent from the best"
 
 
 def _fit(rows: Sequence[Row]) -> Fit | None:

@@ -9,9 +9,10 @@ from matplotlib.collections import PolyCollection
 
 from manyhands.report import theme
 from manyhands.report.chart import Note
-from manyhands.report.load import Run, finite, mapping, number, sequence, text
+from manyhands.report.load import Run
 from manyhands.report.plots import middle, name
 from manyhands.report.tables import Row, Summary
+from manyhands.report.values import finite, mapping, number, sequence, text
 from manyhands.report.wording import percent, seconds, short, times
 
 MOST = 6

@@ -19,9 +19,10 @@ import numpy as np
 
 from manyhands.report import theme
 from manyhands.report.chart import Note
-from manyhands.report.load import Process, Run, number
+from manyhands.report.load import Process, Run
 from manyhands.report.plots import place, styles, ticks
 from manyhands.report.tables import Row, Summary, median
+from manyhands.report.values import number
 from manyhands.report.wording import join, percent, plural, size
 
 EACH: dict[str, Callable[[float], float]] = {
