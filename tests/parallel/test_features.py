@@ -1,0 +1,153 @@
+"""What a run may ask of any strategy, with every strategy: it works, or is refused by name."""
+
+import pytest
+import torch
+from mpi4py import MPI
+from test_tasks import Parted, of_model, parted
+from torch.optim.lr_scheduler import CosineAnnealingLR
+from training import WORLD, distance, smooth, train
+
+import manyhands as mh
+from manyhands import fitting
+from manyhands.comm.memory import MemoryGroup
+from manyhands.data import store
+from manyhands.errors import ConfigError
+from manyhands.options import configure
+from manyhands.strategies import STRATEGIES
+from manyhands.strategies.strategy import FEATURES
+
+GIVEN = {"batch_size": 60, "lr": 0.1, "momentum": 0.9, "weight_decay": 0.05, "max_steps": 12}
+# Ways to run each strategy here that give the same result twice; Hogwild with one worker does.
+WAYS = {
+    "server": mh.Server(masters=1, staleness=0),
+    "pipeline": mh.Pipeline(stages=min(2, WORLD.size), cut="parameters"),
+    "averaging": mh.Averaging(period=4),
+}
+
+
+def cosine(optimizer, steps):
+    return CosineAnnealingLR(optimizer, steps)
+
+
+def noisy(batch):
+    x, y = batch
+    return x + 0.3 * torch.randn_like(x), y
+
+
+class Heard:
+    def __init__(self):
+        self.steps, self.epochs = [], []
+
+    def on_step(self, step):
+        self.steps.append(step)
+
+    def on_epoch(self, epoch):
+        self.epochs.append(epoch)
+
+
+TRIALS = {
+    "model_loss": {"loss_function": of_model},
+    "tensors": {},
+    "metric": {"metrics": ("f1", "top-2")},
+    "clip_norm": {"clip_norm": 0.05},
+    "accumulate": {"accumulate": 4},
+    "schedule": {"scheduler": cosine},
+    "no_decay": {"no_decay": "*.bias"},
+    "autocast": {"autocast": True},
+    "augment": {"augmentation": noisy},
+}
+SAME = {"model_loss", "tensors", "metric", "accumulate"}  # the update is what it was
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp(f"data-{WORLD.rank}")
+    return {"plain": store("blobs", folder / "blobs"), "tensors": parted("dict", folder)}
+
+
+def test_every_feature_is_tried():
+    assert set(TRIALS) == set(FEATURES)
+    assert all(set(kind.supports.lacks) <= set(FEATURES) for kind in STRATEGIES.values())
+
+
+def run(name, data, folder, feature=None, **given):
+    """Train with a strategy on as many processes as it takes; None on the others."""
+    strategy = WAYS.get(name) or STRATEGIES[name]()
+    model, stored = smooth, data["plain"]
+    if feature == "tensors":
+        model, stored = Parted, data["tensors"]
+    given = {**GIVEN, "strategy": strategy, **TRIALS.get(feature, {}), **given}
+    if name == "hogwild":
+        (folder / "lock").touch()
+        group = MemoryGroup(0, [], 1, folder / "lock")
+        return train(model, stored, group, folder, **given, workers=1)
+    most = {"sequential": 1, "pipeline": 2}.get(name, WORLD.size)
+    size = min(most, WORLD.size)
+    workers = {"pipeline": 1, "server": size - 1}.get(name, size)
+    group = WORLD.Split(WORLD.rank < size)
+    try:
+        if WORLD.rank < size:
+            return train(model, stored, group, folder, **given, workers=workers)
+    finally:
+        group.Free()
+    return None
+
+
+@pytest.fixture(scope="module")
+def plain(data, tmp_path_factory):
+    """Return what each strategy ends with where nothing is asked of it."""
+    folder = tmp_path_factory.mktemp("plain")
+    return {name: run(name, data, folder) for name in names()}
+
+
+def names():
+    return [name for name in STRATEGIES if name != "server" or WORLD.size > 1]
+
+
+def ask(name, feature):
+    """Ask for what a strategy cannot do, as far as it takes to be refused."""
+    config = configure({"strategy": name})
+    if feature == "model_loss":
+        fitting._check_model_loss(config, "of_model")
+    elif feature == "tensors":
+        config.strategy.check_data(["left", "right"], None)
+    else:
+        configure({"strategy": name, **TRIALS[feature]})
+
+
+@pytest.mark.parametrize("feature", TRIALS)
+@pytest.mark.parametrize("name", names())
+def test_a_strategy_does_what_is_asked_or_says_why_not(data, plain, tmp_path, name, feature):
+    reason = STRATEGIES[name].supports.lacks.get(feature)
+    if reason:
+        with pytest.raises(ConfigError, match=rf"{name} {reason[:20]}"):
+            ask(name, feature)
+        return
+    worker = run(name, data, tmp_path, feature)
+    if worker is None:
+        return
+    far = distance(worker.params, plain[name].params)
+    whole = float(worker.comm.maximum(torch.tensor([far]).double().numpy())[0])
+    assert whole < 1e-5 if feature in SAME else whole > 1e-4
+    if feature == "metric" and worker.role == "worker":
+        found, _ = worker.evaluate(worker.config.strategy.consensus(worker), worker.data.test)
+        assert found > 0
+        assert [metric.name for metric in worker.metrics] == ["f1", "top-2"]
+
+
+@pytest.mark.parametrize("name", ["sync", "averaging", "gossip"])
+@pytest.mark.parametrize("feature", ["schedule", "no_decay", "accumulate"])
+def test_many_workers_end_where_one_does(data, tmp_path, name, feature):
+    """Where a strategy equals plain SGD it still does."""
+    strategy = {"sync": "sync", "averaging": mh.Averaging(period=1)}.get(name)
+    strategy = strategy or mh.Gossip(topology="complete")
+    given = {"momentum": 0.0, "partition": "balanced", "dtype": "float64"}
+    one = train(
+        smooth, data["plain"], MPI.COMM_SELF, tmp_path, strategy="sequential",
+        **{**GIVEN, **TRIALS[feature], **given},
+    )  # fmt: skip
+    many = train(
+        smooth, data["plain"], WORLD, tmp_path, strategy=strategy,
+        **{**GIVEN, **TRIALS[feature], **given},
+    )  # fmt: skip
+    assert distance(one.params, many.params) < 1e-10
