@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -14,8 +15,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from manyhands import gpus, rate, slowing, tune
+from manyhands import forms, gpus, rate, slowing, tasks, tune
 from manyhands._version import __version__
+from manyhands.augmenting import Augment
 from manyhands.balancing import Balance
 from manyhands.board import BOARD_FILE, EVENTS_FILE, Board
 from manyhands.checkpoint import check
@@ -23,11 +25,11 @@ from manyhands.config import RunConfig
 from manyhands.data import Plan, Stored
 from manyhands.errors import ConfigError, nearest
 from manyhands.lifecycle import Lifecycle, Mark, restore
-from manyhands.models import LOSSES, MODELS, OWN_LOSS
+from manyhands.models import MODELS, OWN_LOSS
 from manyhands.optimizers import SGD, Adam, AdamW
 from manyhands.options import flatten
 from manyhands.protecting import open_ledger, protect
-from manyhands.replica import LossFunction, Replica
+from manyhands.replica import Replica
 from manyhands.resuming import fingerprint, verify
 from manyhands.sharing import plan as planned
 from manyhands.surroundings import own_threads
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from manyhands.comm import Communicator
+    from manyhands.forms import Tree
     from manyhands.job import Job
 
 
@@ -67,8 +70,11 @@ def worker(job: Job, comm: MPI.Comm | Communicator, folder: Path) -> tuple[Worke
     )
     replica = _replica(job, data, device)
     strategy.check_model(layers=[layer.name for layer in replica.layers])
+    strategy.check_data(data.about.features, data.about.targets)
+    decays = _decaying(config.no_decay, replica)
     board.note(comm.rank, 0, "tune")
     batch = data.train.batch(_indices(config, plan))
+    metrics = tasks.metrics(job, replica, data, batch)
     sampler, mechanism = None, None
     if config.privacy:
         sampler, mechanism = protect(config, plan, replica, batch, group)
@@ -76,10 +82,13 @@ def worker(job: Job, comm: MPI.Comm | Communicator, folder: Path) -> tuple[Worke
     kernels = _kernels(config, replica, batch, group, step)
     replica = strategy.part(replica, batch, group, config.workers)
     if replica.activations is None and not (serves or config.privacy):
-        replica.activations, _ = replica.kept(replica.module, batch[0])
-    optimizer = _optimizer(config, replica, batch)
+        compute = partial(forms.call, replica.module)
+        if replica.of_model:
+            compute = partial(replica.objective, replica.module, y=batch[1])
+        replica.activations, _ = replica.kept(compute, batch[0])
+    optimizer = _optimizer(config, replica, batch, decays)
     captured = None
-    if device.type == "cuda" and not mechanism:
+    if device.type == "cuda" and not mechanism and _plain(job, replica, data):
         captured, kernels = gpus.graphs(config, replica, optimizer, data, plan, kernels)
     made = Worker(
         config=config,
@@ -89,6 +98,9 @@ def worker(job: Job, comm: MPI.Comm | Communicator, folder: Path) -> tuple[Worke
         comm=group,
         plan=sampler or plan,
         mechanism=mechanism,
+        metrics=metrics,
+        augment=_augment(job, rank),
+        aim=tasks.aim(config, metrics),
         data=data,
         board=board,
     )
@@ -101,7 +113,7 @@ def worker(job: Job, comm: MPI.Comm | Communicator, folder: Path) -> tuple[Worke
     epochs = sum(made.plan.steps(e) for e in range(1, config.epochs + 1))
     steps = min(epochs, config.max_steps or epochs)
     board.steps(comm.rank, 0 if serves else steps)
-    made.rate = _rate(config, steps)
+    made.rate = _rate(job, made.optimizer, steps)
     if made.rate:
         made.planned = group.gather(steps)[: config.workers]
     _attach_speeds(made)
@@ -124,9 +136,20 @@ def _save_best(output: Path, replica: Replica, params: torch.Tensor) -> None:
     (output / ".best.safetensors").replace(output / "best.safetensors")
 
 
-def _rate(config: RunConfig, steps: int) -> rate.Rate | None:
+def _augment(job: Job, worker: int) -> Augment | None:
+    """Return what changes this worker's batches, if anything does."""
+    if job.augment is None:
+        return None
+    return Augment(job.augment, seed=job.config.seed, worker=worker)
+
+
+def _rate(job: Job, optimizer: torch.optim.Optimizer, steps: int) -> rate.Rate | None:
     """Return how the learning rate changes over the run, if it does."""
+    config = job.config
     scale = rate.scale(config.lr_scaling, config.workers)
+    if job.schedule:
+        table = rate.tabulated(job.schedule, optimizer, max(1, steps))
+        return rate.Rate("own", 0.0, scale, max(1, steps), table)
     wanted = rate.Rate(config.schedule, config.warmup, scale, max(1, steps))
     return wanted if (wanted.kind, wanted.warmup, scale) != ("constant", 0.0, 1.0) else None
 
@@ -221,9 +244,16 @@ def _replica(job: Job, data: Stored, device: torch.device) -> Replica:
         _load(module, Path(config.init))
     # Drawn on the CPU, so that the first weights are the same on every device.
     module.to(device, getattr(torch, config.dtype)).train()
-    name = config.loss or own_loss or ("cross-entropy" if data.classes else "mse")
-    loss: LossFunction = job.loss or LOSSES[name]
-    return Replica(module, loss, classifies=bool(data.classes))
+    replica = Replica(module, tasks.loss(job, own_loss, data), classifies=False)
+    replica.pieces, replica.autocast = config.accumulate, config.autocast
+    return replica
+
+
+def _plain(job: Job, replica: Replica, data: Stored) -> bool:
+    """Say whether a step is one pass over one tensor as stored, which a graph can capture."""
+    several = data.about.features is not None or data.about.targets is not None
+    passes = replica.of_model or replica.pieces > 1 or job.augment is not None
+    return data.about.labelled and not (several or passes)
 
 
 def _load(module: nn.Module, path: Path) -> None:
@@ -242,17 +272,22 @@ def _module(model: Any, data: Stored) -> tuple[nn.Module, str | None]:
                 f"model is {model!r}; expected {', '.join(MODELS)} or package.module:factory."
                 f"{nearest(model, MODELS)}"
             )
-        return MODELS[model](tuple(data.shape), data.classes or 1), OWN_LOSS[model]
+        return MODELS[model](tuple(data.shape), data.outputs), _own_loss(model, data)
     module = model if isinstance(model, nn.Module) else model()
     if not isinstance(module, nn.Module):
         raise ConfigError(f"model gave a {type(module).__name__}; expected a torch.nn.Module")
     return module, None
 
 
+def _own_loss(model: str, data: Stored) -> str | None:
+    """Return the loss of a model that comes with manyhands, which are made for classes."""
+    return OWN_LOSS[model] if data.classes else None
+
+
 def _kernels(
     config: RunConfig,
     replica: Replica,
-    batch: tuple[torch.Tensor, torch.Tensor],
+    batch: tuple[Tree, Tree],
     group: Communicator,
     step: Callable[[], object],
 ) -> tune.Kernels:
@@ -266,13 +301,29 @@ def _kernels(
         group.maximum,
         lambda mine: group.gather(mine)[0],
         step=step,
-        kind="private" if config.privacy else "plain",
+        kind="private" if config.privacy else "bfloat16" if config.autocast else "plain",
         takes_part=group.rank < config.workers,
     )
 
 
+def _decaying(patterns: str | None, replica: Replica) -> Callable[[str], bool]:
+    """Return what says of a parameter's name whether weight decay is for it."""
+    given = patterns.split(",") if patterns else []
+    names = [name for name, _ in replica.named]
+    for pattern in given:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise ConfigError(
+                f"no_decay has {pattern!r}, which is no parameter's name; expected some of "
+                f"{', '.join(names)}"
+            )
+    return lambda name: not any(fnmatchcase(name, pattern) for pattern in given)
+
+
 def _optimizer(
-    config: RunConfig, replica: Replica, batch: tuple[torch.Tensor, torch.Tensor]
+    config: RunConfig,
+    replica: Replica,
+    batch: tuple[Tree, Tree],
+    decays: Callable[[str], bool] = lambda name: True,
 ) -> torch.optim.Optimizer:
     """Build the optimizer over the flat vector, or over the named parameters if it is not ours."""
     chosen = config.optimizer
@@ -284,6 +335,6 @@ def _optimizer(
         return built
     if not chosen.weight_decay:
         return chosen.build([replica.slice(0, len(replica.params))], cuda=replica.params.is_cuda)
-    used, unused = replica.segments(*batch)
+    used, unused = replica.segments(*batch, decays)
     untouched = [{"params": unused, "weight_decay": 0.0}] if unused else []
     return chosen.build([{"params": used}, *untouched], cuda=replica.params.is_cuda)

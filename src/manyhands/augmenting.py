@@ -60,7 +60,10 @@ def _seeded(*key: int) -> Iterator[None]:
     digest = hashlib.blake2b(struct.pack(f"<{len(key)}q", *key), digest_size=8).digest()
     seed = int.from_bytes(digest, "little")
     states = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    gpu = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
     torch.default_generator.manual_seed(seed)
+    if gpu is not None:
+        torch.cuda.manual_seed(seed)
     np.random.seed(seed % 2**32)
     random.seed(seed)
     try:
@@ -69,3 +72,5 @@ def _seeded(*key: int) -> Iterator[None]:
         torch.set_rng_state(states[0])
         np.random.set_state(states[1])
         random.setstate(states[2])
+        if gpu is not None:
+            torch.cuda.set_rng_state(gpu)

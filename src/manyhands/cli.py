@@ -77,16 +77,16 @@ def _silent() -> bool:
 def _say_result(result: Any) -> None:
     from rich.console import Console
 
+    from manyhands.progress import said
+
     record = result.record
     found, seconds = record["result"], record["seconds"]
     console = Console(highlight=False)
-    accuracy = (
-        ""
-        if found["accuracy"] is None
-        else f"[bold]{100 * found['accuracy']:.2f} %[/bold] test accuracy, "
-    )
+    judged = [f"test [bold]{said(*each)}[/bold], " for each in found["metrics"].items()]
+    if not judged and found["loss"] is not None:
+        judged = [f"test loss [bold]{found['loss']:.4g}[/bold], "]
     console.print(
-        f"{accuracy}{found['examples']:,} examples in [bold]{found['seconds']:.1f} s[/bold] "
+        f"{''.join(judged)}{found['examples']:,} examples in [bold]{found['seconds']:.1f} s[/bold] "
         f"of training ({found['examples_per_second']:,.0f}/s)"
     )
     console.print(

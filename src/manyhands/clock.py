@@ -54,14 +54,14 @@ class Epoch:
 
     epoch: int
     loss: float | None = 0.0  # None in a private run, like the number right
-    correct: int | None = 0
+    correct: int | None = 0  # None also where there is no right and wrong
     examples: float = 0
     steps: int = 0
     seconds: float = 0.0
     test_loss: float | None = None
-    test_accuracy: float | None = None
+    test_metrics: dict[str, float] = field(default_factory=dict)
     validation_loss: float | None = None
-    validation_accuracy: float | None = None
+    validation_metrics: dict[str, float] = field(default_factory=dict)
 
     def seen(self) -> list[float | None]:
         """Return the summed loss, the number right and the count, as they are announced."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,6 +24,9 @@ MODELS = {
     "mlp6": ("fc1", "fc2", "fc3", "fc4", "fc5", "fc6"),
     "tanh-cnn": ("conv1", "conv2", "fc1", "fc2"),
 }
+LOSSES = ("cross-entropy", "nll", "mse", "mae", "bce")
+METRICS = ("accuracy", "top-K", "f1", "mse", "mae", "auroc")
+SCHEDULES = ("constant", "linear", "cosine", "step")
 PROFILED = 500  # steps that a profile holds at the most
 KERNELS = (
     "auto",
@@ -50,7 +53,16 @@ class RunConfig:
     privacy: Privacy | None = None
     model: str = option("cnn", "cnn, mlp, tanh-cnn, or package.module:factory")
     data: str = option("mnist", "mnist, blobs, a .npz file, or package.module:factory")
-    loss: str | None = option(None, "cross-entropy, nll or mse; by default the model's own")
+    loss: str | None = option(
+        None,
+        "cross-entropy, nll, mse, mae, bce (several labels an example) or package.module:function; "
+        "by default the model's own, or what fits the targets",
+    )
+    metric: str | None = option(
+        None,
+        "what the model is judged by beside the loss, one or several with commas: accuracy, top-K, "
+        "f1, mse, mae, auroc, package.module:function; the first decides patience, target, best",
+    )
     workers: int = option(2, "replicas that compute gradients")
     epochs: int = option(3, "passes over the training set")
     batch_size: int = option(
@@ -58,10 +70,13 @@ class RunConfig:
         "examples behind one update; split over the workers where they step together, "
         "whole per push in the asynchronous strategies",
     )
-    schedule: Literal["constant", "linear", "cosine", "step"] = option(
+    accumulate: int = option(
+        1, "compute a worker's part of a batch in so many pieces, to save memory; the same update"
+    )
+    schedule: str = option(
         "constant",
         "the learning rate over the run: constant, linear or cosine (down to zero), step (a tenth "
-        "after a half and after three quarters)",
+        "after a half and after three quarters), or package.module:factory of a torch scheduler",
     )
     warmup: float = option(0.0, "part of the run (0 to 1) over which the learning rate rises")
     lr_scaling: Literal["none", "linear", "sqrt"] = option(
@@ -70,17 +85,31 @@ class RunConfig:
     clip_norm: float | None = option(
         None, "shorten a gradient that is longer than this; in server, each push"
     )
+    no_decay: str | None = option(
+        None, "parameters without weight decay, by name with * and ?, e.g. '*.bias,*norm*'"
+    )
+    autocast: bool = option(
+        False, "compute in bfloat16 what torch.autocast does; parameters and sums stay float32"
+    )
+    augment: str | None = option(
+        None, "package.module:function that changes each training batch, drawn anew every step"
+    )
     max_steps: int | None = option(None, "stop after that many updates of a worker")
     target_accuracy: float | None = option(
         None,
         "stop when this accuracy (0 to 1) is reached, looked at after each epoch: on the "
         "validation part if there is one, else on the test set",
     )
+    target: float | None = option(
+        None, "stop when the first metric is as good as this, looked at as for target_accuracy"
+    )
     validation: float | None = option(
         None, "part of the training set (0 to 1) that is kept aside, to stop by and to choose by"
     )
     patience: int | None = option(
-        None, "stop after that many epochs in which the validation loss did not improve"
+        None,
+        "stop after that many epochs in which the validation loss, or metric if given, did "
+        "not improve",
     )
     init: str | None = option(None, "start from the weights in this .safetensors file")
     limit: int | None = option(None, "train on the first so many examples of a seeded shuffle")
@@ -163,8 +192,12 @@ class RunConfig:
         validate.positive(timeout=self.timeout)
         validate.between(0, 1, target_accuracy=self.target_accuracy, warmup=self.warmup)
         validate.positive(clip_norm=self.clip_norm)
+        validate.at_least(1, accumulate=self.accumulate)
+        if ":" not in self.schedule:
+            validate.one_of(SCHEDULES, schedule=self.schedule)
         validate.at_least(1, patience=self.patience)
-        validate.one_of(("cross-entropy", "nll", "mse"), loss=self.loss)
+        if self.loss is not None and ":" not in self.loss:
+            validate.one_of(LOSSES, loss=self.loss)
         validate.one_of(KERNELS, kernels=self.kernels)
         validate.words(mpiexec_options=self.mpiexec_options)
         facts = self.strategy.supports
@@ -184,6 +217,9 @@ class RunConfig:
                 "gradient (clip); leave it out"
             )
         self._check_validation()
+        self._check_target()
+        self._check_features()
+        self._check_steps()
         self.strategy.validate(self)
         self._check_speeds()
         self._check_lifecycle()
@@ -214,6 +250,46 @@ class RunConfig:
             raise ConfigError(
                 f"validation is {self.validation} in a private run: how the model does on records "
                 "of the training set tells about them; keep public data aside as the test set"
+            )
+
+    def _check_features(self) -> None:
+        for f in fields(self):
+            reason = self.strategy.supports.lacks.get(f.name)
+            value = getattr(self, f.name)
+            if reason and value != f.default:
+                raise ConfigError(
+                    f"{f.name} is {value!r}, but {self.strategy.name} {reason}; leave it out"
+                )
+
+    def _check_steps(self) -> None:
+        """Refuse what would do nothing, of what decides how a step is computed."""
+        split = 1 if self.strategy.supports.whole_batches else self.workers
+        if self.accumulate > max(1, self.batch_size // split):
+            raise ConfigError(
+                f"accumulate is {self.accumulate}, but a worker's part of a batch has "
+                f"{self.batch_size // split} examples; expected that many pieces at the most"
+            )
+        if self.no_decay is not None and not getattr(self.optimizer, "weight_decay", 0.0):
+            raise ConfigError(
+                f"no_decay is {self.no_decay!r}, but the optimizer has no weight_decay; give "
+                "sgd, adam or adamw with weight_decay, or leave it out"
+            )
+        if self.autocast and self.dtype != "float32":
+            raise ConfigError(f"autocast is given with dtype {self.dtype}; expected float32")
+        if ":" in self.schedule and self.warmup:
+            raise ConfigError(
+                f"warmup is {self.warmup}, but schedule is {self.schedule}, which decides the "
+                "whole run; leave one of them out"
+            )
+
+    def _check_target(self) -> None:
+        if self.target is not None and self.target_accuracy is not None:
+            raise ConfigError("target and target_accuracy are both given; expected one of them")
+        first = (self.metric or "accuracy").split(",")[0]
+        if self.target_accuracy is not None and first != "accuracy":
+            raise ConfigError(
+                f"target_accuracy is {self.target_accuracy}, but the metric is {first}; give "
+                "target, or accuracy as the first metric"
             )
 
     def _check_profile(self) -> None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from manyhands import resuming, validate
-from manyhands.config import MODELS
-from manyhands.errors import ConfigError
+from manyhands import forms, resuming, validate
+from manyhands.config import METRICS, MODELS, RunConfig
+from manyhands.errors import ConfigError, nearest
 from manyhands.meeting import agreed, compare_versions, surrounding
 from manyhands.mpis import load_matching
 from manyhands.naming import factory
@@ -46,6 +47,11 @@ class Result:
         return self.record["result"]["accuracy"]  # type: ignore[no-any-return]
 
     @property
+    def metrics(self) -> dict[str, float]:
+        """The metrics on the test set at the end, by name."""
+        return self.record["result"]["metrics"]  # type: ignore[no-any-return]
+
+    @property
     def loss(self) -> float | None:
         """The test loss at the end; None without a test set."""
         return self.record["result"]["loss"]  # type: ignore[no-any-return]
@@ -67,7 +73,7 @@ class Result:
 
     @property
     def best(self) -> nn.Module:
-        """The model with the least validation loss, of those at the ends of the epochs."""
+        """The model that did best on what was kept aside, of those at the ends of the epochs."""
         if self.record["result"]["best_epoch"] is None:
             raise ConfigError("there is no best model: nothing was kept aside; add validation=0.1")
         return self._load("best.safetensors")
@@ -76,7 +82,7 @@ class Result:
         from safetensors.torch import load_file
 
         about = self.record["data"]
-        module = self.run.build(tuple(about["shape"]), about["classes"])
+        module = self.run.build(tuple(about["shape"]), about["outputs"])
         module.load_state_dict(load_file(self.output / name))
         return module.eval()
 
@@ -86,6 +92,9 @@ def fit(
     data: Any = None,
     *,
     loss: str | Callable[..., Any] | None = None,
+    metric: str | Callable[..., Any] | Sequence[str | Callable[..., Any]] | None = None,
+    schedule: str | Callable[..., Any] | None = None,
+    augment: str | Callable[..., Any] | None = None,
     progress: bool | None = None,
     command: str | None = None,
     **given: Any,
@@ -98,7 +107,18 @@ def fit(
             "package.module:factory".
         data: A `manyhands.Data`, "mnist" (the default), a path to `.npz`, or
             "package.module:factory".
-        loss: A function of (output, target), or "cross-entropy", "nll", "mse".
+        loss: A function of (output, target); or one of (model, batch), known by its first
+            parameter being called `model` or its second `batch`; or "cross-entropy", "nll", "mse",
+            "mae", "bce". It returns the mean over the batch.
+        metric: What the model is judged by beside the loss: "accuracy", "top-K", "f1", "mse",
+            "mae", "auroc", a function as for the loss (of a value for each example, or their mean;
+            its attribute `higher_is_better` says if more is better, which is assumed), a metric of
+            torchmetrics, or several in a list; the first decides. By default accuracy for classes,
+            f1 for several labels, else none.
+        schedule: "constant", "linear", "cosine", "step", or a function of (optimizer) or of
+            (optimizer, steps) that returns a torch.optim.lr_scheduler; it counts updates.
+        augment: A function that gets each training batch, (x, y) or x, and returns another of the
+            same form; what it draws is decided by seed, worker and step.
         progress: Show a progress bar on stderr; by default when it is a terminal.
         command: How this run was asked for, for the record.
         **given: Every other option of `manyhands train --help`, by its name with underscores:
@@ -107,13 +127,14 @@ def fit(
             `private=True, epsilon=…`.
 
     Returns:
-        The result: `.model`, `.accuracy`, `.loss`, `.seconds`, `.history`, `.record`.
+        The result: `.model`, `.accuracy`, `.metrics`, `.loss`, `.seconds`, `.history`, `.record`.
 
     Raises:
         ConfigError: When an option cannot work; nothing has been started or written then.
         ManyhandsError: When a worker failed; the others have been ended.
     """
-    prepare = partial(_prepare, model, data, loss, command, given)
+    own = {"loss": loss, "metric": metric, "schedule": schedule, "augment": augment}
+    prepare = partial(_prepare, model, data, own, command, given)
     load_matching()
     size = group_size()
     group = surrounding(size) if size is not None and size > 1 else None
@@ -126,9 +147,14 @@ def fit(
     return Result(record, output, run)
 
 
-def _prepare(model: Any, data: Any, loss: Any, command: str | None, given: dict[str, Any]) -> Run:
-    """Return the run that the arguments of `fit` describe."""
+def _prepare(
+    model: Any, data: Any, own: dict[str, Any], command: str | None, given: dict[str, Any]
+) -> Run:
+    """Return the run that the arguments of `fit` describe; `own` may be functions."""
+    loss, metrics = own["loss"], _metrics(own["metric"])
     given = {**given, **({"loss": loss} if isinstance(loss, str) else {})}
+    given |= {"metric": ",".join(map(_label, metrics))} if metrics else {}
+    given |= {name: _place(own[name]) for name in ("schedule", "augment") if own[name] is not None}
     given |= {n: _label(v) for n, v in (("model", model), ("data", data)) if v is not None}
     checkpoint = None
     if given.get("resume") is not None:
@@ -140,6 +166,11 @@ def _prepare(model: Any, data: Any, loss: Any, command: str | None, given: dict[
 
         given["workers"] = choose_workers(model, data, given, loss=loss, say=_warn)
     config = configure(given)
+    if isinstance(config.loss, str) and ":" in config.loss:
+        loss = factory(config.loss, "loss")
+    if callable(loss) and forms.takes_model(loss):
+        _check_model_loss(config, _label(loss))
+    metrics = metrics or _metrics(config.metric)
     if config.init and not Path(config.init).is_file():
         raise ConfigError(f"init is {config.init!r}; there is no such file")
     model = config.model if model is None else model
@@ -151,9 +182,67 @@ def _prepare(model: Any, data: Any, loss: Any, command: str | None, given: dict[
         model=factory(model, "model") if isinstance(model, str) and ":" in model else model,
         data=config.data if data is None else data,
         loss=loss if callable(loss) else None,
+        metrics=tuple(_found(each, "metric") for each in metrics),
+        schedule=_function(own["schedule"], config.schedule, "schedule"),
+        augment=_function(own["augment"], config.augment, "augment"),
         command=command or _command(),
         checkpoint=checkpoint,
     )
+
+
+def _check_model_loss(config: RunConfig, name: str) -> None:
+    """Refuse a loss of (model, batch) where it could not be computed, or not be private."""
+    reason = config.strategy.supports.lacks.get("model_loss")
+    if reason:
+        raise ConfigError(
+            f"loss {name} is a function of (model, batch), but {config.strategy.name} {reason}; "
+            "give one of (output, target)"
+        )
+    if config.privacy:
+        raise ConfigError(
+            f"loss {name} is a function of (model, batch), which may mix the examples of a batch, "
+            "so that none has a gradient of its own; a private run needs one of (output, target)"
+        )
+
+
+def _metrics(given: Any) -> list[Any]:
+    """Return the metrics that were asked for, names and functions, each known."""
+    if given is None:
+        return []
+    found = given if isinstance(given, list | tuple) else [given]
+    found = [each for one in found for each in (one.split(",") if isinstance(one, str) else [one])]
+    labels = [_label(each) for each in found]
+    for one in found:
+        known = not isinstance(one, str) or one in METRICS or ":" in one
+        if not known and not re.fullmatch(r"top-\d+", one):
+            raise ConfigError(
+                f"metric is {one!r}; expected {', '.join(METRICS)} with a number K, "
+                f"package.module:function or a function.{nearest(one, METRICS)}"
+            )
+        if not isinstance(one, str) and not callable(one):
+            raise ConfigError(f"metric is {one!r}; expected a name or a function")
+        if labels.count(_label(one)) > 1:
+            raise ConfigError(f"metric names {_label(one)} twice; expected each once")
+    return found
+
+
+def _found(given: Any, field: str) -> Any:
+    """Return what a name stands for, where the name says where it is."""
+    return factory(given, field) if isinstance(given, str) and ":" in given else given
+
+
+def _function(given: Any, name: str | None, field: str) -> Callable[..., Any] | None:
+    """Return a user's function, given as such or by the name of its place."""
+    found = given if callable(given) else _found(name, field)
+    return found if callable(found) else None
+
+
+def _place(given: Any) -> Any:
+    """Return a name for a user's function, for the record: where it is defined."""
+    if not callable(given):
+        return given
+    home = getattr(given, "__module__", None) or type(given).__module__
+    return f"{home}:{getattr(given, '__qualname__', type(given).__qualname__)}"
 
 
 def _together(prepare: Callable[[], Run], group: Communicator) -> Run:
@@ -168,7 +257,7 @@ fit.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         *[
             inspect.Parameter(o.name, inspect.Parameter.KEYWORD_ONLY, default=o.default)
             for o in options().values()
-            if o.name not in ("model", "data", "loss")
+            if o.name not in ("model", "data", "loss", "metric", "schedule", "augment")
         ],
     ]
 )

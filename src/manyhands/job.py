@@ -56,6 +56,9 @@ class Job:
     command: str
     launched: float
     threads: int | None = None
+    metrics: tuple[Any, ...] = ()  # names and functions; none: what fits the loss
+    schedule: Callable[..., Any] | None = None
+    augment: Callable[..., Any] | None = None
     checkpoint: str | None = None
     story: tuple[dict[str, Any], ...] = ()
 

@@ -79,10 +79,18 @@ MODELS: dict[str, Callable[[Shape, int], nn.Sequential]] = {
     "tanh-cnn": tanh_cnn,
 }
 
+
+def bce(output: Tensor, target: Tensor) -> Tensor:
+    """Return the mean cross-entropy of labels that do not exclude each other."""
+    return F.binary_cross_entropy_with_logits(output, target.to(output.dtype))
+
+
 LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "cross-entropy": F.cross_entropy,
     "nll": F.nll_loss,
     "mse": F.mse_loss,
+    "mae": F.l1_loss,
+    "bce": bce,
 }
 
 # What `loss=None` means for the models that come with manyhands.

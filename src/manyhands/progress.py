@@ -83,14 +83,28 @@ def bereaved(event: dict[str, Any]) -> str:
 def describe(event: dict[str, Any]) -> str:
     """Return one line for one epoch: the model's test figures, and each worker's training ones."""
     parts = [f"epoch {event['epoch']:>2}", f"{event['seconds']:7.1f} s"]
-    if event["test_accuracy"] is not None:
-        parts.append(f"test accuracy {100 * event['test_accuracy']:.2f} %")
+    parts += [f"test {said(name, value)}" for name, value in event["test_metrics"].items()]
     if event["test_loss"] is not None:
         parts.append(f"test loss {event['test_loss']:.4f}")
+    seen = [(rank, *row) for rank, row in enumerate(event["workers"]) if row[0] is not None]
     each = [
-        f"{rank}: {loss / examples:.3f} {100 * correct / examples:.1f} %"
-        for rank, (loss, correct, examples) in enumerate(event["workers"])
-        if examples and loss is not None
+        f"{rank}: {loss / examples:.3f}"
+        + ("" if right is None else f" {100 * right / examples:.1f} %")
+        for rank, loss, right, examples in seen
+        if examples
     ]
-    told = ["training loss and accuracy by rank " + ", ".join(each)] if each else []
-    return "  ".join([*parts, *told])
+    if each:
+        counted = any(right is not None for _, _, right, _ in seen)
+        what = "training loss and accuracy" if counted else "training loss"
+        parts.append(f"{what} by rank {', '.join(each)}")
+    return "  ".join(parts)
+
+
+def said(name: str, value: float) -> str:
+    """Return a metric as people read it: shares of what is right in percent.
+
+    >>> said("top-5", 0.97), said("mae", 0.123456)
+    ('top-5 97.00 %', 'mae 0.1235')
+    """
+    share = name == "accuracy" or name.startswith("top-")
+    return f"{name} {100 * value:.2f} %" if share else f"{name} {value:.4g}"

@@ -19,10 +19,9 @@ from manyhands.privacy.sampling import Poisson
 from manyhands.privacy.terms import Terms, solve, steps_per_epoch
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from manyhands.comm import Communicator
     from manyhands.config import RunConfig
+    from manyhands.forms import Tree
     from manyhands.replica import Replica
     from manyhands.worker import Worker
 
@@ -31,7 +30,7 @@ def protect(
     config: RunConfig,
     plan: Plan,
     replica: Replica,
-    example: tuple[Tensor, Tensor],
+    example: tuple[Tree, Tree],
     group: Communicator,
 ) -> tuple[Poisson, Mechanism]:
     """Return the secret sampler that takes the plan's place, and what clips and adds noise.

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from manyhands import forms
 from manyhands.errors import ConfigError
 
-LossFunction = Callable[[Tensor, Tensor], Tensor]
+if TYPE_CHECKING:
+    from manyhands.forms import Tree
+    from manyhands.metrics import Metric
+
+LossFunction = Callable[..., Tensor]  # of (output, target), or of (model, batch)
 
 
 class Layer(NamedTuple):
@@ -44,10 +49,13 @@ class Replica:
     def __init__(self, module: nn.Module, loss: LossFunction, *, classifies: bool = True) -> None:
         self.module = self.judged = module  # what is trained here; what is judged and saved
         self.loss = loss
+        self.of_model = forms.takes_model(loss)
         self.classifies = classifies
+        self.pieces = 1  # how many parts of a batch are computed one after the other
+        self.autocast = False  # compute in bfloat16 what torch.autocast does
         self.prepare: Callable[[Tensor], Tensor] | None = None  # a layout for the activations
         self.activations: int | None = None  # bytes that autograd keeps of a batch, once known
-        self.forward: Callable[[Tensor], Tensor] = module
+        self.forward: Callable[..., Any] = module
         self.named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
         if not self.named:
             raise ConfigError("the model has no trainable parameters; expected at least one")
@@ -93,24 +101,31 @@ class Replica:
         """The number of trainable parameters."""
         return self.params.numel()
 
-    def gradient(self, x: Tensor, y: Tensor) -> Loss:
+    def gradient(self, x: Tree, y: Tree) -> Loss:
         """Fill `grad` with the gradient of the batch's mean loss."""
         self.grad.zero_()
-        if len(x) == 0:
-            return Loss(0.0, 0, 0)
-        output = self.forward(self.prepare(x) if self.prepare else x)
-        loss = self.loss(output, y)
-        loss.backward()  # type: ignore[no-untyped-call]
-        return Loss(loss.item(), self.correct(output, y), len(x))
+        examples, pieces = forms.count(x), self.pieces
+        mean, right = 0.0, 0
+        for i in range(pieces):
+            part = slice(i * examples // pieces, (i + 1) * examples // pieces)
+            count = part.stop - part.start
+            if count == 0:
+                continue
+            some = forms.cut(x, y, part) if pieces > 1 else (x, y)
+            loss, output = self.objective(self.forward, *some)
+            weighted = loss if count == examples else loss * (count / examples)
+            weighted.backward()  # type: ignore[no-untyped-call]
+            mean += weighted.item()
+            right += self.correct(output, some[1])
+        return Loss(mean, right, examples)
 
-    def write_gradient(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def write_gradient(self, x: Tree, y: Tree) -> tuple[Tensor, Tensor]:
         """Fill `grad` in as few kernels as possible; returns the mean loss and how many are right.
 
         `gradient` adds each parameter's to zeros; here all are written at once. Nothing waits for
         the device.
         """
-        output = self.forward(self.prepare(x) if self.prepare else x)
-        loss = self.loss(output, y)
+        loss, output = self.objective(self.forward, x, y)
         named = [p for _, p in self.named]
         found = torch.autograd.grad(loss, named, allow_unused=True)
         pairs = zip(named, found, strict=True)
@@ -119,20 +134,40 @@ class Replica:
         loss = loss.detach()
         return loss, self._right(output, y) if self.classifies else torch.zeros_like(loss)
 
-    def evaluate(self, batches: Iterator[tuple[Tensor, Tensor]]) -> tuple[float, int, int]:
-        """Return the summed loss, the number right and the count, in eval mode."""
-        total, correct, count = 0.0, 0, 0
+    def objective(self, model: Callable[..., Any], x: Tree, y: Tree) -> tuple[Tensor, Any]:
+        """Return a batch's mean loss, and what the model made of it where the loss needs that."""
+        ready = forms.each(self.prepare, x) if self.prepare else x
+        with (
+            torch.autocast(self.params.device.type, torch.bfloat16)
+            if self.autocast
+            else nullcontext()
+        ):
+            if self.of_model:
+                return self.loss(model, ready if y is x else (ready, y)), None
+            output = forms.call(model, ready)
+            return self.loss(output, y), output
+
+    def evaluate(
+        self, batches: Iterable[tuple[Tree, Tree]], metrics: Sequence[Metric] = ()
+    ) -> tuple[float, int]:
+        """Return the summed loss and the count, in eval mode; `metrics` take in every batch."""
+        total, count = 0.0, 0
+        for metric in metrics:
+            metric.begin()
         self.judged.eval()
         with torch.inference_mode():
             for x, y in batches:
-                output = self.judged(self.prepare(x) if self.prepare else x)
-                total += self.loss(output, y).item() * len(x)
-                correct += self.correct(output, y)
-                count += len(x)
+                loss, output = self.objective(self.judged, x, y)
+                total += loss.item() * forms.count(x)
+                count += forms.count(x)
+                if output is None and any(not metric.of_model for metric in metrics):
+                    output = forms.call(self.judged, x)
+                for metric in metrics:
+                    metric.add(self.judged, x, y, output)
         self.judged.train()
-        return total, correct, count
+        return total, count
 
-    def correct(self, output: Tensor, y: Tensor) -> int:
+    def correct(self, output: Any, y: Tree) -> int:
         """Return how many of a batch were classified right; 0 where there are no classes."""
         if not self.classifies:
             return 0
@@ -183,7 +218,7 @@ class Replica:
             if gpu is not None:
                 torch.cuda.set_rng_state(gpu, self.params.device)
 
-    def kept(self, compute: Callable[[Tensor], Any], x: Tensor) -> tuple[int, Any]:
+    def kept(self, compute: Callable[[Tree], Any], x: Tree) -> tuple[int, Any]:
         """Return the bytes that autograd keeps between the two passes, and what comes out.
 
         Args:
@@ -202,13 +237,18 @@ class Replica:
             output = compute(x)
         return sum(kept.values()), output
 
-    def segments(self, x: Tensor, y: Tensor) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-        """Return the vector cut into slices that one batch reaches, and slices that it does not.
+    def segments(
+        self, x: Tree, y: Tree, decays: Callable[[str], bool] = lambda name: True
+    ) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+        """Return the vector cut into slices for which weight decay is, and slices without it.
 
         A parameter that no loss reaches has no gradient in plain PyTorch, so weight decay passes it
-        by; in one vector it would have a gradient of zero, and decay.
+        by; in one vector it would have a gradient of zero, and decay. `decays` says of a
+        parameter's name whether it is to decay.
         """
-        reached = self.reached(x, y)
+        names = [name for name, _ in self.named]
+        found = zip(names, self.reached(x, y), strict=True)
+        reached = [used and decays(name) for name, used in found]
         used: list[nn.Parameter] = []
         unused: list[nn.Parameter] = []
         start = first = 0
@@ -219,12 +259,12 @@ class Replica:
                 first = start
         return used, unused
 
-    def reached(self, x: Tensor, y: Tensor) -> list[bool]:
+    def reached(self, x: Tree, y: Tree) -> list[bool]:
         """Say for each trainable parameter whether the loss of one batch depends on it."""
         with self.undisturbed():
             for _, p in self.named:
                 p.grad = None
-            self.loss(self.module(x), y).backward()  # type: ignore[no-untyped-call]
+            self.objective(self.module, x, y)[0].backward()  # type: ignore[no-untyped-call]
             reached = [p.grad is not None for _, p in self.named]
             self._attach()
         return reached

@@ -47,6 +47,9 @@ class Run:
     data: Any
     loss: Callable[..., Any] | None
     command: str
+    metrics: tuple[Any, ...] = ()
+    schedule: Callable[..., Any] | None = None
+    augment: Callable[..., Any] | None = None
     checkpoint: checkpoints.Checkpoint | None = None
 
     def launched(self, progress: bool | None) -> tuple[dict[str, Any], Path]:
@@ -172,6 +175,9 @@ class Run:
             config=self.config,
             model=self.model,
             loss=self.loss,
+            metrics=self.metrics,
+            schedule=self.schedule,
+            augment=self.augment,
             data=str(data),
             output=str(output),
             name=name,
@@ -182,7 +188,7 @@ class Run:
             story=({"resumed_from": self.checkpoint.step},) if self.checkpoint else (),
         )
 
-    def build(self, shape: tuple[int, ...], classes: int | None) -> nn.Module:
+    def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
         """Build the model anew."""
         import copy
 
@@ -191,7 +197,7 @@ class Run:
         from manyhands import models
 
         if isinstance(self.model, str):
-            return models.MODELS[self.model](shape, classes or 1)
+            return models.MODELS[self.model](shape, outputs)
         return copy.deepcopy(self.model) if isinstance(self.model, nn.Module) else self.model()
 
     def _output(self) -> tuple[Path, str]:
@@ -246,6 +252,8 @@ def _check_plan(stored: Path, config: RunConfig) -> None:
     about = About.read(stored)
     examples = min(about.train, config.limit or about.train)
     labels = np.load(stored / "train_y.npy", mmap_mode="r")[:examples] if about.classes else None
+    labels = labels if labels is None or labels.ndim == 1 else None
+    config.strategy.check_data(about.features, about.targets)
     plan(config, examples=examples, rank=0, labels=labels)
 
 

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 FOLDER = "tensorboard"  # in the run's
 POINTS = 1000  # steps of a run that are shown at the most, about
-_JUDGED = ("test_loss", "test_accuracy", "validation_loss", "validation_accuracy")
 
 
 class Scalars:
@@ -71,8 +70,10 @@ class Scalars:
         self._writer.close()
 
     def _judged(self, epoch: int, row: Mapping[str, Any]) -> None:
-        for name in _JUDGED:
-            self._once(name.replace("_", "/"), row[name], epoch)
+        for part in ("test", "validation"):
+            self._once(f"{part}/loss", row[f"{part}_loss"], epoch)
+            for name, value in row[f"{part}_metrics"].items():
+                self._once(f"{part}/{name}", value, epoch)
 
     def _trained(self, epoch: int, rank: int, loss: float | None) -> None:
         if not self._worker.config.privacy:

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
+from manyhands import forms
 from manyhands.errors import ConfigError
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
+    from manyhands.forms import Tree
     from manyhands.replica import Replica
 
 
@@ -48,7 +48,7 @@ def parse(slow: str) -> Slow:
 
 
 @contextmanager
-def slowed(slow: Slow, replica: Replica, x: Tensor, y: Tensor) -> Iterator[None]:
+def slowed(slow: Slow, replica: Replica, x: Tree, y: Tree) -> Iterator[None]:
     """Let the gradient that is computed inside take `factor` times as long, and be the same.
 
     The extra work is real: the same gradient again and again, its traces (random numbers,
@@ -59,9 +59,9 @@ def slowed(slow: Slow, replica: Replica, x: Tensor, y: Tensor) -> Iterator[None]
         with replica.undisturbed():
             for _ in range(int(slow.factor) - 1):
                 replica.gradient(x, y)
-            part = round(slow.factor % 1 * len(x))
+            part = round(slow.factor % 1 * forms.count(x))
             if part > 1:  # of one example, BatchNorm has no statistics
-                replica.gradient(x[:part], y[:part])
+                replica.gradient(*forms.cut(x, y, slice(part)))
     yield
     if slow.sleep:
         time.sleep((slow.factor - 1) * (time.monotonic() - begin))

@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 
 from manyhands import record as records
 from manyhands._version import __version__
+from manyhands.aims import REACHED
 from manyhands.hosts import LAB
 from manyhands.options import flatten
 from manyhands.place import host, kernel
@@ -75,7 +76,7 @@ def judge(worker: Worker) -> None:
 
     with worker.evaluating():
         worker.average_buffers()
-        if worker.rank == 0 and worker.stopped != "target_accuracy":
+        if worker.rank == 0 and worker.stopped not in REACHED:
             worker.kept[-1] = worker.config.strategy.consensus(worker).clone()
         for epoch in worker.epochs:  # judged anew below, so that the best is the best of these
             epoch.validation_loss = None
@@ -270,6 +271,10 @@ def _record(
             "validation": len(data.validation) if data.validation else 0,
             "shape": list(data.shape),
             "classes": data.classes,
+            "outputs": data.outputs,
+            "features": data.about.features,
+            "targets": data.about.targets,
+            "labelled": data.about.labelled,
             "sha256": None if config.privacy else data.sha256,  # a hash would confirm a guess
         },
         "model": {
@@ -280,6 +285,7 @@ def _record(
                 {"name": la.name, "parameters": la.stop - la.start} for la in replica.layers
             ],
         },
+        "metrics": [{"name": m.name, "higher": m.higher} for m in worker.metrics],
         "workers": workers,
         "processes": worker.comm.size,
         "seconds": {
@@ -308,7 +314,7 @@ def _epochs(worker: Worker, seen: list[list[list[Any]]]) -> list[dict[str, Any]]
         last = epoch is worker.epochs[-1]
         end = None if last else i + 1
         sofar = [each[:end] for each in seen]
-        kept = apart and (not last or worker.stopped == "target_accuracy")
+        kept = apart and (not last or worker.stopped in REACHED)
         ended = max(e[4] for each in seen for e in each[i:end])
         examples = round(sum(e[2] for each in sofar for e in each))
         rows.append(
@@ -318,12 +324,13 @@ def _epochs(worker: Worker, seen: list[list[list[Any]]]) -> list[dict[str, Any]]
                 "examples": _dealt(worker, worker.epochs[:end]) if worker.story else examples,
                 "seconds": round(epoch.seconds if kept else ended, 6),
                 "test_loss": epoch.test_loss,
-                "test_accuracy": epoch.test_accuracy,
+                "test_accuracy": epoch.test_metrics.get("accuracy"),
+                "test_metrics": epoch.test_metrics,
                 "validation_loss": epoch.validation_loss,
-                "validation_accuracy": epoch.validation_accuracy,
+                "validation_accuracy": epoch.validation_metrics.get("accuracy"),
+                "validation_metrics": epoch.validation_metrics,
                 "workers": [
-                    _seen(rank, each[i:end], worker.replica.classifies)
-                    for rank, each in zip(numbers, seen, strict=True)
+                    _seen(rank, each[i:end]) for rank, each in zip(numbers, seen, strict=True)
                 ],
             }
         )
@@ -342,37 +349,37 @@ def _dealt(worker: Worker, epochs: Sequence[Epoch]) -> int:
     return sum(map(sum, totals))
 
 
-def _seen(rank: int, epochs: list[list[Any]], classifies: bool) -> dict[str, Any]:
+def _seen(rank: int, epochs: list[list[Any]]) -> dict[str, Any]:
     examples = sum(e[2] for e in epochs)
-    known = examples and all(e[0] is not None for e in epochs)
-    loss, correct = (sum(e[column] for e in epochs) if known else 0 for column in range(2))
-    return {
-        "rank": rank,
-        "loss": loss / examples if known else None,
-        "accuracy": correct / examples if known and classifies else None,
-        "examples": round(examples),
-    }
+
+    def mean(column: int) -> float | None:
+        known = examples and all(e[column] is not None for e in epochs)
+        return sum(e[column] for e in epochs) / examples if known else None
+
+    return {"rank": rank, "loss": mean(0), "accuracy": mean(1), "examples": round(examples)}
 
 
 def _result(
     worker: Worker, workers: list[dict[str, Any]], epochs: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    target, last = worker.config.target_accuracy, epochs[-1]
+    config, last = worker.config, epochs[-1]
     seconds = _training(workers)
     examples = sum(w["examples"] for w in workers if w["role"] == "worker")
     if worker.story:
         examples = last["examples"]
-    judged = "test_accuracy" if worker.data.validation is None else "validation_accuracy"
-    reached = [e["seconds"] for e in epochs if target and (e[judged] or 0.0) >= target]
+    judged = "test_metrics" if worker.data.validation is None else "validation_metrics"
+    reached = [e["seconds"] for e in epochs if worker.aim.reached(e[judged])]
     return {
         "accuracy": last["test_accuracy"],
         "loss": last["test_loss"],
+        "metrics": last["test_metrics"],
         "seconds": round(seconds, 6),
         "steps": worker.step,
         "examples": examples,
         "examples_per_second": round(examples / seconds, 1),
         "stopped": worker.stopped,
         "best_epoch": worker.best.epoch if worker.best else None,
-        "target_accuracy": target,
+        "target": config.target,
+        "target_accuracy": config.target_accuracy,
         "seconds_to_target": reached[0] if reached else None,
     }

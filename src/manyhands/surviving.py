@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from manyhands.worker import Worker
 
 T = TypeVar("T")
-_JUDGED = ("test_loss", "test_accuracy", "validation_loss", "validation_accuracy")
+_LOSSES = ("test_loss", "validation_loss")
+_JUDGED = (*_LOSSES, "test_metrics", "validation_metrics")
 
 
 def check() -> None:
@@ -115,7 +116,7 @@ def _rows(worker: Worker) -> list[dict[str, Any]]:
 def _position(rows: list[dict[str, Any]]) -> tuple[int, int, bool]:
     """Return how far a worker is: its epoch, the steps of it, and whether it was judged."""
     last = rows[-1] if rows else {"epoch": 0, "steps": 0}
-    return last["epoch"], last["steps"], any(last.get(name) is not None for name in _JUDGED)
+    return last["epoch"], last["steps"], any(last.get(name) is not None for name in _LOSSES)
 
 
 def _inside(worker: Worker) -> bool:

@@ -24,7 +24,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from manyhands import forms
+
 if TYPE_CHECKING:
+    from manyhands.forms import Tree
     from manyhands.replica import Replica
 
 _BUDGET = 2.0  # seconds for all candidates together
@@ -57,7 +60,7 @@ def _channels_last(x: Tensor) -> Tensor:
 
 def choose(
     replica: Replica,
-    batch: tuple[Tensor, Tensor],
+    batch: tuple[Tree, Tree],
     slowest: Callable[[np.ndarray], np.ndarray],
     share: Callable[[list[float]], list[float]],
     *,
@@ -77,7 +80,7 @@ def choose(
         takes_part: Whether this process computes gradients in training, and so is timed.
     """
     names = ["default", "native"]
-    if batch[0].dim() == 4:
+    if any(leaf.dim() == 4 for leaf in forms.leaves(batch[0])):
         names += ["channels-last", "native-channels-last"]
     path = _cache_folder() / f"kernels-{_key(replica, batch, kind)}.json"
     # Only rank 0's view of the cache counts: workers must not disagree.
@@ -110,14 +113,14 @@ def _time(replica: Replica, step: Callable[[], object], choice: str, budget: flo
     return 1000 * statistics.median(times)
 
 
-def _key(replica: Replica, batch: tuple[Tensor, Tensor], kind: str) -> str:
+def _key(replica: Replica, batch: tuple[Tree, Tree], kind: str) -> str:
     described = [
         platform.node(),
         platform.machine(),
         str(os.cpu_count()),
         torch.__version__,
         str(torch.get_num_threads()),
-        str(tuple(batch[0].shape)),
+        ", ".join(str(tuple(leaf.shape)) for leaf in forms.leaves(batch[0])),
         str(replica.params.dtype),
         repr(replica.module),
         *([] if kind == "plain" else [kind]),

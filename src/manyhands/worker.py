@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
+from manyhands.aims import REACHED, Aim
 from manyhands.clock import Clock, Epoch
 from manyhands.errors import DivergedError, WorkerError
 from manyhands.slowing import Slow, slowed
@@ -20,14 +21,17 @@ from manyhands.slowing import Slow, slowed
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from manyhands.augmenting import Augment
     from manyhands.balancing import Balance
     from manyhands.board import Board
     from manyhands.comm import Communicator
     from manyhands.config import RunConfig
     from manyhands.data import Plan, Split, Stored
     from manyhands.data.plan import Shares
+    from manyhands.forms import Tree
     from manyhands.graphs import Graphs
     from manyhands.lifecycle import Lifecycle
+    from manyhands.metrics import Metric
     from manyhands.privacy.mechanism import Mechanism
     from manyhands.privacy.sampling import Poisson
     from manyhands.rate import Rate
@@ -40,11 +44,12 @@ class Batch(NamedTuple):
     """One worker's part of one update.
 
     `weight` is its share of the update's `total` examples, `examples` how many stand behind it; in
-    a private run all three are the expected ones, and how many `x` holds is secret.
+    a private run all three are the expected ones, and how many `x` holds is secret. Features and
+    targets may be several tensors each (`manyhands.forms`).
     """
 
-    x: Tensor
-    y: Tensor
+    x: Tree
+    y: Tree
     weight: float
     total: int
     examples: float
@@ -77,6 +82,9 @@ class Worker:
     graphs: Graphs | None = None  # on a GPU: its gradient and its update
     slow: Slow | None = None  # if this worker is to be slower than it could be
     mechanism: Mechanism | None = None  # a private run's: clips and adds noise
+    metrics: tuple[Metric, ...] = ()
+    aim: Aim = field(default_factory=Aim)
+    augment: Augment | None = None
     keep_best: Callable[[Replica, Tensor], None] | None = None  # rank 0's: writes it down
     rate: Rate | None = None  # where the learning rate changes over the run
     planned: list[int] = field(default_factory=list)  # the steps of each worker, for the rate
@@ -127,6 +135,8 @@ class Worker:
                 self.seen = epoch.seen()
                 self.board.note(self.number, self.step, "gradient")
                 x, y = (self.graphs or self.data.train).batch(share.indices)
+                if self.augment:
+                    x, y = self.augment(x, y, self.step)
                 yield Batch(x, y, share.examples / share.total, share.total, share.examples)
                 self.end_step(epoch)
                 if self.balance:
@@ -220,7 +230,7 @@ class Worker:
             )
         epoch = self.epochs[-1]
         epoch.loss = (epoch.loss or 0.0) + loss.mean * loss.examples
-        epoch.correct = (epoch.correct or 0) + loss.correct
+        epoch.correct = (epoch.correct or 0) + loss.correct if self.replica.classifies else None
         epoch.examples += loss.examples
         self.losses.append(loss.mean)
 
@@ -255,7 +265,7 @@ class Worker:
             self.average_buffers()
             params = self.config.strategy.consensus(self)
             self.judge(epoch, params)
-            self._stop_early(epoch)
+            self.stopped = self.aim.over(self.epochs) or self.stopped
             self._announce(epoch, self.comm.gather(epoch.seen()))
 
     def _keep(self, epoch: Epoch) -> None:
@@ -263,9 +273,9 @@ class Worker:
         with self.evaluating():
             # A run that goes on past its last step has kept this epoch's copy already.
             self.kept[epoch.epoch - 1 :] = [self.config.strategy.consensus(self).clone()]
-            if self.config.target_accuracy is not None or self.config.patience is not None:
+            if self.aim.ends:
                 self.judge(epoch, self.kept[-1], alone=True)
-                self._stop_early(epoch)
+                self.stopped = self.aim.over(self.epochs) or self.stopped
             self._announce(epoch, [epoch.seen()])
 
     def _stop_at_last_step(self) -> None:
@@ -282,31 +292,20 @@ class Worker:
         test = self.evaluate(params, self.data.test, alone=alone)
         aside = self.evaluate(params, self.data.validation, alone=alone)
         if epoch:
-            epoch.test_loss, epoch.test_accuracy = test
-            epoch.validation_loss, epoch.validation_accuracy = aside
+            epoch.test_loss, epoch.test_metrics = test
+            epoch.validation_loss, epoch.validation_metrics = aside
             if self.keep_best and not alone and self.best is epoch:
                 self.keep_best(self.replica, params)
 
     @property
     def best(self) -> Epoch | None:
-        """The epoch with the least validation loss so far, the first of equals."""
-        known = [epoch for epoch in self.epochs if epoch.validation_loss is not None]
-        return min(known, key=lambda epoch: epoch.validation_loss or 0.0, default=None)
+        """The best epoch so far, where something is kept aside to judge by."""
+        return self.aim.best(self.epochs)
 
     @property
     def early(self) -> bool:
         """Whether the run ends because of how the model does."""
-        return self.stopped in ("target_accuracy", "patience")
-
-    def _stop_early(self, epoch: Epoch) -> None:
-        """End the run at its target, or when it does not improve any more."""
-        target, patience = self.config.target_accuracy, self.config.patience
-        aside = self.data.validation is not None
-        reached = epoch.validation_accuracy if aside else epoch.test_accuracy
-        if patience is not None and self.best and epoch.epoch - self.best.epoch >= patience:
-            self.stopped = "patience"
-        if target is not None and (reached or 0.0) >= target:
-            self.stopped = "target_accuracy"
+        return self.stopped in (*REACHED, "patience")
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -325,29 +324,31 @@ class Worker:
 
     def evaluate(
         self, params: Tensor, split: Split | None, *, alone: bool = False
-    ) -> tuple[float | None, float | None]:
-        """Return the loss and accuracy of `params` on `split`.
+    ) -> tuple[float | None, dict[str, float]]:
+        """Return the loss of `params` on `split`, and the metrics by name.
 
         All workers hold the same `params` and judge a part of the set each; with `alone`, this
         worker judges its own on the whole set.
         """
         if split is None:
-            return None, None
+            return None, {}
         part = split.slices(0, len(split), _EVALUATION_BATCH) if alone else self._part(split)
         with self.replica.holding(params):
-            sums = np.array(self.replica.evaluate(part), dtype=np.float64)
+            sums = np.array(self.replica.evaluate(part, self.metrics), dtype=np.float64)
         if not alone:
             sums = self.comm.sum(sums)
+            for metric in self.metrics:
+                metric.merge(self.comm)
         if not math.isfinite(sums[0]):
             raise DivergedError(
                 f"the loss outside of training is {sums[0]} after step {self.step}; try a smaller "
                 "learning rate",
                 rank=self.rank,
             )
-        accuracy = sums[1] / sums[2] if self.replica.classifies else None
-        return float(sums[0] / sums[2]), None if accuracy is None else float(accuracy)
+        values = {metric.name: metric.value() for metric in self.metrics}
+        return float(sums[0] / sums[1]), values
 
-    def _part(self, split: Split) -> Iterator[tuple[Tensor, Tensor]]:
+    def _part(self, split: Split) -> Iterator[tuple[Tree, Tree]]:
         rank, size, examples = self.comm.rank, self.comm.size, len(split)
         first, last = rank * examples // size, (rank + 1) * examples // size
         return split.slices(first, last, _EVALUATION_BATCH)

@@ -113,7 +113,7 @@ def test_going_on_is_never_having_stopped(folder, strategy, optimizer):
         resumed = train(folder, checkpoint=at(folder, step), **given)
         assert torch.equal(resumed.params, whole.params)
         assert resumed.step == whole.step
-        assert [e.test_accuracy for e in resumed.epochs] == [e.test_accuracy for e in whole.epochs]
+        assert [e.test_metrics for e in resumed.epochs] == [e.test_metrics for e in whole.epochs]
         assert resumed.losses == whole.losses
         assert resumed.facts == whole.facts
 
@@ -133,7 +133,7 @@ def test_a_pipeline_goes_on_stage_by_stage(folder):
         resumed = train(folder, checkpoint=found, **{**given, "strategy": strategy})
         assert torch.equal(resumed.params, whole.params)
         assert resumed.losses == whole.losses
-        assert [e.test_accuracy for e in resumed.epochs] == [e.test_accuracy for e in whole.epochs]
+        assert [e.test_metrics for e in resumed.epochs] == [e.test_metrics for e in whole.epochs]
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])

@@ -187,11 +187,12 @@ def test_buffers_are_averaged_before_evaluation(stored, tmp_path):
 
 def test_evaluation_judges_each_example_once(stored, tmp_path):
     worker = train(smooth, stored["blobs"], WORLD, tmp_path, epochs=1, strategy="sync")
-    loss, accuracy = worker.evaluate(worker.params, worker.data.test)
+    loss, metrics = worker.evaluate(worker.params, worker.data.test)
     x, y = next(worker.data.test.slices(0, len(worker.data.test), len(worker.data.test)))
     with torch.no_grad():
         output = worker.replica.module(x)
-    assert accuracy == pytest.approx((output.argmax(1) == y).double().mean().item(), abs=1e-9)
+    right = (output.argmax(1) == y).double().mean().item()
+    assert metrics == {"accuracy": pytest.approx(right, abs=1e-9)}
     assert loss == pytest.approx(nn.functional.cross_entropy(output, y).item(), abs=1e-5)
 
 

@@ -28,11 +28,13 @@ def with_dropout():
 
 
 def job(model, data, comm, output, /, **given):
-    """Return a run as the workers of `comm` get it."""
+    """Return a run as the workers of `comm` get it; functions come under names of their own."""
+    own = {"loss": given.pop("loss_function", None), "metrics": given.pop("metrics", ())}
+    own |= {"schedule": given.pop("scheduler", None), "augment": given.pop("augmentation", None)}
     return Job(
         config=configure({"kernels": "default", "workers": comm.size, **given}), model=model,
-        loss=None, data=str(data), output=str(output), name="test", command="test", launched=0.0,
-        threads=1,
+        data=str(data), output=str(output), name="test", command="test", launched=0.0, threads=1,
+        **own,
     )  # fmt: skip
 
 

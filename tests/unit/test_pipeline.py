@@ -208,7 +208,7 @@ def test_modules_that_may_draw_are_known(module, random):
         ({"transport": "rpc", "checkpoint_every": "10steps"}, "cannot go on from a checkpoint"),
         ({"kernels": "compile"}, "pipeline cannot use"),
         ({"transport": "rpc", "hosts": "here:3"}, "runs on one host"),
-        ({"clip_norm": 1.0}, "nobody its length"),
+        ({"clip_norm": 1.0}, "no process that knows the length"),
         ({"private": True, "epsilon": 3.0}, "cannot be private"),
         ({"slow": "0:2"}, "pipeline would ignore"),
         ({"balance": "speed"}, "balance is 'speed'"),

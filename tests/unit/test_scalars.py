@@ -42,7 +42,7 @@ def pretend(
         worker.step += STEPS
         worker.losses = [float(step) for step in range(1, worker.step + 1)]
         worker.clock.updated = [time.monotonic()] * worker.step
-        worker.epochs.append(Epoch(number, test_loss=1.0 / number, test_accuracy=0.5))
+        worker.epochs.append(Epoch(number, test_loss=1.0 / number, test_metrics={"accuracy": 0.5}))
         worker.announce({"epoch": number, "workers": [[STEPS * 3.0, 1, STEPS]]})
     events.finish(rows)
 
@@ -75,8 +75,8 @@ def test_an_earlier_process_files_are_replaced(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_came_later_has_no_loss_of_earlier_epochs(tmp_path: Path) -> None:
-    judged = dict.fromkeys(("test_loss", "test_accuracy"), 0.5)
-    judged |= dict.fromkeys(("validation_loss", "validation_accuracy"))
+    judged = {"test_loss": 0.5, "test_metrics": {"accuracy": 0.5}}
+    judged |= {"validation_loss": None, "validation_metrics": {}}
     rows = [
         {"epoch": number, **judged, "workers": [{"rank": 1, "loss": loss}]}
         for number, loss in ((1, None), (2, 4.0), (3, 3.0))

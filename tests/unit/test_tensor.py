@@ -68,7 +68,7 @@ def test_the_slices_together_are_the_model(name, size):
         ({"slices": 0}, "slices is 0; expected 1 or more"),
         ({"slice": 2}, "Did you mean 'slices'"),
         ({"stages": 2}, "option of pipeline"),
-        ({"clip_norm": 1.0}, "nobody has the whole gradient"),
+        ({"clip_norm": 1.0}, "nobody with the whole gradient"),
         ({"slow": "0:2"}, "wait for each other"),
         ({"kernels": "compile"}, "tensor cannot use"),
         ({"private": True, "epsilon": 3.0}, "cannot be private"),

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from manyhands import forms
 from manyhands.errors import ConfigError
 
 if TYPE_CHECKING:
+    from manyhands.forms import Tree
     from manyhands.replica import Replica
 
 # What turns the gradients of some examples, (n,) squared norms first, into their clipped sum.
@@ -35,17 +37,22 @@ class PerExample:
         gradient = torch.func.grad(self._loss)
         self.gradients = torch.func.vmap(gradient, in_dims=(None, 0, 0), randomness="different")
 
-    def _loss(self, params: tuple[Tensor, ...], x: Tensor, y: Tensor) -> Tensor:
+    def _loss(self, params: tuple[Tensor, ...], x: Tree, y: Tree) -> Tensor:
         named = dict(zip(self.names, params, strict=True))
-        output = torch.func.functional_call(self.replica.module, named, (x[None],))
-        return self.replica.loss(output, y[None])
+        module = self.replica.module
 
-    def add(self, x: Tensor, y: Tensor, clip: float, out: Tensor) -> None:
+        def model(*args: Tensor, **kwargs: Tensor) -> Any:
+            return torch.func.functional_call(module, named, args, kwargs)
+
+        output = forms.call(model, forms.each(lambda leaf: leaf[None], x))
+        return self.replica.loss(output, forms.each(lambda leaf: leaf[None], y))
+
+    def add(self, x: Tree, y: Tree, clip: float, out: Tensor) -> None:
         """Add the sum of the clipped gradients of all examples to `out`, (dim,)."""
         params = tuple(p.detach() for _, p in self.replica.named)
-        for start in range(0, len(x), self.chunk):
-            part = slice(start, start + self.chunk)
-            grads = [g.flatten(1) for g in self.gradients(params, x[part], y[part])]  # (n, size)
+        for start in range(0, forms.count(x), self.chunk):
+            some = forms.cut(x, y, slice(start, start + self.chunk))
+            grads = [g.flatten(1) for g in self.gradients(params, *some)]  # (n, size)
             norms = torch.stack([torch.linalg.vector_norm(g, dim=1) for g in grads])
             weights, finite = coefficients(torch.linalg.vector_norm(norms, dim=0), clip)
             offset = 0
@@ -85,13 +92,13 @@ def refuse(module: nn.Module) -> None:
             )
 
 
-def probe(replica: Replica, x: Tensor, y: Tensor) -> None:
+def probe(replica: Replica, x: Tree, y: Tree) -> None:
     """Try one example; refuse what vmap cannot handle, or what keeps traces of it, by its layer."""
     before = {name: buffer.clone() for name, buffer in replica.module.named_buffers()}
     out = torch.zeros_like(replica.params)
     with replica.undisturbed(), _entered(replica.module) as entered:
         try:
-            PerExample(replica, chunk_mb=1).add(x[:1], y[:1], 1.0, out)
+            PerExample(replica, chunk_mb=1).add(*forms.cut(x, y, slice(1)), 1.0, out)
         except (RuntimeError, ValueError, NotImplementedError) as error:
             name, layer = entered[-1] if entered else ("", replica.module)
             where = f"layer {name!r} ({type(layer).__name__})" if name else type(layer).__name__

@@ -12,6 +12,13 @@ from manyhands.errors import ConfigError
 if TYPE_CHECKING:
     from manyhands.config import RunConfig
 
+# What a private run cannot have, and why.
+UNSOUND = {
+    "accumulate": "a private run takes gradients of single examples, as many at a time as chunk_mb "
+    "holds",
+    "autocast": "a private run's bound on a gradient's length holds for what float32 computes",
+    "augment": "a function of a batch may mix its examples, so that none has a gradient of its own",
+}
 # Where workers share one secret sample of the whole set, and where each samples its own records.
 SHARED, DISJOINT = "balanced", "by-id"
 
@@ -82,6 +89,10 @@ class Privacy:
                 f"balance is {config.balance!r}, which measures and tells how many examples a "
                 "worker takes; in a private run that is secret: leave it out"
             )
+        for name, reason in UNSOUND.items():
+            value = getattr(config, name)
+            if value != getattr(type(config), name):
+                raise ConfigError(f"{name} is {value!r}, but {reason}; leave it out")
         raw = config.strategy.exposure == "masters" and not self.distrust
         if raw and config.checkpoint_every is not None:
             raise ConfigError(

@@ -9,11 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from manyhands import forms
 from manyhands.privacy.clipping import PerExample
 from manyhands.privacy.layerwise import Layerwise
 
 if TYPE_CHECKING:
     from manyhands.config import RunConfig
+    from manyhands.forms import Tree
     from manyhands.privacy.keys import Noise
     from manyhands.privacy.ledger import Ledger
     from manyhands.privacy.terms import Terms
@@ -47,18 +49,18 @@ class Mechanism:
         self.ledger: Ledger | None = None
         self.last: int | None = None  # the step at which the budget is spent, if before the end
 
-    def gradient(self, x: Tensor, y: Tensor, expected: float) -> None:
+    def gradient(self, x: Tree, y: Tree, expected: float) -> None:
         """Fill the replica's `grad` with the noised mean over a sample of that expected size."""
         if self.ledger:
             self.ledger.pay(1)
         grad = self.replica.grad
         grad.zero_()
-        if len(x):
+        if forms.count(x):
             self.clipped.add(x, y, self.terms.clip, grad)
         self._add_noise(grad, self.deviation)
         grad.div_(expected)
 
-    def try_out(self, x: Tensor, y: Tensor) -> None:
+    def try_out(self, x: Tree, y: Tree) -> None:
         """Do the work of a step on any examples, for timing: nothing is paid, drawn or kept."""
         self.clipped.add(x, y, self.terms.clip, self.replica.grad)
         self.replica.grad.zero_()

@@ -173,14 +173,16 @@ class Averaging(Strategy):
         The average has been judged already: it is what the last evaluation looked at.
         """
         with worker.evaluating():
-            loss, accuracy = worker.evaluate(worker.state.before, worker.data.test, alone=True)
-            losses, accuracies = zip(*worker.comm.gather([loss, accuracy]), strict=True)
+            own = worker.evaluate(worker.state.before, worker.data.test, alone=True)
+            losses, metrics = zip(*worker.comm.gather(list(own)), strict=True)
         last = worker.epochs[-1]
         worker.facts |= {
             "own_loss": list(losses),
-            "own_accuracy": list(accuracies),
+            "own_accuracy": [each.get("accuracy") for each in metrics],
+            "own_metrics": list(metrics),
             "average_loss": last.test_loss,
-            "average_accuracy": last.test_accuracy,
+            "average_accuracy": last.test_metrics.get("accuracy"),
+            "average_metrics": last.test_metrics,
         }
 
 

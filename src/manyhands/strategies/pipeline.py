@@ -61,6 +61,13 @@ class Pipeline(Strategy):
         resume=True,
         workers=1,
         beside="stage",
+        lacks={
+            "model_loss": "has no process with the whole model",
+            "tensors": "passes one tensor from stage to stage",
+            "accumulate": "computes a batch in pieces anyhow: use micro_batches",
+            "autocast": "passes float32 from stage to stage",
+            "clip_norm": "has no process that knows the length of the whole gradient",
+        },
     )
 
     stages: int = field(default=2, metadata={"help": "parts that the model is cut into"})
@@ -139,11 +146,6 @@ class Pipeline(Strategy):
             raise ConfigError(
                 f"slow is {config.slow!r}, which pipeline would ignore: its stages wait for each "
                 "other whatever a worker's part of the batch; leave it out"
-            )
-        if config.clip_norm is not None:
-            raise ConfigError(
-                f"clip_norm is {config.clip_norm}, but each stage of a pipeline has a part of the "
-                "gradient and nobody its length; leave it out"
             )
         if config.kernels == "compile":
             raise ConfigError("kernels is 'compile', which pipeline cannot use; leave it out")

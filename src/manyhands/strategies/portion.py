@@ -43,7 +43,8 @@ class Portion(Replica):
         self.random = {place for place, module in self.children if draws(module)}
         self.module: nn.Module = nn.ModuleList([module for _, module in self.children])
         self.judged = whole.judged
-        self.loss, self.classifies = whole.loss, whole.classifies
+        self.loss, self.classifies, self.of_model = whole.loss, whole.classifies, False
+        self.pieces, self.autocast = 1, False
         self.prepare, self.forward = whole.prepare, self.through
         self.layers = whole.layers
         self.named = list(named)

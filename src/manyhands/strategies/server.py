@@ -106,6 +106,11 @@ class Server(Strategy):
             "privacy": "a private gradient may leave only when its noise is in",
             "clip_norm": "a gradient's length is known only when all of it is there",
         }
+        if config.accumulate > 1:
+            raise ConfigError(
+                f"layerwise is given with accumulate {config.accumulate}, but a layer's gradient "
+                "is ready only after the last piece; leave one of them out"
+            )
         if config.slow is not None and not slowing.parse(config.slow).sleep:
             reasons["slow"] = "a gradient that is computed again would be sent again; add :sleep"
         for name, reason in reasons.items():

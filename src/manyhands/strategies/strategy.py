@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+
+from manyhands.errors import ConfigError
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -15,9 +17,24 @@ if TYPE_CHECKING:
 
     from manyhands.comm import Communicator
     from manyhands.config import RunConfig
+    from manyhands.forms import Form, Tree
     from manyhands.replica import Replica
     from manyhands.worker import Worker
 
+
+# What a run may ask of any strategy: options that change how a gradient is computed and used, and
+# the forms that losses and batches may have.
+FEATURES = {
+    "model_loss": "a loss of (model, batch)",
+    "tensors": "batches of several tensors",
+    "metric": "metrics by name or as functions",
+    "clip_norm": "gradients cut to a length",
+    "accumulate": "a batch computed in pieces",
+    "schedule": "a learning rate that changes",
+    "no_decay": "weight decay by parameter name",
+    "autocast": "computing in bfloat16",
+    "augment": "batches that a function changes",
+}
 
 # What anybody but the worker itself sees of a gradient: only the sum over all workers; the sum,
 # once the masters have it; or every worker's own message.
@@ -47,6 +64,8 @@ class Supports:
         cuda: Its workers may compute on GPUs: it touches vectors through torch and the group only.
         private: Whoever sees what others send sees no more than `exposure` says.
         join: A user's own loop can drive it, step by step (`manyhands.join`).
+        lacks: What it cannot do of that which a run may ask of any strategy (`FEATURES`), each with
+            the reason.
     """
 
     many: bool
@@ -65,6 +84,7 @@ class Supports:
     join: bool = False
     workers: int = 2
     beside: str = "master"
+    lacks: Mapping[str, str] = field(default_factory=dict)
 
 
 class Part(Protocol):
@@ -133,6 +153,15 @@ class Strategy(Protocol):
     def check_model(self, *, layers: Sequence[str]) -> None:
         """Refuse a model that cannot be trained this way; `layers` names those with parameters."""
 
+    def check_data(self, features: Form, targets: Form) -> None:
+        """Refuse batches of several tensors where one is all that can be taken."""
+        several = features is not None or targets is not None
+        if several and "tensors" in self.supports.lacks:
+            raise ConfigError(
+                f"a batch has several tensors, but {self.name} {self.supports.lacks['tensors']}; "
+                "put them into one, or use another strategy"
+            )
+
     def processes(self, workers: int) -> int:
         """Return how many processes take part: by rank, the workers first, then what is beside."""
         return workers
@@ -151,7 +180,7 @@ class Strategy(Protocol):
         return rank if rank < workers else 0
 
     def part(
-        self, whole: Replica, batch: tuple[Tensor, Tensor], group: Communicator, workers: int
+        self, whole: Replica, batch: tuple[Tree, Tree], group: Communicator, workers: int
     ) -> Replica:
         """Return what this process trains: the whole model, or a part of it. Collective."""
         return whole

@@ -60,6 +60,13 @@ class TensorParallel(Strategy):
         resume=True,
         workers=1,
         beside="slice",
+        lacks={
+            "model_loss": "has no process with the whole model",
+            "tensors": "passes one tensor from layer to layer",
+            "accumulate": "sums activations of whole batches within a team",
+            "autocast": "sums float32 within a team",
+            "clip_norm": "has nobody with the whole gradient, and so its length",
+        },
     )
 
     slices: int = field(
@@ -75,7 +82,6 @@ class TensorParallel(Strategy):
     def validate(self, config: RunConfig) -> None:
         """Refuse what would not be the same for a layer in slices."""
         reasons = {
-            "clip_norm": "nobody has the whole gradient, and so its length",
             "slow": "the processes of a team wait for each other in the middle of a gradient",
         }
         for name, reason in reasons.items():

@@ -1,0 +1,117 @@
+"""What a run is about: its loss, its metrics and what it is to reach, as the data and the user say.
+
+Whole numbers as targets are classes: cross-entropy and accuracy. Floats are to be met: mean squared
+error. Without targets the features are to be met. Anything else is for the user to say.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from manyhands import forms
+from manyhands.aims import Aim
+from manyhands.errors import ConfigError
+from manyhands.metrics import Metric, build, makes_sense
+from manyhands.models import LOSSES
+
+if TYPE_CHECKING:
+    from manyhands.config import RunConfig
+    from manyhands.data import Stored
+    from manyhands.forms import Tree
+    from manyhands.job import Job
+    from manyhands.replica import LossFunction, Replica
+
+_MEETING = ("mse", "mae", "bce")  # losses of outputs that have the targets' shape
+
+
+def loss(job: Job, own: str | None, data: Stored) -> LossFunction:
+    """Return the loss: the user's, the model's own, or what fits the targets."""
+    if job.loss:
+        return job.loss
+    name = job.config.loss or own or _fitting(data)
+    return LOSSES[name]
+
+
+def _fitting(data: Stored) -> str:
+    if data.classes:
+        return "cross-entropy"
+    target = data.train.y
+    images = not data.about.labelled and getattr(target, "dtype", None) == torch.uint8
+    if not isinstance(target, Tensor) or not (target.is_floating_point() or images):
+        raise ConfigError(
+            "no loss is given, and there is no one target of classes or floats to choose it by; "
+            "expected loss, a function of (output, target) or of (model, batch)"
+        )
+    return "mse"
+
+
+def metrics(
+    job: Job, replica: Replica, data: Stored, batch: tuple[Tree, Tree]
+) -> tuple[Metric, ...]:
+    """Return the metrics of a run, tried on a batch; say what the loss lacks.
+
+    Raises:
+        ConfigError: If the loss is no number, or a metric makes no sense for model and data.
+    """
+    x, y = batch
+    with replica.undisturbed():
+        replica.module.eval()
+        value, output = replica.objective(replica.module, x, y)
+        if output is None and not all(callable(m) and forms.takes_model(m) for m in job.metrics):
+            output = forms.call(replica.module, x)
+        replica.module.train()
+    _check(replica, value, output, y)
+    given = job.metrics or _usual(replica, output, y, data.classes)
+    found = tuple(build(each, output, y, data.classes) for each in given)
+    labelled = data.train.labels is not None and not replica.of_model
+    replica.classifies = labelled and any(metric.name == "accuracy" for metric in found)
+    return found
+
+
+def _usual(replica: Replica, output: Any, y: Tree, classes: int | None) -> list[str]:
+    """Return the metrics where nobody names any: none is claimed that makes no sense."""
+    if replica.of_model:
+        return []
+    name = "f1" if replica.loss is LOSSES["bce"] else "accuracy"
+    return [name] if makes_sense(name, output, y, classes) else []
+
+
+def _check(replica: Replica, value: Any, output: Any, y: Tree) -> None:
+    """Refuse a loss that gives no number, or would compare what has another shape."""
+    if not isinstance(value, Tensor) or value.dim():
+        shape = f"a shape of {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+        raise ConfigError(f"loss gave {shape}; expected one number, the mean over the batch")
+    for name in _MEETING:
+        if replica.loss is LOSSES[name] and output.shape != y.shape:
+            raise ConfigError(
+                f"loss is {name!r}, but the model gives {tuple(output.shape)} for targets of shape "
+                f"{tuple(y.shape)}; expected equal shapes, or another loss"
+            )
+
+
+def aim(config: RunConfig, metrics: tuple[Metric, ...]) -> Aim:
+    """Return what ends the run early.
+
+    Raises:
+        ConfigError: If there is a target but nothing that could reach it.
+    """
+    target = config.target_accuracy if config.target is None else config.target
+    first = metrics[0] if metrics else None
+    option = "target" if config.target is not None else "target_accuracy"
+    fits = first is not None and (option == "target" or first.name == "accuracy")
+    if target is not None and not fits:
+        judge = first.name if first else "its loss"
+        raise ConfigError(
+            f"{option} is {target}, but the model is judged by {judge}; give metric, and target"
+        )
+    return Aim(
+        metric=first.name if first else None,
+        higher=first.higher if first else True,
+        chosen=config.metric is not None,
+        target=target,
+        reason=option,
+        patience=config.patience,
+    )
