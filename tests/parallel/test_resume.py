@@ -1,11 +1,13 @@
 """A run that goes on from a checkpoint ends, bit for bit, where a run never interrupted ends."""
 
 import json
+import random
 import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from mpi4py import MPI
@@ -40,7 +42,14 @@ def folder(tmp_path):
 
 
 def train(
-    folder, comm=WORLD, checkpoint=None, data="blobs", model=with_everything, slow=0.0, **given
+    folder,
+    comm=WORLD,
+    checkpoint=None,
+    data="blobs",
+    model=with_everything,
+    slow=0.0,
+    own=None,
+    **given,
 ):
     """Train, or go on; `slow` is how many seconds this process adds to each of its steps."""
     options = {"workers": comm.size, "epochs": 3, "batch_size": 100, "kernels": "default", **given}
@@ -51,7 +60,7 @@ def train(
     job = Job(
         config=config,
         model=model,
-        loss=None,
+        **{"loss": None, **(own or {})},
         data=str(store(data, place / "data")),
         output=str(folder),
         name="test",
@@ -102,6 +111,30 @@ STRATEGIES = {
         mh.Gossip(overlap=True),
     ],
 }
+
+
+def drawn(batch):
+    """Change a batch with what all three generators give."""
+    x, y = batch
+    return x * (1 + 0.1 * torch.rand(1) + 0.1 * np.random.rand() + 0.1 * random.random()), y
+
+
+def warming(optimizer, steps):
+    return torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, 0.1, total_steps=steps + 1, cycle_momentum=False
+    )
+
+
+@pytest.mark.parametrize("strategy", ["sync", mh.Averaging(period=7), "gossip"], ids=str)
+def test_going_on_draws_the_same_augmentation_and_follows_the_same_scheduler(folder, strategy):
+    own = {"augment": drawn, "schedule": warming, "metrics": ("f1",)}
+    given = {"strategy": strategy, "checkpoint_every": "10steps", "keep": 9, "accumulate": 2}
+    given |= {"weight_decay": 0.01, "no_decay": "*.bias", "epochs": 2, "own": own}
+    whole = train(folder, **given)
+    resumed = train(folder, checkpoint=at(folder, 10), **given)
+    assert torch.equal(resumed.params, whole.params)
+    assert resumed.losses == whole.losses
+    assert [e.test_metrics for e in resumed.epochs] == [e.test_metrics for e in whole.epochs]
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])

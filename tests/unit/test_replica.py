@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from manyhands import config
-from manyhands.assemble import _optimizer
+from manyhands.assemble import _decaying, _optimizer
 from manyhands.errors import ConfigError
 from manyhands.models import MODELS, cnn
 from manyhands.optimizers import SGD, Adam, AdamW
@@ -105,6 +105,63 @@ def test_an_empty_batch_gives_a_zero_gradient():
     loss = replica.gradient(torch.empty(0, 6), torch.empty(0, dtype=torch.long))
     assert loss == (0.0, 0, 0)
     assert not replica.grad.any()
+
+
+@pytest.mark.parametrize("pieces", [2, 3, 20])
+def test_a_batch_in_pieces_has_the_same_gradient(pieces):
+    replica = Replica(mlp().double(), F.cross_entropy)
+    x, y = batches(1)[0]
+    whole = replica.gradient(x.double(), y)
+    expected = replica.grad.clone()
+    replica.pieces = pieces
+    parted = replica.gradient(x.double(), y)
+    assert torch.allclose(replica.grad, expected, rtol=0, atol=1e-14)
+    assert parted.mean == pytest.approx(whole.mean, abs=1e-14)
+    assert parted[1:] == whole[1:]
+
+
+def test_what_autocast_computes_in_bfloat16_ends_in_float32():
+    replica = Replica(mlp(), F.cross_entropy)
+    x, y = batches(1)[0]
+    seen = []
+    replica.module[0].register_forward_hook(lambda *args: seen.append(args[2].dtype))
+    plain = replica.gradient(x, y)
+    expected = replica.grad.clone()
+    replica.autocast = True
+    rounded = replica.gradient(x, y)
+    assert seen == [torch.float32, torch.bfloat16]
+    assert replica.grad.dtype == torch.float32
+    assert 0 < float((replica.grad - expected).abs().max()) < 0.01
+    assert rounded.mean == pytest.approx(plain.mean, abs=0.01)
+
+
+@pytest.mark.parametrize("optimizer", [SGD(lr=0.1, weight_decay=0.5), AdamW(weight_decay=0.5)])
+def test_weight_decay_by_name_is_that_of_parameter_groups(optimizer):
+    module = mlp()
+    plain = copy.deepcopy(module)
+    data = batches()
+    replica = Replica(module, F.cross_entropy)
+    decays = _decaying("*.bias,2.*", replica)
+    flat = _optimizer(configure({"optimizer": optimizer}), replica, data[0], decays)
+    named = dict(plain.named_parameters())
+    groups = [
+        {"params": [named["0.weight"]]},
+        {"params": [named[n] for n in named if n != "0.weight"], "weight_decay": 0.0},
+    ]
+    theirs = optimizer.build(groups)
+    for x, y in data:
+        replica.gradient(x, y)
+        flat.step()
+        theirs.zero_grad()
+        F.cross_entropy(plain(x), y).backward()
+        theirs.step()
+    for (name, ours), reference in zip(module.named_parameters(), plain.parameters(), strict=True):
+        assert torch.allclose(ours, reference, rtol=0, atol=1e-6), name
+
+
+def test_a_name_that_no_parameter_has_is_refused():
+    with pytest.raises(ConfigError, match=r"no_decay has '\*norm\*', which is no parameter's name"):
+        _decaying("*.bias,*norm*", Replica(mlp(), F.cross_entropy))
 
 
 def test_any_other_optimizer_gets_the_named_parameters():
