@@ -21,6 +21,7 @@ GIVEN = {"batch_size": 60, "lr": 0.1, "momentum": 0.9, "weight_decay": 0.05, "ma
 WAYS = {
     "server": mh.Server(masters=1, staleness=0),
     "pipeline": mh.Pipeline(stages=min(2, WORLD.size), cut="parameters"),
+    "tensor": mh.TensorParallel(slices=min(2, WORLD.size)),
     "averaging": mh.Averaging(period=4),
 }
 
@@ -81,9 +82,9 @@ def run(name, data, folder, feature=None, **given):
         (folder / "lock").touch()
         group = MemoryGroup(0, [], 1, folder / "lock")
         return train(model, stored, group, folder, **given, workers=1)
-    most = {"sequential": 1, "pipeline": 2}.get(name, WORLD.size)
+    most = {"sequential": 1, "pipeline": 2, "tensor": 2}.get(name, WORLD.size)
     size = min(most, WORLD.size)
-    workers = {"pipeline": 1, "server": size - 1}.get(name, size)
+    workers = {"pipeline": 1, "tensor": 1, "server": size - 1}.get(name, size)
     group = WORLD.Split(WORLD.rank < size)
     try:
         if WORLD.rank < size:

@@ -179,7 +179,7 @@ def test_slices_go_on_slice_by_slice(folder, optimizer):
         resumed = train(folder, checkpoint=at(folder, step), **given)
         assert torch.equal(resumed.params, whole.params)
         assert resumed.losses == whole.losses
-        assert [e.test_accuracy for e in resumed.epochs] == [e.test_accuracy for e in whole.epochs]
+        assert [e.test_metrics for e in resumed.epochs] == [e.test_metrics for e in whole.epochs]
 
 
 def test_one_worker_alone_goes_on(folder):
