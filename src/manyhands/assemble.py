@@ -90,6 +90,8 @@ def worker(job: Job, comm: MPI.Comm | Communicator, folder: Path) -> tuple[Worke
     captured = None
     if device.type == "cuda" and not mechanism and _plain(job, replica, data):
         captured, kernels = gpus.graphs(config, replica, optimizer, data, plan, kernels)
+    elif kernels.choice == "graphs":
+        kernels = gpus.without_graphs(config)
     made = Worker(
         config=config,
         replica=replica,

@@ -60,7 +60,7 @@ def _seeded(*key: int) -> Iterator[None]:
     digest = hashlib.blake2b(struct.pack(f"<{len(key)}q", *key), digest_size=8).digest()
     seed = int.from_bytes(digest, "little")
     states = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    gpu = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+    gpu = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
     torch.default_generator.manual_seed(seed)
     if gpu is not None:
         torch.cuda.manual_seed(seed)

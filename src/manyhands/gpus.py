@@ -118,3 +118,17 @@ def graphs(
         made.prepare(batches)
         kernels = Kernels("default", source="no graphs")
     return made, kernels
+
+
+def without_graphs(config: RunConfig) -> Kernels:
+    """Return the kernels of a step that is more than one pass over one tensor.
+
+    Raises:
+        ConfigError: Graphs are asked for.
+    """
+    if config.kernels == "graphs":
+        raise ConfigError(
+            "kernels is 'graphs', but a step with a loss of (model, batch), several tensors, "
+            "pieces or augmentation cannot be captured; leave it out"
+        )
+    return Kernels("default", source="no graphs")

@@ -1,5 +1,7 @@
 """What a run may ask of any strategy, with every strategy: it works, or is refused by name."""
 
+from functools import cache
+
 import pytest
 import torch
 from mpi4py import MPI
@@ -85,13 +87,16 @@ def run(name, data, folder, feature=None, **given):
     most = {"sequential": 1, "pipeline": 2, "tensor": 2}.get(name, WORLD.size)
     size = min(most, WORLD.size)
     workers = {"pipeline": 1, "tensor": 1, "server": size - 1}.get(name, size)
-    group = WORLD.Split(WORLD.rank < size)
-    try:
-        if WORLD.rank < size:
-            return train(model, stored, group, folder, **given, workers=workers)
-    finally:
-        group.Free()
+    group = first(size)
+    if WORLD.rank < size:
+        return train(model, stored, group, folder, **given, workers=workers)
     return None
+
+
+@cache
+def first(size):
+    """Return the group of the first `size` processes, and of the others."""
+    return WORLD.Split(WORLD.rank < size)
 
 
 @pytest.fixture(scope="module")
