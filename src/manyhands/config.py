@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,6 +12,7 @@ from manyhands.checkpoint import parse_every
 from manyhands.errors import ConfigError
 from manyhands.hosts import Hosts, named
 from manyhands.optimizers import SGD, Optimizer
+from manyhands.refusals import check
 
 if TYPE_CHECKING:
     from manyhands.privacy.config import Privacy
@@ -27,7 +28,6 @@ MODELS = {
 LOSSES = ("cross-entropy", "nll", "mse", "mae", "bce")
 METRICS = ("accuracy", "top-K", "f1", "mse", "mae", "auroc")
 SCHEDULES = ("constant", "linear", "cosine", "step")
-PROFILED = 500  # steps that a profile holds at the most
 KERNELS = (
     "auto",
     "default",
@@ -216,15 +216,11 @@ class RunConfig:
                 f"clip_norm is {self.clip_norm} in a private run, which clips each example's "
                 "gradient (clip); leave it out"
             )
-        self._check_validation()
-        self._check_target()
-        self._check_features()
-        self._check_steps()
+        check(self)
         self.strategy.validate(self)
         self._check_speeds()
         self._check_lifecycle()
         self._check_places()
-        self._check_profile()
         self._check_device()
         if self.comm not in ("auto", "mpi"):
             self.check_torch(f"comm is {self.comm!r}")
@@ -234,77 +230,6 @@ class RunConfig:
             )
         if self.privacy:
             self.privacy.check(self)
-
-    def _check_validation(self) -> None:
-        if self.validation is None:
-            if self.patience is not None:
-                raise ConfigError(
-                    f"patience is {self.patience}, but nothing is kept aside to judge by; add "
-                    "validation, e.g. 0.1"
-                )
-        elif not 0 < self.validation < 1:
-            raise ConfigError(
-                f"validation is {self.validation}; expected a number above 0 and below 1"
-            )
-        elif self.privacy:
-            raise ConfigError(
-                f"validation is {self.validation} in a private run: how the model does on records "
-                "of the training set tells about them; keep public data aside as the test set"
-            )
-
-    def _check_features(self) -> None:
-        for f in fields(self):
-            reason = self.strategy.supports.lacks.get(f.name)
-            value = getattr(self, f.name)
-            if reason and value != f.default:
-                raise ConfigError(
-                    f"{f.name} is {value!r}, but {self.strategy.name} {reason}; leave it out"
-                )
-
-    def _check_steps(self) -> None:
-        """Refuse what would do nothing, of what decides how a step is computed."""
-        split = 1 if self.strategy.supports.whole_batches else self.workers
-        if self.accumulate > max(1, self.batch_size // split):
-            raise ConfigError(
-                f"accumulate is {self.accumulate}, but a worker's part of a batch has "
-                f"{self.batch_size // split} examples; expected that many pieces at the most"
-            )
-        if self.no_decay is not None and not getattr(self.optimizer, "weight_decay", 0.0):
-            raise ConfigError(
-                f"no_decay is {self.no_decay!r}, but the optimizer has no weight_decay; give "
-                "sgd, adam or adamw with weight_decay, or leave it out"
-            )
-        if self.autocast and self.dtype != "float32":
-            raise ConfigError(f"autocast is given with dtype {self.dtype}; expected float32")
-        if ":" in self.schedule and self.warmup:
-            raise ConfigError(
-                f"warmup is {self.warmup}, but schedule is {self.schedule}, which decides the "
-                "whole run; leave one of them out"
-            )
-
-    def _check_target(self) -> None:
-        if self.target is not None and self.target_accuracy is not None:
-            raise ConfigError("target and target_accuracy are both given; expected one of them")
-        first = (self.metric or "accuracy").split(",")[0]
-        if self.target_accuracy is not None and first != "accuracy":
-            raise ConfigError(
-                f"target_accuracy is {self.target_accuracy}, but the metric is {first}; give "
-                "target, or accuracy as the first metric"
-            )
-
-    def _check_profile(self) -> None:
-        if not self.profile:
-            return
-        if self.max_steps is None or self.max_steps > PROFILED:
-            raise ConfigError(
-                f"profile is given with max_steps {self.max_steps}; every operation is kept, so "
-                f"expected max_steps of {PROFILED} at the most"
-            )
-        if self.privacy:
-            raise ConfigError(
-                "profile is given in a private run, where how long a step took tells how many "
-                "records were drawn; leave it out"
-            )
 
     def _check_speeds(self) -> None:
         if self.slow is not None and slowing.parse(self.slow).rank >= self.workers:
