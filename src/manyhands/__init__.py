@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         WorkerError,
     )
     from manyhands.fitting import Result, fit
+    from manyhands.joining import join
     from manyhands.optimizers import SGD, Adam, AdamW
     from manyhands.predicting import predict
     from manyhands.privacy.config import Privacy
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 # Where each public name lives: imported when first asked for, so that `import manyhands` is quick.
 _HOMES = {
     "fit": "manyhands.fitting",
+    "join": "manyhands.joining",
     "compare": "manyhands.comparing",
     "predict": "manyhands.predicting",
     "Result": "manyhands.fitting",
@@ -83,6 +85,7 @@ __all__ = [
     "__version__",
     "compare",
     "fit",
+    "join",
     "predict",
 ]
 

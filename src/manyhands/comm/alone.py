@@ -1,0 +1,55 @@
+"""The communicator of a group of one: nobody to talk to, and nothing to load."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from manyhands.comm.meter import Meter
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+
+class Alone:
+    """One worker on its own: what a `Communicator` has, without any message."""
+
+    def __init__(self) -> None:
+        self.name = "alone"
+        self.rank = 0
+        self.size = 1
+        self.meter = Meter()
+
+    def allreduce(self, vector: Tensor, algorithm: str = "auto") -> None:
+        """Leave `vector` as it is: the sum over one."""
+
+    def broadcast(self, vector: Tensor, root: int = 0) -> None:
+        """Leave `vector` as it is."""
+
+    def exchange(self, vector: Tensor, received: Mapping[int, Tensor]) -> Callable[[], None]:
+        """Exchange with nobody."""
+        return lambda: None
+
+    def sum(self, values: np.ndarray) -> np.ndarray:
+        """Return a copy of the values."""
+        return values.copy()
+
+    def maximum(self, values: np.ndarray) -> np.ndarray:
+        """Return a copy of the values."""
+        return values.copy()
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return the only worker's `value`."""
+        return [value]
+
+    def barrier(self) -> None:
+        """Wait for nobody."""
+
+    def lost(self, error: BaseException) -> bool:
+        """Say no: there is nobody to lose."""
+        return False
+
+    def abort(self, code: int) -> None:
+        """End this process with that exit code."""
+        raise SystemExit(code)
