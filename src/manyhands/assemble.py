@@ -22,7 +22,7 @@ from manyhands.balancing import Balance
 from manyhands.board import BOARD_FILE, EVENTS_FILE, Board
 from manyhands.checkpoint import check
 from manyhands.config import RunConfig
-from manyhands.data import Plan, Stored
+from manyhands.data import Plan, Stored, StreamPlan
 from manyhands.errors import ConfigError, nearest
 from manyhands.lifecycle import Lifecycle, Mark, restore
 from manyhands.models import MODELS, OWN_LOSS
@@ -31,7 +31,7 @@ from manyhands.options import flatten
 from manyhands.protecting import open_ledger, protect
 from manyhands.replica import Replica
 from manyhands.resuming import fingerprint, verify
-from manyhands.sharing import plan as planned
+from manyhands.sharing import opened, planned_for
 from manyhands.surroundings import own_threads
 from manyhands.testing import striker
 from manyhands.worker import Worker
@@ -60,14 +60,12 @@ def worker(job: Job, comm: MPI.Comm | Communicator, folder: Path) -> tuple[Worke
     threads = job.threads or config.threads or own_threads(group.gather)
     torch.set_num_threads(1 if serves else threads)
     board.note(comm.rank, 0, "load")
-    data = Stored.open(Path(job.data), train_limit=config.limit, dtype=config.dtype)
+    data = opened(config, Path(job.data))
     gpus.settle(data, device)
-    if config.validation:
-        data.keep_aside(config.validation, config.seed)
+    if config.privacy:
+        config.privacy.check_data(data.about.learned)
     rank = strategy.follows(comm.rank, config.workers)
-    plan = planned(
-        config, examples=len(data.train), rank=rank, labels=data.train.labels, ids=data.ids
-    )
+    plan = planned_for(config, data, rank)
     replica = _replica(job, data, device)
     strategy.check_model(layers=[layer.name for layer in replica.layers])
     strategy.check_data(data.about.features, data.about.targets)
@@ -76,7 +74,7 @@ def worker(job: Job, comm: MPI.Comm | Communicator, folder: Path) -> tuple[Worke
     batch = data.train.batch(_indices(config, plan))
     metrics = tasks.metrics(job, replica, data, batch)
     sampler, mechanism = None, None
-    if config.privacy:
+    if isinstance(plan, Plan) and config.privacy:
         sampler, mechanism = protect(config, plan, replica, batch, group)
     step = partial(mechanism.try_out, *batch) if mechanism else partial(replica.gradient, *batch)
     kernels = _kernels(config, replica, batch, group, step)
@@ -166,7 +164,7 @@ def _attach_speeds(worker: Worker) -> None:
         worker.facts["shares"] = worker.balance.history
 
 
-def _indices(config: RunConfig, plan: Plan) -> np.ndarray:
+def _indices(config: RunConfig, plan: Plan | StreamPlan) -> np.ndarray:
     """Return examples to try things out on: as many as a batch has. A private sample is secret."""
     if config.privacy:
         split = 1 if config.strategy.supports.whole_batches else config.workers

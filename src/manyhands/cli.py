@@ -254,6 +254,35 @@ def privacy(
 
 
 @app.command
+def prepare(
+    recipe: Annotated[Path, Parameter(help="the TOML file with sources and steps")],
+    *,
+    output: Annotated[Path | None, Parameter(help="folder to make; by default the name")] = None,
+    master: Annotated[
+        str, Parameter(help="where Spark runs: local[*], local[2], spark://host:7077, yarn")
+    ] = "local[*]",
+    memory: Annotated[str, Parameter(help="of Spark's Java process here, e.g. 2g")] = "2g",
+    persist: Annotated[
+        str | None,
+        Parameter(help="storage level of intermediate results, or none; by default the recipe's"),
+    ] = None,
+) -> None:
+    """Prepare large data on Spark: tables become shards that `train --data FOLDER` reads."""
+    from manyhands import prepare as preparing
+    from manyhands.prepare.recipe import read
+
+    folder = output or Path(read(recipe).name)
+    made = preparing.prepare(recipe, folder, master=master, memory=memory, persist=persist)
+    learned = "; ".join(made.learned) or "nothing: all values were declared"
+    print(
+        f"{made.rows('train'):,} training and {made.rows('test'):,} test examples with "
+        f"{len(made.features)} features, in {made.made['seconds']:.1f} s\n"
+        f"learned from the records: {learned}\n"
+        f"shards: {folder} (manyhands train --data {folder} --model mlp)"
+    )
+
+
+@app.command
 def doctor() -> None:
     """Say what is installed and working here, each with its remedy."""
     from manyhands.doctor import examine

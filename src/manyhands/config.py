@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 MODELS = {
     "cnn": ("conv1", "conv2", "fc1", "fc2"),
     "mlp": ("fc1", "fc2", "fc3"),
+    "logistic": ("fc1",),
     "mlp6": ("fc1", "fc2", "fc3", "fc4", "fc5", "fc6"),
     "tanh-cnn": ("conv1", "conv2", "fc1", "fc2"),
 }
@@ -51,8 +52,14 @@ class RunConfig:
     strategy: Strategy
     optimizer: Optimizer | Callable[..., Any] = field(default_factory=SGD)
     privacy: Privacy | None = None
-    model: str = option("cnn", "cnn, mlp, tanh-cnn, or package.module:factory")
-    data: str = option("mnist", "mnist, blobs, a .npz file, or package.module:factory")
+    model: str = option("cnn", "cnn, mlp, logistic, tanh-cnn, or package.module:factory")
+    data: str = option(
+        "mnist", "mnist, blobs, a .npz file, a prepared folder, or package.module:factory"
+    )
+    stream: int | None = option(
+        None,
+        "read prepared data as a stream, mixed in a buffer of so many rows, and not from memory",
+    )
     loss: str | None = option(
         None,
         "cross-entropy, nll, mse, mae, bce (several labels an example) or package.module:function; "
@@ -367,5 +374,7 @@ class RunConfig:
     @property
     def partition_kind(self) -> str:
         """How the data is divided: as asked for, or privacy's or the strategy's own way."""
+        if self.stream is not None:
+            return "streamed"
         own = self.privacy.partitions(self)[0] if self.privacy else self.strategy.supports.partition
         return self.partition or own

@@ -16,7 +16,7 @@ from manyhands.tune import Kernels
 if TYPE_CHECKING:
     from manyhands.comm import Communicator
     from manyhands.config import RunConfig
-    from manyhands.data import Plan, Stored
+    from manyhands.data import Plan, Stored, StreamPlan
     from manyhands.replica import Replica
 
 _SIZES = 4  # batches of so many sizes are captured; any other is computed kernel by kernel
@@ -43,7 +43,7 @@ def place(config: RunConfig, group: Communicator) -> tuple[torch.device, Communi
     The processes of a host take its GPUs in turn. Where each has one of its own NCCL carries the
     vectors, unless another way is asked for; elsewhere they go through the host's memory.
     """
-    if config.device == "cpu" or not config.strategy.supports.cuda:
+    if config.device == "cpu" or not config.strategy.supports.cuda or config.stream is not None:
         return torch.device("cpu"), group
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     mine = [host(), kernel()]
@@ -92,7 +92,7 @@ def graphs(
     replica: Replica,
     optimizer: torch.optim.Optimizer,
     data: Stored,
-    plan: Plan,
+    plan: Plan | StreamPlan,
     kernels: Kernels,
 ) -> tuple[Graphs, Kernels]:
     """Return the steps of a worker on a GPU, tried out on its first batches, and their kernels.

@@ -47,6 +47,11 @@ def mlp(
     return nn.Sequential(layers)
 
 
+def logistic(shape: Shape = (784,), classes: int = 10) -> nn.Sequential:
+    """Return logistic regression: one fully connected layer, the baseline of every other model."""
+    return mlp(shape, classes, depth=1)
+
+
 def mlp6(shape: Shape = (784,), classes: int = 10) -> nn.Sequential:
     """Return a perceptron of six layers: enough of them for several masters to share."""
     return mlp(shape, classes, width=64, depth=6)
@@ -75,6 +80,7 @@ def tanh_cnn(shape: Shape = (1, 28, 28), classes: int = 10) -> nn.Sequential:
 MODELS: dict[str, Callable[[Shape, int], nn.Sequential]] = {
     "cnn": cnn,
     "mlp": mlp,
+    "logistic": logistic,
     "mlp6": mlp6,
     "tanh-cnn": tanh_cnn,
 }
@@ -97,6 +103,7 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 OWN_LOSS = {
     "cnn": "nll",
     "mlp": "cross-entropy",
+    "logistic": "cross-entropy",
     "mlp6": "cross-entropy",
     "tanh-cnn": "cross-entropy",
 }

@@ -16,6 +16,7 @@ PROFILED = 500  # steps that a profile holds at the most
 def check(config: RunConfig) -> None:
     """Refuse options that contradict each other, or would be ignored."""
     _check_validation(config)
+    _check_stream(config)
     _check_target(config)
     _check_features(config)
     _check_steps(config)
@@ -39,6 +40,27 @@ def _check_validation(config: RunConfig) -> None:
             f"validation is {config.validation} in a private run: how the model does on records "
             "of the training set tells about them; keep public data aside as the test set"
         )
+
+
+def _check_stream(config: RunConfig) -> None:
+    """Refuse a stream of what must be drawn from all rows."""
+    if config.stream is None:
+        return
+    reason = ""
+    if config.stream < config.batch_size:
+        reason = f"a batch has {config.batch_size} examples, which it must hold"
+    elif config.privacy:
+        reason = "a private run draws Poisson samples of all records, not of a buffer"
+    elif config.partition not in (None, "streamed"):
+        reason = f"partition is {config.partition!r}; streams are divided by row groups"
+    elif config.limit is not None or config.validation is not None or config.shares is not None:
+        reason = "limit, validation and shares choose among all rows"
+    elif config.device == "cuda":
+        reason = "device is 'cuda', and streams feed the CPU only"
+    elif config.on_failure == "continue":
+        reason = "on_failure is 'continue', and nobody takes a dead worker's row groups"
+    if reason:
+        raise ConfigError(f"stream is {config.stream}, but {reason}: leave one of them out")
 
 
 def _check_features(config: RunConfig) -> None:

@@ -19,6 +19,7 @@ from manyhands import checkpoint as checkpoints
 from manyhands import launch, mpis
 from manyhands.config import RunConfig
 from manyhands.data import store
+from manyhands.data.shards import row_groups
 from manyhands.data.stored import About
 from manyhands.errors import ConfigError, ManyhandsError, WorkerError
 from manyhands.job import Job, join
@@ -28,7 +29,7 @@ from manyhands.privacy import ledger
 from manyhands.privacy.terms import Terms, statement
 from manyhands.progress import Progress
 from manyhands.record import SCHEMA, cores, write_json
-from manyhands.sharing import plan
+from manyhands.sharing import plan, streamed
 
 if TYPE_CHECKING:
     from torch import nn
@@ -58,7 +59,7 @@ class Run:
         folder = launch.private_folder()
         try:
             # Everything that can be refused is refused before anything is written.
-            stored = store(self.data, folder / "data")
+            stored = store(self.data, folder / "data", stream=config.stream is not None)
             _check_plan(stored, config)
             if config.device == "cuda" and not config.places:
                 from manyhands.gpus import expect_cuda
@@ -155,7 +156,12 @@ class Run:
         folder = Path(asked(group, lambda: str(launch.private_folder()), leader=leader))
         try:
             # One process of each host stores the data; the others of the host map the same files.
-            stored = asked(group, lambda: str(store(self.data, folder / "data")), leader=leader)
+            stream = self.config.stream is not None
+            stored = asked(
+                group,
+                lambda: str(store(self.data, folder / "data", stream=stream)),
+                leader=leader,
+            )
             output, name = json.loads(
                 asked(group, lambda: json.dumps([str(part) for part in self._output()]))
             )
@@ -250,6 +256,11 @@ def _check_plan(stored: Path, config: RunConfig) -> None:
     import numpy as np
 
     about = About.read(stored)
+    if config.privacy:
+        config.privacy.check_data(about.learned)
+    if about.streamed:
+        streamed(config, row_groups(Path(about.streamed)), rank=0)
+        return
     examples = min(about.train, config.limit or about.train)
     labels = np.load(stored / "train_y.npy", mmap_mode="r")[:examples] if about.classes else None
     labels = labels if labels is None or labels.ndim == 1 else None

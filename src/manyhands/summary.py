@@ -108,8 +108,12 @@ def record(job: Job, worker: Worker, kernels: Kernels, process: dict[str, float]
             worker.epochs[-1].epoch, worker.shares(), classes=worker.data.classes
         )
         if worker.mechanism:
-            terms, ids = worker.mechanism.terms, worker.data.about.ids
-            merged["privacy"] = statement(worker.config, terms, ids=ids)
+            merged["privacy"] = statement(
+                worker.config,
+                worker.mechanism.terms,
+                ids=worker.data.about.ids,
+                learned=worker.data.about.learned,
+            )
         merged["result"] = _result(worker, workers, merged["epochs"])
         output = Path(job.output)
         with worker.replica.holding(params):

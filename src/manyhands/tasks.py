@@ -66,7 +66,7 @@ def metrics(
     _check(replica, value, output, y)
     given = job.metrics or _usual(replica, output, y, data.classes)
     found = tuple(build(each, output, y, data.classes) for each in given)
-    labelled = data.train.labels is not None and not replica.of_model
+    labelled = data.train.labelled and not replica.of_model
     replica.classifies = labelled and any(metric.name == "accuracy" for metric in found)
     return found
 

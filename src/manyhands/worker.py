@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from manyhands.board import Board
     from manyhands.comm import Communicator
     from manyhands.config import RunConfig
-    from manyhands.data import Plan, Split, Stored
+    from manyhands.data import Plan, Split, Stored, StreamPlan
     from manyhands.data.plan import Shares
     from manyhands.forms import Tree
     from manyhands.graphs import Graphs
@@ -66,7 +66,7 @@ class Worker:
     replica: Replica
     optimizer: torch.optim.Optimizer
     comm: Communicator
-    plan: Plan | Poisson
+    plan: Plan | Poisson | StreamPlan
     data: Stored
     board: Board
     announce: Callable[[dict[str, Any]], None] | None = None  # rank 0's: tells the launcher

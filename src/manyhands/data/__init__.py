@@ -4,5 +4,6 @@ from manyhands.data.datasets import Data, store
 from manyhands.data.plan import Plan, Share
 from manyhands.data.split import Split
 from manyhands.data.stored import Stored
+from manyhands.data.streaming import Streamed, StreamPlan
 
-__all__ = ["Data", "Plan", "Share", "Split", "Stored", "store"]
+__all__ = ["Data", "Plan", "Share", "Split", "Stored", "StreamPlan", "Streamed", "store"]

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from manyhands import forms
-from manyhands.data import bundled, checking, npy, sources, stored
+from manyhands.data import bundled, checking, npy, shards, sources, stored, streaming
 from manyhands.errors import ConfigError, DataError, nearest
 from manyhands.naming import factory
 
@@ -121,14 +121,16 @@ class Data:
         )
 
 
-def store(spec: object, folder: str | os.PathLike[str]) -> Path:
+def store(spec: object, folder: str | os.PathLike[str], *, stream: bool = False) -> Path:
     """Turn what a user gave as data into a stored folder, and return that folder.
 
     Args:
         spec: "mnist" (kept in a cache, nothing is written to `folder`), "blobs", the path of an
-            `.npz` file or of a stored folder, "package.module:factory" for a function that returns
-            one of the following, a `Data`, or a tuple (train, test).
+            `.npz` file, of a folder that `manyhands prepare` made or of a stored folder,
+            "package.module:factory" for a function that returns one of the following, a `Data`, or
+            a tuple (train, test).
         folder: Where to write it.
+        stream: Leave prepared shards where they are: the workers will stream them.
 
     Raises:
         ConfigError: If there is no such data set, file or function.
@@ -136,6 +138,13 @@ def store(spec: object, folder: str | os.PathLike[str]) -> Path:
     """
     if isinstance(spec, os.PathLike):
         spec = os.fspath(spec)
+    if isinstance(spec, str) and shards.are_shards(Path(spec)):
+        return (streaming.store if stream else shards.store)(Path(spec), Path(folder))
+    if stream:
+        raise ConfigError(
+            f"stream is given, but data is {spec!r}; only what `manyhands prepare` made is "
+            "streamed: leave it out"
+        )
     if spec == "mnist":
         return bundled.mnist()
     if isinstance(spec, str) and (Path(spec) / "data.json").is_file():
@@ -166,6 +175,6 @@ def load(spec: object) -> Data:
         made = factory(spec, "data")
         return load(made() if callable(made) else made)
     raise ConfigError(
-        f"data is {spec!r}; expected {', '.join(NAMES)}, an .npz file, a stored folder "
-        f"or package.module:factory.{nearest(spec, NAMES)}"
+        f"data is {spec!r}; expected {', '.join(NAMES)}, an .npz file, a prepared or "
+        f"stored folder, or package.module:factory.{nearest(spec, NAMES)}"
     )

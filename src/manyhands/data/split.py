@@ -79,6 +79,11 @@ class Split:
             return None
         return np.asarray((y if self.rows is None else y[self.rows]).cpu().numpy())
 
+    @property
+    def labelled(self) -> bool:
+        """Whether every example has one class as its target."""
+        return self.labels is not None
+
     def batch(self, indices: np.ndarray | Tensor) -> tuple[Tree, Tree]:
         """Return the examples at `indices` (int64), ready for the model.
 

@@ -3,13 +3,14 @@
     FOLDER/train_x.npy, train_y.npy[, test_x.npy, test_y.npy]
     FOLDER/train_ids.npy    the records' ids, where there are any
     FOLDER/data.json    {name, train, test, classes, sha256, normalise, ids, features, targets,
-                        labelled}
+                        labelled, learned, streamed}
 
 Features stored as bytes (uint8) stand for x/255, as images do; `normalise` then takes the mean off
 and divides by the standard deviation. `classes` is null where the targets are numbers (regression).
 Where an example has several features or targets (`manyhands.forms`), `features` and `targets` say
 in which form, and each array has a file: train_x.0.npy, train_x.1.npy. Where `labelled` is false
-there are no targets.
+there are no targets. `learned` says what a preparation learned from the records, `streamed` where
+the shards are that take the arrays' place.
 """
 
 from __future__ import annotations
@@ -57,6 +58,8 @@ class About:
     features: Form = None
     targets: Form = None
     labelled: bool = True
+    learned: tuple[str, ...] | None = None  # None: nobody knows
+    streamed: str | None = None
 
     def keys(self, part: str) -> tuple[list[str], list[str]]:
         """Return the names of the arrays with a part's features, and with its targets if any."""
@@ -91,8 +94,12 @@ class About:
     def parse(cls, text: str) -> About:
         """Return what the text of a `data.json` says."""
         fields = json.loads(text)
-        normalise = fields.pop("normalise")
-        return cls(**fields, normalise=None if normalise is None else Normalise(**normalise))
+        normalise, learned = fields.pop("normalise"), fields.pop("learned", None)
+        return cls(
+            **fields,
+            normalise=None if normalise is None else Normalise(**normalise),
+            learned=None if learned is None else tuple(learned),
+        )
 
 
 def _keys(name: str, form: Form) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -103,6 +104,15 @@ class Privacy:
         if config.kernels == "compile":
             raise ConfigError(
                 "kernels is 'compile', which a private run cannot use; use auto, or name others"
+            )
+
+    def check_data(self, learned: Sequence[str] | None) -> None:
+        """Refuse records that were prepared with what was learned from them."""
+        if learned and self.preprocessing == "none":
+            raise ConfigError(
+                f"the data was prepared with what its own records say ({'; '.join(learned)}), "
+                "which the privacy statement would not cover; declare bounds and values in the "
+                "recipe, or state with preprocessing=public that all may know them"
             )
 
     def partitions(self, config: RunConfig) -> tuple[str, ...]:

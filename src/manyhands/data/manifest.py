@@ -1,0 +1,150 @@
+"""Shards: Parquet parts of examples, and the manifest that makes them one data set.
+
+    FOLDER/train-00000.parquet …, test-00000.parquet …
+    FOLDER/manifest.json    written last: without it the parts are not taken for whole
+
+A part has one float column for each feature, `label` and `key`, a 60-bit hash of the record's id.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from manyhands.errors import DataError
+
+MANIFEST = "manifest.json"
+SCHEMA = 1
+LABEL, KEY = "label", "key"
+SIDES = ("train", "test")
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One Parquet file: its name, and what it must be to be taken for itself."""
+
+    file: str
+    rows: int
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What `manifest.json` says.
+
+    Attributes:
+        name: The data set's name.
+        features: The features' names, in their order.
+        classes: What the labels 0, 1 … stand for; None where the targets are numbers.
+        counts: Examples by side: the whole, and by class.
+        statistics: mean, std, min and max of each feature, of the training side.
+        learned: What the preparation learned from the records, in words; empty if nothing.
+        parts: The parts of each side, in their order.
+        made: How: versions, the recipe, its sources, the seconds it took.
+        schema: The version of this form.
+    """
+
+    name: str
+    features: Sequence[str]
+    classes: Sequence[Any] | None
+    counts: dict[str, Any]
+    statistics: dict[str, dict[str, float]]
+    learned: Sequence[str]
+    parts: dict[str, list[Part]]
+    made: dict[str, Any]
+    schema: int = SCHEMA
+
+    @property
+    def sha256(self) -> str:
+        """The content hash: of every part's hash, and of what the columns stand for."""
+        said = [self.name, list(self.features), self.classes and list(self.classes)]
+        said += [[part.file, part.rows, part.sha256] for _, part in self.every_part()]
+        return hashlib.sha256(json.dumps(said).encode()).hexdigest()
+
+    def rows(self, side: str) -> int:
+        """Return how many examples a side has."""
+        return sum(part.rows for part in self.parts.get(side, []))
+
+    def every_part(self) -> Iterator[tuple[str, Part]]:
+        """Yield side and part, in their order."""
+        for side in SIDES:
+            for part in self.parts.get(side, []):
+                yield side, part
+
+    def write(self, folder: Path) -> None:
+        """Commit the parts of a folder, whole or not at all."""
+        text = json.dumps({**asdict(self), "sha256": self.sha256}, indent=1)
+        (folder / f".{MANIFEST}").write_text(text + "\n", encoding="utf-8")
+        (folder / f".{MANIFEST}").replace(folder / MANIFEST)
+
+    @staticmethod
+    def read(folder: Path) -> Manifest:
+        """Read a folder's manifest.
+
+        Raises:
+            DataError: If there is none, or it cannot be understood or is not what was written.
+        """
+        path = folder / MANIFEST
+        try:
+            fields = json.loads(path.read_text(encoding="utf-8"))
+            said = fields.pop("sha256")
+            fields["parts"] = {
+                side: [Part(**part) for part in parts] for side, parts in fields["parts"].items()
+            }
+            manifest = Manifest(**fields)
+            found = manifest.sha256
+        except FileNotFoundError:
+            raise DataError(
+                f"{folder} holds no {MANIFEST}: it was not prepared, or not to the end"
+            ) from None
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DataError(f"{path} cannot be understood: {error}") from error
+        if manifest.schema != SCHEMA:
+            raise DataError(f"{path} has schema {manifest.schema}; expected {SCHEMA}")
+        if found != said:
+            raise DataError(f"{path} was changed: it states {said}, but its parts give {found}")
+        _check_names(manifest, path)
+        return manifest
+
+
+def _check_names(manifest: Manifest, path: Path) -> None:
+    """Refuse names that lead out of the folder, and a set without training examples."""
+    for _, part in manifest.every_part():
+        if Path(part.file).name != part.file:
+            raise DataError(f"{path} names the part {part.file!r}; expected a file beside it")
+    if manifest.rows("train") == 0:
+        raise DataError(f"{path} has no training examples")
+
+
+def file_hash(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def verify(folder: Path, manifest: Manifest) -> None:
+    """Refuse parts that are missing, or are not what the manifest says.
+
+    Raises:
+        DataError: With the first such part.
+    """
+    for _, part in manifest.every_part():
+        path = folder / part.file
+        if not path.is_file():
+            raise DataError(f"{path} is missing; {MANIFEST} names it")
+        if (size := path.stat().st_size) != part.bytes:
+            raise DataError(f"{path} has {size} bytes; {MANIFEST} says {part.bytes}")
+        if (found := file_hash(path)) != part.sha256:
+            raise DataError(
+                f"{path} was changed since it was prepared: its SHA-256 is {found}, {MANIFEST} "
+                f"says {part.sha256}; prepare the data again"
+            )

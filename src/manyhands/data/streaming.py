@@ -1,0 +1,348 @@
+"""Shards larger than memory: every worker reads its own row groups, mixed in a bounded buffer.
+
+    deal the row groups to the workers, once, by the seed
+    for each epoch:
+        shuffle this worker's row groups, and cut them into windows
+        for each window: mix its rows, cut batches; meanwhile decode the next one
+
+Guarantees:
+    - Over the workers, an epoch holds every example exactly once; no index ever travels.
+    - A worker decodes its own row groups and no others.
+    - Two windows of rows are in memory, no more.
+    - Windows and batches are a pure function of (seed, epoch, workers): a run that goes on from a
+      checkpoint finds the same ones.
+    - Rows mix within a window only. That is no Poisson sample: a private run is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from manyhands.data.manifest import MANIFEST, Manifest
+from manyhands.data.plan import Share
+from manyhands.data.shards import Group, Reader, about_shards, opened
+from manyhands.data.shuffle import permutation
+from manyhands.data.split import Split
+from manyhands.data.stored import About, Stored
+from manyhands.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Feed: TypeAlias = Callable[[int, Sequence[np.ndarray], int, int], None]
+"""Told before each share: epoch, all its windows, and the first and last that the share is from."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class StreamPlan:
+    """Which examples come next for one worker that streams; used as `manyhands.data.plan.Plan` is.
+
+    Args:
+        lengths: Rows of each row group of the training set; (groups,) int64.
+        batch_size: Examples behind one update, over all workers; of one with `whole_batches`.
+        window: Rows after which a new window begins, at the next row group.
+        rank: This worker, from 0.
+        size: How many workers there are.
+        seed: Decides who reads what, and the order.
+        whole_batches: Workers do not step together: each takes batches of `batch_size` alone.
+        feed: What brings the windows into memory.
+
+    Raises:
+        ConfigError: If there is not a row group for every worker.
+    """
+
+    lengths: np.ndarray
+    batch_size: int
+    window: int
+    rank: int
+    size: int
+    seed: int
+    whole_batches: bool = False
+    feed: Feed | None = None
+
+    def __post_init__(self) -> None:
+        if self.size > len(self.lengths):
+            raise ConfigError(
+                f"{self.size} workers for {len(self.lengths)} row groups, each streamed by one of "
+                f"them; use {len(self.lengths)} workers at most, or leave stream out"
+            )
+
+    @property
+    def examples(self) -> int:
+        """Size of the training set."""
+        return int(self.lengths.sum())
+
+    @cached_property
+    def starts(self) -> np.ndarray:
+        """The first row of each row group; (groups,)."""
+        return np.asarray(np.cumsum(self.lengths) - self.lengths)
+
+    @cached_property
+    def dealt(self) -> list[np.ndarray]:
+        """The row groups of each worker, dealt like cards."""
+        order = permutation(len(self.lengths), self.seed, "row groups")
+        return [order[rank :: self.size] for rank in range(self.size)]
+
+    @cached_property
+    def rows(self) -> np.ndarray:
+        """The rows of each worker; (size,)."""
+        return np.array([self.lengths[groups].sum() for groups in self.dealt])
+
+    @cached_property
+    def _cuts(self) -> tuple[np.ndarray, np.ndarray]:
+        """Where this worker's steps end in its order of an epoch, and their totals."""
+        own = int(self.rows[self.rank])
+        if self.whole_batches:
+            ends = np.minimum(np.arange(1, -(-own // self.batch_size) + 1) * self.batch_size, own)
+            return ends, np.diff(ends, prepend=0)
+        steps = np.arange(-(-self.examples // self.batch_size))
+        counts = self.rows // len(steps) + (steps[:, None] < self.rows % len(steps))
+        return np.cumsum(counts[:, self.rank]), counts.sum(axis=1)
+
+    def steps(self, epoch: int) -> int:
+        """Return how many steps this worker takes in an epoch."""
+        return len(self._cuts[0])
+
+    def windows(self, epoch: int) -> list[np.ndarray]:
+        """Return the row groups of each of this worker's windows of an epoch."""
+        mine = self.dealt[self.rank]
+        order = mine[permutation(len(mine), self.seed, epoch, "stream", self.rank)]
+        starts = np.cumsum(self.lengths[order]) - self.lengths[order]
+        return np.split(order, np.flatnonzero(np.diff(starts // self.window)) + 1)
+
+    def epoch(self, epoch: int, start: int = 0, shares: object = None) -> Iterator[Share]:
+        """Yield this worker's shares of an epoch, from step `start` on."""
+        windows = self.windows(epoch)
+        stops = np.cumsum([self.lengths[window].sum() for window in windows])
+
+        @lru_cache(maxsize=2)
+        def mixed(number: int) -> np.ndarray:
+            rows = [self.starts[g] + np.arange(self.lengths[g]) for g in windows[number]]
+            order = permutation(sum(map(len, rows)), self.seed, epoch, "window", self.rank, number)
+            return np.asarray(np.concatenate(rows)[order])
+
+        ends, totals = self._cuts
+        begins = np.concatenate([[0], ends])
+        for step in range(start, len(ends)):
+            begin, end = int(begins[step]), int(ends[step])
+            first = int(np.searchsorted(stops, begin, side="right"))
+            last = max(first, int(np.searchsorted(stops, end - 1, side="right")))
+            parts = []
+            for number in range(first, last + 1) if end > begin else ():
+                before = stops[number] - len(mixed(number))
+                parts.append(mixed(number)[max(0, begin - before) : end - before])
+            if self.feed and parts:
+                self.feed(epoch, windows, first, last)
+            yield Share(np.concatenate([np.empty(0, np.int64), *parts]), int(totals[step]))
+
+    def describe(
+        self, epoch: int, shares: object = None, *, classes: int | None = None
+    ) -> dict[str, object]:
+        """Return who sees what in an epoch, and how it is mixed, as the record states it."""
+        workers = [
+            {"rank": rank, "examples": int(rows), "unique": int(rows), "classes": None}
+            for rank, rows in enumerate(self.rows)
+        ]
+        return {
+            "kind": "streamed",
+            "epoch": epoch,
+            "workers": workers,
+            "seen": self.examples,
+            "twice": 0,
+            "sampling": "every example once an epoch, mixed within windows of about "
+            f"{self.window} rows; not a Poisson sample",
+        }
+
+
+def _targets(rows: int, manifest: Manifest) -> Tensor:
+    """Return room for the targets of so many rows."""
+    import torch
+
+    if manifest.classes is None:
+        return torch.empty(rows, 1)
+    return torch.empty(rows, dtype=torch.int64)
+
+
+class Buffer:
+    """Two windows in memory: the one that batches are drawn from, and the next, being decoded."""
+
+    def __init__(self, reader: Reader, groups: Sequence[Group], window: int) -> None:
+        import torch
+
+        manifest = reader.manifest
+        self.reader, self.groups, self.window = reader, groups, window
+        lengths = np.array([group.rows for group in groups])
+        self.starts = np.cumsum(lengths) - lengths
+        self.x = torch.empty(2 * window, len(manifest.features))
+        self.y = _targets(2 * window, manifest)
+        self._place = np.full(len(groups), -1)  # where a row group's first row lies
+        self._held: list[tuple[int, int] | None] = [None, None]  # epoch and window of each half
+        self._decoding: list[Future[None] | None] = [None, None]
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="shards")
+
+    def feed(self, epoch: int, windows: Sequence[np.ndarray], first: int, last: int) -> None:
+        """Bring the windows first … last into memory; where there is room, begin with the next."""
+        wanted = [(epoch, number) for number in range(first, last + 1)]
+        ahead = [(epoch, last + 1)] if first == last and last + 1 < len(windows) else []
+        for key in [*wanted, *ahead]:
+            if key not in self._held:
+                half = next(h for h in (0, 1) if self._held[h] not in [*wanted, *ahead])
+                self._fill(half, key, windows[key[1]])
+        for key in wanted:
+            decoding = self._decoding[self._held.index(key)]
+            if decoding:
+                decoding.result()
+
+    def _fill(self, half: int, key: tuple[int, int], groups: np.ndarray) -> None:
+        low, high = half * self.window, (half + 1) * self.window
+        self._place[(self._place >= low) & (self._place < high)] = -1
+        lengths = [self.groups[g].rows for g in groups]
+        places = low + np.cumsum(lengths) - lengths
+        self._place[groups] = places
+        self._held[half] = key
+        self._decoding[half] = self._pool.submit(self._decode, groups, places)
+
+    def _decode(self, groups: np.ndarray, places: np.ndarray) -> None:
+        import torch
+
+        for number, place in zip(groups, places, strict=True):
+            rows = self.reader.read(self.groups[number], threads=False)
+            self.x[place : place + len(rows.x)] = torch.from_numpy(rows.x)
+            self.y[place : place + len(rows.y)] = torch.from_numpy(rows.y)
+
+    def batch(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Return examples of the windows in memory; of others by decoding their row groups."""
+        import torch
+
+        owner = np.searchsorted(self.starts, indices, side="right") - 1
+        if (self._place[owner] < 0).any():
+            return self._direct(indices, owner)
+        rows = torch.from_numpy(self._place[owner] + indices - self.starts[owner])
+        return self.x.index_select(0, rows), self.y.index_select(0, rows)
+
+    def _direct(self, indices: np.ndarray, owner: np.ndarray) -> tuple[Tensor, Tensor]:
+        import torch
+
+        x = torch.empty(len(indices), self.x.shape[1])
+        y = _targets(len(indices), self.reader.manifest)
+        for group in np.unique(owner):
+            rows, mine = self.reader.read(self.groups[group], threads=False), owner == group
+            local = indices[mine] - self.starts[group]
+            x[mine], y[mine] = torch.from_numpy(rows.x[local]), torch.from_numpy(rows.y[local])
+        return x, y
+
+
+class StreamSplit(Split):
+    """Examples that stay in their files until a window of them is due.
+
+    Attributes:
+        lengths: Rows of each row group; (groups,).
+        window: Rows after which a new window begins: each has `buffer` rows at least, so that a
+            batch is from two of them at the most.
+    """
+
+    def __init__(self, reader: Reader, side: str, buffer: int, dtype: str) -> None:
+        import torch
+
+        classes = reader.manifest.classes
+        self.device, self.resident, self.rows = torch.device("cpu"), True, None
+        self.x = torch.empty(0, len(reader.manifest.features))  # what examples look like
+        self.y = _targets(0, reader.manifest)
+        self.reader = reader
+        self.groups = reader.groups(side)
+        self.lengths = np.array([group.rows for group in self.groups])
+        self.window = window_rows(self.lengths, buffer)
+        self.classes = None if classes is None else len(classes)
+        self.dtype = getattr(torch, dtype)
+
+    @cached_property
+    def _buffer(self) -> Buffer:
+        return Buffer(self.reader, self.groups, self.window + int(self.lengths.max()))
+
+    def __len__(self) -> int:
+        return int(self.lengths.sum())
+
+    @property
+    def labels(self) -> None:
+        """None: they are not all in memory."""
+        return
+
+    @property
+    def labelled(self) -> bool:
+        """Whether every example has one class as its target."""
+        return self.classes is not None
+
+    def feed(self, epoch: int, windows: Sequence[np.ndarray], first: int, last: int) -> None:
+        """Bring windows into memory; see `Buffer.feed`."""
+        self._buffer.feed(epoch, windows, first, last)
+
+    def batch(self, indices: np.ndarray | Tensor) -> tuple[Tensor, Tensor]:
+        """Return the examples at `indices`, ready for the model."""
+        return self._typed(*self._buffer.batch(np.asarray(indices)))
+
+    def slices(self, start: int, stop: int, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the examples start … stop-1 in their order, at most `batch` at a time."""
+        import torch
+
+        first = 0
+        for group in self.groups:
+            begin, end = max(start - first, 0), min(stop - first, group.rows)
+            first += group.rows
+            if begin >= end:
+                continue
+            rows = self.reader.read(group, threads=False)
+            for low in range(begin, end, batch):
+                part = slice(low, min(low + batch, end))
+                yield self._typed(torch.from_numpy(rows.x[part]), torch.from_numpy(rows.y[part]))
+
+    def _typed(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return x.to(self.dtype), y.to(self.dtype) if self.classes is None else y
+
+
+def window_rows(lengths: np.ndarray, buffer: int) -> int:
+    """Return after how many rows a window ends, so that none but the last has less than `buffer`.
+
+    A window begins with the first row group at or after a multiple of it.
+    """
+    return buffer + int(lengths.max())
+
+
+class Streamed(Stored):
+    """Shards, opened to be streamed from where they lie."""
+
+    def __init__(self, folder: Path, about: About, buffer: int, dtype: str) -> None:
+        super().__init__(folder, about, {}, dtype)
+        assert about.streamed is not None
+        self.buffer = buffer
+        shards = Path(about.streamed)
+        if not shards.is_dir():
+            raise DataError(
+                f"{shards} is not seen here; shards are streamed from a folder that every host sees"
+            )
+        self._reader = Reader(shards, Manifest.read(shards))
+        if self._reader.manifest.sha256 != about.sha256:
+            raise DataError(f"{shards / MANIFEST} changed since the run began")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one example."""
+        return (len(self._reader.manifest.features),)
+
+    def _split(self, part: str) -> StreamSplit:
+        return StreamSplit(self._reader, part, self.buffer, self._dtype)
+
+
+def store(source: Path, folder: Path) -> Path:
+    """Write a stored folder that only says where the shards are; they are checked before."""
+    about = about_shards(opened(source).manifest, streamed=source)
+    folder.mkdir(parents=True)
+    (folder / "data.json").write_text(json.dumps(asdict(about), indent=2) + "\n")
+    return folder

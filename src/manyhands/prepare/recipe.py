@@ -1,0 +1,264 @@
+"""A recipe: what is read and which steps are taken, from a TOML file, checked before Spark starts.
+
+name, id, label[, classes, persist, rows_per_part]
+[sources.NAME]   path, and format, schema, null, header, delimiter; the first is prepared
+[[steps]]        each with one of the kinds in `KINDS`, in the order they are taken
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from manyhands.errors import ConfigError, nearest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+# What each kind takes as its value, in words; all but `join` take nothing beside it.
+KINDS = {
+    "select": "a list of columns",
+    "filter": "an SQL expression",
+    "join": "a source's name, with `on` and perhaps `take` and `how`",
+    "derive": "a table of column = SQL expression",
+    "deduplicate": "true (whole rows) or a list of columns",
+    "split": "a table of test, seed and stratify",
+    "impute": 'a table of column = value, "mean", "median" or "mode"',
+    "one-hot": 'a table of column = list of values, or "learn"',
+    "index": 'a table of column = list of values, or "learn"',
+    "standardise": 'a table of column = [low, high], or "learn"',
+    "shuffle": "a table with seed",
+}
+LEARNING = ("impute", "one-hot", "index", "standardise")
+FORMATS = ("csv", "json", "parquet")
+PERSIST = ("MEMORY_AND_DISK", "MEMORY_ONLY", "DISK_ONLY", "MEMORY_AND_DISK_DESER", "none")
+_TOP = ("name", "id", "label", "classes", "persist", "rows_per_part", "sources", "steps")
+_SOURCE = ("path", "format", "schema", "null", "header", "delimiter")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A table to read."""
+
+    name: str
+    path: str
+    format: str
+    options: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One step: its kind, what it takes, and the line of the recipe where it stands."""
+
+    kind: str
+    value: Any
+    beside: Mapping[str, Any]
+    line: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A recipe, checked as far as it can be without its data."""
+
+    path: Path
+    text: str
+    name: str
+    id: Sequence[str]
+    label: str
+    classes: Sequence[Any] | None
+    persist: str
+    rows_per_part: int
+    sources: Mapping[str, Source]
+    steps: Sequence[Step]
+
+    @property
+    def sha256(self) -> str:
+        """The hash of its text."""
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+    def place(self, step: Step, expression: str = "") -> str:
+        """Return file and line of a step, or of an expression in it, for a message."""
+        lines = self.text.splitlines()
+        following = [s.line for s in self.steps if s.line > step.line] or [len(lines) + 1]
+        found = step.line
+        for number in range(step.line, following[0]):
+            if expression and expression in lines[number - 1]:
+                found = number
+                break
+        return f"{self.path}, line {found}"
+
+
+def read(path: Path) -> Recipe:
+    """Read a recipe.
+
+    Raises:
+        ConfigError: If there is no such file, or something in it is unknown, missing or of the
+            wrong kind; with its line where it has one.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        given = tomllib.loads(text)
+    except FileNotFoundError:
+        raise ConfigError(f"there is no recipe {str(path)!r}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is no valid TOML: {error}") from None
+    _known(given, _TOP, str(path))
+    for name in ("name", "id", "label", "sources", "steps"):
+        if not given.get(name):
+            raise ConfigError(f"{path} has no {name}; every recipe needs one")
+    ids = [given["id"]] if isinstance(given["id"], str) else given["id"]
+    if not _texts(ids) or not all(isinstance(given[n], str) for n in ("name", "label")):
+        raise ConfigError(f"{path}: expected name and label as text, id as columns' names")
+    persist, rows = given.get("persist", "MEMORY_AND_DISK"), given.get("rows_per_part", 1 << 17)
+    check_persist(persist, str(path))
+    if not isinstance(rows, int) or rows < 1:
+        raise ConfigError(f"{path}: rows_per_part is {rows!r}; expected 1 or more")
+    recipe = Recipe(
+        path=path,
+        text=text,
+        name=given["name"],
+        id=ids,
+        label=given["label"],
+        classes=given.get("classes"),
+        persist=persist,
+        rows_per_part=rows,
+        sources={name: _source(name, said, path) for name, said in given["sources"].items()},
+        steps=_steps(given["steps"], text, path),
+    )
+    _check_order(recipe)
+    return recipe
+
+
+def check_persist(persist: object, where: str) -> None:
+    """Refuse a storage level that is not one of Spark's, or "none"."""
+    if persist not in PERSIST:
+        raise ConfigError(
+            f"{where}: persist is {persist!r}; expected one of {', '.join(PERSIST)}."
+            f"{nearest(str(persist), PERSIST)}"
+        )
+
+
+def _known(given: Mapping[str, Any], names: Collection[str], where: str) -> None:
+    for name in given:
+        if name not in names:
+            raise ConfigError(
+                f"{where}: unknown key {name!r}; expected {', '.join(names)}.{nearest(name, names)}"
+            )
+
+
+def _texts(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(v, str) for v in value)
+
+
+def _source(name: str, said: Any, path: Path) -> Source:
+    where = f"{path}: sources.{name}"
+    if not isinstance(said, dict) or not isinstance(said.get("path"), str):
+        raise ConfigError(f"{where} has no path")
+    _known(said, _SOURCE, where)
+    ending = re.sub(r"\.(zip|gz|bz2)$", "", said["path"]).rpartition(".")[2].lower()
+    kind = said.get("format", {"jsonl": "json", "ndjson": "json"}.get(ending, ending))
+    if kind not in FORMATS:
+        raise ConfigError(
+            f"{where}: the format of {said['path']!r} is not known by its ending; add format = "
+            f"one of {', '.join(FORMATS)}"
+        )
+    options = {key: said[key] for key in _SOURCE[2:] if key in said}
+    if kind != "csv" and {"null", "header", "delimiter"} & set(options):
+        raise ConfigError(f"{where}: null, header and delimiter are of csv, not of {kind}")
+    return Source(name=name, path=said["path"], format=kind, options=options)
+
+
+def _steps(given: Any, text: str, path: Path) -> list[Step]:
+    lines = [n for n, line in enumerate(text.splitlines(), 1) if line.strip() == "[[steps]]"]
+    if not isinstance(given, list) or len(lines) != len(given):
+        raise ConfigError(f"{path}: expected the steps as [[steps]], each on a line of its own")
+    return [_step(said, line, path) for said, line in zip(given, lines, strict=True)]
+
+
+def _step(said: dict[str, Any], line: int, path: Path) -> Step:
+    where = f"{path}, line {line}"
+    kinds = [key for key in said if key in KINDS]
+    beside = {key: said[key] for key in said if key not in kinds}
+    if len(kinds) != 1:
+        unknown = next(iter(beside), "nothing")
+        raise ConfigError(
+            f"{where}: a step has one of {', '.join(KINDS)}; this one has "
+            f"{' and '.join(kinds) or unknown}.{nearest(unknown, KINDS)}"
+        )
+    kind, value = kinds[0], said[kinds[0]]
+    _known(beside, ("on", "take", "how") if kind == "join" else (), where)
+    fits = {
+        "select": _texts(value),
+        "filter": isinstance(value, str),
+        "join": isinstance(value, str) and bool(beside.get("on")),
+        "derive": isinstance(value, dict) and all(isinstance(v, str) for v in value.values()),
+        "deduplicate": value is True or _texts(value),
+        "split": isinstance(value, dict) and "test" in value,
+        "impute": isinstance(value, dict) and not any(isinstance(v, list) for v in value.values()),
+        "one-hot": isinstance(value, dict) and all(map(_values, value.values())),
+        "index": isinstance(value, dict) and all(map(_values, value.values())),
+        "standardise": isinstance(value, dict) and all(map(_bounds, value.values())),
+        "shuffle": isinstance(value, dict),
+    }
+    if not fits[kind]:
+        raise ConfigError(f"{where}: {kind} is {value!r}; expected {KINDS[kind]}")
+    if kind == "split":
+        _check_split(value, where)
+    if kind == "shuffle":
+        _known(value, ("seed",), where)
+    return Step(kind=kind, value=value, beside=beside, line=line)
+
+
+def _values(value: object) -> bool:
+    return value == "learn" or (isinstance(value, list) and len(value) > 0)
+
+
+def _bounds(value: object) -> bool:
+    if value == "learn":
+        return True
+    numbers = isinstance(value, list) and all(isinstance(v, int | float) for v in value)
+    return numbers and len(value) == 2 and value[0] < value[1]  # type: ignore[arg-type,index]
+
+
+def _check_split(value: dict[str, Any], where: str) -> None:
+    _known(value, ("test", "seed", "stratify"), where)
+    test = value["test"]
+    parts = list(test.values()) if isinstance(test, dict) else [test]
+    if not parts or not all(isinstance(p, int | float) and 0 <= p < 1 for p in parts):
+        raise ConfigError(f"{where}: test is {test!r}; expected a part from 0 to below 1")
+    if isinstance(test, dict) and "stratify" not in value:
+        raise ConfigError(f"{where}: test is a table of parts by class; add stratify = its column")
+
+
+def _check_order(recipe: Recipe) -> None:
+    """Refuse steps that would learn from the test side, or let a record stand on both."""
+    kinds = [step.kind for step in recipe.steps]
+    if kinds.count("split") != 1:
+        raise ConfigError(
+            f"{recipe.path} has {kinds.count('split')} split steps; expected one (test = 0 for no "
+            "test set)"
+        )
+    split = kinds.index("split")
+    for number, step in enumerate(recipe.steps):
+        if step.kind in LEARNING and number < split:
+            raise ConfigError(
+                f"{recipe.place(step)}: {step.kind} stands before split; statistics come from the "
+                "training side only: move it behind"
+            )
+        if step.kind == "deduplicate" and number > split:
+            raise ConfigError(
+                f"{recipe.place(step)}: deduplicate stands after split, where one record may be on "
+                "both sides: move it before"
+            )
+        if step.kind == "join" and step.value not in recipe.sources:
+            raise ConfigError(
+                f"{recipe.place(step)}: there is no source {step.value!r}."
+                f"{nearest(step.value, recipe.sources)}"
+            )

@@ -1,0 +1,160 @@
+"""Starting and ending Spark, and telling its errors in one line."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from manyhands.errors import ConfigError, ManyhandsError
+
+JAVA = 17
+_LONGEST = 400  # characters of Spark's own message that are shown
+
+
+def java_version() -> int | None:
+    """Return the version of the Java that Spark would use; None where there is none."""
+    home = os.environ.get("JAVA_HOME")
+    java = Path(home) / "bin" / "java" if home else shutil.which("java")
+    if java is None:
+        return None
+    try:
+        done = subprocess.run(
+            [str(java), "-version"], capture_output=True, text=True, timeout=60, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    found = re.search(r'version "(?:1\.)?(\d+)', done.stderr + done.stdout)
+    return int(found[1]) if found else None
+
+
+def require() -> None:
+    """Refuse to go on without PySpark and Java, and say how to get them."""
+    try:
+        import pyspark  # noqa: F401
+    except ModuleNotFoundError:
+        raise ConfigError(
+            "prepare needs Spark, which is not installed: pip install 'manyhands[spark]'"
+        ) from None
+    version = java_version()
+    if version is None or version < JAVA:
+        found = "there is none" if version is None else f"this is Java {version}"
+        raise ConfigError(
+            f"prepare needs Java {JAVA} or newer, and {found} (JAVA_HOME, then PATH): "
+            f"apt install openjdk-{JAVA}-jre-headless, or brew install openjdk@{JAVA}"
+        )
+
+
+@contextmanager
+def session(master: str, memory: str) -> Iterator[Any]:
+    """Start Spark, and end it afterwards."""
+    require()
+    if not re.fullmatch(r"\d+[mgMG]", memory):
+        raise ConfigError(f"memory is {memory!r}; expected such as 2g or 1500m")
+    from pyspark.sql import SparkSession
+
+    local = master.startswith("local")
+    options = {
+        "spark.driver.memory": memory,
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.log.level": "ERROR",
+        "spark.sql.session.timeZone": "UTC",
+        **({"spark.sql.shuffle.partitions": "32"} if local else {}),  # 200 are for clusters
+        # Nobody else shall reach what runs on one machine.
+        **({"spark.driver.host": "127.0.0.1"} if local else {}),
+        **({"spark.driver.bindAddress": "127.0.0.1"} if local else {}),
+    }
+    builder = SparkSession.builder.master(master).appName("manyhands prepare")
+    for name, value in options.items():
+        builder = builder.config(name, value)
+    with told("Spark does not start"), _speechless():
+        spark = builder.getOrCreate()
+    try:
+        yield spark
+    finally:
+        with _quietly():
+            spark.stop()
+
+
+@contextmanager
+def _speechless() -> Iterator[None]:
+    """Give the Java process that is started inside a log that nobody reads, unless it fails."""
+    with tempfile.TemporaryFile() as log, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        sys.stderr.flush()
+        ours = os.dup(2)
+        os.dup2(log.fileno(), 2)
+        try:
+            yield
+        except Exception:
+            log.seek(0)
+            os.write(ours, log.read()[-2000:])
+            raise
+        finally:
+            os.dup2(ours, 2)
+            os.close(ours)
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Let nothing hide what happened before."""
+    try:
+        yield
+    except Exception:
+        return
+
+
+@contextmanager
+def told(where: str) -> Iterator[None]:
+    """Turn what Spark raises into one message that begins with `where`."""
+    from py4j.protocol import Py4JError, Py4JNetworkError
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except (Py4JNetworkError, ConnectionError, EOFError) as error:
+        raise ManyhandsError(
+            f"{where}: Spark ended before it was done (out of memory, or killed); nothing was "
+            "committed"
+        ) from error
+    except (PySparkException, Py4JError) as error:
+        if not _alive():
+            raise ManyhandsError(
+                f"{where}: Spark ended before it was done (out of memory, or killed); nothing was "
+                "committed"
+            ) from error
+        raise ConfigError(f"{where}: {shortened(str(error))}") from error
+
+
+def _alive() -> bool:
+    """Say whether the Java process still answers."""
+    from pyspark import SparkContext
+
+    gateway = SparkContext._gateway
+    process = getattr(gateway, "proc", None)
+    return process is None or process.poll() is None
+
+
+def shortened(message: str) -> str:
+    r"""Return what Spark says, without error classes, plans and stack traces.
+
+    >>> shortened("[UNRESOLVED_COLUMN] No `x`. SQLSTATE: 42703; line 1 pos 0;\n'Project …")
+    'No `x`.'
+    """
+    causes = re.findall(
+        r"(?:Caused by: )?[\w.$]+(?:Exception|Error): ([^\n]*\[[A-Z_.]+\][^\n]*)", message
+    )
+    text = causes[-1] if causes else message
+    text = re.sub(r"^.*?\[[A-Z_.]+\]\s*", "", text, count=1, flags=re.S)
+    text = re.split(r"\s*SQLSTATE:|\n\s*at |\n== SQL|\n\n|;\n'|\nJVM stacktrace", text)[0]
+    text = " ".join(text.split())
+    return text if len(text) <= _LONGEST else text[:_LONGEST] + " …"
