@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import statistics
 import subprocess
 import sys
@@ -28,15 +29,19 @@ from manyhands.models import cnn
 from manyhands.record import machine
 
 LR, MOMENTUM = 0.05, 0.9
+PRIVATE = "--private --epsilon 3 --clip 0.1 --lr 0.5 --model tanh-cnn --batch-size 512 --epochs 40"
 
 
-def plain(data: Stored, epochs: int, batch_size: int, seed: int) -> dict[str, float]:
+def plain(data: Stored, epochs: int, batch_size: int, schedule: str, seed: int) -> dict[str, float]:
     """Train as PyTorch's tutorials do; returns seconds and accuracy."""
     x, y = data.train.batch(torch.arange(len(data.train)))
     loader = DataLoader(TensorDataset(x, y), batch_size=batch_size, shuffle=True, pin_memory=True)
     torch.manual_seed(seed)
     model = cnn().cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=MOMENTUM)
+    steps = epochs * len(loader)
+    falls = [steps // 2, 3 * steps // 4] if schedule == "step" else []
+    rate = torch.optim.lr_scheduler.MultiStepLR(optimizer, falls)
     model(x[:batch_size].cuda()).sum().backward()  # what is loaded once is nobody's training
     torch.cuda.synchronize()
     begin = time.perf_counter()
@@ -45,6 +50,7 @@ def plain(data: Stored, epochs: int, batch_size: int, seed: int) -> dict[str, fl
             optimizer.zero_grad()
             F.nll_loss(model(bx.cuda()), by.cuda()).backward()
             optimizer.step()
+            rate.step()
     torch.cuda.synchronize()
     seconds = time.perf_counter() - begin
     assert data.test is not None
@@ -55,14 +61,12 @@ def plain(data: Stored, epochs: int, batch_size: int, seed: int) -> dict[str, fl
     return {"seconds": seconds, "accuracy": accuracy}
 
 
-def ours(folder: Path, epochs: int, batch_size: int, seed: int) -> dict[str, Any]:
+def ours(folder: Path, name: str, words: str) -> dict[str, Any]:
     """Train with the command; returns seconds, accuracy and the run's record."""
-    words = ["--strategy", "sequential", "--device", "cuda", "--epochs", str(epochs)]
-    words += ["--batch-size", str(batch_size), "--lr", str(LR), "--momentum", str(MOMENTUM)]
-    words += ["--seed", str(seed), "--output", str(folder)]
-    line = [sys.executable, "-m", "manyhands", "train", *words]
-    subprocess.run(line, check=True, stdout=subprocess.DEVNULL)
-    record = json.loads((folder / "run.json").read_text())
+    line = [sys.executable, "-m", "manyhands", "train", "--strategy", "sequential"]
+    line += ["--device", "cuda", *words.split(), "--output", name]
+    subprocess.run(line, check=True, stdout=subprocess.DEVNULL, cwd=folder)
+    record = json.loads((folder / name / "run.json").read_text())
     result = record["result"]
     return {"seconds": result["seconds"], "accuracy": result["accuracy"], "record": record}
 
@@ -71,24 +75,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--batch-size", type=int, default=128)
+    parser.add_argument("--schedule", choices=("constant", "step"), default="constant")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--private", action="store_true", help="also one private run")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("there is no NVIDIA GPU here")
     folder = Path(tempfile.mkdtemp(prefix="manyhands-"))
     data = Stored.open(store("mnist", folder / "data"))
-    given = (options.epochs, options.batch_size)
+    given = (options.epochs, options.batch_size, options.schedule)
+    words = "--epochs {} --batch-size {} --schedule {}".format(*given)
+    words += f" --lr {LR} --momentum {MOMENTUM}"
     rows: dict[str, list[dict[str, Any]]] = {"plain": [], "ours": []}
     for seed in range(options.rounds):
         rows["plain"].append(plain(data, *given, seed))
-        rows["ours"].append(ours(folder / f"run-{seed}", *given, seed))
+        rows["ours"].append(ours(folder, f"run-{seed}", f"{words} --seed {seed}"))
         for name, found in rows.items():
             print(f"{name}: {found[-1]['seconds']:.2f} s, {100 * found[-1]['accuracy']:.2f} %")
+    if options.private:
+        rows["ours, private"] = [ours(folder, "private", PRIVATE)]
     result = {
         "gpu": torch.cuda.get_device_name(),
         "machine": machine(mpi=False),
-        "command": "python benchmarks/gpu.py " + " ".join(sys.argv[1:]),
+        "command": "python benchmarks/gpu.py " + shlex.join(sys.argv[1:]),
         "epochs": options.epochs,
         "batch_size": options.batch_size,
         "runs": rows,

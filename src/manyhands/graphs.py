@@ -7,6 +7,7 @@ loss, how many were right) stays on the GPU until somebody asks: asking would me
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -191,7 +192,9 @@ class Graphs:
     def _refuse_waiting(self, work: Callable[[], object]) -> None:
         """Refuse work that waits for the GPU, which a capture would not survive."""
         before = torch.cuda.get_sync_debug_mode()
-        torch.cuda.set_sync_debug_mode("error")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it says that this is a prototype
+            torch.cuda.set_sync_debug_mode("error")
         try:
             self._aside(work, times=1)
         finally:
