@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-system lint format bench results faults audit-deps wheel clean
+.PHONY: help setup demo test test-gpu test-system lint format bench results faults audit-deps wheel clean
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,6 +28,9 @@ test: $(READY)  ## run the unit tests, then the parallel ones under mpiexec
 	$(BIN)/python -m pytest tests/unit
 	$(BIN)/python tests/parallel/launch.py --mpi mpich --sizes 1,2,3,5
 	$(BIN)/python tests/parallel/launch.py --mpi openmpi tests/parallel/test_sync.py
+
+test-gpu: $(READY)  ## run the tests that need an NVIDIA GPU; they skip where there is none
+	$(BIN)/python -m pytest -rs tests/gpu
 
 test-system: $(READY)  ## run the slow tests: the command line, faults, a browser, Slurm, more of both MPIs
 	$(BIN)/python -m pytest tests/system

@@ -121,9 +121,17 @@ def _user() -> Finding:
 
 
 def _cuda() -> Finding:
-    if shutil.which("nvidia-smi"):
-        return Finding("CUDA", "ok", "an NVIDIA driver is here; workers train on the CPU for now")
-    return Finding("CUDA", "missing", "no NVIDIA driver", "not needed to train on CPUs")
+    if not shutil.which("nvidia-smi"):
+        return Finding("CUDA", "missing", "no NVIDIA driver", "not needed to train on CPUs")
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not count:
+        built = f"PyTorch {torch.__version__} sees no GPU"
+        remedy = "install a PyTorch that is built for this driver, for --device cuda"
+        return Finding("CUDA", "missing", f"an NVIDIA driver is here, but {built}", remedy)
+    names = ", ".join(dict.fromkeys(torch.cuda.get_device_name(i) for i in range(count)))
+    return Finding("CUDA", "ok", f"{count} GPU ({names}): --device cuda")
 
 
 def _slurm() -> Finding:
