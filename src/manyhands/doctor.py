@@ -121,7 +121,7 @@ def _user() -> Finding:
 
 
 def _cuda() -> Finding:
-    if not shutil.which("nvidia-smi"):
+    if not shutil.which("nvidia-smi") or not _package("torch"):
         return Finding("CUDA", "missing", "no NVIDIA driver", "not needed to train on CPUs")
     import torch
 

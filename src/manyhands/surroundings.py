@@ -29,8 +29,11 @@ def torch_group() -> bool:
     ours = "MANYHANDS_PROCESSES" in os.environ
     if ours or not all(os.environ.get(name) for name in TORCH):
         return False
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        return True
     mpi = [name for name in (*SIZES, *RANKS) if not name.startswith("SLURM")]
-    return "TORCHELASTIC_RUN_ID" in os.environ or not any(name in os.environ for name in mpi)
+    alone = os.environ["WORLD_SIZE"] == "1"  # as a notebook may have set it; we start our workers
+    return not alone and not any(name in os.environ for name in mpi)
 
 
 def group_size() -> int | None:

@@ -38,6 +38,8 @@ def environment(monkeypatch):
         (MPICH, (False, 2, 1, "mpich")),
         (ELASTIC, (True, 8, 3, None)),
         (TORCHRUN, (True, 8, 3, None)),  # whoever sets what torchrun sets
+        ({**TORCHRUN, "RANK": "0", "WORLD_SIZE": "1"}, (False, None, 0, None)),
+        ({**ELASTIC, "RANK": "0", "WORLD_SIZE": "1"}, (True, 1, 0, None)),
         ({**MPICH, **ELASTIC}, (True, 8, 3, None)),  # torchrun, once per process of an mpiexec
         ({**SLURM, **ELASTIC}, (True, 8, 3, None)),
         ({**SLURM, **TORCHRUN}, (True, 8, 3, None)),  # a script that sets them from Slurm's
