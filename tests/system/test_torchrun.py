@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from manyhands import lab
 from manyhands.testing import Faults
 
 pytestmark = pytest.mark.timeout(200)
@@ -24,7 +25,7 @@ def environment(tmp_path):
     blocked.mkdir(parents=True)
     (blocked / "__init__.py").write_text("raise ImportError('mpi4py is blocked here')\n")
     path = os.pathsep.join([str(blocked.parent), str(ROOT / "src")])
-    return {**os.environ, "PYTHONPATH": path, "PATH": "/usr/bin:/bin"}
+    return {**os.environ, "PYTHONPATH": path, "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
 
 
 def torchrun(*words, processes=2):
@@ -63,8 +64,9 @@ import torch
 import manyhands as mh
 from manyhands.errors import ConfigError
 
+torch.distributed.init_process_group("gloo")  # the user's own, which stays
 rank, output = int(os.environ["RANK"]), Path(sys.argv[1])
-found = {"threads": None, "refused": {}, "accuracy": {}}
+found = {"refused": {}, "accuracy": {}}
 for strategy in ("sync", "averaging", "gossip"):
     result = mh.fit(
         lambda: torch.nn.Sequential(torch.nn.Linear(20, 16), torch.nn.Linear(16, 4)),
@@ -87,6 +89,8 @@ for name, given in {
         found["refused"][name] = str(error)
 found["left"] = [p for p in os.listdir(tempfile.gettempdir()) if p.startswith("manyhands-")]
 (output / f"found-{rank}.json").write_text(json.dumps(found))
+torch.distributed.barrier()
+torch.distributed.destroy_process_group()
 """
 
 
@@ -110,6 +114,35 @@ def test_fit_in_a_script_joins_with_every_strategy_that_can(environment, tmp_pat
     assert "this group has 2" in refused["workers"]
     assert not (tmp_path / "refused").exists()
     assert found[0]["left"] == found[1]["left"] == []
+
+
+TWO_HOSTS = """
+import json, os, shlex, subprocess, sys
+about = json.loads(os.environ["MANYHANDS_LAB"])
+os.environ["GLOO_SOCKET_IFNAME"] = about["interface"]
+def line(host):
+    words = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", host]
+    words += ["--nproc-per-node", "2", "--master-addr", about["hosts"][0], "--master-port", "29511"]
+    return words + ["-m", "manyhands", "train", *sys.argv[1:]]
+second = subprocess.Popen([about["launcher"], about["hosts"][1], shlex.join(line("1"))])
+first = subprocess.run(line("0"), check=False)
+raise SystemExit(second.wait(60) or first.returncode)
+"""
+
+
+@pytest.mark.skipif(lab.obstacle() is not None, reason=f"no simulated hosts: {lab.obstacle()}")
+def test_two_hosts_each_with_a_copy_of_the_data(environment, tmp_path):
+    (tmp_path / "both.py").write_text(TWO_HOSTS)
+    line = [sys.executable, "-m", "manyhands", "lab", "--hosts", "2", "--", sys.executable]
+    line += [str(tmp_path / "both.py"), *SMALL, "--output", str(tmp_path / "run")]
+    done = subprocess.run(
+        line, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("test accuracy") == 1
+    record = json.loads((tmp_path / "run/run.json").read_text())
+    assert [worker["host"] for worker in record["workers"]] == ["host1"] * 2 + ["host2"] * 2
+    assert record["config"]["comm"] == "torch:gloo"
 
 
 RAISING = """
