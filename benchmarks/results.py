@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import examples
 import model_parallel
 import partitioning
 from sweeps import rows_of
@@ -22,8 +23,8 @@ from sweeps import rows_of
 from manyhands.report import build
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGES = ("results.md", "partitioning.md", "model-parallel.md")
-WRITERS = {**partitioning.WRITERS, **model_parallel.WRITERS}
+PAGES = ("results.md", "partitioning.md", "model-parallel.md", "examples.md")
+WRITERS = {**partitioning.WRITERS, **model_parallel.WRITERS, **examples.WRITERS}
 FIGURES = ("speedup", "accuracy")
 
 
@@ -63,10 +64,11 @@ def write(text: str) -> str:
 
     def made(mark: re.Match[str]) -> str:
         kind, name = mark[2], mark[3]
-        if not (DOCS / "records" / name / "sweep.json").exists():
+        folder = DOCS / "records" / name
+        if not (folder / "sweep.json").exists() and not any(folder.glob("*/run.json")):
             return mark[0]
         writer = WRITERS.get(kind)
-        return f"{mark[1]}{writer(DOCS / 'records' / name) if writer else table(name)}\n{mark[5]}"
+        return f"{mark[1]}{writer(folder) if writer else table(name)}\n{mark[5]}"
 
     kinds = "|".join(["table", *WRITERS])
     pattern = rf"(<!-- ({kinds}) (\S+) -->\n)(.*?)(<!-- end -->)"

@@ -54,6 +54,7 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--strategy", default="sync")
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--output", help="folder for the records; by default runs/NAME-DATE-TIME")
     parser.add_argument("--quick", action="store_true", help="a size for trying it out")
     chosen = parser.parse_args(arguments)
     count, epochs, width = (4000, 8, 64) if chosen.quick else (50_000, 40, 256)
@@ -70,6 +71,7 @@ def main(arguments=None):
         optimizer="adam",
         lr=0.005,
         schedule="cosine",
+        output=chosen.output,
     )
     who = f"{chosen.strategy}, {chosen.workers} workers"
     print(f"{who}: {result.loss:.4f} lost through {CODE} numbers;")

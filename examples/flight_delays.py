@@ -59,6 +59,7 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--strategy", default="sync")
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--output", help="folder for the records; by default runs/NAME-DATE-TIME")
     parser.add_argument("--quick", action="store_true", help="a size for trying it out")
     chosen = parser.parse_args(arguments)
     count, epochs, width = (4000, 5, 32) if chosen.quick else (200_000, 10, 128)
@@ -75,6 +76,7 @@ def main(arguments=None):
         optimizer="adam",
         lr=0.01,
         schedule="cosine",
+        output=chosen.output,
     )
     blind = float(np.abs(delays - np.median(delays)).mean())
     who = f"{chosen.strategy}, {chosen.workers} workers"

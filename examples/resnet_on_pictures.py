@@ -67,6 +67,7 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--strategy", default="sync")
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--output", help="folder for the records; by default runs/NAME-DATE-TIME")
     parser.add_argument("--quick", action="store_true", help="a size for trying it out")
     chosen = parser.parse_args(arguments)
     train, epochs, width, blocks = (1000, 3, 8, 1) if chosen.quick else (20_000, 10, 16, 2)
@@ -86,6 +87,7 @@ def main(arguments=None):
         optimizer="adam",
         lr=0.01 if chosen.quick else 0.002,
         schedule="cosine",
+        output=chosen.output,
     )
     print(f"{chosen.strategy}, {chosen.workers} workers: {result.accuracy:.1%} right", end=" ")
     print(f"after {result.seconds:.1f} s of training; records in {result.output}")

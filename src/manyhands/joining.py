@@ -103,7 +103,8 @@ class Hands:
 
     def sum(self, *values: Any) -> Any:
         """Return the sum of a number over all workers; of several numbers, a list."""
-        totals = self._loop.comm.sum(np.array([float(value) for value in values])).tolist()
+        numbers = [v.item() if isinstance(v, Tensor) else float(v) for v in values]
+        totals = self._loop.comm.sum(np.array(numbers, np.float64)).tolist()
         return totals if len(totals) > 1 else totals[0]
 
 

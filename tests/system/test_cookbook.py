@@ -101,8 +101,8 @@ def test_a_loop_of_ones_own_ends_where_the_plain_one_ends(launcher, folder, your
     if launcher == "mpiexec":
         line, environment = mpis.command(mpis.find_mpi(), 2, ["driver.py", *names])
     else:
-        line = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-        line += ["--master-port", "0", "--rdzv-endpoint", "localhost:0", "driver.py", *names]
+        line = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        line += ["--nproc-per-node", "2", "driver.py", *names]
         environment = dict(os.environ)
     done = subprocess.run(
         line, env=environment, capture_output=True, text=True, timeout=100, check=False
