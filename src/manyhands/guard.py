@@ -21,6 +21,7 @@ from manyhands.board import Board, Note
 from manyhands.errors import WorkerError
 
 _LOOK_AT_MAPS = 0.5  # seconds between two looks at the workers' memory maps
+_LEAVING = 3.0  # seconds that a group which has lost members has to leave MPI
 STARTING = 120.0  # seconds beside the timeout in which all must have begun: imports take long
 _SHARED = "/dev/shm/"
 _WAITS = ("exchange", "evaluate", "regroup", "checkpoint", "serve")  # where one waits for others
@@ -129,6 +130,13 @@ class Guard:
             raise self._report(notes, now)
         if self.start is not None:
             self._expect_all(notes, now, self.start)
+
+    def over(self) -> bool:
+        """Say whether all who live were done a while ago: MPI may not let them go alone."""
+        now, notes = time.monotonic(), self.board.read()
+        living = [n for n in notes if n.pid and _state(n.pid) not in ("Z", "")]
+        late = [n for n in living if n.operation == "done" and now - n.time > _LEAVING]
+        return self.spare and 0 < len(living) == len(late) < len(notes)
 
     def _end_alone(self, hanging: list[Note], now: float) -> bool:
         """End those who hang, so that the others can go on; returns whether there were such.

@@ -75,9 +75,10 @@ def launch(job: Job, processes: int, folder: Path, watch: Watch | None = None) -
         ended = ManyhandsError(f"ended at once by a second signal {board.asked()}")
         ended.exit_code = 128 + board.asked()
         raise ended
-    lasting = job.config.on_failure == "continue"  # mpiexec ends well even if all have died
-    over = not lasting or any(note.operation == "done" for note in board.read())
-    if group.returncode or not over or (folder / ERROR_FILE).exists():
+    failed = bool(group.returncode)
+    if job.config.on_failure == "continue":  # what mpiexec says depends on when somebody died
+        failed = not any(note.operation == "done" for note in board.read())
+    if failed or (folder / ERROR_FILE).exists():
         raise _explain(folder, board, group.returncode, guard.died)
 
 
@@ -129,7 +130,7 @@ def _follow(
             new += [json.loads(line) for line in complete.splitlines()]
         if watch:
             watch(board.read(), new)
-        if ended:
+        if ended or guard.over():
             return
         guard.look()
         guard.wait(_POLL)

@@ -134,3 +134,17 @@ def test_a_checkpoint_that_lacks_a_dead_workers_part_is_given_up(tmp_path):
     alone.wait()
     assert [folder.name for folder in steps(tmp_path / "checkpoints")] == ["step-00000020"]
     assert not list((tmp_path / "checkpoints").glob(".step-*"))
+
+
+def test_a_group_that_mpi_does_not_let_go_is_over_when_all_who_live_are_done(tmp_path, sleepers):
+    board = Board(tmp_path / "board", 2, create=True)
+    hanging(board, [p.pid for p in sleepers], ["done", "exchange"])
+    with Guard(board, tmp_path, 1000, end=lambda: None, spare=True) as guard:
+        assert not guard.over()  # the other lives, if it is stopped
+        sleepers[1].kill()
+        sleepers[1].wait()
+        assert guard.over()
+        board.note(0, 7, "done")
+        assert not guard.over()  # it may still be leaving
+    with Guard(board, tmp_path, 1000, end=lambda: None) as guard:
+        assert not guard.over()
