@@ -28,9 +28,10 @@ class _Since:
     """What happened since the last averaging: n_k and n, and w_k as it was just before it."""
 
     own: float
-    total: int
+    total: float
     before: Tensor  # (dim,)
     unit: int = 1  # steps that the period counts as one
+    met: int = 0  # averagings so far
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class Averaging(Strategy):
         - One worker equals `sequential` on the same partition, bit for bit.
         - H = 1 with plain SGD equals `sync`, up to rounding, whatever the workers' shares.
         - After an averaging all replicas are bit-identical.
+        - When workers die, the others meet at once and go on from the average of theirs.
     Cost per step: no messages; each H steps one all-reduce of dim numbers (and of as many again for
     each moment of the optimizer that is averaged), and one at the end.
     """
@@ -65,6 +67,7 @@ class Averaging(Strategy):
         partition="random-partition",
         deterministic=True,
         resume=True,
+        outlives=True,
         torch=True,
         cuda=True,
         private=True,
@@ -144,28 +147,42 @@ class Averaging(Strategy):
         """Return the average, weighted by examples; nobody's own parameters change. Collective."""
         if worker.state.total == 0:
             return worker.params
-        mean = worker.params.clone()
-        self._reduce(worker, mean)
-        return mean
+        return self._mean(worker, worker.params)
 
-    def _reduce(self, worker: Hand, vector: Tensor) -> None:
-        """Average `vector` over the workers, in place, by the examples since the last averaging."""
+    def regroup(self, worker: Worker) -> None:
+        """Meet; who missed the last averaging takes over its result, in which its own work is."""
+        import numpy as np
+
         since: _Since = worker.state
-        vector.mul_(since.own / since.total)
-        worker.comm.allreduce(vector, self.allreduce)
+        last = int(worker.comm.maximum(np.array([since.met]))[0])
+        weight = since.own if since.met == last else 0.0
+        if worker.comm.sum(np.array([weight]))[0] == 0:
+            weight = float(since.met == last)  # nobody has done anything since
+        since.own, since.total = weight, float(worker.comm.sum(np.array([weight]))[0])
+        worker.params.copy_(self._mean(worker, worker.params))
+        since.own, since.total, since.met = 0, 0, last + 1
+
+    def _mean(self, worker: Hand, vector: Tensor) -> Tensor:
+        """Return the average over the workers, by the examples since the last averaging."""
+        since: _Since = worker.state
+        mean = vector * (since.own / since.total)
+        worker.comm.allreduce(mean, self.allreduce)
+        return mean
 
     def _average(self, worker: Hand) -> None:
         """Give every worker the average, and its optimizer what it is to go on with."""
         since: _Since = worker.state
         since.before.copy_(worker.params)
+        kept = self.average_optimizer != "average"
+        vectors = [worker.params, *([] if kept else _moments(worker.optimizer))]
         with worker.exchanging():
-            self._reduce(worker, worker.params)
-            if self.average_optimizer == "average":
-                for moment in _moments(worker.optimizer):
-                    self._reduce(worker, moment)
+            means = [self._mean(worker, vector) for vector in vectors]
+        for vector, mean in zip(vectors, means, strict=True):
+            vector.copy_(mean)
         if self.average_optimizer == "reset":
             worker.optimizer.state.clear()
         since.own = since.total = 0
+        since.met += 1
 
     def _judge(self, worker: Worker) -> None:
         """Record how each worker's own model did just before the last averaging, and the average.

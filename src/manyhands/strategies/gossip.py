@@ -58,6 +58,7 @@ class Gossip(Strategy):
           does every average of two.
         - Asynchronously nobody waits for a gradient of anybody else: even workers ask odd ones
           only, so that none waits for one that waits.
+        - When workers die, the others go on from the average of theirs, with a W of their own.
     Cost per step and worker, for dim numbers of b bytes: d messages of b·dim bytes each to its d
     neighbours (ring: 2, or 1 if P = 2; exponential: at most 2 ⌊log2 P⌋; complete: P − 1;
     pairs: 1; asynchronous: 1 from who asks, 1 back); and one all-reduce of dim numbers at the end.
@@ -72,6 +73,7 @@ class Gossip(Strategy):
         partition="balanced",
         deterministic=True,
         resume=True,
+        outlives=True,
         torch=True,
         cuda=True,
         private=True,
@@ -107,6 +109,11 @@ class Gossip(Strategy):
         from manyhands.strategies.topology import check, mixing
 
         check(mixing(self._graph(config.workers)), name=self.topology)
+        if self.topology == "pairs" and config.on_failure == "continue":
+            raise ConfigError(
+                "topology is 'pairs' with on_failure='continue': without one worker another is "
+                "left alone; use ring, exponential or complete"
+            )
 
     def _graph(self, workers: int) -> Graph:
         """Return who may talk to whom."""
@@ -163,6 +170,10 @@ class Gossip(Strategy):
             worker.params.copy_(_mean(worker))
         worker.state.averaged = True
 
+    def regroup(self, worker: Worker) -> None:
+        """Start again from the average of those who are left."""
+        worker.params.copy_(_mean(worker))
+
     def _row(self, worker: Hand) -> dict[int, float]:
         """Return worker i's row of W at this step."""
         from manyhands.strategies.topology import row
@@ -188,6 +199,7 @@ _APART = replace(
     deterministic=False,
     partition="random-partition",
     resume=False,
+    outlives=False,
     torch=False,
     cuda=False,
     private=False,
