@@ -70,6 +70,26 @@ def test_sync_outlives_one_after_the_other_on_a_fixed_partition(tmp_path, alone)
     assert resumed.record["result"]["steps"] == 120
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"strategy": "averaging", "period": 3},
+        {"strategy": "averaging"},
+        {"strategy": "gossip", "overlap": True},
+    ],
+    ids=str,
+)
+def test_who_has_a_model_of_its_own_goes_on_with_the_average_of_the_others(tmp_path, alone, given):
+    with Faults().kill(rank=1, step=45, phase="gradient"):
+        record = fit(tmp_path / "run", **SURVIVE, **given).record
+    (event,) = record["story"]
+    assert event["lost"] == [1]
+    assert 45 <= event["step"] <= 48  # nobody is further ahead than the next question to all
+    assert record["result"]["steps"] == 80
+    assert sum(w["examples"] for w in record["partition"]["workers"]) == 2000
+    assert abs(record["result"]["loss"] - alone[1]["result"]["loss"]) < 0.05  # 1.4 at first
+
+
 def test_a_stopped_worker_counts_as_dead_after_the_timeout(tmp_path, alone):
     output = tmp_path / "run"
     with Faults().stop(rank=1, step=45, phase="gradient"):
