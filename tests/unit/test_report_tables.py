@@ -198,3 +198,15 @@ def test_csv_has_every_row_and_no_formulas(tmp_path: Path) -> None:
 
 def test_an_option_that_older_records_lack_makes_no_curve() -> None:
     assert labels(summary(timed("sync", 1, 5), timed("sync", 2, 3, keep=3))) == ["sync"]
+
+
+def test_what_befell_a_run_is_told() -> None:
+    from manyhands.report.provenance import problems
+
+    story = [{"resumed_from": 40}, {"lost": [1, 3], "step": 45, "workers": 2}, {"lost": "x"}, 7]
+    (told,) = problems(summary(timed("sync", 4, 9) | {"story": story}, timed("sync", 2, 9)))
+    assert "lost workers" in told["title"]
+    resumed, lost = told["lines"]
+    assert resumed.endswith(": resumed from step 40")
+    assert lost.endswith(": rank 1 and 3 died; 2 workers went on from step 45")
+    assert problems(summary(timed("sync", 2, 9))) == []

@@ -101,6 +101,7 @@ class Run:
     seconds_to_target: float | None
     team: tuple[Process, ...]
     epochs: tuple[Epoch, ...]
+    story: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def bytes(self) -> float | None:
@@ -295,6 +296,7 @@ def parse(record: Mapping[str, Any], *, identity: str, where: str, scaling: str 
         target=number(record, "result", "target_accuracy"),
         seconds_to_target=number(record, "result", "seconds_to_target"),
         team=team,
+        story=tuple(mapping(event) for event in sequence(record.get("story"))),
         epochs=_epochs(record, seconds, examples, metric),
     )
 

@@ -147,6 +147,10 @@ def problems(summary: Summary) -> list[Mapping[str, Any]]:
     if summary.failed:
         lines = [f"{_identity(run)}: {_reason(run)}" for run in summary.failed]
         found.append({"title": f"{plural(len(lines), 'run')} failed", "lines": lines})
+    lines = [_befell(run, event) for run in loaded.runs for event in run.story]
+    if lines := [line for line in lines if line]:
+        title = "Runs that lost workers or were interrupted: their times are not of one group"
+        found.append({"title": title, "lines": lines})
     if loaded.problems:
         lines = [f"{problem.where} {problem.message}" for problem in loaded.problems]
         title = f"{plural(len(lines), 'record')} could not be read"
@@ -156,6 +160,19 @@ def problems(summary: Summary) -> list[Mapping[str, Any]]:
             title = f"{len(source.missing)} of {source.planned} planned runs have no record yet"
             found.append({"title": title, "lines": [", ".join(source.missing[:20])]})
     return found
+
+
+def _befell(run: Run, event: Mapping[str, Any]) -> str:
+    """Return what befell a run, in one line; "" where the record tells nothing that is known."""
+    lost = [f"{rank:.0f}" for rank in sequence(event.get("lost")) if isinstance(rank, (int, float))]
+    step = number(event, "step")
+    if lost and step is not None:
+        left = plural(int(number(event, "workers") or 0), "worker")
+        return f"{_identity(run)}: rank {join(lost)} died; {left} went on from step {step:.0f}"
+    for name, how in (("restarted_from", "started again"), ("resumed_from", "resumed")):
+        if (step := number(event, name)) is not None:
+            return f"{_identity(run)}: {how} from step {step:.0f}"
+    return ""
 
 
 def _identity(run: Run) -> str:
