@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property, lru_cache
-from typing import NamedTuple, TypeAlias
+from itertools import islice
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -26,6 +27,9 @@ from manyhands.data.partition import (
 )
 from manyhands.data.shuffle import draws, permutation
 from manyhands.errors import ConfigError
+
+if TYPE_CHECKING:
+    from manyhands.data.estate import Estate
 
 Shares: TypeAlias = Callable[[int], Sequence[float]]
 """What part each worker takes of an epoch's given step; asked when the step comes."""
@@ -83,6 +87,8 @@ class Plan:
         whole_batches: Workers do not step together: each takes batches of `batch_size` alone.
         alive: The workers that are left, where some have died: every update keeps its examples,
             since each of them takes near-equal parts of the dead workers' shares beside its own.
+        estates: What this worker takes over of the dead, after its own, where workers do not step
+            together.
 
     Raises:
         ConfigError: If these do not fit together.
@@ -100,6 +106,7 @@ class Plan:
     shares: Sequence[float] | None = None
     whole_batches: bool = False
     alive: tuple[int, ...] | None = None
+    estates: tuple[Estate, ...] = ()
 
     def __post_init__(self) -> None:
         validate.at_least(1, examples=self.examples, batch_size=self.batch_size, size=self.size)
@@ -146,7 +153,7 @@ class Plan:
 
     def steps(self, epoch: int) -> int:
         """Return how many steps this worker takes in an epoch."""
-        return len(self._cuts.start)
+        return len(self._cuts.start) + sum(estate.steps(epoch) for estate in self.estates)
 
     def epoch(self, epoch: int, start: int = 0, shares: Shares | None = None) -> Iterator[Share]:
         """Yield this worker's shares of an epoch, from step `start` on.
@@ -160,6 +167,9 @@ class Plan:
         own = self._shares(rank, epoch, start, shares)
         if self.alive is None:
             yield from own
+            if rank == self.rank:
+                left = (share for estate in self.estates for share in estate.shares(epoch))
+                yield from islice(left, max(0, start - len(self._cuts.start)), None)
             return
         place, count = self.alive.index(rank), len(self.alive)
         dead = sorted(set(range(self.size)) - set(self.alive))

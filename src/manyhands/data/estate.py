@@ -1,0 +1,72 @@
+"""What a worker that died has left to do, and who of the others does it.
+
+For workers that do not step together. Where they do, every update is shared out anew instead
+(`Plan.alive`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from manyhands.data.plan import Plan, Share
+
+
+@dataclass(frozen=True)
+class Estate:
+    """One survivor's part of what a dead worker has left: every `count`-th batch.
+
+    Guarantees: over all survivors, every batch that the dead worker had not done is done once; what
+    it had inherited itself is passed on.
+
+    Attributes:
+        plan: The dead worker's plan.
+        done: How many of its batches it has done, over all epochs.
+        place: This survivor's place among those who are left.
+        count: How many are left.
+        since: This survivor's epoch when the other died; what lay before it is done in it.
+    """
+
+    plan: Plan
+    done: int
+    place: int
+    count: int
+    since: int
+
+    def shares(self, epoch: int) -> Iterator[Share]:
+        """Yield what this survivor does of it in one of its own epochs."""
+        if epoch < self.since:
+            return
+        first = 1 if epoch == self.since else epoch
+        before = sum(self.plan.steps(e) for e in range(1, first))
+        shares = (share for e in range(first, epoch + 1) for share in self.plan.epoch(e))
+        for number, share in enumerate(shares, before):
+            if number >= self.done and (number - self.done) % self.count == self.place:
+                yield share
+
+    def steps(self, epoch: int) -> int:
+        """Return how many batches these are."""
+        return sum(1 for _ in self.shares(epoch))
+
+
+def settled(
+    plans: Mapping[int, Plan], pushes: Mapping[int, int], epochs: Mapping[int, int]
+) -> dict[int, Plan]:
+    """Return the survivors' plans, with what the dead have left.
+
+    Args:
+        plans: Everybody's plan before, by number.
+        pushes: How many batches the dead have done, by number.
+        epochs: In which epoch the survivors are, by number.
+    """
+    left = {}
+    for place, number in enumerate(sorted(epochs)):
+        parts = tuple(
+            Estate(plans[dead], done, place, len(epochs), epochs[number])
+            for dead, done in sorted(pushes.items())
+        )
+        left[number] = replace(plans[number], estates=(*plans[number].estates, *parts))
+    return left
