@@ -168,8 +168,8 @@ class Plan:
         if self.alive is None:
             yield from own
             if rank == self.rank:
-                left = (share for estate in self.estates for share in estate.shares(epoch))
-                yield from islice(left, max(0, start - len(self._cuts.start)), None)
+                more = (share for estate in self.estates for share in estate.shares(epoch))
+                yield from islice(more, max(0, start - len(self._cuts.start)), None)
             return
         place, count = self.alive.index(rank), len(self.alive)
         dead = sorted(set(range(self.size)) - set(self.alive))
