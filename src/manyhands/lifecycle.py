@@ -70,7 +70,8 @@ class Lifecycle:
         A checkpoint under way may lack the parts of those who are gone: it is given up.
         """
         self.writer.give_up()
-        worker.comm.barrier()  # nobody writes for the old group any more
+        # Nobody writes for the old group any more; the next one has a name that nobody has used.
+        self.mark = Mark(int(worker.comm.maximum(np.array([self.mark.step]))[0]))
         self.writer = self._writer(worker)
         options = {**self.about["options"], "workers": worker.config.workers}
         self.about = {**self.about, "options": options}
@@ -183,7 +184,8 @@ def capture(worker: Worker) -> Part:
         for name in _LISTS:
             tensors[f"clock.{name}"] = torch.tensor(getattr(clock, name), dtype=torch.float64)
     tensors |= {f"buffer.{n}": _copy(b) for n, b in worker.replica.module.named_buffers()}
-    tensors |= {f"kept.{i}": kept for i, kept in enumerate(worker.kept)}  # never written again
+    kept = enumerate(worker.kept)  # never written again
+    tensors |= {f"kept.{i}": one for i, one in kept if one is not None}
     for index, state in enumerate(optimizer_states(worker)):
         tensors |= {f"optimizer.{index}.{name}": _copy(value) for name, value in state.items()}
     held, counts = worker.config.strategy.state(worker)
@@ -241,7 +243,8 @@ def restore(worker: Worker, checkpoint: Checkpoint) -> None:
     if worker.balance and numbers.get("balance"):
         worker.balance.restore(numbers["balance"], worker.step)
         worker.facts["shares"] = worker.balance.history
-    worker.kept = [tensors[f"kept.{i}"] for i in range(len(tensors)) if f"kept.{i}" in tensors]
+    numbers_kept = [int(n.removeprefix("kept.")) for n in tensors if n.startswith("kept.")]
+    worker.kept = [tensors.get(f"kept.{i}") for i in range(max(numbers_kept, default=-1) + 1)]
     worker.clock = Clock(evaluation=numbers["evaluation"], before=numbers["seconds"])
     if not resized and not worker.mechanism:
         worker.losses = tensors["losses"].tolist()

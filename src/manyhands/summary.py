@@ -23,7 +23,6 @@ from manyhands.place import host, kernel
 from manyhands.privacy.terms import statement
 
 if TYPE_CHECKING:
-    from manyhands.clock import Epoch
     from manyhands.job import Job
     from manyhands.tune import Kernels
     from manyhands.worker import Worker
@@ -80,9 +79,10 @@ def judge(worker: Worker) -> None:
             worker.kept[-1] = worker.config.strategy.consensus(worker).clone()
         for epoch in worker.epochs:  # judged anew below, so that the best is the best of these
             epoch.validation_loss = None
-        count = int(worker.comm.sum(np.array([len(worker.kept)]))[0])
-        for i in range(count):
-            params = worker.kept[i] if worker.rank == 0 else torch.empty_like(worker.params)
+        kept = worker.comm.gather([copy is not None for copy in worker.kept])[0]
+        for i in (i for i, there in enumerate(kept) if there):
+            mine = worker.kept[i] if worker.rank == 0 else None
+            params = torch.empty_like(worker.params) if mine is None else mine
             worker.comm.broadcast(params)
             worker.judge(worker.epochs[i] if worker.rank == 0 else None, params)
         worker.params.copy_(params)
@@ -102,7 +102,8 @@ def record(job: Job, worker: Worker, kernels: Kernels, process: dict[str, float]
     if worker.rank == 0:
         merged = _record(job, worker, kernels, workers)
         merged["batch"] = {"update": worker.config.batch_size, "worker": firsts}
-        merged["epochs"] = _epochs(worker, seen[: worker.config.workers])
+        numbers = [w["rank"] for w in workers[: worker.config.workers]]
+        merged["epochs"] = _epochs(worker, numbers, seen[: worker.config.workers])
         merged["strategy"] = worker.facts
         merged["partition"] = worker.plan.describe(
             worker.epochs[-1].epoch, worker.shares(), classes=worker.data.classes
@@ -306,13 +307,15 @@ def _training(workers: list[dict[str, Any]]) -> float:
     return float(max(w["training"] for w in workers if w["role"] == "worker"))
 
 
-def _epochs(worker: Worker, seen: list[list[list[Any]]]) -> list[dict[str, Any]]:
+def _epochs(
+    worker: Worker, numbers: Sequence[int], seen: list[list[list[Any]]]
+) -> list[dict[str, Any]]:
     """Return one row per epoch of worker 0, with its copy's time where it kept one.
 
     Workers that do not step together may be further on: the last row takes in all they did.
     """
     apart = not worker.config.strategy.supports.together
-    numbers = _numbers(worker)
+    alone = sum(event.get("examples", 0) for event in worker.story)  # by those who died
     rows: list[dict[str, Any]] = []
     for i, epoch in enumerate(worker.epochs):
         last = epoch is worker.epochs[-1]
@@ -320,12 +323,12 @@ def _epochs(worker: Worker, seen: list[list[list[Any]]]) -> list[dict[str, Any]]
         sofar = [each[:end] for each in seen]
         kept = apart and (not last or worker.stopped in REACHED)
         ended = max(e[4] for each in seen for e in each[i:end])
-        examples = round(sum(e[2] for each in sofar for e in each))
+        examples = round(sum(e[2] for each in sofar for e in each)) + (alone if last else 0)
         rows.append(
             {
                 "epoch": epoch.epoch,
                 "steps": max(sum(e[3] for e in each) for each in sofar),
-                "examples": _dealt(worker, worker.epochs[:end]) if worker.story else examples,
+                "examples": examples if apart or not worker.story else _dealt(worker, i + 1),
                 "seconds": round(epoch.seconds if kept else ended, 6),
                 "test_loss": epoch.test_loss,
                 "test_accuracy": epoch.test_metrics.get("accuracy"),
@@ -341,16 +344,14 @@ def _epochs(worker: Worker, seen: list[list[list[Any]]]) -> list[dict[str, Any]]
     return rows
 
 
-def _numbers(worker: Worker) -> Sequence[int]:
-    """Return by which numbers the workers that are there are known."""
-    return getattr(worker.plan, "alive", None) or range(worker.config.workers)
-
-
-def _dealt(worker: Worker, epochs: Sequence[Epoch]) -> int:
-    """Return the examples behind all updates of these epochs, those of the dead included."""
+def _dealt(worker: Worker, epochs: int) -> int:
+    """Return the examples behind all updates of the first epochs, those of the dead included."""
     plan: Any = worker.plan
-    totals = ([share.total for share in islice(plan.epoch(e.epoch), e.steps)] for e in epochs)
-    return sum(map(sum, totals))
+    totals = (
+        sum(share.total for share in islice(plan.epoch(epoch.epoch), epoch.steps))
+        for epoch in worker.epochs[:epochs]
+    )
+    return sum(totals)
 
 
 def _seen(rank: int, epochs: list[list[Any]]) -> dict[str, Any]:

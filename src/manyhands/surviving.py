@@ -12,13 +12,14 @@ The strategy's loop is begun anew from that position, as in a run that is resume
 was read from a disk. Where replicas are identical, whoever was behind takes over the parameters of
 one who was not, so every update is made once and has all of its examples: the run ends where an
 undisturbed one does, up to rounding. Elsewhere the strategy says what the survivors go on from.
+Where workers do not step together each goes on from where it is, and takes over whole batches.
 """
 
 from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -27,14 +28,15 @@ from mpi4py import MPI
 
 from manyhands.clock import Epoch
 from manyhands.comm import ulfm
-from manyhands.data import Plan
-from manyhands.errors import ConfigError
+from manyhands.data.estate import examples, settled
+from manyhands.errors import ConfigError, WorkerError
 from manyhands.lifecycle import optimizer_states, restore_optimizer
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from manyhands.comm.mpi import MPICommunicator
+    from manyhands.data import Plan
     from manyhands.worker import Worker
 
 T = TypeVar("T")
@@ -51,6 +53,10 @@ def check() -> None:
         )
 
 
+class _LostAgainError(Exception):
+    """Somebody has died while those who were left met."""
+
+
 def outlive(worker: Worker, work: Callable[[], T], lead: Callable[[Worker], None]) -> T:
     """Return what `work` gives, however many workers die meanwhile. Collective.
 
@@ -59,13 +65,17 @@ def outlive(worker: Worker, work: Callable[[], T], lead: Callable[[Worker], None
         work: Trains and records; it can be begun again, and goes on from where the worker is.
         lead: Makes a worker the one that announces and writes, if the one that did is gone.
     """
-    noticed = None
+    plan, noticed = cast("Plan", worker.plan), None
+    plans = {number: replace(plan, rank=number) for number in range(plan.size)}
     while True:
         group = cast("MPICommunicator", worker.comm)
         try:
             if noticed is not None:
-                _regroup(worker, noticed, lead)
+                plans = _regroup(worker, plans, noticed)
+                _tell(worker, noticed, lead)
             result, well = work(), True
+        except _LostAgainError:
+            well = False
         except MPI.Exception as error:
             if not ulfm.is_loss(error):
                 raise
@@ -77,17 +87,48 @@ def outlive(worker: Worker, work: Callable[[], T], lead: Callable[[Worker], None
         worker.comm = ulfm.shrunk(group)
 
 
-def _regroup(worker: Worker, noticed: float, lead: Callable[[Worker], None]) -> None:
-    """Bring all who are left to one position of the run, and deal out what the dead had to do."""
+def _regroup(worker: Worker, plans: Mapping[int, Plan], noticed: float) -> dict[int, Plan]:
+    """Bring all who are left to where they can go on; returns their plans, by number.
+
+    Args:
+        worker: One of those who are left.
+        plans: The plans of all who were there before, by number.
+        noticed: When it was noticed that somebody is gone.
+    """
+    strategy = worker.config.strategy
+    worker.board.note(worker.number, worker.step, "regroup")
+    epoch = worker.epochs[-1].epoch if worker.epochs else 1
+    told = worker.comm.gather([worker.number, epoch, strategy.tally(worker)])
+    epochs = {number: epoch for number, epoch, _ in told if number in plans}
+    dead = [number for number in plans if number not in epochs]
+    if strategy.supports.together:
+        _meet(worker)
+        left = {number: replace(plans[number], alive=tuple(epochs)) for number in epochs}
+        _bury(worker, left, dead, noticed)
+    else:
+        _expect_masters(worker, len(told) - len(epochs))
+        if not ulfm.agreed(cast("MPICommunicator", worker.comm), True):
+            raise _LostAgainError  # as everybody does: nobody has changed anything yet
+        pushes = strategy.pushes(list(plans), told)
+        left = settled(plans, {number: pushes[number] for number in dead}, epochs)
+        _bury(worker, left, dead, noticed)
+        worker.story[-1]["examples"] = sum(examples(plans[n], pushes[n]) for n in dead)
+        _go_on_alone(worker, [pushes[number] for number in epochs])
+    if worker.lifecycle:
+        worker.lifecycle.renew(worker)
+    return left
+
+
+def _meet(worker: Worker) -> None:
+    """Bring workers that step together to one position of the run. Collective."""
     strategy = worker.config.strategy
     identical = strategy.supports.identical
-    worker.board.note(worker.number, worker.step, "regroup")
     if not identical and _inside(worker):  # its own update is made; only the meeting failed
         _end_step(worker)
-    told = worker.comm.gather([worker.number, worker.step, worker.stopped, _rows(worker)])
-    positions = [_position(rows) for _, _, _, rows in told]
+    told = worker.comm.gather([worker.step, worker.stopped, _rows(worker)])
+    positions = [_position(rows) for _, _, rows in told]
     first = positions.index(max(positions))
-    _, step, stopped, rows = told[first]
+    step, stopped, rows = told[first]
     if not identical:
         strategy.regroup(worker)
     elif min(positions) < max(positions):
@@ -98,15 +139,57 @@ def _regroup(worker: Worker, noticed: float, lead: Callable[[Worker], None]) -> 
     _forget_step(worker)
     _adopt(worker, rows)
     worker.stopped = stopped
+
+
+def _go_on_alone(worker: Worker, pushes: list[int]) -> None:
+    """Go on from where this worker is; a push that was used counts, another is made again."""
+    if worker.role == "worker":
+        while worker.step < pushes[worker.rank]:
+            _end_step(worker)
+        _forget_step(worker)
+    if worker.stopped == "signal":  # the checkpoint that it was for is lost; it is asked again
+        worker.stopped = "epochs"
+    worker.clock.ended = None
+    worker.config.strategy.recount(worker, pushes)
+
+
+def _expect_masters(worker: Worker, found: int) -> None:
+    """Refuse to go on where somebody is gone who had more than a share of the work."""
+    beside = worker.config.processes - worker.config.workers
+    if found < beside:
+        role = worker.config.strategy.supports.beside
+        raise WorkerError(
+            f"{beside - found} of {beside} {role}s died, and what they held is gone with them; "
+            "use on_failure='restart' with checkpoint_every"
+        )
+
+
+def _bury(worker: Worker, left: Mapping[int, Plan], dead: list[int], noticed: float) -> None:
+    """Be one of those who are left, and note who is not."""
+    worker.plan = left.get(worker.number) or next(iter(left.values()))
+    worker.config = replace(worker.config, workers=len(left), slow=None)
     clock = worker.clock
     clock.before, clock.paused, clock.started = clock.seconds(), 0.0, time.monotonic()
-    _inherit(worker, [number for number, *_ in told], noticed)
+    last_word = max((float(worker.board.rows[number, -1]) for number in dead), default=noticed)
+    worker.story.append(
+        {
+            "when": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            "lost": dead,
+            "step": worker.step,
+            "workers": len(left),
+            "noticed": round(noticed - last_word, 6),
+            "at": round(clock.before, 6),
+        }
+    )
+
+
+def _tell(worker: Worker, noticed: float, lead: Callable[[Worker], None]) -> None:
+    """Say who died and how long it took, before training goes on."""
+    worker.story[-1]["seconds"] = round(time.monotonic() - noticed, 6)
     if worker.rank == 0:
         lead(worker)
         if worker.announce:
             worker.announce(worker.story[-1])
-    if worker.lifecycle:
-        worker.lifecycle.renew(worker)
 
 
 def _rows(worker: Worker) -> list[dict[str, Any]]:
@@ -169,24 +252,3 @@ def _take_over(worker: Worker, root: int) -> None:
     if worker.rank != root:
         worker.params.copy_(taken["params"])
         restore_optimizer(worker, taken)
-
-
-def _inherit(worker: Worker, alive: list[int], noticed: float) -> None:
-    """Deal the dead workers' shares out, and note who they were."""
-    plan = cast("Plan", worker.plan)
-    before = plan.alive or range(plan.size)
-    dead = [number for number in before if number not in alive]
-    worker.plan = replace(plan, alive=tuple(alive))
-    worker.config = replace(worker.config, workers=len(alive), slow=None)
-    last_word = max((float(worker.board.rows[number, -1]) for number in dead), default=noticed)
-    worker.story.append(
-        {
-            "when": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-            "lost": dead,
-            "step": worker.step,
-            "workers": len(alive),
-            "noticed": round(noticed - last_word, 6),
-            "seconds": round(time.monotonic() - noticed, 6),
-            "at": round(worker.clock.seconds(), 6),
-        }
-    )

@@ -72,7 +72,7 @@ class Worker:
     announce: Callable[[dict[str, Any]], None] | None = None  # rank 0's: tells the launcher
     clock: Clock = field(default_factory=Clock)
     epochs: list[Epoch] = field(default_factory=list)
-    kept: list[Tensor] = field(default_factory=list)  # worker 0's copies, to be judged later
+    kept: list[Tensor | None] = field(default_factory=list)  # worker 0's copies, judged later
     losses: list[float | None] = field(default_factory=list)
     spent: dict[str, float] = field(default_factory=dict)  # a master's seconds, by phase
     facts: dict[str, Any] = field(default_factory=dict)
@@ -272,9 +272,11 @@ class Worker:
         """Keep a copy to judge later, or judge it now and alone if the run may have to stop."""
         with self.evaluating():
             # A run that goes on past its last step has kept this epoch's copy already.
-            self.kept[epoch.epoch - 1 :] = [self.config.strategy.consensus(self).clone()]
+            # Who takes the place of a dead worker 0 has none of the epochs before.
+            copy = self.config.strategy.consensus(self).clone()
+            self.kept[epoch.epoch - 1 :] = [None] * (epoch.epoch - 1 - len(self.kept)) + [copy]
             if self.aim.ends:
-                self.judge(epoch, self.kept[-1], alone=True)
+                self.judge(epoch, copy, alone=True)
                 self.stopped = self.aim.over(self.epochs) or self.stopped
             self._announce(epoch, [epoch.seen()])
 

@@ -90,6 +90,26 @@ def test_who_has_a_model_of_its_own_goes_on_with_the_average_of_the_others(tmp_p
     assert abs(record["result"]["loss"] - alone[1]["result"]["loss"]) < 0.05  # 1.4 at first
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_server_goes_on_and_every_batch_is_pushed_once(tmp_path, rank):
+    with Faults().kill(rank=rank, step=20, phase="exchange"):
+        record = fit(tmp_path / "run", **SURVIVE, strategy="server", epochs=3).record
+    (event,) = record["story"]
+    assert event["lost"] == [rank]
+    assert record["result"]["examples"] == 3 * 2000
+    assert sum(record["strategy"]["staleness"]["histogram"].values()) == 3 * 42
+    assert [w["rank"] for w in record["workers"]] == [r for r in range(4) if r != rank]
+    assert record["result"]["accuracy"] > 0.9
+    if rank:  # else the copies that it kept of the first epochs are gone with it
+        assert all(row["test_accuracy"] is not None for row in record["epochs"])
+
+
+def test_a_master_cannot_be_outlived(tmp_path):
+    faults = Faults().kill(rank=3, step=30, phase="serve")
+    with faults, pytest.raises(mh.WorkerError, match="1 of 1 masters died"):
+        fit(tmp_path / "run", **SURVIVE, strategy="server")
+
+
 def test_a_stopped_worker_counts_as_dead_after_the_timeout(tmp_path, alone):
     output = tmp_path / "run"
     with Faults().stop(rank=1, step=45, phase="gradient"):

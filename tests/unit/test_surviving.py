@@ -1,6 +1,7 @@
 """Going on without the dead, as far as one process can show it: shares, refusals, the guard."""
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from manyhands import mpis
 from manyhands.board import Board
 from manyhands.checkpoint import Part, Writer, steps
 from manyhands.data import Plan
+from manyhands.data.estate import examples, settled
 from manyhands.errors import ConfigError, LaunchError, WorkerError
 from manyhands.guard import Guard
 from manyhands.options import configure
@@ -51,6 +53,49 @@ def test_the_survivors_see_exactly_what_all_would_have(
     assert [row["rank"] for row in left[0].describe(1)["workers"]] == list(alive)
 
 
+def walk(plans, epochs, rng):
+    """Let workers take batches at random, some of them die, the others inherit; returns all taken.
+
+    Nothing is left in the end: every worker that lives has done its own and what it took over.
+    """
+    taken, done, at = [], dict.fromkeys(plans, 0), dict.fromkeys(plans, (1, 0))
+    while at:
+        number = rng.choice(sorted(at))
+        epoch, step = at[number]
+        share = next(plans[number].epoch(epoch, step), None)
+        if share is not None:
+            taken.append(tuple(share.indices))
+            done[number], at[number] = done[number] + 1, (epoch, step + 1)
+        elif epoch < epochs:
+            at[number] = (epoch + 1, 0)
+        elif all(
+            e == epochs and next(plans[n].epoch(e, s), None) is None for n, (e, s) in at.items()
+        ):
+            return taken
+        if len(at) > 1 and rng.random() < 0.05:
+            dead = rng.sample(sorted(at), rng.randint(1, min(2, len(at) - 1)))
+            for number in dead:
+                del at[number]
+            here = {number: epoch for number, (epoch, _) in at.items()}
+            plans = settled(plans, {number: done[number] for number in dead}, here)
+    raise AssertionError("nobody is left")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_batch_of_the_dead_is_done_once_by_those_who_are_left(seed):
+    rng = random.Random(seed)
+    size, kind = rng.randint(2, 6), rng.choice(["balanced", "random-partition"])
+    every = {"examples": 83, "batch_size": 5, "size": size, "seed": seed, "whole_batches": True}
+    plans = {rank: Plan(kind, rank=rank, **every) for rank in range(size)}
+    planned = [tuple(s.indices) for p in plans.values() for e in (1, 2, 3) for s in p.epoch(e)]
+    assert sorted(walk(plans, 3, rng)) == sorted(planned)
+
+
+def test_the_examples_of_what_was_done_are_counted():
+    plan = Plan("balanced", examples=23, batch_size=5, rank=0, size=1, seed=0, whole_batches=True)
+    assert [examples(plan, done) for done in (0, 1, 5, 6, 12)] == [0, 5, 23, 28, 56]
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -63,6 +108,9 @@ def test_the_survivors_see_exactly_what_all_would_have(
         ({"hosts": "a:2,b:2"}, "several hosts"),
         ({"private": True, "epsilon": 8.0}, "every worker's noise"),
         ({"tensorboard": True}, "worker 0 writes"),
+        ({"strategy": "gossip", "topology": "pairs"}, "left alone"),
+        ({"strategy": "gossip", "asynchronous": True}, "gossip cannot go on"),
+        ({"strategy": "server", "layerwise": True}, "half a push"),
     ],
 )
 def test_what_cannot_be_outlived_is_refused_with_a_remedy(given, message):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -49,6 +50,16 @@ class Estate:
     def steps(self, epoch: int) -> int:
         """Return how many batches these are."""
         return sum(1 for _ in self.shares(epoch))
+
+
+def examples(plan: Plan, done: int) -> int:
+    """Return how many examples were in the first `done` batches of a plan."""
+    count, epoch = 0, 1
+    while done > 0 and plan.steps(epoch):
+        shares = list(islice(plan.epoch(epoch), done))
+        count += sum(len(share.indices) for share in shares)
+        done, epoch = done - len(shares), epoch + 1
+    return count
 
 
 def settled(

@@ -84,7 +84,7 @@ class Master:
     def go_on(self, counts: Mapping[str, Any], bodies: list[Tensor]) -> None:
         """Take up what a checkpoint holds: the counts, then the pushes that were in flight.
 
-        Every worker, also one that was done, waits for the answer to its last push.
+        Every worker that has pushed, also one that was done, waits for the answer to its last push.
         """
         self.clocks = dict(enumerate(counts["clocks"]))
         self.version, self.lead = counts["version"], counts["lead"]
@@ -96,7 +96,11 @@ class Master:
             self.pushes[k].header[:] = PUSH, examples, 0, 0, 0, version
             self.pushes[k].body.copy_(body)
             self._apply(k)
-        self.due.update(self.clocks)
+        for k, pushed in self.clocks.items():
+            if pushed:
+                self.due.add(k)
+            else:
+                self._expect(k)
         self._release()
 
     def serve(self) -> None:
@@ -109,7 +113,7 @@ class Master:
             for k in arrived:
                 self._take(k)
             self._release()
-            self.worker.board.note(self.worker.rank, self.version, "serve")
+            self.worker.board.note(self.worker.number, self.version, "serve")
             self.idle += came - begin
             begin = time.monotonic()
             self.busy += begin - came

@@ -46,6 +46,8 @@ class Server(Strategy):
           so it is stale by that push as well: one worker takes the steps of SGD delayed by one.
         - With `layerwise` the same numbers arrive, so all of this holds as it is.
         - Masters differ by no more than the pushes in flight: one per worker.
+        - When workers die, the others take over their batches; a push counts once that a master has
+          used it, and with one master none is lost or used twice. A master cannot be outlived.
         - A checkpoint holds every push once and stops nobody (see `cut.py`); with s = 0 or one
           worker the run that goes on from it ends with the same bits.
     Cost per step and worker, for dim numbers of b bytes: M messages of 48 + b·dim/M bytes there
@@ -63,6 +65,7 @@ class Server(Strategy):
         deterministic=False,
         private=True,
         resume=True,
+        outlives=True,
     )
 
     masters: int = field(
@@ -102,6 +105,11 @@ class Server(Strategy):
         """Refuse to send layers ahead where a gradient is ready only as a whole."""
         if not self.layerwise:
             return
+        if config.on_failure == "continue":
+            raise ConfigError(
+                "layerwise is given with on_failure='continue': of a worker that dies, half a push "
+                "could be used; leave one of them out"
+            )
         reasons = {
             "privacy": "a private gradient may leave only when its noise is in",
             "clip_norm": "a gradient's length is known only when all of it is there",
@@ -191,6 +199,36 @@ class Server(Strategy):
             worker.state = (numbers, bodies)
         else:
             worker.state = list(numbers["versions"])
+
+    def tally(self, worker: Worker) -> Any:
+        """Return a master's count of each worker's pushes, by rank; or a worker's of its own."""
+        if worker.number < worker.plan.size:
+            return worker.step
+        return list(self._counts(worker)["clocks"])
+
+    def pushes(self, before: Sequence[int], told: Sequence[Any]) -> dict[int, int]:
+        """Return the pushes that some master has used, or that their worker has ended."""
+        own = {number: tally for number, _, tally in told if number in before}
+        used = [tally for number, _, tally in told if number not in before and tally]
+        return {
+            number: max([own.get(number, 0), *(clocks[k] for clocks in used)])
+            for k, number in enumerate(before)
+        }
+
+    def recount(self, worker: Worker, pushes: Sequence[int]) -> None:
+        """Go on as from a checkpoint with these counts: whoever has pushed waits for an answer."""
+        if worker.role == "worker":
+            worker.state = list(getattr(worker.state, "versions", worker.state) or []) or None
+        elif worker.state is not None:
+            worker.state = ({**self._counts(worker), "clocks": list(pushes)}, [])
+
+    def _counts(self, worker: Worker) -> Mapping[str, Any]:
+        """Return what a master has counted, whether it has begun to serve or not."""
+        state = worker.state
+        if state is None:
+            return {"clocks": []}
+        counts: Mapping[str, Any] = state[0] if isinstance(state, tuple) else state.counts()
+        return counts
 
     def consensus(self, worker: Worker) -> Tensor:
         """Return worker 0's copy: what it pulled last; at the end, what the masters handed over."""

@@ -204,6 +204,22 @@ class Strategy(Protocol):
         Not asked where replicas are identical: there whoever is behind takes over another's.
         """
 
+    def tally(self, worker: Worker) -> Any:
+        """Return what this process knows of the pushes so far, where workers are apart."""
+        return None
+
+    def pushes(self, before: Sequence[int], told: Sequence[Any]) -> dict[int, int]:
+        """Return how many pushes of each worker count, by number, the dead included.
+
+        Args:
+            before: The numbers of the workers that were there before, by rank.
+            told: From everyone who is left: number, epoch, and what `tally` gave.
+        """
+        return {}
+
+    def recount(self, worker: Worker, pushes: Sequence[int]) -> None:
+        """Go on with so many pushes of each worker that is left, by rank."""
+
     def run(self, worker: Worker) -> None:
         """Train: loop over `worker.batches()`, exchange, update."""
 
