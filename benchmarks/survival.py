@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import sys
 import tempfile
@@ -137,11 +136,11 @@ def draw(found: dict[str, Any], path: Path) -> None:
             axes.axvline(event["at"], color="#d62728", linestyle=":", linewidth=1)
         upper.annotate(
             f"worker {event['lost'][0]} dies, {event['workers']} go on",
-            (event["at"], upper.get_ylim()[1]), rotation=90, fontsize=7, va="top", ha="right",
+            (event["at"], 500), rotation=90, fontsize=7, va="bottom", ha="right",
         )  # fmt: skip
     upper.set_ylabel("examples per second")
     upper.set_ylim(bottom=0)
-    upper.legend(frameon=False, fontsize=8)
+    upper.legend(frameon=False, fontsize=8, loc="lower right")
     lower.set_ylabel("training loss of a survivor's part")
     lower.set_yscale("log")
     lower.set_xlabel("seconds of training")
@@ -162,8 +161,10 @@ def main() -> int:
     if options.source:
         found = json.loads(options.source.read_text())
     else:
-        machine = {"cores": cores(), "cpu": cpu_name(), "host_load": os.getloadavg()[0]}
-        command = " ".join(["benchmarks/survival.py", *sys.argv[1:]])
+        machine = {"cores": cores(), "cpu": cpu_name()}
+        names = ("workers", "epochs", "rounds", "kernels")
+        given = [f"--{name} {getattr(options, name)}" for name in names]
+        command = " ".join(["benchmarks/survival.py", *given])
         measured = measure(options.workers, options.epochs, options.rounds, options.kernels)
         found = {"machine": machine, "command": command, **measured}
     print(verdict(found))
