@@ -119,7 +119,7 @@ def perform(
     begun = summary.begin(worker)
 
     def work() -> dict[str, Any]:
-        process = summary.train(worker, begun, Path(job.output))
+        process = summary.train(worker, Path(job.output), begun)
         return summary.record(job, worker, kernels, process)
 
     if job.config.on_failure == "continue":

@@ -37,11 +37,17 @@ def begin(worker: Worker) -> dict[str, float]:
     return {"ready": time.time(), **records.usage()}
 
 
-def train(worker: Worker, begun: dict[str, float], output: Path = Path()) -> dict[str, float]:
+def train(
+    worker: Worker, output: Path = Path(), begun: dict[str, float] | None = None
+) -> dict[str, float]:
     """Let the strategy train; returns the seconds, CPU seconds and memory this process took.
 
-    A profile, where the run asks for one, goes to `output`.
+    Args:
+        worker: The worker.
+        output: Where a profile goes, if the run asks for one.
+        begun: What `begin` gave, where this is not the first time.
     """
+    begun = begun or begin(worker)
     if worker.config.profile:
         from manyhands.profiling import profiled
 
