@@ -125,6 +125,7 @@ def worker(job: Job, comm: MPI.Comm | Communicator, folder: Path) -> tuple[Worke
 def lead(job: Job, worker: Worker, folder: Path) -> None:
     """Let a worker announce what happens, and keep the best model: the first of the group does."""
     worker.announce = worker.announce or _Announcer(folder / EVENTS_FILE)
+    worker.callbacks = worker.callbacks or list(job.callbacks)
     worker.keep_best = partial(_save_best, Path(job.output))
 
 

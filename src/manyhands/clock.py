@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass
@@ -63,6 +64,35 @@ class Epoch:
     validation_loss: float | None = None
     validation_metrics: dict[str, float] = field(default_factory=dict)
 
+    def row(self, steps: int, workers: list[list[Any]]) -> dict[str, Any]:
+        """Return what is known at the epoch's end, in the words of a run's record.
+
+        Args:
+            steps: How many there were since the run began.
+            workers: What each worker has seen in this epoch.
+        """
+        return {
+            "epoch": self.epoch,
+            "steps": steps,
+            "seconds": self.seconds,
+            "test_loss": self.test_loss,
+            "test_metrics": self.test_metrics,
+            "validation_loss": self.validation_loss,
+            "validation_metrics": self.validation_metrics,
+            "workers": [mean(rank, [seen]) for rank, seen in enumerate(workers)],
+        }
+
     def seen(self) -> list[float | None]:
         """Return the summed loss, the number right and the count, as they are announced."""
         return [self.loss, self.correct, self.examples]
+
+
+def mean(rank: int, seen: list[list[Any]]) -> dict[str, Any]:
+    """Return a worker's means over what it has seen; None where something of it is unknown."""
+    examples = sum(row[2] for row in seen)
+
+    def over(column: int) -> float | None:
+        known = examples and all(row[column] is not None for row in seen)
+        return sum(row[column] for row in seen) / examples if known else None
+
+    return {"rank": rank, "loss": over(0), "accuracy": over(1), "examples": round(examples)}

@@ -185,6 +185,9 @@ class RunConfig:
     profile: bool = option(
         False, "note where the time goes, by phase, operation and function; needs max_steps"
     )
+    callbacks: str | None = option(
+        None, "package.module:factory of objects that hear of the run, several with commas"
+    )
     tensorboard: bool = option(
         False, "write event files for TensorBoard, into the folder tensorboard beside the records"
     )

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from manyhands import forms, resuming, validate
+from manyhands.callbacks import EVENTS
 from manyhands.config import METRICS, MODELS, RunConfig
 from manyhands.errors import ConfigError, nearest
 from manyhands.meeting import agreed, compare_versions, surrounding
@@ -95,6 +96,7 @@ def fit(
     metric: str | Callable[..., Any] | Sequence[str | Callable[..., Any]] | None = None,
     schedule: str | Callable[..., Any] | None = None,
     augment: str | Callable[..., Any] | None = None,
+    callbacks: str | Sequence[Any] | None = None,
     progress: bool | None = None,
     command: str | None = None,
     **given: Any,
@@ -119,6 +121,8 @@ def fit(
             (optimizer, steps) that returns a torch.optim.lr_scheduler; it counts updates.
         augment: A function that gets each training batch, (x, y) or x, and returns another of the
             same form; what it draws is decided by seed, worker and step.
+        callbacks: Objects with any of the methods `on_step`, `on_epoch` and `on_end`, which worker
+            0 calls in its process (`manyhands.callbacks`).
         progress: Show a progress bar on stderr; by default when it is a terminal.
         command: How this run was asked for, for the record.
         **given: Every other option of `manyhands train --help`, by its name with underscores:
@@ -134,6 +138,7 @@ def fit(
         ManyhandsError: When a worker failed; the others have been ended.
     """
     own = {"loss": loss, "metric": metric, "schedule": schedule, "augment": augment}
+    own |= {"callbacks": callbacks}
     prepare = partial(_prepare, model, data, own, command, given)
     load_matching()
     size = group_size()
@@ -155,6 +160,8 @@ def _prepare(
     given = {**given, **({"loss": loss} if isinstance(loss, str) else {})}
     given |= {"metric": ",".join(map(_label, metrics))} if metrics else {}
     given |= {name: _place(own[name]) for name in ("schedule", "augment") if own[name] is not None}
+    if own["callbacks"]:
+        given["callbacks"] = _places(own["callbacks"])
     given |= {n: _label(v) for n, v in (("model", model), ("data", data)) if v is not None}
     checkpoint = None
     if given.get("resume") is not None:
@@ -185,6 +192,7 @@ def _prepare(
         metrics=tuple(_found(each, "metric") for each in metrics),
         schedule=_function(own["schedule"], config.schedule, "schedule"),
         augment=_function(own["augment"], config.augment, "augment"),
+        callbacks=_callbacks(own["callbacks"], config),
         command=command or _command(),
         checkpoint=checkpoint,
     )
@@ -237,6 +245,34 @@ def _function(given: Any, name: str | None, field: str) -> Callable[..., Any] | 
     return found if callable(found) else None
 
 
+def _callbacks(given: Any, config: RunConfig) -> tuple[Any, ...]:
+    """Return those who hear of the run, made where only their place is named."""
+    if given is None or isinstance(given, str):
+        places = config.callbacks.split(",") if config.callbacks else []
+        found = [factory(place, "callbacks")() for place in places]
+    else:
+        found = list(given)
+    for each in found:
+        name = type(each).__name__
+        if not any(hasattr(each, event) for event in EVENTS):
+            raise ConfigError(
+                f"callbacks has a {name} with none of {', '.join(EVENTS)}; it would hear nothing"
+            )
+        if config.privacy and hasattr(each, "on_step"):
+            raise ConfigError(
+                f"callbacks has a {name} with on_step in a private run, where when a step ends "
+                "tells how many records were drawn; give it on_epoch and on_end only"
+            )
+    return tuple(found)
+
+
+def _places(callbacks: Any) -> str:
+    """Return names for callbacks, for the record."""
+    if isinstance(callbacks, str):
+        return callbacks
+    return ",".join(_place(type(each)) for each in callbacks)
+
+
 def _place(given: Any) -> Any:
     """Return a name for a user's function, for the record: where it is defined."""
     if not callable(given):
@@ -251,13 +287,14 @@ def _together(prepare: Callable[[], Run], group: Communicator) -> Run:
     return agreed(group, prepare)
 
 
+_OWN = ("model", "data", "loss", "metric", "schedule", "augment", "callbacks")
 fit.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
     [
         *[p for p in inspect.signature(fit).parameters.values() if p.kind is not p.VAR_KEYWORD],
         *[
             inspect.Parameter(o.name, inspect.Parameter.KEYWORD_ONLY, default=o.default)
             for o in options().values()
-            if o.name not in ("model", "data", "loss", "metric", "schedule", "augment")
+            if o.name not in _OWN
         ],
     ]
 )

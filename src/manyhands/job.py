@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from manyhands.board import BOARD_FILE, Board
+from manyhands.callbacks import tell
 from manyhands.config import RunConfig
 from manyhands.errors import LaunchError, ManyhandsError
 from manyhands.heart import Heart
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from manyhands.comm import Communicator
-    from manyhands.scalars import Scalars
-    from manyhands.worker import Worker
 JOB_FILE = "job.pickle"
 ERROR_FILE = "error.json"
 _LATER = 5.0  # seconds in which the first that failed may tell of it and end the others
@@ -59,6 +58,7 @@ class Job:
     metrics: tuple[Any, ...] = ()  # names and functions; none: what fits the loss
     schedule: Callable[..., Any] | None = None
     augment: Callable[..., Any] | None = None
+    callbacks: tuple[Any, ...] = ()
     checkpoint: str | None = None
     story: tuple[dict[str, Any], ...] = ()
 
@@ -115,7 +115,10 @@ def perform(
     worker, kernels = assemble.worker(job, comm, folder)
     if ready:
         ready()
-    scalars = _scalars(job, worker) if job.config.tensorboard and worker.rank == 0 else None
+    if job.config.tensorboard and worker.rank == 0:
+        from manyhands.scalars import Scalars
+
+        worker.callbacks.append(Scalars(worker, Path(job.output)))
     begun = summary.begin(worker)
 
     def work() -> dict[str, Any]:
@@ -128,15 +131,8 @@ def perform(
         merged = outlive(worker, work, lambda first: assemble.lead(job, first, folder))
     else:
         merged = work()
-    if scalars:
-        scalars.finish(merged["epochs"])
+    tell(worker.callbacks, "on_end", merged)
     return merged
-
-
-def _scalars(job: Job, worker: Worker) -> Scalars:
-    from manyhands.scalars import Scalars
-
-    return Scalars(worker, Path(job.output))
 
 
 def fail(folder: Path, rank: int, error: BaseException) -> bool:

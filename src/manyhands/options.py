@@ -75,7 +75,7 @@ _AUDIT_OWN = {"model", "data", "loss", "optimizer", "epochs", "batch_size", "max
 _AUDIT_OWN |= {"partition", "shares", "target_accuracy", "balance", "slow", "kernels", "name"}
 _AUDIT_OWN |= {"schedule", "warmup", "lr_scaling", "clip_norm", "staleness_aware", "init"}
 _AUDIT_OWN |= {"validation", "patience", "metric", "target", "accumulate", "no_decay", "autocast"}
-_AUDIT_OWN |= {"augment", "stream"}
+_AUDIT_OWN |= {"augment", "callbacks", "stream"}
 _AUDIT_OWN |= {"checkpoint_every", "keep", "resume", "on_failure", "max_restarts", "output"}
 _AUDIT_OWN |= {"tensorboard", _PRIVATE}
 

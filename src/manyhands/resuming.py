@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 CHANGEABLE = {"workers", "epochs", "max_steps", "target_accuracy", "timeout", "threads", "mpi"}
 CHANGEABLE |= {"checkpoint_every", "keep", "on_failure", "max_restarts", "tensorboard"}
 CHANGEABLE |= {"hosts", "hostfile", "interface", "launcher", "mpiexec_options", "comm"}
-CHANGEABLE |= {"target"}
+CHANGEABLE |= {"target", "callbacks"}
 # What a private run's noise was chosen for.
 BUDGETED = {"epochs", "max_steps"}
 

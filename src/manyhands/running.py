@@ -51,6 +51,7 @@ class Run:
     metrics: tuple[Any, ...] = ()
     schedule: Callable[..., Any] | None = None
     augment: Callable[..., Any] | None = None
+    callbacks: tuple[Any, ...] = ()
     checkpoint: checkpoints.Checkpoint | None = None
 
     def launched(self, progress: bool | None) -> tuple[dict[str, Any], Path]:
@@ -184,6 +185,7 @@ class Run:
             metrics=self.metrics,
             schedule=self.schedule,
             augment=self.augment,
+            callbacks=self.callbacks,
             data=str(data),
             output=str(output),
             name=name,

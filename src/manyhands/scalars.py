@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ POINTS = 1000  # steps of a run that are shown at the most, about
 
 
 class Scalars:
-    """Writes what worker 0 knows at the end of each epoch, and the rest when the run is over.
+    """A callback that writes what worker 0 knows at the end of each epoch, and the rest at the end.
 
     Where workers do not step together, test figures and the other workers' losses are known only
     then. A run that goes on writes its history anew: what an earlier process left is removed.
@@ -42,27 +42,23 @@ class Scalars:
         config = worker.config
         steps = sum(worker.plan.steps(e) for e in range(1, config.epochs + 1))
         self._every = max(1, math.ceil(min(steps, config.max_steps or steps) / POINTS))
-        self._announce = worker.announce
-        worker.announce = self._epoch
 
-    def _epoch(self, event: dict[str, Any]) -> None:
-        """Write what is known at the end of an epoch; takes the place of the worker's announce."""
-        if self._announce:
-            self._announce(event)
+    def on_epoch(self, event: dict[str, Any]) -> None:
+        """Write what is known at the end of an epoch."""
         config, number = self._worker.config, event["epoch"]
         self._ends[number] = time.time()
         if config.strategy.supports.together:
             for epoch in self._worker.epochs:  # with those before a run went on
                 self._judged(epoch.epoch, vars(epoch))
-        for rank, (loss, _, examples) in enumerate(event["workers"][: config.workers]):
-            self._trained(number, rank, loss / examples if loss is not None and examples else None)
+        for seen in event["workers"]:
+            self._trained(number, seen["rank"], seen["loss"])
         self._steps()
         self._writer.flush()
 
-    def finish(self, epochs: Sequence[Mapping[str, Any]]) -> None:
+    def on_end(self, record: Mapping[str, Any]) -> None:
         """Write what the record of the whole run adds, and close the file."""
         self._over = True
-        for row in epochs:
+        for row in record["epochs"]:
             self._judged(row["epoch"], row)
             for seen in row["workers"]:
                 self._trained(row["epoch"], seen["rank"], seen["loss"])

@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from manyhands import record as records
 from manyhands._version import __version__
 from manyhands.aims import REACHED
+from manyhands.clock import mean
 from manyhands.hosts import LAB
 from manyhands.options import flatten
 from manyhands.place import host, kernel
@@ -343,7 +344,7 @@ def _epochs(
                 "validation_accuracy": epoch.validation_metrics.get("accuracy"),
                 "validation_metrics": epoch.validation_metrics,
                 "workers": [
-                    _seen(rank, each[i:end]) for rank, each in zip(numbers, seen, strict=True)
+                    mean(rank, each[i:end]) for rank, each in zip(numbers, seen, strict=True)
                 ],
             }
         )
@@ -358,16 +359,6 @@ def _dealt(worker: Worker, epochs: int) -> int:
         for epoch in worker.epochs[:epochs]
     )
     return sum(totals)
-
-
-def _seen(rank: int, epochs: list[list[Any]]) -> dict[str, Any]:
-    examples = sum(e[2] for e in epochs)
-
-    def mean(column: int) -> float | None:
-        known = examples and all(e[column] is not None for e in epochs)
-        return sum(e[column] for e in epochs) / examples if known else None
-
-    return {"rank": rank, "loss": mean(0), "accuracy": mean(1), "examples": round(examples)}
 
 
 def _result(

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from manyhands.aims import REACHED, Aim
+from manyhands.callbacks import tell
 from manyhands.clock import Clock, Epoch
 from manyhands.errors import DivergedError, WorkerError
 from manyhands.slowing import Slow, slowed
@@ -85,6 +86,7 @@ class Worker:
     metrics: tuple[Metric, ...] = ()
     aim: Aim = field(default_factory=Aim)
     augment: Augment | None = None
+    callbacks: list[Any] = field(default_factory=list)  # worker 0's
     keep_best: Callable[[Replica, Tensor], None] | None = None  # rank 0's: writes it down
     rate: Rate | None = None  # where the learning rate changes over the run
     planned: list[int] = field(default_factory=list)  # the steps of each worker, for the rate
@@ -107,6 +109,13 @@ class Worker:
         """What this process is: "worker", or what the strategy puts beside its workers."""
         beside = self.config.strategy.supports.beside
         return "worker" if self.rank < self.config.workers else beside
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the last step, as the schedule has it."""
+        group = self.optimizer.param_groups[0]
+        factor = self.rate.at(max(0, self.step - 1)) if self.rate else 1.0
+        return factor * float(group.get("initial_lr", group["lr"]))
 
     @property
     def params(self) -> Tensor:
@@ -256,6 +265,11 @@ class Worker:
         self.clock.end_step()
         self.step += 1
         epoch.steps += 1
+        if self.callbacks:
+            # On a GPU the loss is known only when somebody waits for it.
+            loss = self.losses[-1] if self.losses and not self.graphs else None
+            about = {"step": self.step, "epoch": epoch.epoch, "loss": loss, "lr": self.lr}
+            tell(self.callbacks, "on_step", about)
 
     def _judge(self, epoch: Epoch) -> None:
         """Judge the model, all workers together."""
@@ -323,6 +337,9 @@ class Worker:
     def _announce(self, epoch: Epoch, workers: list[Any]) -> None:
         if self.announce:
             self.announce({**asdict(epoch), "workers": workers})
+        if self.callbacks:
+            seen = workers[: self.config.workers]
+            tell(self.callbacks, "on_epoch", epoch.row(self.step, seen))
 
     def evaluate(
         self, params: Tensor, split: Split | None, *, alone: bool = False

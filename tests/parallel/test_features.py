@@ -69,7 +69,7 @@ def data(tmp_path_factory):
 
 
 def test_every_feature_is_tried():
-    assert set(TRIALS) == set(FEATURES)
+    assert {*TRIALS, "callbacks"} == set(FEATURES)
     assert all(set(kind.supports.lacks) <= set(FEATURES) for kind in STRATEGIES.values())
 
 
@@ -157,3 +157,20 @@ def test_many_workers_end_where_one_does(data, tmp_path, name, feature):
         **{**GIVEN, **TRIALS[feature], **given},
     )  # fmt: skip
     assert distance(one.params, many.params) < 1e-10
+
+
+@pytest.mark.parametrize("name", names())
+def test_callbacks_hear_of_every_step_and_epoch(data, tmp_path, name):
+    heard = Heard()
+    worker = run(name, data, tmp_path, callbacks=[heard], max_steps=None, epochs=2)
+    if worker is None or worker.rank:
+        assert not heard.steps
+        return
+    assert [step["step"] for step in heard.steps] == list(range(1, worker.step + 1))
+    assert {step["epoch"] for step in heard.steps} == {1, 2}
+    assert all(step["loss"] > 0 and step["lr"] == 0.1 for step in heard.steps)
+    assert [epoch["epoch"] for epoch in heard.epochs] == [1, 2]
+    together = worker.config.strategy.supports.together
+    assert all(("accuracy" in epoch["test_metrics"]) == together for epoch in heard.epochs)
+    assert all(row["loss"] > 0 for epoch in heard.epochs for row in epoch["workers"])
+    assert heard.epochs[-1]["steps"] == worker.step

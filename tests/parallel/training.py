@@ -41,7 +41,9 @@ def job(model, data, comm, output, /, **given):
 def train(model, data, comm, folder, /, **given):
     """Train on `comm`; returns the worker. Each rank has a board of its own."""
     Board(folder / BOARD_FILE, comm.size, create=True)
+    callbacks = given.pop("callbacks", [])
     worker, _ = assemble.worker(job(model, data, comm, folder, **given), comm, folder)
+    worker.callbacks = callbacks if worker.rank == 0 else []
     worker.config.strategy.run(worker)
     return worker
 

@@ -26,7 +26,6 @@ def pretend(
     folder: Path,
     *,
     epochs: int,
-    told: list[Any] | None = None,
     rows: Sequence[Any] = (),
     **given: Any,
 ) -> None:
@@ -35,7 +34,6 @@ def pretend(
     worker = SimpleNamespace(
         config=asked, losses=[], epochs=[], step=0, clock=SimpleNamespace(updated=[]),
         plan=SimpleNamespace(steps=lambda epoch: STEPS),
-        announce=None if told is None else told.append,
     )  # fmt: skip
     events = Scalars(worker, folder)  # type: ignore[arg-type]
     for number in range(1, epochs + 1):
@@ -43,8 +41,8 @@ def pretend(
         worker.losses = [float(step) for step in range(1, worker.step + 1)]
         worker.clock.updated = [time.monotonic()] * worker.step
         worker.epochs.append(Epoch(number, test_loss=1.0 / number, test_metrics={"accuracy": 0.5}))
-        worker.announce({"epoch": number, "workers": [[STEPS * 3.0, 1, STEPS]]})
-    events.finish(rows)
+        events.on_epoch({"epoch": number, "workers": [{"rank": 0, "loss": 3.0}]})
+    events.on_end({"epochs": rows})
 
 
 def test_of_a_long_run_every_so_many_steps_are_shown(tmp_path: Path, monkeypatch: Any) -> None:
@@ -60,12 +58,6 @@ def test_of_a_long_run_every_so_many_steps_are_shown(tmp_path: Path, monkeypatch
 def test_a_private_run_shows_no_training_loss_even_if_there_is_one(tmp_path: Path) -> None:
     pretend(tmp_path, epochs=2, private=True, noise_multiplier=1.0)
     assert sorted(points(tmp_path)) == ["test/accuracy", "test/loss"]
-
-
-def test_the_launcher_still_hears_of_every_epoch(tmp_path: Path) -> None:
-    told: list[Any] = []
-    pretend(tmp_path, epochs=2, told=told)
-    assert [event["epoch"] for event in told] == [1, 2]
 
 
 def test_an_earlier_process_files_are_replaced(tmp_path: Path) -> None:

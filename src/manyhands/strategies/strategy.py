@@ -34,6 +34,7 @@ FEATURES = {
     "no_decay": "weight decay by parameter name",
     "autocast": "computing in bfloat16",
     "augment": "batches that a function changes",
+    "callbacks": "objects that hear of each step and epoch",
 }
 
 # What anybody but the worker itself sees of a gradient: only the sum over all workers; the sum,

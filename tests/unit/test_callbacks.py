@@ -1,0 +1,114 @@
+"""Callbacks: who may hear of what, and what the adapters tell."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import manyhands as mh
+from manyhands import callbacks
+from manyhands.callbacks import MLflow, WandB, numbers, tell
+from manyhands.errors import ConfigError
+
+
+class Hears:
+    def on_end(self, record: Any) -> None:
+        pass
+
+
+class HearsSteps(Hears):
+    def on_step(self, step: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"callbacks": [object()]}, "a object with none of on_step, on_epoch, on_end"),
+        (
+            {"callbacks": [Hears(), HearsSteps()], "private": True, "epsilon": 3.0},
+            "a HearsSteps with on_step in a private run",
+        ),
+        ({"callbacks": "nowhere:thing"}, "there is no module 'nowhere'"),
+    ],
+)
+def test_what_cannot_hear_is_refused_before_anything_starts(
+    given: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        mh.fit("mlp", "blobs", **given)
+
+
+def of_model(model: Any, batch: Any) -> Any:
+    return model(batch[0]).sum()
+
+
+def test_a_loss_of_model_and_batch_is_refused_where_it_cannot_be() -> None:
+    with pytest.raises(ConfigError, match=r"of_model is a function of .* may mix the examples"):
+        mh.fit("mlp", "blobs", loss=of_model, private=True, epsilon=3.0)
+    with pytest.raises(ConfigError, match="pipeline has no process with the whole model"):
+        mh.fit("mlp", "blobs", loss=of_model, strategy="pipeline")
+
+
+@pytest.mark.parametrize("metric", ["acuracy", "top-k", ["mse", "mse"], 3])
+def test_a_metric_that_nobody_knows_is_refused(metric: Any) -> None:
+    with pytest.raises(ConfigError, match="metric"):
+        mh.fit("mlp", "blobs", metric=metric)
+
+
+def test_each_is_told_what_it_wants_to_hear() -> None:
+    heard: list[Any] = []
+    one = SimpleNamespace(on_step=lambda step: heard.append(("one", step)))
+    two = SimpleNamespace(on_epoch=lambda epoch: heard.append(("two", epoch)))
+    tell([one, two], "on_step", {"step": 1})
+    tell([one, two], "on_epoch", {"epoch": 1})
+    assert heard == [("one", {"step": 1}), ("two", {"epoch": 1})]
+
+
+def row(epoch: int, loss: float | None) -> dict[str, Any]:
+    metrics = {} if loss is None else {"mae": loss / 2}
+    return {
+        "epoch": epoch, "test_loss": loss, "test_metrics": metrics, "validation_loss": None,
+        "validation_metrics": {}, "workers": [{"rank": 0, "loss": 2.0}],
+    }  # fmt: skip
+
+
+RECORD = {
+    "name": "a run", "epochs": [row(1, 1.0), row(2, 0.5)], "config": {"lr": 0.1},
+    "result": {"seconds": 3.0},
+}  # fmt: skip
+
+
+class Told(callbacks._Keeper):
+    def __init__(self) -> None:
+        super().__init__()
+        self.log: list[Any] = []
+
+    def _tell(self, found: dict[str, float], epoch: int) -> None:
+        self.log.append((epoch, found))
+
+    def _end(self, record: dict[str, Any]) -> None:
+        self.log.append(record["name"])
+
+
+def test_what_is_known_only_at_the_end_is_told_then_and_nothing_twice() -> None:
+    keeper = Told()
+    keeper.on_epoch(row(1, None))
+    keeper.on_epoch(row(2, 0.5))
+    keeper.on_end(RECORD)
+    assert keeper.log == [
+        (1, {"training_loss/worker_0": 2.0}),
+        (2, {"test/loss": 0.5, "test/mae": 0.25, "training_loss/worker_0": 2.0}),
+        (1, {"test/loss": 1.0, "test/mae": 0.5}),
+        "a run",
+    ]
+    assert numbers(row(2, 0.5)) == keeper.log[1][1]
+
+
+def test_nobody_is_imported_before_there_is_something_to_tell() -> None:
+    MLflow("experiment"), WandB(project="project")
+    assert "mlflow" not in sys.modules
+    assert "wandb" not in sys.modules
