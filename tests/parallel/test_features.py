@@ -18,6 +18,7 @@ from manyhands.options import configure
 from manyhands.strategies import STRATEGIES
 from manyhands.strategies.strategy import FEATURES
 
+pytestmark = pytest.mark.skipif(WORLD.size > 3, reason="what is tried depends on no size")
 GIVEN = {"batch_size": 60, "lr": 0.1, "momentum": 0.9, "weight_decay": 0.05, "max_steps": 12}
 # Ways to run each strategy here that give the same result twice; Hogwild with one worker does.
 WAYS = {
