@@ -166,3 +166,32 @@ def test_a_gradient_written_at_once_is_the_one_that_is_added_up():
     mean, right = replica.write_gradient(x, y)
     assert torch.equal(replica.grad, added)
     assert (float(mean), int(right)) == (loss.mean, loss.correct)
+
+
+@pytest.mark.parametrize(
+    ("given", "gpus_of", "carrier"),
+    [
+        ({}, ["a", "b"], "nccl"),
+        ({}, ["a", "a"], "staged"),
+        ({"comm": "torch:gloo"}, ["a", "b"], "staged"),
+        ({"allreduce": "ring"}, ["a", "b"], "staged"),
+        ({"comm": "torch:nccl"}, ["a", "b"], "nccl"),
+        ({"comm": "torch:nccl"}, ["a", "a"], "NCCL needs one for each"),
+    ],
+)
+def test_nccl_carries_where_every_worker_has_a_gpu(monkeypatch, given, gpus_of, carrier):
+    class Two(Pair):
+        def gather(self, value):
+            return [[*value[:-1], one] for one in gpus_of]
+
+    properties = type("Properties", (), {"uuid": gpus_of[0]})
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    monkeypatch.setattr("manyhands.comm.torch.meet", lambda backend: backend)
+    config = configure({"device": "cuda", "workers": 2, **given})
+    if carrier.startswith("NCCL"):
+        with pytest.raises(ConfigError, match=carrier):
+            gpus._carried(config, Two(), torch.device("cuda", 0))
+        return
+    found = gpus._carried(config, Two(), torch.device("cuda", 0))
+    assert (found if isinstance(found, str) else type(found).__name__.lower()) == carrier
