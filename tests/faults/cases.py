@@ -15,7 +15,11 @@ TIMEOUT = 10  # seconds without a word until a stopped worker counts as hanging
 LONG = 60  # epochs of a run that is struck from outside
 LASTING = {"workers": 3, "dtype": "float64"}  # of runs that outlive a worker
 # What a strategy is run with where that is not two workers and nothing else.
-OPTIONS = {"sequential": {"workers": 1}, "pipeline": {"workers": 1, "stages": 2}}
+OPTIONS = {
+    "sequential": {"workers": 1},
+    "pipeline": {"workers": 1, "stages": 2},
+    "tensor": {"workers": 1, "slices": 2},
+}
 
 
 @dataclass(frozen=True)

@@ -285,9 +285,9 @@ def test_prefetch_and_no_staleness_exclude_each_other():
 
 
 @needs_two
-@pytest.mark.parametrize("optimizer", ["momentum", "decay", "another"])
+@pytest.mark.parametrize("optimizer", ["decay", "another"])
 def test_pushes_layer_by_layer_bring_the_same_bits(fit, optimizer):
-    given = {"batch_size": 30, **OPTIMIZERS[optimizer]}
+    given = {"batch_size": 30, "max_steps": 12, **OPTIMIZERS[optimizer]}
     for masters in masters_that_fit():
         whole, layered = (
             served(fit, masters, server={"staleness": 0, "layerwise": way}, **given)

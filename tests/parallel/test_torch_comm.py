@@ -35,11 +35,11 @@ def test_training_ends_where_it_does_over_mpi(strategy, over, tmp_path):
         assert worker.comm.meter.costs[counted].payload > 0
 
 
-@pytest.mark.parametrize("strategy", ["sync", "averaging", "gossip"])
+@pytest.mark.parametrize("strategy", ["sync", "gossip"])
 def test_private_training_ends_where_it_does_over_mpi(strategy, over, tmp_path):
     """With the same keys: the same samples, clipped alike, and the same noise."""
     data = store("blobs", tmp_path / "data")
-    given = {"strategy": strategy, "dtype": "float64", "epochs": 2, "batch_size": 60, "limit": 600}
+    given = {"strategy": strategy, "dtype": "float64", "epochs": 2, "batch_size": 60, "limit": 300}
     given |= {"private": True, "noise_multiplier": 1.0, "clip": 0.5, "fixed_key": 7}
     ends = []
     for comm, sigma in (("mpi", 1.0), (over, 1.0), (over, 1.1)):
@@ -47,7 +47,7 @@ def test_private_training_ends_where_it_does_over_mpi(strategy, over, tmp_path):
         folder.mkdir()
         given["noise_multiplier"] = sigma
         worker = train(smooth, data, WORLD, folder, comm=comm, **given)
-        assert worker.mechanism.ledger.spent == worker.step == 20
+        assert worker.mechanism.ledger.spent == worker.step == 10
         ends.append(worker.config.strategy.consensus(worker).clone())
     assert distance(ends[0], ends[1]) < 1e-12
     assert distance(ends[0], ends[2]) > 1e-3  # it is the noise that is the same

@@ -35,6 +35,7 @@ def manyhands(*arguments):
         Case("hogwild", "kill", "checkpoint"),
         Case("gossip", "stop", "checkpoint"),
         Case("pipeline", "kill", "gradient"),
+        Case("tensor", "stop", "exchange"),
     ],
     ids=str,
 )
