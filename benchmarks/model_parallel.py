@@ -65,7 +65,9 @@ def name(record: Record) -> str:
         if config["transport"] == "rpc":
             return f"{parts}, RPC"
         how = "" if config["cut"] is None else f", cut by {config['cut']}"
-        return f"{parts}, MPI, {config['micro_batches'] or 4} micro-batches{how}"
+        micro = config["micro_batches"] or 4
+        flow = "whole batches" if micro == 1 else f"{micro} micro-batches"
+        return f"{parts}, MPI, {flow}{how}"
     return f"{config['strategy']}, {config['allreduce']}, {config['workers']} workers"
 
 

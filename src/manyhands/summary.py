@@ -97,7 +97,8 @@ def judge(worker: Worker) -> None:
 
 def record(job: Job, worker: Worker, kernels: Kernels, process: dict[str, float]) -> dict[str, Any]:
     """Merge every worker's measurements; rank 0 writes the run's files. Collective."""
-    params = worker.config.strategy.consensus(worker).clone()
+    with worker.comm.meter.off():  # a split model is brought together: no part of training
+        params = worker.config.strategy.consensus(worker).clone()
     steps = _steps(worker)
     workers = worker.comm.gather(_worker(worker, process, steps))
     seen = worker.comm.gather([[*e.seen(), e.steps, e.seconds] for e in worker.epochs])

@@ -187,7 +187,7 @@ def split_sweep(folder: Path) -> Path:
 def test_ways_of_splitting_are_told_beside_each_other(tmp_path: Path) -> None:
     lines = model_parallel.split(split_sweep(tmp_path)).splitlines()
     assert [line.split(" | ")[0] for line in lines[2:]] == [
-        "| unsplit", "| 2 stages, RPC", "| 2 stages, MPI, 1 micro-batches",
+        "| unsplit", "| 2 stages, RPC", "| 2 stages, MPI, whole batches",
         "| 2 stages, MPI, 4 micro-batches", "| 2 stages, MPI, 4 micro-batches, cut by time",
         "| 2 slices (tensor)", "| sync, allgather, 2 workers", "| sync, ring, 2 workers",
     ]  # fmt: skip
