@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -29,20 +30,25 @@ MODELS = {
 LOSSES = ("cross-entropy", "nll", "mse", "mae", "bce")
 METRICS = ("accuracy", "top-K", "f1", "mse", "mae", "auroc")
 SCHEDULES = ("constant", "linear", "cosine", "step")
-KERNELS = (
-    "auto",
-    "default",
-    "native",
-    "channels-last",
-    "native-channels-last",
-    "compile",
-    "graphs",
-)
+_LIBRARIES = ("default", "native", "channels-last", "native-channels-last")
+KERNELS = ("auto", *_LIBRARIES, "compile", "graphs")
 
 
 def option(default: Any, help: str) -> Any:
     """Declare a field that is an option: its default and the one sentence that explains it."""
     return field(default=default, metadata={"help": help})
+
+
+def _check_kernels(kernels: str) -> None:
+    """Refuse kernels that nobody knows; "+gemm" and "+gemm:LAYER,LAYER" may follow a name."""
+    base, plus, ours = kernels.partition("+")
+    if not plus:
+        validate.one_of(KERNELS, kernels=kernels)
+    elif base not in _LIBRARIES or not re.fullmatch(r"gemm(:[^,+]+(,[^,+]+)*)?", ours):
+        raise ConfigError(
+            f"kernels is {kernels!r}; expected one of {', '.join(_LIBRARIES)} before +gemm, and "
+            "behind it nothing or :LAYER,LAYER"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +145,8 @@ class RunConfig:
     kernels: str = option(
         "auto",
         "auto (time a few, keep the fastest), default (as PyTorch comes), native (oneDNN off), "
-        "channels-last, native-channels-last, compile; on a GPU graphs (a step captured once, then "
+        "channels-last, native-channels-last, compile; with +gemm behind it our own convolutions, "
+        "+gemm:LAYER,LAYER for some layers only; on a GPU graphs (a step captured once, then "
         "replayed), which is its auto",
     )
     device: Literal["cpu", "cuda", "auto"] = option(
@@ -208,7 +215,7 @@ class RunConfig:
         validate.at_least(1, patience=self.patience)
         if self.loss is not None and ":" not in self.loss:
             validate.one_of(LOSSES, loss=self.loss)
-        validate.one_of(KERNELS, kernels=self.kernels)
+        _check_kernels(self.kernels)
         validate.words(mpiexec_options=self.mpiexec_options)
         facts = self.strategy.supports
         if self.workers > 1 and not facts.many:

@@ -1,7 +1,9 @@
 """Which kernels are fastest here for this model: time its own step, keep the best, remember it.
 
 PyTorch offers several ways to compute the same convolution on a CPU, and which one wins differs by
-machine and model by a factor of two. Like cuDNN's benchmark mode, for the CPU.
+machine and model by a factor of two. Like cuDNN's benchmark mode, for the CPU. Convolutions with
+few channels are often faster still as matrix products of our own (`gemm.py`), which is tried for
+all layers, then layer by layer: `default+gemm`, `native+gemm:conv1,pool3` …
 """
 
 from __future__ import annotations
@@ -24,13 +26,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from manyhands import forms
+from manyhands import forms, gemm
+from manyhands.errors import ConfigError
 
 if TYPE_CHECKING:
     from manyhands.forms import Tree
     from manyhands.replica import Replica
 
 _BUDGET = 2.0  # seconds for all candidates together
+_EACH = 6  # layers at the most that are tried one by one
 
 
 @dataclass(frozen=True)
@@ -48,10 +52,27 @@ class Kernels:
 
 def apply(replica: Replica, choice: str) -> None:
     """Make `replica` compute with these kernels; oneDNN is switched for the whole process."""
-    torch.backends.mkldnn.enabled = not choice.startswith("native")  # type: ignore[assignment]
-    images = choice.endswith("channels-last")
+    base, _, ours = choice.partition("+")
+    torch.backends.mkldnn.enabled = not base.startswith("native")  # type: ignore[assignment]
+    images = base.endswith("channels-last")
     replica.prepare = _channels_last if images else None
-    replica.forward = torch.compile(replica.module) if choice == "compile" else replica.module
+    replica.forward = torch.compile(replica.module) if base == "compile" else replica.module
+    gemm.remove(replica.module)
+    if ours:
+        gemm.install(_named(replica, ours))
+
+
+def _named(replica: Replica, ours: str) -> list[gemm.Unit]:
+    """Return the layers that "gemm" or "gemm:NAME,NAME" means."""
+    known = {unit.name: unit for unit in gemm.units(replica.module)}
+    names = ours.partition(":")[2].split(",") if ":" in ours else list(known)
+    for name in names:
+        if name not in known:
+            raise ConfigError(
+                f"kernels has gemm:{name}, but the model has no such convolution or pooling; "
+                f"expected {', '.join(known) or 'no gemm: it has none at all'}"
+            )
+    return [known[name] for name in names]
 
 
 def _channels_last(x: Tensor) -> Tensor:
@@ -62,7 +83,7 @@ def choose(
     replica: Replica,
     batch: tuple[Tree, Tree],
     slowest: Callable[[np.ndarray], np.ndarray],
-    share: Callable[[list[float]], list[float]],
+    share: Callable[[dict[str, float]], dict[str, float]],
     *,
     step: Callable[[], object] | None = None,
     kind: str = "plain",
@@ -74,36 +95,57 @@ def choose(
         replica: The model; its parameters, buffers and random state are left as they were.
         batch: One worker's batch, of the size that training will use.
         slowest: Elementwise maximum over the workers: a step takes as long as the slowest.
-        share: Rank 0's list of numbers, on every worker.
+        share: Rank 0's numbers by name, on every worker.
         step: What is timed; by default the replica's gradient of the batch.
         kind: A name for what is timed, which the times are remembered under.
         takes_part: Whether this process computes gradients in training, and so is timed.
     """
-    names = ["default", "native"]
-    if any(leaf.dim() == 4 for leaf in forms.leaves(batch[0])):
-        names += ["channels-last", "native-channels-last"]
+    images = any(leaf.dim() == 4 for leaf in forms.leaves(batch[0]))
     path = _cache_folder() / f"kernels-{_key(replica, batch, kind)}.json"
     # Only rank 0's view of the cache counts: workers must not disagree.
-    cached = share(_read(path, names))
-    if cached:
-        times, source = np.array(cached), "cached"
-    else:
-        each, timed = _BUDGET / len(names), step or partial(replica.gradient, *batch)
-        times = slowest(
-            np.array([_time(replica, timed, name, each) if takes_part else 0.0 for name in names])
-        )
-        source = "measured"
-        _write(path, dict(zip(names, times.tolist(), strict=True)))
-    best = names[int(times.argmin())]
+    times, source = share(_read(path)), "cached"
+    if not times:
+        source, timed = "measured", step or partial(replica.gradient, *batch)
+        layers = [u.name for u in gemm.units(replica.module)] if kind == "plain" else []
+        for propose in (_libraries, _products, _toggled):
+            names = propose(layers, times, images=images)
+            mine = [_time(replica, timed, name) if takes_part else 0.0 for name in names]
+            times |= zip(names, map(float, slowest(np.array(mine))), strict=True)
+        _write(path, times)
+    best = _best(times)
     apply(replica, best)
-    return Kernels(best, {n: round(float(t), 3) for n, t in zip(names, times, strict=True)}, source)
+    return Kernels(best, {name: round(t, 3) for name, t in times.items()}, source)
 
 
-def _time(replica: Replica, step: Callable[[], object], choice: str, budget: float) -> float:
+def _best(times: dict[str, float]) -> str:
+    return min(times, key=times.__getitem__)
+
+
+def _libraries(layers: list[str], times: dict[str, float], *, images: bool) -> list[str]:
+    """Propose what PyTorch has for the whole model."""
+    names = ["default", "native"]
+    return [*names, "channels-last", "native-channels-last"] if images else names
+
+
+def _products(layers: list[str], times: dict[str, float], *, images: bool) -> list[str]:
+    """Propose matrix products for all layers, beside the best of the libraries' kernels."""
+    return [f"{_best(times)}+gemm"] if layers else []
+
+
+def _toggled(layers: list[str], times: dict[str, float], *, images: bool) -> list[str]:
+    """Propose to change each layer back, or each one alone if all together were slower."""
+    if not 1 < len(layers) <= _EACH:
+        return []
+    base, _, ours = _best(times).partition("+")
+    sets = [[n for n in layers if (n == name) != bool(ours)] for name in layers]
+    return [f"{base}+gemm:{','.join(names)}" for names in sets]
+
+
+def _time(replica: Replica, step: Callable[[], object], choice: str) -> float:
     """Return the median milliseconds of one step with these kernels."""
     apply(replica, choice)
     times: list[float] = []
-    end = time.perf_counter() + budget
+    end = time.perf_counter() + _BUDGET / 8  # about so many candidates
     with replica.undisturbed():
         step()  # the first call allocates and, in oneDNN, generates code
         while len(times) < 3 or (len(times) < 15 and time.perf_counter() < end):
@@ -123,6 +165,7 @@ def _key(replica: Replica, batch: tuple[Tree, Tree], kind: str) -> str:
         ", ".join(str(tuple(leaf.shape)) for leaf in forms.leaves(batch[0])),
         str(replica.params.dtype),
         repr(replica.module),
+        "gemm",  # times of before it are of fewer candidates
         *([] if kind == "plain" else [kind]),
     ]
     return hashlib.blake2b("\n".join(described).encode(), digest_size=12).hexdigest()
@@ -135,11 +178,11 @@ def _cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "manyhands"
 
 
-def _read(path: Path, names: list[str]) -> list[float]:
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        times = json.loads(path.read_text())
-        return [float(times[name]) for name in names]
-    return []
+def _read(path: Path) -> dict[str, float]:
+    """Return the times by name; none where they were not remembered, or are damaged."""
+    with suppress(OSError, ValueError, TypeError, AttributeError):
+        return {str(name): float(t) for name, t in json.loads(path.read_text()).items()}
+    return {}
 
 
 def _write(path: Path, times: dict[str, float]) -> None:

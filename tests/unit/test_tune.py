@@ -5,8 +5,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from manyhands import tune
+from manyhands import gemm, tune
+from manyhands.errors import ConfigError
 from manyhands.models import cnn
+from manyhands.options import configure
 from manyhands.replica import Replica
 
 
@@ -36,14 +38,42 @@ def test_the_fastest_is_chosen_and_remembered(replica):
 
 
 def test_the_slowest_worker_decides(replica):
-    def slowest(values):
-        return np.array([9.0, 9.0, 1.0, 9.0])
+    said = iter([[9.0, 9.0, 1.0, 9.0], [2.0], [3.0, 0.5, 4.0]])
 
-    assert tune.choose(replica, batch(), slowest, alone).choice == "channels-last"
+    def slowest(values):
+        return np.array(next(said))
+
+    chosen = tune.choose(replica, batch(), slowest, alone)
+    assert chosen.choice == "channels-last+gemm:conv2"  # all together were slower, this alone not
+    assert not gemm.changed(replica.module.conv1)
+    assert gemm.changed(replica.module.conv2)
+
+
+def test_layers_that_are_better_left_out_are_left_out(replica):
+    said = iter([[9.0, 3.0, 9.0, 9.0], [2.0], [3.0, 3.0, 1.5]])
+    chosen = tune.choose(replica, batch(), lambda values: np.array(next(said)), alone)
+    assert chosen.choice == "native+gemm:conv1,conv2"
+    assert chosen.milliseconds["native+gemm"] == 2.0
+
+
+def test_a_private_step_has_the_libraries_kernels(replica):
+    chosen = tune.choose(replica, batch(), alone, alone, kind="private")
+    assert not any("gemm" in name for name in chosen.milliseconds)
+
+
+def test_unknown_layers_are_refused(replica):
+    with pytest.raises(ConfigError, match=r"gemm:conv7.*expected conv1, conv2, pool3"):
+        tune.given(replica, "default+gemm:conv7")
+
+
+@pytest.mark.parametrize("kernels", ["auto+gemm", "compile+gemm", "default+gem", "default+gemm:"])
+def test_odd_combinations_are_refused(kernels):
+    with pytest.raises(ConfigError, match="kernels is"):
+        configure({"kernels": kernels})
 
 
 def test_rank_0_s_cache_decides(replica):
-    chosen = tune.choose(replica, batch(), alone, lambda mine: [5.0, 1.0, 5.0, 5.0])
+    chosen = tune.choose(replica, batch(), alone, lambda mine: {"default": 5.0, "native": 1.0})
     assert (chosen.source, chosen.choice) == ("cached", "native")
 
 
@@ -56,7 +86,14 @@ def test_a_damaged_cache_is_measured_again(replica, tmp_path):
 def test_all_kernels_compute_the_same_gradient(replica):
     x, y = batch()
     gradients = {}
-    for name in ("default", "native", "channels-last", "native-channels-last"):
+    for name in (
+        "default",
+        "native",
+        "channels-last",
+        "native-channels-last",
+        "default+gemm",
+        "native-channels-last+gemm:conv1",
+    ):
         tune.apply(replica, name)
         replica.gradient(x, y)
         gradients[name] = replica.grad.clone()

@@ -101,9 +101,10 @@ class Privacy:
                 "run hold before they add the noise must not be written; add distrust, or leave it "
                 "out"
             )
-        if config.kernels == "compile":
+        if config.kernels == "compile" or "+gemm" in config.kernels:
             raise ConfigError(
-                "kernels is 'compile', which a private run cannot use; use auto, or name others"
+                f"kernels is {config.kernels!r}, which a private run cannot use; use auto, or name "
+                "others"
             )
 
     def check_data(self, learned: Sequence[str] | None) -> None:

@@ -1,0 +1,136 @@
+"""Convolutions and pooling by our own matrix products give what PyTorch's give."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from manyhands import gemm
+from manyhands.models import cnn
+
+
+def both_ways(model, x):
+    """Return (output, gradients of input and parameters) as PyTorch computes them, and as we do."""
+    found = []
+    for ours in (False, True):
+        gemm.remove(model)
+        if ours:
+            gemm.install(gemm.units(model))
+        given = x.clone().requires_grad_()
+        torch.manual_seed(1)
+        output = model(given)
+        wanted = [p for p in model.parameters() if p.requires_grad]
+        weights = torch.linspace(-1, 1, output.numel(), dtype=x.dtype).view(output.shape)
+        found.append((output, torch.autograd.grad((output * weights).sum(), [given, *wanted])))
+    gemm.remove(model)
+    return found
+
+
+def assert_equal(model, x, tolerance=1e-12):
+    theirs, ours = both_ways(model, x)
+    assert torch.allclose(theirs[0], ours[0], atol=tolerance, rtol=tolerance)
+    for a, b in zip(theirs[1], ours[1], strict=True):
+        assert torch.allclose(a, b, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("conv", "pool"),
+    [
+        ({"kernel_size": 5}, {"kernel_size": 2}),
+        ({"kernel_size": 3, "padding": 1}, {"kernel_size": 2}),
+        ({"kernel_size": (3, 2), "stride": (2, 1), "padding": (0, 1)}, {"kernel_size": (2, 3)}),
+        ({"kernel_size": 3, "stride": 3, "bias": False}, {"kernel_size": 3}),
+        ({"kernel_size": 1}, None),
+        ({"kernel_size": 4, "stride": 2, "padding": 2}, None),
+        ({"kernel_size": 3}, {"kernel_size": 2, "stride": 1}),  # overlapping: PyTorch's own pooling
+        ({"kernel_size": 3, "groups": 2}, {"kernel_size": 2}),  # likewise this convolution
+    ],
+)
+@pytest.mark.parametrize("between", [(), (nn.ReLU(),), (nn.Tanh(),)])
+def test_a_convolution_and_its_pooling(conv, pool, between):
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(2, 4, **conv), *between, *([nn.MaxPool2d(**pool)] if pool else [])]
+    assert_equal(nn.Sequential(*layers).double(), torch.randn(3, 2, 17, 19).double())
+
+
+def test_a_gradient_goes_to_the_first_of_equals():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.MaxPool2d(2), nn.MaxPool2d(3)).double()
+    x = torch.randint(0, 2, (4, 1, 14, 14)).double().round()
+    model[0].weight.data.fill_(0.5)  # outputs are whole and half numbers: exact, and often equal
+    assert_equal(model, x)
+
+
+def test_the_cnn_with_the_same_dropout():
+    torch.manual_seed(0)
+    model = cnn().train()
+    assert [unit.name for unit in gemm.units(model)] == ["conv1", "conv2", "pool3"]
+    assert_equal(model, torch.randn(8, 1, 28, 28), tolerance=2e-5)
+
+
+def test_without_gradients_everything_is_as_it_was():
+    model = cnn().eval()
+    x = torch.randn(4, 1, 28, 28)
+    with torch.inference_mode():
+        before = model(x)
+        gemm.install(gemm.units(model))
+        assert torch.equal(model(x), before)
+
+
+def test_what_is_too_large_is_left_to_pytorch(monkeypatch):
+    monkeypatch.setattr(gemm, "_PATCHES", 0)
+    model = cnn().double().eval()
+    x = torch.randn(2, 1, 28, 28).double()
+    expected = model(x)
+    gemm.install(gemm.units(model))
+    assert torch.equal(model(x), expected)
+
+
+def test_frozen_parameters_get_no_gradient():
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.MaxPool2d(2), nn.Conv2d(2, 3, 3)).double()
+    model[0].weight.requires_grad_(False)
+    assert_equal(model, torch.randn(2, 1, 12, 12).double())
+
+
+class Looking(nn.Module):
+    """A user's model that uses what is between a convolution and its pooling."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(1, 2, 3), nn.MaxPool2d(2))
+
+    def forward(self, x):
+        between = self.layers[0](x)
+        return self.layers[1](between).flatten(1).sum(1) + between.flatten(1).sum(1)
+
+
+def test_where_others_look_between_layers_they_stay_apart():
+    torch.manual_seed(0)
+    model = Looking().double()
+    assert [bool(unit.conv and unit.pool) for unit in gemm.units(model)] == [False, False]
+    assert_equal(model, torch.randn(3, 1, 9, 9).double())
+    watched, seen = cnn().double(), []
+    watched.pool1.register_forward_hook(lambda layer, given, output: seen.append(given[0].shape))
+    assert "pool1" in [unit.name for unit in gemm.units(watched)]
+    gemm.install(gemm.units(watched))
+    watched(torch.randn(2, 1, 28, 28).double())
+    assert seen == [(2, 10, 24, 24)]
+
+
+def test_a_layer_used_twice_keeps_its_pooling_apart():
+    torch.manual_seed(0)
+    conv = nn.Conv2d(2, 2, 3, padding=1)
+    model = nn.Sequential(conv, nn.MaxPool2d(2), conv).double()
+    assert_equal(model, torch.randn(3, 2, 8, 8).double())
+
+
+def test_what_somebody_else_patched_is_left_alone():
+    model = cnn()
+
+    def forward(x):
+        return F.conv2d(x, model.conv1.weight, model.conv1.bias)
+
+    model.conv1.forward = forward
+    assert [unit.name for unit in gemm.units(model)] == ["pool1", "conv2", "pool3"]
+    gemm.remove(model)
+    assert model.conv1.forward is forward
