@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-gpu test-system lint format bench results faults audit-deps wheel clean
+.PHONY: help setup demo test test-gpu test-system lint format bench bench-large results faults audit-deps wheel clean
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,9 +49,13 @@ format: $(READY)  ## format the code and fix what can be fixed
 
 bench: $(READY)  ## compare the speed with PyTorch DDP and Hogwild, with Opacus, and of our own parts
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
-	$(BIN)/python benchmarks/run.py
+	$(BIN)/python benchmarks/run.py --machine small
 
-results: $(READY)  ## write the tables and pictures of docs again, from docs/records
+bench-large: $(READY)  ## the same on a machine of sixteen cores
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	$(BIN)/python benchmarks/run.py --machine large
+
+results: $(READY)  ## write the tables and pictures of docs again, from the committed records
 	$(BIN)/python benchmarks/results.py
 
 faults: $(READY)  ## strike workers in every phase of every strategy, and say what became of it

@@ -3,46 +3,61 @@
 Run under mpiexec: `python benchmarks/against_ddp.py --batch-size 128 --out FILE.json`. All get the
 same batches in memory and take turns round by round: a noisy machine disturbs them alike.
 Ours is the product's own worker, with its clock, board, loss and accuracy; DDP's loop is bare.
+"Our kernels" are those that ours chose by measuring: DDP's model computes with the very same.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from mpi4py import MPI
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from turns import in_turns, parser, record, seconds, write
+from zoo import MODELS
 
-from manyhands import assemble
+from manyhands import assemble, tune
 from manyhands.board import BOARD_FILE, Board
 from manyhands.data import store
 from manyhands.job import Job
-from manyhands.models import cnn
 from manyhands.options import configure
 from manyhands.worker import Batch, Epoch, Worker
 
 COMM = MPI.COMM_WORLD
+BEST = {"gradient_as_bucket_view": True, "static_graph": True}
+# At equal kernels, at its best or not; as it comes; against workers that never talk.
+BARS = {
+    ("cnn", 2, 128): (1.08, 2.1, 1.05),
+    ("cnn", 2, 16): (1.9, 2.5, 1.10),
+    ("cnn", 16, 128): (3.5, None, 1.10),
+    ("cnn", 16, 1024): (1.6, None, 1.05),
+    ("mlp-11m", 2, 64): (1.3, None, None),
+    ("mlp-11m", 8, 256): (1.3, None, None),
+    ("resnet-18", 2, 32): (1.0, None, None),
+    ("resnet-18", 8, 128): (1.0, None, None),
+}
 
 
-def our_worker(folder: Path, batch_size: int) -> tuple[Worker, str]:
+def our_worker(folder: Path, batch_size: int, model: str = "cnn") -> tuple[Worker, str]:
     """Build the product's own worker, with the kernels it chooses here."""
     config = configure(
         {"workers": COMM.size, "batch_size": batch_size, "lr": 0.01, "momentum": 0.5}
     )
     Board(folder / BOARD_FILE, COMM.size, create=True)
+    build, data = MODELS[model]
     job = Job(
         config=config,
-        model="cnn",
-        loss=None,
-        data=str(store("mnist", folder)),
+        model=build,
+        loss=F.nll_loss if model == "cnn" else F.cross_entropy,
+        data=str(store(data(), folder / "data")),
         output=str(folder),
         name="bench",
         command="bench",
@@ -64,6 +79,8 @@ def in_memory(worker: Worker, count: int = 16) -> list[Batch]:
 
 
 def our_step(worker: Worker, *, talk: bool) -> Callable[[Batch], None]:
+    """Return one step of the product's own worker, as `Sync` has it."""
+
     def step(batch: Batch) -> None:
         worker.clock.begun.append(time.monotonic())
         worker.board.note(worker.rank, worker.step, "gradient")
@@ -76,68 +93,65 @@ def our_step(worker: Worker, *, talk: bool) -> Callable[[Batch], None]:
     return step
 
 
-def ddp_step(
-    prepare: Callable[[torch.Tensor], torch.Tensor] | None, **options: bool
-) -> Callable[[Batch], None]:
+def ddp_step(name: str, kernels: str, **options: bool) -> Callable[[Batch], None]:
     """Return one step of DDP as its tutorial has it; `options` are DDP's own."""
     torch.manual_seed(0)
-    model = DistributedDataParallel(cnn(), **options)
+    module: nn.Module = MODELS[name][0]()
+    holder: Any = SimpleNamespace(module=module)
+    tune.apply(holder, kernels)
+    prepare, loss = holder.prepare, F.nll_loss if name == "cnn" else F.cross_entropy
+    model = DistributedDataParallel(module, **options)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.5)
 
     def step(batch: Batch) -> None:
         optimizer.zero_grad()
         x = prepare(batch.x) if prepare else batch.x
-        F.nll_loss(model(x), batch.y).backward()
+        loss(model(x), batch.y).backward()
         optimizer.step()
 
     return step
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--batch-size", type=int, default=128)
-    parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
+    options = parser(__doc__, rounds=15, steps=40)
+    options.add_argument("--batch-size", type=int, default=128)
+    options.add_argument("--model", choices=MODELS, default="cnn")
+    asked = options.parse_args()
 
     torch.set_num_threads(1)
     folder = Path(tempfile.mkdtemp(prefix="manyhands-"))
-    store_file = f"file://{options.out.resolve()}.store"
-    dist.init_process_group("gloo", init_method=store_file, rank=COMM.rank, world_size=COMM.size)
-    worker, choice = our_worker(folder, options.batch_size)
+    meeting = f"file://{asked.out.resolve()}.store"
+    dist.init_process_group("gloo", init_method=meeting, rank=COMM.rank, world_size=COMM.size)
+    worker, choice = our_worker(folder, asked.batch_size, asked.model)
     batches = in_memory(worker)
-    prepare = worker.replica.prepare
-    best = {"gradient_as_bucket_view": True, "static_graph": True}
-    ways: dict[str, tuple[str, Callable[[Batch], None]]] = {
+    steps: dict[str, tuple[str, Callable[[Batch], None]]] = {
         "ours": (choice, our_step(worker, talk=True)),
         "never talk": (choice, our_step(worker, talk=False)),
-        "ddp, our kernels": (choice, ddp_step(prepare)),
-        "ddp at its best, our kernels": (choice, ddp_step(prepare, **best)),
-        "ddp as it comes": ("default", ddp_step(None)),
+        "DDP, our kernels": (choice, ddp_step(asked.model, choice)),
+        "DDP at its best, our kernels": (choice, ddp_step(asked.model, choice, **BEST)),
+        "DDP as it comes": ("default", ddp_step(asked.model, "default")),
     }
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(options.rounds):
-        for name, (kernels, step) in ways.items():
+
+    def way(kernels: str, step: Callable[[Batch], None]) -> Callable[[], float]:
+        def timed() -> float:
             torch.backends.mkldnn.enabled = not kernels.startswith("native")
-            step(batches[0])
-            COMM.Barrier()
-            begin = time.perf_counter()
-            for i in range(options.steps):
-                step(batches[i % len(batches)])
-            COMM.Barrier()
-            times[name].append((time.perf_counter() - begin) / options.steps)
+            return seconds(lambda i: step(batches[i % len(batches)]), asked.steps, COMM.Barrier)
+
+        return timed
+
+    found = in_turns({name: way(*of) for name, of in steps.items()}, asked.rounds)
     if COMM.rank == 0:
-        result = {
-            "workers": COMM.size,
-            "batch_size": options.batch_size,
-            "kernels": choice,
-            "milliseconds": {n: 1000 * statistics.median(t) for n, t in times.items()},
-            "ratios": {
-                n: [t / o for t, o in zip(times[n], times["ours"], strict=True)] for n in times
-            },
+        equal, comes, alone = BARS.get((asked.model, COMM.size, asked.batch_size), (None,) * 3)
+        bars = {
+            "DDP, our kernels": (equal, False),
+            "DDP at its best, our kernels": (equal, False),
+            "DDP as it comes": (comes, False),
+            "never talk": (alone, True),
         }
-        options.out.write_text(json.dumps(result))
+        facts = {"workers": COMM.size, "batch_size": asked.batch_size, "kernels": choice}
+        what = f"step, {asked.model}, P={COMM.size}, batch {asked.batch_size}"
+        known = {name: bar for name, bar in bars.items() if bar[0] is not None}
+        write(asked.out, record(what, found, unit="ms", bars=known, **facts))
     dist.destroy_process_group()
 
 

@@ -8,10 +8,8 @@ samples here, since that costs the same for all. Memory is measured in processes
 
 from __future__ import annotations
 
-import argparse
 import json
 import resource
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -23,6 +21,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from mpi4py import MPI
+from turns import in_turns, parser, record, seconds, write
 
 from manyhands import assemble
 from manyhands.board import BOARD_FILE, Board
@@ -175,45 +174,48 @@ def status(name: str) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--batch-size", type=int, default=512)
-    parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--memory", choices=WAYS, help="measure only this way's memory")
-    options = parser.parse_args()
+    options = parser(__doc__, rounds=15, steps=10)
+    options.add_argument("--batch-size", type=int, default=512)
+    options.add_argument("--memory", choices=WAYS, help="measure only this way's memory")
+    asked = options.parse_args()
     warnings.filterwarnings("ignore", module="opacus")
     torch.set_num_threads(1)
-    if options.memory:
-        memory(options.memory, options.batch_size, 5)
+    if asked.memory:
+        memory(asked.memory, asked.batch_size, 5)
         return
     folder = Path(tempfile.mkdtemp(prefix="manyhands-"))
-    ways = {
-        name: made(name, folder / str(i), options.batch_size) for i, name in enumerate(WAYS)
-    }  # fmt: skip
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(options.rounds):
-        for name, (kernels, step, batches) in ways.items():
+    ways = {name: made(name, folder / str(i), asked.batch_size) for i, name in enumerate(WAYS)}
+
+    def way(kernels: str, step: Step, batches: list[Batch]) -> Callable[[], float]:
+        def timed() -> float:
             torch.backends.mkldnn.enabled = not kernels.startswith("native")
-            step(batches[0])
-            begin = time.perf_counter()
-            for i in range(options.steps):
-                step(batches[i % len(batches)])
-            times[name].append((time.perf_counter() - begin) / options.steps)
-    this = [sys.executable, __file__, "--batch-size", str(options.batch_size), "--memory"]
+            return seconds(lambda i: step(batches[i % len(batches)]), asked.steps, lambda: None)
+
+        return timed
+
+    found = in_turns({name: way(*of) for name, of in ways.items()}, asked.rounds)
+    this = [sys.executable, __file__, "--batch-size", str(asked.batch_size), "--out", "-"]
     grown = {
-        name: json.loads(subprocess.run([*this, name], check=True, capture_output=True).stdout)
+        name: [
+            json.loads(
+                subprocess.run([*this, "--memory", name], check=True, capture_output=True).stdout
+            )
+        ]
         for name in ways
     }
-    result = {
-        "batch_size": options.batch_size,
-        "kernels": {name: kernels for name, (kernels, _, _) in ways.items()},
-        "milliseconds": {n: 1000 * statistics.median(t) for n, t in times.items()},
-        "ratios": {n: [t / o for t, o in zip(times[n], times["ours"], strict=True)] for n in times},
-        "bytes": grown,
+    facts = {"batch_size": asked.batch_size, "kernels": {n: of[0] for n, of in ways.items()}}
+    what = f"private step, tanh-cnn, batch {asked.batch_size}"
+    bars = {
+        "opacus, our kernels": (1.35, False),
+        "opacus as it comes": (2.8, False),
+        "without privacy": (1.05, True),
     }
-    text = json.dumps(result, indent=1)
-    options.out.write_text(text) if options.out else print(text)
+    limit = {"opacus, our kernels": (1.0, True)}
+    write(
+        asked.out,
+        record(what, found, unit="ms", bars=bars, **facts),
+        record(f"peak memory of a {what}", grown, unit="MB", bars=limit, **facts),
+    )
 
 
 if __name__ == "__main__":

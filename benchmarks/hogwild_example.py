@@ -8,9 +8,6 @@ One thread per worker for both; examples per second from the first step's end, s
 
 from __future__ import annotations
 
-import argparse
-import json
-import statistics
 import tempfile
 import time
 from pathlib import Path
@@ -19,26 +16,14 @@ from typing import Any
 import torch
 import torch.multiprocessing as mp
 import torch.nn.functional as F
-from torch.utils.data import DataLoader, Dataset
-from yardstick import BATCH, speed
+from images import Images
+from torch.utils.data import DataLoader
+from turns import in_turns, parser, record, write
+from yardstick import BATCH, trained
 
 import manyhands as mh
 from manyhands.data import Stored, store
 from manyhands.models import cnn
-
-
-class Images(Dataset[tuple[torch.Tensor, int]]):
-    """MNIST as torchvision hands it out: one image at a time, scaled and normalised in Python."""
-
-    def __init__(self, images: Any, labels: Any) -> None:
-        self.images, self.labels = images, labels
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        image = torch.from_numpy(self.images[index]).float().div(255).view(1, 28, 28)
-        return image.sub(0.1307).div(0.3081), int(self.labels[index])
 
 
 def train(
@@ -84,29 +69,25 @@ def theirs(workers: int, steps: int, data: Images) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
+    options = parser(__doc__, rounds=5, steps=200)
+    options.add_argument("--workers", type=int, default=2)
+    asked = options.parse_args()
+    workers, steps = asked.workers, asked.steps
     with tempfile.TemporaryDirectory() as place:
         train_set = Stored.open(store("mnist", Path(place))).train
         data = Images(train_set.x.clone().numpy(), train_set.y.clone().numpy())
-    _, kernels = speed(mh.Hogwild(), options.workers, 20, "auto")
-    found: dict[str, list[float]] = {"ours": [], "the example": []}
-    for _ in range(options.rounds):
-        found["ours"].append(speed(mh.Hogwild(), options.workers, options.steps, kernels)[0])
-        found["the example"].append(theirs(options.workers, options.steps, data))
-    result = {
-        "workers": options.workers,
-        "batch_per_worker": BATCH,
-        "steps": options.steps,
-        "kernels": kernels,
-        "examples_per_second": {n: statistics.median(rates) for n, rates in found.items()},
-        "ratios": [a / b for a, b in zip(found["ours"], found["the example"], strict=True)],
-    }
-    options.out.write_text(json.dumps(result))
+    kernels = trained(mh.Hogwild(), workers, 20, "auto")["kernels"]["choice"]
+
+    def ours() -> float:
+        run = trained(mh.Hogwild(), workers, steps, kernels)
+        return float(run["result"]["examples_per_second"])
+
+    ways = {"ours": ours, "PyTorch's example": lambda: theirs(workers, steps, data)}
+    found = in_turns(ways, asked.rounds)
+    bars = {"PyTorch's example": (2.0, False)}
+    facts = {"workers": workers, "batch_per_worker": BATCH, "kernels": kernels}
+    what = f"hogwild, P={workers}"
+    write(asked.out, record(what, found, unit="examples/s", rates=True, bars=bars, **facts))
 
 
 if __name__ == "__main__":

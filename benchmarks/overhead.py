@@ -8,16 +8,14 @@ none of these.
 
 from __future__ import annotations
 
-import argparse
-import json
-import statistics
 import tempfile
-import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from against_ddp import COMM, in_memory, our_step, our_worker
 from mpi4py import MPI
+from turns import in_turns, parser, record, seconds, write
 
 from manyhands.checkpoint import Every
 from manyhands.heart import Heart
@@ -31,55 +29,48 @@ class Silent:
         """Note nothing."""
 
 
-def rounds(worker: Worker, batches: list[Batch], folder: Path, options: argparse.Namespace) -> dict:
-    """Return the seconds per step, round by round, with and without."""
+def ways(
+    worker: Worker, batches: list[Batch], folder: Path, steps: int
+) -> dict[str, Callable[[], float]]:
+    """Return the seconds per step with all of it and without."""
     board, lifecycle, step = worker.board, worker.lifecycle, our_step(worker, talk=True)
-    lifecycle.every = Every(steps=options.steps)
-    times: dict[str, list[float]] = {"without": [], "with": []}
-    for _ in range(options.rounds):
-        for name in times:
-            on = name == "with"
-            worker.board = board if on else Silent()
-            heart = Heart(folder, COMM.size, folder, timeout=600.0)
-            if on:
-                heart.start()
-            COMM.Barrier()
-            begin = time.perf_counter()
-            for i in range(options.steps):
-                step(batches[i % len(batches)])
-                if on:
-                    lifecycle.after_step(worker)
-            COMM.Barrier()
-            times[name].append((time.perf_counter() - begin) / options.steps)
-            if on:
-                heart.stop()
-            lifecycle.writer.wait()
-    return times
+    lifecycle.every = Every(steps=steps)
+
+    def without() -> float:
+        worker.board = Silent()
+        taken = seconds(lambda i: step(batches[i % len(batches)]), steps, COMM.Barrier)
+        worker.board = board
+        return taken
+
+    def watched(number: int) -> None:
+        step(batches[number % len(batches)])
+        lifecycle.after_step(worker)
+
+    def with_all() -> float:
+        heart = Heart(folder, COMM.size, folder, timeout=600.0)
+        heart.start()
+        taken = seconds(watched, steps, COMM.Barrier)
+        heart.stop()
+        lifecycle.writer.wait()
+        return taken
+
+    return {"without": without, "with": with_all}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--batch-size", type=int, default=128)
-    parser.add_argument("--steps", type=int, default=100, help="steps of a round: one checkpoint")
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
+    options = parser(__doc__, rounds=15, steps=100)
+    options.add_argument("--batch-size", type=int, default=128)
+    asked = options.parse_args()
     torch.set_num_threads(1)
     shared = COMM.Split_type(MPI.COMM_TYPE_SHARED)
     folder = Path(shared.bcast(tempfile.mkdtemp(prefix="manyhands-") if shared.rank == 0 else None))
-    worker, choice = our_worker(folder, options.batch_size)
-    torch.backends.mkldnn.enabled = not choice.startswith("native")
-    batches = in_memory(worker)
-    times = rounds(worker, batches, folder, options)
+    worker, choice = our_worker(folder, asked.batch_size)
+    found = in_turns(ways(worker, in_memory(worker), folder, asked.steps), asked.rounds)
     if COMM.rank == 0:
-        result = {
-            "workers": COMM.size,
-            "batch_size": options.batch_size,
-            "steps": options.steps,
-            "milliseconds": {n: 1000 * statistics.median(t) for n, t in times.items()},
-            "ratios": [w / o for w, o in zip(times["with"], times["without"], strict=True)],
-        }
-        options.out.write_text(json.dumps(result))
+        what = f"step with checkpoints and watchdog, P={COMM.size}, batch {asked.batch_size}"
+        bars = {"without": (1.02, True)}
+        facts = {"workers": COMM.size, "batch_size": asked.batch_size, "kernels": choice}
+        write(asked.out, record(what, found, unit="ms", ours="with", bars=bars, **facts))
 
 
 if __name__ == "__main__":

@@ -1,68 +1,71 @@
-"""A model in two parts: MPI with micro-batches against torch RPC without them, and unsplit.
+"""A model in two parts: ours over MPI, torch.distributed.pipelining over gloo, torch RPC, unsplit.
 
-`python benchmarks/pipeline.py --out FILE.json`. Every round runs the product itself once each way,
-in a group of its own; the ways take turns, so that a noisy machine disturbs them alike. What counts
-is the training clock: start-up and evaluation are not on it.
+`python benchmarks/pipeline.py --out FILE.json`. Every round runs each way once, in a group of its
+own; the ways take turns, so that a noisy machine disturbs them alike. All have the same cut and the
+same kernels. Ours and RPC are whole runs on their training clock, start-up and evaluation not on
+it; pipelining's is a bare loop on batches in memory.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import statistics
+import subprocess
 import tempfile
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
+from turns import HERE, in_turns, parser, record, write
+
 import manyhands as mh
+from manyhands.mpis import command, find_mpi
 
+CUT = "fc1"
 OURS = "mpi, 4 micro-batches"
-
-WAYS: dict[str, dict[str, Any]] = {
-    OURS: {"strategy": "pipeline", "micro_batches": 4},
-    "mpi, whole batches": {"strategy": "pipeline", "micro_batches": 1},
-    "rpc, whole batches": {"strategy": "pipeline", "transport": "rpc"},
+THEIRS = "torch.distributed.pipelining, 4 micro-batches"
+RUNS: dict[str, dict[str, Any]] = {
+    OURS: {"strategy": "pipeline", "micro_batches": 4, "cut": CUT},
+    "mpi, whole batches": {"strategy": "pipeline", "micro_batches": 1, "cut": CUT},
+    "rpc, whole batches": {"strategy": "pipeline", "transport": "rpc", "cut": CUT},
     "unsplit": {"strategy": "sequential"},
 }
 
 
-def measure(rounds: int, batch_size: int, steps: int) -> dict[str, Any]:
-    """Return the examples per second of every way, and how often ours goes into each, by round."""
-    found: dict[str, list[float]] = {name: [] for name in WAYS}
-    kernels: dict[str, str] = {}
-    for _ in range(rounds):
-        for name, way in WAYS.items():
-            with tempfile.TemporaryDirectory(prefix="manyhands-bench-") as place:
-                result = mh.fit(
-                    "cnn", "mnist", **way, batch_size=batch_size, max_steps=steps, epochs=9,
-                    threads=1, progress=False, output=f"{place}/run",
-                )  # fmt: skip
-            found[name].append(result.record["result"]["examples_per_second"])
-            kernels[name] = result.record["kernels"]["choice"]
-    return {
-        "batch_size": batch_size,
-        "steps": steps,
-        "kernels": kernels,
-        "examples_per_second": {n: statistics.median(rates) for n, rates in found.items()},
-        "ratios": {
-            n: [ours / theirs for ours, theirs in zip(found[OURS], found[n], strict=True)]
-            for n in found
-        },
-    }
+def run(options: dict[str, Any], kernels: str, batch_size: int, steps: int) -> dict[str, Any]:
+    """Train; returns the record."""
+    with tempfile.TemporaryDirectory(prefix="manyhands-bench-") as place:
+        return mh.fit(
+            "cnn", "mnist", **options, kernels=kernels, batch_size=batch_size, max_steps=steps,
+            epochs=9, threads=1, progress=False, output=f"{place}/run",
+        ).record  # fmt: skip
+
+
+def theirs(kernels: str, batch_size: int, steps: int) -> float:
+    """Return the examples per second of torch.distributed.pipelining."""
+    arguments = [str(HERE / "pipelining.py"), "--kernels", kernels, "--cut", CUT]
+    arguments += ["--batch-size", str(batch_size), "--steps", str(steps)]
+    line, environment = command(find_mpi(), 2, arguments)
+    environment["OMP_NUM_THREADS"] = "1"
+    done = subprocess.run(line, env=environment, check=True, capture_output=True, text=True)
+    return float(done.stdout.splitlines()[-1])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--steps", type=int, default=600)
-    parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
-    record = measure(options.rounds, options.batch_size, options.steps)
-    options.out.write_text(json.dumps(record) + "\n")
-    for name, rate in record["examples_per_second"].items():
-        ratio = statistics.median(record["ratios"][name])
-        print(f"{name:22} {rate:8.0f} examples/s   ours is {ratio:.2f} times as fast")
+    options = parser(__doc__, rounds=5, steps=600)
+    options.add_argument("--batch-size", type=int, default=32)
+    asked = options.parse_args()
+    size, steps = asked.batch_size, asked.steps
+    kernels = run(RUNS["unsplit"], "auto", size, 20)["kernels"]["choice"]
+
+    def ours(options: dict[str, Any]) -> Callable[[], float]:
+        return lambda: float(run(options, kernels, size, steps)["result"]["examples_per_second"])
+
+    ways = {name: ours(given) for name, given in RUNS.items()}
+    ways[THEIRS] = lambda: theirs(kernels, size, steps)
+    found = in_turns(ways, asked.rounds)
+    bars = {THEIRS: (1.15, False), "rpc, whole batches": (1.35, False)}
+    what = f"two stages, batch {size}"
+    facts = {"batch_size": size, "kernels": kernels, "cut": CUT}
+    given: dict[str, Any] = {"unit": "examples/s", "ours": OURS, "rates": True}
+    write(asked.out, record(what, found, bars=bars, **given, **facts))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Writes the tables and pictures of docs again, from docs/records: `make results`.
+"""Writes the tables and pictures of docs again, from the committed records: `make results`.
 
 A record is a sweep's folder with its runs, or only the `results.csv` and `runs.csv` of its report;
 of the latter no pictures can be drawn.
@@ -18,6 +18,7 @@ from typing import Any
 import examples
 import model_parallel
 import partitioning
+import performance
 from sweeps import rows_of
 
 from manyhands.report import build
@@ -93,6 +94,7 @@ def main() -> int:
     for page in PAGES:
         path = DOCS / page
         path.write_text(write(path.read_text()))
+    performance.main()
     divided = DOCS / "records" / "partitioning"
     if (divided / "runs").is_dir():
         partitioning.picture(divided, DOCS / "images" / "partitioning.png")

@@ -7,20 +7,17 @@ noisy machine disturbs them alike.
 
 from __future__ import annotations
 
-import argparse
-import json
-import statistics
-import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from mpi4py import MPI
 from torch.nn.parallel import DistributedDataParallel
+from turns import Record, in_turns, parser, record, seconds, write
 
 import manyhands.torch_mpi  # noqa: F401
+from manyhands.bench import size_name
 from manyhands.models import cnn
 
 COMM = MPI.COMM_WORLD
@@ -50,54 +47,41 @@ def reducing(group: dist.ProcessGroup, nbytes: int) -> Callable[[], None]:
     return lambda: dist.all_reduce(vector, group=group)
 
 
-def in_turns(
-    ways: dict[str, Callable[[], None]], rounds: int, times: int
-) -> dict[str, list[float]]:
-    """Return the seconds of one call, by way and round."""
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(rounds):
-        for name, way in ways.items():
-            way()
-            COMM.Barrier()
-            begin = time.perf_counter()
-            for _ in range(times):
-                way()
-            COMM.Barrier()
-            seconds[name].append((time.perf_counter() - begin) / times)
-    return seconds
+def compared(
+    what: str, ways: dict[str, Callable[[], None]], rounds: int, times: int, bar: float
+) -> Record:
+    """Return the record of one comparison."""
 
+    def way(call: Callable[[], None]) -> Callable[[], float]:
+        return lambda: seconds(lambda i: call(), times, COMM.Barrier)
 
-def compared(seconds: dict[str, list[float]]) -> dict[str, object]:
-    """Return medians in milliseconds, and by round how many times as long gloo takes."""
-    pairs = zip(seconds["gloo"], seconds["mpi4py"], strict=True)
-    return {
-        "milliseconds": {name: 1000 * statistics.median(s) for name, s in seconds.items()},
-        "ratios": [gloo / ours for gloo, ours in pairs],
-    }
+    found = in_turns({name: way(call) for name, call in ways.items()}, rounds)
+    what = f"{what}, P={COMM.size}"
+    return record(what, found, unit="ms", ours="mpi4py", bars={"gloo": (bar, False)})
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--batches", default="16,128", help="global batch sizes of the DDP steps")
-    parser.add_argument("--sizes", default="10,12,14,16,18,20,22,24,26", help="log2 of bytes")
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
+    options = parser(__doc__, rounds=15, steps=40)
+    options.add_argument("--batches", default="16,128", help="global batch sizes of the DDP steps")
+    options.add_argument("--sizes", default="10,12,14,16,18,20,22,24,26", help="log2 of bytes")
+    asked = options.parse_args()
 
     torch.set_num_threads(1)
     torch.backends.mkldnn.enabled = False  # the faster kernels for this model on small batches
     dist.init_process_group("mpi4py")
     groups = {"mpi4py": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}
-    record: dict[str, object] = {"workers": COMM.size, "steps": {}, "allreduce": {}}
-    for batch in map(int, options.batches.split(",")):
+    records = []
+    for batch in map(int, asked.batches.split(",")):
         ways = {name: ddp_step(group, batch) for name, group in groups.items()}
-        record["steps"][batch] = compared(in_turns(ways, options.rounds, 40))
-    for power in map(int, options.sizes.split(",")):
-        ways = {name: reducing(group, 1 << power) for name, group in groups.items()}
-        times = max(3, min(200, (1 << 25) >> power))
-        record["allreduce"][1 << power] = compared(in_turns(ways, options.rounds, times))
+        bar = 1.4 if batch <= 16 else 1.05
+        records.append(compared(f"DDP, batch {batch}", ways, asked.rounds, asked.steps, bar))
+    for nbytes in (1 << int(power) for power in asked.sizes.split(",")):
+        ways = {name: reducing(group, nbytes) for name, group in groups.items()}
+        times = max(3, min(200, (1 << 25) // nbytes))
+        what = f"dist.all_reduce, {size_name(nbytes)}"
+        records.append(compared(what, ways, asked.rounds, times, 2.0))
     if COMM.rank == 0:
-        options.out.write_text(json.dumps(record, indent=1) + "\n")
+        write(asked.out, *records)
     dist.destroy_process_group()
 
 

@@ -2,24 +2,26 @@
 
 `python benchmarks/yardstick.py --workers 2 --out FILE.json`. Every way is a whole run that `fit`
 starts, with the same batches per worker and the same kernels; the ways take turns, round by round.
-`server` (two workers and a master) is set against `sync` with two workers.
+`server` (with masters on top) is set against `sync` with as many workers, or with `--together` as
+many processes. What `sync` costs in CPU seconds comes from the same runs.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import statistics
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
+
+from turns import Found, parser, record, write
 
 import manyhands as mh
 from manyhands.strategies.strategy import Strategy, Supports
 
 BATCH = 64  # examples per worker and step
 TRAIN = 60_000
+SMALL = {"averaging": 0.95, "hogwild": 0.95, "gossip": 0.9, "server": 0.8}
+LARGE = {"averaging": 0.99, "hogwild": 0.97, "gossip": 0.9, "server": 0.65}
 
 
 @dataclass(frozen=True)
@@ -46,65 +48,78 @@ class NeverTalk(Strategy):
         return worker.params
 
 
-def speed(strategy: Any, workers: int, steps: int, kernels: str) -> tuple[float, str]:
-    """Train; returns examples per second on the training clock, and the kernels that were used."""
+def trained(
+    strategy: Any, workers: int, steps: int, kernels: str, batch: int = BATCH
+) -> dict[str, Any]:
+    """Train for so many steps of `batch` examples per worker; returns the run's record."""
     whole = strategy.supports.whole_batches
-    each_epoch = TRAIN // (workers * BATCH)
+    each_epoch = TRAIN // (workers * batch)
     with tempfile.TemporaryDirectory() as place:
-        record = mh.fit(
+        return mh.fit(
             "cnn",
             "mnist",
             strategy=strategy,
             workers=workers,
-            batch_size=BATCH if whole else BATCH * workers,
+            batch_size=batch if whole else batch * workers,
             epochs=-(-steps // each_epoch),
             max_steps=steps,
             lr=0.01,
             momentum=0.5,
             kernels=kernels,
+            threads=1,
             output=str(Path(place) / "run"),
             progress=False,
         ).record
-    return record["result"]["examples_per_second"], record["kernels"]["choice"]
+
+
+def processor(run: dict[str, Any]) -> float:
+    """Return the CPU seconds of all workers per example of one run, from their first step on."""
+    seconds = sum(w["user"] + w["system"] for w in run["workers"])
+    return float(seconds / run["result"]["examples"])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
-    ways: dict[str, tuple[Any, int]] = {
-        "never talk": (NeverTalk(), options.workers),
-        "averaging": (mh.Averaging(), options.workers),
-        "hogwild": (mh.Hogwild(), options.workers),
-        "gossip": (mh.Gossip(), options.workers),
-        "sync": (mh.Sync(), 2),
-        "server": (mh.Server(), 2),
+    options = parser(__doc__, rounds=5, steps=400)
+    options.add_argument("--workers", type=int, default=2)
+    options.add_argument("--masters", type=int, default=1)
+    options.add_argument("--batch", type=int, default=BATCH, help="examples per worker and step")
+    options.add_argument("--together", action="store_true", help="masters out of the workers")
+    options.add_argument("--ways", default="averaging,hogwild,gossip,sync,server")
+    asked = options.parse_args()
+    workers, masters = asked.workers, asked.masters
+    known: dict[str, tuple[Any, int]] = {
+        "averaging": (mh.Averaging(), workers),
+        "hogwild": (mh.Hogwild(), workers),
+        "gossip": (mh.Gossip(), workers),
+        "sync": (mh.Sync(), workers),
+        "server": (mh.Server(masters=masters), workers - masters if asked.together else workers),
     }
-    _, kernels = speed(*ways["never talk"], 20, "auto")
-    found: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(options.rounds):
-        for name, (strategy, workers) in ways.items():
-            found[name].append(speed(strategy, workers, options.steps, kernels)[0])
-    result = {
-        "workers": options.workers,
-        "batch_per_worker": BATCH,
-        "steps": options.steps,
-        "kernels": kernels,
-        "examples_per_second": {n: statistics.median(rates) for n, rates in found.items()},
-        "ratios": {
-            n: [
-                rate / base
-                for rate, base in zip(
-                    rates, found["sync" if n == "server" else "never talk"], strict=True
-                )
-            ]
-            for n, rates in found.items()
-        },
-    }
-    options.out.write_text(json.dumps(result))
+    ways = {"never talk": (NeverTalk(), workers)} | {n: known[n] for n in asked.ways.split(",")}
+    kernels = trained(*ways["never talk"], 20, "auto", asked.batch)["kernels"]["choice"]
+    rates: Found = {name: [] for name in ways}
+    costs: Found = {name: [] for name in ways}
+    for _ in range(asked.rounds):
+        for name, (strategy, count) in ways.items():
+            run = trained(strategy, count, asked.steps, kernels, asked.batch)
+            rates[name].append(run["result"]["examples_per_second"])
+            costs[name].append(processor(run))
+    facts = {"workers": workers, "batch_per_worker": asked.batch, "kernels": kernels}
+    bars, records = SMALL if workers < 8 else LARGE, []
+    for name in set(ways) & set(bars):
+        base = "sync" if name == "server" else "never talk"
+        pair = {name: rates[name], base: rates[base]}
+        masters_too = f", M={masters}" if name == "server" else ""
+        what = f"{name}, P={ways[name][1]}{masters_too}, batch {asked.batch} per worker"
+        limit = {base: (bars[name], False)}
+        records.append(
+            record(what, pair, unit="examples/s", ours=name, rates=True, bars=limit, **facts)
+        )
+    if "sync" in ways:
+        pair = {n: [1e6 * c for c in costs[n]] for n in ("sync", "never talk")}
+        what = f"CPU time per example, sync, P={workers}, batch {asked.batch * workers}"
+        limit = {"never talk": (1.1, True)}
+        records.append(record(what, pair, unit="CPU µs", ours="sync", bars=limit, **facts))
+    write(asked.out, *records)
 
 
 if __name__ == "__main__":

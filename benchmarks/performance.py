@@ -1,0 +1,52 @@
+"""Writes the tables of docs/performance.md again, from benchmarks/results: `make results`."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from run import HEAD, PARTS, rows
+from turns import HERE
+
+PAGE = HERE.parent / "docs" / "performance.md"
+
+
+def table(machine: str) -> str:
+    """Return one machine's bars as Markdown, in the order of the benchmarks."""
+    found = [HERE / "results" / machine / f"{part.name}.json" for part in PARTS[machine]]
+    kept: list[dict[str, Any]] = [json.loads(p.read_text()) for p in found if p.exists()]
+    if not kept:
+        return "No records yet."
+    lines = [told(kept), "", "|" + "|".join(HEAD) + "|", "|" + "---|" * len(HEAD)]
+    cells = [row for part in kept for record in part["records"] for row in rows(record)]
+    lines += ["| " + " | ".join(row) + " |" for row in cells]
+    reached = sum(row[-1] == "pass" for row in cells)
+    return "\n".join([*lines, "", f"{reached} of {len(cells)} bars reached."])
+
+
+def told(kept: list[dict[str, Any]]) -> str:
+    """Return where and with what these were measured."""
+    texts = dict.fromkeys(
+        f"{m['cores']} cores, {m['cpu']}; PyTorch {m['torch']}, NumPy {m['numpy']}, {m['mpi']}, "
+        f"Python {m['python']}; {m['date']}."
+        for m in (part["machine"] for part in kept)
+    )
+    return "\n".join(texts)
+
+
+def write(text: str) -> str:
+    """Return the page with everything between its marks made anew."""
+    pattern = r"(<!-- bars (\w+) -->\n)(.*?)(<!-- end -->)"
+    return re.sub(pattern, lambda m: f"{m[1]}{table(m[2])}\n{m[4]}", text, flags=re.S)
+
+
+def main(page: Path = PAGE) -> int:
+    page.write_text(write(page.read_text()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

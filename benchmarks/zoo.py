@@ -1,0 +1,61 @@
+"""The models that the benchmarks train, and data of their shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import manyhands as mh
+from manyhands.models import cnn, mlp
+
+
+class Block(nn.Module):
+    """Two 3×3 convolutions beside a shortcut (He et al. 2016, arXiv 1512.03385)."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.norm1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.norm2 = nn.BatchNorm2d(outputs)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or inputs != outputs:
+            conv = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+            self.shortcut = nn.Sequential(conv, nn.BatchNorm2d(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return what the convolutions add to the shortcut."""
+        y = torch.relu(self.norm1(self.conv1(x)))
+        return torch.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
+
+
+def resnet18() -> nn.Module:
+    """Return the ResNet of 18 layers for images of 32×32: 11.2 million parameters."""
+    layers: list[nn.Module] = [nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU()]
+    inputs = 64
+    for outputs, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
+        layers += [Block(inputs, outputs, stride), Block(outputs, outputs, 1)]
+        inputs = outputs
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10))
+
+
+def mlp11m() -> nn.Module:
+    """Return a perceptron of three layers with 11.0 million parameters."""
+    return mlp((1, 28, 28), 10, width=2944, depth=3)
+
+
+def images() -> mh.Data:
+    """Return random images of 32×32 with random classes: only their shape matters here."""
+    torch.manual_seed(0)
+    x, y = torch.randn(4096, 3, 32, 32), torch.randint(10, (4096,))
+    return mh.Data(train=(x, y), test=(x[:16], y[:16]))
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any]]] = {
+    "cnn": (cnn, lambda: "mnist"),
+    "mlp-11m": (mlp11m, lambda: "mnist"),
+    "resnet-18": (resnet18, images),
+}

@@ -1,0 +1,77 @@
+"""What the benchmarks share: records, bars, and the page that is made of them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+import performance
+import run
+import turns
+
+SECONDS = {"ours": [0.1, 0.2, 0.1], "theirs": [0.2, 0.2, 0.3], "alone": [0.1, 0.1, 0.1]}
+BARS = {"theirs": (1.5, False), "alone": (1.05, True)}
+
+
+def test_ratios_of_times_say_how_much_faster_ours_is_round_by_round():
+    record = turns.record("a step", SECONDS, unit="ms", bars=BARS, workers=2)
+    assert record["medians"] == {"ours": 100.0, "theirs": 200.0, "alone": 100.0}
+    assert record["ratios"] == {
+        "theirs": [2.0, 1.0, pytest.approx(3.0)],
+        "alone": [1.0, 0.5, 1.0],
+    }
+    assert record["workers"] == 2
+
+
+def test_ratios_of_rates_too():
+    rates = {"ours": [30.0], "theirs": [20.0]}
+    record = turns.record("a run", rates, unit="examples/s", rates=True, bars={})
+    assert record["ratios"] == {"theirs": [1.5]}
+
+
+def test_a_row_for_each_bar_and_its_verdict():
+    record = turns.record("a step", SECONDS, unit="ms", bars=BARS)
+    first, second = run.rows(record)
+    assert first == ("a step, against theirs (ms)", "100", "200", "2.00", "1.50–2.50", "≥ 1.50",
+                     "pass")  # fmt: skip
+    assert second[3:] == ("1.00", "1.00–1.50", "≤ 1.05", "pass")
+    record["bars"]["alone"][0] = 0.9
+    assert run.rows(record)[1][-1] == "MISSED"
+
+
+def test_ways_take_turns():
+    heard = []
+    ways = {name: lambda name=name: float(heard.append(name) or len(heard)) for name in "ab"}
+    assert turns.in_turns(ways, 2) == {"a": [1.0, 3.0], "b": [2.0, 4.0]}
+    assert heard == list("abab")
+
+
+def test_every_part_is_a_script_of_its_own_name():
+    for parts in run.PARTS.values():
+        assert len({part.name for part in parts}) == len(parts)
+        assert all((turns.HERE / part.script).is_file() for part in parts)
+
+
+def test_the_page_has_what_was_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr(performance, "HERE", tmp_path)
+    folder = tmp_path / "results" / "small"
+    folder.mkdir(parents=True)
+    machine = {"cores": 2, "cpu": "X", "torch": "2", "numpy": "2", "mpi": "mpich", "python": "3"}
+    records = [turns.record("a step", SECONDS, unit="ms", bars=BARS)]
+    kept = {"machine": {**machine, "date": "2026-01-01"}, "records": records}
+    (folder / "overhead.json").write_text(json.dumps(kept))
+    page = performance.write("before\n<!-- bars small -->\nold\n<!-- end -->\nafter\n")
+    assert "| a step, against theirs (ms) | 100 | 200 | 2.00 |" in page
+    assert "2 of 2 bars reached." in page
+    assert "old" not in page
+    assert page.startswith("before\n<!-- bars small -->\n2 cores, X; PyTorch 2")
+    assert page.endswith("<!-- end -->\nafter\n")
+
+
+def test_the_committed_page_is_that_of_the_committed_records():
+    text = performance.PAGE.read_text()
+    assert performance.write(text) == text
