@@ -290,7 +290,7 @@ class _Sweep:
         """
         for other in self.schedule.runs:
             record = records.get(other.id, {})
-            same = ("kernels", "model", "dtype", "device", "private")
+            same = ("kernels", "model", "dtype", "device", "autocast", "private")
             alike = all(other.config.get(n) == run.config.get(n) for n in same)
             if alike and record.get("status") == "finished" and run.config["kernels"] == "auto":
                 return str(record["kernels"]["choice"])

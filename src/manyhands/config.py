@@ -216,6 +216,11 @@ class RunConfig:
         if self.loss is not None and ":" not in self.loss:
             validate.one_of(LOSSES, loss=self.loss)
         _check_kernels(self.kernels)
+        if "+gemm" in self.kernels and (self.autocast or self.device != "cpu"):
+            raise ConfigError(
+                f"kernels is {self.kernels!r}, which is for CPUs and without autocast; expected "
+                f"device cpu, or {self.kernels.partition('+')[0]}"
+            )
         validate.words(mpiexec_options=self.mpiexec_options)
         facts = self.strategy.supports
         if self.workers > 1 and not facts.many:

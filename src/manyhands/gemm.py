@@ -177,7 +177,9 @@ class _Shape(NamedTuple):
     @classmethod
     def of(cls, conv: Any, pool: nn.MaxPool2d | None, x: Tensor) -> _Shape | None:
         """Return it, or None where the layer had better compute as PyTorch has it."""
-        if x.dim() != 4 or len(x) == 0 or x.dtype != conv.weight.dtype:
+        if x.dim() != 4 or len(x) == 0 or x.dtype != conv.weight.dtype or x.device.type != "cpu":
+            return None
+        if torch.is_autocast_enabled("cpu"):  # what is a product would become bfloat16
             return None
         kernel, stride, padding = conv.kernel_size, conv.stride, conv.padding
         pooled = (1, 1) if pool is None else _pair(pool.kernel_size)

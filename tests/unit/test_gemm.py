@@ -86,6 +86,20 @@ def test_what_is_too_large_is_left_to_pytorch(monkeypatch):
     assert torch.equal(model(x), expected)
 
 
+def test_under_autocast_layers_compute_as_pytorch_has_them():
+    torch.manual_seed(0)
+    model, x = cnn().eval(), torch.randn(3, 1, 28, 28)
+
+    def gradient():
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(x).square().mean()
+        return loss, torch.autograd.grad(loss, model.conv1.weight)[0]
+
+    expected = gradient()
+    gemm.install(unit for unit in gemm.units(model) if unit.conv)
+    assert all(torch.equal(a, b) for a, b in zip(gradient(), expected, strict=True))
+
+
 def test_frozen_parameters_get_no_gradient():
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.MaxPool2d(2), nn.Conv2d(2, 3, 3)).double()
     model[0].weight.requires_grad_(False)

@@ -66,6 +66,12 @@ def test_unknown_layers_are_refused(replica):
         tune.given(replica, "default+gemm:conv7")
 
 
+def test_what_they_cannot_compute_is_refused():
+    for other in ({"autocast": True}, {"device": "cuda"}):
+        with pytest.raises(ConfigError, match="which is for CPUs and without autocast"):
+            configure({"kernels": "default+gemm", **other})
+
+
 @pytest.mark.parametrize("kernels", ["auto+gemm", "compile+gemm", "default+gem", "default+gemm:"])
 def test_odd_combinations_are_refused(kernels):
     with pytest.raises(ConfigError, match="kernels is"):
