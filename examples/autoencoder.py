@@ -57,6 +57,7 @@ def main(arguments=None):
     parser.add_argument("--output", help="folder for the records; by default runs/NAME-DATE-TIME")
     parser.add_argument("--quick", action="store_true", help="a size for trying it out")
     chosen = parser.parse_args(arguments)
+    often = {"period": 8} if chosen.strategy == "averaging" else {}  # once at the end is too late
     count, epochs, width = (4000, 8, 64) if chosen.quick else (50_000, 40, 256)
 
     train, test = signals(count, seed=1), signals(count // 4, seed=2)
@@ -72,6 +73,7 @@ def main(arguments=None):
         lr=0.005,
         schedule="cosine",
         output=chosen.output,
+        **often,
     )
     who = f"{chosen.strategy}, {chosen.workers} workers"
     print(f"{who}: {result.loss:.4f} lost through {CODE} numbers;")

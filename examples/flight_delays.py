@@ -62,6 +62,7 @@ def main(arguments=None):
     parser.add_argument("--output", help="folder for the records; by default runs/NAME-DATE-TIME")
     parser.add_argument("--quick", action="store_true", help="a size for trying it out")
     chosen = parser.parse_args(arguments)
+    often = {"period": 8} if chosen.strategy == "averaging" else {}  # once at the end is too late
     count, epochs, width = (4000, 5, 32) if chosen.quick else (200_000, 10, 128)
 
     features, delays = flights(count // 4, seed=2)
@@ -77,6 +78,7 @@ def main(arguments=None):
         lr=0.01,
         schedule="cosine",
         output=chosen.output,
+        **often,
     )
     blind = float(np.abs(delays - np.median(delays)).mean())
     who = f"{chosen.strategy}, {chosen.workers} workers"

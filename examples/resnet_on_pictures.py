@@ -70,6 +70,7 @@ def main(arguments=None):
     parser.add_argument("--output", help="folder for the records; by default runs/NAME-DATE-TIME")
     parser.add_argument("--quick", action="store_true", help="a size for trying it out")
     chosen = parser.parse_args(arguments)
+    often = {"period": 8} if chosen.strategy == "averaging" else {}  # once at the end is too late
     train, epochs, width, blocks = (1000, 3, 8, 1) if chosen.quick else (20_000, 10, 16, 2)
 
     result = mh.fit(
@@ -88,6 +89,7 @@ def main(arguments=None):
         lr=0.01 if chosen.quick else 0.002,
         schedule="cosine",
         output=chosen.output,
+        **often,
     )
     print(f"{chosen.strategy}, {chosen.workers} workers: {result.accuracy:.1%} right", end=" ")
     print(f"after {result.seconds:.1f} s of training; records in {result.output}")
