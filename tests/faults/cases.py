@@ -73,9 +73,8 @@ def cases() -> Iterator[Case]:
         for action in ("kill-launcher", "SIGINT", "SIGTERM"):
             yield Case(strategy, action)
         assert kind.supports.resume, f"{strategy} cannot go on from a checkpoint"
-        for phase in phases(strategy):
-            if phase not in ("start", "load"):
-                yield Case(strategy, "kill", phase, rank, "restart")
+        for phase in ("gradient", "checkpoint", "record"):
+            yield Case(strategy, "kill", phase, rank, "restart")
         yield Case(strategy, "stop", "gradient", rank, "restart")
         if kind.supports.outlives:
             yield from outlived(strategy)
@@ -85,8 +84,8 @@ def outlived(strategy: str) -> Iterator[Case]:
     """Yield the faults that the others go on after."""
     for phase in phases(strategy):
         yield Case(strategy, "kill", phase, 1, "continue")
-        if phase not in ("start", "load", "record"):
-            yield Case(strategy, "kill", phase, 0, "continue")
+    for phase in ("gradient", "exchange", "checkpoint"):
+        yield Case(strategy, "kill", phase, 0, "continue")
     for phase in ("gradient", "exchange"):
         yield Case(strategy, "stop", phase, 2, "continue")
 
