@@ -30,10 +30,14 @@ SMALL |= {"checkpoint_every": "10steps", "progress": False, "timeout": 60.0}
 WATCHED = ("rss_mb", "files", "threads", "children", "shared", "temporary")
 
 
+def _parted(status: str) -> list[tuple[str, str, str]]:
+    return [line.partition(":") for line in status.splitlines()]
+
+
 def look(place: Path) -> dict[str, float]:
     """Return what this process and its leavings take, now."""
     status = Path("/proc/self/status").read_text()
-    numbers = {line.split(":")[0]: line.split()[1] for line in status.splitlines() if ":\t" in line}
+    numbers = {name: (value.split() or ["0"])[0] for name, _, value in _parted(status)}
     ours = [p for p in Path("/dev/shm").iterdir() if p.stat().st_uid == os.getuid()]
     return {
         "rss_mb": round(int(numbers["VmRSS"]) / 1024, 1),
