@@ -19,6 +19,7 @@ import examples
 import model_parallel
 import partitioning
 import performance
+import private_cost
 from sweeps import rows_of
 
 from manyhands.report import build
@@ -26,6 +27,7 @@ from manyhands.report import build
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = ("results.md", "partitioning.md", "model-parallel.md", "examples.md")
 WRITERS = {**partitioning.WRITERS, **model_parallel.WRITERS, **examples.WRITERS}
+WRITERS["cost"] = private_cost.table
 FIGURES = ("speedup", "accuracy")
 
 
