@@ -25,6 +25,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -196,6 +197,40 @@ def _stored() -> list[bytes]:
         return [(Path(place) / "data/data.json").read_bytes()]
 
 
+def _manifest() -> list[bytes]:
+    from manyhands.data.manifest import Manifest, Part
+
+    with tempfile.TemporaryDirectory() as place:
+        parts = [Part(file=f"train-{i}.parquet", rows=5, bytes=9, sha256="0" * 64) for i in (0, 1)]
+        Manifest(
+            name="mine", features=["a", "b"], classes=[0, 1], counts={"train": {"all": 10}},
+            statistics={"a": {"mean": 0.5}}, learned=[], parts={"train": parts}, made={},
+        ).write(Path(place))  # fmt: skip
+        return [(Path(place) / "manifest.json").read_bytes()]
+
+
+def _shards(folder: Path) -> None:
+    from manyhands.data.manifest import Manifest, verify
+
+    manifest = Manifest.read(folder)
+    verify(folder, manifest)
+
+
+def _as_shards(folder: Path, data: bytes) -> None:
+    """Put a damaged manifest down, with the sum that its parts give if they can be understood."""
+    from manyhands.data.manifest import Manifest, Part
+
+    with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        fields = json.loads(data)
+        parts = {side: [Part(**p) for p in ps] for side, ps in fields["parts"].items()}
+        told = {name: value for name, value in fields.items() if name != "sha256"}
+        data = json.dumps(
+            {**fields, "sha256": Manifest(**{**told, "parts": parts}).sha256}
+        ).encode()
+    (folder / "manifest.json").write_bytes(data)
+    _shards(folder)
+
+
 def readers() -> dict[str, Reader]:
     """Return every reader of files that may come from elsewhere, by name."""
     from manyhands import experiments
@@ -211,6 +246,8 @@ def readers() -> dict[str, Reader]:
         "npz": Reader(_npz, _as_file("a.npz", npy.read_npz)),
         "experiment": Reader(_toml, _as_file("a.toml", experiments.read)),
         "stored data": Reader(_stored, _as_file("data.json", lambda path: About.read(path.parent))),
+        "shards": Reader(_manifest, _as_file("manifest.json", lambda path: _shards(path.parent))),
+        "shards, forged": Reader(_manifest, _as_shards),
         "checkpoint": Reader(lambda: sealed, _as_manifest),
         "checkpoint, forged": Reader(lambda: [json.dumps(_about()).encode()], _as_forged),
         "checkpoint, numbers": Reader(lambda: [_numbers()], _as_part("rank-0.json")),

@@ -103,7 +103,7 @@ class Manifest:
             raise DataError(
                 f"{folder} holds no {MANIFEST}: it was not prepared, or not to the end"
             ) from None
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise DataError(f"{path} cannot be understood: {error}") from error
         if manifest.schema != SCHEMA:
             raise DataError(f"{path} has schema {manifest.schema}; expected {SCHEMA}")
@@ -116,6 +116,10 @@ class Manifest:
 def _check_names(manifest: Manifest, path: Path) -> None:
     """Refuse names that lead out of the folder, and a set without training examples."""
     for _, part in manifest.every_part():
+        kinds = (str, int, int, str)
+        told = (part.file, part.rows, part.bytes, part.sha256)
+        if any(type(value) is not kind for value, kind in zip(told, kinds, strict=True)):
+            raise DataError(f"{path} cannot be understood: it says {part}")
         if Path(part.file).name != part.file:
             raise DataError(f"{path} names the part {part.file!r}; expected a file beside it")
     if manifest.rows("train") == 0:
