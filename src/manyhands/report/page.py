@@ -248,8 +248,9 @@ def notes(summary: Summary) -> list[str]:
     if summary.rule:
         said.append(f"★ best: {summary.rule}.")
     if summary.repeats > 1:
+        judged = f"values of {summary.metric}" if summary.metric else "accuracies"
         said.append(
-            "Times and accuracies are medians over the repeats; ± is half the distance between the "
+            f"Times and {judged} are medians over the repeats; ± is half the distance between the "
             "lowest and the highest of them."
         )
     said.append(comments.spread(summary))
