@@ -15,6 +15,7 @@ from pathlib import Path
 from manyhands import mpis
 from manyhands.errors import LaunchError
 from manyhands.lab import obstacle
+from manyhands.prepare.session import JAVA, java_version
 from manyhands.record import cores, cpu_name
 
 _PROBE = """
@@ -147,10 +148,20 @@ def _lab() -> Finding:
 
 
 def _java() -> Finding:
-    found = shutil.which("java")
-    if found:
-        return Finding("Java", "ok", found)
-    return Finding("Java", "missing", "not installed", "only needed to prepare data on Spark")
+    found = java_version()
+    if found is None:
+        return Finding("Java", "missing", "not installed", "only needed to prepare data on Spark")
+    if found < JAVA:
+        remedy = f"to prepare data on Spark: apt install openjdk-{JAVA}-jre-headless"
+        return Finding("Java", "missing", f"{found}, too old for Spark", remedy)
+    return Finding("Java", "ok", str(found))
+
+
+def _spark() -> Finding:
+    if version := _package("pyspark"):
+        return Finding("Spark", "ok", version)
+    remedy = "to prepare large data: pip install 'manyhands[spark]'"
+    return Finding("Spark", "missing", "not installed", remedy)
 
 
 _CHECKS: tuple[Callable[[], Finding | Iterator[Finding]], ...] = (
@@ -166,6 +177,7 @@ _CHECKS: tuple[Callable[[], Finding | Iterator[Finding]], ...] = (
     _slurm,
     _lab,
     _java,
+    _spark,
 )
 
 

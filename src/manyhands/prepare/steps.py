@@ -106,7 +106,8 @@ def _join(frame: DataFrame, step: Step, kitchen: Kitchen) -> DataFrame:
         )
     keys = [F.col(there).alias(f"__{mine}") for mine, there in pairs.items()]
     right = other.select(*keys, *(F.col(there).alias(new) for new, there in taken.items()))
-    doubled = right.groupBy([f"__{mine}" for mine in pairs]).count().filter("count > 1").first()
+    names = [f"__{mine}" for mine in pairs]
+    doubled = right.dropna(subset=names).groupBy(names).count().filter("count > 1").first()
     if doubled:
         values = ", ".join(f"{mine}={doubled[f'__{mine}']}" for mine in pairs)
         raise DataError(

@@ -202,7 +202,7 @@ def write(made: Labelled, counts: dict[str, Any], kitchen: Kitchen, folder: Path
     many = F.when(F.col(TEST), parts["test"]).otherwise(parts["train"])
     placed = (
         made.frame.withColumn("__order", order)
-        .withColumn("__part", F.floor(F.col("__order") * many).cast("int"))
+        .withColumn("__part", F.least(F.floor(F.col("__order") * many), many - 1).cast("int"))
         .withColumnRenamed(KEY, KEY_COLUMN)
         .withColumnRenamed(TEST, "__side")
     )
