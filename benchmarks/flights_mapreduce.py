@@ -29,7 +29,14 @@ class Flights(MRJob):
         if self.options.job == "join":
             return [MRStep(mapper_init=self.begin, mapper=self.join, reducer=self.keep)]
         if self.options.job == "summarise":
-            return [MRStep(mapper_init=self.declare, mapper=self.count, reducer=self.total)]
+            return [
+                MRStep(
+                    mapper_init=self.declare,
+                    mapper=self.count,
+                    combiner=self.total,
+                    reducer=self.total,
+                )
+            ]
         return [MRStep(mapper_init=self.declare, mapper=self.deal, reducer=self.sort)]
 
     def begin(self) -> None:

@@ -10,6 +10,7 @@ import datetime
 import hashlib
 import json
 import math
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -163,12 +164,15 @@ def with_pandas(data: Path, output: Path) -> dict[str, Any]:
 def with_mapreduce(data: Path, output: Path) -> dict[str, Any]:
     """Prepare with three MapReduce jobs on mrjob's local runner; all that passes is on disk."""
     output.mkdir(parents=True)
+    # mrjob runs a copy of the file elsewhere.
+    path = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    found = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
     sources = [data / "flights.csv"]
     for job in ("join", "summarise", "place"):
         line = [sys.executable, str(Path(__file__).parent / "flights_mapreduce.py"), f"--job={job}"]
         line += ["-r", "local", "--no-conf", "-q", f"--data={data}"]
         line += [f"--output-dir={output / job}", *map(str, sources)]
-        subprocess.run(line, check=True)
+        subprocess.run(line, check=True, env=found)
         if job == "join":
             sources = sorted((output / job).glob("part-*"))
     totals: dict[str, Any] = {"train": 0, "test": 0, "means": {}}
