@@ -68,7 +68,7 @@ def session(master: str, memory: str) -> Iterator[Any]:
         "spark.ui.showConsoleProgress": "false",
         "spark.log.level": "ERROR",
         "spark.sql.session.timeZone": "UTC",
-        **({"spark.sql.shuffle.partitions": "32"} if local else {}),  # 200 are for clusters
+        **({"spark.sql.shuffle.partitions": "8"} if local else {}),  # 200 are for clusters
         # Nobody else shall reach what runs on one machine.
         **({"spark.driver.host": "127.0.0.1"} if local else {}),
         **({"spark.driver.bindAddress": "127.0.0.1"} if local else {}),
