@@ -88,7 +88,7 @@ def our_step(worker: Worker, *, talk: bool) -> Callable[[Batch], None]:
         if talk:
             worker.allreduce(gradient)
         worker.update(gradient)
-        worker._end_step(worker.epochs[-1])
+        worker.end_step(worker.epochs[-1])
 
     return step
 

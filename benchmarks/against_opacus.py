@@ -65,7 +65,7 @@ def our_step(worker: Worker) -> Step:
         worker.clock.begun.append(time.monotonic())
         worker.board.note(worker.rank, worker.step, "gradient")
         worker.update(worker.gradient(batch))
-        worker._end_step(worker.epochs[-1])
+        worker.end_step(worker.epochs[-1])
 
     return step
 

@@ -105,7 +105,7 @@ def main() -> None:
             costs[name].append(processor(run))
     facts = {"workers": workers, "batch_per_worker": asked.batch, "kernels": kernels}
     bars, records = SMALL if workers < 8 else LARGE, []
-    for name in set(ways) & set(bars):
+    for name in (name for name in ways if name in bars):
         base = "sync" if name == "server" else "never talk"
         pair = {name: rates[name], base: rates[base]}
         masters_too = f", M={masters}" if name == "server" else ""
