@@ -30,6 +30,8 @@ from py4j.protocol import Py4JJavaError
 if (java_version() or 0) < 17:
     pytest.skip("there is no Java 17 or newer here", allow_module_level=True)
 
+pytestmark = pytest.mark.timeout(300)  # the first test starts Java as well
+
 ROOT = Path(__file__).parents[2]
 ROWS = 600
 HEAD = """\
