@@ -1,6 +1,8 @@
 """Callbacks in real runs: they live in worker 0's process, with every way of starting workers."""
 
 import json
+import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +15,13 @@ X = np.random.default_rng(0).normal(size=(1200, 6)).astype(np.float32)
 Y = X @ np.ones((6, 1), np.float32)
 DATA = mh.Data((X[:1000], Y[:1000]), (X[1000:], Y[1000:]))
 GIVEN = {"metric": "mae", "workers": 2, "epochs": 2, "batch_size": 50, "kernels": "default"}
+
+
+@pytest.fixture(autouse=True)
+def _found(monkeypatch):
+    """Let the workers import this file, whose functions and classes travel by name."""
+    here, known = str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [here, known])))
 
 
 def line():
