@@ -125,6 +125,8 @@ class MLflow(_Keeper):
 class WandB(_Keeper):
     """Keeps the run in Weights & Biases (`pip install wandb`); all options go to `wandb.init`."""
 
+    samples_machine = True  # what a private run's processes use over time, it would tell
+
     def __init__(self, **options: Any) -> None:
         super().__init__()
         self.options = options

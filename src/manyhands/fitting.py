@@ -249,6 +249,11 @@ def _callbacks(given: Any, config: RunConfig) -> tuple[Any, ...]:
     """Return those who hear of the run, made where only their place is named."""
     if given is None or isinstance(given, str):
         places = config.callbacks.split(",") if config.callbacks else []
+        if lost := [place for place in places if place.endswith(_OBJECT)]:
+            raise ConfigError(
+                f"callbacks were objects when the run began ({', '.join(lost)}), which no checkpoint "
+                "keeps; give them again, or callbacks=[]"
+            )
         found = [factory(place, "callbacks")() for place in places]
     else:
         found = list(given)
@@ -263,14 +268,22 @@ def _callbacks(given: Any, config: RunConfig) -> tuple[Any, ...]:
                 f"callbacks has a {name} with on_step in a private run, where when a step ends "
                 "tells how many records were drawn; give it on_epoch and on_end only"
             )
+        if config.privacy and getattr(each, "samples_machine", False):
+            raise ConfigError(
+                f"callbacks has a {name} in a private run: it samples what the machine does over "
+                "time, which tells of the records drawn; leave it out"
+            )
     return tuple(found)
+
+
+_OBJECT = "(…)"  # after the name of a class: an object of it, made with what only its user knows
 
 
 def _places(callbacks: Any) -> str:
     """Return names for callbacks, for the record."""
     if isinstance(callbacks, str):
         return callbacks
-    return ",".join(_place(type(each)) for each in callbacks)
+    return ",".join(_place(type(each)) + _OBJECT for each in callbacks)
 
 
 def _place(given: Any) -> Any:

@@ -212,7 +212,7 @@ class _Convolution(torch.autograd.Function):
             largest.add_(b[:, None])
         ctx.save_for_backward(patches, shifted, *gains)
         ctx.shape, ctx.sizes, ctx.weight = shape, h.shape, w.shape
-        return largest.view(len(w), *shape.places, len(x)).permute(3, 0, 1, 2)
+        return _whole(largest.view(len(w), *shape.places, len(x)).permute(3, 0, 1, 2))
 
     @staticmethod
     @once_differentiable
@@ -278,7 +278,7 @@ class _Pooling(torch.autograd.Function):
         largest, gains = _largest(_places(h, size))
         ctx.save_for_backward(*gains)
         ctx.sizes, ctx.size = h.shape, size
-        return largest.permute(3, 0, 1, 2)
+        return _whole(largest.permute(3, 0, 1, 2))
 
     @staticmethod
     @once_differentiable
@@ -286,6 +286,11 @@ class _Pooling(torch.autograd.Function):
         dx = g.new_zeros(ctx.sizes)
         _share_out(g.permute(1, 2, 3, 0), ctx.saved_tensors, _places(dx, ctx.size))
         return dx.permute(3, 0, 1, 2), None
+
+
+def _whole(y: Tensor) -> Tensor:
+    """Return the same numbers as no view of anything: an activation may then work in place."""
+    return y.data
 
 
 def _places(h: Tensor, size: Pair) -> list[Tensor]:

@@ -7,6 +7,7 @@ few steps, which costs microseconds. Where they do not, their strategy finds a m
 from __future__ import annotations
 
 import copy
+import math
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -74,7 +75,8 @@ class Lifecycle:
         self.mark = Mark(int(worker.comm.maximum(np.array([self.mark.step]))[0]))
         self.writer = self._writer(worker)
         options = {**self.about["options"], "workers": worker.config.workers}
-        self.about = {**self.about, "options": options}
+        dealt = self.about.get("dealt_over", self.about["options"]["workers"])
+        self.about = {**self.about, "options": options, "dealt_over": dealt}
 
     def after_step(self, worker: Worker) -> None:
         """Write a checkpoint if one is due; end the run if that was asked for.
@@ -180,7 +182,8 @@ def capture(worker: Worker) -> Part:
         tensors["random"] = torch.get_rng_state()
         if worker.params.is_cuda:
             tensors["random.cuda"] = torch.cuda.get_rng_state(worker.params.device)
-        tensors["losses"] = torch.tensor(worker.losses, dtype=torch.float64)
+        losses = [math.nan if loss is None else loss for loss in worker.losses]  # None: unknown
+        tensors["losses"] = torch.tensor(losses, dtype=torch.float64)
         for name in _LISTS:
             tensors[f"clock.{name}"] = torch.tensor(getattr(clock, name), dtype=torch.float64)
     tensors |= {f"buffer.{n}": _copy(b) for n, b in worker.replica.module.named_buffers()}
@@ -247,7 +250,8 @@ def restore(worker: Worker, checkpoint: Checkpoint) -> None:
     worker.kept = [tensors.get(f"kept.{i}") for i in range(max(numbers_kept, default=-1) + 1)]
     worker.clock = Clock(evaluation=numbers["evaluation"], before=numbers["seconds"])
     if not resized and not worker.mechanism:
-        worker.losses = tensors["losses"].tolist()
+        losses = tensors["losses"].tolist()
+        worker.losses = [None if math.isnan(loss) else loss for loss in losses]
         for name in _LISTS:
             setattr(worker.clock, name, tensors[f"clock.{name}"].tolist())
     held = {n.removeprefix("strategy."): t for n, t in tensors.items() if n.startswith("strategy.")}

@@ -108,6 +108,7 @@ class Foreign:
 
     def __init__(self, metric: Any, name: str | None = None, *, whole: bool = False) -> None:
         self.metric, self.whole = metric, whole  # whether it wants whole numbers as targets
+        metric.sync_on_compute = metric._to_sync = False  # `merge` does, and only when asked
         self.name = name or type(metric).__name__
         self.higher = metric.higher_is_better is not False
         self._ways = {
@@ -126,7 +127,7 @@ class Foreign:
 
     def add(self, model: Model, x: Tree, y: Tree, output: Any) -> None:
         """Take in one batch."""
-        output, y = (forms.each(lambda leaf: leaf.cpu(), part) for part in (output, y))
+        output, y = (forms.each(_plain, part) for part in (output, y))
         self.metric.update(output, y.long() if self.whole else y)
 
     def merge(self, group: Communicator) -> None:
@@ -144,6 +145,12 @@ class Foreign:
     def value(self) -> float:
         """Return the metric over everything that was added."""
         return float(self.metric.compute())
+
+
+def _plain(leaf: Tensor) -> Tensor:
+    """Return it on the CPU, and in no shorter type than float32."""
+    short = leaf.dtype in (torch.bfloat16, torch.float16)
+    return leaf.float().cpu() if short else leaf.cpu()
 
 
 def _concatenated(state: Any, group: Communicator) -> Tensor:

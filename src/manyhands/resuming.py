@@ -59,7 +59,27 @@ def options(
             f"workers is {workers}, but the run in {folder} has {before['workers']}; with "
             f"{before['strategy']} every worker has a model of its own, so their number stays"
         )
+    _check_deal(found, before, workers)
     return {**before, **given, **found.about["settled"], "output": str(folder)}
+
+
+def _check_deal(found: checkpoints.Checkpoint, options: Mapping[str, Any], workers: int) -> None:
+    """Refuse to deal the data over another number of workers where that changes who sees what.
+
+    Only balanced global batches are the same for any number. A run that went on without its dead
+    had dealt their part to the others, which only that run knew.
+    """
+    strategy = STRATEGIES.get(options["strategy"])
+    before = found.about.get("dealt_over", options["workers"])
+    own = strategy.supports.partition if strategy else None
+    partition = options.get("partition") or own
+    if workers == before or (partition == "balanced" and not options.get("stream")):
+        return
+    why = "the data is streamed" if options.get("stream") else f"partition is {partition}"
+    raise ConfigError(
+        f"{found.folder} is of data dealt over {before} workers, and {why}: with {workers} some "
+        "examples would be seen twice and others never; start a new run (init takes its weights)"
+    )
 
 
 def _flat(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,8 @@ each survivor, when a call fails because somebody is gone:
 The strategy's loop is begun anew from that position, as in a run that is resumed, only that nothing
 was read from a disk. Where replicas are identical, whoever was behind takes over the parameters of
 one who was not, so every update is made once and has all of its examples: the run ends where an
-undisturbed one does, up to rounding. Elsewhere the strategy says what the survivors go on from.
+undisturbed one does, up to rounding (and but for what depends on who has which examples: dropout,
+augmentation, BatchNorm). Elsewhere the strategy says what the survivors go on from.
 Where workers do not step together each goes on from where it is, and takes over whole batches.
 """
 
@@ -72,6 +73,8 @@ def outlive(worker: Worker, work: Callable[[], T], lead: Callable[[Worker], None
         try:
             if noticed is not None:
                 plans = _regroup(worker, plans, noticed)
+                if worker.lifecycle:  # whoever is lost here is missed by all: they have their plans
+                    worker.lifecycle.renew(worker)
                 _tell(worker, noticed, lead)
             result, well = work(), True
         except _LostAgainError:
@@ -114,8 +117,6 @@ def _regroup(worker: Worker, plans: Mapping[int, Plan], noticed: float) -> dict[
         _bury(worker, left, dead, noticed)
         worker.story[-1]["examples"] = sum(examples(plans[n], pushes[n]) for n in dead)
         _go_on_alone(worker, [pushes[number] for number in epochs])
-    if worker.lifecycle:
-        worker.lifecycle.renew(worker)
     return left
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import platform
 import statistics
@@ -114,7 +115,8 @@ def choose(
         _write(path, times)
     best = _best(times)
     apply(replica, best)
-    return Kernels(best, {name: round(t, 3) for name, t in times.items()}, source)
+    told = {name: round(t, 3) for name, t in times.items() if math.isfinite(t)}
+    return Kernels(best, told, source)
 
 
 def _best(times: dict[str, float]) -> str:
@@ -147,7 +149,12 @@ def _time(replica: Replica, step: Callable[[], object], choice: str) -> float:
     times: list[float] = []
     end = time.perf_counter() + _BUDGET / 8  # about so many candidates
     with replica.undisturbed():
-        step()  # the first call allocates and, in oneDNN, generates code
+        try:
+            step()  # the first call allocates and, in oneDNN, generates code
+        except RuntimeError:
+            if choice == "default":
+                raise
+            return math.inf  # this model cannot be computed so
         while len(times) < 3 or (len(times) < 15 and time.perf_counter() < end):
             begin = time.perf_counter()
             step()

@@ -39,7 +39,7 @@ class UserLoop:
         self.state: Any = None
         self.step = 0
         self._clip: float | None = None
-        self._worth: Worth | None = None
+        self._worths: list[Worth] = []  # of the batches since the last step
         self._seeded = False
         _compare(module, optimizer, config, group)
         self.replica = Replica(module, _no_loss)
@@ -62,7 +62,7 @@ class UserLoop:
 
     def tell(self, worth: Worth) -> None:
         """Hear how much the batch counts that comes next."""
-        self._worth = worth
+        self._worths.append(worth)
         if not self._seeded and self.rank:
             seeds = np.random.SeedSequence([torch.initial_seed() % 2**63, self.rank])
             torch.manual_seed(int(seeds.generate_state(1)[0]))
@@ -71,12 +71,19 @@ class UserLoop:
     def do(self, examples: float | None, clip_norm: float | None) -> None:
         """Do one update with the gradients that are there."""
         self._check_home()
-        size, worth = self.comm.size, self._worth
+        size, worths = self.comm.size, self._worths
+        worth, self._worths = (worths[-1] if worths else None), []
         if size == 1:
             worth = Worth(1.0, 1, 1)
         elif examples is not None:
             total = float(self.comm.sum(np.array([float(examples)]))[0])
             worth = Worth(examples / total, int(total), examples)
+        elif len({one.weight for one in worths}) > 1:
+            raise ConfigError(
+                f"{len(worths)} batches of different sizes were gathered for one step: a worker's "
+                "part counts differently in each; step after each of them, or leave out the last "
+                "batch of an epoch (drop_last=True)"
+            )
         self._clip = clip_norm
         self.config.strategy.step(self, worth or Worth(1 / size, size, 1))
         self.step += 1

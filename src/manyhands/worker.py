@@ -180,7 +180,7 @@ class Worker:
             if self.mechanism:
                 self.mechanism.gradient(batch.x, batch.y, batch.examples)
                 self.note_nothing(batch.examples)
-            elif self.graphs:
+            elif self.graphs and len(batch.x):
                 self.graphs.gradient(batch.x, batch.y, self.step + 1)
                 if self.graphs.full or self.comm.size > 1:
                     self.settle()  # a sum would wait for the gradient, and count it as its own time

@@ -265,7 +265,8 @@ def test_json_and_parquet_stratified_and_deduplicated(spark, tmp_path):
     no, perhaps, yes = made.counts["test_classes"]
     assert no < perhaps < yes
     assert made.statistics["c"]["max"] == 4, "what is not declared has the next number"
-    assert made.learned == ["deduplicate: whole rows", "label: classes of kind"]
+    types = "sources.rows: the types of its columns"
+    assert made.learned == [types, "deduplicate: whole rows", "label: classes of kind"]
     frame = spark.read.json(str(tmp_path / "rows.jsonl"))
     frame.write.parquet(str(tmp_path / "rows.parquet"))
     said.write_text(said.read_text().replace("rows.jsonl", "rows.parquet"))
@@ -326,6 +327,40 @@ def test_private_training_on_what_was_declared(flights, tmp_path):
     )
     assert said["epsilon_pld"] <= 3
     assert 0.5 < run.accuracy < 1
+
+
+def test_what_looks_at_other_rows_is_said_to_be_learned(spark, tmp_path):
+    rows = [{"n": n, "kind": n % 2, "x": float(n)} for n in range(40)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    said = tmp_path / "recipe.toml"
+    said.write_text(
+        'name = "rows"\nid = "n"\nlabel = "kind"\nclasses = [0, 1]\n[sources.rows]\n'
+        'path = "rows.jsonl"\nschema = "n INT, kind INT, x DOUBLE"\n'
+        "[[steps]]\nsplit = { test = 0.25 }\n"
+        '[[steps]]\nderive = { twice = "2 * x", z = "x - avg(x) over ()" }\n'
+        '[[steps]]\nselect = ["kind", "twice", "z"]\n'
+    )
+    assert prepare(said, tmp_path / "out", spark=spark).learned == ["derive: z"]
+
+
+def test_what_is_no_number_is_not_taken_for_the_upper_bound(spark, tmp_path):
+    rows = [{"n": n, "kind": n % 2, "x": n % 10} for n in range(40)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    said = tmp_path / "recipe.toml"
+    said.write_text(
+        'name = "rows"\nid = "n"\nlabel = "kind"\n[sources.rows]\npath = "rows.jsonl"\n'
+        "[[steps]]\nsplit = { test = 0.25 }\n"
+        "[[steps]]\nderive = { y = \"IF(x = 3, double('NaN'), x)\" }\n"
+        "[[steps]]\nstandardise = { y = [0, 10] }\n"
+        '[[steps]]\nselect = ["kind", "y"]\n'
+    )
+    with pytest.raises(DataError, match="y"):
+        prepare(said, tmp_path / "out", spark=spark)
+
+
+def manyhands(*arguments, **options):
+    line = [sys.executable, "-m", "manyhands", *map(str, arguments)]
+    return subprocess.run(line, capture_output=True, text=True, timeout=100, check=False, **options)
 
 
 def test_training_from_shards(shards, tmp_path):

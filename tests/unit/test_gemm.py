@@ -46,7 +46,7 @@ def assert_equal(model, x, tolerance=1e-12):
         ({"kernel_size": 3, "groups": 2}, {"kernel_size": 2}),  # likewise this convolution
     ],
 )
-@pytest.mark.parametrize("between", [(), (nn.ReLU(),), (nn.Tanh(),)])
+@pytest.mark.parametrize("between", [(), (nn.ReLU(),), (nn.ReLU(inplace=True),), (nn.Tanh(),)])
 def test_a_convolution_and_its_pooling(conv, pool, between):
     torch.manual_seed(0)
     layers = [nn.Conv2d(2, 4, **conv), *between, *([nn.MaxPool2d(**pool)] if pool else [])]

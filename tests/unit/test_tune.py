@@ -56,6 +56,17 @@ def test_layers_that_are_better_left_out_are_left_out(replica):
     assert chosen.milliseconds["native+gemm"] == 2.0
 
 
+def test_kernels_that_cannot_compute_a_model_are_not_chosen(replica, monkeypatch):
+    def broken(*given):
+        raise RuntimeError("no such kernel")
+
+    for function in (gemm._Convolution, gemm._Pooling):
+        monkeypatch.setattr(function, "apply", broken)
+    chosen = tune.choose(replica, batch(), alone, alone)
+    assert chosen.milliseconds
+    assert not any("gemm" in name for name in (chosen.choice, *chosen.milliseconds))
+
+
 def test_a_private_step_has_the_libraries_kernels(replica):
     chosen = tune.choose(replica, batch(), alone, alone, kind="private")
     assert not any("gemm" in name for name in chosen.milliseconds)

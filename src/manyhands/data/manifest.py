@@ -62,8 +62,9 @@ class Manifest:
 
     @property
     def sha256(self) -> str:
-        """The content hash: of every part's hash, and of what the columns stand for."""
+        """The content hash: of each part, of what columns stand for, of what was learned."""
         said = [self.name, list(self.features), self.classes and list(self.classes)]
+        said += [list(self.learned)]
         said += [[part.file, part.rows, part.sha256] for _, part in self.every_part()]
         return hashlib.sha256(json.dumps(said).encode()).hexdigest()
 

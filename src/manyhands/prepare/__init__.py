@@ -18,7 +18,7 @@ from manyhands.data.manifest import MANIFEST, Manifest
 from manyhands.errors import ConfigError, ManyhandsError
 from manyhands.prepare.recipe import Recipe, check_persist, read
 from manyhands.prepare.session import java_version, require, session, told
-from manyhands.prepare.sources import located, table
+from manyhands.prepare.sources import infers, located, table
 
 __all__ = ["prepare"]
 
@@ -87,6 +87,8 @@ def _prepared(recipe: Recipe, output: Path, place: Path, spark: Any, persist: st
     }
     tables = {n: table(spark, s, addresses[n], recipe) for n, s in recipe.sources.items()}
     kitchen = Kitchen(recipe, tables, persist)
+    guessed = [n for n, s in recipe.sources.items() if infers(s)]
+    kitchen.learned += [f"sources.{name}: the types of its columns" for name in guessed]
     folder = place / "shards"
     folder.mkdir()
     try:

@@ -58,6 +58,11 @@ def _unpacked(path: Path, folder: Path, where: str) -> Path:
         raise ConfigError(f"{where}: {path} is damaged: {error}") from error
 
 
+def infers(source: Source) -> bool:
+    """Say whether Spark finds the columns' types out from the records."""
+    return source.format in ("csv", "json") and "schema" not in source.options
+
+
 def table(spark: Any, source: Source, address: str, recipe: Recipe) -> Any:
     """Return a source as a DataFrame; a record that cannot be read ends the preparation."""
     said = source.options

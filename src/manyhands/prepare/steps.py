@@ -77,15 +77,27 @@ def _select(frame: DataFrame, step: Step, kitchen: Kitchen) -> DataFrame:
 
 def _filter(frame: DataFrame, step: Step, kitchen: Kitchen) -> DataFrame:
     with told(f'{kitchen.recipe.place(step, step.value)}: filter "{step.value}"'):
-        return frame.filter(F.expr(step.value))
+        kept = frame.filter(F.expr(step.value))
+    _note_records(frame, kept, f"filter: {step.value}", kitchen)
+    return kept
 
 
 def _derive(frame: DataFrame, step: Step, kitchen: Kitchen) -> DataFrame:
     for name, expression in step.value.items():
         where = kitchen.recipe.place(step, expression)
         with told(f'{where}: derive {name} = "{expression}"'):
-            frame = frame.withColumn(name, F.expr(expression))
+            wider = frame.withColumn(name, F.expr(expression))
+        _note_records(frame, wider, f"derive: {name}", kitchen)
+        frame = wider
     return frame
+
+
+def _note_records(before: DataFrame, after: DataFrame, what: str, kitchen: Kitchen) -> None:
+    """Note an expression by which a row depends on other rows: a window, or a query of its own."""
+    marks = ("Window [", "subquery#", "exists#", "list#")
+    plans = [str(frame._jdf.queryExecution().analyzed()) for frame in (before, after)]
+    if any(plans[1].count(mark) > plans[0].count(mark) for mark in marks):
+        kitchen.learned.append(what)
 
 
 def _join(frame: DataFrame, step: Step, kitchen: Kitchen) -> DataFrame:
@@ -248,7 +260,7 @@ def _standardise(frame: DataFrame, step: Step, kitchen: Kitchen) -> DataFrame:
         else:
             low, high = map(float, bounds)
             inside = F.greatest(F.least(value, F.lit(high)), F.lit(low))
-            scaled = F.when(value.isNull(), None).otherwise(
+            scaled = F.when(value.isNull() | F.isnan(value), value).otherwise(
                 (2 * inside - (low + high)) / (high - low)
             )
         frame = frame.withColumn(column, scaled)

@@ -52,7 +52,8 @@ class Master:
         self.params = worker.params[slice(*span)]
         self.grad = worker.replica.grad[slice(*span)]
         self.optimizer = worker.optimizer
-        self.rates = [group["lr"] for group in self.optimizer.param_groups]
+        groups = self.optimizer.param_groups  # whose rates an earlier master may have changed
+        self.rates = [group.setdefault("initial_lr", group["lr"]) for group in groups]
         cuts = server.cuts(worker, span)
         self.pushes = [Parcel(self.params, cuts) for _ in range(worker.config.workers)]
         self.answers = [Parcel(self.params) for _ in range(worker.config.workers)]

@@ -103,6 +103,11 @@ class Server(Strategy):
 
     def validate(self, config: RunConfig) -> None:
         """Refuse to send layers ahead where a gradient is ready only as a whole."""
+        if self.prefetch and config.on_failure == "continue":
+            raise ConfigError(
+                "prefetch is given with on_failure='continue': a push that is still under way when "
+                "somebody dies would be lost; leave one of them out"
+            )
         if not self.layerwise:
             return
         if config.on_failure == "continue":
