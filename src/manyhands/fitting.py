@@ -251,8 +251,8 @@ def _callbacks(given: Any, config: RunConfig) -> tuple[Any, ...]:
         places = config.callbacks.split(",") if config.callbacks else []
         if lost := [place for place in places if place.endswith(_OBJECT)]:
             raise ConfigError(
-                f"callbacks were objects when the run began ({', '.join(lost)}), which no checkpoint "
-                "keeps; give them again, or callbacks=[]"
+                f"callbacks were objects when the run began ({', '.join(lost)}), which no "
+                "checkpoint keeps; give them again, or callbacks=[]"
             )
         found = [factory(place, "callbacks")() for place in places]
     else:
