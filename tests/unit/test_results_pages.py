@@ -149,17 +149,6 @@ def test_two_sweeps_are_compared_row_by_row(tmp_path: Path) -> None:
         repeatability.compared(tmp_path / "a", records.sweep(tmp_path / "c", [timed(1, 0, 1.0)]))
 
 
-def test_balancing_is_held_against_its_bar() -> None:
-    import run
-
-    rates = {"none": [100.0, 100.0, 110.0], "speed": [150.0, 160.0, 165.0]}
-    record = {"workers": 2, "factor": 3.0, "examples_per_second": rates, "ratios": [1.5, 1.6, 1.5]}
-    (bar,) = run.balance_bars(record)
-    assert (bar.ratio, bar.bar, bar.passed) == (1.5, 1.4, True)
-    (missed,) = run.balance_bars({**record, "workers": 4})
-    assert (missed.bar, missed.passed) == (1.8, False)
-
-
 def split_sweep(folder: Path) -> Path:
     """Return a sweep of one model split in every way, with times that one can tell apart."""
     piped = {"stages": 2, "cut": None, "transport": "mpi", "micro_batches": 4}

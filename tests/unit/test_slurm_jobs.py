@@ -67,6 +67,7 @@ def test_a_run_that_goes_on_is_the_one_of_its_checkpoint(
 ):
     before = flatten(configure({"strategy": "sync", "workers": 3, "name": "mine"}))
     about = {"options": before, "settled": {"kernels": "default"}, "step": 0, "epoch": 0}
+    about |= {"processes": 3, "layers": []}
     found = Checkpoint(folder=tmp_path, about=about)
     monkeypatch.setattr(resuming.checkpoints, "newest", lambda folder, say: found)
     by_slurm({"resume": str(tmp_path), **given})
