@@ -10,9 +10,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,8 @@ def launch(job: Job, processes: int, folder: Path, watch: Watch | None = None) -
             spare=job.config.on_failure == "continue",
         ) as guard:
             try:
-                _follow(group, board, folder, guard, watch)
+                with _looking_out(guard):
+                    _follow(group, board, folder, guard, watch)
             finally:
                 _end(group, board)
     if board.asked() and group.returncode and not (folder / ERROR_FILE).exists():
@@ -133,7 +135,25 @@ def _follow(
         if ended or guard.over():
             return
         guard.look()
-        guard.wait(_POLL)
+        time.sleep(_POLL)
+
+
+@contextmanager
+def _looking_out(guard: Guard) -> Iterator[None]:
+    """Watch in a thread for the first worker to go: the others may follow within milliseconds."""
+    over = threading.Event()
+
+    def look_out() -> None:
+        while not over.is_set():
+            guard.wait(_POLL)
+
+    watcher = threading.Thread(target=look_out, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
 
 
 def _heard(elsewhere: Listener, board: Board, folder: Path) -> list[dict[str, Any]]:
