@@ -142,7 +142,7 @@ def test_a_group_of_others_is_refused(tmp_path):
     line, environment = mpis.command(mpi, 2, ["-m", "manyhands", "train", *given])
     done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode != 0
-    assert done.stderr.count("run it without mpiexec or srun") == 1
+    assert done.stderr.count("run it without mpiexec, srun or torchrun") == 1
     assert not (tmp_path / "run").exists()
 
 
