@@ -25,7 +25,7 @@ from sweeps import rows_of
 from manyhands.report import build
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGES = ("results.md", "partitioning.md", "model-parallel.md", "examples.md")
+PAGES = ("results.md", "partitioning.md", "model-parallel.md", "examples.md", "spark.md")
 WRITERS = {**partitioning.WRITERS, **model_parallel.WRITERS, **examples.WRITERS}
 WRITERS["cost"] = private_cost.table
 FIGURES = ("speedup", "accuracy")
