@@ -242,7 +242,9 @@ def _end_all(group: Communicator, error: BaseException) -> None:
         text = "".join(traceback.format_exception(error))
         print(f"[rank {group.rank}] {text}", file=sys.stderr, end="", flush=True)
     sys.stdout.flush()
-    group.abort(int(getattr(error, "exit_code", 1)))
+    code = int(getattr(error, "exit_code", 1))
+    group.abort(code)
+    os._exit(code)  # MPI may come back from there, and Python would tell of the error once more
 
 
 def _at_exit(group: Communicator) -> None:
