@@ -121,6 +121,7 @@ def test_statistics_come_from_the_training_side(shards, tmp_path):
     assert set(np.round(x[:, -1].astype(float), 4)) == roots
     assert np.bincount(y).tolist() == manifest.counts["train_classes"]
     assert manifest.learned == [
+        "sources.orders: the types of its columns", "sources.towns: the types of its columns",
         "impute: median of price", "one-hot: values of town",
         "standardise: mean and deviation of price", "standardise: mean and deviation of count",
     ]  # fmt: skip
@@ -183,7 +184,7 @@ def test_a_second_statistic_does_not_read_the_source_again(spark, tables, tmp_pa
     assert spark.sparkContext._jsc.getPersistentRDDs().size() == 0, "it is released"
 
 
-ROOT = '\nroot = "1"'
+FLAT = '\nroot = "1"'
 
 
 @pytest.mark.parametrize(
@@ -201,7 +202,7 @@ ROOT = '\nroot = "1"'
             ConfigError,
             r'derive big = "price >": .*ynt',
         ),
-        ("derive", f'[steps.derive]\nbig = "true"{ROOT}', DataError, "has one class on the train"),
+        ("derive", f'[steps.derive]\nbig = "true"{FLAT}', DataError, "has one class on the train"),
         (
             "derive",
             '[steps.derive]\nbig = "n % 2 = 0"\nroot = "people / (n - n)"',
