@@ -179,7 +179,7 @@ def test_a_loss_that_is_not_finite_stops_all_and_names_rank_and_step(tmp_path, m
             def __init__(self):
                 super().__init__()
                 self.layer = nn.Linear(20, 4)
-                self.calls = 0
+                self.register_buffer("calls", torch.zeros(()))  # set back where it is only tried
 
             def forward(self, x):
                 self.calls += 1
