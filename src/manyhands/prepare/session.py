@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
@@ -78,11 +79,18 @@ def session(master: str, memory: str) -> Iterator[Any]:
         builder = builder.config(name, value)
     with told("Spark does not start"), _speechless():
         spark = builder.getOrCreate()
+    logging.getLogger().addFilter(_not_py4j)  # `told` says it, in one line
     try:
         yield spark
     finally:
         with _quietly():
             spark.stop()
+        logging.getLogger().removeFilter(_not_py4j)
+
+
+def _not_py4j(record: logging.LogRecord) -> bool:
+    """Say whether a line of the log is another's than py4j's, which writes into everybody's."""
+    return "py4j" not in Path(record.pathname).parts
 
 
 @contextmanager
@@ -116,23 +124,29 @@ def _quietly() -> Iterator[None]:
 @contextmanager
 def told(where: str) -> Iterator[None]:
     """Turn what Spark raises into one message that begins with `where`."""
-    from py4j.protocol import Py4JError, Py4JNetworkError
+    from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
     try:
         yield
-    except (Py4JNetworkError, ConnectionError, EOFError) as error:
-        raise ManyhandsError(
-            f"{where}: Spark ended before it was done (out of memory, or killed); nothing was "
-            "committed"
-        ) from error
-    except (PySparkException, Py4JError) as error:
-        if not _alive():
+    except (PySparkException, Py4JError, ConnectionError, EOFError) as error:
+        if _cut_off(error) or not _alive():
             raise ManyhandsError(
                 f"{where}: Spark ended before it was done (out of memory, or killed); nothing was "
                 "committed"
             ) from error
         raise ConfigError(f"{where}: {shortened(str(error))}") from error
+
+
+def _cut_off(error: BaseException | None) -> bool:
+    """Say whether the error, or one that led to it, is that nobody answered."""
+    from py4j.protocol import Py4JNetworkError
+
+    while error is not None:
+        if isinstance(error, (Py4JNetworkError, ConnectionError, EOFError)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _alive() -> bool:
