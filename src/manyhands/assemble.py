@@ -83,7 +83,8 @@ def worker(job: Job, comm: MPI.Comm | Communicator, folder: Path) -> tuple[Worke
         compute = partial(forms.call, replica.module)
         if replica.of_model:
             compute = partial(replica.objective, replica.module, y=batch[1])
-        replica.activations, _ = replica.kept(compute, batch[0])
+        # What came out is let go at once: its graph would bind the parameters to this stream.
+        replica.activations = replica.kept(compute, batch[0])[0]
     optimizer = _optimizer(config, replica, batch, decays)
     captured = None
     if device.type == "cuda" and not mechanism and _plain(job, replica, data):
