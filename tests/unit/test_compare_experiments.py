@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,47 @@ def test_quick_is_smaller(path: Path) -> None:
         return sum(r.config["epochs"] * (r.config["limit"] or 60_000) for r in runs)
 
     assert 3 * work(quick=True) < work(quick=False)
+
+
+# One for each experiment of the sources, by the names that people look for.
+NAMED = {
+    "psgd", "synchronous", "hogwild", "partitioning", "model-parallel", "private", "sync-scaling",
+    "server", "allreduce", "input-scaling", "workers-to-accuracy", "balance",
+}  # fmt: skip
+
+
+def test_the_page_lists_every_experiment_and_no_other() -> None:
+    page = (FILES[0].parents[1] / "docs" / "experiments.md").read_text()
+    rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+    assert sorted(re.findall(r"`([\w-]+)`", " ".join(rows))) == sorted(p.stem for p in FILES)
+    assert {path.stem for path in FILES} >= NAMED
+
+
+def test_the_private_experiment_has_every_fashion() -> None:
+    runs = schedule(read(FILES[0].parent / "private.toml")).runs
+    shown = {
+        (c["strategy"], c.get("allreduce"), c.get("staleness")) for c in (r.config for r in runs)
+    }
+    fashions = {("sync", "mpi", None), ("sync", "ring", None), ("gossip", None, None)}
+    assert shown == fashions | {
+        ("server", None, 0),
+        ("server", None, None),
+        ("sequential", None, None),
+    }
+    assert all(r.config["private"] for r in runs)
+
+
+def test_growing_inputs_are_trained_on_with_and_without_privacy() -> None:
+    runs = schedule(read(FILES[0].parent / "input-scaling.toml")).runs
+    shown = {
+        p: [
+            (r.config["workers"], r.config["limit"])
+            for r in runs
+            if bool(r.config.get("private")) is p
+        ]
+        for p in (True, False)
+    }
+    assert sorted(shown[True]) == sorted(shown[False])
 
 
 def write(folder: Path, text: str) -> Path:
