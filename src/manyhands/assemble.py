@@ -28,7 +28,7 @@ from manyhands.lifecycle import Lifecycle, Mark, restore
 from manyhands.models import MODELS, OWN_LOSS
 from manyhands.optimizers import SGD, Adam, AdamW
 from manyhands.options import flatten
-from manyhands.protecting import open_ledger, protect
+from manyhands.protecting import divide, open_ledger, protect
 from manyhands.replica import Replica
 from manyhands.resuming import fingerprint, verify
 from manyhands.sharing import opened, planned_for
@@ -78,7 +78,9 @@ def worker(job: Job, comm: MPI.Comm | Communicator, folder: Path) -> tuple[Worke
         sampler, mechanism = protect(config, plan, replica, batch, group)
     step = partial(mechanism.try_out, *batch) if mechanism else partial(replica.gradient, *batch)
     kernels = _kernels(config, replica, batch, group, step)
-    replica = strategy.part(replica, batch, group, config.workers)
+    whole, replica = replica, strategy.part(replica, batch, group, config.workers)
+    if mechanism and replica is not whole:
+        divide(mechanism, replica, group, config)
     if replica.activations is None and not (serves or config.privacy):
         compute = partial(forms.call, replica.module)
         if replica.of_model:

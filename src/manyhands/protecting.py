@@ -11,11 +11,12 @@ import torch
 
 from manyhands.data import Plan
 from manyhands.errors import ConfigError
-from manyhands.privacy import keys, ledger
+from manyhands.privacy import keys, ledger, staged
 from manyhands.privacy.clipping import probe, refuse
 from manyhands.privacy.ledger import Ledger
 from manyhands.privacy.mechanism import Mechanism
 from manyhands.privacy.sampling import Poisson
+from manyhands.privacy.staged import Staged
 from manyhands.privacy.terms import Terms, solve, steps_per_epoch
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ def protect(
     assert privacy is not None
     refuse(replica.module)
     probe(replica, *example)
+    if config.strategy.supports.beside == "stage":
+        staged.check(replica)
     terms = _agreed(config, plan.examples, group)
     shared = config.partition_kind == "balanced"
     root = keys.fresh() if privacy.fixed_key is None else keys.fixed(privacy.fixed_key)
@@ -69,6 +72,24 @@ def protect(
     return sampler, Mechanism(config, replica, terms, noise)
 
 
+def divide(mechanism: Mechanism, part: Replica, group: Communicator, config: RunConfig) -> None:
+    """Let this process clip what it holds of a model in stages, and add its noise. Collective."""
+    from manyhands.comm.mpi import MPICommunicator
+    from manyhands.strategies.stage import Stage
+
+    assert config.privacy is not None
+    assert isinstance(part, Stage)
+    assert isinstance(group, MPICommunicator)
+    team = group.split(config.strategy.follows(group.rank, config.workers))
+
+    def total(squares: torch.Tensor) -> None:
+        with team.meter.off():  # as many numbers as examples
+            team.allreduce(squares)
+
+    mechanism.replica = part
+    part.passes = Staged(mechanism, part, total, chunk_mb=config.privacy.chunk_mb)
+
+
 def _agreed(config: RunConfig, examples: int, group: Communicator) -> Terms:
     """Return the terms, which rank 0 solves for."""
     mine = solve(config, examples).as_dict() if group.rank == 0 else None
@@ -93,7 +114,8 @@ def open_ledger(worker: Worker, output: Path, remembered: dict[str, Any] | None)
     spent = 0
     together = worker.config.strategy.supports.together
     before = ledger.paid(output) if together and remembered else 0  # fewer workers may go on
-    if worker.role == "worker":
+    pays = worker.role != "master"  # each who adds noise of its own
+    if pays:
         if remembered or path.exists():
             known = remembered or {}
             mechanism.ledger = Ledger.resume(
@@ -104,7 +126,7 @@ def open_ledger(worker: Worker, output: Path, remembered: dict[str, Any] | None)
         spent = mechanism.ledger.spent
     if together:  # they can only end together
         spent = int(worker.comm.maximum(np.array([max(spent, before)]))[0])
-    left = terms.steps - spent if worker.role == "worker" else 0
+    left = terms.steps - spent if pays else 0
     if int(worker.comm.maximum(np.array([left]))[0]) <= 0:
         raise ConfigError(
             f"the privacy budget of {terms.steps} steps is spent; this run cannot go on: start a "

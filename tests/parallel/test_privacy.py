@@ -57,11 +57,11 @@ def drawn(worker):
     return [[i for each in everyones for i in each[t]] for t in range(STEPS)]
 
 
-def by_hand(data, samples, expected):
+def by_hand(data, samples, expected, model=smooth):
     """Return the parameters after plain SGD on these samples, divided by the expected size."""
     stored = Stored.open(data, dtype="float64")
     torch.manual_seed(0)
-    replica = Replica(smooth().double(), nn.functional.cross_entropy)
+    replica = Replica(model().double(), nn.functional.cross_entropy)
     for indices in samples:
         replica.gradient(*stored.train.batch(np.array(indices, dtype=np.int64)))
         replica.params.sub_(replica.grad * len(indices) / expected, alpha=LR)
@@ -181,8 +181,9 @@ def test_an_empty_sample_on_one_worker_only_neither_hangs_nor_skips(blobs, tmp_p
     assert len(set(WORLD.allgather(worker.step))) == 1
 
 
-def test_keys_come_from_the_system_and_differ(blobs, tmp_path):
-    worker = private(smooth, blobs, WORLD, tmp_path, strategy="averaging", batch_size=50)
+@pytest.mark.parametrize("name", ["averaging", "gossip", "sync, distrusting"])
+def test_keys_come_from_the_system_and_differ(blobs, tmp_path, name):
+    worker = private(smooth, blobs, WORLD, tmp_path, batch_size=50, **TOGETHER[name])
     everyones = WORLD.allgather(worker.plan.sample.key)
     assert len(set(everyones)) == WORLD.size
     assert keys.fixed(0) not in everyones

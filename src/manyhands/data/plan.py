@@ -155,6 +155,10 @@ class Plan:
         """Return how many steps this worker takes in an epoch."""
         return len(self._cuts.start) + sum(estate.steps(epoch) for estate in self.estates)
 
+    def most(self) -> int:
+        """Return how many examples this worker's largest step has; at least one."""
+        return max((len(share.indices) for share in self.epoch(1)), default=0) or 1
+
     def epoch(self, epoch: int, start: int = 0, shares: Shares | None = None) -> Iterator[Share]:
         """Yield this worker's shares of an epoch, from step `start` on.
 

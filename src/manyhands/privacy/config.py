@@ -74,7 +74,14 @@ class Privacy:
         """Refuse a run that could not keep the promise."""
         name = config.strategy.name
         if not config.strategy.supports.private:
-            raise ConfigError(f"{name} cannot be private; use another strategy")
+            asked = " as it is asked for here" if type(config.strategy).supports.private else ""
+            raise ConfigError(f"{name} cannot be private{asked}; use another strategy")
+        split = config.strategy.supports.beside == "stage"
+        if split and self.distrust:
+            raise ConfigError(
+                f"distrust is given with {name}, whose stages trust one another: what passes "
+                "between them has no noise; leave it out"
+            )
         kind, allowed = config.partition_kind, self.partitions(config)
         if kind not in allowed:
             raise ConfigError(
@@ -118,5 +125,7 @@ class Privacy:
 
     def partitions(self, config: RunConfig) -> tuple[str, ...]:
         """Return how the data may be divided, what is used where nothing is said first."""
+        if config.strategy.supports.beside == "stage":
+            return (SHARED,)  # all stages must draw the same sample
         trusted = config.strategy.exposure == "sum" and not self.distrust
         return (SHARED, DISJOINT) if trusted else (DISJOINT,)

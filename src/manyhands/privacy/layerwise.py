@@ -9,7 +9,8 @@ unfolded image. The clipped sum then is one matrix product a layer, as in plain 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 _POINTWISE = (nn.Tanh, nn.ReLU, nn.Sigmoid, nn.GELU, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.Softplus)
 _POOLS = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)
+_CHAINS = (nn.Sequential, nn.ModuleList)  # and no subclass, whose forward could be anything
 _FREE = (*_POINTWISE, *_POOLS, nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d)
 _LOSSES = (F.cross_entropy, F.nll_loss, F.mse_loss)  # means over the examples of a batch
 
@@ -35,6 +37,14 @@ class Part(NamedTuple):
     add: Callable[[Tensor, Tensor], None]  # (weights (n,), the layer's slice of the vector)
 
 
+class Trace(NamedTuple):
+    """One pass forward: what came out, and of each layer with parameters its input and output."""
+
+    y: Tensor
+    inputs: list[Tensor]
+    outputs: list[Tensor]
+
+
 class Layerwise:
     """The clipped sum for a chain of layers that do not mix examples; made by `of`.
 
@@ -43,43 +53,61 @@ class Layerwise:
 
     def __init__(self, replica: Replica, layers: list[nn.Module], *, chunk_mb: int) -> None:
         self.replica, self.layers, self.chunk_mb = replica, layers, chunk_mb
-        self.slices = [slice(layer.start, layer.stop) for layer in replica.layers]
-        self.chunk: int | None = None
+        self.owners = [layer for layer in layers if _parameters(layer)]
+        sizes = [sum(p.numel() for p in layer.parameters()) for layer in self.owners]
+        ends = list(accumulate(sizes, initial=0))
+        self.slices = [slice(start, stop) for start, stop in pairwise(ends)]
+        self._chunk: int | None = None
 
     @classmethod
     def of(cls, replica: Replica, *, chunk_mb: int) -> Layerwise | None:
         """Return it for a model and a loss that it knows all of; None for any other."""
+        if cls.unknown(replica):
+            return None
+        return cls(replica, list(_chain(replica.module)), chunk_mb=chunk_mb)
+
+    @staticmethod
+    def unknown(replica: Replica) -> str:
+        """Say what of a model or its loss is not known here; empty where all is."""
         if replica.loss not in _LOSSES:
-            return None
+            known = ", ".join(loss.__name__ for loss in _LOSSES)
+            return f"the loss is none of those that are known to be means over examples: {known}"
         layers = list(_chain(replica.module))
-        if not all(_known(layer) for layer in layers):
-            return None
-        owners = [layer for layer in layers if _parameters(layer)]
-        flat = [p for layer in owners for p in layer.parameters(recurse=False)]
+        for layer in layers:
+            if not _known(layer):
+                return f"{type(layer).__name__} is no layer that is known to keep examples apart"
+        flat = [p for layer in layers for p in layer.parameters(recurse=False)]
         if [id(p) for p in flat] != [id(p) for _, p in replica.named]:
-            return None  # something is frozen, shared, or not of the chain
-        return cls(replica, layers, chunk_mb=chunk_mb)
+            return "a parameter is frozen, shared, or not of the chain of layers"
+        return ""
 
     def add(self, x: Tensor, y: Tensor, clip: float, out: Tensor) -> None:
         """Add the sum of the clipped gradients of all examples to `out`, (dim,)."""
-        if self.chunk is None:
-            self.chunk = max(1, (self.chunk_mb << 20) // self._bytes(x[:1], y[:1]))
-        for start in range(0, len(x), self.chunk):
-            part = slice(start, start + self.chunk)
+        chunk = self.chunk(x)
+        for start in range(0, len(x), chunk):
+            part = slice(start, start + chunk)
             self._add(x[part], y[part], clip, out)
 
+    def chunk(self, x: Tensor) -> int:
+        """Return how many examples like these may be worked on at a time."""
+        if self._chunk is None:
+            self._chunk = max(1, (self.chunk_mb << 20) // self._bytes(x[:1]))
+        return self._chunk
+
     def _add(self, x: Tensor, y: Tensor, clip: float, out: Tensor) -> None:
-        parts = self._parts(x, y)
+        trace = self.forward(x)
+        back = torch.autograd.grad(self.judge(trace, y), trace.outputs)
+        parts = self.parts(trace.inputs, back)
         squares = torch.stack([part.squares for part in parts]).sum(0)
         weights, finite = coefficients(squares.sqrt(), clip)
         if finite is None:
-            for where, part in zip(self.slices, parts, strict=True):
-                part.add(weights, out[where])
+            self.sum(parts, weights, out)
         elif bool(finite.any()):  # rare: without the others, since 0 × NaN is NaN
             self._add(x[finite], y[finite], clip, out)
 
-    def _parts(self, x: Tensor, y: Tensor) -> list[Part]:
-        owners, inputs, outputs = [], [], []
+    def forward(self, x: Tensor) -> Trace:
+        """Pass examples through the chain."""
+        inputs, outputs = [], []
         prepare = self.replica.prepare or _as_it_is
         h = prepare(x)
         for layer in self.layers:
@@ -87,15 +115,26 @@ class Layerwise:
             before = prepare(h) if isinstance(layer, _POOLS) else h
             h = layer(before)
             if _parameters(layer):
-                owners.append(layer)
                 inputs.append(before.detach())
                 outputs.append(h)
-        loss = self.replica.loss(h, _like(h, y, self.replica.loss)) * len(x)
-        back = torch.autograd.grad(loss, outputs)
-        with torch.no_grad():
-            return [_part(*each) for each in zip(owners, inputs, back, strict=True)]
+        return Trace(h, inputs, outputs)
 
-    def _bytes(self, x: Tensor, y: Tensor) -> int:
+    def judge(self, trace: Trace, y: Tensor) -> Tensor:
+        """Return the sum of the examples' losses."""
+        loss = self.replica.loss
+        return loss(trace.y, _like(trace.y, y, loss)) * len(trace.y)
+
+    def parts(self, inputs: Sequence[Tensor], back: Sequence[Tensor]) -> list[Part]:
+        """Return what each layer adds, from its input and the gradient by its output."""
+        with torch.no_grad():
+            return [_part(*each) for each in zip(self.owners, inputs, back, strict=True)]
+
+    def sum(self, parts: Sequence[Part], weights: Tensor, out: Tensor) -> None:
+        """Add the weighted sum of the examples' gradients to `out`; weights: (n,)."""
+        for where, part in zip(self.slices, parts, strict=True):
+            part.add(weights, out[where])
+
+    def _bytes(self, x: Tensor) -> int:
         """Return how many bytes one example's intermediate results take, about."""
         count, h = x.numel(), x
         with torch.no_grad():
@@ -127,8 +166,8 @@ def _as_it_is(x: Tensor) -> Tensor:
 
 
 def _chain(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the layers of nested `nn.Sequential`s in the order in which they are applied."""
-    if type(module) is nn.Sequential:
+    """Yield the layers of nested `nn.Sequential`s, or of a stage, in the order of application."""
+    if isinstance(module, nn.Sequential | nn.ModuleList) and type(module) in _CHAINS:
         for layer in module:
             yield from _chain(layer)
     else:

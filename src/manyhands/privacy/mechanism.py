@@ -51,14 +51,22 @@ class Mechanism:
 
     def gradient(self, x: Tree, y: Tree, expected: float) -> None:
         """Fill the replica's `grad` with the noised mean over a sample of that expected size."""
-        if self.ledger:
-            self.ledger.pay(1)
+        self.pay()
         grad = self.replica.grad
         grad.zero_()
         if forms.count(x):
             self.clipped.add(x, y, self.terms.clip, grad)
-        self._add_noise(grad, self.deviation)
-        grad.div_(expected)
+        self.cover(grad, expected)
+
+    def pay(self) -> None:
+        """Pay for the step that begins."""
+        if self.ledger:
+            self.ledger.pay(1)
+
+    def cover(self, clipped: Tensor, expected: float) -> None:
+        """Make of a worker's clipped sum the noised mean over a sample of that expected size."""
+        self._add_noise(clipped, self.deviation)
+        clipped.div_(expected)
 
     def try_out(self, x: Tree, y: Tree) -> None:
         """Do the work of a step on any examples, for timing: nothing is paid, drawn or kept."""

@@ -6,6 +6,7 @@ step with probability q, independently of all others and of other steps.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
@@ -64,6 +65,10 @@ class Poisson:
     def steps(self, epoch: int) -> int:
         """Return how many steps this worker takes in an epoch."""
         return int(epoch * self.per_epoch) - int((epoch - 1) * self.per_epoch)
+
+    def most(self) -> int:
+        """Return how many examples to make room for; one sample in a billion is larger."""
+        return min(self.examples, math.ceil(self.share + 6 * math.sqrt(self.share) + 6))
 
     def epoch(self, epoch: int, start: int = 0, shares: object = None) -> Iterator[Drawn]:
         """Yield this worker's part of every step of an epoch, from step `start` on."""

@@ -23,6 +23,7 @@ SAMPLER = {
 TRUST = {
     "alone": "the process that trains is trusted; what it publishes is private",
     "sum": "the workers trust one another: partial sums on their way carry less noise",
+    "stages": "the stages trust one another: activations and their gradients carry no noise",
     "masters": "the workers trust the masters, which see sums of clipped gradients without noise",
     "each": "nobody is trusted: all that a worker sends carries the whole noise",
 }
@@ -113,7 +114,9 @@ def statement(
     privacy = config.privacy
     event = accountant.Event(terms.steps, terms.rate, terms.noise_multiplier)
     exposure = "each" if privacy.distrust else config.strategy.exposure
-    trust = "alone" if exposure == "sum" and config.workers == 1 else exposure
+    trust: str = "alone" if exposure == "sum" and config.workers == 1 else exposure
+    if config.strategy.supports.beside == "stage":
+        trust = "stages"
     said = "none is stated; this is not checked"
     if learned is not None and not learned:
         said = "with declared values only; nothing was learned from the records"

@@ -45,7 +45,8 @@ class Notes:
         floating = self.index != 0 and x.is_floating_point()
         entering = x.detach().requires_grad_(floating)
         kept, y = self.stage.kept(lambda x: self.stage.compute(x, 0), entering)
-        self.stage.activations, self.boundary = in_flight * kept, x.nbytes
+        tells = self.stage.passes.tells
+        self.stage.activations, self.boundary = in_flight * kept if tells else None, x.nbytes
         self.in_flight = in_flight
         return cast("Tensor", y.detach())
 
@@ -58,6 +59,8 @@ class Notes:
 
     @property
     def _keeps(self) -> bool:
+        if not self.stage.passes.tells:
+            return False
         return self._done == 1 or _SKIPPED < self._done <= _SKIPPED + _KEPT
 
     @contextmanager

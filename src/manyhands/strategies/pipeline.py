@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from manyhands import validate
 from manyhands.errors import ConfigError, nearest
 from manyhands.strategies.schedule import Kind
-from manyhands.strategies.strategy import Strategy, Supports
+from manyhands.strategies.strategy import Exposure, Strategy, Supports
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -59,6 +59,7 @@ class Pipeline(Strategy):
         partition="balanced",
         deterministic=True,
         resume=True,
+        private=True,
         workers=1,
         beside="stage",
         lacks={
@@ -112,6 +113,13 @@ class Pipeline(Strategy):
                 f"order is {self.order} with transport rpc, where one batch at a time goes "
                 "through the stages; it would be ignored: leave it out"
             )
+        if self.transport == "rpc":
+            object.__setattr__(self, "supports", replace(self.supports, private=False))
+
+    @property
+    def exposure(self) -> Exposure:
+        """Others see the sum over the pipelines only; the stages trust one another."""
+        return "sum"
 
     @property
     def _names(self) -> list[str]:

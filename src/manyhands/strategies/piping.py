@@ -12,7 +12,7 @@ import torch
 
 from manyhands.comm.messages import Messages, Parcel
 from manyhands.comm.mpi import MPICommunicator
-from manyhands.data import Plan
+from manyhands.data import StreamPlan
 from manyhands.replica import Loss
 from manyhands.strategies.noting import Notes
 from manyhands.strategies.schedule import Turn, chunks, in_flight, schedule
@@ -86,8 +86,9 @@ class Pipe:
     """One stage at work: its lanes to both neighbours, and what it holds between two passes.
 
     Attributes:
-        held: For each micro-batch in flight, what entered the stage and what left it.
+        passes: What computes.
         losses: What each micro-batch gave; the last stage's word, which travels back.
+        room: Examples that fit into the lanes at once; more go through in pieces.
     """
 
     def __init__(self, worker: Worker, pipeline: Pipeline) -> None:
@@ -100,7 +101,7 @@ class Pipe:
         self.messages = Messages(worker.comm)
         self.peers = worker.comm.split(self.index) if workers > 1 else None
         self.notes = Notes(worker, pipeline, self.index)
-        self.held: dict[int, tuple[Tensor, Tensor]] = {}
+        self.passes = self.stage.passes
         self.losses: dict[int, Loss] = {}
         self._connect(worker.rank - workers, worker.rank + workers)
 
@@ -111,14 +112,12 @@ class Pipe:
     def _connect(self, before: int, after: int) -> None:
         """Agree with the neighbours, once, on what crosses the cuts; make room for it."""
         plan = self.worker.plan
-        assert isinstance(plan, Plan), "a private run has no plan, and is refused"
-        shares = [share.indices for share in plan.epoch(1)]
-        most = max(map(len, shares))
-        rows = max(stop - start for start, stop in chunks(most, self.pipeline.parts) or [(0, 1)])
+        assert not isinstance(plan, StreamPlan), "streams are refused"
+        rows = -(-plan.most() // self.pipeline.parts)
+        self.room = rows * self.pipeline.parts
         held = in_flight(self._turns(self.pipeline.parts))
         if self.first:
-            indices = shares[0] if len(shares[0]) else np.zeros(1, dtype=np.int64)
-            x, _ = self.worker.data.train.batch(np.resize(indices, rows))
+            x, _ = self.worker.data.train.batch(np.zeros(rows, dtype=np.int64))
         else:
             x = self._told(before)
         y = self.notes.probed(x, held)
@@ -147,59 +146,61 @@ class Pipe:
 
     def step(self, batch: Batch) -> None:
         """Do one step's forward and backward passes; the gradient is then in the stage's `grad`."""
-        parts = chunks(len(batch.x), self.pipeline.parts)
         self.notes.begin()
-        self.stage.grad.zero_()
+        self.passes.begin()
+        seen: list[Loss] = []
+        for start in range(0, len(batch.x), self.room):
+            seen += self._flow(batch, slice(start, start + self.room))
+        with self.notes.spending("communicate", None):
+            self.passes.finish(batch.examples, batch.weight)
+        if self.passes.tells:
+            examples = sum(loss.examples for loss in seen)
+            mean = sum(loss.mean * loss.examples for loss in seen) / max(1, examples)
+            self.worker.note_loss(Loss(mean, sum(loss.correct for loss in seen), examples))
+        else:
+            self.worker.note_nothing(batch.examples)
+        self.notes.end()
+
+    def _flow(self, batch: Batch, piece: slice) -> list[Loss]:
+        """Let a piece of a batch flow through the stages; returns what its micro-batches gave."""
+        x, y = batch.x[piece], batch.y[piece]
+        parts = chunks(len(x), self.pipeline.parts)
         for lane in self._receiving():
             for i in range(min(len(parts), len(lane.parcels))):
                 lane.expect(i)
         for pass_, i in self._turns(len(parts)):
+            part = slice(*parts[i])
             if pass_ == "forward":
-                self._forward(batch, i, *parts[i])
+                self._forward(i, x[part], y[part], batch.total)
             else:
-                self._backward(i, len(parts))
-        seen = [self.losses[i] for i in range(len(parts))]
-        examples = sum(loss.examples for loss in seen)
-        mean = sum(loss.mean * loss.examples for loss in seen) / max(1, examples)
-        self.worker.note_loss(Loss(mean, sum(loss.correct for loss in seen), examples))
-        self.notes.end()
+                self._backward(i, part.stop - part.start, len(parts))
+        return [self.losses[i] for i in range(len(parts))] if self.passes.tells else []
 
     def _receiving(self) -> list[Lane]:
         return [*([] if self.first else [self.inputs]), *([] if self.last else [self.gradients])]
 
-    def _forward(self, batch: Batch, i: int, start: int, stop: int) -> None:
-        stage, worker = self.stage, self.worker
-        x = batch.x[start:stop]
+    def _forward(self, i: int, x: Tensor, target: Tensor, total: int) -> None:
+        worker, count = self.worker, len(x)
         if not self.first:
-            x = self.inputs.view(self._take(self.inputs, i), stop - start).detach()
+            x = self.inputs.view(self._take(self.inputs, i), count).detach()
             x.requires_grad_()
         with self._computing("forward", i):
-            y = stage.compute(x, worker.config.seed, self.member, worker.step, i)
-            if self.last:
-                loss, y = self._judge(y, batch.y[start:stop], batch.total)
+            y = self.passes.forward(i, x, worker.config.seed, self.member, worker.step, i)
+            if self.last and (loss := self.passes.judge(i, target, total)):
                 self.losses[i] = loss
         if not self.last:
             self._send(self.outputs, i, y.detach(), "activations")
-        self.held[i] = (x, y)
 
-    def _judge(self, y: Tensor, target: Tensor, total: int) -> tuple[Loss, Tensor]:
-        """Return what the micro-batch gave, and its loss weighted by its share of the update."""
-        loss = self.stage.loss(y, target)
-        count = len(target)
-        return Loss(loss.item(), self.stage.correct(y, target), count), loss * (count / total)
-
-    def _backward(self, i: int, micro_batches: int) -> None:
-        x, y = self.held.pop(i)
+    def _backward(self, i: int, count: int, micro_batches: int) -> None:
         gradient = None
         if not self.last:
             parcel = self._take(self.gradients, i)
             self.losses[i] = _unpacked(parcel)
-            gradient = self.gradients.view(parcel, len(y))
+            gradient = self.gradients.view(parcel, count)
         with self._computing("backward", i):
-            torch.autograd.backward(y, gradient)
+            found = self.passes.backward(i, gradient)
         if not self.first:
-            found = torch.zeros_like(x) if x.grad is None else x.grad
-            self._send(self.returns, i, found, "gradients", self.losses[i])
+            self._send(self.returns, i, found, "gradients", self.losses.get(i))
         for lane in self._receiving():
             if i + len(lane.parcels) < micro_batches:
                 lane.expect(i + len(lane.parcels))
@@ -223,7 +224,9 @@ class Pipe:
                 _pack(lane.parcels[i % len(lane.parcels)], loss)
             size = lane.send(i, x).nbytes
         seconds = time.perf_counter() - begin
-        self.worker.comm.meter.add(what, payload=size, sent=size, messages=1, seconds=seconds)
+        if self.passes.tells:  # how many messages there are follows from how many examples
+            meter = self.worker.comm.meter
+            meter.add(what, payload=size, sent=size, messages=1, seconds=seconds)
 
     def close(self) -> None:
         """Wait until everything that was sent has left."""

@@ -5,13 +5,58 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
-from manyhands.replica import Replica
+from manyhands.replica import Loss, Replica
 from manyhands.strategies.portion import Portion, spans
 
 if TYPE_CHECKING:
+    from manyhands.privacy.staged import Staged
     from manyhands.strategies.cutting import Block
+
+
+class Passes:
+    """How a stage passes micro-batches forward and back: by autograd, which adds up in `grad`.
+
+    Whoever computes otherwise (`privacy/staged.py`) is put in this one's place.
+
+    Attributes:
+        tells: Whether losses, and what single steps take, may be noted.
+    """
+
+    tells = True
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        self.held: dict[int, tuple[Tensor, Tensor]] = {}  # what entered and what left
+
+    def begin(self) -> None:
+        """Begin a step."""
+        self.stage.grad.zero_()
+
+    def forward(self, i: int, x: Tensor, *key: int) -> Tensor:
+        """Return what leaves the stage; `key` decides what its random layers draw."""
+        y = self.stage.compute(x, *key)
+        self.held[i] = x, y
+        return y
+
+    def judge(self, i: int, target: Tensor, total: int) -> Loss | None:
+        """Let the loss leave, weighted by the micro-batch's share of the update; return it."""
+        x, y = self.held[i]
+        loss = self.stage.loss(y, target)
+        count = len(target)
+        self.held[i] = x, loss * (count / total)
+        return Loss(loss.item(), self.stage.correct(y, target), count)
+
+    def backward(self, i: int, gradient: Tensor | None) -> Tensor:
+        """Add up the gradient; return that by what entered."""
+        x, y = self.held.pop(i)
+        torch.autograd.backward(y, gradient)
+        return torch.zeros_like(x) if x.grad is None else x.grad
+
+    def finish(self, examples: float, weight: float) -> None:
+        """End a step's passes; the stage's `grad` is then its part of the update's gradient."""
 
 
 class Stage(Portion):
@@ -31,6 +76,7 @@ class Stage(Portion):
         index: int | None,
         reached: Sequence[bool],
     ) -> None:
+        self.passes: Passes | Staged = Passes(self)
         mine = [] if index is None else parts[index]
         places = dict(zip((id(p) for _, p in whole.named), spans(whole), strict=True))
         owned = [{id(p) for block in part for p in block.parameters()} for part in parts]

@@ -1,0 +1,142 @@
+"""A private pipeline clips by the whole length and adds its noise once, wherever it is cut."""
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from mpi4py import MPI
+from test_privacy import LR, STEPS, by_hand, drawn, private
+from torch import nn
+from training import WORLD, distance
+
+import manyhands as mh
+from manyhands.data import store
+from manyhands.errors import ConfigError
+from manyhands.privacy.layerwise import Layerwise
+from manyhands.privacy.sampling import Poisson
+
+SIZE = WORLD.size
+WAYS = {  # pipelines × stages
+    "one pipeline": {"workers": 1, "stages": SIZE},
+    "all forward first": {"workers": 1, "stages": SIZE, "order": "gpipe"},
+    "a pipeline each": {"workers": SIZE, "stages": 1},
+}
+if SIZE % 2 == 0 and SIZE > 2:
+    WAYS["two pipelines"] = {"workers": 2, "stages": SIZE // 2}
+
+
+def deep():
+    """Five layers with parameters: enough for five stages."""
+    return nn.Sequential(
+        nn.Linear(20, 24), nn.Tanh(), nn.Linear(24, 20), nn.LayerNorm(20), nn.Tanh(),
+        nn.Linear(20, 16), nn.Tanh(), nn.Linear(16, 4),
+    )  # fmt: skip
+
+
+def images():
+    """Five layers again, convolutions first."""
+    return nn.Sequential(
+        nn.Conv2d(1, 3, 2), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(3, 4, 2), nn.GroupNorm(2, 4),
+        nn.Flatten(), nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 4),
+    )  # fmt: skip
+
+
+def silent():
+    """Three layers that nothing passes through where the inputs are zero: only noise is left."""
+    return nn.Sequential(
+        nn.Linear(8, 8_000, bias=False), nn.Linear(8_000, 14, bias=False),
+        nn.Linear(14, 4_000, bias=False), nn.Linear(4_000, 2, bias=False),
+        nn.Linear(2, 2, bias=False),
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def blobs(tmp_path_factory):
+    return store("blobs", tmp_path_factory.mktemp(f"data-{WORLD.rank}") / "blobs")
+
+
+def piped(model, data, folder, **given):
+    return private(model, data, WORLD, folder, strategy="pipeline", **given)
+
+
+def alone(model, data, folder, **given):
+    (folder / "alone").mkdir()
+    return private(model, data, MPI.COMM_SELF, folder / "alone", strategy="sequential", **given)
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_no_noise_and_no_clipping_are_plain_training_on_the_same_samples(blobs, tmp_path, name):
+    given = {"sigma": 0.0, "clip": math.inf, "batch_size": 50, "dtype": "float64"}
+    worker = piped(deep, blobs, tmp_path, **given, **WAYS[name])
+    expected = by_hand(blobs, drawn(worker), 50, deep)
+    assert worker.step == STEPS
+    assert distance(worker.config.strategy.consensus(worker), expected) < 1e-10
+
+
+@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize("clip", [0.1, 2.0])
+def test_examples_are_clipped_by_their_whole_length(blobs, tmp_path, name, clip):
+    given = {"sigma": 0.0, "clip": clip, "batch_size": 50, "dtype": "float64", "fixed_key": 7}
+    worker = piped(deep, blobs, tmp_path, **given, **WAYS[name])
+    expected = alone(deep, blobs, tmp_path, **given).params
+    assert distance(worker.config.strategy.consensus(worker), expected) < 1e-10
+
+
+def test_pieces_chunks_and_bad_examples_change_nothing(tmp_path, monkeypatch):
+    random = np.random.default_rng(0)
+    x, y = random.normal(size=(300, 1, 7, 7)), random.integers(0, 4, 300)
+    x[::7] = 1e308  # finite, but what becomes of it is not
+    data = store(mh.Data((x, y)), tmp_path / "data")
+    given = {"sigma": 0.0, "batch_size": 40, "dtype": "float64", "fixed_key": 7, "chunk_mb": 1}
+    expected = alone(images, data, tmp_path, **given).params
+    monkeypatch.setattr(Poisson, "most", lambda self: 9)  # a sample goes through in pieces
+    monkeypatch.setattr(Layerwise, "chunk", lambda self, x: 2)
+    worker = piped(images, data, tmp_path, **given, **WAYS["one pipeline"])
+    assert worker.plan.most() < max(map(len, drawn(worker)))
+    found = worker.config.strategy.consensus(worker)
+    assert bool(torch.isfinite(found).all())
+    assert distance(found, expected) < 1e-10
+
+
+def test_an_empty_sample_still_gets_noise_and_is_paid_by_every_stage(blobs, tmp_path):
+    given = {"batch_size": 1, "micro_batches": 1, "workers": 1, "stages": SIZE}
+    worker = piped(deep, blobs, tmp_path, **given)
+    assert 0 in map(len, drawn(worker))
+    assert worker.step == worker.mechanism.ledger.spent == STEPS
+    assert len(list(tmp_path.glob("ledger-*.jsonl"))) == 1  # each rank has a folder of its own
+
+
+def test_the_noise_of_all_stages_has_the_variance_it_is_accounted_for(tmp_path):
+    x, y = np.zeros((200, 8), np.float32), np.arange(200) % 2
+    data = store(mh.Data((x, y)), tmp_path / "data")
+    worker = piped(
+        silent, data, tmp_path, sigma=1.5, clip=0.5, batch_size=10, **WAYS["one pipeline"]
+    )
+    torch.manual_seed(0)
+    start = torch.cat([p.detach().flatten() for p in silent().parameters()])
+    walked = (worker.config.strategy.consensus(worker) - start).double() / LR * 10 / 0.5
+    assert float(walked.var()) / STEPS == pytest.approx(1.5**2, rel=0.02)
+    ends = [spans[-1][1] for spans in worker.replica.spans]
+    own = [part for part in np.split(walked.numpy(), ends[:-1]) if len(part) >= 4_000]
+    for one, other in pairwise(own):
+        count = min(len(one), len(other))
+        assert abs(np.corrcoef(one[:count], other[:count])[0, 1]) < 6 / math.sqrt(count)
+
+
+def test_a_record_has_no_losses_and_no_times_of_single_passes(blobs, tmp_path):
+    worker = piped(deep, blobs, tmp_path, batch_size=50, workers=1, stages=SIZE)
+    assert set(worker.losses) == {None}
+    assert worker.facts["timeline"] == []
+    assert worker.replica.activations is None
+    sent = worker.comm.meter.costs
+    assert not {"activations", "gradients"} & set(sent), sent
+
+
+def test_a_model_that_cannot_be_clipped_layer_by_layer_is_refused_by_its_layer(blobs, tmp_path):
+    def bilinear():
+        return nn.Sequential(nn.Linear(20, 8), nn.PReLU(), nn.Linear(8, 4))
+
+    with pytest.raises(ConfigError, match="PReLU is no layer that is known"):
+        piped(bilinear, blobs, tmp_path, batch_size=50, workers=SIZE, stages=1)
