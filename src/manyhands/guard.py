@@ -25,7 +25,7 @@ _LEAVING = 3.0  # seconds that a group which has lost members has to leave MPI
 STARTING = 120.0  # seconds beside the timeout in which all must have begun: imports take long
 _SHARED = "/dev/shm/"
 _WAITS = ("exchange", "evaluate", "regroup", "checkpoint", "serve")  # where one waits for others
-_MPI_NAMES = ("mpich_shm_", "sm_segment", "osc_", "ucx_shm", "sem.mp-")
+_MPI_NAMES = ("mpich_shm_", "mpich_shar_tmp", "sm_segment", "osc_", "ucx_shm", "sem.mp-")
 
 
 class Guard:

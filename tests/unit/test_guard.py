@@ -81,6 +81,17 @@ def test_a_stopped_worker_is_named_and_one_that_is_done_is_not(board, tmp_path):
         sleeper.wait()
 
 
+@pytest.mark.parametrize("name", ["mpich_shm_", "mpich_shar_tmp", "sm_segment.test."])
+def test_what_mpi_leaves_of_one_who_died_at_once_is_cleared_away(board, tmp_path, name):
+    left = SHARED / f"{name}{os.getpid()}"
+    try:
+        with Guard(board, tmp_path, 100, end=lambda: None):
+            left.touch()
+        assert not left.exists()
+    finally:
+        left.unlink(missing_ok=True)
+
+
 def test_semaphores_of_another_program_are_spared(board, tmp_path):
     with Guard(board, tmp_path, 100, end=lambda: None):
         lock = multiprocessing.get_context("spawn").Lock()
