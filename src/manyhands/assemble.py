@@ -20,7 +20,7 @@ from manyhands._version import __version__
 from manyhands.augmenting import Augment
 from manyhands.balancing import Balance
 from manyhands.board import BOARD_FILE, EVENTS_FILE, Board
-from manyhands.checkpoint import check
+from manyhands.checkpoint import Checkpoint, check
 from manyhands.config import RunConfig
 from manyhands.data import Plan, Stored, StreamPlan
 from manyhands.errors import ConfigError, nearest
@@ -30,7 +30,7 @@ from manyhands.optimizers import SGD, Adam, AdamW
 from manyhands.options import flatten
 from manyhands.protecting import divide, open_ledger, protect
 from manyhands.replica import Replica
-from manyhands.resuming import fingerprint, verify
+from manyhands.resuming import began_with, fingerprint, verify
 from manyhands.sharing import opened, planned_for
 from manyhands.surroundings import own_threads
 from manyhands.testing import striker
@@ -60,6 +60,7 @@ def worker(job: Job, comm: MPI.Comm | Communicator, folder: Path) -> tuple[Worke
     threads = job.threads or config.threads or own_threads(group.gather)
     torch.set_num_threads(1 if serves else threads)
     board.note(comm.rank, 0, "load")
+    found = check(Path(job.checkpoint)) if job.checkpoint else None
     data = opened(config, Path(job.data))
     gpus.settle(data, device)
     if config.privacy:
@@ -116,12 +117,17 @@ def worker(job: Job, comm: MPI.Comm | Communicator, folder: Path) -> tuple[Worke
     epochs = sum(made.plan.steps(e) for e in range(1, config.epochs + 1))
     steps = min(epochs, config.max_steps or epochs)
     board.steps(comm.rank, 0 if serves else steps)
-    made.rate = _rate(job, made.optimizer, steps)
+    began = began_with(found) if found else config.workers
+    made.rate = _rate(job, made.optimizer, steps, began)
     if made.rate:
         made.planned = group.gather(steps)[: config.workers]
     _attach_speeds(made)
     config.strategy.prepare(made)
-    _attach_lifecycle(job, made, kernels)
+    _attach_lifecycle(job, made, kernels, began)
+    if found:
+        _go_on(job, made, found)
+    if mechanism:
+        open_ledger(made, Path(job.output), _remembered(made, found))
     return made, kernels
 
 
@@ -147,10 +153,10 @@ def _augment(job: Job, worker: int) -> Augment | None:
     return Augment(job.augment, seed=job.config.seed, worker=worker)
 
 
-def _rate(job: Job, optimizer: torch.optim.Optimizer, steps: int) -> rate.Rate | None:
-    """Return how the learning rate changes over the run, if it does."""
+def _rate(job: Job, optimizer: torch.optim.Optimizer, steps: int, workers: int) -> rate.Rate | None:
+    """Return how the learning rate changes over a run that began with so many workers, if so."""
     config = job.config
-    scale = rate.scale(config.lr_scaling, config.workers)
+    scale = rate.scale(config.lr_scaling, workers)
     if job.schedule:
         table = rate.tabulated(job.schedule, optimizer, max(1, steps))
         return rate.Rate("own", 0.0, scale, max(1, steps), table)
@@ -177,11 +183,12 @@ def _indices(config: RunConfig, plan: Plan | StreamPlan) -> np.ndarray:
     return share.indices if share and len(share.indices) else np.zeros(1, dtype=np.int64)
 
 
-def _attach_lifecycle(job: Job, worker: Worker, kernels: tune.Kernels) -> None:
-    """Let the worker write checkpoints and hear requests; put it where its checkpoint was."""
+def _attach_lifecycle(job: Job, worker: Worker, kernels: tune.Kernels, began: int) -> None:
+    """Let the worker write checkpoints and hear requests."""
     about = {
         "manyhands": __version__,
         "options": flatten(worker.config),
+        "began_with": began,
         "data": fingerprint(worker),
         "settled": {
             "kernels": kernels.choice,
@@ -191,16 +198,20 @@ def _attach_lifecycle(job: Job, worker: Worker, kernels: tune.Kernels) -> None:
         "layers": [[layer.name, layer.start, layer.stop] for layer in worker.replica.layers],
     }
     worker.lifecycle = Lifecycle(worker, Path(job.output), about)
-    remembered = None
-    if job.checkpoint:
-        found = check(Path(job.checkpoint))
-        verify(found, worker, _own_name(job.loss))
-        restore(worker, found)
-        worker.lifecycle.mark = Mark(found.step)
-        known = worker.rank < found.about["processes"]
-        remembered = found.part(worker.rank).numbers.get("privacy") if known else None
-    if worker.mechanism:
-        open_ledger(worker, Path(job.output), remembered)
+
+
+def _go_on(job: Job, worker: Worker, found: Checkpoint) -> None:
+    """Put the worker where its checkpoint was."""
+    verify(found, worker, _own_name(job.loss))
+    restore(worker, found)
+    cast("Lifecycle", worker.lifecycle).mark = Mark(found.step)
+
+
+def _remembered(worker: Worker, found: Checkpoint | None) -> Any:
+    """Return what this worker had spent of its privacy when the checkpoint was written."""
+    if found is None or worker.rank >= found.about["processes"]:
+        return None
+    return found.part(worker.rank).numbers.get("privacy")
 
 
 def _own_name(loss: Any) -> str | None:

@@ -241,6 +241,8 @@ def _found(given: Any, field: str) -> Any:
 
 def _function(given: Any, name: str | None, field: str) -> Callable[..., Any] | None:
     """Return a user's function, given as such or by the name of its place."""
+    if name is not None and not callable(given):
+        _expect_found(field, [name])
     found = given if callable(given) else _found(name, field)
     return found if callable(found) else None
 
@@ -249,11 +251,7 @@ def _callbacks(given: Any, config: RunConfig) -> tuple[Any, ...]:
     """Return those who hear of the run, made where only their place is named."""
     if given is None or isinstance(given, str):
         places = config.callbacks.split(",") if config.callbacks else []
-        if lost := [place for place in places if place.endswith(_OBJECT)]:
-            raise ConfigError(
-                f"callbacks were objects when the run began ({', '.join(lost)}), which no "
-                "checkpoint keeps; give them again, or callbacks=[]"
-            )
+        _expect_found("callbacks", places, ", or callbacks=[]")
         found = [factory(place, "callbacks")() for place in places]
     else:
         found = list(given)
@@ -279,6 +277,15 @@ def _callbacks(given: Any, config: RunConfig) -> tuple[Any, ...]:
 _OBJECT = "(…)"  # after the name of a class: an object of it, made with what only its user knows
 
 
+def _expect_found(field: str, places: Sequence[str], otherwise: str = "") -> None:
+    """Refuse what no name leads back to: objects, and functions that were made on the way."""
+    if lost := [place for place in places if place.endswith(_OBJECT) or "<" in place]:
+        raise ConfigError(
+            f"{field} was an object when the run began ({', '.join(lost)}), which no checkpoint "
+            f"keeps; give it again{otherwise}"
+        )
+
+
 def _places(callbacks: Any) -> str:
     """Return names for callbacks, for the record."""
     if isinstance(callbacks, str):
@@ -290,8 +297,9 @@ def _place(given: Any) -> Any:
     """Return a name for a user's function, for the record: where it is defined."""
     if not callable(given):
         return given
-    home = getattr(given, "__module__", None) or type(given).__module__
-    return f"{home}:{getattr(given, '__qualname__', type(given).__qualname__)}"
+    if not hasattr(given, "__qualname__"):
+        return _place(type(given)) + _OBJECT
+    return f"{given.__module__ or type(given).__module__}:{given.__qualname__}"
 
 
 def _together(prepare: Callable[[], Run], group: Communicator) -> Run:

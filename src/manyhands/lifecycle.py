@@ -75,8 +75,7 @@ class Lifecycle:
         self.mark = Mark(int(worker.comm.maximum(np.array([self.mark.step]))[0]))
         self.writer = self._writer(worker)
         options = {**self.about["options"], "workers": worker.config.workers}
-        dealt = self.about.get("dealt_over", self.about["options"]["workers"])
-        self.about = {**self.about, "options": options, "dealt_over": dealt}
+        self.about = {**self.about, "options": options}
 
     def after_step(self, worker: Worker) -> None:
         """Write a checkpoint if one is due; end the run if that was asked for.

@@ -70,16 +70,22 @@ def _check_deal(found: checkpoints.Checkpoint, options: Mapping[str, Any], worke
     had dealt their part to the others, which only that run knew.
     """
     strategy = STRATEGIES.get(options["strategy"])
-    before = found.about.get("dealt_over", options["workers"])
+    before = began_with(found)
     own = strategy.supports.partition if strategy else None
     partition = options.get("partition") or own
-    if workers == before or (partition == "balanced" and not options.get("stream")):
+    apart = strategy and strategy.supports.whole_batches  # batches are dealt out, not cut
+    if workers == before or (partition == "balanced" and not options.get("stream") and not apart):
         return
     why = "the data is streamed" if options.get("stream") else f"partition is {partition}"
     raise ConfigError(
         f"{found.folder} is of data dealt over {before} workers, and {why}: with {workers} some "
         "examples would be seen twice and others never; start a new run (init takes its weights)"
     )
+
+
+def began_with(found: checkpoints.Checkpoint) -> int:
+    """Return with how many workers the run began, whoever has died or come since."""
+    return int(found.about.get("began_with", found.about["options"]["workers"]))
 
 
 def _flat(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -99,7 +105,9 @@ def _check_manifest(found: checkpoints.Checkpoint) -> None:
     options = found.about.get("options")
     known = {"step": int, "processes": int, "epoch": int, "options": dict, "settled": dict}
     told = {**found.about, **(options if isinstance(options, dict) else {})}
-    for name, kind in {**known, "layers": list, "workers": int, "strategy": str}.items():
+    known |= {"layers": list, "workers": int, "strategy": str}
+    known |= {"began_with": int} if "began_with" in told else {}
+    for name, kind in known.items():
         if type(told.get(name)) is not kind:
             raise DataError(
                 f"{found.folder}: {name} is {told.get(name)!r}; this is no checkpoint of manyhands"

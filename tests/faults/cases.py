@@ -120,7 +120,7 @@ def when(case: Case) -> int:
     """Return the step from which on the fault strikes; whole batches halve a worker's steps."""
     step = STEP.get(case.phase, 0)
     if case.action == "fail_write" and step:
-        step += 10  # no file may grow, which shared memory is to the kernel: all of it must be there
+        step += 10  # no file grows from then on, nor does shared memory: it must all be there
     if case.strategy == "averaging" and case.phase == "exchange":
         return 80  # the only average is at the end
     return step // 2 if STRATEGIES[case.strategy].supports.whole_batches else step

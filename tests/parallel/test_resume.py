@@ -197,8 +197,12 @@ def smooth():
 
 
 def test_another_number_of_workers_sees_the_same_global_batches(folder):
-    """All of the group write a checkpoint; rank 0 alone goes on, and ends at the same weights."""
+    """All of the group write a checkpoint; rank 0 alone goes on, and ends at the same weights.
+
+    The learning rate stays the one of a run that began with so many.
+    """
     given = {"strategy": "sync", "checkpoint_every": "10steps", "dtype": "float64", "model": smooth}
+    given |= {"lr": 0.02, "lr_scaling": "linear"}
     whole = train(folder, **given)
     found = at(folder, 40)
     if WORLD.rank == 0:

@@ -1,11 +1,16 @@
-"""Who goes on with another number of workers must see the same examples."""
+"""Who goes on must see the same examples, with any number of workers, and the same functions."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
+from torch.optim.lr_scheduler import ExponentialLR
 
+import manyhands as mh
 from manyhands import resuming
 from manyhands.errors import ConfigError
+from manyhands.options import flatten
+from manyhands.running import Run
 
 
 def checkpoint(strategy, workers, **about):
@@ -26,9 +31,71 @@ def test_balanced_batches_are_dealt_over_any_number(tmp_path):
     [
         (checkpoint("sync", 2, options={"partition": "stratified"}), {"workers": 3}, "stratified"),
         (checkpoint("sync", 2, options={"stream": 100}), {"workers": 4}, "streamed"),
-        (checkpoint("averaging", 3, dealt_over=4), {}, "dealt over 4 workers"),
+        (checkpoint("averaging", 3, began_with=4), {}, "dealt over 4 workers"),
+        (
+            checkpoint("server", 3, began_with=4, options={"partition": "balanced"}),
+            {},
+            "dealt over 4 workers",
+        ),
     ],
 )
 def test_other_deals_are_refused(found, given, why, tmp_path):
     with pytest.raises(ConfigError, match=why):
         resuming.options(found, tmp_path, given)
+
+
+class Falling:
+    """A scheduler's factory that only its user can make again."""
+
+    def __init__(self, factor):
+        self.factor = factor
+
+    def __call__(self, optimizer):
+        return ExponentialLR(optimizer, self.factor)
+
+
+def falling(optimizer, factor=0.9):
+    return ExponentialLR(optimizer, factor)
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """Return what starts a run, or goes on with the last one, and stops before any process."""
+    begun = {}
+
+    def launched(run, progress):
+        options = {**flatten(run.config), "workers": 2}
+        begun["checkpoint"] = checkpoint("sync", 2, options=options)
+        begun["run"] = run
+        return {}, "run"
+
+    def start(**given):
+        mh.fit("mlp", **given)
+        return begun["run"]
+
+    monkeypatch.setattr(Run, "launched", launched)
+    monkeypatch.setattr(resuming, "find", lambda folder, say: begun["checkpoint"])
+    return start
+
+
+@pytest.mark.parametrize("field", ["schedule", "augment"])
+def test_an_object_is_asked_for_again_and_never_taken_for_its_class(started, field):
+    mine = Falling(0.5)
+    given = {"augment": mine} if field == "augment" else {"schedule": mine}
+    assert getattr(started(**given), field) is mine
+    with pytest.raises(ConfigError, match=f"{field} was an object when the run began .*Falling"):
+        started(resume="run")
+    assert getattr(started(resume="run", **given), field) is mine
+
+
+@pytest.mark.parametrize("made", [partial(falling, factor=0.5), lambda o: falling(o, 0.5)])
+def test_a_function_without_a_name_of_its_own_is_asked_for_again(started, made):
+    started(schedule=made)
+    with pytest.raises(ConfigError, match="give it again"):
+        started(resume="run")
+    assert started(resume="run", schedule=made).schedule is made
+
+
+def test_a_function_comes_back_by_its_name(started):
+    started(schedule=falling)
+    assert started(resume="run").schedule is falling
