@@ -23,6 +23,7 @@ OPERATIONS = (
     "gradient",
     "exchange",
     "update",
+    "agree",
     "regroup",
     "checkpoint",
     "serve",

@@ -24,7 +24,8 @@ _LOOK_AT_MAPS = 0.5  # seconds between two looks at the workers' memory maps
 _LEAVING = 3.0  # seconds that a group which has lost members has to leave MPI
 STARTING = 120.0  # seconds beside the timeout in which all must have begun: imports take long
 _SHARED = "/dev/shm/"
-_WAITS = ("exchange", "evaluate", "regroup", "checkpoint", "serve")  # where one waits for others
+# Where one waits for others.
+_WAITS = ("exchange", "agree", "evaluate", "regroup", "checkpoint", "serve")
 _MPI_NAMES = ("mpich_shm_", "mpich_shar_tmp", "sm_segment", "osc_", "ucx_shm", "sem.mp-")
 
 
@@ -141,10 +142,12 @@ class Guard:
     def _end_alone(self, hanging: list[Note], now: float) -> bool:
         """End those who hang, so that the others can go on; returns whether there were such.
 
-        One who waits for others does not hang. One who is stopped could come back, and would then
-        believe that it still belongs to the group: killed, it cannot.
+        One who waits for others does not hang, nor does anybody while another is stopped: it may
+        wait for that one. One who is stopped could come back, and would then believe that it still
+        belongs to the group: killed, it cannot.
         """
-        guilty = [n for n in hanging if _state(n.pid or 0) == "T" or n.operation not in _WAITS]
+        stopped = [n for n in hanging if _state(n.pid or 0) == "T"]
+        guilty = stopped or [n for n in hanging if n.operation not in _WAITS]
         for pid, rank in [(n.pid, n.rank) for n in guilty if n.pid]:
             words = f"manyhands: no word for {self.timeout:g} s; the others go on without this one"
             with suppress(OSError), (self.logs / f"rank-{rank}.log").open("a") as log:

@@ -120,6 +120,7 @@ class Lifecycle:
         if worker.step % AGREE_EVERY:
             return 0, False
         late = self._late()
+        worker.board.note(worker.number, worker.step, "agree")
         flags = worker.comm.maximum(np.array([asked, late and worker.rank == 0], dtype=np.int64))
         return int(flags[0]), bool(flags[1])
 

@@ -16,6 +16,7 @@ from training import (
 )
 
 import manyhands as mh
+from manyhands.board import Board
 from manyhands.data import store
 
 PLAIN = {"optimizer": "sgd", "lr": 0.1, "momentum": 0.0, "dtype": "float64"}
@@ -44,6 +45,14 @@ def test_averages_are_weighted_by_the_examples_seen(blobs, tmp_path):
     )
     averaging = train(smooth, blobs, WORLD, tmp_path, strategy="averaging", period=1, **given)
     assert distance(sync.params, averaging.params) < 1e-10
+
+
+def test_who_waits_for_the_others_answer_whether_to_stop_notes_it(blobs, tmp_path, monkeypatch):
+    """Else it would be taken for one that hangs."""
+    noted = []
+    monkeypatch.setattr(Board, "note", lambda _, rank, step, what: noted.append((step, what)))
+    train(smooth, blobs, WORLD, tmp_path, strategy="averaging", **PLAIN, max_steps=9)
+    assert [step for step, what in noted if what == "agree"] == [4, 8]
 
 
 @pytest.mark.parametrize("period", [None, 1, 3])

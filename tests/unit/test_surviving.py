@@ -149,9 +149,10 @@ def hanging(board, pids, operations):
         board.rows[rank, -1] = time.monotonic() - 60
 
 
-def test_the_guard_ends_the_stopped_one_alone(tmp_path, sleepers):
+@pytest.mark.parametrize("operation", ["exchange", "record"])
+def test_the_guard_ends_the_stopped_one_alone(tmp_path, sleepers, operation):
     board = Board(tmp_path / "board", 2, create=True)
-    hanging(board, [p.pid for p in sleepers], ["exchange", "exchange"])
+    hanging(board, [p.pid for p in sleepers], [operation, "exchange"])
     with Guard(board, tmp_path, 30, end=lambda: None, spare=True) as guard:
         guard.look()
         assert sleepers[1].wait(10) == -signal.SIGKILL
@@ -166,7 +167,7 @@ def test_the_guard_reports_where_all_wait_for_each_other(tmp_path, sleepers):
     sleepers[1].send_signal(signal.SIGCONT)
     os.waitid(os.P_PID, sleepers[1].pid, os.WCONTINUED)
     board = Board(tmp_path / "board", 2, create=True)
-    hanging(board, [p.pid for p in sleepers], ["exchange", "evaluate"])
+    hanging(board, [p.pid for p in sleepers], ["agree", "evaluate"])
     guard = Guard(board, tmp_path, 30, end=lambda: None, spare=True)
     with guard, pytest.raises(WorkerError, match="no word for 30 s"):
         guard.look()
