@@ -167,6 +167,11 @@ def put_note(folder: Path, note: dict[str, Any]) -> bool:
     return True
 
 
+def spoke(folder: Path, rank: int) -> bool:
+    """Say whether that rank has noted a failure of its own, the first or not."""
+    return (folder / f"error-{rank}.part").exists()
+
+
 def redirect(output: Path, rank: int) -> None:
     """Send everything this process prints, C libraries included, to its own log."""
     log = os.open(output / f"rank-{rank}.log", os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o644)

@@ -22,7 +22,7 @@ from manyhands.board import BOARD_FILE, EVENTS_FILE, Board, Note
 from manyhands.carrying import DIGEST, LAUNCHER
 from manyhands.errors import LaunchError, ManyhandsError, WorkerError
 from manyhands.guard import STARTING, Guard
-from manyhands.job import ERROR_FILE, Job, put_note, raised
+from manyhands.job import ERROR_FILE, Job, put_note, raised, spoke
 from manyhands.mpis import command, find_mpi
 from manyhands.place import host
 from manyhands.wire import Listener, without
@@ -208,20 +208,22 @@ def _is_ours(pid: int) -> bool:
 def _explain(folder: Path, board: Board, code: int, gone: list[int]) -> ManyhandsError:
     """Return the failure as the user should see it; `gone` are those who were seen to go first."""
     said = without((folder / LOG_FILE).read_text(errors="replace")).strip()[-2000:]
+    notes = [n for n in board.read() if n.operation != "done"]
+    pids = {n.rank: board.pid(n.rank) for n in notes}
     if (folder / ERROR_FILE).exists():
         note = json.loads((folder / ERROR_FILE).read_text())
-        first = next((rank for rank in gone if rank != note["rank"]), None)
-        if first is None or "mpi4py.MPI.Exception" not in note["traceback"]:
+        # MPI fails on the others when somebody dies: that is what happened, and that one is silent.
+        # On a busy machine all may be gone before the first was seen to go; then mpiexec knows.
+        gone = [rank for rank in gone or _told(said, pids) if not spoke(folder, rank)]
+        if not gone or "mpi4py.MPI.Exception" not in note["traceback"]:
             return raised(note)
-        # MPI failed there because somebody else had died: that is what happened.
     else:
         for teller, words in board.heard():
             return WorkerError(f"rank {teller} failed: {words}", rank=teller)
-    notes = [n for n in board.read() if n.operation != "done"]
     if not notes:
         return LaunchError(f"the group ended with {code} before any worker started:\n{said}")
     where = "; ".join(f"rank {n.rank} at step {n.step} ({n.operation})" for n in notes)
-    rank = _dead(said, {n.rank: board.pid(n.rank) for n in notes}, gone)
+    rank = _dead(said, pids, gone)
     who = "a worker" if rank is None else f"rank {rank}"
     return WorkerError(
         f"{who} died without a word (the group ended with {code}); last seen: {where}", rank=rank
@@ -229,15 +231,17 @@ def _explain(folder: Path, board: Board, code: int, gone: list[int]) -> Manyhand
 
 
 def _dead(said: str, workers: dict[int, int], gone: list[int]) -> int | None:
-    """Return the rank of the worker that died: as it was seen, or as mpiexec tells it.
-
-    mpiexec tells a pid or a rank; where it has ended the others, it may tell one of those.
-    """
-    pids = {int(found[1]) for found in re.finditer(r"(?:PID|pid) (\d+)", said)}
-    told = [rank for rank, pid in workers.items() if pid in pids]
-    told += [int(found[1]) for found in re.finditer(r"(?:process rank|rank:?) (\d+)", said)]
+    """Return the rank of the worker that died: as it was seen, or as mpiexec tells it."""
+    told = _told(said, workers)
     agreed = [rank for rank in told if rank in gone]
     return next(iter([*agreed, *gone, *told]), None)
+
+
+def _told(said: str, workers: dict[int, int]) -> list[int]:
+    """Return the ranks that mpiexec tells of, by pid or rank; it may be one that it has ended."""
+    pids = {int(found[1]) for found in re.finditer(r"(?:PID|pid) (\d+)", said)}
+    told = [rank for rank, pid in workers.items() if pid in pids]
+    return told + [int(found[1]) for found in re.finditer(r"(?:process rank|rank:?) (\d+)", said)]
 
 
 def private_folder() -> Path:

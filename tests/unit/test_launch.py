@@ -7,7 +7,7 @@ import pytest
 from manyhands import errors, launch
 from manyhands.board import Board
 from manyhands.errors import LaunchError
-from manyhands.job import ERROR_FILE, JOB_FILE, Job, fail, raised
+from manyhands.job import ERROR_FILE, JOB_FILE, Job, fail, put_note, raised
 from manyhands.options import configure
 
 
@@ -44,6 +44,33 @@ PRTE = "prterun noticed that process rank {} with PID 99 on node host exited on 
 def test_who_died_is_known_by_what_was_seen_and_what_mpiexec_tells(said, gone, dead):
     pids = {rank: 100 + rank for rank in range(3)}
     assert launch._dead(said, pids, gone) == dead
+
+
+@pytest.mark.parametrize(
+    ("gone", "said", "told"),
+    [
+        ([2], "", "rank 2 died"),
+        (
+            [0, 1, 2],
+            "",
+            "rank 2 died",
+        ),  # a busy machine: the others had failed, too, when we looked
+        ([], HYDRA.format(102), "rank 2 died"),
+        ([], "", "rank 1 failed: Exception: a peer is gone"),  # nobody is known to have died
+        ([0, 1], HYDRA.format(100), "rank 1 failed"),  # nobody did without a word
+    ],
+)
+def test_whose_calls_fail_because_another_died_is_not_told_of(tmp_path, gone, said, told):
+    """Ranks 1 and 0 have noted that MPI failed; rank 2 has said nothing."""
+    board = Board(tmp_path / "board", 3, create=True)
+    for rank in range(3):
+        board.enter(rank)
+        board.rows[rank, 0] = 100 + rank
+    (tmp_path / launch.LOG_FILE).write_text(said)
+    for rank in (1, 0):
+        note = {"rank": rank, "kind": "Exception", "message": "a peer is gone", "exit_code": 1}
+        put_note(tmp_path, {**note, "traceback": "mpi4py.MPI.Exception: a peer is gone"})
+    assert str(launch._explain(tmp_path, board, 1, gone)).startswith(told)
 
 
 def test_a_job_travels(tmp_path):
