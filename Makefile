@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# Two tests at a time; those of one file in turn, for they share what they start.
+LANES := -n 2 --dist loadfile
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -25,17 +27,18 @@ demo: $(READY)  ## compare the strategies on MNIST and write a report
 	@$(BIN)/manyhands compare experiments/demo.toml --output demo
 
 test: $(READY)  ## run the unit tests, then the parallel ones under mpiexec
-	$(BIN)/python -m pytest tests/unit
+	$(BIN)/python -m pytest $(LANES) tests/unit
 	$(BIN)/python tests/parallel/launch.py --mpi mpich --sizes 1,2,3,5
-	$(BIN)/python tests/parallel/launch.py --mpi openmpi tests/parallel/test_sync.py
+	$(BIN)/python tests/parallel/launch.py --mpi openmpi --sizes 2 tests/parallel/test_sync.py
 
 test-gpu: $(READY)  ## run the tests that need an NVIDIA GPU; they skip where there is none
 	$(BIN)/python -m pytest -rs tests/gpu
 
 test-system: $(READY)  ## run the slow tests: the command line, faults, a browser, Slurm, more of both MPIs
-	$(BIN)/python -m pytest tests/system
+	$(BIN)/python -m pytest $(LANES) tests/system
 	$(BIN)/python tests/parallel/launch.py --mpi mpich --sizes 4
 	$(BIN)/python tests/parallel/launch.py --mpi openmpi --sizes 2,3
+	$(BIN)/python tests/parallel/launch.py --mpi openmpi --sizes 1,4,5 tests/parallel/test_sync.py
 
 lint: $(READY)  ## check style, format, types and the layers of imports
 	$(BIN)/ruff check .

@@ -115,6 +115,13 @@ def shared() -> set[str]:
     return {path.name for path in Path("/dev/shm").iterdir()} - used
 
 
+def stays(before: set[str], seconds: float) -> set[str]:
+    """Return what has come into shared memory and stays: a run beside this one uses it at once."""
+    left = shared() - before
+    eventually(lambda: not left.intersection_update(shared()) and not left, seconds)
+    return left
+
+
 def alive(folder: Path) -> list[int]:
     """Return the processes whose command line names a job of this case."""
     found = []
@@ -143,9 +150,8 @@ def strike(case: Case, expected: np.ndarray | None, *, go_on: bool = True) -> Ou
         outcome.seconds = round(time.monotonic() - begin, 1)
         outcome.hung = outcome.code is None
         outcome.named = names(case, said)
-        eventually(lambda: not alive(folder), 10)
-        eventually(lambda: not shared() - before, 5)
-        outcome.orphans, outcome.residue = len(alive(folder)), len(shared() - before)
+        eventually(lambda: not alive(folder), 30)
+        outcome.orphans, outcome.residue = len(alive(folder)), len(stays(before, 5))
         if not case.ends:
             outcome.resumed = _ended(case, outcome.code, output, expected)
         elif go_on:

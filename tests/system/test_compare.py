@@ -7,24 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
-import pytest
+from running import MANYHANDS, PATIENCE, eventually, manyhands, ran
 
 TINY = ("--data", "blobs", "--model", "mlp", "--epochs", "1", "--threads", "1")
-pytestmark = pytest.mark.timeout(300)
-
-
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "manyhands", *arguments]
-
-
-def manyhands(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(*arguments), cwd=cwd, capture_output=True, text=True, check=False, timeout=280
-    )
 
 
 def records(sweep: Path) -> list[dict[str, Any]]:
@@ -59,17 +47,15 @@ def test_a_comparison_ends_with_an_answer_and_the_report_can_be_built_again(
 def test_a_comparison_that_was_interrupted_goes_on(tmp_path: Path) -> None:
     line = ("compare", "--strategies", "sync", "--workers", "1,2", *TINY, "--repeats", "1")
     process = subprocess.Popen(
-        command(*line, "--output", "sweep"),
+        [*MANYHANDS, *line, "--output", "sweep"],
         cwd=tmp_path,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
     )
-    deadline = time.monotonic() + 120
-    while not list(tmp_path.glob("sweep/runs/*/run.json")) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    assert eventually(lambda: list(tmp_path.glob("sweep/runs/*/run.json")))
     os.killpg(process.pid, signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130, said
     assert "of 3 runs; the same command with --output sweep goes on from there" in said
     kept = {path: path.stat().st_mtime_ns for path in tmp_path.glob("sweep/runs/*/steps.jsonl")}
@@ -145,13 +131,6 @@ if __name__ == "__main__":
 
 def test_the_same_from_python_with_a_model_and_data_of_ones_own(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(SCRIPT)
-    done = subprocess.run(
-        [sys.executable, "mine.py"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=280,
-    )
+    done = ran([sys.executable, "mine.py"], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["sequential", "1", "400.0", "sync", "2", "800.0"]

@@ -3,12 +3,12 @@
 import os
 import re
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from running import ran
 
 from manyhands import mpis
 
@@ -104,9 +104,7 @@ def test_a_loop_of_ones_own_ends_where_the_plain_one_ends(launcher, folder, your
         line = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         line += ["--nproc-per-node", "2", "driver.py", *names]
         environment = dict(os.environ)
-    done = subprocess.run(
-        line, env=environment, capture_output=True, text=True, timeout=100, check=False
-    )
+    done = ran(line, env=environment)
     assert done.returncode == 0, done.stderr
     assert re.findall(r"^(\S+) with 2$", done.stdout, re.MULTILINE) == names
     torch.manual_seed(0)

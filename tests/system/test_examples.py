@@ -1,13 +1,13 @@
 """The examples run as they stand."""
 
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
 import nbformat
 import pytest
 from nbclient import NotebookClient
+from running import PATIENCE, ran
 
 from manyhands import mpis
 
@@ -55,9 +55,7 @@ def test_the_transformer_learns_letters(strategy):
     if strategy == "averaging":
         script += ["--period", "4"]
         line, environment = mpis.command(mpis.find_mpi(), 2, [])
-    done = subprocess.run(
-        [*line, *script], env=environment, capture_output=True, text=True, timeout=100, check=False
-    )
+    done = ran([*line, *script], env=environment)
     assert done.returncode == 0, done.stderr
     assert f"{strategy}, 2 workers" in done.stdout
     assert float(done.stdout.split("test loss ")[1].split()[0]) < 3.2
@@ -67,9 +65,7 @@ def test_the_transformer_learns_letters(strategy):
 def test_the_ring_on_ones_own_arrays(mpi):
     script = str(EXAMPLES / "ring_on_my_arrays.py")
     line, environment = mpis.command(mpis.find_mpi(mpi), 4, [script])
-    done = subprocess.run(
-        line, env=environment, capture_output=True, text=True, timeout=60, check=False
-    )
+    done = ran(line, env=environment)
     assert done.returncode == 0, done.stderr
     # 96 bytes: naive sends all of them to each of 3 others, the ring 2 · 3/4 of them.
     assert "'naive': 288, 'ring': 144" in done.stdout
@@ -78,9 +74,7 @@ def test_the_ring_on_ones_own_arrays(mpi):
 @pytest.mark.parametrize("mpi", ["mpich", "openmpi"])
 def test_ddp_over_mpi(mpi):
     line, environment = mpis.command(mpis.find_mpi(mpi), 3, [str(EXAMPLES / "ddp_over_mpi.py")])
-    done = subprocess.run(
-        line, env=environment, capture_output=True, text=True, timeout=100, check=False
-    )
+    done = ran(line, env=environment)
     assert done.returncode == 0, done.stderr
     share = float(done.stdout.split("3 processes, ")[1].split(" %")[0])
     assert share > 97
@@ -88,6 +82,8 @@ def test_ddp_over_mpi(mpi):
 
 def test_the_notebook_runs_in_a_kernel_of_its_own(tmp_path):
     notebook = nbformat.read(EXAMPLES / "notebook.ipynb", as_version=4)
-    NotebookClient(notebook, timeout=100, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    NotebookClient(
+        notebook, timeout=PATIENCE, resources={"metadata": {"path": str(tmp_path)}}
+    ).execute()
     outputs = [o["text"] for cell in notebook.cells for o in cell.get("outputs", []) if "text" in o]
     assert any("largest difference" in text for text in outputs)

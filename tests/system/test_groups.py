@@ -1,11 +1,11 @@
 """Under somebody's own mpiexec: one group, or one message that says why there is none."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from running import ran
 
 from manyhands import mpis
 
@@ -14,19 +14,13 @@ SMALL = ["--data", "blobs", "--model", "mlp", "--epochs", "1"]
 TRAIN = ["-m", "manyhands", "train", *SMALL]
 
 
-def run(line, environment):
-    return subprocess.run(
-        line, env=environment, capture_output=True, text=True, timeout=100, check=False
-    )
-
-
 @pytest.mark.parametrize("kind", ["mpich", "openmpi"])
 def test_the_library_of_that_mpiexec_is_loaded(tmp_path, kind):
     line, environment = mpis.command(
         mpis.find_mpi(kind), 2, [*TRAIN, "--output", str(tmp_path / "run")]
     )
     del environment["MPI4PY_LIBMPI"]
-    done = run(line, environment)
+    done = ran(line, env=environment)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("of training") == 1
 
@@ -38,7 +32,7 @@ def test_two_kinds_of_mpi_are_explained_once(tmp_path, mpiexec, library):
     )
     other = mpis.find_mpi(library)
     environment |= {**other.environment, "MPI4PY_LIBMPI": other.library}
-    done = run(line, environment)
+    done = ran(line, env=environment)
     assert done.returncode == 3, done.stderr
     assert done.stderr.count("two kinds") == 1, done.stderr
     assert not (tmp_path / "run").exists()
@@ -47,7 +41,7 @@ def test_two_kinds_of_mpi_are_explained_once(tmp_path, mpiexec, library):
 @pytest.mark.parametrize("option", [["--lr", "nan"], ["--wrokers", "2"]])
 def test_an_option_that_cannot_work_is_told_once(option):
     line, environment = mpis.command(mpis.find_mpi("mpich"), 3, [*TRAIN, *option])
-    done = run(line, environment)
+    done = ran(line, env=environment)
     assert done.returncode == 2
     assert done.stderr.count("manyhands:") == 1, done.stderr
 
@@ -58,7 +52,7 @@ def test_what_only_one_process_misses_ends_all_and_is_told_once(tmp_path):
     line, environment = mpis.command(mpi, 1, ["-m", "manyhands", "train", "--model", "mine:make"])
     seeing = ["-env", "PYTHONPATH", f"{ROOT / 'src'}:{tmp_path}", *line[line.index("-n") :]]
     blind = ["-env", "PYTHONPATH", str(ROOT / "src"), *line[line.index("-n") :]]
-    done = run([mpi.mpiexec, *seeing, ":", *blind], environment)
+    done = ran([mpi.mpiexec, *seeing, ":", *blind], env=environment)
     assert done.returncode == 2
     assert done.stderr.count("no module 'mine'") == 1, done.stderr
 
@@ -73,7 +67,7 @@ def test_two_versions_are_explained_once(tmp_path):
     line, environment = mpis.command(mpi, 1, TRAIN)
     ours = ["-env", "PYTHONPATH", str(ROOT / "src"), "-n", "2", *line[line.index("-n") + 2 :]]
     later = ["-env", "PYTHONPATH", str(tmp_path), *line[line.index("-n") :]]
-    done = run([mpi.mpiexec, *ours, ":", *later], environment)
+    done = ran([mpi.mpiexec, *ours, ":", *later], env=environment)
     assert done.returncode == 3, done.stderr
     assert done.stderr.count("the hosts differ: manyhands") == 1, done.stderr
     assert "manyhands 99.0" in done.stderr
@@ -84,7 +78,7 @@ def test_tasks_of_srun_that_cannot_find_each_other_are_refused_once():
     said = []
     for task in ("0", "1"):
         environment = {**os.environ, "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": task}
-        done = run(line, environment)
+        done = ran(line, env=environment)
         assert done.returncode == 3
         said.append(done.stderr)
     assert "srun --mpi=pmi2" in said[0]
@@ -94,11 +88,13 @@ def test_tasks_of_srun_that_cannot_find_each_other_are_refused_once():
 def test_a_run_that_goes_on_in_a_group_forgets_what_was_damaged(tmp_path):
     steps = ["--checkpoint-every", "10steps", "--max-steps"]
     mpi, output = mpis.find_mpi("mpich"), str(tmp_path / "run")
-    done = run(*mpis.command(mpi, 2, [*TRAIN, "--output", output, *steps, "20"]))
+    line, environment = mpis.command(mpi, 2, [*TRAIN, "--output", output, *steps, "20"])
+    done = ran(line, env=environment)
     assert done.returncode == 0, done.stderr
     damaged = tmp_path / "run/checkpoints/step-99999999"
     damaged.mkdir()
     again = ["-m", "manyhands", "train", "--resume", output, *steps, "30"]
-    done = run(*mpis.command(mpi, 2, again))
+    line, environment = mpis.command(mpi, 2, again)
+    done = ran(line, env=environment)
     assert done.returncode == 0, done.stderr
     assert not damaged.exists()

@@ -7,16 +7,18 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
+from running import MANYHANDS, PATIENCE, eventually, ran
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
+import matrix
 
 import manyhands as mh
 from manyhands import mpis
 from manyhands.errors import DivergedError, WorkerError
 
-pytestmark = pytest.mark.timeout(300)  # a start takes seconds, and many on a busy machine
 SMALL = {"data": "blobs", "model": "mlp", "epochs": 2, "kernels": "default", "batch_size": 20}
 
 
@@ -33,18 +35,9 @@ def crew_alive():
     return found
 
 
-def eventually(condition, seconds=10):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.1)
-    return True
-
-
 def shared_memory():
     """Return what torch or multiprocessing left in /dev/shm; MPI's own is not ours here."""
-    return {p.name for p in Path("/dev/shm").glob("*") if p.name.startswith(("torch_", "sem.mp"))}
+    return {name for name in matrix.shared() if name.startswith(("torch_", "sem.mp"))}
 
 
 @pytest.fixture(autouse=True)
@@ -54,9 +47,9 @@ def _nothing_is_left(tmp_path_factory, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     before = shared_memory()
     yield
-    assert eventually(lambda: not crew_alive())
+    assert eventually(lambda: not crew_alive(), 60)
     assert list(folder.glob("manyhands-*")) == []
-    assert shared_memory() <= before
+    assert eventually(lambda: shared_memory() <= before, 60)
 
 
 def test_workers_share_one_model_and_count_staleness(tmp_path):
@@ -119,15 +112,15 @@ def test_a_killed_worker_ends_all(tmp_path):
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
 def test_workers_end_with_their_launcher(tmp_path, signum):
     line = [
-        sys.executable, "-m", "manyhands", "train", "--strategy", "hogwild", "--data", "blobs",
-        "--model", "mlp", "--epochs", "100000", "--workers", "2", "--output", tmp_path / "run",
+        *MANYHANDS, "train", "--strategy", "hogwild", "--data", "blobs", "--model", "mlp",
+        "--epochs", "100000", "--workers", "2", "--output", tmp_path / "run",
     ]  # fmt: skip
     process = subprocess.Popen(line, stderr=subprocess.DEVNULL)
     try:
-        assert eventually(lambda: (tmp_path / "run/rank-1.log").exists(), 60)
+        assert eventually(lambda: (tmp_path / "run/rank-1.log").exists())
         process.send_signal(signum)
-        process.wait(90)
-        assert eventually(lambda: not crew_alive())
+        process.wait(PATIENCE)
+        assert eventually(lambda: not crew_alive(), 60)
     finally:
         process.kill()
         process.wait()
@@ -140,7 +133,7 @@ def test_a_group_of_others_is_refused(tmp_path):
     given = ["--strategy", "hogwild", "--data", "blobs", "--output", str(tmp_path / "run")]
     mpi = mpis.find_mpi("mpich")
     line, environment = mpis.command(mpi, 2, ["-m", "manyhands", "train", *given])
-    done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=60)
+    done = ran(line, env=environment)
     assert done.returncode != 0
     assert done.stderr.count("run it without mpiexec, srun or torchrun") == 1
     assert not (tmp_path / "run").exists()

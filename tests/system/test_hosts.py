@@ -4,16 +4,15 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from running import MANYHANDS, PATIENCE, eventually, ran, record
 
 from manyhands import lab, mpis
 from manyhands.testing import Faults
 
 SMALL = ["--data", "blobs", "--model", "mlp", "--epochs", "1", "--kernels", "default"]
-MANYHANDS = [sys.executable, "-m", "manyhands"]
 
 _WHY_NOT = lab.obstacle()
 pytestmark = pytest.mark.skipif(_WHY_NOT is not None, reason=f"no simulated hosts: {_WHY_NOT}")
@@ -23,18 +22,7 @@ def in_lab(*arguments, hosts=2, per_host=1, bandwidth=None, cwd=None, prefix=(),
     line = [*MANYHANDS, "lab", "--hosts", str(hosts), "--workers-per-host", str(per_host)]
     line += ["--bandwidth", bandwidth] if bandwidth else []
     line += ["--traffic", str(traffic)] if traffic else []
-    return subprocess.run(
-        [*line, "--", *prefix, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=110,
-        cwd=cwd,
-        check=False,
-    )
-
-
-def record(folder):
-    return json.loads((folder / "run.json").read_text())
+    return ran([*line, "--", *prefix, *arguments], cwd=cwd)
 
 
 def test_hosts_have_names_of_their_own_and_share_memory_only_within(tmp_path):
@@ -52,7 +40,7 @@ def test_hosts_have_names_of_their_own_and_share_memory_only_within(tmp_path):
 def test_the_end_is_that_of_one_host(tmp_path, mpi):
     options = ["--dtype", "float64", "--mpi", mpi]
     line = [*MANYHANDS, "train", *SMALL, *options, "--workers", "2", "--output"]
-    alone = subprocess.run([*line, tmp_path / "alone"], capture_output=True, check=False)
+    alone = ran([*line, tmp_path / "alone"])
     assert alone.returncode == 0, alone.stderr
     done = in_lab("train", *SMALL, *options, "--output", tmp_path / "apart")
     assert done.returncode == 0, done.stderr
@@ -230,17 +218,10 @@ def test_a_lab_that_is_killed_takes_everything_along(tmp_path, signum):
         assert eventually(lambda: Path(mark).exists())
         assert alive(mark)
         process.send_signal(signum)
-        process.wait(20)
-        assert eventually(lambda: not alive(mark))
+        process.wait(PATIENCE)
+        assert eventually(lambda: not alive(mark), 60)
     finally:
         process.kill()
-
-
-def eventually(condition):
-    deadline = time.monotonic() + 20
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return condition()
 
 
 def alive(mark):

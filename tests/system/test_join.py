@@ -1,10 +1,10 @@
 """A worker that fails in a loop of the user's own ends all, and its traceback is read once."""
 
 import os
-import subprocess
 import sys
 
 import pytest
+from running import ran
 
 from manyhands import mpis
 
@@ -39,9 +39,7 @@ def test_a_worker_that_fails_ends_all(launcher, where, tmp_path):
         line = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         line += ["--nproc-per-node", "2", str(script), where]
         environment = dict(os.environ)
-    done = subprocess.run(
-        line, env=environment, capture_output=True, text=True, timeout=60, check=False
-    )
+    done = ran(line, env=environment)
     assert done.returncode != 0
     assert done.stderr.count("ValueError: a bad day") == 1
     assert "not reached" not in done.stdout

@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
+from running import manyhands, record
 
 from manyhands.allreduce import ALGORITHMS
 from manyhands.calibrating import calibrate
 from manyhands.forecast import Calibration
 
 TINY = {"model": "mlp", "data": "blobs", "batch_size": 32, "threads": 1, "limit": 320}
-
-
-def manyhands(*arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "manyhands", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +66,6 @@ def test_train_takes_as_many_workers_as_pay(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert "measuring 1 worker" in done.stderr
-    record = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert record["config"]["workers"] >= 1
-    assert f"{record['config']['workers']} worker" in done.stderr.splitlines()[-1]
+    workers = record(tmp_path / "run")["config"]["workers"]
+    assert workers >= 1
+    assert f"{workers} worker" in done.stderr.splitlines()[-1]

@@ -7,6 +7,7 @@ import sys
 
 import cloudpickle
 import pytest
+from running import MANYHANDS, PATIENCE, manyhands
 
 import manyhands as mh
 from manyhands.auditing import audit
@@ -16,13 +17,6 @@ from manyhands.testing import Faults
 PRIVATE = ["--private", "--noise-multiplier", "1.5", "--clip", "0.5"]
 SMALL = {"model": "mlp", "data": "blobs", "kernels": "default", "epochs": 4, "batch_size": 50}
 QUIET = mh.Privacy(noise_multiplier=1.5)
-
-
-def manyhands(*arguments, cwd):
-    line = [sys.executable, "-m", "manyhands", *map(str, arguments)]
-    return subprocess.run(
-        line, capture_output=True, text=True, timeout=100, cwd=cwd, check=False
-    )  # fmt: skip
 
 
 def test_a_private_run_states_its_promise_and_shows_nothing_else(tmp_path):
@@ -96,16 +90,16 @@ def test_a_run_that_was_killed_pays_again_and_stops_when_the_budget_is_spent(tmp
 
 def test_a_run_that_was_asked_to_stop_loses_nothing(tmp_path):
     line = [
-        sys.executable, "-m", "manyhands", "train", "--data", "blobs", "--model", "mlp",
-        "--private", "--noise-multiplier", "1.5", "--epochs", "2000",
-        "--checkpoint-every", "1000steps", "--output", str(tmp_path / "run"),
+        *MANYHANDS, "train", "--data", "blobs", "--model", "mlp", "--private",
+        "--noise-multiplier", "1.5", "--epochs", "2000", "--checkpoint-every", "1000steps",
+        "--output", str(tmp_path / "run"),
     ]  # fmt: skip
     process = subprocess.Popen(line, stderr=subprocess.PIPE, text=True)
     ledger = tmp_path / "run" / "ledger-0.jsonl"
     while process.poll() is None and not (ledger.exists() and b"paid" in ledger.read_bytes()):
         pass
     process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == 143
+    assert process.wait(PATIENCE) == 143
     assert "settled" in ledger.read_text().splitlines()[-1]
 
 

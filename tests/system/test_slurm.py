@@ -1,23 +1,20 @@
 """Slurm, for real: one node, started for these tests and stopped after them."""
 
 import getpass
-import json
 import os
 import random
 import shutil
 import socket
 import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
+from running import MANYHANDS, PATIENCE, eventually, ran, record
 
 NEEDED = ("munged", "slurmctld", "slurmd", "srun", "sbatch")
 PATH = os.pathsep.join([os.environ["PATH"], "/usr/sbin", "/usr/local/sbin"])
 MISSING = [name for name in NEEDED if not shutil.which(name, path=PATH)]
 SMALL = ["--data", "blobs", "--model", "mlp", "--epochs", "1", "--kernels", "default"]
-MANYHANDS = [sys.executable, "-m", "manyhands"]
 
 CONFIGURATION = """
 ClusterName=test
@@ -90,10 +87,8 @@ def cluster(tmp_path_factory):
         start("munged", "--foreground", "--force", *options)
         start("slurmctld", "-D")
         start("slurmd", "-D")
-        deadline = time.monotonic() + 60
-        while "idle" not in slurm(environment, "sinfo", "-h", "-o", "%T").stdout:
-            assert time.monotonic() < deadline, [p.read_text() for p in folder.glob("*.log")]
-            time.sleep(0.2)
+        ready = eventually(lambda: "idle" in slurm(environment, "sinfo", "-h", "-o", "%T").stdout)
+        assert ready, [p.read_text() for p in folder.glob("*.log")]
         yield environment
     finally:
         for process in reversed(started):
@@ -105,19 +100,7 @@ def cluster(tmp_path_factory):
 
 
 def slurm(environment, *line, cwd=None):
-    return subprocess.run(
-        list(map(str, line)),
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        cwd=cwd,
-        check=False,
-    )
-
-
-def record(folder):
-    return json.loads((folder / "run.json").read_text())
+    return ran(line, env=environment, cwd=cwd)
 
 
 @pytest.mark.parametrize("cores", [1, 2])
@@ -194,12 +177,9 @@ def test_a_job_is_cancelled_when_its_follower_is_asked_to_stop(cluster, tmp_path
         text=True,
     )
     try:
-        deadline = time.monotonic() + 60
-        while "RUNNING" not in slurm(cluster, "squeue", "-h", "-o", "%T").stdout:
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
+        assert eventually(lambda: "RUNNING" in slurm(cluster, "squeue", "-h", "-o", "%T").stdout)
         process.terminate()
-        process.communicate(timeout=60)
+        process.communicate(timeout=PATIENCE)
     finally:
         process.kill()
     assert process.returncode != 0

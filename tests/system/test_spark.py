@@ -8,14 +8,13 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
-import time
 import zipfile
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
+from running import MANYHANDS, PATIENCE, eventually
 
 import manyhands as mh
 from manyhands.data import Stored, store
@@ -359,11 +358,6 @@ def test_what_is_no_number_is_not_taken_for_the_upper_bound(spark, tmp_path):
         prepare(said, tmp_path / "out", spark=spark)
 
 
-def manyhands(*arguments, **options):
-    line = [sys.executable, "-m", "manyhands", *map(str, arguments)]
-    return subprocess.run(line, capture_output=True, text=True, timeout=100, check=False, **options)
-
-
 def test_training_from_shards(shards, tmp_path):
     _, output = shards
     common = {"data": str(output), "model": "mlp", "epochs": 10, "batch_size": 20, "lr": 0.1}
@@ -404,16 +398,16 @@ def test_a_run_does_not_go_on_with_other_shards(shards, spark, tables, tmp_path)
 
 def test_spark_dying_half_way_leaves_nothing(tables, tmp_path):
     said = recipe(tables, "killed")
-    line = [sys.executable, "-m", "manyhands", "prepare", str(said), "--memory", "1g"]
+    line = [*MANYHANDS, "prepare", str(said), "--memory", "1g"]
     line += ["--output", str(tmp_path / "out")]
     began = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        assert eventually(lambda: list(tmp_path.glob(".out.*/shards")), 60)
+        assert eventually(lambda: list(tmp_path.glob(".out.*/shards")))
         java = children(began.pid)
         assert java
         for pid in java:
             os.kill(pid, signal.SIGKILL)
-        _, told = began.communicate(timeout=60)
+        _, told = began.communicate(timeout=PATIENCE)
     finally:
         began.kill()
     assert began.returncode == 1, told
@@ -433,13 +427,4 @@ def children(pid):
             continue
         if int(fields[1]) == pid and b"java" in line.split(b"\0")[0]:
             found.append(int(path.parent.name))
-    return found
-
-
-def eventually(condition, seconds):
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        if time.monotonic() > deadline:
-            return None
-        time.sleep(0.05)
     return found

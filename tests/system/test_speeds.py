@@ -4,10 +4,12 @@ import json
 import textwrap
 
 import pytest
-from test_training import SMALL, _nobody_is_left, manyhands  # noqa: F401
+from running import manyhands
 
 from manyhands.testing import Faults
 
+pytestmark = pytest.mark.usefixtures("nobody_is_left")
+SMALL = ["--data", "blobs", "--model", "mlp", "--epochs", "2"]
 BALANCED = ("--balance", "speed", "--slow", "1:4")
 
 

@@ -1,18 +1,16 @@
 """Runs that outlive their workers: `--on-failure continue`, with real deaths."""
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
+from running import manyhands
 from safetensors.numpy import load_file
 
 import manyhands as mh
 from manyhands.errors import ConfigError
 from manyhands.testing import Faults
 
-pytestmark = pytest.mark.timeout(300)  # a start takes seconds, and many on a busy machine
 OPTIONS = {"model": "mlp", "data": "blobs", "epochs": 2, "batch_size": 50, "kernels": "default"}
 OPTIONS |= {"dtype": "float64", "progress": False}
 SURVIVE = {"workers": 3, "on_failure": "continue", "timeout": 60.0}
@@ -123,11 +121,11 @@ def test_a_stopped_worker_counts_as_dead_after_the_timeout(tmp_path, alone):
 
 def test_who_is_left_writes_what_the_first_wrote_and_says_who_died(tmp_path):
     output = tmp_path / "run"
-    line = [sys.executable, "-m", "manyhands", "train", "--data", "blobs", "--model", "mlp"]
+    line = ["--data", "blobs", "--model", "mlp"]
     line += ["--kernels", "default", "--workers", "2", "--on-failure", "continue"]
     line += ["--output", str(output), "--epochs", "2", "--validation", "0.2", "--json"]
     with Faults().kill(rank=0, step=5, phase="update"):
-        done = subprocess.run(line, capture_output=True, text=True, timeout=100, check=False)
+        done = manyhands("train", *line)
     assert done.returncode == 0, done.stderr
     assert "rank 0 died; 1 workers go on from step" in done.stderr
     assert (output / "best.safetensors").exists()

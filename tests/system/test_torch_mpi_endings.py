@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
 import textwrap
 
 import pytest
+from running import ran
 
 from manyhands import mpis
 
@@ -25,9 +25,7 @@ def run(request, tmp_path):
         path = tmp_path / "script.py"
         path.write_text(textwrap.dedent(START) + textwrap.dedent(script))
         line, environment = mpis.command(mpis.find_mpi(request.param), workers, [str(path)])
-        return subprocess.run(
-            line, env=environment, capture_output=True, text=True, timeout=60, check=False
-        )
+        return ran(line, env=environment)
 
     return start
 

@@ -9,11 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
+from running import PATIENCE, ran
 
 from manyhands import lab
 from manyhands.testing import Faults
 
-pytestmark = pytest.mark.timeout(200)
 ROOT = Path(__file__).parents[2]
 SMALL = ["--data", "blobs", "--model", "mlp", "--epochs", "1", "--kernels", "default"]
 
@@ -35,10 +35,7 @@ def torchrun(*words, processes=2):
 
 
 def run(environment, *words, processes=2):
-    line = torchrun(*words, processes=processes)
-    return subprocess.run(
-        line, env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
+    return ran(torchrun(*words, processes=processes), env=environment)
 
 
 def test_a_run_without_any_mpi(environment, tmp_path):
@@ -135,9 +132,7 @@ def test_two_hosts_each_with_a_copy_of_the_data(environment, tmp_path):
     (tmp_path / "both.py").write_text(TWO_HOSTS)
     line = [sys.executable, "-m", "manyhands", "lab", "--hosts", "2", "--", sys.executable]
     line += [str(tmp_path / "both.py"), *SMALL, "--output", str(tmp_path / "run")]
-    done = subprocess.run(
-        line, env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
+    done = ran(line, env=environment)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("test accuracy") == 1
     record = json.loads((tmp_path / "run/run.json").read_text())
@@ -166,11 +161,9 @@ class Model(torch.nn.Module):
 def test_an_exception_on_one_rank_ends_the_run_and_is_told_once(environment, tmp_path):
     (tmp_path / "mine.py").write_text(RAISING)
     environment["PYTHONPATH"] += os.pathsep + str(tmp_path)
-    begin = time.monotonic()
     given = ["--data", "blobs", "--model", "mine:Model", "--kernels", "default"]
     done = run(environment, "-m", "manyhands", "train", *given, "--output", tmp_path / "run")
     assert done.returncode == 1
-    assert time.monotonic() - begin < 60  # nobody waits for torch.distributed's half hour
     assert done.stderr.count("ValueError: a mistake of mine") == 1, done.stderr
     assert "[rank 1] Traceback" in done.stderr
     assert "[rank 0]" not in done.stderr, done.stderr
@@ -201,7 +194,7 @@ def test_a_signal_stops_with_a_checkpoint_from_which_the_run_goes_on(environment
         while group.poll() is None and not list(output.glob("checkpoints/step-*")):
             time.sleep(0.2)
         group.send_signal(signal.SIGTERM)
-        _, said = group.communicate(timeout=60)
+        _, said = group.communicate(timeout=PATIENCE)
     finally:
         group.kill()
     assert said.count("by signal 15; a checkpoint was written") == 1, said

@@ -5,39 +5,19 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import textwrap
 import time
 from pathlib import Path
 
 import pytest
+from running import MANYHANDS, PATIENCE, eventually, manyhands, ran, record, workers_alive
 
 import manyhands as mh
 from manyhands.board import Board
 from manyhands.testing import Faults
 
+pytestmark = pytest.mark.usefixtures("nobody_is_left")
 SMALL = ["--data", "blobs", "--model", "mlp", "--epochs", "2"]
-
-
-def manyhands(*arguments, cwd=None, **options):
-    line = [sys.executable, "-m", "manyhands", *map(str, arguments)]
-    return subprocess.run(
-        line, capture_output=True, text=True, timeout=100, cwd=cwd, check=False, **options
-    )
-
-
-def workers_alive():
-    """Return the process numbers of this test's workers: their job lies in its temporary folder."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            line = path.read_bytes()
-        except OSError:
-            continue
-        begin = f"{sys.executable}\0-m\0manyhands.work\0{os.environ['TMPDIR']}"
-        if line.startswith(begin.encode()):
-            found.append(int(path.parent.name))
-    return found
 
 
 def training(workers):
@@ -45,25 +25,6 @@ def training(workers):
     boards = Path(os.environ["TMPDIR"]).glob("manyhands-*/*/board")
     notes = [note for board in boards for note in Board(board, workers).read()]
     return len(notes) == workers and all(note.step > 3 for note in notes)
-
-
-def eventually(condition, seconds):
-    """Return whether the condition came true in time."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.1)
-    return True
-
-
-@pytest.fixture(autouse=True)
-def _nobody_is_left(tmp_path_factory, monkeypatch):
-    folder = tmp_path_factory.mktemp("jobs")
-    monkeypatch.setenv("TMPDIR", str(folder))
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    yield
-    assert eventually(lambda: not workers_alive(), 10)
 
 
 @pytest.fixture
@@ -202,10 +163,10 @@ def test_a_loss_that_is_not_finite_stops_all_and_names_rank_and_step(tmp_path, m
 def long_run(tmp_path):
     """A run of many epochs whose two workers are at it."""
     output = tmp_path / "run"
-    line = [sys.executable, "-m", "manyhands", "train", "--epochs", "500", "--output", str(output)]
+    line = [*MANYHANDS, "train", "--epochs", "500", "--output", str(output)]
     run = subprocess.Popen(line, stderr=subprocess.PIPE, text=True)
     try:
-        assert eventually(lambda: training(2), 60)
+        assert eventually(lambda: training(2))
         yield run
     finally:
         run.kill()
@@ -214,28 +175,28 @@ def long_run(tmp_path):
 
 def test_a_killed_worker_ends_the_run(tmp_path, long_run):
     os.kill(max(workers_alive()), signal.SIGKILL)
-    _, said = long_run.communicate(timeout=30)
+    _, said = long_run.communicate(timeout=PATIENCE)
     assert long_run.returncode == 1
     assert "died" in said
-    assert json.loads((tmp_path / "run/run.json").read_text())["status"] == "failed"
+    assert record(tmp_path / "run")["status"] == "failed"
 
 
 def test_a_killed_launcher_takes_the_workers_along(long_run):
     long_run.kill()
     long_run.wait()
-    assert eventually(lambda: not workers_alive(), 10)
+    assert eventually(lambda: not workers_alive(), 60)
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_the_run_between_two_steps_and_it_can_go_on(tmp_path, signum):
     output = tmp_path / "run"
-    line = [sys.executable, "-m", "manyhands", "train", "--epochs", "500", "--output", str(output)]
+    line = [*MANYHANDS, "train", "--epochs", "500", "--output", str(output)]
     line += ["--checkpoint-every", "10000steps"]
     run = subprocess.Popen(line, stderr=subprocess.PIPE, text=True)
     try:
-        assert eventually(lambda: training(2), 60)
+        assert eventually(lambda: training(2))
         run.send_signal(signum)
-        _, said = run.communicate(timeout=30)
+        _, said = run.communicate(timeout=PATIENCE)
     finally:
         run.kill()
     assert run.returncode == 128 + signum
@@ -249,16 +210,16 @@ def test_a_signal_stops_the_run_between_two_steps_and_it_can_go_on(tmp_path, sig
 
 
 def test_a_second_signal_ends_at_once_and_is_no_failure_to_restart_from(tmp_path):
-    line = [sys.executable, "-m", "manyhands", "train", "--epochs", "500"]
+    line = [*MANYHANDS, "train", "--epochs", "500"]
     line += ["--output", str(tmp_path / "run"), "--checkpoint-every", "10000steps"]
     run = subprocess.Popen([*line, "--on-failure", "restart"], stderr=subprocess.PIPE, text=True)
     try:
-        assert eventually(lambda: training(2), 60)
+        assert eventually(lambda: training(2))
         os.kill(max(workers_alive()), signal.SIGSTOP)  # so that the first cannot be obeyed
         run.send_signal(signal.SIGINT)
         time.sleep(1)
         run.send_signal(signal.SIGINT)
-        run.communicate(timeout=30)
+        run.communicate(timeout=PATIENCE)
     finally:
         run.kill()
     assert run.returncode == 130
@@ -318,13 +279,13 @@ def test_a_dead_worker_of_those_who_never_wait_is_replaced(tmp_path, strategy):
 @pytest.mark.parametrize("strategy", ["server", "hogwild"])
 def test_a_signal_stops_those_who_never_wait_and_they_can_go_on(tmp_path, strategy):
     output = tmp_path / "run"
-    line = [sys.executable, "-m", "manyhands", "train", *SMALL[:4], "--strategy", strategy]
+    line = [*MANYHANDS, "train", *SMALL[:4], "--strategy", strategy]
     line += ["--epochs", "5000", "--output", str(output), "--checkpoint-every", "1h"]
     run = subprocess.Popen(line, stderr=subprocess.PIPE, text=True)
     try:
-        assert eventually(lambda: training(3 if strategy == "server" else 2), 60)
+        assert eventually(lambda: training(3 if strategy == "server" else 2))
         run.send_signal(signal.SIGTERM)
-        _, said = run.communicate(timeout=30)
+        _, said = run.communicate(timeout=PATIENCE)
     finally:
         run.kill()
     assert run.returncode == 143
@@ -345,21 +306,10 @@ def test_a_hang_becomes_a_report(tmp_path):
 
 
 def test_two_runs_on_one_host_at_once(tmp_path):
-    lines = [
-        [
-            sys.executable,
-            "-m",
-            "manyhands",
-            "train",
-            *SMALL,
-            "--output",
-            str(tmp_path / str(i)),
-            "--json",
-        ]
-        for i in range(2)
-    ]
+    line = [*MANYHANDS, "train", *SMALL, "--json", "--output"]
+    lines = [[*line, str(tmp_path / str(i))] for i in range(2)]
     runs = [subprocess.Popen(line, stdout=subprocess.PIPE, text=True) for line in lines]
-    results = [json.loads(run.communicate(timeout=100)[0]) for run in runs]
+    results = [json.loads(run.communicate(timeout=PATIENCE)[0]) for run in runs]
     assert results[0]["accuracy"] == results[1]["accuracy"]
 
 
@@ -415,15 +365,11 @@ def test_under_mpiexec_the_same_script_joins_that_group(tmp_path, mpi):
     )
     library = mpis.find_mpi(mpi)
     line, environment = mpis.command(library, 3, [str(script), str(tmp_path / "run")])
-    done = subprocess.run(
-        line, env=environment, capture_output=True, text=True, timeout=100, check=False
-    )
+    done = ran(line, env=environment)
     assert done.returncode == 0, done.stderr
     told = [path.read_text() for path in tmp_path.glob("run-*.txt")]
     assert len(told) == 3
-    assert set(told) == {
-        f"3 {json.loads((tmp_path / 'run/run.json').read_text())['result']['accuracy']}"
-    }
+    assert set(told) == {f"3 {record(tmp_path / 'run')['result']['accuracy']}"}
 
 
 def test_under_mpiexec_bad_input_ends_all_ranks(tmp_path):
@@ -432,9 +378,7 @@ def test_under_mpiexec_bad_input_ends_all_ranks(tmp_path):
     (tmp_path / "run.json").write_text("{}")
     arguments = ["-m", "manyhands", "train", *SMALL, "--output", str(tmp_path)]
     line, environment = mpis.command(mpis.find_mpi(), 2, arguments)
-    done = subprocess.run(
-        line, env=environment, capture_output=True, text=True, timeout=60, check=False
-    )
+    done = ran(line, env=environment)
     assert done.returncode == 2
     assert "already holds a run" in done.stderr
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
+from running import PATIENCE
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 import records
@@ -30,8 +31,8 @@ def test_it_follows_a_sweep_until_it_is_told_to_end(signum: int, tmp_path: Path)
         assert watching.stdout is not None
         first = watching.stdout.readline()
         address = re.fullmatch(r"report: (http://127\.0\.0\.1:\d+/) \(Ctrl-C ends it\)\n", first)
-        assert address, first + watching.communicate(timeout=30)[1]
-        with urlopen(address[1], timeout=60) as answer:
+        assert address, first + watching.communicate(timeout=PATIENCE)[1]
+        with urlopen(address[1], timeout=PATIENCE) as answer:
             page = answer.read().decode()
         assert "records of 1 run." in page
         (sweep / "runs" / "later").mkdir()
@@ -39,13 +40,13 @@ def test_it_follows_a_sweep_until_it_is_told_to_end(signum: int, tmp_path: Path)
         (version,) = re.findall(r'data-version="(\w+)"', page)
         status = 204  # nothing yet
         while status == 204:
-            with urlopen(f"{address[1]}changed?from={version}", timeout=60) as answer:
+            with urlopen(f"{address[1]}changed?from={version}", timeout=PATIENCE) as answer:
                 status = answer.status
         assert status == 200
-        with urlopen(address[1], timeout=60) as answer:
+        with urlopen(address[1], timeout=PATIENCE) as answer:
             assert "records of 2 runs." in answer.read().decode()
         watching.send_signal(signum)
-        assert watching.communicate(timeout=60) == ("ended\n", "")
+        assert watching.communicate(timeout=PATIENCE) == ("ended\n", "")
         assert watching.returncode == 0
         assert list((tmp_path / "tmp").glob("manyhands*")) == []
     finally:

@@ -1,0 +1,26 @@
+"""What all system tests share: they start processes, which takes seconds, and many when busy."""
+
+import tempfile
+from pathlib import Path
+
+import pytest
+from running import eventually, workers_alive
+
+HERE = Path(__file__).parent
+SECONDS = 300  # longer than any wait within a test, so that the test itself says what was missing
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if HERE in item.path.parents and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(SECONDS))
+
+
+@pytest.fixture
+def nobody_is_left(tmp_path_factory, monkeypatch):
+    """Give the test a temporary folder of its own, and see that no worker outlives it."""
+    folder = tmp_path_factory.mktemp("jobs")
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    yield
+    assert eventually(lambda: not workers_alive(), 60)

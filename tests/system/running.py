@@ -1,0 +1,49 @@
+"""Starts commands as a user does, and waits for them as long as a busy machine may take."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+PATIENCE = 200  # seconds until a command, or what must come true, counts as hung
+MANYHANDS = [sys.executable, "-m", "manyhands"]
+
+
+def ran(line, **options):
+    """Run a command to its end; returns its exit code and what it said."""
+    line, given = list(map(str, line)), {"capture_output": True, "text": True, **options}
+    return subprocess.run(line, timeout=PATIENCE, check=False, **given)
+
+
+def manyhands(*arguments, **options):
+    """Run the command line to its end."""
+    return ran([*MANYHANDS, *arguments], **options)
+
+
+def record(folder):
+    """Return what a run wrote of itself."""
+    return json.loads((folder / "run.json").read_text())
+
+
+def workers_alive():
+    """Return the process numbers of this test's workers: their job lies in its temporary folder."""
+    begin = "\0".join([sys.executable, "-m", "manyhands.work", os.environ["TMPDIR"]])
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = path.read_bytes()
+        except OSError:
+            continue
+        if line.startswith(begin.encode()):
+            found.append(int(path.parent.name))
+    return found
+
+
+def eventually(condition, seconds=PATIENCE):
+    """Wait for a condition; returns what it became."""
+    deadline = time.monotonic() + seconds
+    while not (found := condition()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return found
