@@ -5,11 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
-from manyhands import slowing, validate
-from manyhands.checkpoint import parse_every
+from manyhands import validate
 from manyhands.errors import ConfigError
 from manyhands.hosts import Hosts, named
 from manyhands.optimizers import SGD, Optimizer
@@ -216,163 +214,8 @@ class RunConfig:
         if self.loss is not None and ":" not in self.loss:
             validate.one_of(LOSSES, loss=self.loss)
         _check_kernels(self.kernels)
-        if "+gemm" in self.kernels and (self.autocast or self.device != "cpu"):
-            raise ConfigError(
-                f"kernels is {self.kernels!r}, which is for CPUs and without autocast; expected "
-                f"device cpu, or {self.kernels.partition('+')[0]}"
-            )
         validate.words(mpiexec_options=self.mpiexec_options)
-        facts = self.strategy.supports
-        if self.workers > 1 and not facts.many:
-            raise ConfigError(
-                f"workers is {self.workers}, but {self.strategy.name} uses one worker; "
-                "expected workers=1 or another strategy"
-            )
-        if not facts.whole_batches and self.batch_size < self.workers:
-            raise ConfigError(
-                f"batch_size is {self.batch_size} for {self.workers} workers; expected at least "
-                "one example per worker: raise batch_size or lower workers"
-            )
-        if self.clip_norm is not None and self.privacy:
-            raise ConfigError(
-                f"clip_norm is {self.clip_norm} in a private run, which clips each example's "
-                "gradient (clip); leave it out"
-            )
         check(self)
-        self.strategy.validate(self)
-        self._check_speeds()
-        self._check_lifecycle()
-        self._check_places()
-        self._check_device()
-        if self.comm not in ("auto", "mpi"):
-            self.check_torch(f"comm is {self.comm!r}")
-        if self.tensorboard and find_spec("tensorboard") is None:
-            raise ConfigError(
-                "tensorboard is given, but is not installed: pip install 'manyhands[tensorboard]'"
-            )
-        if self.privacy:
-            self.privacy.check(self)
-
-    def _check_speeds(self) -> None:
-        if self.slow is not None and slowing.parse(self.slow).rank >= self.workers:
-            raise ConfigError(
-                f"slow is {self.slow!r}, but there are {self.workers} workers; expected a rank "
-                f"from 0 to {self.workers - 1}"
-            )
-        shared = self.strategy.supports.shares_memory
-        if self.slow and shared and not slowing.parse(self.slow).sleep:
-            raise ConfigError(
-                f"slow is {self.slow!r}, but {self.strategy.name} workers share one vector, which "
-                f"trying a gradient again would disturb; expected {self.slow}:sleep"
-            )
-        if self.balance == "none":
-            return
-        reason = ""
-        if not self.strategy.supports.balance:
-            reason = f"{self.strategy.name} has no sum of gradients that would stay the same"
-        elif self.privacy:
-            reason = "a private run samples all records at one rate"
-        elif self.partition_kind != "balanced":
-            reason = f"partition {self.partition_kind} fixes who sees what; use balanced"
-        elif self.shares is not None:
-            reason = "shares are given, which fix the parts"
-        if reason:
-            raise ConfigError(f"balance is {self.balance!r}, but {reason}: leave one of them out")
-
-    def _check_lifecycle(self) -> None:
-        if self.checkpoint_every is not None:
-            parse_every(self.checkpoint_every)
-            if not self.strategy.supports.resume:
-                raise ConfigError(
-                    f"checkpoint_every is {self.checkpoint_every!r}, but {self.strategy.name} runs "
-                    "cannot go on from a checkpoint; leave it out"
-                )
-        elif self.on_failure == "restart":
-            raise ConfigError("on_failure is 'restart'; that needs checkpoint_every, e.g. 200steps")
-        if self.on_failure == "continue" and (reason := self._cannot_outlive()):
-            raise ConfigError(f"on_failure is 'continue', but {reason}")
-
-    def _cannot_outlive(self) -> str:
-        """Return why those who are left could not go on when a worker dies, and what to do."""
-        windows = ("shared-memory", "hierarchical")
-        algorithm = getattr(self.strategy, "allreduce", "auto")
-        restart = "use on_failure='restart'"
-        if not self.strategy.supports.outlives:
-            return f"{self.strategy.name} cannot go on without one of its processes; {restart}"
-        if self.privacy:
-            return f"in a private run every worker's noise is part of the promise; {restart}"
-        if self.mpi == "mpich":
-            return "MPICH ends all processes when one dies; use mpi='openmpi'"
-        if self.device != "cpu":
-            return f"a GPU's steps cannot be taken back; {restart}"
-        if self.comm not in ("auto", "mpi"):
-            return f"over {self.comm} a death is everybody's end; leave comm out"
-        if self.places:
-            return f"that is not there yet for several hosts; {restart}"
-        if self.balance != "none":
-            return "balance needs speeds of workers that stay; leave one of them out"
-        if algorithm in windows:
-            return f"allreduce {algorithm} needs memory shared with the dead; leave it out"
-        if self.tensorboard:
-            return "worker 0 writes for tensorboard, and may be the one that dies; leave it out"
-        return ""
-
-    def _check_device(self) -> None:
-        if self.device == "cpu":
-            if self.comm == "torch:nccl":
-                raise ConfigError("comm is 'torch:nccl', which is for GPUs; add device cuda")
-            if self.kernels == "graphs":
-                raise ConfigError("kernels is 'graphs', which is for GPUs; add device cuda")
-            if self.deterministic:
-                raise ConfigError("deterministic is for GPUs, CPUs are anyway; add device cuda")
-            return
-        if self.device == "cuda" and not self.strategy.supports.cuda:
-            raise ConfigError(
-                f"device is 'cuda', but {self.strategy.name} computes on CPUs only; expected cpu, "
-                "or another strategy"
-            )
-        if self.kernels.startswith("native"):
-            raise ConfigError(
-                f"kernels is {self.kernels!r} with device {self.device!r}; native switches oneDNN "
-                "off, which is for CPUs: expected auto, default, channels-last, compile or graphs"
-            )
-
-    def check_torch(self, reason: str) -> None:
-        """Refuse what does not run over torch.distributed; `reason` says why it would have to."""
-        if not self.strategy.supports.torch:
-            raise ConfigError(
-                f"{reason}, but {self.strategy.name} does not run over torch.distributed; expected "
-                "MPI"
-            )
-        algorithm = getattr(self.strategy, "allreduce", "auto")
-        if algorithm != "auto":
-            raise ConfigError(
-                f"{reason}, and torch.distributed has its own all-reduce, but allreduce is "
-                f"{algorithm!r}; leave one of them out"
-            )
-
-    def _check_places(self) -> None:
-        if self.hosts is not None and self.hostfile is not None:
-            raise ConfigError("hosts and hostfile are both given; expected one of them")
-        for name in ("interface", "launcher"):
-            value = getattr(self, name)
-            if value is not None and not (self.hosts or self.hostfile):
-                raise ConfigError(
-                    f"{name} is {value!r}, but neither hosts nor hostfile is given; it would be "
-                    "ignored: leave it out"
-                )
-        if not (self.hosts or self.hostfile):
-            return
-        if self.strategy.supports.shares_memory:
-            raise ConfigError(
-                f"{self.strategy.name} shares the memory of one host; leave hosts and hostfile out"
-            )
-        places = self.places
-        if places and self.processes > places.size:
-            raise ConfigError(
-                f"{self.workers} workers are {self.processes} processes, but the hosts take "
-                f"{places.size}; expected more processes per host, or fewer workers"
-            )
 
     @property
     def places(self) -> Hosts | None:

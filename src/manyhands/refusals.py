@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from manyhands import slowing
+from manyhands.checkpoint import parse_every
 from manyhands.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -15,12 +18,51 @@ PROFILED = 500  # steps that a profile holds at the most
 
 def check(config: RunConfig) -> None:
     """Refuse options that contradict each other, or would be ignored."""
+    _check_batch(config)
     _check_validation(config)
     _check_stream(config)
     _check_target(config)
     _check_features(config)
     _check_steps(config)
     _check_profile(config)
+    config.strategy.validate(config)
+    _check_speeds(config)
+    _check_lifecycle(config)
+    _check_places(config)
+    _check_device(config)
+    if config.comm not in ("auto", "mpi"):
+        check_torch(config, f"comm is {config.comm!r}")
+    if config.tensorboard and find_spec("tensorboard") is None:
+        raise ConfigError(
+            "tensorboard is given, but is not installed: pip install 'manyhands[tensorboard]'"
+        )
+    if config.privacy:
+        config.privacy.check(config)
+
+
+def _check_batch(config: RunConfig) -> None:
+    """Refuse batches and workers that do not go together, or not with the strategy."""
+    facts = config.strategy.supports
+    if "+gemm" in config.kernels and (config.autocast or config.device != "cpu"):
+        raise ConfigError(
+            f"kernels is {config.kernels!r}, which is for CPUs and without autocast; expected "
+            f"device cpu, or {config.kernels.partition('+')[0]}"
+        )
+    if config.workers > 1 and not facts.many:
+        raise ConfigError(
+            f"workers is {config.workers}, but {config.strategy.name} uses one worker; "
+            "expected workers=1 or another strategy"
+        )
+    if not facts.whole_batches and config.batch_size < config.workers:
+        raise ConfigError(
+            f"batch_size is {config.batch_size} for {config.workers} workers; expected at least "
+            "one example per worker: raise batch_size or lower workers"
+        )
+    if config.clip_norm is not None and config.privacy:
+        raise ConfigError(
+            f"clip_norm is {config.clip_norm} in a private run, which clips each example's "
+            "gradient (clip); leave it out"
+        )
 
 
 def _check_validation(config: RunConfig) -> None:
@@ -121,4 +163,135 @@ def _check_profile(config: RunConfig) -> None:
         raise ConfigError(
             "profile is given in a private run, where how long a step took tells how many "
             "records were drawn; leave it out"
+        )
+
+
+def _check_speeds(config: RunConfig) -> None:
+    """Refuse to slow down, or to balance, what cannot be."""
+    if config.slow is not None and slowing.parse(config.slow).rank >= config.workers:
+        raise ConfigError(
+            f"slow is {config.slow!r}, but there are {config.workers} workers; expected a rank "
+            f"from 0 to {config.workers - 1}"
+        )
+    shared = config.strategy.supports.shares_memory
+    if config.slow and shared and not slowing.parse(config.slow).sleep:
+        raise ConfigError(
+            f"slow is {config.slow!r}, but {config.strategy.name} workers share one vector, which "
+            f"trying a gradient again would disturb; expected {config.slow}:sleep"
+        )
+    if config.balance == "none":
+        return
+    reason = ""
+    if not config.strategy.supports.balance:
+        reason = f"{config.strategy.name} has no sum of gradients that would stay the same"
+    elif config.privacy:
+        reason = "a private run samples all records at one rate"
+    elif config.partition_kind != "balanced":
+        reason = f"partition {config.partition_kind} fixes who sees what; use balanced"
+    elif config.shares is not None:
+        reason = "shares are given, which fix the parts"
+    if reason:
+        raise ConfigError(f"balance is {config.balance!r}, but {reason}: leave one of them out")
+
+
+def _check_lifecycle(config: RunConfig) -> None:
+    """Refuse checkpoints that nobody could go on from, and to go on without them."""
+    if config.checkpoint_every is not None:
+        parse_every(config.checkpoint_every)
+        if not config.strategy.supports.resume:
+            raise ConfigError(
+                f"checkpoint_every is {config.checkpoint_every!r}, but {config.strategy.name} runs "
+                "cannot go on from a checkpoint; leave it out"
+            )
+    elif config.on_failure == "restart":
+        raise ConfigError("on_failure is 'restart'; that needs checkpoint_every, e.g. 200steps")
+    if config.on_failure == "continue" and (reason := _cannot_outlive(config)):
+        raise ConfigError(f"on_failure is 'continue', but {reason}")
+
+
+def _cannot_outlive(config: RunConfig) -> str:
+    """Return why those who are left could not go on when a worker dies, and what to do."""
+    windows = ("shared-memory", "hierarchical")
+    algorithm = getattr(config.strategy, "allreduce", "auto")
+    restart = "use on_failure='restart'"
+    if not config.strategy.supports.outlives:
+        return f"{config.strategy.name} cannot go on without one of its processes; {restart}"
+    if config.privacy:
+        return f"in a private run every worker's noise is part of the promise; {restart}"
+    if config.mpi == "mpich":
+        return "MPICH ends all processes when one dies; use mpi='openmpi'"
+    if config.device != "cpu":
+        return f"a GPU's steps cannot be taken back; {restart}"
+    if config.comm not in ("auto", "mpi"):
+        return f"over {config.comm} a death is everybody's end; leave comm out"
+    if config.places:
+        return f"that is not there yet for several hosts; {restart}"
+    if config.balance != "none":
+        return "balance needs speeds of workers that stay; leave one of them out"
+    if algorithm in windows:
+        return f"allreduce {algorithm} needs memory shared with the dead; leave it out"
+    if config.tensorboard:
+        return "worker 0 writes for tensorboard, and may be the one that dies; leave it out"
+    return ""
+
+
+def _check_device(config: RunConfig) -> None:
+    """Refuse what is for the other kind of device."""
+    if config.device == "cpu":
+        if config.comm == "torch:nccl":
+            raise ConfigError("comm is 'torch:nccl', which is for GPUs; add device cuda")
+        if config.kernels == "graphs":
+            raise ConfigError("kernels is 'graphs', which is for GPUs; add device cuda")
+        if config.deterministic:
+            raise ConfigError("deterministic is for GPUs, CPUs are anyway; add device cuda")
+        return
+    if config.device == "cuda" and not config.strategy.supports.cuda:
+        raise ConfigError(
+            f"device is 'cuda', but {config.strategy.name} computes on CPUs only; expected cpu, "
+            "or another strategy"
+        )
+    if config.kernels.startswith("native"):
+        raise ConfigError(
+            f"kernels is {config.kernels!r} with device {config.device!r}; native switches oneDNN "
+            "off, which is for CPUs: expected auto, default, channels-last, compile or graphs"
+        )
+
+
+def check_torch(config: RunConfig, reason: str) -> None:
+    """Refuse what does not run over torch.distributed; `reason` says why it would have to."""
+    if not config.strategy.supports.torch:
+        raise ConfigError(
+            f"{reason}, but {config.strategy.name} does not run over torch.distributed; expected "
+            "MPI"
+        )
+    algorithm = getattr(config.strategy, "allreduce", "auto")
+    if algorithm != "auto":
+        raise ConfigError(
+            f"{reason}, and torch.distributed has its own all-reduce, but allreduce is "
+            f"{algorithm!r}; leave one of them out"
+        )
+
+
+def _check_places(config: RunConfig) -> None:
+    """Refuse hosts that are named twice, are too few, or would be ignored."""
+    if config.hosts is not None and config.hostfile is not None:
+        raise ConfigError("hosts and hostfile are both given; expected one of them")
+    for name in ("interface", "launcher"):
+        value = getattr(config, name)
+        if value is not None and not (config.hosts or config.hostfile):
+            raise ConfigError(
+                f"{name} is {value!r}, but neither hosts nor hostfile is given; it would be "
+                "ignored: leave it out"
+            )
+    if not (config.hosts or config.hostfile):
+        return
+    if config.strategy.supports.shares_memory:
+        raise ConfigError(
+            f"{config.strategy.name} shares the memory of one host; leave hosts and hostfile out"
+        )
+    places = config.places
+    if places and config.processes > places.size:
+        raise ConfigError(
+            f"{config.workers} workers are {config.processes} processes, but the hosts take "
+            f"{places.size}; expected more processes per host, or fewer workers"
         )

@@ -29,6 +29,7 @@ from manyhands.privacy import ledger
 from manyhands.privacy.terms import Terms, statement
 from manyhands.progress import Progress
 from manyhands.record import SCHEMA, cores, write_json
+from manyhands.refusals import check_torch
 from manyhands.sharing import plan, streamed
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ class Run:
                     f"comm is {self.config.comm!r}, but this group was started by torchrun, not by "
                     "an MPI; leave it out, or use an mpiexec"
                 )
-            self.config.check_torch("this group was started by torchrun")
+            check_torch(self.config, "this group was started by torchrun")
         workers = self._workers(group.size, chosen=chosen)
         config = dataclasses.replace(self.config, workers=workers)
         return dataclasses.replace(self, config=config)._in_group(group)
