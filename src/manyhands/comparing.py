@@ -6,34 +6,24 @@ goes on where the last one ended: finished runs are kept, failed ones are tried 
 
 from __future__ import annotations
 
-import datetime
-import json
 import os
 import shlex
-import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from manyhands._version import __version__
-from manyhands.ear import Ear
 from manyhands.errors import ConfigError, ManyhandsError
-from manyhands.estimate import Estimate
 from manyhands.experiments import ALL, Experiment, alternatives, read
-from manyhands.fitting import fit
-from manyhands.options import configure
-from manyhands.planning import Planned, Schedule, schedule, uses_workers
-from manyhands.record import SCHEMA, cores, cpu_name, write_json
-from manyhands.running import spent
-from manyhands.scoreboard import Scoreboard, first_line
+from manyhands.planning import Schedule, schedule, uses_workers
+from manyhands.record import cores
+from manyhands.scoreboard import first_line
 from manyhands.surroundings import group_size
+from manyhands.sweeping import Sweep, label
 
 if TYPE_CHECKING:
     from manyhands.report.table import Table
-
-_SIGNALS = 128  # exit codes above it: a signal asked us to stop, which is no failure of the run
 
 
 @dataclass(frozen=True)
@@ -170,11 +160,11 @@ def sweep(
     if group_size() is not None:
         raise ConfigError("compare starts groups of workers itself; run it without mpiexec or srun")
     carried = objects or {}
-    labels = {n: _label(part) for n, part in carried.items() if n in ("model", "data")}
+    labels = {n: label(part) for n, part in carried.items() if n in ("model", "data")}
     planned = schedule(experiment, labels)
     default = Path("runs") / f"{experiment.name}-{planned.digest}"
     folder = Path(output if output is not None else default)
-    runs = _Sweep(experiment, planned, folder, carried, keep_models, command or _command())
+    runs = Sweep(experiment, planned, folder, carried, keep_models, command or _command())
     runs.open()
     if announce:
         announce(planned, folder)
@@ -185,212 +175,6 @@ def sweep(
         name, said = next(iter(failed.items()))
         raise ManyhandsError(f"none of the {len(records)} runs finished; {name} said: {said}")
     return Comparison(report.results([folder]), report.build([folder], folder), failed)
-
-
-@dataclass(frozen=True)
-class _Sweep:
-    experiment: Experiment
-    schedule: Schedule
-    folder: Path
-    objects: Mapping[str, Any]
-    keep_models: bool
-    command: str
-
-    def open(self) -> None:
-        """Make the folder, or make sure that it holds this very sweep."""
-        path = self.folder / "sweep.json"
-        machine = {"cpu": cpu_name(), "cores": cores(), "manyhands": __version__}
-        started = _now()
-        if path.exists():
-            there = _read_sweep(path)
-            started = there.get("started") or started
-            self._check_same(there, machine)
-        elif self.folder.is_dir() and any(self.folder.iterdir()):
-            raise ConfigError(
-                f"output is {str(self.folder)!r}, which holds other things; "
-                "choose a folder that is new or empty"
-            )
-        try:
-            (self.folder / "runs").mkdir(parents=True, exist_ok=True)
-            write_json(path, self._about(started, machine))
-        except OSError as error:
-            raise ConfigError(
-                f"output is {str(self.folder)!r}, which cannot be written: {error.strerror}"
-            ) from None
-
-    def _check_same(self, there: Mapping[str, Any], machine: Mapping[str, Any]) -> None:
-        ours, theirs = {r.id for r in self.schedule.runs}, {p["id"] for p in there["planned"]}
-        if theirs - ours:
-            raise ConfigError(
-                f"output is {str(self.folder)!r}, which holds another sweep "
-                f"({there.get('title') or there.get('name')}: {len(theirs)} runs, "
-                f"{len(theirs - ours)} of them not in this one); choose another folder"
-            )
-        begun = {name: there.get("machine", {}).get(name) for name in machine}
-        if begun != machine and not all(self._finished(run) for run in self.schedule.runs):
-            was = ", ".join(f"{name} {value}" for name, value in begun.items())
-            raise ConfigError(
-                f"output is {str(self.folder)!r}, a sweep begun elsewhere ({was}); runs of two "
-                "machines or versions make no curve: choose another folder, and put both side by "
-                "side with `manyhands report`"
-            )
-
-    def _about(self, started: str, machine: Mapping[str, Any]) -> dict[str, Any]:
-        experiment = self.experiment
-        return {
-            "schema": SCHEMA,
-            "name": experiment.name,
-            "title": experiment.title,
-            "question": experiment.question,
-            "command": self.command,
-            "scaling": experiment.scaling,
-            "repeats": experiment.repeats,
-            "axes": {name: [_plain(v) for v in vs] for name, vs in experiment.axes.items()},
-            "source": list(experiment.source),
-            "left_out": list(self.schedule.left_out),
-            "machine": machine,
-            "planned": [
-                {"id": r.id, "config": _plain(r.config), "repeat": r.repeat}
-                for r in self.schedule.runs
-            ],
-            "started": started,
-            "finished": None,
-        }
-
-    def run(self, progress: bool) -> dict[str, Mapping[str, Any]]:
-        """Do what is not done yet, one run at a time; returns every run's record."""
-        board = Scoreboard(
-            self.schedule, self.experiment.scaling, Estimate(cores()), shown=progress
-        )
-        for run in self.schedule.runs:
-            if record := self._finished(run):
-                board.keep(run, record)
-        try:
-            with board, Ear() as ear:
-                for run in [r for r in self.schedule.runs if r.id not in board.records]:
-                    board.begin(run)
-                    board.end(run, self._perform(run, self._kernels(run, board.records)))
-                    if ear.heard():
-                        raise KeyboardInterrupt
-        except KeyboardInterrupt:
-            print(
-                f"stopped after {len(board.records)} of {len(self.schedule.runs)} runs; the same "
-                f"command with --output {self.folder} goes on from there",
-                file=sys.stderr,
-            )
-            raise
-        path = self.folder / "sweep.json"
-        write_json(path, {**_read_sweep(path), "finished": _now()})
-        return dict(board.records)
-
-    def _kernels(self, run: Planned, records: Mapping[str, Mapping[str, Any]]) -> str:
-        """Return the kernels for a run: for "auto", what the sweep's first run of that model chose.
-
-        One choice for all: otherwise a difference could be the kernels' and not the strategy's.
-        """
-        for other in self.schedule.runs:
-            record = records.get(other.id, {})
-            same = ("kernels", "model", "dtype", "device", "autocast", "private")
-            alike = all(other.config.get(n) == run.config.get(n) for n in same)
-            if alike and record.get("status") == "finished" and run.config["kernels"] == "auto":
-                return str(record["kernels"]["choice"])
-        return str(run.config["kernels"])
-
-    def _perform(self, run: Planned, kernels: str) -> Mapping[str, Any]:
-        """Do one run; a failure is recorded and does not end the sweep."""
-        place = self.folder / "runs" / run.id
-        self._clear(run)  # what an interrupted or failed run left
-        given = {**run.given, **self.objects, "kernels": kernels}
-        try:
-            fit(
-                **given,
-                output=str(place),
-                name=run.label,
-                command=self.command,
-                progress=False,
-            )
-        except Exception as error:
-            if getattr(error, "exit_code", 1) > _SIGNALS:
-                self._clear(run)
-                raise KeyboardInterrupt from None
-            if not (place / "run.json").exists():
-                place.mkdir(parents=True, exist_ok=True)
-                write_json(place / "run.json", self._failure(run, error))
-        return self._tidy(run)
-
-    def _clear(self, run: Planned) -> None:
-        """Remove what a run left; what a private run has spent stays beside it, for the account."""
-        place = self.folder / "runs" / run.id
-        if any(place.glob("ledger-*.jsonl")):
-            if not (place / "run.json").exists():
-                killed = ManyhandsError("the run was killed")
-                write_json(place / "run.json", self._failure(run, killed))
-            before = len(list(place.parent.glob(f"{run.id}.spent-*")))
-            place.rename(place.with_name(f"{run.id}.spent-{before + 1}"))
-        else:
-            shutil.rmtree(place, ignore_errors=True)
-
-    def _failure(self, run: Planned, error: Exception) -> dict[str, Any]:
-        """Return the record of a run that failed before it could write one."""
-        place = self.folder / "runs" / run.id
-        kind = "" if isinstance(error, ManyhandsError) else f"{type(error).__name__}: "
-        return {
-            "schema": SCHEMA,
-            "manyhands": __version__,
-            "name": run.label,
-            "command": self.command,
-            "status": "failed",
-            "config": _plain(run.config),
-            "error": f"{kind}{error}",
-            **(spent(place, configure(run.given)) if run.config.get("private") else {}),
-        }
-
-    def _finished(self, run: Planned) -> Mapping[str, Any] | None:
-        """Return the record of a run that finished earlier; None if it is to be done."""
-        try:
-            record = json.loads((self.folder / "runs" / run.id / "run.json").read_text())
-        except (OSError, ValueError):
-            return None
-        return self._tidy(run) if record.get("status") == "finished" else None
-
-    def _tidy(self, run: Planned) -> Mapping[str, Any]:
-        """Return a run's record, with the kernels it chose as its option, and drop its model.
-
-        Otherwise the run that measured would seem to have another configuration than its repeats;
-        that it measured stays in the record (kernels.source).
-        """
-        place = self.folder / "runs" / run.id
-        record: dict[str, Any] = json.loads((place / "run.json").read_text())
-        if record["config"].get("kernels") == "auto" and "kernels" in record:
-            record["config"]["kernels"] = record["kernels"]["choice"]
-            write_json(place / "run.json", record)
-        if not self.keep_models:
-            (place / "model.safetensors").unlink(missing_ok=True)
-        return record
-
-
-def _read_sweep(path: Path) -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = json.loads(path.read_text())
-        if found["schema"] != SCHEMA or not all("id" in p for p in found["planned"]):
-            raise ValueError("of another kind")
-    except (OSError, ValueError, KeyError, TypeError):
-        raise ConfigError(f"{path} cannot be read; choose another folder for the sweep") from None
-    return found
-
-
-def _label(part: Any) -> str:
-    named = getattr(part, "name", None) or getattr(part, "__name__", None)
-    return str(named or type(part).__name__)
-
-
-def _plain(value: Any) -> Any:
-    """Return a value as JSON can hold it."""
-    return json.loads(json.dumps(value, default=_label))
-
-
-def _now() -> str:
-    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
 
 
 def _command() -> str:

@@ -15,7 +15,7 @@ import pytest
 from records import record
 
 import manyhands
-from manyhands import comparing, report
+from manyhands import report, sweeping
 from manyhands.comparing import compare, describe, sweep
 from manyhands.errors import ConfigError, ManyhandsError, WorkerError
 from manyhands.estimate import Estimate
@@ -59,7 +59,7 @@ class Runs:
 def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
     """Make up runs, and leave out the report, which takes seconds."""
     made = Runs()
-    monkeypatch.setattr(comparing, "fit", made)
+    monkeypatch.setattr(sweeping, "fit", made)
     monkeypatch.setattr(report, "build", lambda folders, output: output / "report.html")
     monkeypatch.delenv("MANYHANDS_PROCESSES", raising=False)
     return made
