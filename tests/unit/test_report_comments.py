@@ -8,7 +8,7 @@ import pytest
 import records
 from test_report_tables import summary, timed
 
-from manyhands.report import causes, comments, facts, traffic
+from manyhands.report import causes, comments, facts, lessons, traffic
 from manyhands.report.answer import answer
 from manyhands.report.figures import charts
 from manyhands.report.wording import THIN, join, percent, plural, points, seconds, size
@@ -37,28 +37,28 @@ def shares(record: Any, **parts: float) -> Any:
 def test_one_repeat_means_that_no_spread_is_known() -> None:
     one = summary(*several(("sync", 1, 10, 0.98), ("sync", 2, 6, 0.97), repeats=1))
     assert "no spread is known" in said(comments.time(one))
-    assert "no spread is known" in said(comments.accuracy(one))
-    assert "spread of the repeats" not in said(comments.accuracy(one))
+    assert "no spread is known" in said(lessons.accuracy(one))
+    assert "spread of the repeats" not in said(lessons.accuracy(one))
     three = summary(*several(("sync", 1, 10, 0.98), ("sync", 2, 6, 0.97)))
-    assert "no spread" not in said(comments.time(three)) + said(comments.accuracy(three))
+    assert "no spread" not in said(comments.time(three)) + said(lessons.accuracy(three))
 
 
 def test_accuracy_differences_are_held_against_the_spread() -> None:
     far = summary(*several(("sync", 2, 6, 0.98), ("averaging", 2, 6, 0.95)))
     assert "3.00 percentage points apart, more than the repeats differ" in said(
-        comments.accuracy(far)
+        lessons.accuracy(far)
     )
     near = summary(*several(("sync", 2, 6, 0.98), ("averaging", 2, 6, 0.9801)))
-    assert "within the spread of the repeats" in said(comments.accuracy(near))
+    assert "within the spread of the repeats" in said(lessons.accuracy(near))
 
 
 def test_accuracy_that_falls_with_the_workers_is_told() -> None:
     falling = summary(*several(("averaging", 1, 10, 0.98), ("averaging", 4, 5, 0.95)))
     assert "averaging falls from 98.01 % to 95.01 % between 1 and 4 workers" in said(
-        comments.accuracy(falling)
+        lessons.accuracy(falling)
     )
     level = summary(*several(("sync", 1, 10, 0.98), ("sync", 4, 5, 0.98)))
-    assert "falls" not in said(comments.accuracy(level))
+    assert "falls" not in said(lessons.accuracy(level))
 
 
 def test_more_workers_than_cores_is_told_and_given_as_the_reason() -> None:
@@ -136,11 +136,11 @@ def test_strategies_are_compared_at_the_same_number_of_workers() -> None:
             ("hogwild", 2, 9, 0.98), ("averaging", 4, 4, 0.94), ("averaging", 2, 8, 0.96),
         )
     )  # fmt: skip
-    told = said([comments.same(found)])
+    told = said([lessons.same(found)])
     assert told.startswith("With 4 workers, against sync:")
     assert "hogwild is 17 % faster, its accuracy 0.01 percentage points above (within the" in told
     assert "averaging is 33 % faster, its accuracy 4.00 percentage points below (beyond" in told
-    assert comments.same(summary(*several(("sync", 2, 10, 0.98), ("sync", 4, 6, 0.98)))) == ""
+    assert lessons.same(summary(*several(("sync", 2, 10, 0.98), ("sync", 4, 6, 0.98)))) == ""
 
 
 def test_who_waits_for_whom() -> None:
@@ -246,5 +246,5 @@ def test_one_repeat_is_not_spoken_of_as_several() -> None:
     for repeats in (1, 3):
         cases = (("sync", 1, 10, 0.98), ("sync", 2, 6, 0.97), ("averaging", 2, 5, 0.90))
         found = summary(*several(*cases, repeats=repeats))
-        told = said([*comments.to_target(found), *notes(found), *answer(found)])
+        told = said([*lessons.to_target(found), *notes(found), *answer(found)])
         assert ("every repeat" in told) == (repeats > 1)

@@ -11,6 +11,7 @@ from manyhands.report import (
     comments,
     facts,
     growth,
+    lessons,
     phases,
     plots,
     private,
@@ -52,7 +53,7 @@ def _along(summary: Summary) -> Iterator[Chart]:
     if any(row.accuracy for row in summary.rows):
         yield _measure(
             summary, "accuracy", "Accuracy", "test accuracy", lambda r: r.accuracy,
-            lambda v: percent(v, 2), comments.accuracy, dodge=0.06,
+            lambda v: percent(v, 2), lessons.accuracy, dodge=0.06,
         )  # fmt: skip
     if summary.metric and any(row.score for row in summary.rows):
         yield _measure(
@@ -136,12 +137,12 @@ def _alt(summary: Summary, what: str) -> str:
 
 def _curves(summary: Summary) -> Iterator[Chart]:
     kinds = (
-        ("loss-time", "Loss over time", "test loss", comments.loss_over_time),
-        ("loss-examples", "Loss over examples", "test loss", comments.loss_over_examples),
-        ("accuracy-time", "Accuracy over time", "test accuracy", comments.to_target),
+        ("loss-time", "Loss over time", "test loss", lessons.loss_over_time),
+        ("loss-examples", "Loss over examples", "test loss", lessons.loss_over_examples),
+        ("accuracy-time", "Accuracy over time", "test accuracy", lessons.to_target),
         (
             "accuracy-examples", "Accuracy over examples", "test accuracy",
-            comments.accuracy_over_examples,
+            lessons.accuracy_over_examples,
         ),
     )  # fmt: skip
     name = summary.metric

@@ -94,3 +94,8 @@ def option(name: str, value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"{spoken} {'/'.join(str(v) for v in value)}"
     return f"{spoken} {value}" if name in NAMED else str(value)
+
+
+def some(*sentences: str) -> list[str]:
+    """Return those of the sentences that say something."""
+    return [sentence for sentence in sentences if sentence]
