@@ -7,7 +7,7 @@ import sys
 
 import cloudpickle
 import pytest
-from running import MANYHANDS, PATIENCE, manyhands
+from running import MANYHANDS, PATIENCE, eventually, manyhands
 
 import manyhands as mh
 from manyhands.auditing import audit
@@ -96,8 +96,7 @@ def test_a_run_that_was_asked_to_stop_loses_nothing(tmp_path):
     ]  # fmt: skip
     process = subprocess.Popen(line, stderr=subprocess.PIPE, text=True)
     ledger = tmp_path / "run" / "ledger-0.jsonl"
-    while process.poll() is None and not (ledger.exists() and b"paid" in ledger.read_bytes()):
-        pass
+    assert eventually(lambda: ledger.exists() and b"paid" in ledger.read_bytes())
     process.send_signal(signal.SIGTERM)
     assert process.wait(PATIENCE) == 143
     assert "settled" in ledger.read_text().splitlines()[-1]
