@@ -44,10 +44,7 @@ class Probe(Strategy):
 
     name: ClassVar[str] = "probe"
     supports: ClassVar[Supports] = Supports(
-        many=True,
         whole_batches=True,
-        together=True,
-        identical=False,
         partition="random-sampling",
         deterministic=False,
     )

@@ -60,12 +60,7 @@ class Averaging(Strategy):
 
     name: ClassVar[str] = "averaging"
     supports: ClassVar[Supports] = Supports(
-        many=True,
-        whole_batches=False,
-        together=True,
-        identical=False,
         partition="random-partition",
-        deterministic=True,
         resume=True,
         outlives=True,
         torch=True,

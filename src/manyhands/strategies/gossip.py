@@ -66,12 +66,6 @@ class Gossip(Strategy):
 
     name: ClassVar[str] = "gossip"
     supports: ClassVar[Supports] = Supports(
-        many=True,
-        whole_batches=False,
-        together=True,
-        identical=False,
-        partition="balanced",
-        deterministic=True,
         resume=True,
         outlives=True,
         torch=True,

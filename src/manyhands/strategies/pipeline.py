@@ -52,12 +52,6 @@ class Pipeline(Strategy):
 
     name: ClassVar[str] = "pipeline"
     supports: ClassVar[Supports] = Supports(
-        many=True,
-        whole_batches=False,
-        together=True,
-        identical=False,
-        partition="balanced",
-        deterministic=True,
         resume=True,
         private=True,
         workers=1,

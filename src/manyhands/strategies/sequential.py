@@ -31,11 +31,7 @@ class Sequential(Strategy):
     name: ClassVar[str] = "sequential"
     supports: ClassVar[Supports] = Supports(
         many=False,
-        whole_batches=False,
-        together=True,
         identical=True,
-        partition="balanced",
-        deterministic=True,
         resume=True,
         torch=True,
         cuda=True,

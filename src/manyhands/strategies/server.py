@@ -57,10 +57,8 @@ class Server(Strategy):
 
     name: ClassVar[str] = "server"
     supports: ClassVar[Supports] = Supports(
-        many=True,
         whole_batches=True,
         together=False,
-        identical=False,
         partition="random-partition",
         deterministic=False,
         private=True,

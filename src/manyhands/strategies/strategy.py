@@ -46,6 +46,8 @@ Exposure = Literal["sum", "masters", "each"]
 class Supports:
     """What a strategy can do; validation, the documentation's matrix and the tests read it.
 
+    What most strategies are is the default, and so is that they can do nothing out of the ordinary.
+
     Attributes:
         many: More than one worker.
         whole_batches: `batch_size` is one worker's push, not split over the workers.
@@ -69,12 +71,12 @@ class Supports:
             the reason.
     """
 
-    many: bool
-    whole_batches: bool
-    together: bool
-    identical: bool
-    partition: str
-    deterministic: bool
+    many: bool = True
+    whole_batches: bool = False
+    together: bool = True
+    identical: bool = False
+    partition: str = "balanced"
+    deterministic: bool = True
     shares_memory: bool = False
     resume: bool = False
     balance: bool = False

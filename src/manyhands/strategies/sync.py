@@ -48,12 +48,7 @@ class Sync(Strategy):
 
     name: ClassVar[str] = "sync"
     supports: ClassVar[Supports] = Supports(
-        many=True,
-        whole_batches=False,
-        together=True,
         identical=True,
-        partition="balanced",
-        deterministic=True,
         resume=True,
         balance=True,
         outlives=True,

@@ -51,12 +51,6 @@ class TensorParallel(Strategy):
 
     name: ClassVar[str] = "tensor"
     supports: ClassVar[Supports] = Supports(
-        many=True,
-        whole_batches=False,
-        together=True,
-        identical=False,
-        partition="balanced",
-        deterministic=True,
         resume=True,
         workers=1,
         beside="slice",
