@@ -19,6 +19,8 @@ from _pytest.config import create_terminal_writer
 from _pytest.runner import runtestprotocol
 from mpi4py import MPI
 
+from manyhands.data import store
+
 GRACE_SECONDS = 10.0
 _control = MPI.COMM_WORLD.Dup()
 _counts: Counter[str] = Counter()
@@ -40,6 +42,12 @@ def rank(comm):
 def size(comm):
     """How many ranks there are."""
     return comm.size
+
+
+@pytest.fixture(scope="session")
+def blobs(tmp_path_factory):
+    """The data set "blobs", each rank's own copy."""
+    return store("blobs", tmp_path_factory.mktemp(f"data-{_control.rank}") / "blobs")
 
 
 @pytest.hookimpl(trylast=True)

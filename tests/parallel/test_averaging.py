@@ -17,14 +17,8 @@ from training import (
 
 import manyhands as mh
 from manyhands.board import Board
-from manyhands.data import store
 
 PLAIN = {"optimizer": "sgd", "lr": 0.1, "momentum": 0.0, "dtype": "float64"}
-
-
-@pytest.fixture(scope="module")
-def blobs(tmp_path_factory):
-    return store("blobs", tmp_path_factory.mktemp(f"data-{WORLD.rank}") / "blobs")
 
 
 @pytest.mark.parametrize("partition", ["balanced", "random-partition", "by-label"])

@@ -11,15 +11,9 @@ from test_resume import train as checkpointed
 from training import distance, record, same_everywhere, smooth, train
 
 from manyhands import balancing
-from manyhands.data import store
 
 WORLD = MPI.COMM_WORLD
 BALANCED = {"strategy": "sync", "balance": "speed"}
-
-
-@pytest.fixture(scope="module")
-def blobs(tmp_path_factory):
-    return store("blobs", tmp_path_factory.mktemp(f"data-{WORLD.rank}") / "blobs")
 
 
 @pytest.fixture

@@ -19,7 +19,6 @@ from training import (
 )
 
 import manyhands as mh
-from manyhands.data import store
 from manyhands.replica import Loss, Replica
 from manyhands.strategies import pairing
 from manyhands.strategies.topology import graph, mixing
@@ -28,11 +27,6 @@ PLAIN = {"optimizer": "sgd", "lr": 0.1, "momentum": 0.0, "dtype": "float64"}
 TOPOLOGIES = ["ring", "exponential", "complete"]
 if WORLD.size % 2 == 0 or WORLD.size == 1:
     TOPOLOGIES.append("pairs")
-
-
-@pytest.fixture(scope="module")
-def blobs(tmp_path_factory):
-    return store("blobs", tmp_path_factory.mktemp(f"data-{WORLD.rank}") / "blobs")
 
 
 @pytest.mark.parametrize("partition", ["balanced", "random-partition", "by-label"])

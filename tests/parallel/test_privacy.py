@@ -28,11 +28,6 @@ TOGETHER = {
 }
 
 
-@pytest.fixture(scope="module")
-def blobs(tmp_path_factory):
-    return store("blobs", tmp_path_factory.mktemp(f"data-{WORLD.rank}") / "blobs")
-
-
 def private(model, data, comm, folder, *, sigma=None, clip=1.0, workers=None, **given):
     """Train privately; what a user may not set (no noise, no clipping) is set underneath."""
     Board(folder / BOARD_FILE, comm.size, create=True)

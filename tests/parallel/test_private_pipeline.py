@@ -52,11 +52,6 @@ def silent():
     )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def blobs(tmp_path_factory):
-    return store("blobs", tmp_path_factory.mktemp(f"data-{WORLD.rank}") / "blobs")
-
-
 def piped(model, data, folder, **given):
     return private(model, data, WORLD, folder, strategy="pipeline", **given)
 

@@ -6,15 +6,9 @@ from mpi4py import MPI
 from training import WORLD, distance, smooth, train, with_dropout
 
 import manyhands as mh
-from manyhands.data import store
 
 CHANGING = {"schedule": "cosine", "warmup": 0.2, "clip_norm": 0.3, "max_steps": 30}
 GIVEN = {**CHANGING, "lr": 0.5, "momentum": 0.9, "batch_size": 61, "dtype": "float64"}
-
-
-@pytest.fixture(scope="module")
-def blobs(tmp_path_factory):
-    return store("blobs", tmp_path_factory.mktemp(f"data-{WORLD.rank}") / "blobs")
 
 
 def test_many_workers_end_where_one_does(blobs, tmp_path):

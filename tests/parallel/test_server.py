@@ -10,7 +10,6 @@ from torch import nn
 import manyhands as mh
 from manyhands import assemble, summary
 from manyhands.board import BOARD_FILE, Board
-from manyhands.data import store
 from manyhands.errors import ConfigError
 from manyhands.job import Job
 from manyhands.options import configure
@@ -37,11 +36,6 @@ def smooth():
 
 def with_batchnorm():
     return nn.Sequential(nn.Linear(20, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, 4))
-
-
-@pytest.fixture(scope="module")
-def blobs(tmp_path_factory):
-    return store("blobs", tmp_path_factory.mktemp(f"data-{WORLD.rank}") / "blobs")
 
 
 @pytest.fixture

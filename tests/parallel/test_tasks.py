@@ -9,14 +9,9 @@ from torch import nn
 from training import WORLD, distance, record, smooth, train
 
 import manyhands as mh
-from manyhands.data import Data, store
+from manyhands.data import Data
 
 GIVEN = {"batch_size": 61, "dtype": "float64", "epochs": 1, "lr": 0.1}
-
-
-@pytest.fixture(scope="module")
-def blobs(tmp_path_factory):
-    return store("blobs", tmp_path_factory.mktemp(f"data-{WORLD.rank}") / "blobs")
 
 
 def of_model(model, batch):

@@ -7,14 +7,9 @@ from safetensors.torch import load_file
 from training import WORLD, distance, record, smooth, train
 
 import manyhands as mh
-from manyhands.data import Stored, store
+from manyhands.data import Stored
 
 GIVEN = {"validation": 0.2, "batch_size": 61, "dtype": "float64", "epochs": 2, "lr": 0.1}
-
-
-@pytest.fixture(scope="module")
-def blobs(tmp_path_factory):
-    return store("blobs", tmp_path_factory.mktemp(f"data-{WORLD.rank}") / "blobs")
 
 
 def test_workers_judge_what_one_would_and_never_train_on_it(blobs, tmp_path):
