@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +15,6 @@ from manyhands.errors import ConfigError
 if TYPE_CHECKING:
     from manyhands.forms import Tree
     from manyhands.replica import Replica
-
-# What turns the gradients of some examples, (n,) squared norms first, into their clipped sum.
-Clipped = Callable[[Tensor, Tensor, float, Tensor], None]
 
 
 class PerExample:
