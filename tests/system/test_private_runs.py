@@ -62,6 +62,25 @@ def test_every_strategy_trains_privately(tmp_path, strategy):
     assert "nobody" in result.record["privacy"]["trust"]
 
 
+def test_a_split_model_trains_privately_and_every_stage_keeps_a_ledger(tmp_path):
+    given = {**SMALL, "strategy": "pipeline", "privacy": QUIET, "output": str(tmp_path / "run")}
+    with Faults().kill(rank=1, step=100), pytest.raises(ManyhandsError):
+        mh.fit(**given, checkpoint_every="40steps", progress=False)
+    ledgers = [tmp_path / "run" / f"ledger-{rank}.jsonl" for rank in (0, 1)]
+    for ledger in ledgers:
+        assert json.loads(ledger.read_text().splitlines()[-1])["paid"] >= 96
+    whole = ledgers[1].read_bytes()
+    ledgers[1].unlink()
+    with pytest.raises(ConfigError, match="cannot be trusted: it is missing"):
+        mh.fit(resume=str(tmp_path / "run"), progress=False)
+    ledgers[1].write_bytes(whole)
+    result = mh.fit(resume=str(tmp_path / "run"), progress=False)
+    assert result.accuracy > 0.5
+    assert result.record["result"]["stopped"] == "budget"
+    assert "stages trust one another" in result.record["privacy"]["trust"]
+    assert result.record["strategy"]["timeline"] == []
+
+
 def test_a_run_that_was_killed_pays_again_and_stops_when_the_budget_is_spent(tmp_path):
     given = {**SMALL, "strategy": "averaging", "privacy": QUIET, "output": str(tmp_path / "run")}
     with Faults().kill(rank=1, step=100), pytest.raises(ManyhandsError):

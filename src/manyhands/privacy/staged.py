@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -15,6 +16,9 @@ from manyhands.privacy.layerwise import Layerwise, Trace
 if TYPE_CHECKING:
     from manyhands.privacy.mechanism import Mechanism
     from manyhands.replica import Replica
+
+
+Spending = Callable[[str, int | None], AbstractContextManager[None]]
 
 
 class _Held(NamedTuple):
@@ -98,23 +102,30 @@ class Staged:
         self.held.append(held)
         return found[-1] if entered else x
 
-    def finish(self, examples: float, weight: float) -> None:
+    def finish(self, examples: float, weight: float, spending: Spending) -> None:
         """Leave this stage's part of the noised mean in `grad`, times the weight. Collective."""
-        grad, done = self.stage.grad, 0
-        if self.squares:
+        grad = self.stage.grad
+        if self.held:  # the same on all stages, which have drawn the same sample
             squares = torch.cat(self.squares)
-            self.total(squares)
-            weights, finite = coefficients(squares.sqrt(), self.mechanism.terms.clip)
-            for held in self.held:
-                count = len(held.back[0])
-                for part in self._chunks(count):
-                    stop = done + min(part.stop, count) - part.start
-                    kept = None if finite is None else finite[done:stop]
-                    self._add(*_some(held, part), weights[done:stop], kept)
-                    done = stop
+            with spending("wait", None):
+                self.total(squares)
+            with spending("backward", None):
+                self._clip(squares.sqrt())
         self.squares, self.held = [], []
         self.mechanism.cover(grad, examples)
         grad.mul_(weight)
+
+    def _clip(self, norms: Tensor) -> None:
+        """Add up what is held, each example clipped by its norm; norms: (n,)."""
+        weights, finite = coefficients(norms, self.mechanism.terms.clip)
+        done = 0
+        for held in self.held:
+            count = len(held.back[0])
+            for part in self._chunks(count):
+                stop = done + min(part.stop, count) - part.start
+                kept = None if finite is None else finite[done:stop]
+                self._add(*_some(held, part), weights[done:stop], kept)
+                done = stop
 
     def _add(
         self,

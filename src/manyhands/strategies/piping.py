@@ -151,8 +151,7 @@ class Pipe:
         seen: list[Loss] = []
         for start in range(0, len(batch.x), self.room):
             seen += self._flow(batch, slice(start, start + self.room))
-        with self.notes.spending("communicate", None):
-            self.passes.finish(batch.examples, batch.weight)
+        self.passes.finish(batch.examples, batch.weight, self.notes.spending)
         if self.passes.tells:
             examples = sum(loss.examples for loss in seen)
             mean = sum(loss.mean * loss.examples for loss in seen) / max(1, examples)

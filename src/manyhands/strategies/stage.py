@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,6 +15,9 @@ from manyhands.strategies.portion import Portion, spans
 if TYPE_CHECKING:
     from manyhands.privacy.staged import Staged
     from manyhands.strategies.cutting import Block
+
+
+Spending = Callable[[str, int | None], AbstractContextManager[None]]
 
 
 class Passes:
@@ -55,8 +59,14 @@ class Passes:
         torch.autograd.backward(y, gradient)
         return torch.zeros_like(x) if x.grad is None else x.grad
 
-    def finish(self, examples: float, weight: float) -> None:
-        """End a step's passes; the stage's `grad` is then its part of the update's gradient."""
+    def finish(self, examples: float, weight: float, spending: Spending) -> None:
+        """End a step's passes: `grad` is then the stage's part of the update's gradient.
+
+        Args:
+            examples: As many as stand behind this pipeline's part of the update.
+            weight: Its share of the update.
+            spending: Notes what the time inside is spent on.
+        """
 
 
 class Stage(Portion):
