@@ -57,7 +57,7 @@ class Layerwise:
         sizes = [sum(p.numel() for p in layer.parameters()) for layer in self.owners]
         ends = list(accumulate(sizes, initial=0))
         self.slices = [slice(start, stop) for start, stop in pairwise(ends)]
-        self._chunk: int | None = None
+        self.chunk: int | None = None
 
     @classmethod
     def of(cls, replica: Replica, *, chunk_mb: int) -> Layerwise | None:
@@ -83,16 +83,16 @@ class Layerwise:
 
     def add(self, x: Tensor, y: Tensor, clip: float, out: Tensor) -> None:
         """Add the sum of the clipped gradients of all examples to `out`, (dim,)."""
-        chunk = self.chunk(x)
+        chunk = self.chunk_for(x)
         for start in range(0, len(x), chunk):
             part = slice(start, start + chunk)
             self._add(x[part], y[part], clip, out)
 
-    def chunk(self, x: Tensor) -> int:
+    def chunk_for(self, x: Tensor) -> int:
         """Return how many examples like these may be worked on at a time."""
-        if self._chunk is None:
-            self._chunk = max(1, (self.chunk_mb << 20) // self._bytes(x[:1]))
-        return self._chunk
+        if self.chunk is None:
+            self.chunk = max(1, (self.chunk_mb << 20) // self._bytes(x[:1]))
+        return self.chunk
 
     def _add(self, x: Tensor, y: Tensor, clip: float, out: Tensor) -> None:
         trace = self.forward(x)

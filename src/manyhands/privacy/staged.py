@@ -79,7 +79,7 @@ class Staged:
         """Return what leaves; what random layers draw follows from secret keys, not from a seed."""
         # What enters is a buffer of MPI's, which is used again before the step is over.
         x = x.detach().clone().requires_grad_(x.requires_grad)
-        self.size = self.clipped.chunk(x)
+        self.size = self.clipped.chunk_for(x)
         trace = self.clipped.forward(x)
         self.passing[i] = x, trace
         return trace.y
