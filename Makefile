@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # Two tests at a time; those of one file in turn, for they share what they start.
 LANES := -n 2 --dist loadfile
+DEV := $(VENV)/.ready-dev
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -16,9 +18,14 @@ help:  ## list these targets
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if v >= (3, 10) else "manyhands needs Python 3.10 or newer; $(PYTHON) is %d.%d: try make PYTHON=python3.12" % v)'
-	@echo "Setting up $(VENV) (a few minutes, once) …"
+	@echo "Setting up $(VENV): PyTorch, MPI and manyhands (one to three minutes, once; pip is silent meanwhile) …"
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(PIP) -e .
+	@touch $@
+
+$(DEV): $(READY)
+	@echo "Adding what the tests and checks need (one to three minutes, once) …"
+	@$(PIP) -e '.[dev]'
 	@touch $@
 
 setup: $(READY)  ## make the environment in .venv (the others do it when needed)
@@ -26,49 +33,49 @@ setup: $(READY)  ## make the environment in .venv (the others do it when needed)
 demo: $(READY)  ## compare the strategies on MNIST and write a report
 	@$(BIN)/manyhands compare experiments/demo.toml --output demo
 
-test: $(READY)  ## run the unit tests, then the parallel ones under mpiexec
+test: $(DEV)  ## run the unit tests, then the parallel ones under mpiexec
 	$(BIN)/python -m pytest $(LANES) tests/unit
 	$(BIN)/python tests/parallel/launch.py --mpi mpich --sizes 1,2,3,5
 	$(BIN)/python tests/parallel/launch.py --mpi openmpi --sizes 2 tests/parallel/test_sync.py
 
-test-gpu: $(READY)  ## run the tests that need an NVIDIA GPU; they skip where there is none
+test-gpu: $(DEV)  ## run the tests that need an NVIDIA GPU; they skip where there is none
 	$(BIN)/python -m pytest -rs tests/gpu
 
-test-system: $(READY)  ## run the slow tests: the command line, faults, a browser, Slurm, more of both MPIs
+test-system: $(DEV)  ## run the slow tests: the command line, faults, a browser, Slurm, more of both MPIs
 	$(BIN)/python -m pytest $(LANES) tests/system
 	$(BIN)/python tests/parallel/launch.py --mpi mpich --sizes 4
 	$(BIN)/python tests/parallel/launch.py --mpi openmpi --sizes 2,3
 	$(BIN)/python tests/parallel/launch.py --mpi openmpi --sizes 1,4,5 tests/parallel/test_sync.py
 
-lint: $(READY)  ## check style, format, types and the layers of imports
+lint: $(DEV)  ## check style, format, types and the layers of imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-format: $(READY)  ## format the code and fix what can be fixed
+format: $(DEV)  ## format the code and fix what can be fixed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(READY)  ## compare the speed with PyTorch DDP and Hogwild, with Opacus, and of our own parts
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+bench: $(DEV)  ## compare the speed with PyTorch DDP and Hogwild, with Opacus, and of our own parts
+	@$(PIP) -e '.[bench]'
 	$(BIN)/python benchmarks/run.py --machine small
 
-bench-large: $(READY)  ## the same on a machine of sixteen cores
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+bench-large: $(DEV)  ## the same on a machine of sixteen cores
+	@$(PIP) -e '.[bench]'
 	$(BIN)/python benchmarks/run.py --machine large
 
-results: $(READY)  ## write the tables and pictures of docs again, from the committed records
+results: $(DEV)  ## write the tables and pictures of docs again, from the committed records
 	$(BIN)/python benchmarks/results.py
 
-faults: $(READY)  ## strike workers in every phase of every strategy, and say what became of it
+faults: $(DEV)  ## strike workers in every phase of every strategy, and say what became of it
 	$(BIN)/python tests/faults/matrix.py --out docs/records/faults.json --page docs/reliability.md
 
-audit-deps: $(READY)  ## look the pinned packages up in the database of known vulnerabilities
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[audit]'
+audit-deps: $(DEV)  ## look the pinned packages up in the database of known vulnerabilities
+	@$(PIP) -e '.[audit]'
 	$(BIN)/python .ci/audit_deps.py
 
-wheel: $(READY)  ## build the wheel and the source archive into dist/
+wheel: $(DEV)  ## build the wheel and the source archive into dist/
 	$(BIN)/python -m build
 
 clean:  ## remove the environment, caches and what was built
