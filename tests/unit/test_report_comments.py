@@ -224,6 +224,10 @@ def test_the_answer_when_sequential_is_best_and_when_nothing_can_be_compared() -
         "One worker is best" in answer(summary(timed("sequential", 1, 5), timed("sync", 2, 9)))[0]
     )
     assert "trained in" in answer(summary(timed("sync", 2, 9)))[0]
+    doubted = answer(summary(timed("sequential", 1, 30), timed("sync", 2, 2)))
+    assert doubted[1].startswith("That is more than 2 workers can give")
+    believed = answer(summary(timed("sequential", 1, 30), timed("sync", 2, 15)))
+    assert not any("more than" in sentence for sentence in believed)
     assert "No run finished" in answer(summary(timed("sync", 2, 9) | {"status": "failed"}))[0]
     grown = summary(*[timed("sequential", 1, n / 100, limit=n) for n in (1000, 2000)])
     assert "From limit 1000 to 2000" in answer(grown)[0]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from manyhands.report.plots import name
 from manyhands.report.tables import Row, Summary
-from manyhands.report.wording import capital, join, percent, points, seconds
+from manyhands.report.wording import capital, join, percent, plural, points, seconds
+
+_SUSPECT = 1.25  # a speed-up of so many times the workers is no parallelism
 
 
 def answer(summary: Summary) -> tuple[str, ...]:
@@ -14,7 +16,12 @@ def answer(summary: Summary) -> tuple[str, ...]:
     if summary.best is None:
         return _without_best(summary)
     best = summary.best
-    sentences = (_headline(summary, best), _lead(summary, best), _caveat(summary, best))
+    sentences = (
+        _headline(summary, best),
+        _doubt(best),
+        _lead(summary, best),
+        _caveat(summary, best),
+    )
     return tuple(s for s in sentences if s)
 
 
@@ -54,6 +61,17 @@ def _headline(summary: Summary, best: Row) -> str:
             f"{_reached(best)}."
         )
     return f"{capital(who)} is best here: {_time(best)} of training{gain}{_reached(best)}."
+
+
+def _doubt(best: Row) -> str:
+    """Say so if the speed-up is more than so many workers can give."""
+    if best.shown_speedup is None or best.shown_speedup < _SUSPECT * best.workers:
+        return ""
+    return (
+        f"That is more than {plural(best.workers, 'worker')} can give: what it is measured against "
+        "was slowed by something else, other work on the machine or threads that wait for each "
+        "other. Compare again with --threads 1 on a quiet machine before you rely on it."
+    )
 
 
 def _lead(summary: Summary, best: Row) -> str:
