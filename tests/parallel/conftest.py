@@ -50,6 +50,14 @@ def blobs(tmp_path_factory):
     return store("blobs", tmp_path_factory.mktemp(f"data-{_control.rank}") / "blobs")
 
 
+@pytest.fixture
+def folder(tmp_path):
+    """One folder for all ranks: rank 0's."""
+    _control.Barrier()
+    yield _control.bcast(str(tmp_path))
+    _control.Barrier()
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config):
     reporter = config.pluginmanager.get_plugin("terminalreporter")

@@ -155,13 +155,6 @@ def test_neighbours_may_be_a_step_apart(blobs, tmp_path):
         assert all(bool((theirs == 100 * step + j).all()) for j, theirs in received.items())
 
 
-@pytest.fixture
-def folder(tmp_path):
-    WORLD.Barrier()
-    yield WORLD.bcast(str(tmp_path))
-    WORLD.Barrier()
-
-
 def test_asynchronously_one_worker_is_sequential_bit_for_bit(blobs, tmp_path):
     given = {"max_steps": 20, "batch_size": 32, "partition": "balanced"}
     one = train(with_dropout, blobs, MPI.COMM_SELF, tmp_path, strategy="sequential", **given)

@@ -8,7 +8,7 @@ from torch import nn
 from training import distance, record, same_everywhere, train
 
 import manyhands as mh
-from manyhands.data import Plan, Stored, store
+from manyhands.data import Plan, Stored
 from manyhands.strategies.portion import mixed
 from manyhands.strategies.schedule import chunks
 
@@ -73,18 +73,6 @@ def normed():
     )  # fmt: skip
 
 
-@pytest.fixture
-def data(tmp_path):
-    return store("blobs", tmp_path / "data")
-
-
-@pytest.fixture
-def folder(tmp_path):
-    WORLD.Barrier()
-    yield WORLD.bcast(str(tmp_path))
-    WORLD.Barrier()
-
-
 def piped(model, data, place, comm=WORLD, **given):
     """Train a pipeline over all of `comm`; returns the whole model's parameters."""
     place.mkdir(exist_ok=True)
@@ -118,53 +106,53 @@ def unsplit(data, micro_batches):
 
 @pytest.mark.parametrize("order", ["gpipe", "1f1b"])
 @pytest.mark.parametrize("micro_batches", [1, 3, 8])
-def test_stages_equal_the_unsplit_model_bit_for_bit(data, tmp_path, order, micro_batches):
+def test_stages_equal_the_unsplit_model_bit_for_bit(blobs, tmp_path, order, micro_batches):
     options = {"micro_batches": micro_batches, "order": order}
-    _, split = piped(deep, data, tmp_path / "split", **options)
-    assert torch.equal(split, unsplit(data, micro_batches))
+    _, split = piped(deep, blobs, tmp_path / "split", **options)
+    assert torch.equal(split, unsplit(blobs, micro_batches))
 
 
-def test_one_micro_batch_equals_sequential(data, tmp_path):
-    _, split = piped(certain, data, tmp_path / "split", micro_batches=1)
-    alone = _sequential(certain, data, tmp_path / "alone")
+def test_one_micro_batch_equals_sequential(blobs, tmp_path):
+    _, split = piped(certain, blobs, tmp_path / "split", micro_batches=1)
+    alone = _sequential(certain, blobs, tmp_path / "alone")
     assert torch.equal(split, alone.params)
 
 
-def test_micro_batches_equal_sequential_up_to_rounding(data, tmp_path):
+def test_micro_batches_equal_sequential_up_to_rounding(blobs, tmp_path):
     """Also where the last batch has fewer examples than there are micro-batches."""
     given = {"dtype": "float64", "batch_size": 666, "max_steps": 8}  # 2000 = 3 * 666 + 2
-    _, split = piped(certain, data, tmp_path / "split", micro_batches=7, **given)
-    alone = _sequential(certain, data, tmp_path / "alone", **given)
+    _, split = piped(certain, blobs, tmp_path / "split", micro_batches=7, **given)
+    alone = _sequential(certain, blobs, tmp_path / "alone", **given)
     assert distance(split, alone.params) < 1e-12
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-def test_several_pipelines_equal_sequential(data, tmp_path, optimizer):
+def test_several_pipelines_equal_sequential(blobs, tmp_path, optimizer):
     """Every stage has one twin in each pipeline, and the twins stay equal."""
     given = {"dtype": "float64", "optimizer": optimizer, "weight_decay": 0.1, "batch_size": 51}
     given |= {"momentum": None} if optimizer == "adamw" else {}
     stages = 2 if SIZE % 2 == 0 else 1
-    worker, split = piped(certain, data, tmp_path / "split", stages=stages,
+    worker, split = piped(certain, blobs, tmp_path / "split", stages=stages,
                           workers=SIZE // stages, micro_batches=3, **given)  # fmt: skip
-    alone = _sequential(certain, data, tmp_path / "alone", **given)
+    alone = _sequential(certain, blobs, tmp_path / "alone", **given)
     assert distance(split, alone.params) < 1e-12
     stage = worker.rank // worker.config.workers
     twins = [v for s, v in worker.comm.gather([stage, worker.params.tolist()]) if s == stage]
     assert all(twin == twins[0] for twin in twins)
 
 
-def test_pipelines_drop_different_examples_and_never_the_same_twice(data, tmp_path):
+def test_pipelines_drop_different_examples_and_never_the_same_twice(blobs, tmp_path):
     if SIZE % 2:
         pytest.skip("two pipelines need an even number of processes")
     pair = {"workers": 2, "stages": SIZE // 2, "micro_batches": 2}
-    _, split = piped(deep, data, tmp_path / "split", **pair)
-    _, other = piped(deep, data, tmp_path / "other", comm=MPI.COMM_SELF, workers=1, stages=1,
+    _, split = piped(deep, blobs, tmp_path / "split", **pair)
+    _, other = piped(deep, blobs, tmp_path / "other", comm=MPI.COMM_SELF, workers=1, stages=1,
                      micro_batches=4)  # fmt: skip
     assert distance(split, other) > 1e-4
 
 
-def test_a_process_holds_its_own_stage_and_nothing_else(data, tmp_path):
-    worker, whole = piped(deep, data, tmp_path / "split")
+def test_a_process_holds_its_own_stage_and_nothing_else(blobs, tmp_path):
+    worker, whole = piped(deep, blobs, tmp_path / "split")
     held = sum(p.numel() for p in worker.replica.judged.parameters())
     states = worker.optimizer.state.values()
     assert held == worker.params.numel() == sum(s["momentum_buffer"].numel() for s in states)
@@ -172,18 +160,18 @@ def test_a_process_holds_its_own_stage_and_nothing_else(data, tmp_path):
     assert same_everywhere(worker, whole)
 
 
-def test_the_saved_model_has_every_stage_and_its_statistics(data, folder):
+def test_the_saved_model_has_every_stage_and_its_statistics(blobs, folder):
     """BatchNorm's statistics and counters come from the process that has them."""
     stages = min(SIZE, 3) if SIZE < 4 else 2 - SIZE % 2
     given = {"strategy": "pipeline", "micro_batches": 2, "epochs": 2, "batch_size": 50}
     given["validation"] = 0.1
-    found = record(normed, data, folder, stages=stages, workers=SIZE // stages,
+    found = record(normed, blobs, folder, stages=stages, workers=SIZE // stages,
                    **given)  # fmt: skip
     saved = load_file(f"{folder}/model.safetensors")
     model = normed()
     model.load_state_dict(load_file(f"{folder}/best.safetensors"))
     model.load_state_dict(saved)
-    stored = Stored.open(data, dtype="float32")
+    stored = Stored.open(blobs, dtype="float32")
     x, y = next(iter(stored.test.slices(0, len(stored.test), len(stored.test))))
     right = (model.eval()(x).argmax(1) == y).double().mean()
     assert found["result"]["accuracy"] == pytest.approx(float(right))
@@ -192,8 +180,8 @@ def test_the_saved_model_has_every_stage_and_its_statistics(data, folder):
     assert bool((saved["4.running_mean"] != 0).all())
 
 
-def test_the_record_tells_what_each_stage_did(data, folder):
-    found = record(deep, data, folder, strategy="pipeline", stages=SIZE, workers=1, epochs=1,
+def test_the_record_tells_what_each_stage_did(blobs, folder):
+    found = record(deep, blobs, folder, strategy="pipeline", stages=SIZE, workers=1, epochs=1,
                    batch_size=50, micro_batches=5, order="1f1b")  # fmt: skip
     facts = found["strategy"]
     assert [row["stage"] for row in facts["stages"]] == list(range(SIZE))
@@ -210,19 +198,19 @@ def test_the_record_tells_what_each_stage_did(data, folder):
     assert [cost["messages"] for cost in sent] == [40 * 5] * (SIZE - 1) + [0]
 
 
-def test_frozen_and_unused_parameters_are_trained_rightly(data, tmp_path):
+def test_frozen_and_unused_parameters_are_trained_rightly(blobs, tmp_path):
     given = {"dtype": "float64", "weight_decay": 0.1}
     comm = WORLD.Split(WORLD.rank // 3)  # the model has no more than three layers to train
-    _, split = piped(partly_frozen, data, tmp_path / "split", comm, **given)
+    _, split = piped(partly_frozen, blobs, tmp_path / "split", comm, **given)
     comm.Free()
-    alone = _sequential(partly_frozen, data, tmp_path / "alone", **given)
+    alone = _sequential(partly_frozen, blobs, tmp_path / "alone", **given)
     assert distance(split, alone.params) < 1e-12
 
 
 @pytest.mark.parametrize(("model", "why"), [(tied, "share a weight"), (Crossed, "a method stages")])
-def test_models_that_cannot_be_cut_are_refused_by_all(data, tmp_path, model, why):
+def test_models_that_cannot_be_cut_are_refused_by_all(blobs, tmp_path, model, why):
     with pytest.raises(mh.ConfigError, match=why):
-        piped(model, data, tmp_path / "split", stages=2)
+        piped(model, blobs, tmp_path / "split", stages=2)
 
 
 def _sequential(model, data, place, **given):
@@ -233,16 +221,16 @@ def _sequential(model, data, place, **given):
 
 
 @pytest.mark.skipif(SIZE < 2, reason="a driver and at least one part")
-def test_by_rpc_the_same_bits(data, tmp_path):
+def test_by_rpc_the_same_bits(blobs, tmp_path):
     given = {"stages": SIZE - 1, "transport": "rpc"}
-    worker, split = piped(deep, data, tmp_path / "split", **given)
-    assert torch.equal(split, unsplit(data, 1))
+    worker, split = piped(deep, blobs, tmp_path / "split", **given)
+    assert torch.equal(split, unsplit(blobs, 1))
     assert (worker.params.numel() == 0) == (worker.rank == 0)
 
 
 @pytest.mark.skipif(SIZE < 2, reason="a driver and at least one part")
-def test_the_record_of_a_run_by_rpc(data, folder):
-    found = record(normed, data, folder, strategy="pipeline", stages=SIZE - 1, workers=1,
+def test_the_record_of_a_run_by_rpc(blobs, folder):
+    found = record(normed, blobs, folder, strategy="pipeline", stages=SIZE - 1, workers=1,
                    transport="rpc", epochs=1, batch_size=50)  # fmt: skip
     rows = found["strategy"]["stages"]
     assert [row["stage"] for row in rows] == [None, *range(SIZE - 1)]

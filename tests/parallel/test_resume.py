@@ -17,7 +17,6 @@ import manyhands as mh
 from manyhands import assemble
 from manyhands.board import BOARD_FILE, Board
 from manyhands.checkpoint import newest
-from manyhands.comm.mpi import MPICommunicator
 from manyhands.data import Data, store
 from manyhands.errors import ConfigError
 from manyhands.job import Job
@@ -31,14 +30,6 @@ def with_everything():
     return nn.Sequential(
         nn.Linear(20, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 4)
     )
-
-
-@pytest.fixture
-def folder(tmp_path):
-    """One folder for all ranks: rank 0's."""
-    WORLD.Barrier()
-    yield MPICommunicator(WORLD).gather(str(tmp_path))[0]
-    WORLD.Barrier()
 
 
 def train(

@@ -9,7 +9,7 @@ from torch import nn
 from training import distance, record, same_everywhere, train
 
 import manyhands as mh
-from manyhands.data import Stored, store
+from manyhands.data import Stored
 
 WORLD = MPI.COMM_WORLD
 SIZE = WORLD.size
@@ -38,18 +38,6 @@ def partly_frozen():
     return nn.Sequential(nn.Linear(20, 12), nn.Tanh(), frozen, nn.Tanh(), nn.Linear(12, 4))
 
 
-@pytest.fixture
-def data(tmp_path):
-    return store("blobs", tmp_path / "data")
-
-
-@pytest.fixture
-def folder(tmp_path):
-    WORLD.Barrier()
-    yield WORLD.bcast(str(tmp_path))
-    WORLD.Barrier()
-
-
 OPTIONS = {"batch_size": 50, "max_steps": STEPS, "lr": 0.1, "momentum": 0.9, "dtype": "float64"}
 
 
@@ -68,47 +56,47 @@ def alone(model, data, place, **given):
 
 
 @pytest.mark.parametrize("model", [certain, convolving, partly_frozen])
-def test_slices_equal_the_unsplit_model(data, tmp_path, model):
-    worker, split = sliced(model, data, tmp_path / "split")
+def test_slices_equal_the_unsplit_model(blobs, tmp_path, model):
+    worker, split = sliced(model, blobs, tmp_path / "split")
     assert worker.replica.sliced
-    assert distance(split, alone(model, data, tmp_path / "alone")) < 1e-12
+    assert distance(split, alone(model, blobs, tmp_path / "alone")) < 1e-12
     assert same_everywhere(worker, split)
 
 
 @pytest.mark.parametrize(
     ("optimizer", "allreduce"), [("sgd", "ring"), ("adam", "auto"), ("adamw", "allgather")]
 )
-def test_whatever_optimizer_and_sum(data, tmp_path, optimizer, allreduce):
+def test_whatever_optimizer_and_sum(blobs, tmp_path, optimizer, allreduce):
     given = {"optimizer": optimizer, "lr": 0.01}
     given |= {"weight_decay": 0.1} if optimizer != "adam" else {}
     given |= {"momentum": None} if optimizer != "sgd" else {}
-    _, split = sliced(convolving, data, tmp_path / "split", allreduce=allreduce, **given)
-    assert distance(split, alone(convolving, data, tmp_path / "alone", **given)) < 1e-12
+    _, split = sliced(convolving, blobs, tmp_path / "split", allreduce=allreduce, **given)
+    assert distance(split, alone(convolving, blobs, tmp_path / "alone", **given)) < 1e-12
 
 
 @pytest.mark.parametrize("model", [deep, lone])
-def test_dropout_is_the_same_in_the_whole_team(data, tmp_path, model):
+def test_dropout_is_the_same_in_the_whole_team(blobs, tmp_path, model):
     """As in a pipeline of one stage, which seeds every layer's use by the same key."""
-    _, split = sliced(model, data, tmp_path / "split")
-    _, whole = piped(model, data, tmp_path / "whole", MPI.COMM_SELF, stages=1, micro_batches=1,
+    _, split = sliced(model, blobs, tmp_path / "split")
+    _, whole = piped(model, blobs, tmp_path / "whole", MPI.COMM_SELF, stages=1, micro_batches=1,
                      cut=None, dtype="float64")  # fmt: skip
     assert distance(split, whole) < 1e-12
 
 
-def test_several_teams_equal_sequential(data, tmp_path):
+def test_several_teams_equal_sequential(blobs, tmp_path):
     """Also where a team has no example of the last batch: 2000 = 3 · 666 + 2."""
     slices = 2 if SIZE % 2 == 0 else 1
     given = {"batch_size": 666, "max_steps": 8}
-    worker, split = sliced(convolving, data, tmp_path / "split", slices=slices,
+    worker, split = sliced(convolving, blobs, tmp_path / "split", slices=slices,
                            workers=SIZE // slices, **given)  # fmt: skip
-    assert distance(split, alone(convolving, data, tmp_path / "alone", **given)) < 1e-12
+    assert distance(split, alone(convolving, blobs, tmp_path / "alone", **given)) < 1e-12
     index = worker.rank // worker.config.workers
     twins = [v for i, v in worker.comm.gather([index, worker.params.tolist()]) if i == index]
     assert all(twin == twins[0] for twin in twins)
 
 
-def test_what_all_hold_stays_the_same_bits_and_the_rest_is_held_once(data, tmp_path):
-    worker, whole = sliced(convolving, data, tmp_path / "split", dtype="float32")
+def test_what_all_hold_stays_the_same_bits_and_the_rest_is_held_once(blobs, tmp_path):
+    worker, whole = sliced(convolving, blobs, tmp_path / "split", dtype="float32")
     mine = worker.replica
     common = torch.cat([h.parameter.detach().flatten() for h in mine.held if h.axis is None])
     assert same_everywhere(worker, common)
@@ -120,13 +108,13 @@ def test_what_all_hold_stays_the_same_bits_and_the_rest_is_held_once(data, tmp_p
     assert sum(s["momentum_buffer"].numel() for s in states) == len(mine.params)
 
 
-def test_the_record_and_the_saved_model(data, folder):
+def test_the_record_and_the_saved_model(blobs, folder):
     slices = min(SIZE, 3) if SIZE < 4 else 2 - SIZE % 2
-    found = record(normed, data, folder, strategy="tensor", slices=slices, workers=SIZE // slices,
+    found = record(normed, blobs, folder, strategy="tensor", slices=slices, workers=SIZE // slices,
                    epochs=2, batch_size=50, allreduce="ring")  # fmt: skip
     model = normed()
     model.load_state_dict(load_file(f"{folder}/model.safetensors"))
-    stored = Stored.open(data, dtype="float32")
+    stored = Stored.open(blobs, dtype="float32")
     x, y = next(iter(stored.test.slices(0, len(stored.test), len(stored.test))))
     right = (model.eval()(x).argmax(1) == y).double().mean()
     assert found["result"]["accuracy"] == pytest.approx(float(right))
@@ -145,18 +133,18 @@ def test_the_record_and_the_saved_model(data, folder):
         assert all(w["operations"]["allreduce ring"]["calls"] >= 5 * 80 for w in found["workers"])
 
 
-def test_a_pair_is_summed_once_each_way(data, tmp_path):
+def test_a_pair_is_summed_once_each_way(blobs, tmp_path):
     """Two layers as a pair: one sum forward, one back only where something before is trained."""
-    worker, _ = sliced(convolving, data, tmp_path / "split")
+    worker, _ = sliced(convolving, blobs, tmp_path / "split")
     calls = worker.comm.meter.as_dict().get("allreduce auto", {"calls": 0, "payload": 0})
     expected = 2 * STEPS if SIZE > 1 else 0
     assert calls["calls"] == expected
     assert calls["payload"] == (8 * 50 * (4 + 48) * STEPS if SIZE > 1 else 0)
 
 
-def test_a_model_without_such_a_layer_is_refused_by_all(data, tmp_path):
+def test_a_model_without_such_a_layer_is_refused_by_all(blobs, tmp_path):
     def narrow():
         return nn.Sequential(nn.Unflatten(1, (1, 20)), nn.Conv1d(1, 4, 20), nn.Flatten())
 
     with pytest.raises(mh.ConfigError, match="no fully connected layer"):
-        sliced(narrow, data, tmp_path / "split")
+        sliced(narrow, blobs, tmp_path / "split")

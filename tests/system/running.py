@@ -10,6 +10,22 @@ from pathlib import Path
 PATIENCE = 200  # seconds until a command, or what must come true, counts as hung
 MANYHANDS = [sys.executable, "-m", "manyhands"]
 
+# A module for the command line, whose model fails on one rank.
+FAILING = """
+import os
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(20, 4)
+
+    def forward(self, x):
+        if os.environ.get("PMI_RANK") == "1":
+            raise RuntimeError("no hands on this rank")
+        return self.layer(x)
+"""
+
 
 def ran(line, **options):
     """Run a command to its end; returns its exit code and what it said."""

@@ -1,10 +1,9 @@
 """Slow workers and balanced ones from the command line, with what may befall them."""
 
 import json
-import textwrap
 
 import pytest
-from running import manyhands
+from running import FAILING, manyhands
 
 from manyhands.testing import Faults
 
@@ -44,21 +43,7 @@ def test_a_very_slow_worker_is_not_a_dead_one(tmp_path, strategy):
 
 
 def test_a_model_that_fails_on_the_slow_rank_ends_all_with_that_traceback_once(tmp_path):
-    source = """
-        import os
-        from torch import nn
-
-        class Model(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.layer = nn.Linear(20, 4)
-
-            def forward(self, x):
-                if os.environ.get("PMI_RANK") == "1":
-                    raise RuntimeError("no hands on this rank")
-                return self.layer(x)
-    """
-    (tmp_path / "mine.py").write_text(textwrap.dedent(source))
+    (tmp_path / "mine.py").write_text(FAILING)
     line = ("--data", "blobs", "--model", "mine:Model", "--kernels", "default", *BALANCED)
     done = manyhands("train", *line, cwd=tmp_path)
     assert done.returncode == 1

@@ -10,7 +10,16 @@ import time
 from pathlib import Path
 
 import pytest
-from running import MANYHANDS, PATIENCE, eventually, manyhands, ran, record, workers_alive
+from running import (
+    FAILING,
+    MANYHANDS,
+    PATIENCE,
+    eventually,
+    manyhands,
+    ran,
+    record,
+    workers_alive,
+)
 
 import manyhands as mh
 from manyhands.board import Board
@@ -25,17 +34,6 @@ def training(workers):
     boards = Path(os.environ["TMPDIR"]).glob("manyhands-*/*/board")
     notes = [note for board in boards for note in Board(board, workers).read()]
     return len(notes) == workers and all(note.step > 3 for note in notes)
-
-
-@pytest.fixture
-def module(tmp_path):
-    """Write a module that the command line can import; returns where it lies."""
-
-    def write(source):
-        (tmp_path / "mine.py").write_text(textwrap.dedent(source))
-        return tmp_path
-
-    return write
 
 
 def test_training_leaves_the_promised_files_and_prints_json(tmp_path):
@@ -99,29 +97,10 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
     assert "cannot be written" in done.stderr
 
 
-def test_an_error_on_one_rank_ends_all_with_that_traceback_once(tmp_path, module):
-    where = module(
-        """
-        import os
-        from torch import nn
-
-        class Model(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.layer = nn.Linear(20, 4)
-
-            def forward(self, x):
-                if os.environ.get("PMI_RANK") == "1":
-                    raise RuntimeError("no hands on this rank")
-                return self.layer(x)
-
-        def make():
-            return Model()
-        """
-    )
-    done = manyhands(
-        "train", "--data", "blobs", "--model", "mine:make", "--kernels", "default", cwd=where
-    )
+def test_an_error_on_one_rank_ends_all_with_that_traceback_once(tmp_path):
+    (tmp_path / "mine.py").write_text(FAILING)
+    given = ["--data", "blobs", "--model", "mine:Model", "--kernels", "default"]
+    done = manyhands("train", *given, cwd=tmp_path)
     assert done.returncode == 1
     assert done.stderr.count("RuntimeError: no hands on this rank") == 2  # traceback and summary
     assert done.stderr.count("Traceback") == 1
@@ -129,30 +108,28 @@ def test_an_error_on_one_rank_ends_all_with_that_traceback_once(tmp_path, module
     assert "[rank 0]" not in done.stderr
 
 
-def test_a_loss_that_is_not_finite_stops_all_and_names_rank_and_step(tmp_path, module):
-    where = module(
-        """
-        import os
-        import torch
-        from torch import nn
+POISONED = """
+import os
+import torch
+from torch import nn
 
-        class Model(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.layer = nn.Linear(20, 4)
-                self.register_buffer("calls", torch.zeros(()))  # set back where it is only tried
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(20, 4)
+        self.register_buffer("calls", torch.zeros(()))  # set back where it is only tried
 
-            def forward(self, x):
-                self.calls += 1
-                poison = self.calls == 5 and os.environ.get("PMI_RANK") == "1"
-                return self.layer(x) * (float("nan") if poison else 1.0)
+    def forward(self, x):
+        self.calls += 1
+        poison = self.calls == 5 and os.environ.get("PMI_RANK") == "1"
+        return self.layer(x) * (float("nan") if poison else 1.0)
+"""
 
-        make = Model
-        """
-    )
-    done = manyhands(
-        "train", "--data", "blobs", "--model", "mine:make", "--kernels", "default", cwd=where
-    )
+
+def test_a_loss_that_is_not_finite_stops_all_and_names_rank_and_step(tmp_path):
+    (tmp_path / "mine.py").write_text(POISONED)
+    given = ["--data", "blobs", "--model", "mine:Model", "--kernels", "default"]
+    done = manyhands("train", *given, cwd=tmp_path)
     assert done.returncode == 1
     assert "step 5 of worker 1" in done.stderr
     assert "smaller learning rate" in done.stderr
