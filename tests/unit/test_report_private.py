@@ -16,7 +16,8 @@ from manyhands.report import build, results
 from manyhands.report.load import parse, read
 from manyhands.report.private import sentences, statements
 from manyhands.report.published import published
-from manyhands.report.tables import Summary, summarise
+from manyhands.report.summarising import summarise
+from manyhands.report.tables import Summary
 
 LEAKS = ("987654", "987 654", "987\u202f654", "987,654")
 

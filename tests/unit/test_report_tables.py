@@ -11,7 +11,8 @@ import records
 
 from manyhands.report import build, results
 from manyhands.report.load import Loaded, Source, parse
-from manyhands.report.tables import Spread, Summary, summarise
+from manyhands.report.summarising import summarise
+from manyhands.report.tables import Spread, Summary
 
 
 def loaded(*found: dict[str, Any], source: str = "s") -> Loaded:

@@ -9,7 +9,7 @@ from records import record, sweep
 
 from manyhands.report import build
 from manyhands.report.load import read
-from manyhands.report.tables import summarise
+from manyhands.report.summarising import summarise
 from manyhands.report.timeline import comment, events, held
 
 

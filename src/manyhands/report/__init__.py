@@ -58,7 +58,7 @@ def results(folders: Sequence[Path]) -> Table:
 def _summary(folders: Sequence[Path]) -> Summary:
     from manyhands.errors import ConfigError
     from manyhands.report.load import read
-    from manyhands.report.tables import summarise
+    from manyhands.report.summarising import summarise
 
     loaded = read(folders)
     if not loaded.runs:
