@@ -14,7 +14,7 @@ from typing import Any
 
 from sweeps import rows_of
 
-Key = tuple[str, str, int, bool]  # model, strategy, batch behind an update, private
+Key = tuple[str, str, int, bool]  # model, strategy, examples behind an update, private
 
 
 def table(folder: Path) -> str:
@@ -43,8 +43,10 @@ def table(folder: Path) -> str:
 
 
 def _key(run: dict[str, Any]) -> Key:
-    private = bool(run["private"])
-    return run.get("model") or "mlp", run["strategy"], int(run["batch_size"]), private
+    strategy, batch = run["strategy"], int(run["batch_size"])
+    if run.get("staleness") == 0:  # one update of all workers' pushes
+        strategy, batch = "server, synchronous", batch * run["workers"]
+    return run.get("model") or "mlp", strategy, batch, bool(run["private"])
 
 
 def _order(key: Key) -> tuple[str, int, bool, str]:

@@ -13,6 +13,7 @@ import records
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import model_parallel
 import partitioning
+import private_cost
 import repeatability
 import results
 
@@ -202,3 +203,22 @@ def test_memory_and_time_of_every_process(tmp_path: Path) -> None:
     spent = model_parallel.spent(folder).splitlines()
     assert sum(line.startswith("| sync, ring, 2 workers |") for line in spent) == 1
     assert all(line.count("|") == 8 for line in spent)
+
+
+def test_a_synchronous_server_is_compared_with_what_makes_updates_of_its_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def told(strategy: str, workers: int, batch: int, accuracy: float, **rest: Any) -> list[Any]:
+        run = {"strategy": strategy, "workers": workers, "batch_size": batch, **rest}
+        return [{**run, "private": p, "accuracy": accuracy - p * 0.05} for p in (True, False)]
+
+    runs = told("sequential", 1, 512, 0.97) + told("sequential", 1, 128, 0.98)
+    runs += told("server", 4, 128, 0.96, staleness=0) + told("server", 4, 128, 0.95)
+    monkeypatch.setattr(private_cost, "rows_of", lambda folder: ([], runs))
+    found = [line.split(" | ") for line in private_cost.table(Path()).splitlines()[2:]]
+    assert [line[1:4] + line[6:7] for line in found] == [
+        ["sequential", "1", "512", "–"],
+        ["server, synchronous", "4", "512", "1.00"],
+        ["sequential", "1", "128", "–"],
+        ["server", "4", "128", "3.00"],
+    ]
