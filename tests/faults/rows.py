@@ -44,6 +44,9 @@ ROWS = [
             UNIT + "options.py::test_a_learning_rate_that_cannot_work_is_refused",
             UNIT + "options.py::test_counts_below_one_are_refused",
             UNIT + "options.py::test_a_target_outside_zero_to_one_is_refused",
+            UNIT + "privacy_config.py::test_what_is_no_finite_number_above_zero_is_refused",
+            UNIT + "privacy_config.py::test_noise_that_is_none_is_refused",
+            UNIT + "privacy_config.py::test_a_delta_of_one_is_refused",
         ),
     ),
     Row(
@@ -111,6 +114,8 @@ ROWS = [
             SYSTEM + "training.py::test_a_loss_that_is_not_finite_stops_all_and_names_rank_and_"
             "step",
             SYSTEM + "hogwild_processes.py::test_a_diverging_run_ends_all",
+            UNIT + "privacy_mechanism.py::"
+            "test_an_example_whose_gradient_is_not_finite_contributes_zero",
         ),
     ),
     Row(

@@ -129,6 +129,7 @@ def noise(worker, params, expected):
         ({"strategy": "sync"}, 1.0),
         ({"strategy": "sync", "allreduce": "ring"}, 1.0),
         ({"strategy": "sync", "distrust": True}, WORLD.size),
+        ({"strategy": "sync", "secure_noise": True}, 1.0),
         ({"strategy": "averaging"}, WORLD.size),
         ({"strategy": "gossip"}, WORLD.size),
     ],
