@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from mpi4py import MPI
-from test_resume import at, folder, with_everything  # noqa: F401
+from test_resume import at, with_everything
 from test_resume import train as checkpointed
 from training import distance, record, same_everywhere, smooth, train
 
@@ -101,7 +101,7 @@ def test_the_record_says_who_had_which_share_when(blobs, tmp_path, measured):
         assert len(shares) > 1
 
 
-def test_a_resumed_run_goes_on_with_its_shares_and_the_same_bits(folder, measured):  # noqa: F811
+def test_a_resumed_run_goes_on_with_its_shares_and_the_same_bits(folder, measured):
     """Given the same measurements; real ones differ from run to run, and so does rounding."""
     given = {**BALANCED, "checkpoint_every": "10steps"}
     whole = checkpointed(folder, **given)
@@ -113,7 +113,7 @@ def test_a_resumed_run_goes_on_with_its_shares_and_the_same_bits(folder, measure
     assert resumed.facts["shares"] == whole.facts["shares"]
 
 
-def test_another_number_of_workers_starts_with_equal_shares(folder, measured):  # noqa: F811
+def test_another_number_of_workers_starts_with_equal_shares(folder, measured):
     given = {**BALANCED, "checkpoint_every": "10steps", "dtype": "float64", "model": smooth}
     whole = checkpointed(folder, **given)
     found = at(folder, 40)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from mpi4py import MPI
-from test_resume import at, folder, newest_of, train  # noqa: F401 — folder is a fixture
+from test_resume import at, newest_of, train
 
 import manyhands as mh
 from manyhands.checkpoint import check
@@ -42,7 +42,7 @@ def written(place):
     [{}, {"prefetch": 1, "layerwise": True}, {"staleness": 0}],
     ids=["alone", "prefetch, layer by layer", "waits for all"],
 )
-def test_going_on_is_never_having_stopped(folder, server):  # noqa: F811
+def test_going_on_is_never_having_stopped(folder, server):
     alone = "staleness" not in server
     if alone and WORLD.size > 4:
         pytest.skip("the model has three layers: three masters at most")
@@ -62,7 +62,7 @@ def test_going_on_is_never_having_stopped(folder, server):  # noqa: F811
 @pytest.mark.parametrize(
     "server", [{"layerwise": True}, {"staleness": 2}, {"prefetch": 1}], ids=str
 )
-def test_every_push_is_in_a_checkpoint_once(folder, server):  # noqa: F811
+def test_every_push_is_in_a_checkpoint_once(folder, server):
     """Each part of a checkpoint agrees with every other, and the end has each example once."""
     given = options(**server)
     whole = train(folder, slow=0.002 * WORLD.rank, **given)
@@ -86,7 +86,7 @@ def test_every_push_is_in_a_checkpoint_once(folder, server):  # noqa: F811
     assert sum(noted.values()) == sum(steps(whole)) * given["strategy"].masters
 
 
-def test_a_worker_that_is_done_is_in_the_checkpoint_too(folder):  # noqa: F811
+def test_a_worker_that_is_done_is_in_the_checkpoint_too(folder):
     """Worker 0 has a tenth of the data: the others go on, and checkpoints with them."""
     workers = WORLD.size - MASTERS
     if workers < 2:
@@ -100,7 +100,7 @@ def test_a_worker_that_is_done_is_in_the_checkpoint_too(folder):  # noqa: F811
     assert counted(resumed) == counted(whole)
 
 
-def test_a_signal_writes_a_last_checkpoint_on_all(folder, monkeypatch):  # noqa: F811
+def test_a_signal_writes_a_last_checkpoint_on_all(folder, monkeypatch):
     """Rank 0 alone is asked; the masters let all others know."""
     given = options() | {"checkpoint_every": "1000steps"}
     due = Lifecycle.after_step
