@@ -76,6 +76,15 @@ def test_arrays_of_several_blocks(allreduce, comm, length):
         np.testing.assert_array_equal(recv, expected(np.add, arrays))
 
 
+def test_one_length_after_another(allreduce, comm):
+    """What is kept of earlier calls belongs to their lengths and dtypes only."""
+    for length in [*range(70), 3, 69]:
+        arrays = parts(length, "f8" if length % 3 else "i4", comm.size, seed=length)
+        recv = np.zeros_like(arrays[0])
+        allreduce(arrays[comm.rank], recv, comm)
+        np.testing.assert_array_equal(recv, expected(np.add, arrays), str(length))
+
+
 LAYOUTS = {
     "fortran": lambda array: np.asfortranarray(array),
     "strided": lambda array: np.repeat(array, 2, axis=1)[:, ::2],

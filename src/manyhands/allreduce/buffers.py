@@ -26,7 +26,7 @@ def flatten(send: Array, recv: Array) -> tuple[Array, Array]:
     Raises:
         ValueError: The two differ in shape or dtype, `recv` is read-only, or they hold objects.
     """
-    if send.shape != recv.shape or send.dtype != recv.dtype:
+    if send is not recv and (send.shape != recv.shape or send.dtype != recv.dtype):
         raise ValueError(
             f"send is {send.dtype} of shape {send.shape}, recv is {recv.dtype} of shape "
             f"{recv.shape}; expected the same dtype and shape"

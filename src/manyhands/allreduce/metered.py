@@ -43,6 +43,7 @@ class Metered:
     def __init__(self, comm: Any, meter: Meter | None = None) -> None:
         self.comm = comm
         self.meter = meter if meter is not None else Meter()
+        self.channel: Any = None  # the private one, once it is known
         self.rank: int = comm.rank
         self.size: int = comm.size
 

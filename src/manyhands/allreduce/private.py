@@ -91,7 +91,10 @@ class Channel:
 def channel(comm: Any) -> Channel:
     """Return the private channel of `comm`, made by all its ranks together at the first use."""
     if isinstance(comm, Metered):
-        return Channel(_private(comm.comm), comm.meter)
+        if comm.channel is None:
+            comm.channel = Channel(_private(comm.comm), comm.meter)
+        found: Channel = comm.channel
+        return found
     return _private(comm).channel
 
 

@@ -39,8 +39,23 @@ def shared_memory(send: Array, recv: Array, comm: Any, op: Op = np.add) -> None:
     Raises:
         ConfigError: The communicator spans hosts.
     """
-    for _ in _steps(send, recv, channel(comm), op):
+    group = channel(comm)
+    if fits_one_round(send.nbytes, group.size) and group.private.per_host == group.size:
+        # What a generator would do, without one: for small arrays that is much of the time.
+        x, y = flatten(send, recv)
+        window = _window(group)
+        number, parts = enter_round(x, group, window)
+        window.wait(COPIED, number)
+        combine(op, parts, out=y)
+        deliver(y, recv)
+        return
+    for _ in _steps(send, recv, group, op):
         pass  # what follows each step waits by itself
+
+
+def fits_one_round(nbytes: int, size: int) -> bool:
+    """Say whether `size` processes had better reduce so many bytes each for itself."""
+    return size > 1 and nbytes * (size - 1) <= ONE_ROUND
 
 
 def shared_memory_steps(
@@ -82,7 +97,7 @@ def _steps(send: Array, recv: Array, group: Channel, op: Op) -> Iterator[tuple[i
     x, y = flatten(send, recv)
     if group.size == 1:
         y[...] = x
-    elif x.nbytes * (group.size - 1) <= ONE_ROUND:
+    elif fits_one_round(x.nbytes, group.size):
         yield from one_round(x, y, group, op, _window(group))
     else:
         yield from block_steps(x, y, group, op, _window(group))
@@ -93,15 +108,21 @@ def one_round(
     x: Array, y: Array, group: Channel, op: Op, window: Window
 ) -> Iterator[tuple[int, int]]:
     """Copy in, wait, reduce everything; `x` must fit into one slot."""
+    number, parts = enter_round(x, group, window)
+    yield COPIED, number
+    window.wait(COPIED, number)
+    combine(op, parts, out=y)
+
+
+def enter_round(x: Array, group: Channel, window: Window) -> tuple[int, list[Array]]:
+    """Copy `x` in; returns what all must have signalled, and where everyone's array then is."""
     number = window.round
-    parts = [window.input(rank, number, x.dtype)[: len(x)] for rank in range(group.size)]
-    parts[group.rank][...] = x
+    parts = window.inputs(number, len(x), x.dtype)
+    np.copyto(parts[group.rank], x)
+    window.round = number + 1
     window.signal(COPIED, number + 1)
     group.count_shared(x.nbytes)
-    window.round = number + 1
-    yield COPIED, number + 1
-    window.wait(COPIED, number + 1)
-    combine(op, parts, out=y)
+    return number + 1, parts
 
 
 def by_blocks(

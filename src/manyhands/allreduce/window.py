@@ -28,6 +28,7 @@ _HEADER = 128
 _SPINS = 2000  # about 100 µs: longer than a round takes when every process has a core
 _YIELDS = 1000  # about 1 ms: after that a wait is long and a late wake-up matters little
 _NAP = 50e-6
+_VIEWS = 64  # lengths whose views are kept
 
 
 def piece_bytes(lanes: int) -> int:
@@ -65,11 +66,23 @@ class Window:
         self._win.Sync()
         comm.Barrier()
         self.round = 0
+        self._views: dict[tuple[int, int, np.dtype[Any]], list[Array]] = {}
 
     def input(self, rank: int, number: int, dtype: np.dtype[Any]) -> Array:
         """Return `rank`'s input slot for round `number`."""
         start = number % INPUTS * SLOT
         return self._typed(rank, start, SLOT, dtype)
+
+    def inputs(self, number: int, length: int, dtype: np.dtype[Any]) -> list[Array]:
+        """Return every rank's input for round `number`, by rank: the first `length` items."""
+        key = (number % INPUTS, length, dtype)
+        found = self._views.get(key)
+        if found is None:
+            if len(self._views) >= _VIEWS:
+                self._views.clear()
+            ranks = range(len(self._data))
+            found = self._views[key] = [self.input(r, number, dtype)[:length] for r in ranks]
+        return found
 
     def result(self, rank: int, number: int, dtype: np.dtype[Any]) -> Array:
         """Return `rank`'s result slot for round `number`."""
@@ -117,5 +130,6 @@ class Window:
     def free(self) -> None:
         """Free the window; all ranks together."""
         self._data, self._others = [], []
+        self._views.clear()
         self._win.Unlock_all()
         self._win.Free()
