@@ -31,6 +31,7 @@ OPERATIONS = (
     "record",
     "done",
 )
+_NUMBERS = {name: number for number, name in enumerate(OPERATIONS)}
 _WORDS = 500  # bytes for a worker's last words
 _PID, _STEP, _STEPS, _OPERATION, _TIME = range(5)
 
@@ -55,6 +56,7 @@ class Board:
             path.write_bytes(bytes((size + 1) * 5 * 8 + size * _WORDS))
         everything = np.memmap(path, dtype=np.float64, mode="r+", shape=(size + 1, 5))
         self.rows, self.request = everything[:size], everything[size]
+        self._cells = memoryview(everything)  # the same, ten times as fast to write to
         self.words = np.memmap(
             path, np.uint8, mode="r+", offset=everything.nbytes, shape=(size, _WORDS)
         )
@@ -76,10 +78,10 @@ class Board:
 
     def note(self, rank: int, step: int, operation: str) -> None:
         """Note what the worker does now."""
-        row = self.rows[rank]
-        row[_STEP] = step
-        row[_OPERATION] = OPERATIONS.index(operation)
-        row[_TIME] = time.monotonic()
+        cells = self._cells
+        cells[rank, _STEP] = step
+        cells[rank, _OPERATION] = _NUMBERS[operation]
+        cells[rank, _TIME] = time.monotonic()
         if self.on_note:
             self.on_note(step, operation)
 

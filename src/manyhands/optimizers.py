@@ -94,11 +94,30 @@ def _light(kind: Any) -> type[torch.optim.Optimizer]:
     """Return torch's optimizer without what is wrapped around its methods for torch.compile.
 
     The wrappers import torch._dynamo with all its company, only to tell it to look away: over a
-    second of every worker's start. The methods inside are the same, so the bits are.
+    second of every worker's start. Another one names every step to the profiler and looks for hooks,
+    which takes as long as the update of ten thousand parameters: it is left out of steps that have
+    neither. The methods inside are the same, so the bits are.
     """
     import torch
+    from torch.autograd import profiler
+    from torch.optim import optimizer as home
 
     names = ("add_param_group", "state_dict", "load_state_dict", "zero_grad")
     plain = {name: inspect.unwrap(getattr(kind, name)) for name in names}
-    step = torch.no_grad()(inspect.unwrap(kind.step))
+    bare = inspect.unwrap(kind.step)
+    watched = torch.optim.Optimizer.profile_hook_step(torch.no_grad()(bare))
+
+    def step(self: Any, closure: Any = None) -> Any:
+        if (
+            self._optimizer_step_pre_hooks
+            or self._optimizer_step_post_hooks
+            or home._global_optimizer_pre_hooks
+            or home._global_optimizer_post_hooks
+            or profiler._is_profiler_enabled
+        ):
+            return watched(self, closure)
+        with torch.no_grad():
+            return bare(self, closure)
+
+    step.hooked = True  # type: ignore[attr-defined]
     return type(kind.__name__, (kind,), {**plain, "step": step, "__doc__": kind.__doc__})

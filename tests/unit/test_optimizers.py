@@ -55,6 +55,13 @@ def test_hooks_still_run():
     assert heard == ["before", "after"]
 
 
+def test_steps_that_are_profiled_have_their_name():
+    _, optimizer = _trained(SGD().build, steps=1)
+    with torch.profiler.profile() as profiled:
+        optimizer.step()
+    assert "Optimizer.step#SGD.step" in {event.key for event in profiled.key_averages()}
+
+
 def test_follows_a_scheduler():
     w = torch.nn.Parameter(torch.zeros(1))
     w.grad = torch.ones(1)
