@@ -349,7 +349,7 @@ def _optimizer(
             raise ConfigError(f"optimizer gave a {kind}; expected a torch.optim.Optimizer")
         return built
     if not chosen.weight_decay:
-        return chosen.build([replica.slice(0, len(replica.params))], cuda=replica.params.is_cuda)
+        return chosen.build(replica.slices(0, len(replica.params)), cuda=replica.params.is_cuda)
     used, unused = replica.segments(*batch, decays)
     untouched = [{"params": unused, "weight_decay": 0.0}] if unused else []
     return chosen.build([{"params": used}, *untouched], cuda=replica.params.is_cuda)

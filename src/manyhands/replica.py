@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from manyhands.forms import Tree
     from manyhands.metrics import Metric
 
+_LARGE = 1 << 18  # numbers in the vector from which on passes over it cost more than calls
+_BLOCK = 1 << 17  # numbers that an update finds in a core's cache again, with gradient and momentum
+
 LossFunction = Callable[..., Tensor]  # of (output, target), or of (model, batch)
 
 
@@ -73,6 +76,7 @@ class Replica:
 
     def _attach(self) -> None:
         """Make every parameter and its gradient a view of the two vectors."""
+        self._grads: list[Tensor] = []
         with torch.no_grad():
             start = 0
             for _, p in self.named:
@@ -81,6 +85,7 @@ class Replica:
                 view.copy_(p)
                 p.data = view
                 p.grad = self.grad[start:stop].view(p.shape)
+                self._grads.append(p.grad)
                 start = stop
 
     def _find_layers(self) -> tuple[Layer, ...]:
@@ -101,11 +106,10 @@ class Replica:
         """The number of trainable parameters."""
         return self.params.numel()
 
-    def gradient(self, x: Tree, y: Tree) -> Loss:
-        """Fill `grad` with the gradient of the batch's mean loss."""
-        self.grad.zero_()
+    def gradient(self, x: Tree, y: Tree, weight: float = 1.0) -> Loss:
+        """Fill `grad` with the gradient of the batch's mean loss, times `weight`."""
         examples, pieces = forms.count(x), self.pieces
-        mean, right = 0.0, 0
+        mean, right, filled = 0.0, 0, False
         for i in range(pieces):
             part = slice(i * examples // pieces, (i + 1) * examples // pieces)
             count = part.stop - part.start
@@ -114,10 +118,47 @@ class Replica:
             some = forms.cut(x, y, part) if pieces > 1 else (x, y)
             loss, output = self.objective(self.forward, *some)
             weighted = loss if count == examples else loss * (count / examples)
-            weighted.backward()  # type: ignore[no-untyped-call]
+            if filled:
+                weighted.backward()  # type: ignore[no-untyped-call]
+            else:
+                self._fill(weighted, weight if count == examples else 1.0)
+                filled = True
             mean += weighted.item()
             right += self.correct(output, some[1])
+        if not filled:
+            self.grad.zero_()
+        elif pieces > 1 and weight != 1.0:
+            self.grad.mul_(weight)
         return Loss(mean, right, examples)
+
+    def _fill(self, loss: Tensor, weight: float) -> None:
+        """Fill `grad` with the gradient of `loss`, times `weight`.
+
+        Backward leaves its own tensors with parameters that have no gradient yet; with one, even of
+        zeros, it would add. What it left is moved into the vector: once through the memory.
+        """
+        for _, p in self.named:
+            p.grad = None
+        loss.backward()  # type: ignore[no-untyped-call]
+        large = self.grad.numel() >= _LARGE
+        moved: tuple[list[Tensor], list[Tensor]] = ([], [])
+        for (_, p), view in zip(self.named, self._grads, strict=True):
+            found, p.grad = p.grad, view
+            if found is None:
+                view.zero_()
+            elif found.layout != torch.strided:
+                view.copy_(found.to_dense())
+                if large:
+                    view.mul_(weight)
+            elif large:
+                torch.mul(found, weight, out=view)
+            else:
+                moved[0].append(view)
+                moved[1].append(found)
+        if moved[0]:
+            torch._foreach_copy_(*moved)
+        if not large and weight != 1.0:
+            self.grad.mul_(weight)
 
     def write_gradient(self, x: Tree, y: Tree) -> tuple[Tensor, Tensor]:
         """Fill `grad` in as few kernels as possible; returns the mean loss and how many are right.
@@ -255,7 +296,7 @@ class Replica:
         for i, (_, p) in enumerate(self.named):
             start += p.numel()
             if i + 1 == len(self.named) or reached[i + 1] != reached[i]:
-                (used if reached[i] else unused).append(self.slice(first, start))
+                (used if reached[i] else unused).extend(self.slices(first, start))
                 first = start
         return used, unused
 
@@ -268,6 +309,15 @@ class Replica:
             reached = [p.grad is not None for _, p in self.named]
             self._attach()
         return reached
+
+    def slices(self, start: int, stop: int) -> list[nn.Parameter]:
+        """Return a part of the vector as parameters that can be stepped, at least one.
+
+        An optimizer goes over each of them several times: on a CPU they are cut so that all but the
+        first time it finds them in the cache. It works number by number: the bits stay the same.
+        """
+        width = max(1, stop - start) if self.params.is_cuda else _BLOCK
+        return [self.slice(a, min(a + width, stop)) for a in range(start, max(stop, start + 1), width)]
 
     def slice(self, start: int, stop: int) -> nn.Parameter:
         """Return a slice of the vector as a parameter, gradient included, that can be stepped."""

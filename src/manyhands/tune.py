@@ -172,7 +172,7 @@ def _key(replica: Replica, batch: tuple[Tree, Tree], kind: str) -> str:
         ", ".join(str(tuple(leaf.shape)) for leaf in forms.leaves(batch[0])),
         str(replica.params.dtype),
         repr(replica.module),
-        "gemm",  # times of before it are of fewer candidates
+        "moved",  # times of before gradients were moved into the vector are of longer steps
         *([] if kind == "plain" else [kind]),
     ]
     return hashlib.blake2b("\n".join(described).encode(), digest_size=12).hexdigest()

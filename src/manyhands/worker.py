@@ -175,7 +175,7 @@ class Worker:
 
         In a private run it is the noised mean of clipped gradients, and the loss stays unknown.
         """
-        slow = self.slow
+        slow, weight = self.slow, batch.weight
         with slowed(slow, self.replica, batch.x, batch.y) if slow else nullcontext():
             if self.mechanism:
                 self.mechanism.gradient(batch.x, batch.y, batch.examples)
@@ -185,16 +185,19 @@ class Worker:
                 if self.graphs.full or self.comm.size > 1:
                     self.settle()  # a sum would wait for the gradient, and count it as its own time
             else:
-                self.note_loss(self.replica.gradient(batch.x, batch.y))
-        if batch.weight != 1.0:
-            self.replica.grad.mul_(batch.weight)
+                self.note_loss(self.replica.gradient(batch.x, batch.y, weight))
+                weight = 1.0
+        if weight != 1.0:
+            self.replica.grad.mul_(weight)
         self.clock.computed.append(time.monotonic())
         return self.replica.grad
 
     def allreduce(self, vector: Tensor, algorithm: str = "auto") -> None:
         """Sum `vector` over the workers, in place."""
-        with self.exchanging():
-            self.comm.allreduce(vector, algorithm)
+        self.board.note(self.number, self.step, "exchange")
+        begin = time.monotonic()
+        self.comm.allreduce(vector, algorithm)
+        self.clock.exchange(begin, time.monotonic())
 
     @contextmanager
     def exchanging(self) -> Iterator[None]:

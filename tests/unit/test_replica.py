@@ -6,8 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from manyhands import config
+from manyhands import replica as replicas
 from manyhands.assemble import _decaying, _optimizer
 from manyhands.errors import ConfigError
 from manyhands.models import MODELS, cnn
@@ -91,6 +93,30 @@ def test_training_the_vector_is_training_the_module(make, optimizer):
         assert torch.allclose(ours, reference, rtol=0, atol=1e-6), name
 
 
+@pytest.mark.parametrize(
+    "optimizer",
+    [SGD(lr=0.1), SGD(lr=0.1, nesterov=True, weight_decay=0.1), Adam(), AdamW(weight_decay=0.1)],
+    ids=repr,
+)
+def test_an_update_block_by_block_has_the_bits_of_one_of_the_whole(monkeypatch, optimizer):
+    ends = []
+    for block in (1 << 40, 1000, 37):
+        monkeypatch.setattr(replicas, "_BLOCK", block)
+        torch.manual_seed(0)
+        replica = Replica(cnn(), F.nll_loss)
+        x, y = torch.randn(4, 1, 28, 28), torch.randint(10, (4,))
+        flat = _optimizer(configure({"optimizer": optimizer}), replica, (x, y))
+        parts = [p for group in flat.param_groups for p in group["params"]]
+        assert sum(map(torch.numel, parts)) == replica.dim
+        for _ in range(3):
+            replica.grad.copy_(torch.randn(replica.dim))
+            flat.step()
+        ends.append((len(parts), replica.params))
+    assert [count for count, _ in ends] == [1, 10, 266]
+    assert torch.equal(ends[0][1], ends[1][1])
+    assert torch.equal(ends[0][1], ends[2][1])
+
+
 def test_tied_parameters_stay_tied_and_frozen_ones_stay_outside():
     replica = Replica(Tied(), F.cross_entropy)
     assert replica.module.first.weight is replica.module.second.weight
@@ -105,6 +131,56 @@ def test_an_empty_batch_gives_a_zero_gradient():
     loss = replica.gradient(torch.empty(0, 6), torch.empty(0, dtype=torch.long))
     assert loss == (0.0, 0, 0)
     assert not replica.grad.any()
+
+
+class Odd(nn.Module):
+    """Gradients of every kind: sparse, laid out channels last, from inside a checkpoint, none."""
+
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(10, 12, sparse=True)
+        self.conv = nn.Conv2d(3, 4, 2)
+        self.twice = nn.Linear(4, 4)
+        self.last = nn.Linear(4, 3)
+        self.unused = nn.Linear(2, 2)
+
+    def forward(self, x):
+        image = self.words(x).view(-1, 3, 2, 2).contiguous(memory_format=torch.channels_last)
+        z = self.conv(image).flatten(1)
+        for _ in range(2):
+            z = checkpoint(nn.Sequential(self.twice, nn.Tanh()), z, use_reentrant=True)
+        return self.last(z)
+
+
+@pytest.mark.parametrize("large", [0, 1 << 40], ids=["as large", "as small"])
+@pytest.mark.parametrize("weight", [1.0, 43 / 128])
+def test_the_gradient_is_what_backward_leaves_times_the_weight(monkeypatch, large, weight):
+    monkeypatch.setattr(replicas, "_LARGE", large)
+    module = Odd()
+    plain = copy.deepcopy(module)
+    x, y = torch.randint(10, (8,)), torch.randint(3, (8,))
+    replica = Replica(module, F.cross_entropy)
+    replica.grad.fill_(7)  # what an earlier step left must not shine through
+    loss = replica.gradient(x, y, weight)
+    expected = F.cross_entropy(plain(x), y)
+    expected.backward()
+    assert loss.mean == expected.item()
+    for (name, ours), theirs in zip(module.named_parameters(), plain.parameters(), strict=True):
+        found = torch.zeros_like(theirs) if theirs.grad is None else theirs.grad.to_dense() * weight
+        assert torch.equal(ours.grad, found), name
+        assert ours.grad.untyped_storage().data_ptr() == replica.grad.untyped_storage().data_ptr()
+
+
+@pytest.mark.parametrize("large", [0, 1 << 40], ids=["as large", "as small"])
+def test_a_weighted_batch_in_pieces_is_weighted_once(monkeypatch, large):
+    monkeypatch.setattr(replicas, "_LARGE", large)
+    replica = Replica(mlp(), F.cross_entropy)
+    x, y = batches(1)[0]
+    replica.pieces = 3
+    replica.gradient(x, y)
+    expected = replica.grad * 0.3
+    replica.gradient(x, y, 0.3)
+    assert torch.equal(replica.grad, expected)
 
 
 @pytest.mark.parametrize("pieces", [2, 3, 20])
