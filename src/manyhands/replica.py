@@ -44,10 +44,15 @@ class Replica:
     The module's trainable parameters are views of `params`, their gradients views of `grad`: one
     collective moves all of them. Frozen parameters stay outside; tied ones appear once.
 
+    Attributes:
+        watched: Whether somebody reads `grad` while the backward pass is still filling it.
+
     Guarantees:
         - `params` and `grad` are never copied: writing to them is writing to the module.
         - An empty batch gives a zero gradient.
     """
+
+    watched = False
 
     def __init__(self, module: nn.Module, loss: LossFunction, *, classifies: bool = True) -> None:
         self.module = self.judged = module  # what is trained here; what is judged and saved
@@ -109,7 +114,11 @@ class Replica:
     def gradient(self, x: Tree, y: Tree, weight: float = 1.0) -> Loss:
         """Fill `grad` with the gradient of the batch's mean loss, times `weight`."""
         examples, pieces = forms.count(x), self.pieces
-        mean, right, filled = 0.0, 0, False
+        mean, right = 0.0, 0
+        at_once = pieces == 1 and not self.watched
+        filled = self.watched  # with zeros, to which backward adds
+        if filled:
+            self.grad.zero_()
         for i in range(pieces):
             part = slice(i * examples // pieces, (i + 1) * examples // pieces)
             count = part.stop - part.start
@@ -121,13 +130,13 @@ class Replica:
             if filled:
                 weighted.backward()  # type: ignore[no-untyped-call]
             else:
-                self._fill(weighted, weight if count == examples else 1.0)
+                self._fill(weighted, weight if at_once else 1.0)
                 filled = True
             mean += weighted.item()
             right += self.correct(output, some[1])
         if not filled:
             self.grad.zero_()
-        elif pieces > 1 and weight != 1.0:
+        elif not at_once and weight != 1.0:
             self.grad.mul_(weight)
         return Loss(mean, right, examples)
 
@@ -163,8 +172,8 @@ class Replica:
     def write_gradient(self, x: Tree, y: Tree) -> tuple[Tensor, Tensor]:
         """Fill `grad` in as few kernels as possible; returns the mean loss and how many are right.
 
-        `gradient` adds each parameter's to zeros; here all are written at once. Nothing waits for
-        the device.
+        `gradient` moves them one by one; here all are written at once. Nothing waits for the
+        device.
         """
         loss, output = self.objective(self.forward, x, y)
         named = [p for _, p in self.named]

@@ -171,11 +171,24 @@ def test_the_gradient_is_what_backward_leaves_times_the_weight(monkeypatch, larg
         assert ours.grad.untyped_storage().data_ptr() == replica.grad.untyped_storage().data_ptr()
 
 
+@pytest.mark.parametrize("watched", [False, True])
+def test_who_watches_sees_each_gradient_in_the_vector_at_once(watched):
+    replica = Replica(mlp(), F.cross_entropy)
+    replica.watched = watched
+    seen = []
+    for _, p in replica.named:
+        p.register_post_accumulate_grad_hook(lambda p: seen.append(replica.grad.clone()))
+    replica.gradient(*batches(1)[0], 0.5)
+    assert bool(seen[0].any()) == watched
+    assert torch.equal(seen[-1] * 0.5, replica.grad) == watched
+
+
 @pytest.mark.parametrize("large", [0, 1 << 40], ids=["as large", "as small"])
-def test_a_weighted_batch_in_pieces_is_weighted_once(monkeypatch, large):
+@pytest.mark.parametrize("examples", [1, 8])
+def test_a_weighted_batch_in_pieces_is_weighted_once(monkeypatch, large, examples):
     monkeypatch.setattr(replicas, "_LARGE", large)
     replica = Replica(mlp(), F.cross_entropy)
-    x, y = batches(1)[0]
+    x, y = (part[:examples] for part in batches(1)[0])
     replica.pieces = 3
     replica.gradient(x, y)
     expected = replica.grad * 0.3

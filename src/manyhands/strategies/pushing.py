@@ -99,6 +99,7 @@ class Line:
 
     def listen(self) -> None:
         """Let every layer's gradient be sent as soon as the backward pass has it."""
+        self.worker.replica.watched = True
         start = 0
         for _, p in self.worker.replica.named:
             m, n = self._piece(start)
