@@ -94,9 +94,9 @@ def _light(kind: Any) -> type[torch.optim.Optimizer]:
     """Return torch's optimizer without what is wrapped around its methods for torch.compile.
 
     The wrappers import torch._dynamo with all its company, only to tell it to look away: over a
-    second of every worker's start. Another one names every step to the profiler and looks for hooks,
-    which takes as long as the update of ten thousand parameters: it is left out of steps that have
-    neither. The methods inside are the same, so the bits are.
+    second of every worker's start. Another one names every step to the profiler and looks for
+    hooks, which takes as long as the update of ten thousand parameters: it is left out of steps
+    that have neither. The methods inside are the same, so the bits are.
     """
     import torch
     from torch.autograd import profiler

@@ -326,7 +326,8 @@ class Replica:
         first time it finds them in the cache. It works number by number: the bits stay the same.
         """
         width = max(1, stop - start) if self.params.is_cuda else _BLOCK
-        return [self.slice(a, min(a + width, stop)) for a in range(start, max(stop, start + 1), width)]
+        starts = range(start, max(stop, start + 1), width)
+        return [self.slice(first, min(first + width, stop)) for first in starts]
 
     def slice(self, start: int, stop: int) -> nn.Parameter:
         """Return a slice of the vector as a parameter, gradient included, that can be stepped."""
