@@ -53,6 +53,8 @@ def test_the_hash_tells_other_data(shards, tmp_path):
     assert Manifest.read(tmp_path / "other").sha256 != before
     write(tmp_path / "same", PARTS, TEST)
     assert Manifest.read(tmp_path / "same").sha256 == before
+    write(tmp_path / "learned", PARTS, TEST, learned=["impute: median of a"])
+    assert Manifest.read(tmp_path / "learned").sha256 != before  # or a private run's store is taken
 
 
 def test_without_a_manifest_nothing_is_taken_for_whole(shards, tmp_path):

@@ -53,6 +53,14 @@ def test_a_convolution_and_its_pooling(conv, pool, between):
     assert_equal(nn.Sequential(*layers).double(), torch.randn(3, 2, 17, 19).double())
 
 
+def test_an_activation_may_work_in_place_on_what_a_pooling_of_its_own_gives():
+    """The second pooling belongs to no convolution; what it gives must be no view either."""
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(2, 4, 3), nn.MaxPool2d(2), nn.Sigmoid(), nn.MaxPool2d(2)]
+    model = nn.Sequential(*layers, nn.ReLU(inplace=True)).double()
+    assert_equal(model, torch.randn(3, 2, 17, 19).double())
+
+
 def test_a_gradient_goes_to_the_first_of_equals():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.MaxPool2d(2), nn.MaxPool2d(3)).double()

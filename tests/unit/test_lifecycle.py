@@ -10,7 +10,8 @@ from torch import nn
 from manyhands import checkpoint
 from manyhands.checkpoint import Writer
 from manyhands.clock import Clock, Epoch
-from manyhands.lifecycle import Lifecycle, Mark, capture
+from manyhands.comm.alone import Alone
+from manyhands.lifecycle import Lifecycle, Mark, capture, restore
 from manyhands.replica import Replica
 from manyhands.strategies import STRATEGIES
 
@@ -53,20 +54,48 @@ def test_without_checkpoints_none_is_due(lifecycle):
     assert lifecycle(None).due(10, 15) is None
 
 
+def working(**given):
+    """Return a worker after its fourth step, as far as a checkpoint looks at it."""
+    replica = Replica(nn.Linear(3, 2), nn.functional.mse_loss)
+    made = {
+        "replica": replica, "params": replica.params, "clock": Clock(), "losses": [1.0], "kept": [],
+        "step": 4, "balance": None, "mechanism": None, "rank": 0, "comm": Alone(), "facts": {},
+        "epochs": [Epoch(1, steps=4)], "state": None,
+        "optimizer": torch.optim.SGD(replica.module.parameters(), lr=0.1, momentum=0.9),
+        "config": SimpleNamespace(strategy=STRATEGIES["gossip"]()),
+    }  # fmt: skip
+    return SimpleNamespace(**{**made, **given})
+
+
+def test_a_loss_that_nobody_knows_is_still_unknown_after_going_on(tmp_path):
+    """After a death whoever takes over knows no loss of some steps."""
+    writer = Writer(tmp_path, 0, 1, 3)
+    writer.write(4, capture(working(losses=[1.0, None, 3.0])), {})
+    writer.wait()
+    other = working(losses=[])
+    restore(other, checkpoint.newest(tmp_path, print))
+    assert other.losses == [1.0, None, 3.0]
+
+
+def test_a_smaller_group_remembers_over_how_many_the_data_was_dealt(tmp_path):
+    config = SimpleNamespace(checkpoint_every="10steps", keep=3, timeout=9.0, workers=4)
+    worker = SimpleNamespace(config=config, rank=0, comm=Alone())
+    mine = Lifecycle(worker, tmp_path, {"options": {"workers": 4}})
+    for left in (3, 2):
+        config.workers = left
+        mine.renew(worker)
+        assert mine.about["options"]["workers"] == left
+        assert mine.about["dealt_over"] == 4
+
+
 def test_what_was_captured_stays_as_it_was(tmp_path, monkeypatch):
     """The disk is slow, and the worker goes on: the checkpoint is of the moment it was asked for.
 
     A gossip run notes its consensus distance right after the checkpoint at an epoch's end; where
     the disk was slow that note went into the checkpoint as well, and twice into the record.
     """
-    replica = Replica(nn.Linear(3, 2), nn.functional.mse_loss)
-    worker = SimpleNamespace(
-        replica=replica, params=replica.params, clock=Clock(), losses=[1.0], kept=[], step=4,
-        balance=None, mechanism=None,
-        epochs=[Epoch(1, steps=4)], facts={"consensus_distance": [[2, 0.5]]}, state=None,
-        optimizer=torch.optim.SGD(replica.module.parameters(), lr=0.1, momentum=0.9),
-        config=SimpleNamespace(strategy=STRATEGIES["gossip"]()),
-    )  # fmt: skip
+    worker = working(facts={"consensus_distance": [[2, 0.5]]})
+    replica = worker.replica
     gate = threading.Event()
     write = checkpoint._write_part
     monkeypatch.setattr(checkpoint, "_write_part", lambda *rest: (gate.wait(10), write(*rest))[1])

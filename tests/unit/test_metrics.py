@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
+import torchmetrics
 import torchmetrics.functional.classification as published
 from torch import nn
 
@@ -53,6 +54,22 @@ def test_a_named_metric_is_what_others_compute_in_whatever_parts(name, output, y
     value = judged(name, output, y, classes)
     assert value == pytest.approx(float(expected(output, y)), rel=1e-5)
     assert judged(name, output, y, classes, (0, 1, 1, 40, 41, 101)) == pytest.approx(value, 1e-12)
+
+
+def test_scores_in_bfloat16_are_judged_as_the_same_numbers_in_float32():
+    """torchmetrics refuses or rounds what autocast leaves; the numbers are what they are."""
+    short = SCORES[:, :5].bfloat16()
+    assert judged("auroc", short, LABELS, 5) == judged("auroc", short.float(), LABELS, 5)
+    mean = torchmetrics.MeanSquaredError()
+    assert judged(mean, short[:, :3], NUMBERS) == judged(mean, short[:, :3].float(), NUMBERS)
+
+
+def test_a_metric_of_torchmetrics_asks_no_group_of_torch_by_itself(monkeypatch):
+    """Under torchrun it would gather on its own, where only one worker judges, and hang."""
+    mean = torchmetrics.MeanSquaredError(
+        distributed_available_fn=lambda: True, dist_sync_fn=lambda *given: pytest.fail("gathered")
+    )
+    assert judged(mean, NUMBERS, NUMBERS) == 0
 
 
 def test_labels_of_sequences_are_counted_one_by_one():

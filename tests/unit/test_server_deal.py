@@ -1,12 +1,18 @@
 """The parameter server's arithmetic: who owns what, and what is refused."""
 
+from types import SimpleNamespace
+
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 import manyhands as mh
 from manyhands.errors import ConfigError
 from manyhands.options import configure
+from manyhands.replica import Replica
+from manyhands.strategies import master
 from manyhands.strategies.server import deal
 from manyhands.strategies.staleness import describe
 
@@ -66,6 +72,22 @@ def test_more_masters_than_layers_are_refused_before_launch(tmp_path, model, lay
 def test_processes_are_workers_and_masters():
     assert configure({"strategy": "server", "workers": 6, "masters": 2}).processes == 8
     assert configure({"strategy": "sync", "workers": 6}).processes == 6
+
+
+def test_a_master_that_takes_over_begins_with_the_run_s_rate(monkeypatch):
+    """After a death the loop is begun anew: a second master finds the optimizer as one left it."""
+    for name in ("Messages", "Cuts"):
+        monkeypatch.setattr(master, name, lambda *given: None)
+    monkeypatch.setattr(master.Master, "_factor", lambda self, tau: 0.1)
+    replica = Replica(nn.Linear(3, 2), nn.functional.mse_loss)
+    worker = SimpleNamespace(
+        comm=None, lifecycle=None, replica=replica, params=replica.params, step=0,
+        optimizer=torch.optim.SGD([replica.params], lr=0.5), config=SimpleNamespace(workers=1),
+    )  # fmt: skip
+    for _ in range(2):
+        made = master.Master(worker, mh.Server(masters=1), (0, replica.dim))
+        made._step(0, [0])
+        assert [group["lr"] for group in worker.optimizer.param_groups] == [pytest.approx(0.05)]
 
 
 def test_staleness_is_summed_up():

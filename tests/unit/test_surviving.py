@@ -7,13 +7,15 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mpi4py import MPI
 
-from manyhands import mpis
+from manyhands import mpis, surviving
 from manyhands.board import Board
 from manyhands.checkpoint import Part, Writer, steps
 from manyhands.data import Plan
@@ -111,6 +113,7 @@ def test_the_examples_of_what_was_done_are_counted():
         ({"strategy": "gossip", "topology": "pairs"}, "left alone"),
         ({"strategy": "gossip", "asynchronous": True}, "gossip cannot go on"),
         ({"strategy": "server", "layerwise": True}, "half a push"),
+        ({"strategy": "server", "prefetch": 1}, "a push that is still under way"),
     ],
 )
 def test_what_cannot_be_outlived_is_refused_with_a_remedy(given, message):
@@ -197,3 +200,36 @@ def test_a_group_that_mpi_does_not_let_go_is_over_when_all_who_live_are_done(tmp
         assert not guard.over()  # it may still be leaving
     with Guard(board, tmp_path, 1000, end=lambda: None) as guard:
         assert not guard.over()
+
+
+def test_who_dies_while_checkpoints_are_renewed_is_missed_from_the_plans_of_then(monkeypatch):
+    """The others have agreed on who is left: nobody may begin again with the plans from before."""
+    met, renewed = [], []
+
+    class Dies:
+        def renew(self, worker):
+            renewed.append(worker)
+            if len(renewed) == 1:
+                raise MPI.Exception(MPI.ERR_OTHER)
+
+    def regroup(worker, plans, noticed):
+        met.append(sorted(plans))
+        return {number: plans[number] for number in sorted(plans)[:-1]}
+
+    def work():
+        if not met:
+            raise MPI.Exception(MPI.ERR_OTHER)
+        return "done"
+
+    answers = iter([False, False, True])
+    monkeypatch.setattr(surviving, "_regroup", regroup)
+    monkeypatch.setattr(surviving, "_tell", lambda *rest: None)
+    ulfm = SimpleNamespace(
+        is_loss=lambda error: True, revoke=lambda group: None, shrunk=lambda group: group,
+        agreed=lambda group, well: next(answers),
+    )  # fmt: skip
+    monkeypatch.setattr(surviving, "ulfm", ulfm)
+    plan = Plan("balanced", examples=40, batch_size=8, size=4, rank=0, seed=0)
+    worker = SimpleNamespace(plan=plan, comm=object(), lifecycle=Dies())
+    assert surviving.outlive(worker, work, lead=print) == "done"
+    assert met == [[0, 1, 2, 3], [0, 1, 2]]
