@@ -17,6 +17,7 @@ import numpy as np
 BOARD_FILE = "board"
 EVENTS_FILE = "events.jsonl"  # beside the board: what rank 0 announces, a JSON object a line
 
+OWN, AFTER = "its own code", "code after join"  # of a user's own loop, which nobody hurries
 OPERATIONS = (
     "start",
     "load",
@@ -31,6 +32,8 @@ OPERATIONS = (
     "evaluate",
     "record",
     "done",
+    OWN,
+    AFTER,
 )
 _NUMBERS = {name: number for number, name in enumerate(OPERATIONS)}
 _WORDS = 500  # bytes for a worker's last words

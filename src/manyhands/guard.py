@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from manyhands.board import Board, Note
+from manyhands.board import AFTER, OWN, Board, Note
 from manyhands.errors import WorkerError
 
 _LOOK_AT_MAPS = 0.5  # seconds between two looks at the workers' memory maps
@@ -124,7 +124,8 @@ class Guard:
         for note in notes:
             if note.pid:
                 self.segments |= _segments(note.pid) - self._before
-        hanging = [n for n in notes if n.operation != "done" and now - n.time > self.timeout]
+        late = [n for n in notes if now - n.time > self.timeout]
+        hanging = [n for n in late if n.operation not in ("done", OWN, AFTER)]
         if self.spare:
             hanging = [n for n in hanging if n.pid and _state(n.pid) not in ("Z", "")]
         if hanging and now > self._pardoned and not (self.spare and self._end_alone(hanging, now)):

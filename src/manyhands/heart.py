@@ -26,6 +26,7 @@ from manyhands.wire import say
 _BEAT = 5.0  # seconds between two words to the launcher
 _EARLY = 0.25  # likewise in the beginning, so that the launcher soon knows who is there
 _GRACE = 30.0  # seconds that the launcher has to end us, after it must have noticed a hang
+TURN = 2.0  # seconds between two processes of a host, in which the first may tell of a hang
 _ROWS = 24  # workers in one line: pipes carry lines of up to 4 KiB whole
 
 

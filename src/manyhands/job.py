@@ -26,7 +26,7 @@ from manyhands.board import BOARD_FILE, Board
 from manyhands.callbacks import tell
 from manyhands.config import RunConfig
 from manyhands.errors import LaunchError, ManyhandsError
-from manyhands.heart import Heart
+from manyhands.heart import TURN, Heart
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 JOB_FILE = "job.pickle"
 ERROR_FILE = "error.json"
 _LATER = 5.0  # seconds in which the first that failed may tell of it and end the others
-_TURN = 2.0  # seconds between two processes of a host, in which the first may tell of a hang
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,7 +196,7 @@ def join(job: Job, group: Communicator, folder: Path, *, leader: bool) -> dict[s
     heart = None
     if watched:
         faulthandler.register(signal.SIGUSR1)  # by which the leader asks for our stack
-        patience = job.config.timeout + (0.0 if leader else _TURN * group.rank)
+        patience = job.config.timeout + (0.0 if leader else TURN * group.rank)
         heart = Heart(folder, group.size, Path(job.output), patience)
     handlers = {}
     for signum in (signal.SIGINT, signal.SIGTERM):

@@ -8,15 +8,18 @@ import sys
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from manyhands import keeping
 from manyhands.comm.alone import Alone
 from manyhands.dealing import Shared
 from manyhands.errors import ConfigError
+from manyhands.hanging import Watched
 from manyhands.meeting import compare_versions, surrounding
 from manyhands.mpis import load_matching
 from manyhands.options import configure, options
@@ -36,8 +39,36 @@ class Hands:
     Every method is collective: all workers call the same ones in the same order.
     """
 
-    def __init__(self, loop: UserLoop) -> None:
-        self._loop = loop
+    def __init__(self, loop: UserLoop, watched: Watched | None = None) -> None:
+        self._loop, self._watched = loop, watched
+
+    def save(self, folder: str | Path, *, keep: int = 2, **position: Any) -> None:
+        """Write a checkpoint of every worker into `folder`, whole or not at all.
+
+        Weights, buffers, the optimizer's state and options, torch's random numbers, and what the
+        strategy remembers. Call it between two steps; all workers must see the folder.
+
+        Args:
+            folder: Where checkpoints are kept; made where there is none.
+            keep: How many of them stay, the newest.
+            **position: Where your loop is, which `load` gives back: `epoch=3`, or
+                `scheduler=scheduler.state_dict()`; whatever JSON can hold.
+        """
+        keeping.save(self._loop, Path(folder), position, keep)
+
+    def load(self, folder: str | Path) -> dict[str, Any]:
+        """Go on from the newest whole checkpoint in `folder`; returns where your loop was.
+
+        Where there is none yet that is an empty dictionary, so that one script begins and goes on:
+        `for epoch in range(hands.load("checkpoints").get("epoch", 0), 10):`. Saved between two
+        epochs, the end has the bits of a loop never interrupted. With `sync` the number of workers
+        may be another.
+        """
+        return keeping.load(self._loop, Path(folder), self._say)
+
+    def _say(self, text: str) -> None:
+        if self.rank == 0:
+            print(f"manyhands: {text}", file=sys.stderr)
 
     @property
     def rank(self) -> int:
@@ -88,6 +119,8 @@ class Hands:
         if loss is not None:
             loss.backward()  # type: ignore[no-untyped-call]
         self._loop.do(examples, clip_norm)
+        if self._watched:
+            self._watched.stepped(self._loop.step)
 
     @contextmanager
     def consensus(self) -> Iterator[None]:
@@ -115,6 +148,7 @@ def join(
     *,
     strategy: str | Strategy = "sync",
     seed: int = 0,
+    timeout: float = 600.0,
     **given: Any,
 ) -> Iterator[Hands]:
     """Let a training loop of your own be one of many workers.
@@ -141,6 +175,8 @@ def join(
         optimizer: Any torch optimizer over the model's parameters that steps without a closure.
         strategy: "sync", "averaging", "gossip" or "sequential", or such an object.
         seed: Decides gossip's random pairs.
+        timeout: Seconds that a worker waits for another before all are ended, with a report of who
+            is missing and where each of them is. Your own code may take as long while nobody waits.
         **given: The strategy's options: allreduce, period, average_optimizer, topology …
 
     Raises:
@@ -148,20 +184,26 @@ def join(
         LaunchError: Where the processes do not find each other.
     """
     group = _meet()
-    config = _configured(strategy, group, {"seed": seed, **given})
+    config = _configured(strategy, group, {"seed": seed, "timeout": timeout, **given})
     _check(model, optimizer)
     if group.size > 1 and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(own_threads(group.gather))
-    loop = UserLoop(model, optimizer, config, group)
+    watched = Watched(group, timeout) if group.size > 1 else None
     try:
-        yield Hands(loop)
-        loop.finish()
-    except BaseException as error:
-        if group.size > 1:
-            _end_all(group, error)
-        raise
+        loop = UserLoop(model, optimizer, config, watched or group)
+        try:
+            yield Hands(loop, watched)
+            loop.finish()
+        except BaseException as error:
+            if watched:
+                watched.close()
+                _end_all(group, error)
+            raise
+        finally:
+            loop.leave()
     finally:
-        loop.leave()
+        if watched:
+            watched.close()
 
 
 def _meet() -> Communicator:
@@ -186,8 +228,8 @@ def _configured(strategy: str | Strategy, group: Communicator, given: dict[str, 
             "for; use manyhands.fit(…, privacy=manyhands.Privacy(epsilon=…))"
         )
     table = options()
-    for name in given:
-        if name != "seed" and name in table and not set(table[name].owners) & set(STRATEGIES):
+    for name in set(given) - {"seed", "timeout"}:
+        if name in table and not set(table[name].owners) & set(STRATEGIES):
             raise ConfigError(
                 f"{name} is an option of manyhands.fit; here your own loop decides it: leave it out"
             )

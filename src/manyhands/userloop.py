@@ -40,7 +40,7 @@ class UserLoop:
         self.step = 0
         self._clip: float | None = None
         self._worths: list[Worth] = []  # of the batches since the last step
-        self._seeded = False
+        self.seeded = False
         _compare(module, optimizer, config, group)
         self.replica = Replica(module, _no_loss)
         self._home = self.replica.params
@@ -63,14 +63,14 @@ class UserLoop:
     def tell(self, worth: Worth) -> None:
         """Hear how much the batch counts that comes next."""
         self._worths.append(worth)
-        if not self._seeded and self.rank:
+        if not self.seeded and self.rank:
             seeds = np.random.SeedSequence([torch.initial_seed() % 2**63, self.rank])
             torch.manual_seed(int(seeds.generate_state(1)[0]))
-        self._seeded = True
+        self.seeded = True
 
     def do(self, examples: float | None, clip_norm: float | None) -> None:
         """Do one update with the gradients that are there."""
-        self._check_home()
+        self.check_home()
         size, worths = self.comm.size, self._worths
         worth, self._worths = (worths[-1] if worths else None), []
         if size == 1:
@@ -137,7 +137,7 @@ class UserLoop:
 
     def finish(self) -> None:
         """Bring all workers to the same model. Collective."""
-        self._check_home()
+        self.check_home()
         self.config.strategy.finish(self)
         self.average_buffers()
 
@@ -151,10 +151,12 @@ class UserLoop:
         for _, p in self.replica.named:
             p.grad = None
 
-    def _check_home(self) -> None:
+    def check_home(self) -> None:
         """Refuse a step with parameters that are not where the exchange looks for them."""
         if self.replica.params is not self._home:
-            raise ConfigError("a step inside consensus(), where the model is not this worker's own")
+            raise ConfigError(
+                "inside consensus() the model is not this worker's own; step, save and load outside"
+            )
         start = self._home.data_ptr()
         for name, p in self.replica.named:
             if p.data_ptr() != start:

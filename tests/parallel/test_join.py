@@ -1,5 +1,7 @@
 """`join`: a loop of one's own ends with many workers where it ends with one."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -15,7 +17,11 @@ from torch.utils.data import (
 )
 
 import manyhands as mh
+from manyhands import keeping
+from manyhands.comm.alone import Alone
 from manyhands.errors import ConfigError
+from manyhands.options import configure
+from manyhands.userloop import UserLoop
 
 PLAIN = {"lr": 0.1}
 
@@ -269,7 +275,7 @@ def test_consensus_is_the_average_and_changes_nobody(rank, size, comm):
         with hands.consensus():
             assert float((weights(model) - torch.from_numpy(mean)).abs().max()) < 1e-12
             if size > 1:
-                with pytest.raises(ConfigError, match="inside consensus"):
+                with pytest.raises(ConfigError, match=r"inside consensus\(\)"):
                     hands.step(F.cross_entropy(model(x), y))
             model.zero_grad()
         assert torch.equal(weights(model), own)
@@ -318,3 +324,100 @@ def test_data_that_was_drawn_differently_is_refused_everywhere(drawn, rank, size
         batches = iter(hands.share(DataLoader(data, 8, shuffle=True)))
         with pytest.raises(ConfigError, match="the loader of worker 1 gives other batches"):
             next(batches)
+
+
+def epochs_of(folder, model, optimizer, until, strategy, **given):
+    """Train up to epoch `until`, from wherever the checkpoints in `folder` are."""
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.7)
+    with mh.join(model, optimizer, strategy=strategy, **given) as hands:
+        position = hands.load(folder)
+        if position:
+            scheduler.load_state_dict(position["scheduler"])
+        batches = hands.share(loader("shuffled", count=80))
+        for epoch in range(position.get("epoch", 0), until):
+            for x, y in batches:
+                hands.step(F.cross_entropy(model(F.dropout(x, 0.1)), y))
+            scheduler.step()
+            hands.save(folder, epoch=epoch + 1, scheduler=scheduler.state_dict())
+    return weights(model)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"strategy": "sync"}, {"strategy": "averaging", "period": 4}, {"strategy": "gossip"}],
+    ids=lambda given: given["strategy"],
+)
+def test_a_loop_that_was_interrupted_ends_with_the_bits_of_one_that_was_not(given, comm, tmp_path):
+    """Weights, moments, rates, the order of the data and dropout's masks: all go on."""
+    folder = Path(comm.bcast(str(tmp_path)))
+
+    def run(name, until):
+        model = nn.Sequential(smooth(), nn.BatchNorm1d(3, dtype=torch.float64))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+        torch.manual_seed(3)
+        return epochs_of(folder / name, model, optimizer, until, **given)
+
+    whole = run("whole", 4)
+    run("parts", 2)
+    torch.manual_seed(99)  # a new process would be anywhere
+    assert torch.equal(run("parts", 4), whole)
+    assert torch.equal(run("parts", 4), whole)  # and there is nothing left to do
+    assert len(list((folder / "parts" / "checkpoints").iterdir())) == 2
+
+
+def test_what_a_checkpoint_is_not_of_is_refused_everywhere(comm, size, tmp_path):
+    folder = Path(comm.bcast(str(tmp_path)))
+
+    def joined_to(act, model=None, strategy="averaging"):
+        model = model or smooth()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with mh.join(model, optimizer, strategy=strategy) as hands:
+            x, y = examples(8)
+            hands.step(F.cross_entropy(model(x), y))
+            return refused(lambda: act(hands))
+
+    def refused(act):
+        try:
+            act()
+        except ConfigError as error:
+            return str(error)
+        return ""
+
+    assert joined_to(lambda hands: hands.save(folder, epoch=1)) == ""
+    assert "of another strategy" in joined_to(lambda hands: hands.load(folder), strategy="sync")
+    other = nn.Sequential(nn.Linear(6, 3), nn.Tanh()).double()
+    assert "of another model" in joined_to(lambda hands: hands.load(folder), model=other)
+    told = joined_to(lambda hands: hands.save(folder, position=torch.zeros(1)))
+    assert "cannot be kept as JSON" in told
+
+    def inside(hands):
+        with hands.consensus():
+            hands.save(folder)
+
+    assert size == 1 or "inside consensus()" in joined_to(inside)
+
+
+def test_sync_goes_on_with_another_number_of_workers(comm, rank, size, tmp_path):
+    folder = Path(comm.bcast(str(tmp_path)))
+
+    def make(params):
+        return torch.optim.SGD(params, lr=0.1)
+
+    model = smooth()
+    if rank == 0:  # one worker begins
+        loop = UserLoop(model, make(model.parameters()), configure({"workers": 1}), Alone())
+        x, y = examples(65)
+        for _ in range(3):
+            F.cross_entropy(model(x), y).backward()
+            loop.do(None, None)
+        keeping.save(loop, folder, {"epoch": 1}, keep=1)
+        loop.leave()
+    comm.barrier()
+    begun = comm.bcast(weights(model).numpy())
+    model = smooth(seed=5)
+    with mh.join(model, make(model.parameters())) as hands:
+        assert hands.load(folder) == {"epoch": 1}
+        assert np.array_equal(weights(model).numpy(), begun)
+        for x, y in hands.share(loader("shuffled")):
+            hands.step(F.cross_entropy(model(x), y))
+    assert spread(comm, weights(model)) == 0

@@ -1,6 +1,7 @@
-"""A worker that fails in a loop of the user's own ends all, and its traceback is read once."""
+"""Workers of a user's own loop that fail or hang: all are ended, and what happened is told once."""
 
 import os
+import re
 import sys
 
 import pytest
@@ -27,19 +28,78 @@ print("not reached")
 """
 
 
+HANGS = """
+import sys, time
+import torch
+import manyhands as mh
+
+def lost_in_thought():
+    time.sleep(600)
+
+model = torch.nn.Linear(3, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with mh.join(model, optimizer, timeout=float(sys.argv[2])) as hands:
+    for step in range(5 + 5 * hands.rank if sys.argv[1] == "uneven" else 10):
+        if step == 3:
+            time.sleep(1.5)  # for as long as one likes, where nobody waits for longer than that
+        if sys.argv[1] == "thought" and hands.rank == 1 and step == 5:
+            lost_in_thought()
+        hands.step(model(torch.randn(4, 3)).square().mean())
+time.sleep(600 if sys.argv[1] == "uneven" else 0)
+print("not reached")
+"""
+
+
+def started(launcher, script, *arguments):
+    """Run a script with two workers; returns what it said and how it ended."""
+    if launcher == "mpiexec":
+        line, environment = mpis.command(mpis.find_mpi(), 2, [str(script), *arguments])
+    else:
+        line = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        line += ["--nproc-per-node", "2", str(script), *arguments]
+        environment = dict(os.environ)
+    return ran(line, env=environment)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "how", "told"),
+    [
+        ("mpiexec", "thought", r"missing: rank 1 \(in its own code, step 5\)"),
+        ("torchrun", "thought", r"missing: rank 1 \(in its own code, step 5\)"),
+        ("mpiexec", "uneven", r"missing: rank 0 \(in code after join, step 5\)"),
+    ],
+)
+def test_a_worker_that_hangs_is_told_of_with_its_stack(launcher, how, told, tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    script = tmp_path / "script.py"
+    script.write_text(HANGS)
+    done = started(launcher, script, how, "5")
+    assert done.returncode != 0
+    assert "not reached" not in done.stdout
+    assert done.stderr.count("no word for 5 s") == 1
+    assert re.search(told, done.stderr)
+    assert how == "uneven" or "in lost_in_thought" in done.stderr
+    assert not list(tmp_path.glob("manyhands-*"))
+
+
+@pytest.mark.parametrize("launcher", ["mpiexec", "torchrun"])
+def test_a_loop_without_a_hang_leaves_nothing_behind(launcher, tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    script = tmp_path / "script.py"
+    script.write_text(HANGS)
+    done = started(launcher, script, "well", "60")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("not reached") == 2
+    assert not list(tmp_path.glob("manyhands-*"))
+
+
 @pytest.mark.parametrize(
     ("launcher", "where"), [("mpiexec", "inside"), ("mpiexec", "after"), ("torchrun", "inside")]
 )
 def test_a_worker_that_fails_ends_all(launcher, where, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    if launcher == "mpiexec":
-        line, environment = mpis.command(mpis.find_mpi(), 2, [str(script), where])
-    else:
-        line = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        line += ["--nproc-per-node", "2", str(script), where]
-        environment = dict(os.environ)
-    done = ran(line, env=environment)
+    done = started(launcher, script, where)
     assert done.returncode != 0
     assert done.stderr.count("ValueError: a bad day") == 1
     assert "not reached" not in done.stdout

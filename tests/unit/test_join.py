@@ -11,7 +11,9 @@ import manyhands as mh
 from manyhands import dealing
 from manyhands.comm.alone import Alone
 from manyhands.errors import ConfigError
+from manyhands.options import configure
 from manyhands.strategies import STRATEGIES
+from manyhands.userloop import UserLoop
 
 JOINABLE = sorted(name for name, kind in STRATEGIES.items() if kind.supports.join)
 X = torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
@@ -136,6 +138,17 @@ def test_sparse_gradients_are_refused():
         mh.join(model, torch.optim.SGD(model.parameters(), lr=0.1)) as hands,
     ):
         hands.step(model(torch.tensor([1, 2])).sum())
+
+
+def test_batches_of_different_sizes_are_not_gathered_for_one_step():
+    """A worker's part of 7 counts otherwise than its part of 3: no one weight fits both."""
+    model = network()
+    loop = UserLoop(model, sgd(model), configure({"strategy": "sync", "workers": 4}), Third())
+    for worth in (dealing.Worth(2 / 7, 7, 2), dealing.Worth(1 / 3, 3, 1)):
+        loop.tell(worth)
+        model(X).sum().backward()
+    with pytest.raises(ConfigError, match=r"2 batches of different sizes .*drop_last=True"):
+        loop.do(None, None)
 
 
 def test_a_loader_that_divides_the_data_itself_is_refused():

@@ -1,0 +1,143 @@
+"""A hang in a loop of the user's own becomes a report: who waits, who is missing, where each is.
+
+Only waiting counts. Between two calls of `hands` a worker is in the user's own code, and may stay
+there for as long as it likes, until another has waited for it for longer than the timeout.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from manyhands.board import AFTER, BOARD_FILE, OWN, Board
+from manyhands.heart import TURN, Heart
+from manyhands.launch import private_folder
+from manyhands.meeting import asked, host_leader
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+    from manyhands.comm import Communicator
+
+
+class Watched:
+    """A group whose members note when they wait for each other, and a thread that looks at it.
+
+    Collective: all processes of `group` make it, and each of them closes it.
+
+    Args:
+        group: The workers; this is a `Communicator` too, and does what that one does.
+        timeout: Seconds of waiting after which the hang is told and all are ended.
+    """
+
+    def __init__(self, group: Communicator, timeout: float) -> None:
+        self._group = group
+        self.name, self.meter = group.name, group.meter
+        self.rank, self.size = group.rank, group.size
+        self._steps = 0
+        self._heart: Heart | None = None
+        free = signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
+        if not all(group.gather(free and threading.current_thread() is threading.main_thread())):
+            return  # the signal is the user's own
+        leader = host_leader(group)
+        self._folder = Path(asked(group, lambda: str(_made(group.size)), leader=leader))
+        self._board = Board(self._folder / BOARD_FILE, group.size)
+        self._board.enter(self.rank)
+        self._log = (self._folder / f"rank-{self.rank}.log").open("w")
+        faulthandler.register(signal.SIGUSR1, file=self._log)  # whoever tells asks for our stack
+        patience = timeout + (0.0 if self.rank == leader else TURN * self.rank)
+        self._heart = Heart(self._folder, group.size, self._folder, patience)
+        group.barrier()  # every log is there before the first may go
+        self._board.note(self.rank, 0, OWN)
+        self._heart.start()
+
+    def close(self) -> None:
+        """Watch no more; whoever is the last of its host clears away."""
+        if self._heart is None:
+            return
+        self._board.note(self.rank, self._steps, AFTER)
+        self._heart.stop()
+        self._heart = None
+        faulthandler.unregister(signal.SIGUSR1)
+        self._log.close()
+        with suppress(OSError):
+            (self._folder / f"rank-{self.rank}.log").unlink()
+            if not any(self._folder.glob("rank-*.log")):
+                shutil.rmtree(self._folder)
+
+    def stepped(self, steps: int) -> None:
+        """Note how many steps this worker has done."""
+        self._steps = steps
+        if self._heart is not None:
+            self._board.note(self.rank, steps, OWN)
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        if self._heart is None:
+            yield
+            return
+        self._board.note(self.rank, self._steps, "exchange")
+        yield
+        self._board.note(self.rank, self._steps, OWN)
+
+    def allreduce(self, vector: Tensor, algorithm: str = "auto") -> None:
+        """Sum `vector` over the group, in place."""
+        with self._waiting():
+            self._group.allreduce(vector, algorithm)
+
+    def broadcast(self, vector: Tensor, root: int = 0) -> None:
+        """Give everyone root's `vector`, in place."""
+        with self._waiting():
+            self._group.broadcast(vector, root)
+
+    def exchange(self, vector: Tensor, received: Mapping[int, Tensor]) -> Callable[[], None]:
+        """Begin to exchange `vector`; what is returned waits for it."""
+        end = self._group.exchange(vector, received)
+
+        def arrive() -> None:
+            with self._waiting():
+                end()
+
+        return arrive
+
+    def sum(self, values: np.ndarray) -> np.ndarray:
+        """Return the sum of a few numbers over the group."""
+        with self._waiting():
+            return self._group.sum(values)
+
+    def maximum(self, values: np.ndarray) -> np.ndarray:
+        """Return the elementwise maximum over the group."""
+        with self._waiting():
+            return self._group.maximum(values)
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return every worker's `value`, by rank."""
+        with self._waiting():
+            return self._group.gather(value)
+
+    def barrier(self) -> None:
+        """Wait for everyone."""
+        with self._waiting():
+            self._group.barrier()
+
+    def lost(self, error: BaseException) -> bool:
+        """Say whether `error` only tells that another worker is gone."""
+        return self._group.lost(error)
+
+    def abort(self, code: int) -> None:
+        """End this process at once with that exit code, and with it the group."""
+        self._group.abort(code)
+
+
+def _made(size: int) -> Path:
+    """Return a folder with an empty board."""
+    folder = private_folder()
+    Board(folder / BOARD_FILE, size, create=True)
+    return folder
