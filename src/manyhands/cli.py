@@ -14,7 +14,7 @@ import cyclopts
 from cyclopts import App, Parameter
 
 from manyhands._version import __version__
-from manyhands.errors import ConfigError, ManyhandsError, WorkerError
+from manyhands.errors import ConfigError, ManyhandsError, WorkerError, nearest
 from manyhands.flags import takes_options
 from manyhands.foresight import predict, several_counts
 from manyhands.options import audited, options
@@ -77,7 +77,7 @@ def _silent() -> bool:
 def _say_result(result: Any) -> None:
     from rich.console import Console
 
-    from manyhands.progress import said
+    from manyhands.progress import last_loss, said
 
     record = result.record
     found, seconds = record["result"], record["seconds"]
@@ -85,6 +85,9 @@ def _say_result(result: Any) -> None:
     judged = [f"test [bold]{said(*each)}[/bold], " for each in found["metrics"].items()]
     if not judged and found["loss"] is not None:
         judged = [f"test loss [bold]{found['loss']:.4g}[/bold], "]
+    training = last_loss(record) if not judged else None
+    if training is not None:
+        judged = [f"training loss [bold]{training:.4g}[/bold] (there is no test set), "]
     console.print(
         f"{''.join(judged)}{found['examples']:,} examples in [bold]{found['seconds']:.1f} s[/bold] "
         f"of training ({found['examples_per_second']:,.0f}/s)"
@@ -93,6 +96,9 @@ def _say_result(result: Any) -> None:
         f"{seconds['startup']:.1f} s to start, {seconds['evaluation']:.1f} s to evaluate, "
         f"kernels: {record['kernels']['choice']}"
     )
+    if record["machine"]["oversubscribed"]:
+        cores = record["machine"]["cores"]
+        console.print(f"{record['processes']} processes shared {cores} cores: the time is of that")
     console.print(f"records and model: {result.output}", soft_wrap=True)
 
 
@@ -298,6 +304,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             exit_on_error=False,
             print_error=False,
         )
+    except cyclopts.UnknownOptionError as error:
+        _fail(_unknown(error), 2)
     except cyclopts.CycloptsError as error:
         _fail(str(error).strip(), 2)
     except ManyhandsError as error:
@@ -307,6 +315,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _fail(str(error), error.exit_code, error.teller)
     except KeyboardInterrupt:
         _fail("interrupted", 130)
+
+
+def _unknown(error: cyclopts.UnknownOptionError) -> str:
+    """Return what is wrong with an option that a command does not have, in our own words."""
+    given = (error.token.keyword or error.token.value).partition("=")[0]
+    if not given.startswith("--"):
+        return str(error).strip()
+    known = [name.lstrip("-") for each in error.argument_collection for name in each.names]
+    hint = nearest(given.lstrip("-"), known).replace("'", "--", 1).replace("'", "")
+    return f"Unknown option: {given}.{hint}"
 
 
 def _fail(message: str, code: int, teller: int = 0) -> None:

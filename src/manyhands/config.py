@@ -58,7 +58,9 @@ class RunConfig:
     privacy: Privacy | None = None
     model: str = option("cnn", "cnn, mlp, logistic, tanh-cnn, or package.module:factory")
     data: str = option(
-        "mnist", "mnist, blobs, a .npz file, a prepared folder, or package.module:factory"
+        "mnist",
+        "mnist, blobs, a .npz file (x, y and, for a test set, x_test, y_test), a prepared folder, "
+        "or package.module:factory",
     )
     stream: int | None = option(
         None,

@@ -65,7 +65,31 @@ class StoppedError(ManyhandsError):
         self.exit_code = 128 + signum
 
 
+# What other libraries call things: no spelling is near to what they are called here.
+_ELSEWHERE = {
+    "acc": "accuracy", "allreduce": "sync", "amp": "autocast", "async": "server",
+    "batch": "batch_size", "batchsize": "batch_size", "bf16": "autocast", "bs": "batch_size",
+    "ce": "cross-entropy", "clip": "clip_norm", "criterion": "loss", "ddp": "sync",
+    "early_stopping": "patience", "fedavg": "averaging", "fsdp": "tensor", "gpu": "cuda",
+    "grad_accum": "accumulate", "grad_clip": "clip_norm",
+    "gradient_accumulation_steps": "accumulate", "gradient_clip_val": "clip_norm", "l1": "mae",
+    "l2": "mse", "learning_rate": "lr", "local_sgd": "averaging", "loss_fn": "loss",
+    "lr_scheduler": "schedule", "max_epochs": "epochs", "max_grad_norm": "clip_norm",
+    "metrics": "metric", "mixed_precision": "autocast", "nproc": "workers", "num_epochs": "epochs",
+    "num_workers": "workers", "opt": "optimizer", "parameter_server": "server", "ps": "server",
+    "psgd": "averaging", "save_dir": "output", "scheduler": "schedule", "val": "validation",
+    "validation_split": "validation", "wd": "weight_decay", "world_size": "workers",
+}  # fmt: skip
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return " Did you mean 'x'?" for the known name nearest to `name`, or an empty string."""
-    found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f" Did you mean {found[0]!r}?" if found else ""
+    """Return " Did you mean 'x'?" for the known name nearest to `name`, or an empty string.
+
+    >>> nearest("learning_rate", ["lr", "private"]), nearest("Synch", ["sync"])
+    (" Did you mean 'lr'?", " Did you mean 'sync'?")
+    """
+    names = {each.lower().replace("-", "_"): each for each in known}
+    asked = name.lower().replace("-", "_")
+    other = _ELSEWHERE.get(asked, "").replace("-", "_")
+    found = [other] if other in names else difflib.get_close_matches(asked, names, n=1, cutoff=0.6)
+    return f" Did you mean {names[found[0]]!r}?" if found else ""

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from manyhands import forms, resuming, validate
+from manyhands import forms, resuming
 from manyhands.callbacks import EVENTS
 from manyhands.config import METRICS, MODELS, RunConfig
 from manyhands.errors import ConfigError, nearest
@@ -19,6 +19,7 @@ from manyhands.meeting import agreed, compare_versions, surrounding
 from manyhands.mpis import load_matching
 from manyhands.naming import factory
 from manyhands.options import configure, options
+from manyhands.progress import last_loss
 from manyhands.running import Run
 from manyhands.surroundings import group_size
 
@@ -42,6 +43,18 @@ class Result:
     output: Path
     run: Run
 
+    def __repr__(self) -> str:
+        """Say what came out; `record` has all of it."""
+        config, found = self.record["config"], self.record["result"]
+        said = {"strategy": config["strategy"], "workers": config["workers"], **found["metrics"]}
+        said |= {"loss": self.loss, "training_loss": self.training_loss, "seconds": self.seconds}
+        known = {name: value for name, value in said.items() if value is not None}
+        told = ", ".join(
+            f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}"
+            for name, value in known.items()
+        )
+        return f"Result({told}, output={str(self.output)!r})"
+
     @property
     def accuracy(self) -> float | None:
         """The test accuracy at the end, 0 to 1; None without a test set or classes."""
@@ -56,6 +69,11 @@ class Result:
     def loss(self) -> float | None:
         """The test loss at the end; None without a test set."""
         return self.record["result"]["loss"]  # type: ignore[no-any-return]
+
+    @property
+    def training_loss(self) -> float | None:
+        """The mean training loss of the last epoch, over all workers; None of a private run."""
+        return last_loss(self.record)
 
     @property
     def seconds(self) -> float:
@@ -123,7 +141,8 @@ def fit(
             same form; what it draws is decided by seed, worker and step.
         callbacks: Objects with any of the methods `on_step`, `on_epoch` and `on_end`, which worker
             0 calls in its process (`manyhands.callbacks`).
-        progress: Show a progress bar on stderr; by default when it is a terminal.
+        progress: Show a progress bar on stderr; by default when it is a terminal. In a notebook it
+            is a line for each epoch.
         command: How this run was asked for, for the record.
         **given: Every other option of `manyhands train --help`, by its name with underscores:
             strategy, workers ("auto": as many as pay here, by measuring), epochs, batch_size,
@@ -157,6 +176,7 @@ def _prepare(
 ) -> Run:
     """Return the run that the arguments of `fit` describe; `own` may be functions."""
     loss, metrics = own["loss"], _metrics(own["metric"])
+    _check_made(loss, given.get("optimizer"))
     given = {**given, **({"loss": loss} if isinstance(loss, str) else {})}
     given |= {"metric": ",".join(map(_label, metrics))} if metrics else {}
     given |= {name: _place(own[name]) for name in ("schedule", "augment") if own[name] is not None}
@@ -182,7 +202,7 @@ def _prepare(
         raise ConfigError(f"init is {config.init!r}; there is no such file")
     model = config.model if model is None else model
     if isinstance(model, str) and ":" not in model:
-        validate.one_of(MODELS, model=model)
+        _check_model_name(model)
         config.strategy.check_model(layers=MODELS[model])
     return Run(
         config=config,
@@ -196,6 +216,29 @@ def _prepare(
         command=command or _command(),
         checkpoint=checkpoint,
     )
+
+
+def _check_model_name(model: str) -> None:
+    if model not in MODELS:
+        own = f" For one of your own: {Path(model).stem}:make" if model.endswith(".py") else ""
+        raise ConfigError(
+            f"model is {model!r}; expected one of {', '.join(MODELS)}, or package.module:factory."
+            f"{own or nearest(model, MODELS)}"
+        )
+
+
+def _check_made(loss: Any, optimizer: Any) -> None:
+    """Refuse a loss that was not made yet, and an optimizer that was."""
+    if inspect.isclass(loss):
+        raise ConfigError(
+            f"loss is the class {loss.__name__}; expected an object of it, {loss.__name__}()"
+        )
+    if hasattr(optimizer, "param_groups"):
+        kind = type(optimizer).__name__
+        raise ConfigError(
+            f"optimizer is an {kind} over parameters that no worker has; every worker makes its "
+            f"own: expected the class, or lambda params: torch.optim.{kind}(params, …)"
+        )
 
 
 def _check_model_loss(config: RunConfig, name: str) -> None:
@@ -253,8 +296,10 @@ def _callbacks(given: Any, config: RunConfig) -> tuple[Any, ...]:
         places = config.callbacks.split(",") if config.callbacks else []
         _expect_found("callbacks", places, ", or callbacks=[]")
         found = [factory(place, "callbacks")() for place in places]
-    else:
+    elif isinstance(given, list | tuple):
         found = list(given)
+    else:
+        raise ConfigError(f"callbacks is a {type(given).__name__}; expected a list of such objects")
     for each in found:
         name = type(each).__name__
         if not any(hasattr(each, event) for event in EVENTS):
@@ -290,7 +335,8 @@ def _places(callbacks: Any) -> str:
     """Return names for callbacks, for the record."""
     if isinstance(callbacks, str):
         return callbacks
-    return ",".join(_place(type(each)) + _OBJECT for each in callbacks)
+    several = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
+    return ",".join(_place(type(each)) + _OBJECT for each in several)
 
 
 def _place(given: Any) -> Any:

@@ -17,7 +17,7 @@ from manyhands import validate
 if TYPE_CHECKING:
     import torch
 
-_LR = "learning rate"
+_LR = "learning rate; 0.05 by default for sgd, 0.001 for adam and adamw"
 _DECAY = "weight decay"
 
 

@@ -11,10 +11,18 @@ if TYPE_CHECKING:
 
 
 class Progress:
-    """Shows how far the workers are and what each epoch gave; silent if not `shown`."""
+    """Shows how far the workers are and what each epoch gave.
 
-    def __init__(self, config: RunConfig, *, shown: bool) -> None:
-        self.shown = shown
+    Args:
+        config: The run's.
+        shown: Whether to show it; by default a bar in a terminal, a line an epoch in a notebook,
+            which redraws no bar, and nothing elsewhere.
+    """
+
+    def __init__(self, config: RunConfig, *, shown: bool | None) -> None:
+        self.lines = shown is not False and "ipykernel" in sys.modules
+        terminal = sys.stderr.isatty() if shown is None else shown
+        self.shown = terminal and not self.lines
         self.workers = config.workers
         self.title = f"{config.strategy.name} × {config.workers}"
         self.bar: Any = None
@@ -41,6 +49,8 @@ class Progress:
             )
             self.task = self.bar.add_task(self.title, total=None, state="starting")
             self.bar.start()
+        elif self.lines:
+            self.say(f"{self.title}: starting")
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -61,6 +71,8 @@ class Progress:
                 self.say(bereaved(event))
             elif self.bar:
                 self.bar.console.print(describe(event))
+            elif self.lines:
+                self.say(describe(event))
         if not self.bar:
             return
         notes = [n for n in notes if n.rank < self.workers]
@@ -98,6 +110,14 @@ def describe(event: dict[str, Any]) -> str:
         what = "training loss and accuracy" if counted else "training loss"
         parts.append(f"{what} by rank {', '.join(each)}")
     return "  ".join(parts)
+
+
+def last_loss(record: dict[str, Any]) -> float | None:
+    """Return the mean training loss of a run's last epoch, over its workers, if it is known."""
+    rows = record["epochs"][-1]["workers"] if record["epochs"] else []
+    seen = [(row["loss"], row["examples"]) for row in rows if row["loss"] is not None]
+    examples = sum(count for _, count in seen)
+    return sum(loss * count for loss, count in seen) / examples if examples else None
 
 
 def said(name: str, value: float) -> str:

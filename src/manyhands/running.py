@@ -7,7 +7,6 @@ import datetime
 import json
 import os
 import shutil
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -78,8 +77,7 @@ class Run:
             job = self._job(stored, output, name, begin, threads)
             if self.checkpoint:
                 checkpoints.forget_after(output, self.checkpoint.step)
-            shown = sys.stderr.isatty() if progress is None else progress
-            with Progress(config, shown=shown) as bar:
+            with Progress(config, shown=progress) as bar:
                 self._watched(job, folder, bar)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
@@ -219,7 +217,8 @@ class Run:
         traces = ("run.json", "rank-*.log", "checkpoints/step-*")
         if self.checkpoint is None and any(next(path.glob(t), None) for t in traces):
             raise ConfigError(
-                f"output is {str(path)!r}, which already holds a run; choose another folder"
+                f"output is {str(path)!r}, which already holds a run; remove it, or "
+                "choose another folder"
             )
         try:
             path.mkdir(parents=True, exist_ok=True)

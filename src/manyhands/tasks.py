@@ -6,6 +6,8 @@ error. Without targets the features are to be met. Anything else is for the user
 
 from __future__ import annotations
 
+import traceback
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +16,7 @@ from torch import Tensor
 from manyhands import forms
 from manyhands.aims import Aim
 from manyhands.errors import ConfigError
+from manyhands.forms import leaves
 from manyhands.metrics import Metric, build, makes_sense
 from manyhands.models import LOSSES
 
@@ -59,9 +62,12 @@ def metrics(
     x, y = batch
     with replica.undisturbed():
         replica.module.eval()
-        value, output = replica.objective(replica.module, x, y)
-        if output is None and not all(callable(m) and forms.takes_model(m) for m in job.metrics):
-            output = forms.call(replica.module, x)
+        try:
+            value, output = replica.objective(replica.module, x, y)
+            if output is None and not all(map(_takes_model, job.metrics)):
+                output = forms.call(replica.module, x)
+        except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
+            raise ConfigError(_trouble(error, replica, batch, data.classes)) from error
         replica.module.train()
     _check(replica, value, output, y)
     given = job.metrics or _usual(replica, output, y, data.classes)
@@ -69,6 +75,43 @@ def metrics(
     labelled = data.train.labelled and not replica.of_model
     replica.classifies = labelled and any(metric.name == "accuracy" for metric in found)
     return found
+
+
+def _takes_model(metric: Any) -> bool:
+    return callable(metric) and forms.takes_model(metric)
+
+
+def _trouble(
+    error: Exception, replica: Replica, batch: tuple[Tree, Tree], classes: int | None
+) -> str:
+    """Return what went wrong with a first batch, where, and what the batch was; the log has all."""
+    x, y = batch
+    ours = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
+    frames = traceback.extract_tb(error.__traceback__)
+    places = [f for f in frames if not f.filename.startswith(ours)]
+    where = f" ({places[-1].filename}, line {places[-1].lineno})" if places else ""
+    first = (str(error).splitlines() or [""])[0]
+    told = f"features {_said(x)}" + ("" if y is x else f", targets {_said(y)}")
+    hint = ""
+    if "out of bounds" in first and classes:
+        hint = f"; labels go up to {classes - 1}, so the model must give {classes} scores"
+    elif y is not x and replica.loss in [LOSSES[name] for name in _MEETING]:
+        hint = "; such targets are met by outputs of their shape: give whole numbers for classes"
+    elif any(not (leaf.is_floating_point() or leaf.dtype == torch.uint8) for leaf in leaves(x)):
+        hint = "; whole numbers reach the model as they are, for embeddings: give floats otherwise"
+    return (
+        f"model and loss do not fit the data: {type(error).__name__}: {first}{where}; a worker's "
+        f"part of a batch has {told}{hint}"
+    )
+
+
+def _said(tree: Tree) -> str:
+    """Return the types and shapes of a batch's tensors."""
+    said = [
+        f"{str(leaf.dtype).removeprefix('torch.')} {tuple(leaf.shape)}" for leaf in leaves(tree)
+    ]
+    names = list(tree) if isinstance(tree, dict) else [""] * len(said)
+    return ", ".join(f"{name} {one}".strip() for name, one in zip(names, said, strict=True))
 
 
 def _usual(replica: Replica, output: Any, y: Tree, classes: int | None) -> list[str]:
@@ -86,9 +129,11 @@ def _check(replica: Replica, value: Any, output: Any, y: Tree) -> None:
         raise ConfigError(f"loss gave {shape}; expected one number, the mean over the batch")
     for name in _MEETING:
         if replica.loss is LOSSES[name] and output.shape != y.shape:
+            one = output.dim() == y.dim() + 1 and output.shape[1] == 1
+            remedy = "squeeze(1) in the model, or targets[:, None]" if one else "equal shapes"
             raise ConfigError(
                 f"loss is {name!r}, but the model gives {tuple(output.shape)} for targets of shape "
-                f"{tuple(y.shape)}; expected equal shapes, or another loss"
+                f"{tuple(y.shape)}; expected {remedy}, or another loss (whole numbers are classes)"
             )
 
 

@@ -32,7 +32,12 @@ class HearsSteps(Hears):
             {"callbacks": [Hears(), HearsSteps()], "private": True, "epsilon": 3.0},
             "a HearsSteps with on_step in a private run",
         ),
+        (
+            {"callbacks": [WandB(project="project")], "private": True, "epsilon": 3.0},
+            "a WandB in a private run: it samples what the machine does",
+        ),
         ({"callbacks": "nowhere:thing"}, "there is no module 'nowhere'"),
+        ({"callbacks": "mine:Heard(…)"}, r"objects when the run began \(mine:Heard\(…\)\).*again"),
     ],
 )
 def test_what_cannot_hear_is_refused_before_anything_starts(
@@ -112,3 +117,40 @@ def test_nobody_is_imported_before_there_is_something_to_tell() -> None:
     MLflow("experiment"), WandB(project="project")
     assert "mlflow" not in sys.modules
     assert "wandb" not in sys.modules
+
+
+class StandIn:
+    """Writes down what is asked of wandb: a run with `log`, `config`, `summary` and `finish`."""
+
+    def __init__(self) -> None:
+        self.log_: list[Any] = []
+        self.config, self.summary = {}, {}  # type: ignore[var-annotated]
+
+    def init(self, **options: Any) -> StandIn:
+        self.log_.append(("init", options))
+        return self
+
+    def define_metric(self, name: str, *, step_metric: str) -> None:
+        self.log_.append(("define", name, step_metric))
+
+    def log(self, found: dict[str, float]) -> None:
+        self.log_.append(found)
+
+    def finish(self) -> None:
+        self.log_.append("finished")
+
+
+def test_weights_and_biases_are_told_by_epoch_and_what_came_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wandb = StandIn()
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    keeper = WandB(project="project", mode="offline")
+    keeper.on_epoch(row(1, 1.0))
+    keeper.on_end(RECORD)
+    one = {"test/loss": 1.0, "test/mae": 0.5, "training_loss/worker_0": 2.0, "epoch": 1}
+    two = {"test/loss": 0.5, "test/mae": 0.25, "training_loss/worker_0": 2.0, "epoch": 2}
+    begun = [("init", keeper.options), ("define", "*", "epoch")]
+    assert wandb.log_ == [*begun, one, two, "finished"]
+    assert wandb.config == RECORD["config"]
+    assert wandb.summary == RECORD["result"]

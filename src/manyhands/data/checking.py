@@ -14,6 +14,12 @@ from manyhands.forms import Tree
 ROWS_AT_ONCE = 4096
 
 
+def counted(x: Tree, y: Tree) -> tuple[Tree, Tree]:
+    """Return features and targets; truth values as the only target are two classes."""
+    single = y is not x and forms.form(y) is None
+    return x, y.astype(np.int64) if single and y.dtype.kind == "b" else y
+
+
 def classes(parts: Mapping[str, tuple[Tree, Tree]], given: int | None, where: str) -> int | None:
     """Return how many classes there are: as given, or the largest label + 1; None for numbers."""
     x, y = parts["train"]
@@ -75,13 +81,15 @@ def _targets(y: np.ndarray, classes: int | None, where: str) -> np.ndarray:
     """Return the only targets as they are stored: int64 labels, or floats."""
     if classes is None:
         if y.dtype.kind != "f":
-            raise DataError(f"{where}: targets are {y.dtype}; the training set's are floats")
+            raise DataError(
+                f"{where}: targets are {y.dtype}; expected whole numbers or truth values for "
+                "classes, floats for numbers to be met, alike in the training and the test set"
+            )
         _check_finite(y, where, "a target")
         return y
     if y.dtype.kind not in "ui" or (y.ndim == 2 and y.shape[1] == 1):
-        raise DataError(
-            f"{where}: labels are {y.dtype} of shape {y.shape}; expected integers (n,) or (n, …)"
-        )
+        remedy = "labels[:, 0]" if y.dtype.kind in "ui" else "integers (n,) or (n, …)"
+        raise DataError(f"{where}: labels are {y.dtype} of shape {y.shape}; expected {remedy}")
     outside = (y < 0) | (y >= classes)
     if outside.any():
         row = int(outside.reshape(len(y), -1).any(axis=1).argmax())

@@ -66,11 +66,18 @@ class Data:
         normalise: tuple[float | Sequence[float], float | Sequence[float]] | None = None,
         ids: Sequence[object] | np.ndarray | None = None,
         name: str | None = None,
+        **unknown: Any,
     ) -> None:
+        for given in unknown:
+            aside = "val" in given
+            hint = " fit(validation=0.1) keeps a part of train aside." if aside else ""
+            known = ("train", "test", "classes", "normalise", "ids", "name")
+            raise ConfigError(f"Data has no {given!r}.{hint or nearest(given, known)}")
         self.name = name or "data"
         self.arrays: dict[str, np.ndarray] = {}
+        _check_pair(train, test, self.name)
         trees = {
-            part: sources.tree(source, f"{self.name}: {part}")
+            part: checking.counted(*sources.tree(source, f"{self.name}: {part}"))
             for part, source in (("train", train), ("test", test))
             if source is not None
         }
@@ -86,6 +93,10 @@ class Data:
         if ids is not None:
             self.arrays["train_ids"] = checking.ids(ids, forms.count(x), self.name)
         self.normalise = checking.normalise(normalise, x)
+
+    def __repr__(self) -> str:
+        said = {name: array.shape for name, array in self.arrays.items()}
+        return f"Data({self.name!r}, {', '.join(f'{n} {shape}' for n, shape in said.items())})"
 
     @classmethod
     def npz(cls, path: str | os.PathLike[str], **options: Any) -> Data:
@@ -106,7 +117,7 @@ class Data:
                 )
         raise DataError(
             f"{path} holds {', '.join(sorted(arrays)) or 'nothing'}; "
-            "expected train_x, train_y and, for a test set, test_x, test_y"
+            "expected x, y and, for a test set, x_test, y_test; or train_x, train_y, test_x, test_y"
         )
 
     def store(self, folder: str | os.PathLike[str]) -> Path:
@@ -118,6 +129,16 @@ class Data:
             classes=self.classes,
             normalise=self.normalise,
             **self.form,
+        )
+
+
+def _check_pair(train: Source, test: Source | None, where: str) -> None:
+    """Refuse features and targets given side by side, as other libraries take them."""
+    one, other = (tuple(getattr(part, "shape", ())) for part in (train, test))
+    if one and other and one[0] == other[0] and len(one) > 1 == len(other):
+        raise DataError(
+            f"{where}: train has shape {one} and test {other}; features and targets belong "
+            "together: expected Data(train=(x, y), test=(x, y))"
         )
 
 
@@ -161,9 +182,13 @@ def load(spec: object) -> Data:
         if len(spec) != 2:
             raise DataError(f"data is a tuple of {len(spec)}; expected (train, test)")
         return Data(*spec)
+    if hasattr(spec, "__getitem__") and hasattr(spec, "__len__") and not isinstance(spec, str):
+        return Data(spec)  # a Dataset
     if not isinstance(spec, str):
+        whole = " (the loader's own .dataset)" if hasattr(spec, "dataset") else ""
         raise ConfigError(
-            f"data is a {type(spec).__name__}; expected a name, a path, a Data or (train, test)"
+            f"data is a {type(spec).__name__}; expected a name, a path, a Dataset with a length"
+            f"{whole}, a Data or (train, test)"
         )
     if spec == "blobs":
         arrays = bundled.blobs()

@@ -25,9 +25,10 @@ def tree(source: Any, where: str) -> tuple[Tree, Tree]:
     elif hasattr(source, "__getitem__") and hasattr(source, "__len__"):
         x, y = _stacked(source, where)
     else:
+        whole = " (the loader's own .dataset)" if hasattr(source, "dataset") else ""
         raise DataError(
             f"{where} is a {type(source).__name__}; expected (x, y), x alone, or a Dataset with a "
-            "length"
+            f"length{whole}"
         )
     _check_lengths(x, y, where)
     # The same array may be given for both; being the same object means that there are no targets.

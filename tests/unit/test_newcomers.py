@@ -1,0 +1,212 @@
+"""What people stumble over first: each is taken as meant, or refused with what to write instead."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+import manyhands as mh
+from manyhands import tasks
+from manyhands.cli import main
+from manyhands.data import Stored
+from manyhands.data.datasets import load
+from manyhands.errors import ConfigError, DataError, nearest
+from manyhands.fitting import Result
+from manyhands.job import Job
+from manyhands.options import configure, options
+from manyhands.progress import Progress, last_loss
+from manyhands.replica import Replica
+from manyhands.strategies import STRATEGIES
+
+X = np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32)
+Y = (X[:, 0] > 0).astype(np.int64)
+
+
+def network() -> nn.Module:
+    return nn.Linear(6, 2)
+
+
+class Own(Dataset):  # type: ignore[type-arg]
+    def __getitem__(self, i: int) -> Any:
+        return torch.from_numpy(X[i]), int(Y[i])
+
+
+class Measured(Own):
+    def __len__(self) -> int:
+        return len(X)
+
+
+class Stream(IterableDataset):  # type: ignore[type-arg]
+    def __iter__(self) -> Any:
+        yield X[0], Y[0]
+
+
+@pytest.mark.parametrize(
+    ("said", "known", "meant"),
+    [
+        ("learning_rate", options(), "lr"), ("bs", options(), "batch_size"),
+        ("num_workers", options(), "workers"), ("max_grad_norm", options(), "clip_norm"),
+        ("ce", ("bce", "cross-entropy"), "cross-entropy"), ("ddp", STRATEGIES, "sync"),
+        ("AdamW", ("adam", "adamw"), "adamw"), ("batch-sise", options(), "batch_size"),
+    ],
+)  # fmt: skip
+def test_what_others_call_it_is_understood(said: str, known: Any, meant: str) -> None:
+    assert nearest(said, known) == f" Did you mean {meant!r}?"
+
+
+def test_nothing_is_suggested_that_is_not_near() -> None:
+    assert nearest("bx", options()) == ""
+
+
+@pytest.mark.parametrize(
+    ("flag", "hint"), [("--bs", " Did you mean --batch-size?"), ("--worker", " --workers?")]
+)
+def test_a_flag_that_nobody_knows(flag: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["train", flag, "3"])
+    said = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert f"Unknown option: {flag}." in said
+    assert hint.strip() in said
+
+
+def test_truth_values_are_two_classes() -> None:
+    assert mh.Data(train=(X, X[:, 0] > 0)).classes == 2
+    assert mh.Data(train=(X, torch.from_numpy(X)[:, 0] > 0)).classes == 2
+
+
+def test_a_dataset_is_data() -> None:
+    assert load(Measured()).arrays["train_x"].shape == (40, 6)
+    assert load(TensorDataset(torch.from_numpy(X), torch.from_numpy(Y))).classes == 2
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: mh.Data(X, Y), r"belong together: expected Data\(train=\(x, y\)"),
+        (lambda: load((X, Y)), r"belong together: expected Data\(train=\(x, y\)"),
+        (lambda: mh.Data((X, Y), val=(X, Y)), r"no 'val'\. fit\(validation=0\.1\)"),
+        (lambda: mh.Data((X, Y), normalize=(0, 1)), "Did you mean 'normalise'"),
+        (lambda: mh.Data(Own()), "a Own; expected .* a Dataset with a length"),
+        (lambda: mh.Data(Stream()), "a Stream; expected .* a Dataset with a length"),
+        (lambda: load(DataLoader(Measured())), r"a DataLoader; .*the loader's own \.dataset"),
+        (lambda: mh.Data(DataLoader(Measured())), r"a DataLoader; .*the loader's own \.dataset"),
+        (lambda: mh.Data((X, Y - 1)), "row .* has label -1; expected 0 to"),
+        (lambda: mh.Data((X, Y[:, None])), r"of shape \(40, 1\); expected labels\[:, 0\]"),
+        (lambda: mh.Data((X, Y[:-1])), r"x has shape \(40, 6\) and y \(39,\)"),
+    ],
+)
+def test_data_in_other_shapes(make: Any, told: str) -> None:
+    with pytest.raises((DataError, ConfigError), match=told):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "told"),
+    [
+        (network, {"optimizer": torch.optim.Adam(network().parameters())}, "expected the class"),
+        (network, {"loss": nn.CrossEntropyLoss}, r"expected an object of it, CrossEntropyLoss\(\)"),
+        (network, {"callbacks": print}, "expected a list of such objects"),
+        (network, {"workers": 50, "batch_size": 20}, "raise batch_size or lower workers"),
+        ("network.py", {}, "For one of your own: network:make"),
+        ("MLP", {}, "Did you mean 'mlp'"),
+    ],
+)
+def test_what_fit_is_given_is_looked_at_first(model: Any, given: Any, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        mh.fit(model, mh.Data((X, Y)), **given)
+
+
+def judged(model: nn.Module, data: mh.Data, folder: Path, loss: Any = None) -> None:
+    job = Job(
+        config=configure({"strategy": "sequential"}), model=model, loss=loss, metrics=(), data="",
+        output="", name="", command="", launched=0.0,
+    )  # fmt: skip
+    stored = Stored.open(data.store(folder / "data"))
+    replica = Replica(model, tasks.loss(job, None, stored))
+    tasks.metrics(job, replica, stored, stored.train.batch(np.arange(4)))
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "told"),
+    [
+        (
+            nn.Linear(5, 2),
+            (X, Y),
+            r"cannot be multiplied.*features float32 \(4, 6\), targets",
+        ),
+        (network(), (X, Y + 7), r"labels go up to 8, so the model must give 9 scores"),
+        (network(), (X.astype(np.int64), Y), "whole numbers reach the model as they are"),
+        (nn.Linear(6, 1), (X, Y.astype(np.float32)), r"expected squeeze\(1\) in the model, or"),
+        (nn.Linear(6, 3), (X, Y.astype(np.float32)), "give whole numbers for classes"),
+        (nn.LSTM(6, 2), (X, Y), "TypeError: .*tuple"),
+        (nn.Linear(6, 2, device="meta"), (X, Y), "meta"),
+    ],
+)
+def test_a_model_that_does_not_fit_the_data(
+    model: nn.Module, data: Any, told: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=told):
+        judged(model, mh.Data(data), tmp_path)
+
+
+def test_the_line_of_one_s_own_code_is_named(tmp_path: Path) -> None:
+    def loss(output: Any, target: Any) -> Any:
+        return output.no_such_thing(target)
+
+    with pytest.raises(ConfigError, match=r"AttributeError: .*test_newcomers\.py, line \d+\)"):
+        judged(network(), mh.Data((X, Y)), tmp_path, loss)
+
+
+def record(**result: Any) -> dict[str, Any]:
+    rows = [{"loss": 0.5, "examples": 30}, {"loss": 0.9, "examples": 10}]
+    known = {"metrics": {}, "accuracy": None, "loss": None, "seconds": 1.5}
+    config = {"strategy": "sync", "workers": 2}
+    return {"epochs": [{"workers": rows}], "config": config, "result": {**known, **result}}
+
+
+def test_a_result_says_what_came_out_in_a_line() -> None:
+    run: Any = None
+    said = repr(Result(record(), Path("runs/one"), run))
+    assert said == (
+        "Result(strategy=sync, workers=2, training_loss=0.6, seconds=1.5, output='runs/one')"
+    )
+    judged = record(metrics={"accuracy": 0.9}, loss=0.25)
+    assert "accuracy=0.9, loss=0.25" in repr(Result(judged, Path("runs/one"), run))
+    assert repr(mh.Data((X, Y))) == "Data('data', train_x (40, 6), train_y (40,))"
+
+
+def test_the_training_loss_is_the_mean_over_examples_where_it_is_known() -> None:
+    assert last_loss(record()) == pytest.approx(0.6)
+    private = record()
+    private["epochs"][0]["workers"] = [{"loss": None, "examples": 30}]
+    assert last_loss(private) is None
+    assert last_loss({**record(), "epochs": []}) is None
+
+
+def test_a_notebook_is_told_each_epoch(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    event = {
+        "epoch": 1, "seconds": 2.0, "test_metrics": {}, "test_loss": 0.5, "workers": [],
+    }  # fmt: skip
+    config = configure({"strategy": "sync"})
+    for shown, kernel, lines in ((None, True, 2), (False, True, 0), (None, False, 0)):
+        with monkeypatch.context() as patched:
+            if kernel:
+                patched.setitem(sys.modules, "ipykernel", SimpleNamespace())
+            else:
+                patched.delitem(sys.modules, "ipykernel", raising=False)
+            with Progress(config, shown=shown) as progress:
+                progress.watch([], [event])
+        said = capsys.readouterr().err.splitlines()
+        assert len(said) == lines
+        assert not lines or "test loss 0.5" in said[-1]
