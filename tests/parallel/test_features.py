@@ -5,6 +5,7 @@ from functools import cache
 import pytest
 import torch
 from mpi4py import MPI
+from safetensors.torch import save_file
 from test_tasks import Parted, of_model, parted
 from torch.optim.lr_scheduler import CosineAnnealingLR
 from training import WORLD, distance, smooth, train
@@ -59,6 +60,8 @@ TRIALS = {
     "no_decay": {"no_decay": "*.bias"},
     "autocast": {"autocast": True},
     "augment": {"augmentation": noisy},
+    "validation": {"validation": 0.2, "patience": 5},
+    "init": {"init": "…"},  # a file that `data` makes
 }
 SAME = {"model_loss", "tensors", "metric", "accumulate"}  # the update is what it was
 
@@ -66,6 +69,9 @@ SAME = {"model_loss", "tensors", "metric", "accumulate"}  # the update is what i
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     folder = tmp_path_factory.mktemp(f"data-{WORLD.rank}")
+    torch.manual_seed(5)
+    save_file(smooth().state_dict(), folder / "other.safetensors")
+    TRIALS["init"] = {"init": str(folder / "other.safetensors")}
     return {"plain": store("blobs", folder / "blobs"), "tensors": parted("dict", folder)}
 
 
@@ -136,6 +142,11 @@ def test_a_strategy_does_what_is_asked_or_says_why_not(data, plain, tmp_path, na
     far = distance(worker.params, plain[name].params)
     whole = float(worker.comm.maximum(torch.tensor([far]).double().numpy())[0])
     assert whole < 1e-5 if feature in SAME else whole > 1e-4
+    if feature == "validation" and worker.rank == 0:
+        assert len(worker.data.validation) == 400
+        known = [epoch.validation_loss for epoch in worker.epochs]
+        assert all(loss is not None for loss in known)
+        assert (tmp_path / "best.safetensors").exists()
     if feature == "metric" and worker.role == "worker":
         found = worker.epochs[-1].test_metrics
         if not worker.config.strategy.supports.together:  # judged after training
@@ -160,6 +171,46 @@ def test_many_workers_end_where_one_does(data, tmp_path, name, feature):
         **{**GIVEN, **TRIALS[feature], **given},
     )  # fmt: skip
     assert distance(one.params, many.params) < 1e-10
+
+
+@pytest.mark.skipif(WORLD.size < 2, reason="the rate grows with the workers")
+@pytest.mark.parametrize("name", ["sync", "averaging", "gossip", "server"])
+@pytest.mark.parametrize(("scaling", "power"), [("linear", 1.0), ("sqrt", 0.5)])
+def test_the_rate_grows_with_the_workers_alike_in_every_strategy(
+    data, tmp_path, name, scaling, power
+):
+    scaled = run(name, data, tmp_path, lr_scaling=scaling, warmup=0.25, schedule="cosine")
+    factor = scaled.config.workers**power
+    given = {"lr": GIVEN["lr"] * factor, "warmup": 0.25, "schedule": "cosine"}
+    assert distance(scaled.params, run(name, data, tmp_path, **given).params) < 1e-6
+    if factor > 1:
+        plain = run(name, data, tmp_path, warmup=0.25, schedule="cosine")
+        assert distance(scaled.params, plain.params) > 1e-4
+
+
+class InOrder:
+    """Writes down in which order it hears of what."""
+
+    def __init__(self):
+        self.heard = []
+
+    def on_step(self, step):
+        self.heard.append(("step", step["step"]))
+
+    def on_epoch(self, epoch):
+        self.heard.append(("epoch", epoch["epoch"]))
+
+
+@pytest.mark.parametrize("name", names())
+def test_an_epoch_is_told_after_its_last_step_and_before_the_next(data, tmp_path, name):
+    heard = InOrder()
+    worker = run(name, data, tmp_path, callbacks=[heard], max_steps=None, epochs=2, batch_size=400)
+    if worker is None or worker.rank:
+        return
+    ends = [at for at, (what, _) in enumerate(heard.heard) if what == "epoch"]
+    steps = worker.epochs[0].steps
+    assert [number for what, number in heard.heard if what == "step"] == [*range(1, 2 * steps + 1)]
+    assert ends == [steps, 2 * steps + 1]
 
 
 @pytest.mark.parametrize("name", names())

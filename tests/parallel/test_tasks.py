@@ -121,6 +121,28 @@ def test_many_judge_exactly_as_one_does(tmp_path, examples):
     assert together[0] == pytest.approx(alone[0], abs=1e-12)
 
 
+@pytest.mark.parametrize("examples", [500, WORLD.size - 1 or 1])
+@pytest.mark.parametrize("kind", ["labels", "numbers"])
+def test_many_judge_labels_and_numbers_as_one_does(tmp_path, kind, examples):
+    first, (x, _) = _blobs()
+    made = [(part, part[:, :2] > 0 if kind == "labels" else part[:, :2]) for part in (first[0], x)]
+    data = Data(made[0], tuple(half[:examples] for half in made[1])).store(tmp_path / "few")
+    names = ("f1", "auroc") if kind == "labels" else ("mse", "mae", furthest)
+    given = {**GIVEN, "max_steps": 3, "strategy": "averaging", "metrics": names}
+    given["loss"] = "bce" if kind == "labels" else "mse"
+    worker = train(wide, data, WORLD, tmp_path, **given)
+    _, together = worker.evaluate(worker.params, worker.data.test)
+    _, alone = worker.evaluate(worker.params, worker.data.test, alone=True)
+    if kind == "labels":  # counts
+        assert together == alone
+    assert together == pytest.approx(alone, rel=1e-12)
+    assert len(together) == len(names)
+
+
+def furthest(output, target):
+    return (output - target).abs().amax(1)
+
+
 def wide():
     return nn.Linear(20, 2)
 

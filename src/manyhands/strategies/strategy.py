@@ -34,6 +34,8 @@ FEATURES = {
     "no_decay": "weight decay by parameter name",
     "autocast": "computing in bfloat16",
     "augment": "batches that a function changes",
+    "validation": "a part of the training set kept aside, by which the best model is known",
+    "init": "starting from given weights",
     "callbacks": "objects that hear of each step and epoch",
 }
 
