@@ -9,7 +9,9 @@ The text is the Python standard library's own sources. The loop is plain PyTorch
 """
 
 import argparse
+import json
 import os
+import platform
 from pathlib import Path
 
 import torch
@@ -87,10 +89,19 @@ def write(model, beginning, count):
     return "".join(map(chr, letters))
 
 
+def keep(folder, *, config, train, result):
+    """Write down what was reached, in the shape of a record of `fit`."""
+    machine = {"python": platform.python_version(), "torch": torch.__version__}
+    data = {"name": "the standard library", "train": train}
+    record = {"config": config, "data": data, "machine": machine, "result": result}
+    (folder / "run.json").write_text(json.dumps(record, indent=1))
+
+
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--strategy", default="sync", choices=["sync", "averaging", "gossip"])
-    parser.add_argument("--period", type=int, help="steps between two averagings")
+    parser.add_argument("--period", type=int, help="steps between two averagings; 8 by default")
+    parser.add_argument("--output", help="folder for a record of what was reached; by default none")
     parser.add_argument("--quick", action="store_true", help="a size for trying it out")
     chosen = parser.parse_args(arguments)
     width, layers, steps, batch = (32, 1, 50, 32) if chosen.quick else (128, 4, 2000, 64)
@@ -101,7 +112,7 @@ def main(arguments=None):
     model = Transformer(width, layers)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2 if chosen.quick else 1e-3)
 
-    options = {"period": chosen.period} if chosen.strategy == "averaging" else {}
+    options = {"period": chosen.period or 8} if chosen.strategy == "averaging" else {}
     with mh.join(model, optimizer, strategy=chosen.strategy, **options) as hands:
         for x, y in hands.share(random_batches(training, steps, batch)):
             hands.step(loss_of(model, x, y), clip_norm=1.0)
@@ -116,6 +127,10 @@ def main(arguments=None):
                 print(f"{chosen.strategy}, {hands.size} workers, {steps} steps: ", end="")
                 print(f"test loss {total / count:.3f} nats a letter")
                 print(write(model, "    def __init__(self", 60))
+                if chosen.output:
+                    config = {"strategy": chosen.strategy, "workers": hands.size, **options}
+                    result = {"steps": steps, "loss": total / count}
+                    keep(Path(chosen.output), config=config, train=len(training), result=result)
     return total / count
 
 
