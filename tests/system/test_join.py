@@ -76,7 +76,7 @@ def test_a_worker_that_hangs_is_told_of_with_its_stack(launcher, how, told, tmp_
     done = started(launcher, script, how, "5")
     assert done.returncode != 0
     assert "not reached" not in done.stdout
-    assert done.stderr.count("no word for 5 s") == 1
+    assert len(re.findall(r"no word for [57] s", done.stderr)) == 1  # worker 1 waits 2 s more
     assert re.search(told, done.stderr)
     assert how == "uneven" or "in lost_in_thought" in done.stderr
     assert not list(tmp_path.glob("manyhands-*"))
