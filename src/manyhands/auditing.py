@@ -121,6 +121,11 @@ def audit(
     if chosen.get("epsilon") is None and chosen.get("noise_multiplier") is None:
         chosen["noise_multiplier"] = math.sqrt(STEPS)
     plain = configure({**chosen, "private": True, "batch_size": 1 << 20})
+    if kind == "gradients" and plain.strategy.supports.beside == "stage":
+        raise ConfigError(
+            f"{plain.strategy.name} clips in stages, by layers that it knows, so no gradients can "
+            "be planted in it; use kind examples"
+        )
     inside = coins(canaries, plain.seed)
     planted = (_gradients if kind == "gradients" else _examples)(plain, inside, before)
     members, split = int(inside.sum()), _split(plain)

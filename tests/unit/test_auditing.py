@@ -53,6 +53,11 @@ def test_what_an_audit_decides_itself_is_refused(name):
         audit({"strategy": "sync", name: 1})
 
 
+def test_gradients_cannot_be_planted_in_stages():
+    with pytest.raises(ConfigError, match=r"pipeline clips in stages.*use kind examples"):
+        audit({"strategy": "pipeline"})
+
+
 @pytest.mark.parametrize(("mu", "code"), [(1.0, 0), (2.0, 1)])
 def test_the_command_ends_with_1_when_the_claim_is_broken(tmp_path, monkeypatch, mu, code):
     monkeypatch.chdir(tmp_path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -22,10 +22,10 @@ Spending = Callable[[str, int | None], AbstractContextManager[None]]
 
 
 class _Held(NamedTuple):
-    """What a micro-batch leaves behind until the norms of its gradients are known."""
+    """What some examples leave behind until the norms of their gradients are known."""
 
     inputs: list[Tensor]  # of each layer with parameters
-    back: tuple[Tensor, ...]  # the gradients by their outputs
+    back: list[Tensor]  # the gradients by their outputs
 
 
 class Staged:
@@ -65,7 +65,6 @@ class Staged:
         clipped = Layerwise.of(stage, chunk_mb=chunk_mb)
         assert clipped, "a chain of known layers has known parts"
         self.mechanism, self.stage, self.total, self.clipped = mechanism, stage, total, clipped
-        self.size = 1  # of a chunk; known when an example is
         self.passing: dict[int, tuple[Tensor, Trace]] = {}
         self.squares: list[Tensor] = []
         self.held: list[_Held] = []
@@ -79,7 +78,6 @@ class Staged:
         """Return what leaves; what random layers draw follows from secret keys, not from a seed."""
         # What enters is a buffer of MPI's, which is used again before the step is over.
         x = x.detach().clone().requires_grad_(x.requires_grad)
-        self.size = self.clipped.chunk_for(x)
         trace = self.clipped.forward(x)
         self.passing[i] = x, trace
         return trace.y
@@ -92,14 +90,16 @@ class Staged:
     def backward(self, i: int, gradient: Tensor | None) -> Tensor:
         """Return the gradient by what entered; note the norms of what the layers here have."""
         x, trace = self.passing.pop(i)
-        entered = [x] if x.requires_grad else []
+        own, entered = len(trace.outputs), [x] if x.requires_grad else []
         gradient = None if gradient is None else gradient.clone()  # likewise MPI's
         found = torch.autograd.grad(trace.y, [*trace.outputs, *entered], gradient)
-        held = _Held(trace.inputs, found[: len(trace.outputs)])
-        for part in self._chunks(len(x)):
-            parts = self.clipped.parts(*_some(held, part))
-            self.squares.append(torch.stack([p.squares for p in parts]).sum(0))
-        self.held.append(held)
+        size = self.clipped.chunk_for(x)
+        for start in range(0, len(x), size):
+            some = slice(start, start + size)
+            held = _Held([a[some] for a in trace.inputs], [g[some] for g in found[:own]])
+            parts = self.clipped.parts(*held)
+            self.squares.append(torch.stack([part.squares for part in parts]).sum(0))
+            self.held.append(held)
         return found[-1] if entered else x
 
     def finish(self, examples: float, weight: float, spending: Spending) -> None:
@@ -118,33 +118,14 @@ class Staged:
     def _clip(self, norms: Tensor) -> None:
         """Add up what is held, each example clipped by its norm; norms: (n,)."""
         weights, finite = coefficients(norms, self.mechanism.terms.clip)
-        done = 0
-        for held in self.held:
-            count = len(held.back[0])
-            for part in self._chunks(count):
-                stop = done + min(part.stop, count) - part.start
-                kept = None if finite is None else finite[done:stop]
-                self._add(*_some(held, part), weights[done:stop], kept)
-                done = stop
-
-    def _add(
-        self,
-        inputs: Sequence[Tensor],
-        back: Sequence[Tensor],
-        weights: Tensor,
-        finite: Tensor | None,
-    ) -> None:
-        if finite is not None:  # rare: without the others, since 0 × NaN is NaN
-            inputs, back = [a[finite] for a in inputs], [g[finite] for g in back]
-            weights = weights[finite]
-        self.clipped.sum(self.clipped.parts(inputs, back), weights, self.stage.grad)
-
-    def _chunks(self, count: int) -> list[slice]:
-        return [slice(start, start + self.size) for start in range(0, count, self.size)]
-
-
-def _some(held: _Held, part: slice) -> tuple[list[Tensor], list[Tensor]]:
-    return [a[part] for a in held.inputs], [g[part] for g in held.back]
+        sizes = [len(some) for some in self.squares]
+        goods = [None] * len(sizes) if finite is None else torch.split(finite, sizes)
+        for held, factors, good in zip(self.held, torch.split(weights, sizes), goods, strict=True):
+            inputs, back = held
+            if good is not None:  # rare: without the others, since 0 × NaN is NaN
+                inputs, back = [a[good] for a in inputs], [g[good] for g in back]
+                factors = factors[good]
+            self.clipped.sum(self.clipped.parts(inputs, back), factors, self.stage.grad)
 
 
 def check(replica: Replica) -> None:
