@@ -14,6 +14,7 @@ STEP = {"gradient": 45, "exchange": 45, "update": 45, "checkpoint": 40, "evaluat
 TIMEOUT = 10  # seconds without a word until a stopped worker counts as hanging
 LONG = 60  # epochs of a run that is struck from outside
 LASTING = {"workers": 3, "dtype": "float64"}  # of runs that outlive a worker
+HEIRS = {"masters": 2}  # and of those that outlive a master
 # What a strategy is run with where that is not two workers and nothing else.
 OPTIONS = {
     "sequential": {"workers": 1},
@@ -46,6 +47,11 @@ class Case:
     def kind(self) -> str:
         """Which run it is struck into, and has to end as."""
         return "long" if self.outside else "lasting" if self.then == "continue" else "short"
+
+    @property
+    def inherits(self) -> bool:
+        """Whether it strikes a master whose layers another takes over."""
+        return self.then == "continue" and self.rank >= LASTING["workers"]
 
     @property
     def ends(self) -> bool:
@@ -88,6 +94,11 @@ def outlived(strategy: str) -> Iterator[Case]:
         yield Case(strategy, "kill", phase, 0, "continue")
     for phase in ("gradient", "exchange"):
         yield Case(strategy, "stop", phase, 2, "continue")
+    if strategy == "server":
+        for phase in ("serve", "checkpoint"):
+            for master in (3, 4):
+                yield Case(strategy, "kill", phase, master, "continue")
+        yield Case(strategy, "stop", "serve", 4, "continue")
 
 
 def workers(strategy: str) -> int:
@@ -149,7 +160,9 @@ def train(
 
 def struck(case: Case, output: Path) -> list[str]:
     """Return the command of the run that a case is struck into."""
-    return planned(case.strategy, case.kind, output, case.then)
+    line = planned(case.strategy, case.kind, output, case.then)
+    more = HEIRS if case.inherits else {}
+    return [*line, *(word for name, value in more.items() for word in (f"--{name}", str(value)))]
 
 
 def planned(strategy: str, kind: str, output: Path, then: str = "") -> list[str]:

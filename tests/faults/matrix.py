@@ -27,6 +27,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import page
@@ -56,6 +57,7 @@ class Outcome:
     resumed: str = "–"
     lost_steps: int | None = None
     said: str = ""
+    when: str = ""
 
     @property
     def promised(self) -> bool:
@@ -137,7 +139,7 @@ def alive(folder: Path) -> list[int]:
 
 def strike(case: Case, expected: np.ndarray | None, *, go_on: bool = True) -> Outcome:
     """Do one case, and look at what is left; `expected` are the weights of a run left alone."""
-    outcome, before = Outcome(case), shared()
+    outcome, before = Outcome(case, when=page.about()["when"]), shared()
     with tempfile.TemporaryDirectory(prefix="faults-") as place:
         folder, output = Path(place), Path(place) / "run"
         begin = time.monotonic()
@@ -193,7 +195,9 @@ def _ended(case: Case, code: int | None, output: Path, expected: np.ndarray | No
         return _compared(output, expected) if restarted else f"wrong: {story}"
     facts, seen = STRATEGIES[case.strategy].supports, record["result"]["examples"]
     whole = seen == record["config"]["epochs"] * record["data"]["train"]
-    if [event["lost"] for event in story] != [[case.rank]] or not whole:
+    heirs = [heir["by"] for event in story for heir in event.get("taken_over", [])]
+    alone = [event["lost"] for event in story] == [[case.rank]]
+    if not alone or not whole or bool(heirs) != case.inherits:
         return f"wrong: {seen} examples, {story}"
     if not facts.identical or expected is None:
         return "went on" if facts.together else "nothing lost"
@@ -256,14 +260,34 @@ def undisturbed(strategy: str, kind: str) -> np.ndarray | None:
 def known(path: Path) -> dict[str, Outcome]:
     """Return the outcomes that an interrupted matrix had found."""
     lines = path.read_text().splitlines() if path.exists() else []
-    found = [json.loads(line) for line in lines]
-    return {str(Case(**o["case"])): Outcome(**{**o, "case": Case(**o["case"])}) for o in found}
+    return _outcomes([json.loads(line) for line in lines])
+
+
+def _outcomes(found: list[dict[str, Any]], when: str = "") -> dict[str, Outcome]:
+    outcomes = {}
+    for told in found:
+        told = {"when": when, **told, "case": Case(**told["case"])}
+        told.pop("promised", None)
+        outcomes[str(told["case"])] = Outcome(**told)
+    return outcomes
+
+
+def before(path: Path, again: str) -> tuple[dict[str, Any], dict[str, Outcome]]:
+    """Return an earlier record, and its outcomes but for those that are struck again."""
+    record = json.loads(path.read_text())
+    found = _outcomes(record.pop("outcomes"), record["when"])
+    return record, {name: o for name, o in found.items() if not re.search(again, name)}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--strategies", default=",".join(STRATEGIES))
     parser.add_argument("--then", default="stop,restart,continue", help="what runs are told to do")
+    parser.add_argument(
+        "--again",
+        help="strike only the cases that match this, and those that --out lacks; the rest of --out "
+        "stays ('rows' runs the tests of other faults again)",
+    )
     parser.add_argument("--jobs", type=int, default=cores() + 1, help="cases at once")
     parser.add_argument("--out", type=Path, required=True, help="write the outcomes as JSON")
     parser.add_argument("--page", type=Path, help="write the table as a page")
@@ -271,7 +295,10 @@ def main() -> int:
     chosen = [case for case in cases() if case.strategy in options.strategies.split(",")]
     chosen = [case for case in chosen if case.then in options.then.split(",")]
     partial = options.out.with_suffix(".partial.jsonl")
-    done, lock = known(partial), threading.Lock()
+    record, done, lock = page.about(), known(partial), threading.Lock()
+    if options.again:
+        record, kept = before(options.out, options.again)
+        done = {**kept, **done}
     wanted = dict.fromkeys((c.strategy, c.kind) for c in chosen if str(c) not in done)
     begin = time.monotonic()
     with ThreadPoolExecutor(options.jobs) as pool:
@@ -290,13 +317,15 @@ def main() -> int:
             )
 
         list(pool.map(do, [case for case in chosen if str(case) not in done]))
-    outcomes, tested = [done[str(case)] for case in chosen], rows.check()
+    outcomes = [done[str(case)] for case in chosen]
+    anew = not options.again or re.search(options.again, "rows")
+    tested = rows.check() if anew else record["rows"]
     text = page.summary(outcomes, tested)
-    found = {"seconds": round(time.monotonic() - begin), "rows": tested}
+    found = {"seconds": round(time.monotonic() - begin), **record, "rows": tested}
     found["outcomes"] = [{**asdict(o), "promised": o.promised} for o in outcomes]
-    options.out.write_text(json.dumps(page.about() | found, indent=1) + "\n")
+    options.out.write_text(json.dumps(found, indent=1) + "\n")
     if options.page:
-        options.page.write_text(page.written(outcomes, tested))
+        options.page.write_text(page.written(outcomes, tested, record))
     partial.unlink(missing_ok=True)
     print(text)
     kept = all(o.promised for o in outcomes) and all(page.holds(row) for row in tested)

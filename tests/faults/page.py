@@ -82,8 +82,8 @@ def holds(row: dict[str, Any]) -> bool:
     return bool(row["complete"] and row["tried"] and row["passed"] == row["tried"])
 
 
-def written(outcomes: list[Outcome], tested: list[dict[str, Any]]) -> str:
-    """Return the page."""
+def written(outcomes: list[Outcome], tested: list[dict[str, Any]], facts: dict[str, Any]) -> str:
+    """Return the page; `facts` say where and when the matrix was run."""
     strategies = dict.fromkeys(o.case.strategy for o in outcomes)
     by_strategy = {s: [o for o in outcomes if o.case.strategy == s] for s in strategies}
     by_strategy["all"] = outcomes
@@ -92,13 +92,13 @@ def written(outcomes: list[Outcome], tested: list[dict[str, Any]]) -> str:
     rows += [f"| {r['given']} | {r['then']} | {r['tried']} | {r['passed']} |" for r in tested]
     failed = [f"- {o.case}: {_why(o)}" for o in outcomes if not o.promised]
     failed += [f"- {row['given']}: not every test passed" for row in tested if not holds(row)]
-    facts = about()
+    later = sorted({o.when for o in outcomes if o.when > facts["when"]})
     return TEMPLATE.read_text().format(
         strategies=table("strategy", by_strategy),
         kinds=table("fault", kinds),
         rows="\n".join(rows),
         failed="\n".join(["Not as promised:", "", *failed]) if failed else "All ended as promised.",
-        machine=_machine(facts),
+        machine=_machine(facts) + "".join(f"; some cases again on {day}" for day in later),
         survival=survival(),
         fuzz=fuzz(),
         soak=soak(),

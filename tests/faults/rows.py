@@ -55,6 +55,25 @@ ROWS = [
         (BAD_INPUT, UNIT + "options.py::test_a_batch_smaller_than_the_workers_is_refused"),
     ),
     Row(
+        "more stages than layers, no master, more masters than layers",
+        "refused before launch, stating the most allowed",
+        (
+            UNIT + "server_deal.py::test_what_cannot_work_is_refused_at_once",
+            UNIT + "server_deal.py::test_more_masters_than_layers_are_refused_before_launch",
+            UNIT + "pipeline.py::test_what_cannot_work_is_refused_before_launch",
+        ),
+    ),
+    Row(
+        "corrupt Parquet, another schema, NaN features, labels out of range",
+        "file and row; never trained on silently",
+        (
+            UNIT + "data_shards.py::test_a_part_that_is_not_itself_is_refused",
+            UNIT + "data_shards.py::test_what_cannot_be_trained_on_is_named_by_file_and_row",
+            UNIT + "data_shards.py::test_other_columns_are_refused",
+            UNIT + "data_shards.py::test_a_damaged_page_is_refused_even_if_its_hash_is_stated",
+        ),
+    ),
+    Row(
         "a damaged IDX file, a header larger than the file",
         "expected and actual bytes, no giant allocation",
         (
@@ -117,6 +136,11 @@ ROWS = [
             UNIT + "privacy_mechanism.py::"
             "test_an_example_whose_gradient_is_not_finite_contributes_zero",
         ),
+    ),
+    Row(
+        "a very slow worker",
+        "it is waited for",
+        (SYSTEM + "speeds.py::test_a_very_slow_worker_is_not_a_dead_one",),
     ),
     Row(
         "no mpiexec, two MPIs, a site's own",

@@ -1,0 +1,62 @@
+"""What the matrix of faults found: cases are struck again without losing the others."""
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
+import cases
+import matrix
+import page
+from cases import Case
+
+KILLED = matrix.Outcome(
+    Case("sync", "kill", "gradient"), 1, 3.0, named=True, resumed="same bits", when="2026-11-15"
+)
+HUNG = matrix.Outcome(
+    Case("server", "stop", "serve", 2), None, 120.0, hung=True, when="2026-11-17", said="nothing"
+)
+
+
+@pytest.fixture
+def record(tmp_path):
+    found = [{**asdict(o), "promised": o.promised} for o in (KILLED, HUNG)]
+    found[0].pop("when")  # as records were at first: the day is the record's
+    path = tmp_path / "faults.json"
+    about = {"when": "2026-11-15", "cores": 2, "cpu": "one", "rows": []}
+    path.write_text(json.dumps({**about, "outcomes": found}))
+    return path
+
+
+def test_what_is_not_struck_again_stays_as_it_was(record):
+    about, kept = matrix.before(record, "^server")
+    assert kept == {str(KILLED.case): KILLED}
+    assert about["when"] == "2026-11-15"
+    assert matrix.before(record, "nothing of the kind")[1] == {
+        str(o.case): o for o in (KILLED, HUNG)
+    }
+
+
+def test_the_page_names_what_failed_and_when_cases_were_struck_again(record):
+    about, kept = matrix.before(record, "nothing of the kind")
+    text = page.written(list(kept.values()), [], about)
+    assert "server: stop, rank 2 in serve: exit None" in text
+    assert "| all | 2 | 1 | 1 |" in text
+    assert "2 cores, one, 2026-11-15; some cases again on 2026-11-17" in text
+
+
+def test_every_case_has_a_name_of_its_own():
+    names = [str(case) for case in cases.cases()]
+    assert len(set(names)) == len(names) > 200
+
+
+def test_who_strikes_a_master_that_is_outlived_gives_it_an_heir(tmp_path):
+    struck = [case for case in cases.cases() if case.inherits]
+    assert {case.rank for case in struck} == {3, 4}
+    for case in struck:
+        line = cases.struck(case, tmp_path)
+        assert line[line.index("--masters") + 1] == "2"
+        assert line[line.index("--workers") + 1] == "3"
