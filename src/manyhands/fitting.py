@@ -193,6 +193,8 @@ def _prepare(
 
         given["workers"] = choose_workers(model, data, given, loss=loss, say=_warn)
     config = configure(given)
+    if checkpoint:
+        resuming.expect_all(checkpoint, config)
     if isinstance(config.loss, str) and ":" in config.loss:
         loss = factory(config.loss, "loss")
     if callable(loss) and forms.takes_model(loss):

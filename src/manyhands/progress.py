@@ -86,9 +86,13 @@ class Progress:
 def bereaved(event: dict[str, Any]) -> str:
     """Return one line for the death of workers that the others outlive."""
     who = ", ".join(map(str, event["lost"]))
+    heirs = "".join(
+        f"; rank {heir['by']} takes over {', '.join(heir['layers'])} as of update {heir['version']}"
+        for heir in event.get("taken_over", ())
+    )
     return (
         f"rank {who} died; {event['workers']} workers go on from step {event['step']}, "
-        f"{event['seconds']:.2f} s after it was noticed"
+        f"{event['seconds']:.2f} s after it was noticed{heirs}"
     )
 
 

@@ -12,6 +12,7 @@ from manyhands.errors import ConfigError, DataError
 from manyhands.strategies import STRATEGIES
 
 if TYPE_CHECKING:
+    from manyhands.config import RunConfig
     from manyhands.worker import Worker
 
 # What may change when a run goes on; anything else would be another run.
@@ -86,6 +87,17 @@ def _check_deal(found: checkpoints.Checkpoint, options: Mapping[str, Any], worke
 def began_with(found: checkpoints.Checkpoint) -> int:
     """Return with how many workers the run began, whoever has died or come since."""
     return int(found.about.get("began_with", found.about["options"]["workers"]))
+
+
+def expect_all(found: checkpoints.Checkpoint, config: RunConfig) -> None:
+    """Refuse a checkpoint that lacks processes beside the workers, which cannot be dealt anew."""
+    before = found.about["processes"]
+    if config.processes != before and not config.strategy.supports.identical:
+        raise ConfigError(
+            f"{found.folder} is of {before} processes, where {config.processes} are needed: a "
+            f"{config.strategy.supports.beside} had died, and only that run knew who took over its "
+            "part; start a new run (init takes its weights)"
+        )
 
 
 def _flat(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,14 +13,15 @@ was read from a disk. Where replicas are identical, whoever was behind takes ove
 one who was not, so every update is made once and has all of its examples: the run ends where an
 undisturbed one does, up to rounding (and but for what depends on who has which examples: dropout,
 augmentation, BatchNorm). Elsewhere the strategy says what the survivors go on from.
-Where workers do not step together each goes on from where it is, and takes over whole batches.
+Where workers do not step together each goes on from where it is, and takes over whole batches; and
+the strategy knows who takes over what processes beside the workers held.
 """
 
 from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -68,11 +69,12 @@ def outlive(worker: Worker, work: Callable[[], T], lead: Callable[[Worker], None
     """
     plan, noticed = cast("Plan", worker.plan), None
     plans = {number: replace(plan, rank=number) for number in range(plan.size)}
+    beside = list(range(plan.size, worker.comm.size))
     while True:
         group = cast("MPICommunicator", worker.comm)
         try:
             if noticed is not None:
-                plans = _regroup(worker, plans, noticed)
+                plans, beside = _regroup(worker, plans, beside, noticed)
                 if worker.lifecycle:  # whoever is lost here is missed by all: they have their plans
                     worker.lifecycle.renew(worker)
                 _tell(worker, noticed, lead)
@@ -90,13 +92,19 @@ def outlive(worker: Worker, work: Callable[[], T], lead: Callable[[Worker], None
         worker.comm = ulfm.shrunk(group)
 
 
-def _regroup(worker: Worker, plans: Mapping[int, Plan], noticed: float) -> dict[int, Plan]:
-    """Bring all who are left to where they can go on; returns their plans, by number.
+def _regroup(
+    worker: Worker, plans: Mapping[int, Plan], beside: Sequence[int], noticed: float
+) -> tuple[dict[int, Plan], list[int]]:
+    """Bring all who are left to where they can go on.
 
     Args:
         worker: One of those who are left.
-        plans: The plans of all who were there before, by number.
+        plans: The plans of all workers that were there before, by number.
+        beside: The numbers of the processes that were there beside them.
         noticed: When it was noticed that somebody is gone.
+
+    Returns:
+        Both, of those who are left.
     """
     strategy = worker.config.strategy
     worker.board.note(worker.number, worker.step, "regroup")
@@ -104,20 +112,26 @@ def _regroup(worker: Worker, plans: Mapping[int, Plan], noticed: float) -> dict[
     told = worker.comm.gather([worker.number, epoch, strategy.tally(worker)])
     epochs = {number: epoch for number, epoch, _ in told if number in plans}
     dead = [number for number in plans if number not in epochs]
+    others = [number for number, _, _ in told if number not in plans]
+    if not epochs:
+        raise WorkerError("all workers died; use on_failure='restart' with checkpoint_every")
     if strategy.supports.together:
         _meet(worker)
         left = {number: replace(plans[number], alive=tuple(epochs)) for number in epochs}
         _bury(worker, left, dead, noticed)
     else:
-        _expect_masters(worker, len(told) - len(epochs))
+        gone = [number for number in beside if number not in others]
+        take_over = strategy.rescue(worker, beside, told) if gone else None
         if not ulfm.agreed(cast("MPICommunicator", worker.comm), True):
             raise _LostAgainError  # as everybody does: nobody has changed anything yet
         pushes = strategy.pushes(list(plans), told)
         left = settled(plans, {number: pushes[number] for number in dead}, epochs)
-        _bury(worker, left, dead, noticed)
+        _bury(worker, left, [*dead, *gone], noticed)
+        if take_over:
+            worker.story[-1]["taken_over"] = take_over()
         worker.story[-1]["examples"] = sum(examples(plans[n], pushes[n]) for n in dead)
         _go_on_alone(worker, [pushes[number] for number in epochs])
-    return left
+    return left, others
 
 
 def _meet(worker: Worker) -> None:
@@ -152,17 +166,6 @@ def _go_on_alone(worker: Worker, pushes: list[int]) -> None:
         worker.stopped = "epochs"
     worker.clock.ended = None
     worker.config.strategy.recount(worker, pushes)
-
-
-def _expect_masters(worker: Worker, found: int) -> None:
-    """Refuse to go on where somebody is gone who had more than a share of the work."""
-    beside = worker.config.processes - worker.config.workers
-    if found < beside:
-        role = worker.config.strategy.supports.beside
-        raise WorkerError(
-            f"{beside - found} of {beside} {role}s died, and what they held is gone with them; "
-            "use on_failure='restart' with checkpoint_every"
-        )
 
 
 def _bury(worker: Worker, left: Mapping[int, Plan], dead: list[int], noticed: float) -> None:

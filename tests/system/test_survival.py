@@ -102,10 +102,107 @@ def test_a_server_goes_on_and_every_batch_is_pushed_once(tmp_path, rank):
         assert all(row["test_accuracy"] is not None for row in record["epochs"])
 
 
-def test_a_master_cannot_be_outlived(tmp_path):
+def test_the_last_master_cannot_be_outlived(tmp_path):
     faults = Faults().kill(rank=3, step=30, phase="serve")
     with faults, pytest.raises(mh.WorkerError, match="1 of 1 masters died"):
         fit(tmp_path / "run", **SURVIVE, strategy="server")
+
+
+def test_the_last_worker_cannot_be_outlived(tmp_path):
+    faults = Faults().kill(rank=0, step=20, phase="gradient")
+    with faults, pytest.raises(mh.WorkerError, match="all workers died"):
+        fit(tmp_path / "run", **{**SURVIVE, "workers": 1}, strategy="server")
+
+
+def test_masters_take_over_each_other_s_layers_and_every_batch_is_pushed_once(tmp_path):
+    """The second of three dies, then the first, then a worker: one master owns all in the end."""
+    faults = Faults().kill(rank=3, step=20, phase="serve").kill(rank=2, step=60, phase="serve")
+    faults.kill(rank=0, step=45, phase="exchange")
+    given = {**SURVIVE, "workers": 2, "strategy": mh.Server(masters=3), "optimizer": "adam"}
+    given |= {"lr": 0.01, "epochs": 3, "checkpoint_every": "10steps"}
+    with faults:
+        record = fit(tmp_path / "run", **given).record
+    assert sorted(rank for event in record["story"] for rank in event["lost"]) == [0, 2, 3]
+    heirs = [heir for event in record["story"] for heir in event.get("taken_over", [])]
+    assert [heir["layers"] for heir in heirs] == [["fc2"], ["fc1", "fc2"]]
+    assert [heir["by"] for heir in heirs] == [2, 4]
+    assert all(heir["version"] > 0 for heir in heirs)
+    (master,) = record["strategy"]["masters"]
+    assert master["layers"] == ["fc1", "fc2", "fc3"]
+    assert record["result"]["examples"] == 3 * 2000
+    assert record["result"]["accuracy"] > 0.9
+    # Its optimizer has parts that a new run would not have, and the dead worker's batches.
+    with pytest.raises(ConfigError, match=r"dealt over 2 workers|master had died"):
+        mh.fit(resume=str(tmp_path / "run"), epochs=4, progress=False)
+
+
+def killing(rank, step):
+    """Return a callback by which worker 0 kills another process of its group after a step."""
+
+    class Strike:
+        def on_step(self, about):
+            if about["step"] != step:
+                return
+            import os
+            from pathlib import Path
+
+            ours = f"PMIX_NAMESPACE={os.environ['PMIX_NAMESPACE']}".encode()
+            for place in Path("/proc").glob("[0-9]*"):
+                try:
+                    told = (place / "environ").read_bytes().split(b"\0")
+                except OSError:
+                    continue
+                if ours in told and f"PMIX_RANK={rank}".encode() in told:
+                    os.kill(int(place.name), 9)
+
+    return Strike()
+
+
+def skipping(step, parts):
+    """Return what makes an SGD that leaves out one step of some parameters, by their numbers."""
+
+    def make(params):
+        import torch
+
+        class Skipping(torch.optim.SGD):
+            done = 0
+
+            def step(self, closure=None):
+                before = [params[i].detach().clone() for i in parts]
+                super().step(closure)
+                self.done += 1
+                for i, value in zip(parts, before, strict=True):
+                    if self.done == step:
+                        params[i].data.copy_(value)
+
+        return Skipping(params, lr=0.1)
+
+    return make
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+def test_of_a_dead_master_s_layers_at_most_the_push_in_flight_is_lost(tmp_path, rank):
+    """One worker, so no more than one push: all else is to be as in a run of one process."""
+    given = {"partition": "balanced", "workers": 1, "lr": 0.1, "momentum": 0.0}
+    server = {**SURVIVE, **given, "strategy": mh.Server(masters=2)}
+    record = fit(tmp_path / "run", **server, callbacks=[killing(rank, 30)]).record
+    (event,) = record["story"]
+    assert event["lost"] == [rank]
+    (heir,) = event["taken_over"]
+    assert heir["by"] == 3 - rank
+    assert heir["version"] == 30
+    names = [f"{layer}.{part}" for layer in ("fc1", "fc2", "fc3") for part in ("weight", "bias")]
+    lost = [i for i, name in enumerate(names) if name.split(".")[0] in heir["layers"]]
+    assert 0 < len(lost) < len(names)
+    ends = []
+    for i, parts in enumerate(([], lost)):
+        output = tmp_path / str(i)
+        fit(output, strategy="sequential", optimizer=skipping(31, parts), partition="balanced")
+        ends.append(weights(output / "model.safetensors"))
+    found = weights(tmp_path / "run/model.safetensors")
+    distances = [np.abs(found - end).max() for end in ends]
+    assert min(distances) < 1e-10
+    assert np.abs(ends[0] - ends[1]).max() > 1e-6
 
 
 def test_a_stopped_worker_counts_as_dead_after_the_timeout(tmp_path, alone):

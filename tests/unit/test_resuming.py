@@ -9,7 +9,7 @@ from torch.optim.lr_scheduler import ExponentialLR
 import manyhands as mh
 from manyhands import resuming
 from manyhands.errors import ConfigError
-from manyhands.options import flatten
+from manyhands.options import configure, flatten
 from manyhands.running import Run
 
 
@@ -99,3 +99,13 @@ def test_a_function_without_a_name_of_its_own_is_asked_for_again(started, made):
 def test_a_function_comes_back_by_its_name(started):
     started(schedule=falling)
     assert started(resume="run").schedule is falling
+
+
+def test_a_checkpoint_that_lacks_a_master_is_refused():
+    config = configure({"strategy": "server", "masters": 2, "workers": 2})
+    found = checkpoint("server", 2)
+    found.about["processes"] = 3
+    with pytest.raises(ConfigError, match="a master had died"):
+        resuming.expect_all(found, config)
+    found.about["processes"] = 4
+    resuming.expect_all(found, config)

@@ -23,6 +23,7 @@ from manyhands.data.estate import examples, settled
 from manyhands.errors import ConfigError, LaunchError, WorkerError
 from manyhands.guard import Guard
 from manyhands.options import configure
+from manyhands.strategies.heirs import inherited, newest
 
 
 @settings(max_examples=60, deadline=None)
@@ -119,6 +120,28 @@ def test_the_examples_of_what_was_done_are_counted():
 def test_what_cannot_be_outlived_is_refused_with_a_remedy(given, message):
     with pytest.raises(ConfigError, match=message):
         configure({"on_failure": "continue", **given})
+
+
+@settings(max_examples=60, deadline=None)
+@given(edges=st.lists(st.integers(1, 9), min_size=2, max_size=8), data=st.data())
+def test_the_parts_of_dead_masters_go_to_one_beside_them(edges, data):
+    ends = [sum(edges[: i + 1]) for i in range(len(edges))]
+    spans = list(zip([0, *ends], ends, strict=False))
+    masters = st.sets(st.integers(0, len(spans) - 1), max_size=len(spans) - 1)
+    lost = sorted(data.draw(masters))
+    after = inherited(spans, lost)
+    left = [span for m, span in enumerate(spans) if m not in lost]
+    assert [a for a, _ in after] == [0, *(b for _, b in after[:-1])]
+    assert after[-1][1] == ends[-1]
+    for (start, stop), (first, last) in zip(after, left, strict=True):
+        assert start <= first
+        assert last <= stop
+
+
+def test_the_copy_that_has_seen_most_is_taken():
+    found = newest({0: [], 1: [7, 3], 2: [5, 9]}, [0, 1])
+    assert [(copy.holder, copy.version) for copy in found] == [(1, 7), (2, 9)]
+    assert newest({0: [], 1: []}, [1])[0].version == 0
 
 
 def test_without_open_mpi_the_remedy_is_named(monkeypatch):

@@ -14,7 +14,7 @@ from manyhands.strategies.cut import Cuts
 from manyhands.strategies.pushing import MARK, PUSH, STOP, Span
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from torch import Tensor
 
@@ -23,14 +23,22 @@ if TYPE_CHECKING:
     from manyhands.worker import Worker
 
 
-def serve(worker: Worker, server: Server, span: Span) -> dict[str, Any]:
+# What a master has counted before its first push.
+FRESH: Mapping[str, Any] = {
+    "clocks": [], "version": 0, "lead": 0, "stale": [], "queues": [], "idle": 0.0, "busy": 0.0,
+    "log": [],
+}  # fmt: skip
+
+
+def serve(worker: Worker, server: Server, spans: Sequence[Span]) -> dict[str, Any]:
     """Own a part of the vector until every worker is done; returns what this master noted."""
+    span = spans[worker.rank - worker.config.workers]
     master, before = Master(worker, server, span), worker.state
-    worker.state = master
+    master.spans, worker.state = spans, master
     if before is None:
         master.begin()
     else:
-        master.go_on(*before)
+        master.go_on(before.numbers, before.bodies)
     master.serve()
     worker.spent = {"wait": master.idle, "update": master.busy}
     names = [la.name for la in worker.replica.layers if span[0] <= la.start < span[1]]
@@ -42,12 +50,14 @@ class Master:
 
     Attributes:
         clocks: c_k of the workers that are not done; the pushes of worker k so far.
+        spans: Every master's part of the vector.
         held: Workers whose push waits for the others' (s = 0).
         due: Workers whose answer waits until they are no more than s ahead.
     """
 
     def __init__(self, worker: Worker, server: Server, span: Span) -> None:
         self.worker, self.server = worker, server
+        self.spans: Sequence[Span] = [span]
         self.messages = Messages(worker.comm)
         self.params = worker.params[slice(*span)]
         self.grad = worker.replica.grad[slice(*span)]
@@ -82,7 +92,7 @@ class Master:
         """Begin to receive the next push of worker k."""
         *self.before[k], self.requests[k] = self.messages.receive_pieces(self.pushes[k], k)
 
-    def go_on(self, counts: Mapping[str, Any], bodies: list[Tensor]) -> None:
+    def go_on(self, counts: Mapping[str, Any], bodies: Sequence[Tensor]) -> None:
         """Take up what a checkpoint holds: the counts, then the pushes that were in flight.
 
         Every worker that has pushed, also one that was done, waits for the answer to its last push.
@@ -237,7 +247,7 @@ class Master:
         """Return what this master noted, as the record states it."""
         looks = self.queues.total()
         return {
-            "rank": self.worker.rank,
+            "rank": self.worker.number,
             "parameters": len(self.params),
             "updates": self.version,
             "pushes": self.stale.total(),
@@ -254,16 +264,28 @@ class Master:
 
 def narrow(worker: Worker, span: Span) -> None:
     """Leave the optimizer with what lies within `span` of the vector."""
-    start, stop = span
     for group in worker.optimizer.param_groups:
-        kept = []
-        for p in group["params"]:
-            first, last = p.storage_offset(), p.storage_offset() + p.numel()
-            if start <= first and last <= stop:
-                kept.append(p)
-            elif first < stop and start < last:  # a part of the flat vector
-                kept.append(worker.replica.slice(max(start, first), min(stop, last)))
-        group["params"] = kept
+        group["whole"] = group["params"]
+        group["params"] = _within(worker, group["whole"], span)
+
+
+def widen(worker: Worker, span: Span) -> None:
+    """Let the optimizer also step what lies within `span`, of which it remembers nothing."""
+    for group in worker.optimizer.param_groups:
+        group["params"] = [*group["params"], *_within(worker, group["whole"], span)]
+
+
+def _within(worker: Worker, params: list[Any], span: Span) -> list[Tensor]:
+    """Return what lies within `span` of parameters that are views of the vector."""
+    start, stop = span
+    found: list[Tensor] = []
+    for p in params:
+        first, last = p.storage_offset(), p.storage_offset() + p.numel()
+        if start <= first and last <= stop:
+            found.append(p)
+        elif first < stop and start < last:  # a part of the flat vector
+            found.append(worker.replica.slice(max(start, first), min(stop, last)))
+    return found
 
 
 def merged(noted: list[dict[str, Any] | None]) -> dict[str, Any]:

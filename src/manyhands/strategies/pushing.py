@@ -11,6 +11,8 @@ from manyhands.comm.messages import Messages, Parcel
 from manyhands.lifecycle import Mark
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
     from manyhands.worker import Worker
@@ -25,7 +27,7 @@ PUSH, DONE, STOP, MARK = range(4)
 
 
 def work(
-    worker: Worker, spans: list[Span], cuts: list[list[int]], *, prefetch: bool, layerwise: bool
+    worker: Worker, spans: Sequence[Span], cuts: list[list[int]], *, prefetch: bool, layerwise: bool
 ) -> None:
     """Push the gradient of every batch to the masters, pull what they answer.
 
@@ -39,7 +41,8 @@ def work(
         prefetch: See above.
         layerwise: See above.
     """
-    line = worker.state = Line(worker, spans, cuts, worker.state or [0] * len(spans))
+    versions = worker.state.numbers["versions"] if worker.state else [0] * len(spans)
+    line = worker.state = Line(worker, spans, cuts, versions)
     if layerwise:
         line.listen()
     owed = worker.step > 0  # a checkpoint was written between a push and the next
@@ -75,7 +78,11 @@ class Line:
     """
 
     def __init__(
-        self, worker: Worker, spans: list[Span], cuts: list[list[int]], versions: list[int]
+        self,
+        worker: Worker,
+        spans: Sequence[Span],
+        cuts: list[list[int]],
+        versions: Sequence[int],
     ) -> None:
         self.worker, self.spans = worker, spans
         self.messages = Messages(worker.comm)
@@ -86,7 +93,7 @@ class Line:
         bounds = [[a, *(a + cut for cut in within), b] for (a, b), within in pairs]
         self.edges: list[list[Span]] = [list(pairwise(edges))[::-1] for edges in bounds]
         self.counts = [[0] * len(edges) for edges in self.edges]
-        self.mark, self.versions = Mark(0), versions
+        self.mark, self.versions = Mark(0), list(versions)
         self.sent: list[Any] = []  # requests of the push that is under way
         self.posted: list[Any] = []  # and of the next one's first pieces
         self.unanswered = False
@@ -155,14 +162,14 @@ class Line:
         """
         pairs = zip(self.masters, self.answers, strict=True)
         requests = [self.messages.receive(answer, master) for master, answer in pairs]
-        left = len(requests)
+        left, self.versions = len(requests), list(self.versions)
         while left:
             for m in self.messages.wait_some(requests):
                 start, stop = self.spans[m]
                 self.worker.params[start:stop].copy_(self.answers[m].body)
+                self.versions[m] = int(self.answers[m].header[3])
                 left -= 1
         self.mark = max(Mark(*answer.header[1:3].tolist()) for answer in self.answers)
-        self.versions = [int(answer.header[3]) for answer in self.answers]
         self._count()
         return int(max(answer.header[0] for answer in self.answers))
 

@@ -12,7 +12,7 @@ from manyhands.errors import ConfigError
 from manyhands.strategies.strategy import Exposure, Strategy, Supports
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch import Tensor
 
@@ -47,7 +47,10 @@ class Server(Strategy):
         - With `layerwise` the same numbers arrive, so all of this holds as it is.
         - Masters differ by no more than the pushes in flight: one per worker.
         - When workers die, the others take over their batches; a push counts once that a master has
-          used it, and with one master none is lost or used twice. A master cannot be outlived.
+          used it, and with one master none is lost or used twice.
+        - When masters die, others take over their layers, as the newest of the workers' copies has
+          them (see `heirs.py`): what is lost is what the optimizer remembered of these layers, and
+          pushes in flight, one per worker at the most. The last master cannot be outlived.
         - A checkpoint holds every push once and stops nobody (see `cut.py`); with s = 0 or one
           worker the run that goes on from it ends with the same bits.
     Cost per step and worker, for dim numbers of b bytes: M messages of 48 + b·dim/M bytes there
@@ -158,18 +161,16 @@ class Server(Strategy):
             cuts = [self.cuts(worker, span) for span in spans]
             work(worker, spans, cuts, prefetch=bool(self.prefetch), layerwise=self.layerwise)
         else:
-            noted = serve(worker, self, self._span(worker))
+            noted = serve(worker, self, self._spans(worker))
         worker.facts |= merged(worker.comm.gather(noted))
 
     def _spans(self, worker: Worker) -> list[Span]:
-        """Return each master's part of the vector."""
+        """Return each master's part of the vector: as it was dealt, or as it was taken over."""
+        if taken := getattr(worker.state, "spans", None):
+            return list(taken)
         layers = worker.replica.layers
         deals = deal([layer.stop - layer.start for layer in layers], self.masters)
         return [(layers[first].start, layers[last - 1].stop) for first, last in deals]
-
-    def _span(self, worker: Worker) -> Span:
-        """Return this master's part."""
-        return self._spans(worker)[worker.rank - worker.config.workers]
 
     def cuts(self, worker: Worker, span: Span) -> list[int]:
         """Return where in a master's part a new piece of a push begins: at a layer, or nowhere."""
@@ -181,7 +182,7 @@ class Server(Strategy):
         from manyhands.strategies.master import narrow
 
         if worker.role == "master":
-            narrow(worker, self._span(worker))
+            narrow(worker, self._spans(worker)[worker.rank - worker.config.workers])
 
     def pause(self, worker: Worker) -> None:
         """Write this worker's part of a checkpoint, if the last answer told of one."""
@@ -197,21 +198,25 @@ class Server(Strategy):
         self, worker: Worker, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]
     ) -> None:
         """Keep for a master, until it serves, what it had counted and the pushes it had logged."""
+        from manyhands.strategies.heirs import Pause
+
         if worker.role == "master":
             bodies = [tensors[f"log.{i}"] for i in range(len(numbers["log"]))]
-            worker.state = (numbers, bodies)
+            worker.state = Pause(numbers, bodies)
         else:
-            worker.state = list(numbers["versions"])
+            worker.state = Pause(numbers)
 
     def tally(self, worker: Worker) -> Any:
-        """Return a master's count of each worker's pushes, by rank; or a worker's of its own."""
+        """Return a master's counts of each worker's pushes; a worker's own, and its versions."""
+        from manyhands.strategies.heirs import counts, versions
+
         if worker.number < worker.plan.size:
-            return worker.step
-        return list(self._counts(worker)["clocks"])
+            return [worker.step, versions(worker)]
+        return list(counts(worker)["clocks"])
 
     def pushes(self, before: Sequence[int], told: Sequence[Any]) -> dict[int, int]:
         """Return the pushes that some master has used, or that their worker has ended."""
-        own = {number: tally for number, _, tally in told if number in before}
+        own = {number: tally[0] for number, _, tally in told if number in before}
         used = [tally for number, _, tally in told if number not in before and tally]
         return {
             number: max([own.get(number, 0), *(clocks[k] for clocks in used)])
@@ -220,18 +225,25 @@ class Server(Strategy):
 
     def recount(self, worker: Worker, pushes: Sequence[int]) -> None:
         """Go on as from a checkpoint with these counts: whoever has pushed waits for an answer."""
-        if worker.role == "worker":
-            worker.state = list(getattr(worker.state, "versions", worker.state) or []) or None
-        elif worker.state is not None:
-            worker.state = ({**self._counts(worker), "clocks": list(pushes)}, [])
+        from manyhands.strategies.heirs import Pause, counts, versions
 
-    def _counts(self, worker: Worker) -> Mapping[str, Any]:
-        """Return what a master has counted, whether it has begun to serve or not."""
-        state = worker.state
-        if state is None:
-            return {"clocks": []}
-        counts: Mapping[str, Any] = state[0] if isinstance(state, tuple) else state.counts()
-        return counts
+        spans = self._spans(worker)
+        if worker.role == "worker":
+            seen = versions(worker) or [0] * len(spans)
+            worker.state = Pause({"versions": seen}, spans=spans)
+        else:
+            worker.state = Pause({**counts(worker), "clocks": list(pushes)}, spans=spans)
+
+    def rescue(
+        self, worker: Worker, before: Sequence[int], told: Sequence[Any]
+    ) -> Callable[[], list[dict[str, Any]]]:
+        """Let other masters take over the layers of the dead, as the workers last had them."""
+        from manyhands.strategies.heirs import rescue
+
+        there = [number for number, _, _ in told]
+        versions = {k: tally[1] for k, (n, _, tally) in enumerate(told) if n not in before}
+        lost = [m for m, number in enumerate(before) if number not in there]
+        return rescue(worker, self._spans(worker), versions, lost)
 
     def consensus(self, worker: Worker) -> Tensor:
         """Return worker 0's copy: what it pulled last; at the end, what the masters handed over."""

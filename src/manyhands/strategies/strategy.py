@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
-from manyhands.errors import ConfigError
+from manyhands.errors import ConfigError, WorkerError
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -221,6 +221,24 @@ class Strategy(Protocol):
             told: From everyone who is left: number, epoch, and what `tally` gave.
         """
         return {}
+
+    def rescue(
+        self, worker: Worker, before: Sequence[int], told: Sequence[Any]
+    ) -> Callable[[], list[dict[str, Any]]]:
+        """Find what processes beside the workers held that are dead now. Collective.
+
+        Args:
+            worker: One of those who are left.
+            before: The numbers of all that were beside the workers, by rank.
+            told: As for `pushes`.
+
+        Returns:
+            What lets others hold it, and says who; it is called when all are known to be alive.
+
+        Raises:
+            WorkerError: If it is gone for good.
+        """
+        raise WorkerError(f"{self.name} cannot go on without what stood beside its workers")
 
     def recount(self, worker: Worker, pushes: Sequence[int]) -> None:
         """Go on with so many pushes of each worker that is left, by rank."""
