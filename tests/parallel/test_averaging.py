@@ -24,7 +24,7 @@ PLAIN = {"optimizer": "sgd", "lr": 0.1, "momentum": 0.0, "dtype": "float64"}
 @pytest.mark.parametrize("partition", ["balanced", "random-partition", "by-label"])
 @pytest.mark.parametrize("batch_size", [128, 127, 7])
 def test_averaging_every_step_is_sync(blobs, tmp_path, partition, batch_size):
-    given = {**PLAIN, "max_steps": 40, "batch_size": batch_size, "partition": partition}
+    given = {**PLAIN, "max_steps": 20, "batch_size": batch_size, "partition": partition}
     sync = train(smooth, blobs, WORLD, tmp_path, strategy="sync", **given)
     averaging = train(smooth, blobs, WORLD, tmp_path, strategy="averaging", period=1, **given)
     assert distance(sync.params, averaging.params) < 1e-10

@@ -8,7 +8,7 @@ from mpi4py import MPI
 from safetensors.torch import save_file
 from test_tasks import Parted, of_model, parted
 from torch.optim.lr_scheduler import CosineAnnealingLR
-from training import WORLD, distance, smooth, train
+from training import UP_TO_THREE, WORLD, distance, smooth, train
 
 import manyhands as mh
 from manyhands import fitting
@@ -19,7 +19,7 @@ from manyhands.options import configure
 from manyhands.strategies import STRATEGIES
 from manyhands.strategies.strategy import FEATURES
 
-pytestmark = pytest.mark.skipif(WORLD.size > 3, reason="what is tried depends on no size")
+pytestmark = UP_TO_THREE
 GIVEN = {"batch_size": 60, "lr": 0.1, "momentum": 0.9, "weight_decay": 0.05, "max_steps": 12}
 # Ways to run each strategy here that give the same result twice; Hogwild with one worker does.
 WAYS = {

@@ -34,7 +34,7 @@ if WORLD.size % 2 == 0 or WORLD.size == 1:
 def test_on_the_complete_graph_adapting_then_combining_is_sync(
     blobs, tmp_path, partition, batch_size
 ):
-    given = {**PLAIN, "max_steps": 40, "batch_size": batch_size, "partition": partition}
+    given = {**PLAIN, "max_steps": 20, "batch_size": batch_size, "partition": partition}
     sync = train(smooth, blobs, WORLD, tmp_path, strategy="sync", **given)
     averaging = train(smooth, blobs, WORLD, tmp_path, strategy="averaging", period=1, **given)
     gossip = train(smooth, blobs, WORLD, tmp_path, strategy="gossip", topology="complete", **given)

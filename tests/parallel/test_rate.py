@@ -3,10 +3,11 @@
 import pytest
 import torch
 from mpi4py import MPI
-from training import WORLD, distance, smooth, train, with_dropout
+from training import UP_TO_THREE, WORLD, distance, smooth, train, with_dropout
 
 import manyhands as mh
 
+pytestmark = UP_TO_THREE
 CHANGING = {"schedule": "cosine", "warmup": 0.2, "clip_norm": 0.3, "max_steps": 30}
 GIVEN = {**CHANGING, "lr": 0.5, "momentum": 0.9, "batch_size": 61, "dtype": "float64"}
 

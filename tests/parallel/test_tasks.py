@@ -6,11 +6,12 @@ import torch
 import torchmetrics
 from mpi4py import MPI
 from torch import nn
-from training import WORLD, distance, record, smooth, train
+from training import UP_TO_THREE, WORLD, distance, record, smooth, train
 
 import manyhands as mh
 from manyhands.data import Data
 
+pytestmark = UP_TO_THREE
 GIVEN = {"batch_size": 61, "dtype": "float64", "epochs": 1, "lr": 0.1}
 
 

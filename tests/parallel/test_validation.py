@@ -4,11 +4,12 @@ import pytest
 import torch
 from mpi4py import MPI
 from safetensors.torch import load_file
-from training import WORLD, distance, record, smooth, train
+from training import UP_TO_THREE, WORLD, distance, record, smooth, train
 
 import manyhands as mh
 from manyhands.data import Stored
 
+pytestmark = UP_TO_THREE
 GIVEN = {"validation": 0.2, "batch_size": 61, "dtype": "float64", "epochs": 2, "lr": 0.1}
 
 

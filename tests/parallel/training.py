@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pytest
 import torch
 from mpi4py import MPI
 from torch import nn
@@ -16,6 +17,7 @@ from manyhands.job import Job, join
 from manyhands.options import configure
 
 WORLD = MPI.COMM_WORLD
+UP_TO_THREE = pytest.mark.skipif(WORLD.size > 3, reason="what is tried depends on no size")
 
 
 def smooth():
