@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors.torch import save_file
 
-from manyhands import measures
+from manyhands import evaluation, measures
 from manyhands import record as records
 from manyhands._version import __version__
 from manyhands.aims import REACHED
@@ -78,7 +78,7 @@ def judge(worker: Worker) -> None:
     import torch
 
     with worker.evaluating():
-        worker.average_buffers()
+        evaluation.average_buffers(worker)
         if worker.rank == 0 and worker.stopped not in REACHED:
             worker.kept[-1] = worker.config.strategy.consensus(worker).clone()
         for epoch in worker.epochs:  # judged anew below, so that the best is the best of these
@@ -88,7 +88,7 @@ def judge(worker: Worker) -> None:
             mine = worker.kept[i] if worker.rank == 0 else None
             params = torch.empty_like(worker.params) if mine is None else mine
             worker.comm.broadcast(params)
-            worker.judge(worker.epochs[i] if worker.rank == 0 else None, params)
+            evaluation.judge(worker, worker.epochs[i] if worker.rank == 0 else None, params)
         worker.params.copy_(params)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -10,13 +9,13 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import torch
 
+from manyhands import evaluation
 from manyhands.aims import REACHED, Aim
 from manyhands.callbacks import tell
 from manyhands.clock import Clock, Epoch
-from manyhands.errors import DivergedError, WorkerError
+from manyhands.errors import DivergedError
 from manyhands.slowing import Slow, slowed
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from manyhands.board import Board
     from manyhands.comm import Communicator
     from manyhands.config import RunConfig
-    from manyhands.data import Plan, Split, Stored, StreamPlan
+    from manyhands.data import Plan, Stored, StreamPlan
     from manyhands.data.plan import Shares
     from manyhands.forms import Tree
     from manyhands.graphs import Graphs
@@ -37,8 +36,6 @@ if TYPE_CHECKING:
     from manyhands.privacy.sampling import Poisson
     from manyhands.rate import Rate
     from manyhands.replica import Loss, Replica
-
-_EVALUATION_BATCH = 1000
 
 
 class Batch(NamedTuple):
@@ -278,10 +275,10 @@ class Worker:
         """Judge the model, all workers together."""
         with self.evaluating():
             if self.config.strategy.supports.identical:
-                self._compare_replicas()
-            self.average_buffers()
+                evaluation.compare_replicas(self)
+            evaluation.average_buffers(self)
             params = self.config.strategy.consensus(self)
-            self.judge(epoch, params)
+            evaluation.judge(self, epoch, params)
             self.stopped = self.aim.over(self.epochs) or self.stopped
             self._announce(epoch, self.comm.gather(epoch.seen()))
 
@@ -293,7 +290,7 @@ class Worker:
             copy = self.config.strategy.consensus(self).clone()
             self.kept[epoch.epoch - 1 :] = [None] * (epoch.epoch - 1 - len(self.kept)) + [copy]
             if self.aim.ends:
-                self.judge(epoch, copy, alone=True)
+                evaluation.judge(self, epoch, copy, alone=True)
                 self.stopped = self.aim.over(self.epochs) or self.stopped
             self._announce(epoch, [epoch.seen()])
 
@@ -302,19 +299,6 @@ class Worker:
             self.stopped = "budget"
         if self.config.max_steps is not None and self.step >= self.config.max_steps:
             self.stopped = "max_steps"
-
-    def judge(self, epoch: Epoch | None, params: Tensor, *, alone: bool = False) -> None:
-        """Note how `params` do on the test set and on what is kept aside; see `evaluate`.
-
-        `epoch` is None on a process that only helps.
-        """
-        test = self.evaluate(params, self.data.test, alone=alone)
-        aside = self.evaluate(params, self.data.validation, alone=alone)
-        if epoch:
-            epoch.test_loss, epoch.test_metrics = test
-            epoch.validation_loss, epoch.validation_metrics = aside
-            if self.keep_best and not alone and self.best is epoch:
-                self.keep_best(self.replica, params)
 
     @property
     def best(self) -> Epoch | None:
@@ -343,55 +327,3 @@ class Worker:
         if self.callbacks:
             seen = workers[: self.config.workers]
             tell(self.callbacks, "on_epoch", epoch.row(self.step, seen))
-
-    def evaluate(
-        self, params: Tensor, split: Split | None, *, alone: bool = False
-    ) -> tuple[float | None, dict[str, float]]:
-        """Return the loss of `params` on `split`, and the metrics by name.
-
-        All workers hold the same `params` and judge a part of the set each; with `alone`, this
-        worker judges its own on the whole set.
-        """
-        if split is None:
-            return None, {}
-        part = split.slices(0, len(split), _EVALUATION_BATCH) if alone else self._part(split)
-        with self.replica.holding(params):
-            sums = np.array(self.replica.evaluate(part, self.metrics), dtype=np.float64)
-        if not alone:
-            sums = self.comm.sum(sums)
-            for metric in self.metrics:
-                metric.merge(self.comm)
-        if not math.isfinite(sums[0]):
-            raise DivergedError(
-                f"the loss outside of training is {sums[0]} after step {self.step}; try a smaller "
-                "learning rate",
-                rank=self.rank,
-            )
-        values = {metric.name: metric.value() for metric in self.metrics}
-        return float(sums[0] / sums[1]), values
-
-    def _part(self, split: Split) -> Iterator[tuple[Tree, Tree]]:
-        rank, size, examples = self.comm.rank, self.comm.size, len(split)
-        first, last = rank * examples // size, (rank + 1) * examples // size
-        return split.slices(first, last, _EVALUATION_BATCH)
-
-    def _compare_replicas(self) -> None:
-        """Refuse to go on when a replica differs: synchronous replicas are equal bit for bit."""
-        if self.comm.size == 1:
-            return
-        digest = hashlib.blake2b(self.params.cpu().numpy().data, digest_size=8).hexdigest()
-        digests = self.comm.gather(digest)
-        different = [rank for rank, other in enumerate(digests) if other != digests[0]]
-        if different:
-            raise WorkerError(
-                f"after step {self.step} the parameters of rank {', '.join(map(str, different))} "
-                "differ from rank 0's; something on that rank changes them outside of the strategy",
-                rank=different[0],
-            )
-
-    def average_buffers(self) -> None:
-        """Average BatchNorm's statistics and the like, so that all judge one model. Collective."""
-        if self.comm.size > 1:
-            for buffer, ours in self.replica.shared_buffers():
-                mine = buffer.cpu().numpy().astype(np.float64) * (ours and self.role != "master")
-                buffer.copy_(torch.as_tensor(self.comm.sum(mine) / self.config.workers))

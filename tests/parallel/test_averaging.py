@@ -16,6 +16,7 @@ from training import (
 )
 
 import manyhands as mh
+from manyhands import evaluation
 from manyhands.board import Board
 
 PLAIN = {"optimizer": "sgd", "lr": 0.1, "momentum": 0.0, "dtype": "float64"}
@@ -173,6 +174,6 @@ def test_the_record_holds_each_worker_s_own_accuracy_beside_the_average_s(blobs,
 
 def test_an_accuracy_that_is_recorded_is_that_of_the_model_that_is_saved(blobs, tmp_path):
     worker = train(smooth, blobs, WORLD, tmp_path, strategy="averaging", epochs=2)
-    loss, metrics = worker.evaluate(worker.params, worker.data.test)
+    loss, metrics = evaluation.evaluate(worker, worker.params, worker.data.test)
     assert (loss, metrics) == (worker.epochs[-1].test_loss, worker.epochs[-1].test_metrics)
     assert metrics["accuracy"] == worker.facts["average_accuracy"]

@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 from training import UP_TO_THREE, WORLD, distance, smooth, train
 
 import manyhands as mh
-from manyhands import fitting
+from manyhands import evaluation, fitting
 from manyhands.comm.memory import MemoryGroup
 from manyhands.data import store
 from manyhands.errors import ConfigError
@@ -151,7 +151,7 @@ def test_a_strategy_does_what_is_asked_or_says_why_not(data, plain, tmp_path, na
     if feature == "metric" and worker.role == "worker":
         found = worker.epochs[-1].test_metrics
         if not worker.config.strategy.supports.together:  # judged after training
-            _, found = worker.evaluate(worker.params, worker.data.test, alone=True)
+            _, found = evaluation.evaluate(worker, worker.params, worker.data.test, alone=True)
         assert list(found) == ["f1", "top-2"]
         assert all(0 < value <= 1 for value in found.values())
 

@@ -19,6 +19,7 @@ from training import (
 )
 
 import manyhands as mh
+from manyhands import evaluation
 from manyhands.replica import Loss, Replica
 from manyhands.strategies import pairing
 from manyhands.strategies.topology import graph, mixing
@@ -139,7 +140,10 @@ def test_a_target_stops_all_workers_and_the_average_is_what_is_left(blobs, tmp_p
     assert worker.stopped == "target_accuracy"
     assert len(worker.epochs) < 50
     assert same_everywhere(worker, worker.params)
-    assert worker.evaluate(worker.params, worker.data.test)[1] == worker.epochs[-1].test_metrics
+    assert (
+        evaluation.evaluate(worker, worker.params, worker.data.test)[1]
+        == worker.epochs[-1].test_metrics
+    )
 
 
 def test_neighbours_may_be_a_step_apart(blobs, tmp_path):

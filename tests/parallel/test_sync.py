@@ -7,7 +7,7 @@ from mpi4py import MPI
 from torch import nn
 
 import manyhands as mh
-from manyhands import assemble
+from manyhands import assemble, evaluation
 from manyhands.board import BOARD_FILE, Board
 from manyhands.data import Data, store
 from manyhands.errors import WorkerError
@@ -187,7 +187,7 @@ def test_buffers_are_averaged_before_evaluation(stored, tmp_path):
 
 def test_evaluation_judges_each_example_once(stored, tmp_path):
     worker = train(smooth, stored["blobs"], WORLD, tmp_path, epochs=1, strategy="sync")
-    loss, metrics = worker.evaluate(worker.params, worker.data.test)
+    loss, metrics = evaluation.evaluate(worker, worker.params, worker.data.test)
     x, y = next(worker.data.test.slices(0, len(worker.data.test), len(worker.data.test)))
     with torch.no_grad():
         output = worker.replica.module(x)
@@ -198,10 +198,10 @@ def test_evaluation_judges_each_example_once(stored, tmp_path):
 
 def test_a_replica_that_differs_is_an_error_that_names_the_rank(stored, tmp_path):
     worker = train(smooth, stored["blobs"], WORLD, tmp_path, max_steps=1)
-    worker._compare_replicas()
+    evaluation.compare_replicas(worker)
     if WORLD.size == 1:
         return
     if WORLD.rank == 1:
         worker.params[3] += 1e-3
     with pytest.raises(WorkerError, match="rank 1 differ from rank 0's"):
-        worker._compare_replicas()
+        evaluation.compare_replicas(worker)

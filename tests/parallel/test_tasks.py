@@ -9,6 +9,7 @@ from torch import nn
 from training import UP_TO_THREE, WORLD, distance, record, smooth, train
 
 import manyhands as mh
+from manyhands import evaluation
 from manyhands.data import Data
 
 pytestmark = UP_TO_THREE
@@ -115,8 +116,8 @@ def test_many_judge_exactly_as_one_does(tmp_path, examples):
     data = Data(first, (x[:examples], y[:examples]), classes=4).store(tmp_path / "few")
     given = {**GIVEN, "max_steps": 3, "strategy": "averaging", "metrics": JUDGED}
     worker = train(smooth, data, WORLD, tmp_path, **given)
-    together = worker.evaluate(worker.params, worker.data.test)
-    alone = worker.evaluate(worker.params, worker.data.test, alone=True)
+    together = evaluation.evaluate(worker, worker.params, worker.data.test)
+    alone = evaluation.evaluate(worker, worker.params, worker.data.test, alone=True)
     assert together[1] == alone[1]
     assert len(together[1]) == 5
     assert together[0] == pytest.approx(alone[0], abs=1e-12)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import manyhands as mh
-from manyhands import assemble, summary
+from manyhands import assemble, evaluation, summary
 from manyhands.board import BOARD_FILE, Board
 from manyhands.checkpoint import forget_after, newest
 from manyhands.comm.memory import MemoryGroup
@@ -138,8 +138,10 @@ def test_the_target_stops_and_is_kept(fit):
 def test_evaluation_is_in_eval_mode_and_leaves_the_vector_alone(fit):
     worker, _ = fit(strategy="hogwild", max_steps=5)
     before = worker.params.clone()
-    first = worker.evaluate(torch.zeros_like(before), worker.data.test, alone=True)
-    assert first == worker.evaluate(torch.zeros_like(before), worker.data.test, alone=True)
+    first = evaluation.evaluate(worker, torch.zeros_like(before), worker.data.test, alone=True)
+    assert first == evaluation.evaluate(
+        worker, torch.zeros_like(before), worker.data.test, alone=True
+    )
     assert torch.equal(worker.params, before)
 
 

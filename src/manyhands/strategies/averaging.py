@@ -184,8 +184,10 @@ class Averaging(Strategy):
 
         The average has been judged already: it is what the last evaluation looked at.
         """
+        from manyhands.evaluation import evaluate
+
         with worker.evaluating():
-            own = worker.evaluate(worker.state.before, worker.data.test, alone=True)
+            own = evaluate(worker, worker.state.before, worker.data.test, alone=True)
             losses, metrics = zip(*worker.comm.gather(list(own)), strict=True)
         last = worker.epochs[-1]
         worker.facts |= {

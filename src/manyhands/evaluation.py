@@ -1,0 +1,93 @@
+"""How a model does outside of training, and that all workers judge one and the same."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from manyhands.errors import DivergedError, WorkerError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from manyhands.clock import Epoch
+    from manyhands.data import Split
+    from manyhands.forms import Tree
+    from manyhands.worker import Worker
+
+_BATCH = 1000  # examples that are judged at a time
+
+
+def judge(worker: Worker, epoch: Epoch | None, params: Tensor, *, alone: bool = False) -> None:
+    """Note how `params` do on the test set and on what is kept aside; see `evaluate`.
+
+    `epoch` is None on a process that only helps.
+    """
+    test = evaluate(worker, params, worker.data.test, alone=alone)
+    aside = evaluate(worker, params, worker.data.validation, alone=alone)
+    if epoch:
+        epoch.test_loss, epoch.test_metrics = test
+        epoch.validation_loss, epoch.validation_metrics = aside
+        if worker.keep_best and not alone and worker.best is epoch:
+            worker.keep_best(worker.replica, params)
+
+
+def evaluate(
+    worker: Worker, params: Tensor, split: Split | None, *, alone: bool = False
+) -> tuple[float | None, dict[str, float]]:
+    """Return the loss of `params` on `split`, and the metrics by name.
+
+    All workers hold the same `params` and judge a part of the set each; with `alone`, this
+    worker judges its own on the whole set.
+    """
+    if split is None:
+        return None, {}
+    part = split.slices(0, len(split), _BATCH) if alone else _part(worker, split)
+    with worker.replica.holding(params):
+        sums = np.array(worker.replica.evaluate(part, worker.metrics), dtype=np.float64)
+    if not alone:
+        sums = worker.comm.sum(sums)
+        for metric in worker.metrics:
+            metric.merge(worker.comm)
+    if not math.isfinite(sums[0]):
+        raise DivergedError(
+            f"the loss outside of training is {sums[0]} after step {worker.step}; try a smaller "
+            "learning rate",
+            rank=worker.rank,
+        )
+    values = {metric.name: metric.value() for metric in worker.metrics}
+    return float(sums[0] / sums[1]), values
+
+
+def _part(worker: Worker, split: Split) -> Iterator[tuple[Tree, Tree]]:
+    rank, size, examples = worker.comm.rank, worker.comm.size, len(split)
+    first, last = rank * examples // size, (rank + 1) * examples // size
+    return split.slices(first, last, _BATCH)
+
+
+def compare_replicas(worker: Worker) -> None:
+    """Refuse to go on when a replica differs: synchronous replicas are equal bit for bit."""
+    if worker.comm.size == 1:
+        return
+    digest = hashlib.blake2b(worker.params.cpu().numpy().data, digest_size=8).hexdigest()
+    digests = worker.comm.gather(digest)
+    different = [rank for rank, other in enumerate(digests) if other != digests[0]]
+    if different:
+        raise WorkerError(
+            f"after step {worker.step} the parameters of rank {', '.join(map(str, different))} "
+            "differ from rank 0's; something on that rank changes them outside of the strategy",
+            rank=different[0],
+        )
+
+
+def average_buffers(worker: Worker) -> None:
+    """Average BatchNorm's statistics and the like, so that all judge one model. Collective."""
+    if worker.comm.size > 1:
+        for buffer, ours in worker.replica.shared_buffers():
+            mine = buffer.cpu().numpy().astype(np.float64) * (ours and worker.role != "master")
+            buffer.copy_(torch.as_tensor(worker.comm.sum(mine) / worker.config.workers))
