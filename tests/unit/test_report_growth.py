@@ -53,6 +53,26 @@ def test_time_that_grows_faster_than_the_examples_is_told() -> None:
     assert "do not grow" not in said(growth.comment(found))
 
 
+def test_private_runs_are_curves_of_their_own_against_private_baselines() -> None:
+    runs = [sized("sequential", 1, n, n / 1000) for n in (1000, 4000)]
+    runs += [sized("sync", 2, n, n / 2000) for n in (1000, 4000)]
+    for p, strategy in ((1, "sequential"), (2, "sync")):
+        for n in (1000, 4000):
+            found = records.private(strategy, p, sigma=1.0, limit=n)
+            found["data"]["train"] = n
+            found["result"]["seconds"] = 2 * n / 1000 / p**0.5
+            runs.append(found)
+    told = growth.comment(summary(*runs))
+    assert [line.partition(":")[0] for line in told] == [
+        "sequential",
+        "sequential · private",
+        "sync · 2 workers",
+        "sync · private · 2 workers",
+    ]
+    assert "from 2.00× to 2.00×" in said(told[2:3])
+    assert "from 1.41× to 1.41×" in said(told[3:])
+
+
 def test_the_speed_up_is_followed_where_there_is_a_baseline_of_each_size() -> None:
     runs = [sized("sequential", 1, n, n / 1000) for n in (1000, 4000)]
     runs += [sized("sync", 4, n, 0.5 + n / 4000) for n in (1000, 4000)]
