@@ -281,7 +281,7 @@ class Replica:
         def pack(tensor: Tensor) -> Tensor:
             if tensor.data_ptr() not in mine:
                 kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-            return tensor
+            return tensor.detach()  # a layer's own output would hold the layer for good
 
         with self.undisturbed(), torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
             output = compute(x)

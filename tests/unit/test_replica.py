@@ -275,6 +275,23 @@ def test_what_is_tried_undisturbed_leaves_no_trace():
     assert torch.equal(random, torch.get_rng_state())
 
 
+def test_nothing_stays_of_a_pass_whose_bytes_were_counted():
+    """What stayed would bind the parameters to its stream, and no CUDA graph could be captured."""
+    made = Replica(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), F.cross_entropy)
+
+    def accumulator():  # made anew when no graph has one
+        weight = made.named[0][1]
+        return weight.expand_as(weight).grad_fn.next_functions[0][0]
+
+    def compute(x):
+        out = made.module(x)
+        accumulator().metadata["of the pass"] = True
+        return out
+
+    assert made.kept(compute, torch.randn(3, 4))[0] > 0
+    assert "of the pass" not in accumulator().metadata
+
+
 def test_holding_other_parameters_gives_ones_own_back():
     replica = Replica(mlp(), F.cross_entropy)
     own = replica.params.clone()
