@@ -200,8 +200,8 @@ def _prepare(
     if callable(loss) and forms.takes_model(loss):
         _check_model_loss(config, _label(loss))
     metrics = metrics or _metrics(config.metric)
-    if config.init and not Path(config.init).is_file():
-        raise ConfigError(f"init is {config.init!r}; there is no such file")
+    if config.init:
+        _check_init(Path(config.init))
     model = config.model if model is None else model
     if isinstance(model, str) and ":" not in model:
         _check_model_name(model)
@@ -218,6 +218,19 @@ def _prepare(
         command=command or _command(),
         checkpoint=checkpoint,
     )
+
+
+def _check_init(path: Path) -> None:
+    """Refuse weights that are not there, or that torch.save wrote: unpickling runs their code."""
+    if not path.is_file():
+        raise ConfigError(f"init is {str(path)!r}; there is no such file")
+    with path.open("rb") as file:
+        pickled = file.read(2) in (b"PK", b"\x80\x02")
+    if pickled:
+        raise ConfigError(
+            f"init is {str(path)!r}, a file of torch.save; expected safetensors: "
+            "safetensors.torch.save_file(model.state_dict(), path)"
+        )
 
 
 def _check_model_name(model: str) -> None:

@@ -66,7 +66,9 @@ def metrics(
             value, output = replica.objective(replica.module, x, y)
             if output is None and not all(map(_takes_model, job.metrics)):
                 output = forms.call(replica.module, x)
-        except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            if not _of_torch(error):
+                raise  # the user's own, with its traceback
             raise ConfigError(_trouble(error, replica, batch, data.classes)) from error
         replica.module.train()
     _check(replica, value, output, y)
@@ -81,14 +83,21 @@ def _takes_model(metric: Any) -> bool:
     return callable(metric) and forms.takes_model(metric)
 
 
+_TORCH = str(Path(torch.__file__).parent)
+
+
+def _of_torch(error: Exception) -> bool:
+    """Say whether PyTorch itself refused to compute something."""
+    return traceback.extract_tb(error.__traceback__)[-1].filename.startswith(_TORCH)
+
+
 def _trouble(
     error: Exception, replica: Replica, batch: tuple[Tree, Tree], classes: int | None
 ) -> str:
     """Return what went wrong with a first batch, where, and what the batch was; the log has all."""
     x, y = batch
-    ours = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
     frames = traceback.extract_tb(error.__traceback__)
-    places = [f for f in frames if not f.filename.startswith(ours)]
+    places = [f for f in frames if not f.filename.startswith((str(Path(__file__).parent), _TORCH))]
     where = f" ({places[-1].filename}, line {places[-1].lineno})" if places else ""
     first = (str(error).splitlines() or [""])[0]
     told = f"features {_said(x)}" + ("" if y is x else f", targets {_said(y)}")

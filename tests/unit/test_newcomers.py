@@ -125,6 +125,12 @@ def test_what_fit_is_given_is_looked_at_first(model: Any, given: Any, told: str)
         mh.fit(model, mh.Data((X, Y)), **given)
 
 
+def test_weights_of_torch_save_are_refused_with_what_to_write(tmp_path: Path) -> None:
+    torch.save(network().state_dict(), tmp_path / "first.pt")
+    with pytest.raises(ConfigError, match=r"a file of torch\.save; expected .*save_file\(model"):
+        mh.fit(network, mh.Data((X, Y)), init=str(tmp_path / "first.pt"))
+
+
 def judged(model: nn.Module, data: mh.Data, folder: Path, loss: Any = None) -> None:
     job = Job(
         config=configure({"strategy": "sequential"}), model=model, loss=loss, metrics=(), data="",
@@ -160,9 +166,17 @@ def test_a_model_that_does_not_fit_the_data(
 
 def test_the_line_of_one_s_own_code_is_named(tmp_path: Path) -> None:
     def loss(output: Any, target: Any) -> Any:
-        return output.no_such_thing(target)
+        return nn.functional.cross_entropy(output, target[:2])
 
-    with pytest.raises(ConfigError, match=r"AttributeError: .*test_newcomers\.py, line \d+\)"):
+    with pytest.raises(ConfigError, match=r"ValueError: .*test_newcomers\.py, line \d+\)"):
+        judged(network(), mh.Data((X, Y)), tmp_path, loss)
+
+
+def test_an_error_of_one_s_own_stays_what_it_is(tmp_path: Path) -> None:
+    def loss(output: Any, target: Any) -> Any:
+        raise RuntimeError("not today")
+
+    with pytest.raises(RuntimeError, match=r"^not today$"):
         judged(network(), mh.Data((X, Y)), tmp_path, loss)
 
 
