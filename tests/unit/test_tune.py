@@ -56,6 +56,18 @@ def test_layers_that_are_better_left_out_are_left_out(replica):
     assert chosen.milliseconds["native+gemm"] == 2.0
 
 
+def test_what_else_the_machine_does_decides_nothing(replica, monkeypatch):
+    clock = [0.0]
+    lengths = iter([0.5, 0.002, 0.3, 0.4])  # the first is not counted, the last two are disturbed
+
+    def step():
+        clock[0] += next(lengths)
+
+    monkeypatch.setattr(tune, "_BUDGET", 0.01)
+    monkeypatch.setattr(tune.time, "perf_counter", lambda: clock[0])
+    assert tune._time(replica, step, "default") == pytest.approx(2.0)
+
+
 def test_kernels_that_cannot_compute_a_model_are_not_chosen(replica, monkeypatch):
     def broken(*given):
         raise RuntimeError("no such kernel")
