@@ -33,6 +33,7 @@ import numpy as np
 import page
 import rows
 from cases import Case, cases, masters, planned, struck, when
+from memory import Mapped
 from safetensors.numpy import load_file
 
 from manyhands.record import cores
@@ -105,25 +106,6 @@ def eventually(condition: Callable[[], bool], seconds: float) -> bool:
     return True
 
 
-def shared() -> set[str]:
-    """Return what is in shared memory and in nobody's use: runs beside this one do not count."""
-    used = set()
-    for path in Path("/proc").glob("[0-9]*/maps"):
-        try:
-            lines = path.read_text().splitlines()
-        except OSError:
-            continue
-        used |= {line.rpartition("/")[2] for line in lines if "/dev/shm/" in line}
-    return {path.name for path in Path("/dev/shm").iterdir()} - used
-
-
-def stays(before: set[str], seconds: float) -> set[str]:
-    """Return what has come into shared memory and stays: a run beside this one uses it at once."""
-    left = shared() - before
-    eventually(lambda: not left.intersection_update(shared()) and not left, seconds)
-    return left
-
-
 def alive(folder: Path) -> list[int]:
     """Return the processes whose command line names a job of this case."""
     found = []
@@ -139,21 +121,23 @@ def alive(folder: Path) -> list[int]:
 
 def strike(case: Case, expected: np.ndarray | None, *, go_on: bool = True) -> Outcome:
     """Do one case, and look at what is left; `expected` are the weights of a run left alone."""
-    outcome, before = Outcome(case, when=page.about()["when"]), shared()
+    outcome = Outcome(case, when=page.about()["when"])
     with tempfile.TemporaryDirectory(prefix="faults-") as place:
         folder, output = Path(place), Path(place) / "run"
         begin = time.monotonic()
-        if case.outside:
-            outcome.code, said = run(struck(case, output), folder, strike=_outside(case, output))
-        else:
-            fault = Fault(case.action, case.rank, when(case), case.phase)
-            faults = json.dumps({"struck": place, "faults": [asdict(fault)]})
-            outcome.code, said = run(struck(case, output), folder, faults)
+        with Mapped(folder) as memory:
+            if case.outside:
+                hit = _outside(case, output)
+                outcome.code, said = run(struck(case, output), folder, strike=hit)
+            else:
+                fault = Fault(case.action, case.rank, when(case), case.phase)
+                faults = json.dumps({"struck": place, "faults": [asdict(fault)]})
+                outcome.code, said = run(struck(case, output), folder, faults)
         outcome.seconds = round(time.monotonic() - begin, 1)
         outcome.hung = outcome.code is None
         outcome.named = names(case, said)
         eventually(lambda: not alive(folder), 30)
-        outcome.orphans, outcome.residue = len(alive(folder)), len(stays(before, 5))
+        outcome.orphans, outcome.residue = len(alive(folder)), len(memory.left(5))
         if not case.ends:
             outcome.resumed = _ended(case, outcome.code, output, expected)
         elif go_on:

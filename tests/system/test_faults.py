@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
 import cases
 import matrix
 from cases import Case
+from memory import Mapped
 
 from manyhands import mpis
 from manyhands.testing import VARIABLE, Faults
@@ -37,6 +38,22 @@ SMALL = ["--model", "mlp", "--kernels", "default", "--checkpoint-every", "10step
 def test_a_fault_ends_as_promised(case):
     outcome = matrix.strike(case, matrix.undisturbed(case.strategy, case.kind))
     assert outcome.promised, outcome
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_memory_that_is_left_is_told_from_that_of_others(tmp_path, ours):
+    name = Path("/dev/shm") / f"{tmp_path.name}-{os.getpid()}"
+    code = "import mmap, sys, time; file = open(sys.argv[1], 'w+b'); file.truncate(9); "
+    code += "held = mmap.mmap(file.fileno(), 9); time.sleep(2)"
+    folder = tmp_path if ours else tmp_path.parent / "another"
+    with Mapped(tmp_path) as memory:
+        line = [sys.executable, "-c", code, str(name)]
+        subprocess.run(line, env={**os.environ, "TMPDIR": str(folder)}, check=True)
+    try:
+        assert memory.left(0.1) == ({name.name} if ours else set())
+    finally:
+        name.unlink()
+    assert memory.left(0.1) == set()
 
 
 def data(path, seed):

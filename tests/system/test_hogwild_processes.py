@@ -13,7 +13,7 @@ import pytest
 from running import MANYHANDS, PATIENCE, eventually, ran
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
-import matrix
+from memory import Mapped
 
 import manyhands as mh
 from manyhands import mpis
@@ -35,21 +35,16 @@ def crew_alive():
     return found
 
 
-def shared_memory():
-    """Return what torch or multiprocessing left in /dev/shm; MPI's own is not ours here."""
-    return {name for name in matrix.shared() if name.startswith(("torch_", "sem.mp"))}
-
-
 @pytest.fixture(autouse=True)
 def _nothing_is_left(tmp_path_factory, monkeypatch):
     folder = tmp_path_factory.mktemp("jobs")
     monkeypatch.setenv("TMPDIR", str(folder))
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    before = shared_memory()
-    yield
+    with Mapped(folder, ("torch_", "sem.mp")) as memory:  # MPI's own is not ours here
+        yield
     assert eventually(lambda: not crew_alive(), 60)
     assert list(folder.glob("manyhands-*")) == []
-    assert eventually(lambda: shared_memory() <= before, 60)
+    assert memory.left(60) == set()
 
 
 def test_workers_share_one_model_and_count_staleness(tmp_path):
