@@ -79,14 +79,6 @@ def compose(events: Iterable[Event], delta: float, method: Method = "pld") -> fl
     return _rdp(together, delta) if method == "rdp" else _pld(together, delta, INTERVAL)
 
 
-def worst(events: Iterable[Event], delta: float, method: Method = "pld") -> float:
-    """Return the largest epsilon of events on disjoint parts of the data.
-
-    Adding or removing one example touches one part only, so the parts' costs do not add up.
-    """
-    return max((epsilon(event, delta, method) for event in set(events)), default=0.0)
-
-
 def curve(event: Event, delta: float, points: int = 24) -> list[tuple[int, float]]:
     """Return (steps, epsilon) from few steps to all of them, by `pld`, for a picture."""
     _check(delta)

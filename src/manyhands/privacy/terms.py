@@ -112,6 +112,8 @@ def statement(
 
     assert config.privacy is not None
     privacy = config.privacy
+    # Where workers have disjoint records, one record touches the steps of one worker only, and all
+    # workers have the same terms: what each costs is what all cost.
     event = accountant.Event(terms.steps, terms.rate, terms.noise_multiplier)
     exposure = "each" if privacy.distrust else config.strategy.exposure
     trust: str = "alone" if exposure == "sum" and config.workers == 1 else exposure
