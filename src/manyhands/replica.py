@@ -264,6 +264,8 @@ class Replica:
                 for buffer, saved in zip(self.module.buffers(), buffers, strict=True):
                     buffer.copy_(saved)
             self.grad.zero_()
+            for (_, p), view in zip(self.named, self._grads, strict=True):
+                p.grad = view  # a backward pass that failed has left it without
             torch.set_rng_state(random)
             if gpu is not None:
                 torch.cuda.set_rng_state(gpu, self.params.device)

@@ -292,6 +292,22 @@ def test_nothing_stays_of_a_pass_whose_bytes_were_counted():
     assert "of the pass" not in accumulator().metadata
 
 
+def test_a_backward_pass_that_fails_leaves_gradients_where_they_belong():
+    replica = Replica(mlp(), F.cross_entropy)
+    x, y = batches(1)[0]
+
+    def fails(grad):
+        raise RuntimeError("no such kernel")
+
+    handle = replica.named[1][1].register_hook(fails)
+    with pytest.raises(RuntimeError, match="no such kernel"), replica.undisturbed():
+        replica.gradient(x, y)
+    handle.remove()
+    F.cross_entropy(replica.module(x), y).backward()  # adds, as a stage of a pipeline does
+    assert torch.equal(torch.cat([p.grad.flatten() for _, p in replica.named]), replica.grad)
+    assert replica.grad.any()
+
+
 def test_holding_other_parameters_gives_ones_own_back():
     replica = Replica(mlp(), F.cross_entropy)
     own = replica.params.clone()
