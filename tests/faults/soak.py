@@ -56,7 +56,8 @@ def one(rng: random.Random, place: Path) -> dict[str, object]:
     then = rng.choice(["stop", "restart", *(["continue"] if facts.outlives else [])])
     given = {**SMALL, "workers": 2, **OPTIONS.get(strategy, {}), "strategy": strategy}
     rank, phase = rng.randrange(processes(strategy)), rng.choice(phases(strategy))
-    step, spared = rng.randrange(80), rng.random() < 0.2
+    step = 0 if phase in ("start", "load") else rng.randrange(80)  # those come before any step
+    spared = rng.random() < 0.2
     faults = Faults() if spared else Faults().kill(rank=rank, step=step, phase=phase)
     told = {"strategy": strategy, "then": then, "kill": None if spared else [rank, step, phase]}
     begin = time.monotonic()
