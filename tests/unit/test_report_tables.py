@@ -204,10 +204,13 @@ def test_an_option_that_older_records_lack_makes_no_curve() -> None:
 def test_what_befell_a_run_is_told() -> None:
     from manyhands.report.provenance import problems
 
-    story = [{"resumed_from": 40}, {"lost": [1, 3], "step": 45, "workers": 2}, {"lost": "x"}, 7]
+    heirs = [{"layers": ["fc1", "fc2", 7], "by": 2}, {"layers": "fc3"}, None]
+    died = {"lost": [1, 3], "step": 45, "workers": 2, "taken_over": heirs}
+    story = [{"resumed_from": 40}, died, {"lost": "x"}, 7]
     (told,) = problems(summary(timed("sync", 4, 9) | {"story": story}, timed("sync", 2, 9)))
     assert "lost workers" in told["title"]
     resumed, lost = told["lines"]
     assert resumed.endswith(": resumed from step 40")
-    assert lost.endswith(": rank 1 and 3 died; 2 workers went on from step 45")
+    went = ": rank 1 and 3 died; 2 workers went on from step 45; rank 2 took over fc1 and fc2"
+    assert lost.endswith(went)
     assert problems(summary(timed("sync", 2, 9))) == []

@@ -168,11 +168,21 @@ def _befell(run: Run, event: Mapping[str, Any]) -> str:
     step = number(event, "step")
     if lost and step is not None:
         left = plural(int(number(event, "workers") or 0), "worker")
-        return f"{_identity(run)}: rank {join(lost)} died; {left} went on from step {step:.0f}"
+        heirs = "".join(map(_heir, sequence(event.get("taken_over"))))
+        went = f"{left} went on from step {step:.0f}{heirs}"
+        return f"{_identity(run)}: rank {join(lost)} died; {went}"
     for name, how in (("restarted_from", "started again"), ("resumed_from", "resumed")):
         if (step := number(event, name)) is not None:
             return f"{_identity(run)}: {how} from step {step:.0f}"
     return ""
+
+
+def _heir(taken: Any) -> str:
+    """Return who took over a dead master's layers; "" where the record does not tell."""
+    about = mapping(taken)
+    by, names = number(about, "by"), sequence(about.get("layers"))
+    layers = [clean(name) for name in names if isinstance(name, str)]
+    return f"; rank {by:.0f} took over {join(layers)}" if by is not None and layers else ""
 
 
 def _identity(run: Run) -> str:
