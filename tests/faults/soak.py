@@ -8,6 +8,7 @@ shared memory, temporary files. The report compares the first and the last quart
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import random
@@ -27,7 +28,7 @@ from manyhands.testing import Faults
 
 SMALL = {"model": "mlp", "data": "blobs", "kernels": "default", "batch_size": 50, "epochs": 2}
 SMALL |= {"checkpoint_every": "10steps", "progress": False, "timeout": 60.0}
-WATCHED = ("rss_mb", "files", "threads", "children", "shared", "temporary")
+WATCHED = ("rss_mb", "objects", "files", "threads", "children", "shared", "temporary")
 
 
 def _parted(status: str) -> list[tuple[str, str, str]]:
@@ -41,6 +42,7 @@ def look(place: Path) -> dict[str, float]:
     ours = [p for p in Path("/dev/shm").iterdir() if p.stat().st_uid == os.getuid()]
     return {
         "rss_mb": round(int(numbers["VmRSS"]) / 1024, 1),
+        "objects": len(gc.get_objects()),
         "files": len(os.listdir("/proc/self/fd")),
         "threads": int(numbers["Threads"]),
         "children": len(Path("/proc/self/task", str(os.getpid()), "children").read_text().split()),
