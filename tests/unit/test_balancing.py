@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import random
 from collections.abc import Callable
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manyhands import balancing, slowing
-from manyhands.balancing import WINDOW, Balance, bounded
+from manyhands.balancing import FIRST, GAIN, LEAST, WINDOW, Balance, Line, fastest, fitted
 from manyhands.data.plan import Plan
 from manyhands.errors import ConfigError
 from manyhands.experiments import Experiment
@@ -20,76 +21,152 @@ from manyhands.planning import schedule
 from manyhands.slowing import Slow, parse
 from manyhands.strategies import STRATEGIES
 
+Need = Callable[[int], float]
 
-def settled(seconds: list[Callable[[int], float]], batch: int, windows: int = 12) -> Balance:
+
+def decisions(windows: int) -> list[int]:
+    """Return the steps after which the first decisions fall."""
+    return [*FIRST, *range(WINDOW, (windows + 1) * WINDOW, WINDOW)][:windows]
+
+
+def settled(seconds: list[Need], batch: int, windows: int = 12) -> Balance:
     """Let workers that need `seconds` for so many examples find their shares."""
     balance = Balance(rank=0, size=len(seconds), batch_size=batch)
-    for window in range(1, windows + 1):
-        parts = balance.at(window * WINDOW)
-        speeds = [n / need(n) for n, need in zip(parts, seconds, strict=True)]
-        balance.decide(window * WINDOW, speeds)
+    for step in decisions(windows):
+        parts = balance.at(step)
+        balance.decide(step, [[n, need(n)] for n, need in zip(parts, seconds, strict=True)])
     return balance
 
 
-@pytest.mark.parametrize("fixed", [0.0, 2.0, 20.0])
-@pytest.mark.parametrize("factors", [[1, 3], [1, 1, 1, 3], [1, 2, 4, 1]])
-def test_shares_rest_where_all_need_the_same_time(fixed: float, factors: list[int]) -> None:
-    need = [lambda n, f=f: fixed + f * n for f in factors]
-    parts = settled(need, batch=1024, windows=40).at(10**6)
+def needs(fixed: float, factors: list[int]) -> list[Need]:
+    """Return workers that are slower by these factors, in all that they do."""
+    return [lambda n, f=f: f * (fixed + n) for f in factors]  # type: ignore[misc]
+
+
+def best(seconds: list[Need], batch: int) -> float:
+    """Return how soon all can be done: one example after the other to who would have it first."""
+    parts = [1] * len(seconds)
+    for _ in range(batch - len(seconds)):
+        after = [need(n + 1) for need, n in zip(seconds, parts, strict=True)]
+        parts[after.index(min(after))] += 1
+    return max(need(n) for need, n in zip(seconds, parts, strict=True))
+
+
+@pytest.mark.parametrize("fixed", [0.0, 5.0, 20.0, 60.0, 400.0])
+@pytest.mark.parametrize("factors", [[1, 3], [1, 3, 1, 1], [1, 2, 4, 1]])
+@pytest.mark.parametrize("batch", [256, 1024])
+def test_shares_rest_where_the_slowest_is_done_soonest(
+    fixed: float, factors: list[int], batch: int
+) -> None:
+    need = needs(fixed, factors)
+    parts = settled(need, batch).at(10**6)
     times = [n(p) for n, p in zip(need, parts, strict=True)]
-    assert max(times) < 1.02 * min(times)
+    least = [need[k](int(LEAST * batch / len(need))) for k in range(len(need))]
+    one = max(factors)  # what one example more may take
+    assert max(times) <= max((1 + GAIN) * best(need, batch) + one, *least)
+
+
+@pytest.mark.parametrize("fixed", [0.0, 5.0, 20.0, 40.0])
+def test_they_are_there_before_the_first_whole_window_ends(fixed: float) -> None:
+    need = needs(fixed, [1, 3, 1, 1])
+    parts = settled(need, batch=512, windows=len(FIRST)).at(WINDOW)
+    found = max(n(p) for n, p in zip(need, parts, strict=True))
+    assert found < 1.05 * best(need, 512)
+
+
+def test_measurements_that_scatter_cost_little() -> None:
+    scatter, need = random.Random(5), needs(20.0, [1, 3, 1, 1])
+    noisy = [lambda n, k=k: need[k](n) * scatter.uniform(0.9, 1.1) for k in range(4)]
+    balance = settled(noisy, batch=1024, windows=60)
+    times = [max(n(p) for n, p in zip(need, h[1], strict=True)) for h in balance.history[3:]]
+    assert len(times) > 5
+    assert sum(times) / len(times) < 1.06 * best(need, 1024)
 
 
 def test_equal_workers_keep_equal_parts() -> None:
     assert settled([lambda n: 1.0 * n] * 3, batch=128).history == [[0, [43, 43, 42]]]
+    almost = settled([lambda n: 1.0 * n, lambda n: 1.01 * n], batch=128)
+    assert almost.history == [[0, [64, 64]]]  # new shapes have a price too
 
 
 def test_one_window_is_enough_where_time_is_in_proportion_to_the_examples() -> None:
     history = settled([lambda n: n, lambda n: 3 * n], batch=128, windows=1).history
-    assert history == [[0, [64, 64]], [WINDOW, [96, 32]]]
+    assert history == [[0, [64, 64]], [FIRST[0], [96, 32]]]
 
 
-def test_one_odd_window_moves_the_shares_half_way() -> None:
-    balance = Balance(rank=0, size=2, batch_size=300)
-    balance.decide(16, [1.0, 1.0])
-    balance.decide(32, [1.0, 0.0])
-    assert balance.at(32) == [200, 100]
-    balance.decide(48, [1.0, 1.0])
-    assert balance.at(48) == [171, 129]
+def test_one_odd_window_counts_less_and_less() -> None:
+    odd = settled([lambda n: 1.0 * n, lambda n: 1.0 * n], batch=300)
+    odd.decide(208, [[150, 150.0], [150, 290.0]])
+    moved = odd.at(208)
+    assert 150 < moved[0] < 198  # where that window alone would have sent it
+    for step in range(224, 500, 16):
+        odd.decide(step, [[n, 1.0 * n] for n in odd.at(step)])
+    assert odd.at(500)[0] == pytest.approx(150, abs=2)
 
 
-def test_nobody_falls_below_a_tenth_of_an_equal_share_and_all_are_measured_again() -> None:
-    balance = Balance(rank=0, size=2, batch_size=200)
-    for step in range(16, 200, 16):
-        balance.decide(step, [1.0, 1e-9])
-    assert balance.at(200) == [190, 10]
-    for step in range(208, 600, 16):
-        balance.decide(step, [1.0, 1.0])
-    assert balance.at(600) == [100, 100]
+def test_a_worker_whose_speed_changes_much_is_known_anew_at_once() -> None:
+    balance = settled([lambda n: 1.0 * n, lambda n: 1.0 * n], batch=400)
+    balance.decide(208, [[200, 200.0], [200, 600.0]])
+    assert balance.at(208) == [300, 100]
+    balance.decide(224, [[300, 300.0], [100, 100.0]])
+    assert balance.at(224) == [200, 200]
+
+
+def test_nobody_falls_below_the_least_and_all_are_measured_again() -> None:
+    need = [lambda n: 1.0 * n, lambda n: 1e9 * n]
+    balance = settled(need, batch=400)
+    assert balance.at(400) == [396, 4]
+    balance.decide(400, [[n, 1.0 * n] for n in balance.at(400)])
+    assert balance.at(400) == [200, 200]
 
 
 def test_a_batch_of_one_example_each_stays_so() -> None:
     assert settled([lambda n: n, lambda n: 50 * n, lambda n: n], batch=3).at(999) == [1, 1, 1]
 
 
+def test_a_worker_without_a_measurement_leaves_the_parts_as_they_are() -> None:
+    balance = Balance(rank=0, size=2, batch_size=100)
+    balance.decide(4, [[50, 1.0], []])
+    assert balance.history == [[0, [50, 50]]]
+    balance.decide(8, [[], [50, 3.0]])
+    assert balance.at(8) == [75, 25]
+
+
 @given(
-    st.lists(st.floats(0, 1e9), min_size=1, max_size=12).filter(lambda s: sum(s) > 0),
-    st.floats(0, 1),
+    st.lists(st.tuples(st.floats(0, 1e3), st.floats(1e-9, 1e3)), min_size=1, max_size=9),
+    st.integers(0, 200),
+    st.integers(1, 4),
 )
-def test_bounded_shares_sum_to_one_and_none_is_below_the_least(
-    speeds: list[float], part: float
+def test_the_fastest_parts_are_the_best_there_are(
+    lines: list[tuple[float, float]], more: int, least: int
 ) -> None:
-    least = part / len(speeds)
-    shares = bounded(speeds, least)
-    assert sum(shares) == pytest.approx(1)
-    assert min(shares) >= least - 1e-9
-    order = np.argsort(speeds)
-    assert (np.diff(np.array(shares)[order]) >= -1e-9).all()  # the faster never gets less
+    given_ = [Line(*line) for line in lines]
+    parts = fastest(given_, least * len(given_) + more, least)
+    assert sum(parts) == least * len(given_) + more
+    assert min(parts) >= least
+    # Nobody could be done sooner by handing over an example, unless it has only the least.
+    late = [(line(n), n) for line, n in zip(given_, parts, strict=True)]
+    end = max(late)[0]
+    after = min(line(n + 1) for line, n in zip(given_, parts, strict=True))
+    if all(n > least for t, n in late if t == end):
+        assert after >= end * (1 - 1e-9)
+
+
+@given(st.lists(st.tuples(st.integers(1, 999), st.floats(1e-6, 1e3)), min_size=1, max_size=9))
+def test_a_line_passes_through_the_mean_and_neither_part_is_negative(
+    pairs: list[tuple[int, float]],
+) -> None:
+    rows = [(1.0, n, t, n * n, n * t) for n, t in pairs]
+    sums = [sum(column) for column in zip(*rows, strict=True)]
+    line = fitted(*sums)
+    assert line(sums[1] / sums[0]) == pytest.approx(sums[2] / sums[0])
+    assert line.fixed >= -1e-9 * sums[2]
+    assert line.each > 0
 
 
 def test_a_checkpoint_gives_the_shares_back() -> None:
     balance = settled([lambda n: n, lambda n: 4 * n], batch=128)
-    balance.window.append(3.0)
+    balance.window.append([16, 3.0])
     state = balance.state()
     again = Balance(rank=1, size=2, batch_size=128)
     again.restore(state, step=500)
