@@ -49,7 +49,7 @@ class Balance:
     A window that no such line could explain, by a factor of ODD, lets those before be forgotten.
 
     n_k: worker k's part of the batch; B: examples of a whole batch; P: workers. The least is
-    LEAST · B / P, and one example. The parts stay where they are unless new ones would save GAIN.
+    LEAST · B / P, and two examples. The parts stay where they are unless new ones would save GAIN.
 
     The line always passes through the mean of what was measured, so the parts rest where all
     workers need the same time, however well a_k and b_k are known; the better they are known, the
@@ -108,9 +108,14 @@ class Balance:
             return
         lines = [fitted(*sums) for sums in self.sums]
         old = self.history[-1][1]
-        parts = fastest(lines, self.batch_size, max(1, int(LEAST * self.batch_size / self.size)))
+        parts = fastest(lines, self.batch_size, self._least())
         if slowest(lines, parts) < (1 - GAIN) * slowest(lines, old):
             self.history.append([step, parts])
+
+    def _least(self) -> int:
+        """Return the smallest part: of one example alone, BatchNorm would have no statistics."""
+        equal = self.batch_size // self.size
+        return max(int(LEAST * equal), min(2, equal))
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint needs."""

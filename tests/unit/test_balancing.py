@@ -61,7 +61,7 @@ def test_shares_rest_where_the_slowest_is_done_soonest(
     need = needs(fixed, factors)
     parts = settled(need, batch).at(10**6)
     times = [n(p) for n, p in zip(need, parts, strict=True)]
-    least = [need[k](int(LEAST * batch / len(need))) for k in range(len(need))]
+    least = [of(max(2, int(LEAST * batch / len(need)))) for of in need]
     one = max(factors)  # what one example more may take
     assert max(times) <= max((1 + GAIN) * best(need, batch) + one, *least)
 
@@ -122,6 +122,10 @@ def test_nobody_falls_below_the_least_and_all_are_measured_again() -> None:
 
 def test_a_batch_of_one_example_each_stays_so() -> None:
     assert settled([lambda n: n, lambda n: 50 * n, lambda n: n], batch=3).at(999) == [1, 1, 1]
+
+
+def test_nobody_is_left_with_one_example_where_batchnorm_needs_two() -> None:
+    assert settled([lambda n: 1.0, lambda n: 900.0], batch=50).at(999) == [48, 2]
 
 
 def test_a_worker_without_a_measurement_leaves_the_parts_as_they_are() -> None:
