@@ -1,7 +1,9 @@
 """Examples per second of the strategies that hardly talk, against workers that never do.
 
 `python benchmarks/yardstick.py --workers 2 --out FILE.json`. Every way is a whole run that `fit`
-starts, with the same batches per worker and the same kernels; the ways take turns, round by round.
+starts, with the same batches per worker and the same kernels; the ways take turns, round by round,
+and a machine that becomes slower meanwhile is allowed for: each is set against the yardstick as it
+was at that time, on the line between the two runs of it before and after.
 `server` (with masters on top) is set against `sync` with as many workers, or with `--together` as
 many processes. What `sync` costs in CPU seconds comes from the same runs.
 """
@@ -10,6 +12,7 @@ from __future__ import annotations
 
 import tempfile
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -39,7 +42,8 @@ class NeverTalk(Strategy):
     )
 
     def run(self, worker: Any) -> None:
-        """Train alone."""
+        """Train alone; not even whether to stop is asked of each other."""
+        worker.lifecycle = None
         for batch in worker.batches():
             worker.update(worker.gradient(batch._replace(weight=1.0)))
 
@@ -78,6 +82,14 @@ def processor(run: dict[str, Any]) -> float:
     return float(seconds / run["result"]["examples"])
 
 
+def meanwhile(found: Found, base: str, name: str) -> list[float]:
+    """Return what `base` gave, round by round, at the time when it was the turn of `name`."""
+    if len(found[base]) == len(found[name]):  # no run of it after the last round
+        return found[base]
+    part = list(found).index(name) / len(found)
+    return [a + part * (b - a) for a, b in pairwise(found[base])]
+
+
 def main() -> None:
     options = parser(__doc__, rounds=5, steps=400)
     options.add_argument("--workers", type=int, default=2)
@@ -98,8 +110,9 @@ def main() -> None:
     kernels = trained(*ways["never talk"], 20, "auto", asked.batch)["kernels"]["choice"]
     rates: Found = {name: [] for name in ways}
     costs: Found = {name: [] for name in ways}
-    for _ in range(asked.rounds):
-        for name, (strategy, count) in ways.items():
+    for turn in range(asked.rounds + 1):
+        for name in list(ways) if turn < asked.rounds else ["never talk"]:
+            strategy, count = ways[name]
             run = trained(strategy, count, asked.steps, kernels, asked.batch)
             rates[name].append(run["result"]["examples_per_second"])
             costs[name].append(processor(run))
@@ -107,7 +120,7 @@ def main() -> None:
     bars, records = SMALL if workers < 8 else LARGE, []
     for name in (name for name in ways if name in bars):
         base = "sync" if name == "server" else "never talk"
-        pair = {name: rates[name], base: rates[base]}
+        pair = {name: rates[name], base: meanwhile(rates, base, name)}
         masters_too = f", M={masters}" if name == "server" else ""
         what = f"{name}, P={ways[name][1]}{masters_too}, batch {asked.batch} per worker"
         limit = {base: (bars[name], False)}
@@ -115,7 +128,9 @@ def main() -> None:
             record(what, pair, unit="examples/s", ours=name, rates=True, bars=limit, **facts)
         )
     if "sync" in ways:
-        pair = {n: [1e6 * c for c in costs[n]] for n in ("sync", "never talk")}
+        against = meanwhile(costs, "never talk", "sync")
+        pair = {"sync": costs["sync"], "never talk": against}
+        pair = {way: [1e6 * cost for cost in found] for way, found in pair.items()}
         what = f"CPU time per example, sync, P={workers}, batch {asked.batch * workers}"
         limit = {"never talk": (1.1, True)}
         records.append(record(what, pair, unit="CPU µs", ours="sync", bars=limit, **facts))

@@ -17,6 +17,7 @@ from torch import nn
 
 from manyhands import forms, gpus, rate, slowing, tasks, tune
 from manyhands._version import __version__
+from manyhands.allocating import keep_freed
 from manyhands.augmenting import Augment
 from manyhands.balancing import Balance
 from manyhands.board import BOARD_FILE, EVENTS_FILE, Board
@@ -49,6 +50,7 @@ def worker(job: Job, comm: MPI.Comm | Communicator, folder: Path) -> tuple[Worke
 
     A master is built like a worker; it holds the plan of worker 0, for the record only.
     """
+    keep_freed()
     config = job.config
     board = Board(folder / BOARD_FILE, comm.size)
     group = _group(comm, config)

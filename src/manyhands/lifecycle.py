@@ -1,7 +1,8 @@
 """What happens to a run between two steps: checkpoints are written, a request to stop is heard.
 
 Workers that step together must agree on both, or one would wait for ever: they add up a flag every
-few steps, which costs microseconds. Where they do not, their strategy finds a moment (`pause`).
+few steps, about four times a second, so that those who exchange nothing else hardly wait for each
+other. Where they do not step together, their strategy finds a moment (`pause`).
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 
     from manyhands.worker import Worker
 
-AGREE_EVERY = 4  # steps between two questions whether to stop
+AGREE_EVERY = 4  # steps between two questions whether to stop, at the least …
+_AT_MOST, _SECONDS = 64, 0.25  # … and at the most; between these as many as take so long
 _LISTS = ("begun", "computed", "entered", "exchanged", "updated", "waited")
 
 
@@ -60,6 +62,8 @@ class Lifecycle:
         self.writer = self._writer(worker)
         self.written = time.monotonic()
         self.mark = Mark(0)
+        self._ask: int | None = None  # the step of the next question, the same on all workers
+        self._asked = (0, 0.0)  # the step of the last one, and when that was
 
     def _writer(self, worker: Worker) -> Writer:
         patience = 2 * worker.config.timeout  # whoever hangs is told of before
@@ -73,6 +77,7 @@ class Lifecycle:
         self.writer.give_up()
         # Nobody writes for the old group any more; the next one has a name that nobody has used.
         self.mark = Mark(int(worker.comm.maximum(np.array([self.mark.step]))[0]))
+        self._ask = None
         self.writer = self._writer(worker)
         options = {**self.about["options"], "workers": worker.config.workers}
         self.about = {**self.about, "options": options}
@@ -117,12 +122,19 @@ class Lifecycle:
         asked = worker.board.asked()
         if not worker.config.strategy.supports.together:
             return asked, False
-        if worker.step % AGREE_EVERY:
+        if self._ask is None:
+            self._ask = worker.step - 1 + AGREE_EVERY
+            self._asked = (worker.step, time.monotonic())
+        if worker.step < self._ask:
             return 0, False
-        late = self._late()
         worker.board.note(worker.number, worker.step, "agree")
-        flags = worker.comm.maximum(np.array([asked, late and worker.rank == 0], dtype=np.int64))
-        return int(flags[0]), bool(flags[1])
+        step, before = self._asked
+        self._asked = (worker.step, time.monotonic())
+        pace = (self._asked[1] - before) / max(1, worker.step - step)  # seconds per step
+        flags = np.array([asked, self._late() and worker.rank == 0, 1e6 * pace], dtype=np.int64)
+        asked, late, slowest = worker.comm.maximum(flags).tolist()
+        self._ask = worker.step + steps_between(slowest / 1e6)
+        return asked, bool(late)
 
     def _late(self) -> bool:
         seconds = self.every.seconds if self.every else None
@@ -168,6 +180,15 @@ class Lifecycle:
         if self.mark.signum:
             worker.comm.barrier()  # nobody ends the group before every part is on the disk
             raise StoppedError(self.mark.signum, self.mark.step, checkpoint=True)
+
+
+def steps_between(pace: float) -> int:
+    """Return after how many steps to agree again, where the slowest worker's take `pace` seconds.
+
+    >>> [steps_between(pace) for pace in (0.001, 0.01, 1.0)]
+    [64, 25, 4]
+    """
+    return max(AGREE_EVERY, min(_AT_MOST, int(_SECONDS / max(pace, 1e-6))))
 
 
 def capture(worker: Worker) -> Part:

@@ -16,7 +16,7 @@ from training import (
 )
 
 import manyhands as mh
-from manyhands import evaluation
+from manyhands import evaluation, lifecycle
 from manyhands.board import Board
 
 PLAIN = {"optimizer": "sgd", "lr": 0.1, "momentum": 0.0, "dtype": "float64"}
@@ -46,6 +46,7 @@ def test_who_waits_for_the_others_answer_whether_to_stop_notes_it(blobs, tmp_pat
     """Else it would be taken for one that hangs."""
     noted = []
     monkeypatch.setattr(Board, "note", lambda _, rank, step, what: noted.append((step, what)))
+    monkeypatch.setattr(lifecycle, "steps_between", lambda pace: 4)
     train(smooth, blobs, WORLD, tmp_path, strategy="averaging", **PLAIN, max_steps=9)
     assert [step for step, what in noted if what == "agree"] == [4, 8]
 

@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import performance
 import run
 import turns
+import yardstick
 
 SECONDS = {"ours": [0.1, 0.2, 0.1], "theirs": [0.2, 0.2, 0.3], "alone": [0.1, 0.1, 0.1]}
 BARS = {"theirs": (1.5, False), "alone": (1.05, True)}
@@ -41,6 +42,14 @@ def test_a_row_for_each_bar_and_its_verdict():
     assert second[3:] == ("1.00", "1.00–1.50", "≤ 1.05", "pass")
     record["bars"]["alone"][0] = 0.9
     assert run.rows(record)[1][-1] == "MISSED"
+
+
+def test_the_yardstick_is_as_long_as_it_was_at_the_time():
+    found = {"never talk": [100.0, 120.0, 80.0], "averaging": [99.0, 99.0], "hogwild": [7.0, 7.0],
+             "sync": [1.0, 1.0]}  # fmt: skip
+    assert yardstick.meanwhile(found, "never talk", "averaging") == [105.0, 110.0]
+    assert yardstick.meanwhile(found, "never talk", "hogwild") == [110.0, 100.0]
+    assert yardstick.meanwhile(found, "sync", "hogwild") == [1.0, 1.0]
 
 
 def test_ways_take_turns():

@@ -1,13 +1,16 @@
 """Between two steps: when a checkpoint is due, and what is in it."""
 
+import doctest
 import threading
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from manyhands import checkpoint
+from manyhands import lifecycle as lifecycle_module
 from manyhands.checkpoint import Writer
 from manyhands.clock import Clock, Epoch
 from manyhands.comm.alone import Alone
@@ -86,6 +89,49 @@ def test_a_smaller_group_remembers_over_how_many_the_data_was_dealt(tmp_path):
         mine.renew(worker)
         assert mine.about["options"]["workers"] == left
         assert mine.about["dealt_over"] == 4
+
+
+def test_workers_of_different_speed_ask_at_the_same_steps(lifecycle, monkeypatch):
+    """Who meets whom when is a function of numbers that all have: the slowest one's pace."""
+    questions = [[], []]
+    slowest = [0.02, 0.001, 0.001, 9.0]  # seconds per step, between one question and the next
+    now = [0.0, 0.0]
+
+    def worker(rank):
+        def maximum(flags):
+            questions[rank].append(member.step)
+            return np.array([0, 0, 1e6 * slowest[len(questions[rank]) - 1]], dtype=np.int64)
+
+        strategy = SimpleNamespace(supports=SimpleNamespace(together=True))
+        member = SimpleNamespace(
+            rank=rank, number=rank, step=100, mechanism=None,
+            board=SimpleNamespace(asked=lambda: 0, note=lambda *told: None),
+            comm=SimpleNamespace(maximum=maximum, size=2),
+            config=SimpleNamespace(strategy=strategy, checkpoint_every=None),
+        )  # fmt: skip
+        return member
+
+    for rank, pace in enumerate((0.0005, 0.02)):
+        monkeypatch.setattr("time.monotonic", lambda rank=rank: now[rank])
+        mine, member = lifecycle(None), worker(rank)
+        while len(questions[rank]) < 4:
+            member.step += 1
+            now[rank] += pace
+            mine.after_step(member)
+    assert questions[0] == questions[1] == [104, 104 + 12, 116 + 64, 180 + 64]
+
+
+def test_examples_run():
+    assert doctest.testmod(lifecycle_module).failed == 0
+
+
+def test_a_group_that_has_become_smaller_starts_to_count_anew(lifecycle):
+    mine = lifecycle(None)
+    mine._ask, mine.about = 999, {"options": {"workers": 3}}
+    config = SimpleNamespace(workers=2, timeout=9.0, keep=3)
+    mine.renew(SimpleNamespace(comm=SimpleNamespace(maximum=lambda x: x, size=2), rank=0,
+                               config=config))  # fmt: skip
+    assert mine._ask is None
 
 
 def test_what_was_captured_stays_as_it_was(tmp_path, monkeypatch):
