@@ -7,6 +7,7 @@ one. Both compare runs with the same batch per update, in percentage points, mea
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections import defaultdict
 from pathlib import Path
@@ -20,6 +21,9 @@ Key = tuple[str, str, int, bool]  # model, strategy, examples behind an update, 
 def table(folder: Path) -> str:
     """Return the table as Markdown."""
     _, runs = rows_of(folder)
+    planned = json.loads((folder / "sweep.json").read_text())["planned"]
+    for run in runs:  # a model that all have is no column
+        run.setdefault("model", planned[0]["config"]["model"])
     found: dict[Key, list[float]] = defaultdict(list)
     for run in runs:
         found[_key(run)].append(100 * run["accuracy"])

@@ -34,9 +34,10 @@ FIGURES = ("speedup", "accuracy")
 def table(name: str) -> str:
     """Return one sweep's table as Markdown, its sources' own figures beside it."""
     folder = DOCS / "records" / name
-    sources = {
-        row["workers"]: row for row in json.loads((folder / "sweep.json").read_text())["source"]
-    }
+    sweep = json.loads((folder / "sweep.json").read_text())
+    sources = {row["workers"]: row for row in sweep["source"]}
+    asked = [run["config"]["strategy"] for run in sweep["planned"]]
+    shown = next(s for s in asked if s != "sequential")  # the sources have the first alone
     head = "| strategy | workers | processes | seconds | speed-up | accuracy | repeats |"
     lines = [head[:-1] + ("| published |" if sources else "|")]
     lines.append("|" + "---|" * (lines[0].count("|") - 1))
@@ -44,7 +45,7 @@ def table(name: str) -> str:
     columns = list(rows[0])
     key = columns[columns.index("strategy") : columns.index("processes")]  # strategy, axes, workers
     for row in rows:
-        source = sources.get(row["workers"]) if row["strategy"] != "sequential" else None
+        source = sources.get(row["workers"]) if row["strategy"] == shown else None
         told = f" {source['seconds']:g} s, {100 * source['accuracy']:.2f} % |" if source else " |"
         mine = [r["accuracy"] for r in runs if all(r[k] == row[k] for k in key)]
         lines.append(_line(row, sum(mine) / len(mine)) + (told if sources else ""))
