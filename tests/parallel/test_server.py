@@ -52,7 +52,7 @@ def fit(blobs, tmp_path):
         worker, kernels = assemble.worker(job, comm, tmp_path)
         if slow:
             worker.replica.prepare = lambda x: (time.sleep(slow), x)[1]
-        process = summary.train(worker, summary.begin(worker))
+        process = summary.train(worker, begun=summary.begin(worker))
         return summary.record(job, worker, kernels, process) if recorded else worker
 
     return train

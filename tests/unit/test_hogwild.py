@@ -57,7 +57,7 @@ def fit(blobs, tmp_path):
             checkpoint=checkpoint and str(checkpoint.folder),
         )  # fmt: skip
         worker, kernels = assemble.worker(job, group(tmp_path), tmp_path)
-        process = summary.train(worker, summary.begin(worker))
+        process = summary.train(worker, begun=summary.begin(worker))
         return worker, summary.record(job, worker, kernels, process)
 
     return train
