@@ -80,15 +80,15 @@ def test_a_loss_that_nobody_knows_is_still_unknown_after_going_on(tmp_path):
     assert other.losses == [1.0, None, 3.0]
 
 
-def test_a_smaller_group_remembers_over_how_many_the_data_was_dealt(tmp_path):
+def test_a_smaller_group_remembers_with_how_many_it_began(tmp_path):
     config = SimpleNamespace(checkpoint_every="10steps", keep=3, timeout=9.0, workers=4)
     worker = SimpleNamespace(config=config, rank=0, comm=Alone())
-    mine = Lifecycle(worker, tmp_path, {"options": {"workers": 4}})
+    mine = Lifecycle(worker, tmp_path, {"options": {"workers": 4}, "began_with": 4})
     for left in (3, 2):
         config.workers = left
         mine.renew(worker)
         assert mine.about["options"]["workers"] == left
-        assert mine.about["dealt_over"] == 4
+        assert mine.about["began_with"] == 4
 
 
 def test_workers_of_different_speed_ask_at_the_same_steps(lifecycle, monkeypatch):
