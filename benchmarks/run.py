@@ -55,7 +55,7 @@ SMALL = (
     Part("hogwild", "hogwild_example.py", ("--workers", 2, "--rounds", 3, "--steps", 150)),
     Part("opacus", "against_opacus.py", ("--rounds", 7)),
     Part("torch-mpi", "torch_mpi.py", ("--rounds", 7, "--sizes", "10,16,20,24"), 2),
-    Part("balance", "balance.py", ("--workers", 2, "--rounds", 3)),
+    Part("balance", "balance.py", ("--workers", 2, "--rounds", 3, "--batch", 128)),
     Part("pipeline", "pipeline.py", ("--rounds", 3, "--steps", 400)),
 )
 LARGE = (
