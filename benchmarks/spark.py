@@ -1,9 +1,11 @@
 """The flights prepared by Spark, by pandas and by MapReduce: rows per second and peak memory.
 
 `python benchmarks/spark.py --scales 1,10,30 --out benchmarks/results/spark-2.json`. Every way runs
-in processes of its own; memory is the sum over them, looked at every tenth of a second. At the end
-all ways of one scale must have found the same records and the same means. Beside it: examples per
-second of training from shards, mapped and streamed, against the same arrays given by hand.
+in processes of its own; memory is the sum over them (what is shared counted once), looked at five
+times a second; beside the time on the clock stands that of the processors, which says something on
+a machine that others use too, and the load of the machine before and after. At the end all ways of
+one scale must have found the same records and the same means. Beside it: examples per second of
+training from shards, mapped and streamed, against the same arrays given by hand.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from flights_ways import RECIPE, alike, with_mapreduce, with_pandas
 from manyhands.record import cores, cpu_name
 
 WAYS = ("pandas", "local[1]", "local[2]", "local[2] without persist", "mapreduce")
-PAGE = os.sysconf("SC_PAGE_SIZE")
+TICKS = os.sysconf("SC_CLK_TCK")
 TRAINING = {"model": "mlp", "strategy": "sync", "workers": 2, "threads": 1, "batch_size": 128}
 
 
@@ -75,22 +77,45 @@ def one(way: str, data: Path, output: Path, memory: str) -> dict[str, Any]:
     return {"train": made.rows("train"), "test": made.rows("test"), "means": means}
 
 
-def resident(root: int) -> int:
-    """Return the bytes that a process and all that it started hold in memory."""
-    parents: dict[int, int] = {}
-    pages: dict[int, int] = {}
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            fields = (path / "stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        parents[int(path.name)], pages[int(path.name)] = int(fields[1]), int(fields[21])
-    total, open_ = 0, [root]
-    while open_:
-        pid = open_.pop()
-        total += pages.get(pid, 0) * PAGE
-        open_ += [child for child, parent in parents.items() if parent == pid]
-    return total
+class Usage:
+    """What a process and all that it started use: memory at its highest, and processor time."""
+
+    def __init__(self) -> None:
+        self.peak_bytes = 0
+        self._ticks: dict[int, int] = {}
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Seconds of processors, over all processes that were seen."""
+        return sum(self._ticks.values()) / TICKS
+
+    def look(self, root: int) -> None:
+        """Look at the processes as they are now."""
+        parents: dict[int, int] = {}
+        ticks: dict[int, int] = {}
+        for path in Path("/proc").glob("[0-9]*"):
+            try:
+                fields = (path / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            parents[int(path.name)] = int(fields[1])
+            ticks[int(path.name)] = int(fields[11]) + int(fields[12])
+        total, open_ = 0, [root]
+        while open_:
+            pid = open_.pop()
+            total += proportional(pid)
+            self._ticks[pid] = ticks.get(pid, self._ticks.get(pid, 0))
+            open_ += [child for child, parent in parents.items() if parent == pid]
+        self.peak_bytes = max(self.peak_bytes, total)
+
+
+def proportional(pid: int) -> int:
+    """Return the bytes that a process holds in memory; of what it shares, its share (PSS)."""
+    try:
+        said = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except OSError:
+        return 0
+    return next((int(s.split()[1]) << 10 for s in said.splitlines() if s.startswith("Pss:")), 0)
 
 
 def measured(way: str, data: Path, scale: int, memory: str) -> dict[str, Any]:
@@ -98,17 +123,30 @@ def measured(way: str, data: Path, scale: int, memory: str) -> dict[str, Any]:
     place = Path(tempfile.mkdtemp(dir=data.parent))
     line = [sys.executable, __file__, "--one", way, "--data", str(data), "--memory", memory]
     line += ["--output", str(place / "out"), "--out", str(place / "found.json")]
-    begin, peak = time.monotonic(), 0
+    usage, load = Usage(), os.getloadavg()[0]
+    begin = time.monotonic()
     running = subprocess.Popen(line)
     while running.poll() is None:
-        peak = max(peak, resident(running.pid))
-        time.sleep(0.1)
+        usage.look(running.pid)
+        time.sleep(0.2)
     seconds = time.monotonic() - begin
-    record = {"way": way, "scale": scale, "seconds": seconds, "peak_bytes": peak}
+    record = {
+        "way": way,
+        "scale": scale,
+        "seconds": seconds,
+        "cpu_seconds": usage.cpu_seconds,
+        "peak_bytes": usage.peak_bytes,
+        "load": [load, os.getloadavg()[0]],
+    }
     if running.returncode == 0:
         found = json.loads((place / "found.json").read_text())
         rows = found["train"] + found["test"]
-        record |= {"rows": rows, "rows_per_second": rows / seconds, "found": found}
+        record |= {
+            "rows": rows,
+            "rows_per_second": rows / seconds,
+            "rows_per_cpu_second": rows / usage.cpu_seconds,
+            "found": found,
+        }
     else:
         record["failed"] = running.returncode
     shutil.rmtree(place, ignore_errors=True)
@@ -194,6 +232,7 @@ def _say(record: dict[str, Any]) -> None:
     rate = f"{record['rows_per_second']:,.0f} rows/s" if "rows" in record else "FAILED"
     print(
         f"{record['scale']:3d}× {record['way']:26s} {record['seconds']:7.1f} s {rate:>16s} "
+        f"{record['cpu_seconds']:7.1f} s of processors "
         f"{record['peak_bytes'] / 1e9:6.2f} GB",
         flush=True,
     )

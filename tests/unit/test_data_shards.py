@@ -16,6 +16,7 @@ from manyhands.data.stored import About
 from manyhands.data.streaming import StreamPlan, StreamSplit, window_rows
 from manyhands.errors import ConfigError, DataError
 from manyhands.options import configure
+from manyhands.prepare.statistics import statistics
 from manyhands.sharing import planned_for
 
 PARTS = [rows(50, 1), rows(41, 2), rows(60, 3)]
@@ -45,6 +46,20 @@ def test_shards_become_the_stored_form_row_by_row(shards, tmp_path):
     np.testing.assert_array_equal(data.test.x.numpy(), TEST[0])
     assert (data.classes, data.shape, data.name) == (2, (3,), "small")
     assert data.sha256 == Manifest.read(shards).sha256
+
+
+def test_statistics_over_row_groups_are_those_of_all_training_rows(shards):
+    x = joined(0).astype(np.float64)
+    found = statistics(shards, Manifest.read(shards))
+    for number, name in enumerate(("a", "b", "c")):
+        column = x[:, number]
+        expected = {
+            "mean": column.mean(),
+            "std": column.std(),
+            "min": column.min(),
+            "max": column.max(),
+        }
+        assert found[name] == pytest.approx(expected, rel=1e-12)
 
 
 def test_the_hash_tells_other_data(shards, tmp_path):

@@ -10,6 +10,7 @@ import shutil
 import tempfile
 import time
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from manyhands.errors import ConfigError, ManyhandsError
 from manyhands.prepare.recipe import Recipe, check_persist, read
 from manyhands.prepare.session import java_version, require, session, told
 from manyhands.prepare.sources import infers, located, table
+from manyhands.prepare.statistics import statistics
 
 __all__ = ["prepare"]
 
@@ -94,7 +96,7 @@ def _prepared(recipe: Recipe, output: Path, place: Path, spark: Any, persist: st
     try:
         with told(where):
             made = writing.label(take(kitchen), kitchen)
-            counts, statistics = writing.summarise(made, kitchen)
+            counts = writing.count(made, kitchen)
             writing.write(made, counts, kitchen, place / "written")
     finally:
         _released(kitchen)
@@ -104,7 +106,7 @@ def _prepared(recipe: Recipe, output: Path, place: Path, spark: Any, persist: st
         features=made.features,
         classes=made.classes,
         counts=counts,
-        statistics=statistics,
+        statistics={},
         learned=list(kitchen.learned),
         parts=parts,
         made={
@@ -112,7 +114,6 @@ def _prepared(recipe: Recipe, output: Path, place: Path, spark: Any, persist: st
             "spark": spark.version,
             "java": java_version(),
             "when": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-            "seconds": round(time.monotonic() - begin, 3),
             "master": master,
             "persist": persist,
             "sources": {name: source.path for name, source in recipe.sources.items()},
@@ -126,6 +127,8 @@ def _prepared(recipe: Recipe, output: Path, place: Path, spark: Any, persist: st
                 f"{where}: {manifest.rows(side)} {side} rows were written, {counts[side]} counted; "
                 "the sources changed meanwhile, or a step is not deterministic"
             )
+    manifest = replace(manifest, statistics=statistics(folder, manifest))
+    manifest.made["seconds"] = round(time.monotonic() - begin, 3)
     manifest.write(folder)
     try:
         folder.rename(output)

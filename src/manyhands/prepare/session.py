@@ -69,6 +69,9 @@ def session(master: str, memory: str) -> Iterator[Any]:
         "spark.ui.showConsoleProgress": "false",
         "spark.log.level": "ERROR",
         "spark.sql.session.timeZone": "UTC",
+        # Java never compiles a method above 8000 bytes of code, and one row of many features is
+        # such a one: so Spark must cut it up.
+        "spark.sql.codegen.hugeMethodLimit": "8000",
         **({"spark.sql.shuffle.partitions": "8"} if local else {}),  # 200 are for clusters
         # Nobody else shall reach what runs on one machine.
         **({"spark.driver.host": "127.0.0.1"} if local else {}),

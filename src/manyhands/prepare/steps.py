@@ -203,9 +203,9 @@ def _impute(frame: DataFrame, step: Step, kitchen: Kitchen) -> DataFrame:
                 )
             values[column] = found[column]
             kitchen.learned.append(f"impute: {step.value[column]} of {column}")
-    for column, value in values.items():
-        frame = frame.withColumn(column, F.coalesce(F.col(column), F.lit(value)))
-    return frame
+    return frame.withColumns(
+        {column: F.coalesce(F.col(column), F.lit(value)) for column, value in values.items()}
+    )
 
 
 def _vocabularies(frame: DataFrame, step: Step, kitchen: Kitchen) -> dict[str, list[Any]]:
@@ -252,19 +252,19 @@ def _standardise(frame: DataFrame, step: Step, kitchen: Kitchen) -> DataFrame:
         sums = [f(c).alias(f"{f.__name__} {c}") for c in learn for f in (F.avg, F.stddev_pop)]
         found = _training(frame).agg(*sums).first()
         kitchen.learned += [f"standardise: mean and deviation of {column}" for column in learn]
+    scaled = {}
     for column, bounds in step.value.items():
         value = F.col(column).cast("double")
         if bounds == "learn":
             mean, deviation = found[f"avg {column}"], found[f"stddev_pop {column}"]
-            scaled = (value - F.lit(mean)) / F.lit(deviation or 1.0)
+            scaled[column] = (value - F.lit(mean)) / F.lit(deviation or 1.0)
         else:
             low, high = map(float, bounds)
             inside = F.greatest(F.least(value, F.lit(high)), F.lit(low))
-            scaled = F.when(value.isNull() | F.isnan(value), value).otherwise(
+            scaled[column] = F.when(value.isNull() | F.isnan(value), value).otherwise(
                 (2 * inside - (low + high)) / (high - low)
             )
-        frame = frame.withColumn(column, scaled)
-    return frame
+    return frame.withColumns(scaled)
 
 
 def _shuffle(frame: DataFrame, step: Step, kitchen: Kitchen) -> DataFrame:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import operator
 import shutil
 from collections.abc import Sequence
+from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
@@ -72,81 +73,66 @@ def _classes(frame: DataFrame, kind: str, kitchen: Kitchen) -> list[Any] | None:
     return sorted(row[0] for row in rows if row[0] is not None)
 
 
-class Sums(NamedTuple):
-    """The rows of one side and class: how many, and each feature's statistics; (features,)."""
-
-    test: bool
-    label: int | None
-    rows: int
-    mean: np.ndarray
-    variance: np.ndarray
-    least: np.ndarray
-    most: np.ndarray
-
-
-def summarise(made: Labelled, kitchen: Kitchen) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return counts by side and class, and statistics of the training side, in one pass.
+def count(made: Labelled, kitchen: Kitchen) -> dict[str, Any]:
+    """Return how many records each side has, and each class of it, in one pass.
 
     Raises:
         DataError: If there is nothing to train on, a feature or label is missing, or there is one
             class only.
     """
-    groups = _summed(made)
-    _refuse(groups, made, kitchen)
-    counts: dict[str, Any] = {}
-    for side, test in (("train", False), ("test", True)):
-        mine = [group for group in groups if group.test == test]
-        counts[side] = sum(group.rows for group in mine)
-        if made.classes is not None:
-            found = {group.label: group.rows for group in mine}
-            counts[f"{side}_classes"] = [found.get(c, 0) for c in range(len(made.classes))]
-    _refuse_counts(counts, made, kitchen)
-    training = [group for group in groups if not group.test]
-    return counts, _merged(training, made.features)
-
-
-def _summed(made: Labelled) -> list[Sums]:
-    """Sum all features up as one vector: as many single aggregates take Spark long to compile."""
-    from pyspark.ml.functions import array_to_vector
-    from pyspark.ml.stat import Summarizer
-
-    values = [F.coalesce(F.col(f"`{n}`").cast("double"), F.lit(math.nan)) for n in made.features]
-    summary = Summarizer.metrics("count", "mean", "variance", "min", "max")
+    numbers = _numbers(made)
+    # What is missing makes the whole sum so, and what is not finite does.
+    total = reduce(operator.add, (F.col(f"`{name}`").cast("double") for name in numbers))
     by = [TEST, *([] if made.classes is None else [LABEL])]
-    rows = made.frame.withColumn("__x", array_to_vector(F.array(*values))).groupBy(*by)
-    return [_sums(row) for row in rows.agg(summary.summary(F.col("__x")).alias("s")).collect()]
-
-
-def _sums(row: Any) -> Sums:
-    count, said = int(row["s"]["count"]), row.asDict()
-    mean, variance, least, most = (
-        row["s"][name].toArray() for name in ("mean", "variance", "min", "max")
-    )
-    # Spark's is that of a sample; ours is of the rows themselves.
-    return Sums(
-        row[TEST], said.get(LABEL), count, mean, variance * (count - 1) / count, least, most
-    )
-
-
-def _refuse(groups: Sequence[Sums], made: Labelled, kitchen: Kitchen) -> None:
-    path, whole = kitchen.recipe.path, sum(group.rows for group in groups)
+    bad = F.sum(_unfit(total).cast("int")).alias("bad")
+    rows = made.frame.groupBy(*by).agg(F.count("*").alias("rows"), bad).collect()
+    whole = sum(row["rows"] for row in rows)
     if whole == 0:
-        raise DataError(f"{path}: nothing is left after the last step; look at its filters")
-    for number, name in enumerate(made.features):
-        if all(np.isfinite(group.mean[number]) for group in groups):
-            continue
-        value = F.col(f"`{name}`")
-        bad = made.frame.filter(value.isNull() | F.isnan(value) | (F.abs(value) == math.inf))
         raise DataError(
-            f"{path}: {name} is missing or not finite in {bad.count()} of {whole} rows; add an "
-            "impute step or a filter"
+            f"{kitchen.recipe.path}: nothing is left after the last step; look at its filters"
         )
-    lost = sum(group.rows for group in groups if made.classes is not None and group.label is None)
+    if any(row["bad"] for row in rows):
+        _name_unfit(made, whole, kitchen)
+    lost = sum(row["rows"] for row in rows if made.classes is not None and row[LABEL] is None)
     if lost:
         raise DataError(
-            f"{path}: the label {kitchen.recipe.label} is missing, or none of {made.classes}, in "
-            f"{lost} of {whole} rows; filter them, or declare classes"
+            f"{kitchen.recipe.path}: the label {kitchen.recipe.label} is missing, or none of "
+            f"{made.classes}, in {lost} of {whole} rows; filter them, or declare classes"
         )
+    counts = _by_side(rows, made)
+    _refuse_counts(counts, made, kitchen)
+    return counts
+
+
+def _by_side(rows: Sequence[Any], made: Labelled) -> dict[str, Any]:
+    counts: dict[str, Any] = {}
+    for side, test in (("train", False), ("test", True)):
+        mine = [row for row in rows if row[TEST] == test]
+        counts[side] = sum(row["rows"] for row in mine)
+        if made.classes is not None:
+            found = {row[LABEL]: row["rows"] for row in mine}
+            counts[f"{side}_classes"] = [found.get(c, 0) for c in range(len(made.classes))]
+    return counts
+
+
+def _numbers(made: Labelled) -> list[str]:
+    """Return the columns that must be finite."""
+    return [*made.features, *([LABEL] if made.classes is None else [])]
+
+
+def _unfit(value: Any) -> Any:
+    return value.isNull() | F.isnan(value) | (F.abs(value) == math.inf)
+
+
+def _name_unfit(made: Labelled, whole: int, kitchen: Kitchen) -> None:
+    """Refuse the first column in which something is missing or not finite."""
+    for name in _numbers(made):
+        if bad := made.frame.filter(_unfit(F.col(f"`{name}`"))).count():
+            shown = kitchen.recipe.label if name == LABEL else name
+            raise DataError(
+                f"{kitchen.recipe.path}: {shown} is missing or not finite in {bad} of {whole} "
+                "rows; add an impute step or a filter"
+            )
 
 
 def _refuse_counts(counts: dict[str, Any], made: Labelled, kitchen: Kitchen) -> None:
@@ -170,24 +156,6 @@ def _refuse_counts(counts: dict[str, Any], made: Labelled, kitchen: Kitchen) -> 
                         f"{kitchen.recipe.place(split)}: class {name} is not on the {side} side; "
                         "a stratified split needs every class on both"
                     )
-
-
-def _merged(groups: Sequence[Sums], names: Sequence[str]) -> dict[str, dict[str, float]]:
-    """Put the statistics of groups together, by feature."""
-    shares = [group.rows / sum(g.rows for g in groups) for group in groups]
-    pairs = list(zip(shares, groups, strict=True))
-    mean = sum(share * group.mean for share, group in pairs)
-    around = sum(share * (group.variance + (group.mean - mean) ** 2) for share, group in pairs)
-    columns = {
-        "mean": mean,
-        "std": np.sqrt(around),
-        "min": np.min([group.least for group in groups], axis=0),
-        "max": np.max([group.most for group in groups], axis=0),
-    }
-    return {
-        name: {word: float(values[number]) for word, values in columns.items()}
-        for number, name in enumerate(names)
-    }
 
 
 def write(made: Labelled, counts: dict[str, Any], kitchen: Kitchen, folder: Path) -> None:
