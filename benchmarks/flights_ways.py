@@ -187,9 +187,11 @@ def with_mapreduce(data: Path, output: Path) -> dict[str, Any]:
     return totals
 
 
-def alike(one: Any, other: Any) -> bool:
+def alike(one: dict[str, Any], other: dict[str, Any]) -> bool:
     """Say whether two ways found the same numbers of records and the same means."""
-    first, second = ([*m.values()] if isinstance(m, dict) else m for m in (one, other))
-    return all(
+    first, second = (
+        [*m.values()] if isinstance(m, dict) else m for m in (one["means"], other["means"])
+    )
+    return all(one[side] == other[side] for side in ("train", "test")) and all(
         math.isclose(a, b, rel_tol=1e-4, abs_tol=1e-5) for a, b in zip(first, second, strict=True)
     )

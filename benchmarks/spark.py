@@ -1,11 +1,11 @@
 """The flights prepared by Spark, by pandas and by MapReduce: rows per second and peak memory.
 
-`python benchmarks/spark.py --scales 1,10,30 --out benchmarks/results/spark-2.json`. Every way runs
-in processes of its own; memory is the sum over them (what is shared counted once), looked at five
-times a second; beside the time on the clock stands that of the processors, which says something on
-a machine that others use too, and the load of the machine before and after. At the end all ways of
-one scale must have found the same records and the same means. Beside it: examples per second of
-training from shards, mapped and streamed, against the same arrays given by hand.
+`python benchmarks/spark.py --scales 1,10,30 --out benchmarks/results/spark/preparing.json`. Every
+way runs in processes of its own; memory is the sum over them (what is shared counted once), looked
+at five times a second. Beside the time on the clock stands that of the processors, which says
+something on a machine that others use too, and the machine's load before and after. All ways of one
+scale must find the same records and the same means. Records are added to those in the file, so that
+scales and ways can be measured one by one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import importlib.util
 import json
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -30,7 +29,6 @@ from manyhands.record import cores, cpu_name
 
 WAYS = ("pandas", "local[1]", "local[2]", "local[2] without persist", "mapreduce")
 TICKS = os.sysconf("SC_CLK_TCK")
-TRAINING = {"model": "mlp", "strategy": "sync", "workers": 2, "threads": 1, "batch_size": 128}
 
 
 def tables(folder: Path, scale: int) -> Path:
@@ -153,42 +151,13 @@ def measured(way: str, data: Path, scale: int, memory: str) -> dict[str, Any]:
     return record
 
 
-def training(data: Path, place: Path, rounds: int, memory: str) -> dict[str, Any]:
-    """Train from shards and from arrays in turn; returns their examples per second."""
-    import manyhands as mh
-    from manyhands.data import Stored, store
-    from manyhands.prepare import prepare
-
-    prepare(data / "recipe.toml", place / "shards", memory=memory)
-    whole = Stored.open(store(str(place / "shards"), place / "stored"))
-    assert whole.test is not None
-    arrays = mh.Data(
-        (whole.train.x.numpy(), whole.train.y.numpy()), (whole.test.x.numpy(), whole.test.y.numpy())
-    )
-    ways: dict[str, dict[str, Any]] = {
-        "arrays": {"data": arrays},
-        "mapped": {"data": str(place / "shards")},
-        "streamed": {"data": str(place / "shards"), "stream": 65536},
-    }
-    rates: dict[str, list[float]] = {way: [] for way in ways}
-    for turn in range(rounds):
-        for way, given in ways.items():
-            output = str(place / f"{way}-{turn}")
-            run = mh.fit(**TRAINING, **given, epochs=3, output=output, progress=False)
-            rates[way].append(run.record["result"]["examples_per_second"])
-    middle = statistics.median(rates["arrays"])
-    ratios = {way: statistics.median(found) / middle for way, found in rates.items()}
-    return {"examples_per_second": rates, "ratios": ratios, "bar": 0.9}
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--scales", default="1", help="copies of the flights, e.g. 1,10,30")
     parser.add_argument("--ways", default=",".join(WAYS), help=f"some of {', '.join(WAYS)}")
     parser.add_argument("--mapreduce-up-to", type=int, default=1, help="its largest scale")
     parser.add_argument("--memory", default="3g", help="of Spark's Java process")
-    parser.add_argument("--rounds", type=int, default=3, help="of training; 0: none")
-    parser.add_argument("--out", type=Path, help="write the records as JSON")
+    parser.add_argument("--out", type=Path, help="add the records to this JSON file")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--data", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--output", type=Path, help=argparse.SUPPRESS)
@@ -198,34 +167,25 @@ def main() -> int:
         options.out.write_text(json.dumps(found))
         return 0
     print(f"{cores()} cores, {cpu_name()}")
-    result: dict[str, Any] = {"cores": cores(), "cpu": cpu_name(), "preparing": []}
+    result: dict[str, Any] = {"cores": cores(), "cpu": cpu_name(), "found": {}, "preparing": []}
+    if options.out and options.out.exists():
+        result = json.loads(options.out.read_text())
     with tempfile.TemporaryDirectory(prefix="manyhands-") as name:
         for scale in map(int, options.scales.split(",")):
             data = tables(Path(name) / f"x{scale}", scale)
-            found = []
             for way in options.ways.split(","):
                 if way == "mapreduce" and scale > options.mapreduce_up_to:
                     continue
                 record = measured(way, data, scale, options.memory)
+                if "found" in record:
+                    first = result["found"].setdefault(str(scale), record["found"])
+                    record["same"] = alike(first, record.pop("found"))
                 result["preparing"].append(record)
                 _say(record)
-                if "found" in record:
-                    found.append(record.pop("found"))
-            same = all(
-                other["train"] == found[0]["train"] and alike(other["means"], found[0]["means"])
-                for other in found
-            )
-            print(f"scale {scale}: {'all found the same' if same else 'THE RESULTS DIFFER'}")
-            result.setdefault("same", {})[scale] = same
-            if options.rounds and scale == 1:
-                place = Path(name) / "training"
-                place.mkdir()
-                result["training"] = training(data, place, options.rounds, options.memory)
-                print(f"examples per second, of those in memory: {result['training']['ratios']}")
+                if options.out:
+                    options.out.write_text(json.dumps(result, indent=1) + "\n")
             shutil.rmtree(data)
-    if options.out:
-        options.out.write_text(json.dumps(result, indent=1) + "\n")
-    return 0
+    return 0 if all(record.get("same") for record in result["preparing"]) else 1
 
 
 def _say(record: dict[str, Any]) -> None:
@@ -233,7 +193,8 @@ def _say(record: dict[str, Any]) -> None:
     print(
         f"{record['scale']:3d}× {record['way']:26s} {record['seconds']:7.1f} s {rate:>16s} "
         f"{record['cpu_seconds']:7.1f} s of processors "
-        f"{record['peak_bytes'] / 1e9:6.2f} GB",
+        f"{record['peak_bytes'] / 1e9:6.2f} GB"
+        f"{'' if record.get('same') else '  NOT WHAT THE OTHERS FOUND'}",
         flush=True,
     )
 

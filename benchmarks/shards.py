@@ -1,0 +1,104 @@
+"""Training from shards, mapped and streamed, beside the same rows held in memory.
+
+`python benchmarks/shards.py flights --out benchmarks/results/spark/training.json`, on a folder that
+`manyhands prepare` made: examples per second in each way, in turn, and their share of those from
+memory; then the seconds of one epoch against the number of rows (`--limit`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import manyhands as mh
+from manyhands.data import Stored, store
+from manyhands.data.manifest import Manifest
+from manyhands.record import cores, cpu_name
+
+TRAINING: dict[str, Any] = {"model": "mlp", "strategy": "sync", "batch_size": 128, "threads": 1}
+BAR = 0.9
+
+
+def ways(shards: Path, place: Path, rounds: int, workers: int) -> dict[str, Any]:
+    """Train in each way in turn; returns their examples per second."""
+    whole = Stored.open(store(str(shards), place / "stored"))
+    assert whole.test is not None
+    held = [(part.x.numpy().copy(), part.y.numpy().copy()) for part in (whole.train, whole.test)]
+    given: dict[str, dict[str, Any]] = {
+        "memory": {"data": mh.Data(*held)},
+        "mapped": {"data": str(shards)},
+        "streamed": {"data": str(shards), "stream": 65536},
+    }
+    rates: dict[str, list[float]] = {way: [] for way in given}
+    for number in range(rounds):
+        for way, options in given.items():
+            run = mh.fit(
+                **TRAINING,
+                **options,
+                workers=workers,
+                epochs=3,
+                output=str(place / f"{way}-{number}"),
+                progress=False,
+            )
+            rates[way].append(run.record["result"]["examples_per_second"])
+            print(f"{way:8s} {rates[way][-1]:10,.0f} examples/s", flush=True)
+    middle = statistics.median(rates["memory"])
+    shares = {way: statistics.median(found) / middle for way, found in rates.items()}
+    return {"workers": workers, "examples_per_second": rates, "shares": shares, "bar": BAR}
+
+
+def scaling(shards: Path, place: Path, rounds: int) -> list[dict[str, Any]]:
+    """Return the seconds of an epoch for ever more rows, on one worker."""
+    rows, found = Manifest.read(shards).rows("train"), []
+    for part in (1, 2, 4, 8, 16):
+        limit = rows * part // 16
+        seconds = []
+        for number in range(rounds):
+            run = mh.fit(
+                data=str(shards),
+                model="mlp",
+                strategy="sequential",
+                batch_size=128,
+                threads=1,
+                epochs=1,
+                limit=limit,
+                output=str(place / f"rows-{part}-{number}"),
+                progress=False,
+            )
+            seconds.append(run.record["result"]["seconds"])
+        found.append({"rows": limit, "seconds": seconds})
+        print(f"{limit:9d} rows {statistics.median(seconds):7.2f} s", flush=True)
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("shards", type=Path, help="what `manyhands prepare` made")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--workers", default="1,2")
+    parser.add_argument("--out", type=Path, help="write the record as JSON")
+    options = parser.parse_args()
+    record: dict[str, Any] = {"cores": cores(), "cpu": cpu_name(), "load": [os.getloadavg()[0]]}
+    with tempfile.TemporaryDirectory(prefix="manyhands-") as name:
+        record["training"] = []
+        for workers in map(int, options.workers.split(",")):
+            place = Path(name) / f"{workers}"
+            place.mkdir()
+            record["training"].append(ways(options.shards, place, options.rounds, workers))
+            print(f"{workers} workers: {record['training'][-1]['shares']}")
+        record["rows"] = scaling(options.shards, Path(name), options.rounds)
+    record["load"].append(os.getloadavg()[0])
+    if options.out:
+        options.out.write_text(json.dumps(record, indent=1) + "\n")
+    missed = [t for t in record["training"] if min(t["shares"].values()) < BAR]
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
