@@ -216,6 +216,12 @@ FLAT = '\nroot = "1"'
         ),
         ("shuffle", 'filter = "price > 1000"', DataError, "nothing is left after the last step"),
         ("impute", "", DataError, r"price is missing or not finite in \d+ of 600 rows; add an im"),
+        (
+            "derive",
+            '[steps.derive]\nbig = "IF(n = 5, NULL, 1.5 * n)"\nroot = "sqrt(people)"',
+            DataError,
+            "big is missing or not finite in 1 of 600 rows",
+        ),
         ("one-hot", "", DataError, "town is string after the last step"),
         ("join", 'join = "towns"\non = { town = "name" }', ConfigError, "names the column 'name'"),
     ],

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +19,8 @@ import numpy as np
 from manyhands.data.manifest import KEY, LABEL, MANIFEST, SIDES, Manifest, verify
 from manyhands.data.stored import About
 from manyhands.errors import ConfigError, DataError
+
+_TILE = 512  # rows
 
 
 class Group(NamedTuple):
@@ -95,10 +97,9 @@ class Reader:
             )
         except (OSError, pyarrow.ArrowException) as error:
             raise DataError(f"{path}, row group {group.number}, is damaged: {error}") from error
-        x = np.empty((group.rows, len(self.manifest.features)), np.float32)
-        for number, name in enumerate(self.manifest.features):
-            x[:, number] = _floats(table[name])
-        self._refuse(group, np.asarray(~np.isfinite(x).all(axis=1)), "a feature that is not finite")
+        x = _rows_of([_floats(table[name]) for name in self.manifest.features])
+        if not np.isfinite(x).all():
+            self._refuse(group, ~np.isfinite(x).all(axis=1), "a feature that is not finite")
         y = _floats(table[LABEL]) if self.manifest.classes is None else _whole(table[LABEL])
         if self.manifest.classes is None:
             self._refuse(group, ~np.isfinite(y), "a target that is not finite")
@@ -148,6 +149,15 @@ class Reader:
         return opened
 
 
+def _rows_of(columns: Sequence[np.ndarray]) -> np.ndarray:
+    """Return columns as rows, turned in tiles that stay in the cache; (rows, columns) float32."""
+    held = np.stack(columns)
+    x = np.empty(held.shape[::-1], np.float32)
+    for start in range(0, len(x), _TILE):
+        x[start : start + _TILE] = held[:, start : start + _TILE].T
+    return x
+
+
 def _floats(column: Any) -> np.ndarray:
     """Return a column as float32; what is missing becomes NaN, which is refused later."""
     return np.asarray(column.to_numpy(), dtype=np.float32)
@@ -155,7 +165,9 @@ def _floats(column: Any) -> np.ndarray:
 
 def _whole(column: Any) -> np.ndarray:
     """Return a column as int64; what is missing becomes -1."""
-    return np.asarray(column.fill_null(-1).to_numpy(), dtype=np.int64)
+    if column.null_count:
+        column = column.fill_null(-1)
+    return np.asarray(column.to_numpy(), dtype=np.int64)
 
 
 def opened(folder: Path) -> Reader:
