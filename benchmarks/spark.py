@@ -2,7 +2,7 @@
 
 `python benchmarks/spark.py --scales 1,10,30 --out benchmarks/results/spark/preparing.json`. Every
 way runs in processes of its own; memory is the sum over them (what is shared counted once), looked
-at five times a second. Beside the time on the clock stands that of the processors, which says
+at twice a second. Beside the time on the clock stands that of the processors, which says
 something on a machine that others use too, and the machine's load before and after. All ways of one
 scale must find the same records and the same means. Records are added to those in the file, so that
 scales and ways can be measured one by one.
@@ -126,7 +126,7 @@ def measured(way: str, data: Path, scale: int, memory: str) -> dict[str, Any]:
     running = subprocess.Popen(line)
     while running.poll() is None:
         usage.look(running.pid)
-        time.sleep(0.2)
+        time.sleep(0.5)
     seconds = time.monotonic() - begin
     record = {
         "way": way,
