@@ -133,8 +133,8 @@ def test_many_judge_labels_and_numbers_as_one_does(tmp_path, kind, examples):
     given = {**GIVEN, "max_steps": 3, "strategy": "averaging", "metrics": names}
     given["loss"] = "bce" if kind == "labels" else "mse"
     worker = train(wide, data, WORLD, tmp_path, **given)
-    _, together = worker.evaluate(worker.params, worker.data.test)
-    _, alone = worker.evaluate(worker.params, worker.data.test, alone=True)
+    _, together = evaluation.evaluate(worker, worker.params, worker.data.test)
+    _, alone = evaluation.evaluate(worker, worker.params, worker.data.test, alone=True)
     if kind == "labels":  # counts
         assert together == alone
     assert together == pytest.approx(alone, rel=1e-12)
