@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import records
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+import examples
 import model_parallel
 import partitioning
 import private_cost
@@ -222,3 +224,36 @@ def test_a_synchronous_server_is_compared_with_what_makes_updates_of_its_size(
         ["sequential", "1", "128", "–"],
         ["server", "4", "128", "3.00"],
     ]
+
+
+def test_examples_are_told_in_one_table(tmp_path: Path) -> None:
+    for name, strategy in (("flight_delays", "gossip"), ("transformer_on_text", "sync")):
+        kept = tmp_path / f"{name}-{strategy}"
+        kept.mkdir()
+        told = {"config": {"workers": 2}, "data": {"train": 4000}}
+        told["result"] = {"loss": 5.5514, "steps": 315}
+        (kept / "run.json").write_text(json.dumps(told))
+    lines = examples.table(tmp_path).splitlines()
+    assert lines[2:] == [
+        "| [flight_delays](../examples/flight_delays.py) | gossip | 2 | 4,000 | 315 "
+        "| 5.55 minutes off |",
+        "| [transformer_on_text](../examples/transformer_on_text.py) | sync | 2 | 4,000 | 315 "
+        "| 5.551 nats a letter |",
+    ]
+
+
+def test_examples_that_have_a_record_are_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[tuple[str, str]] = []
+    monkeypatch.setattr(examples, "RECORDS", tmp_path)
+    monkeypatch.setattr(examples, "run", lambda name, strategy, *rest: ran.append((name, strategy)))
+    (tmp_path / "autoencoder-sync").mkdir()
+    (tmp_path / "autoencoder-sync" / "run.json").write_text("{}")
+    monkeypatch.setattr(sys, "argv", ["examples.py", "--quick"])
+    examples.main()
+    assert ("autoencoder", "sync") not in ran
+    assert len(ran) == 3 * 6 + 3 - 1
+    monkeypatch.setattr(sys, "argv", ["examples.py", "--again"])
+    examples.main()
+    assert ran.count(("autoencoder", "sync")) == 1
