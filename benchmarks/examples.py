@@ -50,7 +50,7 @@ OWN_LOOP = {"transformer_on_text": ("sync", "averaging", "gossip")}  # started b
 
 def table(folder: Path) -> str:
     """Return what each example reached with each strategy, as Markdown."""
-    lines = ["| example | strategy | workers | training set | steps | on the test set |"]
+    lines = ["| example | strategy | workers | training set | steps of a worker | on the test set |"]
     lines.append("|---|---|---|---|---|---|")
     for name, tell in EXAMPLES.items():
         for strategy in STRATEGIES:
