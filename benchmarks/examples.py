@@ -50,7 +50,8 @@ OWN_LOOP = {"transformer_on_text": ("sync", "averaging", "gossip")}  # started b
 
 def table(folder: Path) -> str:
     """Return what each example reached with each strategy, as Markdown."""
-    lines = ["| example | strategy | workers | training set | steps of a worker | on the test set |"]
+    columns = ("example", "strategy", "workers", "training set", "steps of each", "on the test set")
+    lines = [f"| {' | '.join(columns)} |"]
     lines.append("|---|---|---|---|---|---|")
     for name, tell in EXAMPLES.items():
         for strategy in STRATEGIES:
