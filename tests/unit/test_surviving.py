@@ -235,9 +235,9 @@ def test_who_dies_while_checkpoints_are_renewed_is_missed_from_the_plans_of_then
             if len(renewed) == 1:
                 raise MPI.Exception(MPI.ERR_OTHER)
 
-    def regroup(worker, plans, noticed):
+    def regroup(worker, plans, beside, noticed):
         met.append(sorted(plans))
-        return {number: plans[number] for number in sorted(plans)[:-1]}
+        return {number: plans[number] for number in sorted(plans)[:-1]}, beside
 
     def work():
         if not met:
@@ -253,6 +253,6 @@ def test_who_dies_while_checkpoints_are_renewed_is_missed_from_the_plans_of_then
     )  # fmt: skip
     monkeypatch.setattr(surviving, "ulfm", ulfm)
     plan = Plan("balanced", examples=40, batch_size=8, size=4, rank=0, seed=0)
-    worker = SimpleNamespace(plan=plan, comm=object(), lifecycle=Dies())
+    worker = SimpleNamespace(plan=plan, comm=SimpleNamespace(size=4), lifecycle=Dies())
     assert surviving.outlive(worker, work, lead=print) == "done"
     assert met == [[0, 1, 2, 3], [0, 1, 2]]
