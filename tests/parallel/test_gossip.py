@@ -173,7 +173,7 @@ def test_averages_of_two_keep_the_mean_and_bring_all_together(
 ):
     """Every worker begins elsewhere and its gradients are nothing: what is left is averaging."""
 
-    def nothing(self, x, y):
+    def nothing(self, x, y, weight):
         time.sleep(0.001)
         self.grad.zero_()
         return Loss(0.0, 0, len(x))
@@ -223,13 +223,13 @@ def test_asynchronously_nobody_waits_for_a_gradient_of_another(blobs, folder, mo
     """Worker 1 is in its first gradient until all who may ask it are done: they are answered."""
     gradient, waited = Replica.gradient, []
 
-    def slow(self, x, y):
+    def slow(self, x, y, weight):
         if not waited and WORLD.rank == 1:
             for thread in threading.enumerate():
                 if thread.name == "answering":
                     waited.append(thread)
                     thread.join()
-        return gradient(self, x, y)
+        return gradient(self, x, y, weight)
 
     monkeypatch.setattr(Replica, "gradient", slow)
     found = record(smooth, blobs, folder, strategy="gossip", asynchronous=True, epochs=1,
