@@ -17,11 +17,12 @@ if TYPE_CHECKING:
         ManyhandsError,
         WorkerError,
     )
-    from manyhands.fitting import Result, fit
+    from manyhands.fitting import fit
     from manyhands.joining import join
     from manyhands.optimizers import SGD, Adam, AdamW
     from manyhands.predicting import predict
     from manyhands.privacy.config import Privacy
+    from manyhands.result import Result
     from manyhands.strategies import (
         Averaging,
         Gossip,
@@ -39,7 +40,7 @@ _HOMES = {
     "join": "manyhands.joining",
     "compare": "manyhands.comparing",
     "predict": "manyhands.predicting",
-    "Result": "manyhands.fitting",
+    "Result": "manyhands.result",
     "Data": "manyhands.data",
     "SGD": "manyhands.optimizers",
     "Adam": "manyhands.optimizers",

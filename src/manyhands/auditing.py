@@ -21,12 +21,13 @@ from manyhands import validate
 from manyhands.config import RunConfig
 from manyhands.data import Data, Stored, store
 from manyhands.errors import ConfigError
-from manyhands.fitting import Result, fit
+from manyhands.fitting import fit
 from manyhands.models import tanh_cnn
 from manyhands.options import audited, configure, options
 from manyhands.privacy.bounds import Estimate, gaussian_estimate, one_run_bound
 from manyhands.privacy.canaries import Axes, Planted, Pull, coins, directions, least_squares
 from manyhands.record import write_json
+from manyhands.result import Result
 
 Kind = Literal["gradients", "examples"]
 

@@ -29,7 +29,7 @@ from manyhands.errors import ConfigError, DataError
 if TYPE_CHECKING:
     from torch import Tensor
 
-SCHEMA = 1
+SCHEMA = 2
 FOLDER = "checkpoints"
 MANIFEST = "checkpoint.json"
 # What reading JSON that is not what it should be may end in.

@@ -6,7 +6,6 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,91 +18,12 @@ from manyhands.meeting import agreed, compare_versions, surrounding
 from manyhands.mpis import load_matching
 from manyhands.naming import factory
 from manyhands.options import configure, options
-from manyhands.progress import last_loss
+from manyhands.result import Result
 from manyhands.running import Run
 from manyhands.surroundings import group_size
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from manyhands.comm import Communicator
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a run gave.
-
-    Attributes:
-        record: All of `run.json`.
-        output: The folder with the records and the model.
-        run: What was run.
-    """
-
-    record: dict[str, Any]
-    output: Path
-    run: Run
-
-    def __repr__(self) -> str:
-        """Say what came out; `record` has all of it."""
-        config, found = self.record["config"], self.record["result"]
-        said = {"strategy": config["strategy"], "workers": config["workers"], **found["metrics"]}
-        said |= {"loss": self.loss, "training_loss": self.training_loss, "seconds": self.seconds}
-        known = {name: value for name, value in said.items() if value is not None}
-        told = ", ".join(
-            f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}"
-            for name, value in known.items()
-        )
-        return f"Result({told}, output={str(self.output)!r})"
-
-    @property
-    def accuracy(self) -> float | None:
-        """The test accuracy at the end, 0 to 1; None without a test set or classes."""
-        return self.record["result"]["accuracy"]  # type: ignore[no-any-return]
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """The metrics on the test set at the end, by name."""
-        return self.record["result"]["metrics"]  # type: ignore[no-any-return]
-
-    @property
-    def loss(self) -> float | None:
-        """The test loss at the end; None without a test set."""
-        return self.record["result"]["loss"]  # type: ignore[no-any-return]
-
-    @property
-    def training_loss(self) -> float | None:
-        """The mean training loss of the last epoch, over all workers; None of a private run."""
-        return last_loss(self.record)
-
-    @property
-    def seconds(self) -> float:
-        """Seconds of training, without start-up and evaluation."""
-        return self.record["result"]["seconds"]  # type: ignore[no-any-return]
-
-    @property
-    def history(self) -> list[dict[str, Any]]:
-        """One row per epoch: examples, seconds, test loss and accuracy, and each worker's own."""
-        return self.record["epochs"]  # type: ignore[no-any-return]
-
-    @property
-    def model(self) -> nn.Module:
-        """The trained model, built anew and in eval mode."""
-        return self._load("model.safetensors")
-
-    @property
-    def best(self) -> nn.Module:
-        """The model that did best on what was kept aside, of those at the ends of the epochs."""
-        if self.record["result"]["best_epoch"] is None:
-            raise ConfigError("there is no best model: nothing was kept aside; add validation=0.1")
-        return self._load("best.safetensors")
-
-    def _load(self, name: str) -> nn.Module:
-        from safetensors.torch import load_file
-
-        about = self.record["data"]
-        module = self.run.build(tuple(about["shape"]), about["outputs"])
-        module.load_state_dict(load_file(self.output / name))
-        return module.eval()
 
 
 def fit(
@@ -225,8 +145,9 @@ def _check_init(path: Path) -> None:
     if not path.is_file():
         raise ConfigError(f"init is {str(path)!r}; there is no such file")
     with path.open("rb") as file:
-        pickled = file.read(2) in (b"PK", b"\x80\x02")
-    if pickled:
+        head = file.read(9)
+    # The length of a safetensors header may begin like either; its JSON follows the eighth byte.
+    if head[:2] in (b"PK", b"\x80\x02") and head[8:] != b"{":
         raise ConfigError(
             f"init is {str(path)!r}, a file of torch.save; expected safetensors: "
             "safetensors.torch.save_file(model.state_dict(), path)"

@@ -123,7 +123,7 @@ def _about() -> dict[str, object]:
     return {
         "manyhands": "0", "options": flatten(configure({})), "data": "0" * 64, "epoch": 1,
         "settled": {"kernels": "default"}, "loss": None, "layers": [["fc1", 0, 8]],
-        "schema": 1, "step": 10, "processes": 1,
+        "schema": 2, "step": 10, "processes": 1,
         "sha256": {name: hashlib.sha256(data).hexdigest() for name, data in files.items()},
     }  # fmt: skip
 

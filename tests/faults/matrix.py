@@ -136,7 +136,7 @@ def strike(case: Case, expected: np.ndarray | None, *, go_on: bool = True) -> Ou
         outcome.seconds = round(time.monotonic() - begin, 1)
         outcome.hung = outcome.code is None
         outcome.named = names(case, said)
-        eventually(lambda: not alive(folder), 30)
+        eventually(lambda: not alive(folder), 10)
         outcome.orphans, outcome.residue = len(alive(folder)), len(memory.left(5))
         if not case.ends:
             outcome.resumed = _ended(case, outcome.code, output, expected)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
@@ -19,11 +21,12 @@ from manyhands.cli import main
 from manyhands.data import Stored
 from manyhands.data.datasets import load
 from manyhands.errors import ConfigError, DataError, nearest
-from manyhands.fitting import Result
+from manyhands.fitting import _check_init
 from manyhands.job import Job
 from manyhands.options import configure, options
 from manyhands.progress import Progress, last_loss
 from manyhands.replica import Replica
+from manyhands.result import Result
 from manyhands.strategies import STRATEGIES
 
 X = np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32)
@@ -81,6 +84,13 @@ def test_a_flag_that_nobody_knows(flag: str, hint: str, capsys: pytest.CaptureFi
 def test_truth_values_are_two_classes() -> None:
     assert mh.Data(train=(X, X[:, 0] > 0)).classes == 2
     assert mh.Data(train=(X, torch.from_numpy(X)[:, 0] > 0)).classes == 2
+    assert mh.Data(train=(X, np.zeros(len(X), dtype=bool))).classes == 2
+
+
+def test_a_list_of_two_is_training_and_test_set() -> None:
+    made = load([(X, Y), (X[:10], Y[:10])])
+    assert made.arrays["train_x"].shape == (40, 6)
+    assert made.arrays["test_y"].shape == (10,)
 
 
 def test_a_dataset_is_data() -> None:
@@ -92,6 +102,7 @@ def test_a_dataset_is_data() -> None:
     ("make", "told"),
     [
         (lambda: mh.Data(X, Y), r"belong together: expected Data\(train=\(x, y\)"),
+        (lambda: load({"train": (X, Y)}), r"a dict; expected Data\(train=\(x, y\)"),
         (lambda: load((X, Y)), r"belong together: expected Data\(train=\(x, y\)"),
         (lambda: mh.Data((X, Y), val=(X, Y)), r"no 'val'\. fit\(validation=0\.1\)"),
         (lambda: mh.Data((X, Y), normalize=(0, 1)), "Did you mean 'normalise'"),
@@ -129,6 +140,15 @@ def test_weights_of_torch_save_are_refused_with_what_to_write(tmp_path: Path) ->
     torch.save(network().state_dict(), tmp_path / "first.pt")
     with pytest.raises(ConfigError, match=r"a file of torch\.save; expected .*save_file\(model"):
         mh.fit(network, mh.Data((X, Y)), init=str(tmp_path / "first.pt"))
+
+
+@pytest.mark.parametrize("length", [0x0280, 0x4B50], ids=["like a pickle", "like a zip"])
+def test_safetensors_that_begin_like_something_else_are_taken(tmp_path: Path, length: int) -> None:
+    header = json.dumps({"x": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}})
+    path = tmp_path / "first.safetensors"
+    path.write_bytes(length.to_bytes(8, "little") + header.ljust(length).encode() + bytes(4))
+    assert list(load_file(path)) == ["x"]
+    _check_init(path)
 
 
 def judged(model: nn.Module, data: mh.Data, folder: Path, loss: Any = None) -> None:

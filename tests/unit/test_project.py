@@ -129,6 +129,14 @@ def test_ci_runs_lint_and_all_tests() -> None:
     assert "bash .ci/run" in text(".github/workflows/ci.yml")
 
 
+def test_records_name_no_path_of_a_machine() -> None:
+    path = re.compile(r'[" =](/(?:root|home|tmp|work|Users)/)')
+    records = [*(ROOT / "docs" / "records").rglob("*"), *(ROOT / "benchmarks/results").rglob("*")]
+    read = [file for file in records if file.suffix in (".json", ".csv")]
+    assert read
+    assert not [str(file) for file in read if path.search(file.read_text(encoding="utf-8"))]
+
+
 def test_licences_are_stated() -> None:
     assert "Apache License" in text("LICENSE")
     for words in ("LeCun", "Cortes", "Burges", "CC BY-SA 3.0", "data/mnist"):

@@ -28,6 +28,8 @@ def classes(parts: Mapping[str, tuple[Tree, Tree]], given: int | None, where: st
     if any(forms.count(x) == 0 for x, _ in parts.values()):
         raise DataError(f"{where}: the test set is empty; give None for no test set")
     single = y is not x and forms.form(y) is None
+    if given is None and single and y.dtype.kind == "b":
+        given = 2
     if given is None and single and y.dtype.kind in "iu":
         given = 1 + max(int(labels.max(initial=0)) for _, labels in parts.values())
     if given is not None and not single:

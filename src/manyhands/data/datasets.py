@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -77,7 +77,7 @@ class Data:
         self.arrays: dict[str, np.ndarray] = {}
         _check_pair(train, test, self.name)
         trees = {
-            part: checking.counted(*sources.tree(source, f"{self.name}: {part}"))
+            part: sources.tree(source, f"{self.name}: {part}")
             for part, source in (("train", train), ("test", test))
             if source is not None
         }
@@ -85,6 +85,7 @@ class Data:
         for part, halves in trees.items():
             sources.same_form(sources.form(*halves), self.form, f"{self.name}: {part}")
         self.classes = checking.classes(trees, classes, self.name)
+        trees = {part: checking.counted(*halves) for part, halves in trees.items()}
         for part, (x, y) in trees.items():
             where = f"{self.name}: {part}"
             x, y = checking.ready(x, y, trees["train"], self.classes, where)
@@ -178,10 +179,15 @@ def load(spec: object) -> Data:
     """Return the `Data` that a specification other than "mnist" or a stored folder stands for."""
     if isinstance(spec, Data):
         return spec
-    if isinstance(spec, tuple):
+    if isinstance(spec, tuple) or (isinstance(spec, list) and len(spec) == 2):
         if len(spec) != 2:
             raise DataError(f"data is a tuple of {len(spec)}; expected (train, test)")
         return Data(*spec)
+    if isinstance(spec, Mapping):
+        raise ConfigError(
+            f"data is a {type(spec).__name__}; expected Data(train=(x, y), test=(x, y)), where x "
+            "may be a dictionary of arrays"
+        )
     if hasattr(spec, "__getitem__") and hasattr(spec, "__len__") and not isinstance(spec, str):
         return Data(spec)  # a Dataset
     if not isinstance(spec, str):
