@@ -37,7 +37,7 @@ class HearsSteps(Hears):
             "a WandB in a private run: it samples what the machine does",
         ),
         ({"callbacks": "nowhere:thing"}, "there is no module 'nowhere'"),
-        ({"callbacks": "mine:Heard(…)"}, r"objects when the run began \(mine:Heard\(…\)\).*again"),
+        ({"callbacks": "mine:Heard(…)"}, r"object when the run began \(mine:Heard\(…\)\).*again"),
     ],
 )
 def test_what_cannot_hear_is_refused_before_anything_starts(

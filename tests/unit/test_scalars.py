@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from event_files import points
 
-from manyhands import config, scalars
+from manyhands import refusals, scalars
 from manyhands.clock import Epoch
 from manyhands.errors import ConfigError
 from manyhands.options import configure
@@ -80,7 +80,7 @@ def test_a_worker_that_came_later_has_no_loss_of_earlier_epochs(tmp_path: Path) 
 
 
 def test_where_it_is_not_installed_the_message_says_what_to_install(monkeypatch: Any) -> None:
-    monkeypatch.setattr(config, "find_spec", lambda name: None)
+    monkeypatch.setattr(refusals, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'manyhands\[tensorboard\]'"):
         configure({"tensorboard": True})
     assert configure({}).tensorboard is False
