@@ -50,7 +50,7 @@ def _key(run: dict[str, Any]) -> Key:
     strategy, batch = run["strategy"], int(run["batch_size"])
     if run.get("staleness") == 0:  # one update of all workers' pushes
         strategy, batch = "server, synchronous", batch * run["workers"]
-    return run.get("model") or "mlp", strategy, batch, bool(run["private"])
+    return run["model"], strategy, batch, bool(run["private"])
 
 
 def _order(key: Key) -> tuple[str, int, bool, str]:

@@ -208,7 +208,7 @@ def test_memory_and_time_of_every_process(tmp_path: Path) -> None:
 
 
 def test_a_synchronous_server_is_compared_with_what_makes_updates_of_its_size(
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def told(strategy: str, workers: int, batch: int, accuracy: float, **rest: Any) -> list[Any]:
         run = {"strategy": strategy, "workers": workers, "batch_size": batch, **rest}
@@ -217,7 +217,9 @@ def test_a_synchronous_server_is_compared_with_what_makes_updates_of_its_size(
     runs = told("sequential", 1, 512, 0.97) + told("sequential", 1, 128, 0.98)
     runs += told("server", 4, 128, 0.96, staleness=0) + told("server", 4, 128, 0.95)
     monkeypatch.setattr(private_cost, "rows_of", lambda folder: ([], runs))
-    found = [line.split(" | ") for line in private_cost.table(Path()).splitlines()[2:]]
+    (tmp_path / "sweep.json").write_text(json.dumps({"planned": [{"config": {"model": "cnn"}}]}))
+    found = [line.split(" | ") for line in private_cost.table(tmp_path).splitlines()[2:]]
+    assert {line[0] for line in found} == {"| cnn"}
     assert [line[1:4] + line[6:7] for line in found] == [
         ["sequential", "1", "512", "–"],
         ["server, synchronous", "4", "512", "1.00"],
