@@ -17,16 +17,16 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from manyhands import leftovers
 from manyhands.board import AFTER, OWN, Board, Note
 from manyhands.errors import WorkerError
+from manyhands.leftovers import SHARED
 
 _LOOK_AT_MAPS = 0.5  # seconds between two looks at the workers' memory maps
 _LEAVING = 3.0  # seconds that a group which has lost members has to leave MPI
 STARTING = 120.0  # seconds beside the timeout in which all must have begun: imports take long
-_SHARED = "/dev/shm/"
 # Where one waits for others.
 _WAITS = ("exchange", "agree", "evaluate", "regroup", "checkpoint", "serve")
-_MPI_NAMES = ("mpich_shm_", "mpich_shar_tmp", "sm_segment", "osc_", "ucx_shm", "sem.mp-")
 
 
 class Guard:
@@ -56,7 +56,7 @@ class Guard:
         self.spare, self._pardoned = spare, 0.0
         self.board, self.logs, self.timeout, self.end = board, logs, timeout, end
         self.segments: set[str] = set()
-        self._before = set(_listed())  # not our workers' making, whoever maps it
+        self._before = set(leftovers.listed())  # not our workers' making, whoever maps it
         self._looked = 0.0
         self._handlers: dict[int, Any] = {}
         self.died: list[int] = []  # the first ranks that were gone while others were still there
@@ -196,11 +196,7 @@ class Guard:
         """Unlink the shared memory that killed workers could not: MPI leaves its segments then."""
         # A worker that died at once was never looked at: what is new, MPI's and in nobody's use
         # can only be of such a one.
-        new = {path for path in set(_listed()) - self._before if _is_mpi(path)}
-        used = _mapped()
-        for path in self.segments | {path for path in new if _inode(path) not in used}:
-            with suppress(OSError):
-                os.unlink(path)
+        leftovers.clear(self.segments | leftovers.abandoned(self._before))
 
 
 def _describe(note: Note) -> str:
@@ -223,45 +219,9 @@ def _segments(pid: int) -> set[str]:
         lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
     except OSError:
         return set()
-    paths = {line[line.index(_SHARED) :] for line in lines if _SHARED in line}
+    paths = {line[line.index(SHARED) :] for line in lines if SHARED in line}
     # MPI's segments lie right there; folders in shared memory are somebody's own.
-    return {path for path in paths if "/" not in path[len(_SHARED) :] and "(deleted)" not in path}
-
-
-def _mapped() -> set[int]:
-    """Return every file in shared memory that some process of this host has mapped, by inode.
-
-    Not by name: a semaphore is mapped under the name it had before it got its own.
-    """
-    inodes = set()
-    for entry in os.scandir("/proc"):
-        if entry.name.isdigit():
-            with suppress(OSError):
-                lines = Path(entry.path, "maps").read_text().splitlines()
-                inodes |= {int(line.split()[4]) for line in lines if _SHARED in line}
-    return inodes
-
-
-def _inode(path: str) -> int:
-    try:
-        return os.stat(path).st_ino
-    except OSError:
-        return 0
-
-
-def _is_mpi(path: str) -> bool:
-    """Say whether a segment of ours is named as MPICH's and Open MPI's are."""
-    name = path.removeprefix(_SHARED)
-    with suppress(OSError):
-        return name.startswith(_MPI_NAMES) and os.stat(path).st_uid == os.getuid()
-    return False
-
-
-def _listed() -> list[str]:
-    try:
-        return [entry.path for entry in os.scandir(_SHARED)]
-    except OSError:
-        return []
+    return {path for path in paths if "/" not in path[len(SHARED) :] and "(deleted)" not in path}
 
 
 def _size(path: Path) -> int:

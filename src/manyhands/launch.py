@@ -23,6 +23,7 @@ from manyhands.carrying import DIGEST, LAUNCHER
 from manyhands.errors import LaunchError, ManyhandsError, WorkerError
 from manyhands.guard import STARTING, Guard
 from manyhands.job import ERROR_FILE, Job, put_note, raised, spoke
+from manyhands.leftovers import janitor
 from manyhands.mpis import command, find_mpi
 from manyhands.place import host
 from manyhands.wire import Listener, without
@@ -60,14 +61,15 @@ def launch(job: Job, processes: int, folder: Path, watch: Watch | None = None) -
             preexec_fn=end_with_parent if sys.platform == "linux" else None,
         )
         logs, timeout = Path(job.output), job.config.timeout
-        with Guard(
+        guard = Guard(
             board,
             logs,
             timeout,
             end=lambda: kill_all(group, board),
             start=timeout + STARTING,
             spare=job.config.on_failure == "continue",
-        ) as guard:
+        )
+        with janitor(), guard:
             try:
                 with _looking_out(guard):
                     _follow(group, board, folder, guard, watch)

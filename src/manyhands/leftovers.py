@@ -1,0 +1,111 @@
+"""What MPI leaves in shared memory when its processes are killed, and how it is cleared away.
+
+A launcher clears after its workers. When it is killed itself nobody would: so for as long as its
+workers run it holds a `janitor`, a small process that runs this very file and imports nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+SHARED = "/dev/shm/"
+_NAMES = ("mpich_shm_", "mpich_shar_tmp", "sm_segment", "osc_", "ucx_shm", "sem.mp-")
+_PATIENCE, _LOOK = 8.0, 0.25  # seconds for workers to go after their launcher; between two looks
+
+
+def listed() -> list[str]:
+    """Return what is in shared memory."""
+    try:
+        return [entry.path for entry in os.scandir(SHARED)]
+    except OSError:
+        return []
+
+
+def abandoned(before: Iterable[str]) -> set[str]:
+    """Return what is new since, MPI's, ours, and in nobody's use."""
+    new = {path for path in set(listed()) - set(before) if _is_mpi(path)}
+    used = _mapped() if new else set()
+    return {path for path in new if _inode(path) not in used}
+
+
+def clear(paths: Iterable[str]) -> None:
+    """Unlink them, as far as they are there."""
+    for path in paths:
+        with suppress(OSError):
+            os.unlink(path)
+
+
+@contextmanager
+def janitor() -> Iterator[None]:
+    """Have someone who clears shared memory away if this process is killed meanwhile."""
+    if not os.path.isdir(SHARED):
+        yield
+        return
+    with subprocess.Popen(
+        [sys.executable, "-I", "-S", __file__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd="/",
+        start_new_session=True,
+    ) as process:
+        assert process.stdin is not None
+        with suppress(BrokenPipeError):
+            process.stdin.write(json.dumps(listed()).encode() + b"\n")
+            process.stdin.flush()
+        try:
+            yield
+        finally:
+            with suppress(BrokenPipeError):
+                process.stdin.write(b"done\n")
+                process.stdin.close()
+
+
+def _main() -> None:
+    before = json.loads(sys.stdin.readline())
+    if sys.stdin.readline():
+        return  # the launcher is done, and has cleared away itself
+    end = time.monotonic() + _PATIENCE
+    while time.monotonic() < end:
+        time.sleep(_LOOK)
+        clear(abandoned(before))
+
+
+def _mapped() -> set[int]:
+    """Return every file in shared memory that some process of this host has mapped, by inode.
+
+    Not by name: a semaphore is mapped under the name it had before it got its own.
+    """
+    inodes = set()
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            with suppress(OSError):
+                lines = Path(entry.path, "maps").read_text().splitlines()
+                inodes |= {int(line.split()[4]) for line in lines if SHARED in line}
+    return inodes
+
+
+def _inode(path: str) -> int:
+    try:
+        return os.stat(path).st_ino
+    except OSError:
+        return 0
+
+
+def _is_mpi(path: str) -> bool:
+    """Say whether a segment of ours is named as MPICH's and Open MPI's are."""
+    name = path.removeprefix(SHARED)
+    with suppress(OSError):
+        return name.startswith(_NAMES) and os.stat(path).st_uid == os.getuid()
+    return False
+
+
+if __name__ == "__main__":
+    _main()

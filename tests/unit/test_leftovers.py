@@ -1,0 +1,62 @@
+"""What a killed launcher leaves in shared memory is cleared away by its janitor."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from manyhands import leftovers
+
+pytestmark = pytest.mark.skipif(not Path(leftovers.SHARED).is_dir(), reason="no shared memory")
+
+LAUNCHER = """
+import sys, time
+from manyhands.leftovers import janitor
+with janitor():
+    open(sys.argv[1], "w").close()
+    print("there", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def segment() -> Iterator[Path]:
+    path = Path(leftovers.SHARED, f"mpich_shm_test_{os.getpid()}")
+    yield path
+    path.unlink(missing_ok=True)
+
+
+def launcher(segment: Path) -> subprocess.Popen[str]:
+    line = [sys.executable, "-c", LAUNCHER, str(segment)]
+    process = subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "there\n"
+    return process
+
+
+def test_a_killed_launchers_janitor_clears_what_nobody_uses(segment: Path) -> None:
+    with launcher(segment) as process:
+        process.send_signal(signal.SIGKILL)
+    end = time.monotonic() + 60
+    while segment.exists() and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not segment.exists()
+
+
+def test_what_was_there_before_or_is_not_mpis_stays(segment: Path) -> None:
+    segment.touch()
+    other = segment.with_name(f"somebodys_{os.getpid()}")
+    other.touch()
+    try:
+        assert str(segment) in leftovers.abandoned(())
+        assert str(segment) not in leftovers.abandoned([str(segment)])
+        assert str(other) not in leftovers.abandoned(())
+    finally:
+        other.unlink()
