@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from manyhands.data.partition import apportion
+from manyhands.data.plan import FEWEST
 
 if TYPE_CHECKING:
     from manyhands.worker import Worker
@@ -49,7 +50,8 @@ class Balance:
     A window that no such line could explain, by a factor of ODD, lets those before be forgotten.
 
     n_k: worker k's part of the batch; B: examples of a whole batch; P: workers. The least is
-    LEAST · B / P, and two examples. The parts stay where they are unless new ones would save GAIN.
+    LEAST · B / P, and FEWEST examples, which also holds when a short last batch is cut; one too
+    small for that is cut equally. The parts stay where they are unless new ones would save GAIN.
 
     The line always passes through the mean of what was measured, so the parts rest where all
     workers need the same time, however well a_k and b_k are known; the better they are known, the
@@ -113,9 +115,9 @@ class Balance:
             self.history.append([step, parts])
 
     def _least(self) -> int:
-        """Return the smallest part: of one example alone, BatchNorm would have no statistics."""
+        """Return the smallest part of a whole batch."""
         equal = self.batch_size // self.size
-        return max(int(LEAST * equal), min(2, equal))
+        return max(int(LEAST * equal), min(FEWEST, equal))
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint needs."""

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from manyhands import balancing, slowing
 from manyhands.balancing import FIRST, GAIN, LEAST, WINDOW, Balance, Line, fastest, fitted
+from manyhands.data.partition import apportion
 from manyhands.data.plan import Plan
 from manyhands.errors import ConfigError
 from manyhands.experiments import Experiment
@@ -128,6 +129,45 @@ def test_nobody_is_left_with_one_example_where_batchnorm_needs_two() -> None:
     assert settled([lambda n: 1.0, lambda n: 900.0], batch=50).at(999) == [48, 2]
 
 
+def cut(examples: int, parts: list[int]) -> list[int]:
+    """Return what the workers have of an epoch's last batch, whose whole ones are cut so."""
+    size, batch = len(parts), sum(parts)
+    made = {"examples": examples, "batch_size": batch, "size": size, "seed": 0}
+    plans = [Plan("balanced", rank=rank, **made) for rank in range(size)]  # type: ignore[arg-type]
+    return [list(plan.epoch(1, shares=lambda _: parts))[-1].examples for plan in plans]
+
+
+@pytest.mark.parametrize(
+    ("examples", "parts", "last"),
+    [
+        (1026, [48, 2], [24, 2]),  # in proportion it would be [25, 1]
+        (1050, [48, 2], [48, 2]),  # whole
+        (1004, [48, 2], [2, 2]),
+        (1003, [48, 2], [2, 1]),  # too few: equal, as in the unbalanced run
+        (1001, [48, 2], [1, 0]),
+        (65, [30, 20, 10], [2, 2, 1]),
+        (67, [30, 20, 10], [3, 2, 2]),
+    ],
+)
+def test_a_short_last_batch_leaves_nobody_with_one_example_either(
+    examples: int, parts: list[int], last: list[int]
+) -> None:
+    assert cut(examples, parts) == last
+
+
+@given(st.lists(st.integers(2, 60), min_size=1, max_size=6), st.integers(1, 500))
+def test_a_short_last_batch_is_cut_whole_and_fairly(parts: list[int], more: int) -> None:
+    batch = sum(parts)
+    count = (more - 1) % batch + 1
+    last = cut(3 * batch + count, parts)
+    assert sum(last) == count
+    if count < 2 * len(parts):
+        assert last == apportion(count, len(parts)).tolist()
+    else:
+        assert min(last) >= 2
+        assert all(n <= part for n, part in zip(last, parts, strict=True))
+
+
 def test_a_worker_without_a_measurement_leaves_the_parts_as_they_are() -> None:
     balance = Balance(rank=0, size=2, batch_size=100)
     balance.decide(4, [[50, 1.0], []])
@@ -186,11 +226,11 @@ def test_a_plan_that_follows_shares_cuts_the_same_global_batches() -> None:
         return Plan("balanced", examples=103, batch_size=16, rank=rank, size=size, seed=3)
 
     def moving(step: int) -> list[int]:
-        return [8, 6, 2] if step < 3 else [1, 1, 14]
+        return [8, 6, 2] if step < 3 else [2, 3, 11]
 
     alone = list(plan(0, 1).epoch(4))
     together = [list(plan(rank, 3).epoch(4, shares=moving)) for rank in range(3)]
-    assert [len(share.indices) for share in together[2]] == [2, 2, 2, 14, 14, 14, 6]
+    assert [len(share.indices) for share in together[2]] == [2, 2, 2, 11, 11, 11, 3]
     for step, whole in enumerate(alone):
         parts = [mine[step] for mine in together]
         assert np.concatenate([p.indices for p in parts]).tolist() == whole.indices.tolist()

@@ -31,8 +31,10 @@ from manyhands.errors import ConfigError
 if TYPE_CHECKING:
     from manyhands.data.estate import Estate
 
-Shares: TypeAlias = Callable[[int], Sequence[float]]
-"""What part each worker takes of an epoch's given step; asked when the step comes."""
+Shares: TypeAlias = Callable[[int], Sequence[int]]
+"""Each worker's examples of a whole batch, at an epoch's step; asked when the step comes."""
+
+FEWEST = 2  # of one example alone, BatchNorm would have no statistics
 
 
 class Share(NamedTuple):
@@ -162,7 +164,8 @@ class Plan:
     def epoch(self, epoch: int, start: int = 0, shares: Shares | None = None) -> Iterator[Share]:
         """Yield this worker's shares of an epoch, from step `start` on.
 
-        With `shares` (balanced only) each global batch is cut by what they say at that step.
+        With `shares` (balanced only) each global batch is cut by what they say at that step; one
+        that is not whole leaves nobody with fewer than FEWEST, or is cut equally if it must.
         """
         return self._taken(self.rank, epoch, start, shares)
 
@@ -241,7 +244,9 @@ class Plan:
         for step in range(start, self.updates):
             first = step * self.batch_size
             total = min(self.batch_size, self.examples - first)
-            edges = _edges(total, self.size, tuple(shares(step)))
+            parts = tuple(shares(step))
+            cut = _edges if total == self.batch_size else _short_edges
+            edges = cut(total, self.size, parts)
             yield first + int(edges[rank]), first + int(edges[rank + 1]), total
 
     @cached_property
@@ -328,3 +333,17 @@ def _distinct(count: int, below: int, *key: int | str) -> np.ndarray:
 def _edges(count: int, size: int, shares: tuple[float, ...] | None) -> np.ndarray:
     """Return where the parts of `count` begin and end; shape (size + 1,)."""
     return np.concatenate([[0], np.cumsum(apportion(count, size, shares))])
+
+
+@lru_cache(maxsize=64)
+def _short_edges(count: int, size: int, shares: tuple[int, ...]) -> np.ndarray:
+    """Return the edges of a batch that is shorter than the one these shares are parts of.
+
+    Nobody has fewer than FEWEST; what is left follows what the shares have above it. Where there is
+    too little for that, the parts are equal.
+    """
+    left = count - FEWEST * size
+    if left < 0:
+        return _edges(count, size, None)
+    above = tuple(max(share - FEWEST, 0) for share in shares)
+    return _edges(left, size, above) + FEWEST * np.arange(size + 1)
