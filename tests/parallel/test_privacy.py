@@ -43,12 +43,16 @@ def private(model, data, comm, folder, *, sigma=None, clip=1.0, workers=None, **
     return worker
 
 
-def drawn(worker):
-    """Return the samples of all workers, together, by step."""
+def own(worker):
+    """Return this worker's samples, by step."""
     epochs = range(1, STEPS + 1)
     places = [(epoch, t) for epoch in epochs for t in range(worker.plan.steps(epoch))][:STEPS]
-    mine = [next(worker.plan.epoch(*place)).indices.tolist() for place in places]
-    everyones = worker.comm.gather(mine if worker.role == "worker" else [[]] * STEPS)
+    return [next(worker.plan.epoch(*place)).indices.tolist() for place in places]
+
+
+def drawn(worker):
+    """Return the samples of all workers, together, by step."""
+    everyones = worker.comm.gather(own(worker) if worker.role == "worker" else [[]] * STEPS)
     return [[i for each in everyones for i in each[t]] for t in range(STEPS)]
 
 
