@@ -182,7 +182,11 @@ def skipping(step, parts):
 
 @pytest.mark.parametrize("rank", [1, 2])
 def test_of_a_dead_master_s_layers_at_most_the_push_in_flight_is_lost(tmp_path, rank):
-    """One worker, so no more than one push: all else is to be as in a run of one process."""
+    """One worker, so no more than one push: all else is to be as in a run of one process.
+
+    The master is dead before push 31 is sent, so that its layers cannot have it twice: the copy
+    is of update 30, and they lack the push if the other master has used it, or nothing.
+    """
     given = {"partition": "balanced", "workers": 1, "lr": 0.1, "momentum": 0.0}
     server = {**SURVIVE, **given, "strategy": mh.Server(masters=2)}
     record = fit(tmp_path / "run", **server, callbacks=[killing(rank, 30)]).record

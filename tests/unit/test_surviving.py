@@ -11,10 +11,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mpi4py import MPI
 
+import manyhands as mh
 from manyhands import mpis, surviving
 from manyhands.board import Board
 from manyhands.checkpoint import Part, Writer, steps
@@ -23,7 +25,7 @@ from manyhands.data.estate import examples, settled
 from manyhands.errors import ConfigError, LaunchError, WorkerError
 from manyhands.guard import Guard
 from manyhands.options import configure
-from manyhands.strategies.heirs import inherited, newest
+from manyhands.strategies.heirs import Pause, inherited, newest, rescue
 
 
 @settings(max_examples=60, deadline=None)
@@ -142,6 +144,72 @@ def test_the_copy_that_has_seen_most_is_taken():
     found = newest({0: [], 1: [7, 3], 2: [5, 9]}, [0, 1])
     assert [(copy.holder, copy.version) for copy in found] == [(1, 7), (2, 9)]
     assert newest({0: [], 1: []}, [1])[0].version == 0
+
+
+class Left:
+    """One of two workers (ranks 0, 1) and two masters (2, 3), after a third master's death.
+
+    The masters' parts were [0, 2), [2, 4) and [4, 6), each a layer; the second is lost.
+    """
+
+    spans = ((0, 2), (2, 4), (4, 6))
+    lost = (1,)
+
+    def __init__(self, number, params, versions):
+        self.rank, self.number, self.params = number, number, torch.tensor(params)
+        self.plan = SimpleNamespace(size=2)
+        self.state = Pause({"versions": versions}) if versions else Pause({"version": 7})
+        layers = [SimpleNamespace(name=f"fc{a}", start=a) for a, _ in self.spans]
+        self.replica = SimpleNamespace(layers=layers)
+        self.optimizer = SimpleNamespace(param_groups=[])
+        self.comm = self
+
+    def meet(self, others):
+        """Prepare what MPI would do: `broadcast` and `gather` among all who are left."""
+        self.others, versions = others, {k: others[k].state.numbers["versions"] for k in (0, 1)}
+        self.take_over = rescue(self, self.spans, versions, self.lost)
+
+    def broadcast(self, part, holder):
+        part.copy_(self.others[holder].params[slice(*self.spans[self.lost[0]])])
+
+    def gather(self, _):
+        return [other.number for other in self.others]
+
+
+def test_an_heir_that_dies_before_it_has_answered_leaves_no_older_copy():
+    """Of the heir's own part both copies have seen 7 updates; of what it took, one had 5, one 9."""
+    rows = [([1.0, 1, 5, 5, 3, 3], [7, 5, 4]), ([1.0, 1, 9, 9, 2, 2], [7, 9, 3])]
+    left = [Left(k, *row) for k, row in enumerate(rows)]
+    left += [Left(2, [1.0, 1, 0, 0, 0, 0], None), Left(3, [0.0, 0, 0, 0, 4, 4], None)]
+    for one in left:
+        one.meet(left)
+    assert [one.params[2:4].tolist() for one in left[:2]] == [[5, 5], [9, 9]]  # nothing yet
+    heirs = [one.take_over() for one in left]
+    assert heirs == [[{"layers": ["fc2"], "by": 2, "version": 9}]] * 4
+    assert left[2].params.tolist() == [1, 1, 9, 9, 0, 0]
+    versions = {k: left[k].state.numbers["versions"] for k in (0, 1)}
+    assert versions == {0: [7, 4], 1: [7, 3]}
+    (copy,) = newest(versions, [0])
+    assert left[copy.holder].params[slice(*left[0].state.spans[0])].tolist() == [1, 1, 9, 9]
+
+
+@pytest.mark.parametrize(
+    ("living", "seen", "counts", "fate"),
+    [
+        (31, 31, 31, "used once"),
+        (31, 30, 31, "lost"),
+        (30, 30, 30, "made again"),
+        (30, 31, 30, "used twice"),  # the dead master alone had used it
+    ],
+)
+def test_a_push_in_flight_counts_if_a_living_master_has_used_it(living, seen, counts, fate):
+    """One worker has ended 30 steps and sent push 31 to masters 1 and 2; then master 2 dies."""
+    told = [[0, 1, [30, [living, seen]]], [1, 1, [living]]]
+    assert mh.Server(masters=2).pushes([0], told) == {0: counts}
+    (copy,) = newest({0: told[0][2][1]}, [1])
+    inherits, again = copy.version == 31, counts == 30
+    fates = {(True, False): "used once", (False, False): "lost", (True, True): "used twice"}
+    assert fates.get((inherits, again), "made again") == fate
 
 
 def test_without_open_mpi_the_remedy_is_named(monkeypatch):

@@ -4,11 +4,18 @@
 of every dead master's part w[m]:
     the worker whose copy has seen the most updates sends it
     the master before takes it over (of the first part: the one after), so parts stay in one piece
+    every worker takes the copy, too: should the heir die next, no older one is left
     what the optimizer remembered of w[m] is gone: it starts anew there
 ```
 
-What is lost are the updates that no worker's copy has seen: those of pushes in flight, one per
-worker at the most.
+A push counts once that a living master has used it, or that its worker has ended the step; one that
+does not count is made again. Of the pushes in flight, one per worker at the most, w[m] then
+
+- lacks one that counts and that the copy has not seen;
+- has one twice that does not count and that the copy has seen: the dead master alone had used it.
+
+Of a worker that dies together with the master w[m] also lacks what it had pushed since the newest
+copy that is left.
 """
 
 from __future__ import annotations
@@ -120,8 +127,8 @@ def rescue(
             start, stop = spans[copy.master]
             place = next(i for i, (a, b) in enumerate(after) if a <= start < b)
             heir = len(versions) + place  # masters come after the workers
+            worker.params[start:stop].copy_(part)  # the heir's version does not tell these apart
             if worker.rank == heir:
-                worker.params[start:stop].copy_(part)
                 widen(worker, (start, stop))
             names = [la.name for la in worker.replica.layers if start <= la.start < stop]
             heirs.append({"layers": names, "by": numbers[heir], "version": copy.version})
