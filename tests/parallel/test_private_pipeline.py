@@ -116,7 +116,7 @@ def nothing(tmp_path_factory):
 def test_the_noise_of_all_stages_has_the_variance_it_is_accounted_for(
     nothing, tmp_path, name, each
 ):
-    """Where one example is expected, many samples are empty: 5 % of the noise or more are theirs."""
+    """Where one example is expected, many samples are empty: over 5 % of the noise is theirs."""
     expected = each * WAYS[name]["workers"]
     given = {"batch_size": expected, "micro_batches": 1, "fixed_key": 7, **WAYS[name]}
     worker = piped(silent, nothing, tmp_path, sigma=1.5, clip=0.5, **given)
