@@ -181,7 +181,8 @@ class Guard:
         missing = missing or [n for n in notes if n not in waiting]
         missing = missing or [min(notes, key=lambda n: n.time)]
         sizes = {n.rank: _size(self.logs / f"rank-{n.rank}.log") for n in notes}
-        entered = [n for n in notes if math.isfinite(n.time)]  # the signal would end the others
+        # The signal would end the others: not begun, or past join, where it is the user's again.
+        entered = [n for n in notes if math.isfinite(n.time) and n.operation != AFTER]
         for pid in filter(None, (n.pid for n in entered)):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGUSR1)  # faulthandler writes the stack into the log

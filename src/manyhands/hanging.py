@@ -65,7 +65,10 @@ class Watched:
         self._board.note(self.rank, self._steps, AFTER)
         self._heart.stop()
         self._heart = None
-        faulthandler.unregister(signal.SIGUSR1)
+        faulthandler.unregister(signal.SIGUSR1)  # what was there before is back: MPICH has one
+        users = signal.getsignal(signal.SIGUSR1)
+        if users != signal.SIG_DFL:  # set inside the block, and hidden by what is back now
+            signal.signal(signal.SIGUSR1, users)
         self._log.close()
         with suppress(OSError):
             (self._folder / f"rank-{self.rank}.log").unlink()
@@ -84,8 +87,10 @@ class Watched:
             yield
             return
         self._board.note(self.rank, self._steps, "exchange")
-        yield
-        self._board.note(self.rank, self._steps, OWN)
+        try:
+            yield
+        finally:  # whoever catches the error is in its own code
+            self._board.note(self.rank, self._steps, OWN)
 
     def allreduce(self, vector: Tensor, algorithm: str = "auto") -> None:
         """Sum `vector` over the group, in place."""

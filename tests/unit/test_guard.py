@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from manyhands.board import EVENTS_FILE, Board
+from manyhands.board import AFTER, EVENTS_FILE, Board
 from manyhands.errors import WorkerError
 from manyhands.guard import Guard
 from manyhands.heart import Heart
@@ -137,12 +137,15 @@ def test_one_who_has_only_begun_may_take_long(board, tmp_path):
         guard.look()
 
 
-def test_one_who_has_only_begun_is_not_ended_by_the_question_where_it_is(board, tmp_path):
-    """It cannot answer yet: SIGUSR1 would kill it, and the report would name the wrong one."""
+@pytest.mark.parametrize("past", [False, True], ids=["has only begun", "is past join"])
+def test_one_who_cannot_answer_is_not_ended_by_the_question_where_it_is(past, board, tmp_path):
+    """SIGUSR1 would kill it, and the report would name the wrong one."""
     begun = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
         board.announce(0)
         board.rows[0, 0] = begun.pid
+        if past:
+            enter(board, 0, begun.pid, AFTER)
         enter(board, 1, 2**22 + 1, "load")  # nobody's
         board.rows[1, 4] -= 50
         with (
