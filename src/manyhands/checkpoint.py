@@ -159,7 +159,8 @@ class Writer:
             shutil.rmtree(final)
         temporary.rename(final)
         _sync_folder(self.folder)
-        for old in steps(self.folder)[: -self.keep]:
+        others = [path for path in steps(self.folder) if path != final]  # what is new stays
+        for old in others[: max(0, len(others) + 1 - self.keep)]:
             shutil.rmtree(old, ignore_errors=True)
 
 
@@ -212,6 +213,11 @@ def _sealed(about: Mapping[str, Any]) -> bytes:
 def steps(folder: Path) -> list[Path]:
     """Return the finished checkpoints of a folder, oldest first."""
     return sorted(path for path in folder.glob("step-*") if path.is_dir())
+
+
+def steps_in(output: Path) -> list[int]:
+    """Return the steps of a run's finished checkpoints, the first first."""
+    return [int(folder.name.removeprefix("step-")) for folder in steps(output / FOLDER)]
 
 
 def forget_after(output: Path, step: int) -> None:

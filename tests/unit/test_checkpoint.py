@@ -70,6 +70,14 @@ def test_only_the_last_few_are_kept(tmp_path):
     ]
 
 
+@pytest.mark.parametrize(("keep", "left"), [(1, [10]), (2, [10, 2000]), (9, [10, 1000, 2000])])
+def test_what_was_just_written_stays(tmp_path, keep, left):
+    """Also where another run's, of more steps, would be the newest ones."""
+    for step in (1000, 2000, 10):
+        write(tmp_path, step, keep=keep if step == 10 else 3)
+    assert checkpoint.steps_in(tmp_path) == left
+
+
 def test_an_unfinished_checkpoint_is_none(tmp_path):
     writer = Writer(tmp_path, 1, 2, 3)
     writer.write(5, Part({"x": torch.zeros(1)}, {}), {})
