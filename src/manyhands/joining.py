@@ -52,7 +52,12 @@ class Hands:
             folder: Where checkpoints are kept; made where there is none.
             keep: How many of them stay, the newest.
             **position: Where your loop is, which `load` gives back: `epoch=3`, or
-                `scheduler=scheduler.state_dict()`; whatever JSON can hold.
+                `scheduler=scheduler.state_dict()`; numbers and texts, and lists, tuples and
+                dictionaries of them.
+
+        Raises:
+            ConfigError: Also where the folder is another loop's that went further: load it first,
+                or take another.
         """
         keeping.save(self._loop, Path(folder), position, keep)
 
@@ -62,7 +67,8 @@ class Hands:
         Where there is none yet that is an empty dictionary, so that one script begins and goes on:
         `for epoch in range(hands.load("checkpoints").get("epoch", 0), 10):`. Saved between two
         epochs, the end has the bits of a loop never interrupted. With `sync` the number of workers
-        may be another.
+        may be another. Make a scheduler before, and give it its state after: it sets rates when it
+        is made.
         """
         return keeping.load(self._loop, Path(folder), self._say)
 

@@ -6,14 +6,24 @@ under its final name or not there at all, the newest that is undamaged is used.
 
 from __future__ import annotations
 
-import json
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from manyhands.checkpoint import FOLDER, MISUNDERSTOOD, Checkpoint, Part, Writer, newest
+from manyhands import validate
+from manyhands.checkpoint import (
+    FOLDER,
+    MISUNDERSTOOD,
+    Checkpoint,
+    Part,
+    Writer,
+    forget_after,
+    newest,
+    steps_in,
+)
 from manyhands.errors import ConfigError, DataError
 from manyhands.lifecycle import optimizer_states, restore_optimizer
 from manyhands.meeting import agreed
@@ -21,16 +31,21 @@ from manyhands.meeting import agreed
 if TYPE_CHECKING:
     from manyhands.userloop import UserLoop
 
+# What JSON would give back as something else is kept with its kind, under this key.
+KIND = "="
+KINDS: dict[str, Any] = {kind.__name__: kind for kind in (tuple, dict, Counter)}
+
 
 def save(loop: UserLoop, folder: Path, position: Mapping[str, Any], keep: int) -> None:
     """Write a checkpoint, and return when it is whole on the disk. Collective.
 
     Raises:
-        ConfigError: On every worker, if `position` is nothing that JSON can hold.
+        ConfigError: On every worker, if `position` cannot be kept, or if the folder has checkpoints
+            past this one that the loop neither wrote nor loaded.
         DataError: On every worker, if one of them cannot write; the checkpoint before stays.
     """
     group = loop.comm
-    part = agreed(group, lambda: _part(loop, position))
+    part = agreed(group, lambda: _part(loop, folder, position, keep))
     writer = Writer(folder, group.rank, group.size, keep)
     group.barrier()  # worker 0 has cleared away what a killed run left half written
 
@@ -44,7 +59,11 @@ def save(loop: UserLoop, folder: Path, position: Mapping[str, Any], keep: int) -
                 "every worker must see the same folder"
             ) from None
 
+        if group.rank == 0:  # the loop has gone back, and what it had written past this is no more
+            forget_after(folder, loop.step)
+
     agreed(group, write)
+    loop.folders.add(folder.resolve())
 
 
 def load(loop: UserLoop, folder: Path, say: Any) -> dict[str, Any]:
@@ -54,7 +73,8 @@ def load(loop: UserLoop, folder: Path, say: Any) -> dict[str, Any]:
         What `save` was given; nothing if there is no checkpoint yet.
 
     Raises:
-        ConfigError: On every worker, if the checkpoint is of something else.
+        ConfigError: On every worker, if the checkpoint is of something else, or the model is not
+            the worker's own.
     """
     group = loop.comm
     found = agreed(group, lambda: _found(loop, folder, say))
@@ -64,9 +84,9 @@ def load(loop: UserLoop, folder: Path, say: Any) -> dict[str, Any]:
             f"the newest checkpoint in {folder} is that of step {steps} on the workers; every "
             "worker must see the same folder"
         )
-    if found is None:
-        return {}
-    return agreed(group, lambda: _restored(loop, found))
+    position = agreed(group, lambda: _restored(loop, found)) if found else {}
+    loop.folders.add(folder.resolve())
+    return position
 
 
 def _about(loop: UserLoop) -> dict[str, Any]:
@@ -85,16 +105,23 @@ def _tensors(loop: UserLoop) -> dict[str, torch.Tensor]:
     return {name: t.detach() for name, t in (*module.named_parameters(), *module.named_buffers())}
 
 
-def _part(loop: UserLoop, position: Mapping[str, Any]) -> Part:
-    """Return a copy of what this worker holds."""
-    try:
-        json.dumps(position)
-    except (TypeError, ValueError) as error:
+def _check_folder(loop: UserLoop, folder: Path, keep: int) -> None:
+    """Refuse a folder where `load` would go on from what another loop has left."""
+    validate.at_least(1, keep=keep)
+    last = max(steps_in(folder), default=0)
+    if last > loop.step and folder.resolve() not in loop.folders:
         raise ConfigError(
-            f"what save was given beside its folder cannot be kept as JSON: {error}; expected "
-            "numbers, texts, and lists and dictionaries of them"
-        ) from None
+            f"{folder} has a checkpoint of step {last}, past this loop's step {loop.step}, and is "
+            f"not its own; expected hands.load({str(folder)!r}) first, to go on from there, or "
+            "another folder"
+        )
+
+
+def _part(loop: UserLoop, folder: Path, position: Mapping[str, Any], keep: int) -> Part:
+    """Return a copy of what this worker holds."""
     loop.check_home()
+    _check_folder(loop, folder, keep)
+    kept = {name: pack(value, name) for name, value in position.items()}
     holder = cast("Any", loop)
     tensors = {f"model.{name}": tensor.clone() for name, tensor in _tensors(loop).items()}
     tensors["random"] = torch.get_rng_state()
@@ -103,13 +130,49 @@ def _part(loop: UserLoop, position: Mapping[str, Any]) -> Part:
     held, counts = loop.config.strategy.state(holder)
     tensors |= {f"strategy.{name}": tensor.detach().clone() for name, tensor in held.items()}
     numbers = {
-        "position": dict(position),
+        "position": kept,
         "step": loop.step,
         "seeded": loop.seeded,
         "groups": [_plain(group) for group in loop.optimizer.param_groups],
         "strategy": counts,
     }
     return Part(tensors, numbers)
+
+
+def pack(value: Any, name: str) -> Any:
+    """Return `value` as JSON can hold it, so that `unpack` gives the same back.
+
+    Raises:
+        ConfigError: Where it cannot, saying where in `name` that is, and what to write.
+    """
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    kind = type(value)
+    if kind in (list, tuple):
+        items = [pack(one, f"{name}[{index}]") for index, one in enumerate(value)]
+        return items if kind is list else {KIND: "tuple", "of": items}
+    if kind is dict and KIND not in value and all(isinstance(key, str) for key in value):
+        return {key: pack(one, f"{name}[{key!r}]") for key, one in value.items()}
+    if kind in (dict, Counter):
+        pairs = [[pack(k, f"a key of {name}"), pack(v, f"{name}[{k!r}]")] for k, v in value.items()]
+        return {KIND: kind.__name__, "of": pairs}
+    raise ConfigError(
+        f"what save was given cannot be kept as JSON: {name} is a {kind.__name__}; expected "
+        "numbers, texts, and lists, tuples and dictionaries of them: write int(x), float(x), "
+        "x.tolist() or dict(x), and make it again from what load returns"
+    )
+
+
+def unpack(kept: Any) -> Any:
+    """Return what `pack` was given."""
+    if isinstance(kept, list):
+        return [unpack(one) for one in kept]
+    if not isinstance(kept, dict):
+        return kept
+    if KIND not in kept:
+        return {key: unpack(one) for key, one in kept.items()}
+    kind, items = KINDS[kept[KIND]], [unpack(one) for one in kept["of"]]
+    return tuple(items) if kind is tuple else kind(dict(items))
 
 
 def _plain(group: Mapping[str, Any]) -> dict[str, Any]:
@@ -122,6 +185,7 @@ def _plain(group: Mapping[str, Any]) -> dict[str, Any]:
 
 def _found(loop: UserLoop, folder: Path, say: Any) -> Checkpoint | None:
     """Return the newest whole checkpoint, refused if it is of something else."""
+    loop.check_home()
     found = newest(folder, say)
     if found is None:
         if any((folder / FOLDER).glob("step-*")):
@@ -161,7 +225,7 @@ def _restored(loop: UserLoop, found: Checkpoint) -> dict[str, Any]:
         if known:
             loop.seeded = bool(numbers["seeded"])
             torch.set_rng_state(tensors["random"])
-        return dict(numbers["position"])
+        return {name: unpack(kept) for name, kept in numbers["position"].items()}
     except MISUNDERSTOOD as error:
         raise DataError(f"{found.folder} cannot be understood: {error}") from None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -41,6 +42,7 @@ class UserLoop:
         self._clip: float | None = None
         self._worths: list[Worth] = []  # of the batches since the last step
         self.seeded = False
+        self.folders: set[Path] = set()  # of checkpoints: those that it has written or loaded
         _compare(module, optimizer, config, group)
         self.replica = Replica(module, _no_loss)
         self._home = self.replica.params
