@@ -75,23 +75,24 @@ def _place(file: str, line: int, name: str) -> str:
 @contextmanager
 def _named_phases(worker: Worker) -> Iterator[None]:
     """Name a step's phases in the trace, for this worker and this while only."""
-    plain = {name: getattr(worker, name) for name in ("gradient", "update", "exchanging")}
+    changing = ("gradient", "update", "allreduce", "exchanging")
+    plain = {name: getattr(worker, name) for name in changing}
 
     @contextmanager
     def exchanging() -> Iterator[None]:
         with record_function("exchange"), plain["exchanging"]():
             yield
 
-    def named(phase: str) -> Callable[..., Any]:
-        def call(*args: Any) -> Any:
+    def named(method: str, phase: str) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
             with record_function(phase):
-                return plain[phase](*args)
+                return plain[method](*args, **options)
 
         return call
 
     changed: Any = worker
-    changed.gradient, changed.update = named("gradient"), named("update")
-    changed.exchanging = exchanging
+    changed.gradient, changed.update = named("gradient", "gradient"), named("update", "update")
+    changed.allreduce, changed.exchanging = named("allreduce", "exchange"), exchanging
     try:
         yield
     finally:
