@@ -149,6 +149,7 @@ def train(
     """Return the command of one small run, of 40 updates an epoch."""
     line = [sys.executable, "-m", "manyhands", "train", "--strategy", strategy]
     line += ["--output", str(output), "--data", "blobs", "--model", "mlp", "--kernels", "default"]
+    line += ["--threads", "1"]  # two would wait for each other while other cases have the cores
     given = {"workers": 2, **OPTIONS.get(strategy, {})}
     given |= LASTING if then == "continue" else {}
     for name, value in given.items():
