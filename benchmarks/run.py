@@ -74,6 +74,7 @@ LARGE = (
     ),
     Part("cpu", "yardstick.py", ("--workers", 16, "--batch", 64, "--ways", "sync")),
     Part("balance", "balance.py", ("--workers", 4)),
+    Part("hogwild", "hogwild_example.py", ("--workers", 2, "--rounds", 3, "--steps", 150)),
     Part("pipeline", "pipeline.py"),
 )
 PARTS = {"small": SMALL, "large": LARGE}
