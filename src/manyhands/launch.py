@@ -225,7 +225,9 @@ def _explain(folder: Path, board: Board, code: int, gone: list[int]) -> Manyhand
     if not notes:
         return LaunchError(f"the group ended with {code} before any worker started:\n{said}")
     where = "; ".join(f"rank {n.rank} at step {n.step} ({n.operation})" for n in notes)
-    rank = _dead(said, pids, gone)
+    # Of several who were gone when we looked, those in an exchange may have failed of the other.
+    talked = {n.rank for n in notes if n.operation in ("exchange", "agree", "regroup")}
+    rank = _dead(said, pids, sorted(gone, key=lambda rank: rank in talked))
     who = "a worker" if rank is None else f"rank {rank}"
     return WorkerError(
         f"{who} died without a word (the group ended with {code}); last seen: {where}", rank=rank

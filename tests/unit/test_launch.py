@@ -73,6 +73,15 @@ def test_whose_calls_fail_because_another_died_is_not_told_of(tmp_path, gone, sa
     assert str(launch._explain(tmp_path, board, 1, gone)).startswith(told)
 
 
+def test_of_several_who_are_gone_the_one_outside_an_exchange_was_the_first(tmp_path):
+    (tmp_path / launch.LOG_FILE).write_text("")
+    board = Board(tmp_path / "board", 3, create=True)
+    for rank, operation in enumerate(("exchange", "exchange", "checkpoint")):
+        board.enter(rank)
+        board.note(rank, 8, operation)
+    assert launch._explain(tmp_path, board, 1, [1, 2]).rank == 2
+
+
 def test_a_job_travels(tmp_path):
     job = a_job(tmp_path, workers=3)
     job.write(tmp_path)
