@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import torch
 from shards import rows, table, write
 
 from manyhands.data import Stored, Streamed, store
-from manyhands.data.manifest import Manifest, file_hash
+from manyhands.data.manifest import Manifest, Part, _check_names, file_hash
 from manyhands.data.stored import About
 from manyhands.data.streaming import StreamPlan, StreamSplit, window_rows
 from manyhands.errors import ConfigError, DataError
@@ -284,3 +285,12 @@ def test_learned_preparations_are_refused_in_private_runs():
     configure({**private, "preprocessing": "public"}).privacy.check_data(learned)
     configure(private).privacy.check_data([])
     configure(private).privacy.check_data(None)
+
+
+@pytest.mark.parametrize("name", ["../train-0.parquet", "n" * 300, "é" * 200])
+def test_a_part_with_a_name_that_no_file_beside_it_has_is_refused(tmp_path, name):
+    path = tmp_path / "manifest.json"
+    part = Part(file=name, rows=1, bytes=1, sha256="")
+    every = SimpleNamespace(every_part=lambda: [("train", part)], rows=lambda side: 1)
+    with pytest.raises(DataError, match="expected a file beside it"):
+        _check_names(every, path)

@@ -21,6 +21,7 @@ MANIFEST = "manifest.json"
 SCHEMA = 1
 LABEL, KEY = "label", "key"
 SIDES = ("train", "test")
+_NAME = 255  # bytes that a file's name may have
 _CHUNK = 1 << 20
 
 
@@ -121,7 +122,7 @@ def _check_names(manifest: Manifest, path: Path) -> None:
         told = (part.file, part.rows, part.bytes, part.sha256)
         if any(type(value) is not kind for value, kind in zip(told, kinds, strict=True)):
             raise DataError(f"{path} cannot be understood: it says {part}")
-        if Path(part.file).name != part.file:
+        if Path(part.file).name != part.file or len(part.file.encode(errors="replace")) > _NAME:
             raise DataError(f"{path} names the part {part.file!r}; expected a file beside it")
     if manifest.rows("train") == 0:
         raise DataError(f"{path} has no training examples")
