@@ -45,7 +45,7 @@ class Mark(NamedTuple):
 
 
 class Lifecycle:
-    """One worker's checkpoints and its ear for requests to stop.
+    """One worker's checkpoints and its ear for requests to stop. Made by all workers together.
 
     Args:
         output: The run's folder.
@@ -66,8 +66,12 @@ class Lifecycle:
         self._asked = (0, 0.0)  # the step of the last one, and when that was
 
     def _writer(self, worker: Worker) -> Writer:
+        """Return what writes this worker's parts. Collective."""
         patience = 2 * worker.config.timeout  # whoever hangs is told of before
-        return Writer(self.output, worker.rank, worker.comm.size, worker.config.keep, patience)
+        writer = Writer(self.output, worker.rank, worker.comm.size, worker.config.keep, patience)
+        if self.every is not None:
+            worker.comm.barrier()  # worker 0 has cleared away what a killed run left half written
+        return writer
 
     def renew(self, worker: Worker) -> None:
         """Write for a group that has become smaller, from now on. Collective.

@@ -3,7 +3,8 @@
 python tests/parallel/launch.py [--mpi mpich|openmpi] [--sizes 1,2,3,4,5] [pytest arguments]
 
 The last line has the counts of all runs together: "N passed, N failed, N skipped". The exit status
-is not 0 if anything failed, a run broke off, or a run had no tests.
+is not 0 if anything failed, a run broke off, or a run had no tests; how a run that broke off ended
+is shown again before the counts.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 LIBRARIES = {"mpich": "libmpi.so.12", "openmpi": "libmpi.so.40"}
 TEST_SECONDS = 120
 RUN_SECONDS = 900
+SHOWN_BYTES = 6000
 
 
 def installed() -> list[str]:
@@ -56,8 +59,17 @@ def environment(mpi: str, result: Path) -> dict[str, str]:
     return {**os.environ, **changes}
 
 
-def run(mpi: str, size: int, arguments: list[str]) -> dict[str, int]:
-    """Run the suite once and return its counts; a run that broke off counts as one failure."""
+def pass_on(source: int, ending: bytearray) -> None:
+    """Write all that `source` has to our own output; leave its last bytes in `ending`."""
+    while piece := os.read(source, 1 << 16):
+        sys.stdout.buffer.write(piece)
+        sys.stdout.buffer.flush()
+        ending += piece
+        del ending[:-SHOWN_BYTES]
+
+
+def run(mpi: str, size: int, arguments: list[str]) -> tuple[dict[str, int], str]:
+    """Run the suite once; return its counts and, where it broke off (one failure), its ending."""
     pytest = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--timeout-method=thread"]
     if not any(argument.startswith("--timeout") for argument in arguments):
         pytest.append(f"--timeout={TEST_SECONDS}")
@@ -71,20 +83,27 @@ def run(mpi: str, size: int, arguments: list[str]) -> dict[str, int]:
             [*command(mpi, size), *pytest, *arguments],
             env=environment(mpi, result),
             stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
         )
+        ending = bytearray()
+        reader = threading.Thread(target=pass_on, args=(process.stdout.fileno(), ending))
+        reader.start()
         try:
             status = process.wait(RUN_SECONDS)
         except BaseException:
             process.terminate()
             process.wait(10)
             raise
+        reader.join(10)
         counts = {"passed": 0, "failed": 0, "skipped": 0}
         if result.exists():
             counts |= json.loads(result.read_text())
     broken = status != 0 or counts["passed"] + counts["skipped"] == 0
     if broken and counts["failed"] == 0:
         counts["failed"] = 1
-    return counts
+        return counts, f"exit status {status}\n{ending.decode(errors='replace')}"
+    return counts, ""
 
 
 def told(counts: dict[str, int]) -> str:
@@ -99,14 +118,17 @@ def main() -> int:
     parser.add_argument("--sizes", default="1,2,3,4,5", help="group sizes; default: %(default)s")
     options, arguments = parser.parse_known_args()
     total = {"passed": 0, "failed": 0, "skipped": 0}
-    lines = []
+    lines: list[str] = []
+    endings: list[str] = []
     for mpi in [options.mpi] if options.mpi else installed():
         for size in map(int, options.sizes.split(",")):
             print(f"== {mpi}, {size} processes", flush=True)
-            counts = run(mpi, size, arguments)
+            counts, ending = run(mpi, size, arguments)
+            if ending:
+                endings.append(f"== {mpi}, {size} processes: broke off, {ending}")
             lines.append(f"{mpi:8} n={size}: {told(counts)}")
             total = {name: total[name] + counts[name] for name in total}
-    print("\n".join(lines))
+    print("\n".join([*endings, *lines]))
     if not lines:
         print(f"no MPI found in {sys.prefix}/lib; install manyhands with its mpich")
         total["failed"] = 1

@@ -1,6 +1,7 @@
 """A parameter server that goes on from a checkpoint: no push lost, none counted twice."""
 
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from mpi4py import MPI
 from test_resume import at, newest_of, train
 
 import manyhands as mh
-from manyhands.checkpoint import check
+from manyhands.checkpoint import Writer, check
 from manyhands.errors import StoppedError
 from manyhands.lifecycle import Lifecycle
 
@@ -84,6 +85,21 @@ def test_every_push_is_in_a_checkpoint_once(folder, server):
     assert sum(map(sum, examples)) == 3 * 2000
     noted = resumed.facts["staleness"]["histogram"]
     assert sum(noted.values()) == sum(steps(whole)) * given["strategy"].masters
+
+
+def test_a_first_worker_that_comes_late_removes_nobodys_part(folder, monkeypatch):
+    """It clears away what a killed run left; others could have begun to write by then."""
+    train(folder, **options() | {"checkpoint_every": None}, epochs=1)  # now all have their lines
+    make = Writer.__init__
+
+    def late(self, *given):
+        time.sleep(1.0 if WORLD.rank == 0 else 0.0)
+        make(self, *given)
+
+    monkeypatch.setattr(Writer, "__init__", late)
+    whole = train(folder, **options(), timeout=3.0)
+    assert min(written(folder)) == 4
+    assert counted(whole) == [steps(whole)] * MASTERS
 
 
 def test_a_worker_that_is_done_is_in_the_checkpoint_too(folder):

@@ -25,7 +25,7 @@ def lifecycle(tmp_path):
 
     def make(every):
         config = SimpleNamespace(checkpoint_every=every, keep=3, timeout=9.0)
-        worker = SimpleNamespace(config=config, rank=0, comm=SimpleNamespace(size=1))
+        worker = SimpleNamespace(config=config, rank=0, comm=Alone())
         return Lifecycle(worker, tmp_path, {})
 
     return make
