@@ -51,7 +51,7 @@ SMALL = (
     Part("memory", "whole_scripts.py", ("--parts", "memory", "--workers", 2, "--rounds", 1)),
     Part("to-98", "to_target.py", ("--workers", 2)),
     Part("overhead", "overhead.py", ("--rounds", 9), 2),
-    Part("yardstick", "yardstick.py", ("--workers", 2, "--rounds", 3, "--steps", 300)),
+    Part("yardstick", "yardstick.py", ("--workers", 2, "--rounds", 2, "--steps", 300)),
     Part("hogwild", "hogwild_example.py", ("--workers", 2, "--rounds", 3, "--steps", 150)),
     Part("opacus", "against_opacus.py", ("--rounds", 7)),
     Part("torch-mpi", "torch_mpi.py", ("--rounds", 7, "--sizes", "10,16,20,24"), 2),
@@ -128,6 +128,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--machine", choices=PARTS, default="small" if cores() < 8 else "large")
     parser.add_argument("--parts", help="only these, by name")
+    parser.add_argument("--rounds", type=int, help="instead of each part's own")
     parser.add_argument("--out", type=Path, help="by default benchmarks/results/MACHINE")
     asked = parser.parse_args()
     known = {part.name: part for part in PARTS[asked.machine]}
@@ -142,12 +143,13 @@ def main() -> int:
     for name in names:
         part, begin = known[name], time.monotonic()
         path = out / f"{name}.json"
+        arguments = (*part.arguments, *(("--rounds", asked.rounds) if asked.rounds else ()))
         try:
-            records = run(part.script, path, *part.arguments, processes=part.processes)
+            records = run(part.script, path, *arguments, processes=part.processes)
         except subprocess.CalledProcessError as error:
             failed.append(f"{name}: {error}")
             continue
-        line = " ".join(map(str, (part.script, *part.arguments)))
+        line = " ".join(map(str, (part.script, *arguments)))
         about = {"machine": machine(), "script": line, "processes": part.processes}
         write_json(path, {**about, "records": records})
         for cells in (cells for record in records for cells in rows(record)):

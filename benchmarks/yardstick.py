@@ -1,18 +1,18 @@
 """Examples per second of the strategies that hardly talk, against workers that never do.
 
 `python benchmarks/yardstick.py --workers 2 --out FILE.json`. Every way is a whole run that `fit`
-starts, with the same batches per worker and the same kernels; the ways take turns, round by round,
-and a machine that becomes slower meanwhile is allowed for: each is set against the yardstick as it
-was at that time, on the line between the two runs of it before and after.
+starts, with the same batches per worker and the same kernels. The ways take turns, round by round,
+with a run of the yardstick before and after each: a machine that becomes slower or faster meanwhile
+disturbs little, since each run is set against the mean of the two beside it.
 `server` (with masters on top) is set against `sync` with as many workers, or with `--together` as
 many processes. What `sync` costs in CPU seconds comes from the same runs.
 """
 
 from __future__ import annotations
 
+import statistics
 import tempfile
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -82,12 +82,28 @@ def processor(run: dict[str, Any]) -> float:
     return float(seconds / run["result"]["examples"])
 
 
-def meanwhile(found: Found, base: str, name: str) -> list[float]:
-    """Return what `base` gave, round by round, at the time when it was the turn of `name`."""
-    if len(found[base]) == len(found[name]):  # no run of it after the last round
-        return found[base]
-    part = list(found).index(name) / len(found)
-    return [a + part * (b - a) for a, b in pairwise(found[base])]
+def turns(bases: dict[str, str]) -> list[str]:
+    """Return the order of one round: before and after each way the one that it is set against.
+
+    >>> turns({"averaging": "never talk", "hogwild": "never talk"})
+    ['never talk', 'averaging', 'never talk', 'hogwild', 'never talk']
+    """
+    order: list[str] = []
+    for way, base in bases.items():
+        order += [way] if order and order[-1] == base else [base, way]
+        order.append(base)
+    return order
+
+
+def beside(runs: list[tuple[str, float]], way: str, base: str) -> Found:
+    """Return what `way` gave where `base` was next to it, and the mean of the `base` there."""
+    found: Found = {way: [], base: []}
+    for place, (name, value) in enumerate(runs):
+        around = [v for other, v in runs[max(0, place - 1) : place + 2] if other == base]
+        if name == way and around:
+            found[way].append(value)
+            found[base].append(statistics.mean(around))
+    return found
 
 
 def main() -> None:
@@ -108,29 +124,26 @@ def main() -> None:
     }
     ways = {"never talk": (NeverTalk(), workers)} | {n: known[n] for n in asked.ways.split(",")}
     kernels = trained(*ways["never talk"], 20, "auto", asked.batch)["kernels"]["choice"]
-    rates: Found = {name: [] for name in ways}
-    costs: Found = {name: [] for name in ways}
-    for turn in range(asked.rounds + 1):
-        for name in list(ways) if turn < asked.rounds else ["never talk"]:
-            strategy, count = ways[name]
-            run = trained(strategy, count, asked.steps, kernels, asked.batch)
-            rates[name].append(run["result"]["examples_per_second"])
-            costs[name].append(processor(run))
+    bases = {name: "never talk" for name in ways if name not in ("never talk", "server")}
+    bases |= {"server": "sync"} if "server" in ways else {}
+    rates: list[tuple[str, float]] = []
+    costs: list[tuple[str, float]] = []
+    for name in turns(bases) * asked.rounds:
+        strategy, count = ways[name]
+        run = trained(strategy, count, asked.steps, kernels, asked.batch)
+        rates.append((name, run["result"]["examples_per_second"]))
+        costs.append((name, 1e6 * processor(run)))
     facts = {"workers": workers, "batch_per_worker": asked.batch, "kernels": kernels}
     bars, records = SMALL if workers < 8 else LARGE, []
-    for name in (name for name in ways if name in bars):
-        base = "sync" if name == "server" else "never talk"
-        pair = {name: rates[name], base: meanwhile(rates, base, name)}
+    for name in (name for name in bases if name in bars):
         masters_too = f", M={masters}" if name == "server" else ""
         what = f"{name}, P={ways[name][1]}{masters_too}, batch {asked.batch} per worker"
-        limit = {base: (bars[name], False)}
+        pair, limit = beside(rates, name, bases[name]), {bases[name]: (bars[name], False)}
         records.append(
             record(what, pair, unit="examples/s", ours=name, rates=True, bars=limit, **facts)
         )
     if "sync" in ways:
-        against = meanwhile(costs, "never talk", "sync")
-        pair = {"sync": costs["sync"], "never talk": against}
-        pair = {way: [1e6 * cost for cost in found] for way, found in pair.items()}
+        pair = beside(costs, "sync", "never talk")
         what = f"CPU time per example, sync, P={workers}, batch {asked.batch * workers}"
         limit = {"never talk": (1.1, True)}
         records.append(record(what, pair, unit="CPU µs", ours="sync", bars=limit, **facts))
