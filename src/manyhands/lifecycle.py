@@ -137,6 +137,7 @@ class Lifecycle:
         pace = (self._asked[1] - before) / max(1, worker.step - step)  # seconds per step
         flags = np.array([asked, self._late() and worker.rank == 0, 1e6 * pace], dtype=np.int64)
         asked, late, slowest = worker.comm.maximum(flags).tolist()
+        worker.clock.exchange(self._asked[1], time.monotonic())  # mostly waiting for the slowest
         # Twice as long at the most: who slows down is noticed soon.
         self._ask = worker.step + min(steps_between(slowest / 1e6), 2 * max(1, worker.step - step))
         return asked, bool(late)

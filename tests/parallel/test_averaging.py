@@ -16,7 +16,7 @@ from training import (
 )
 
 import manyhands as mh
-from manyhands import evaluation, lifecycle
+from manyhands import evaluation, lifecycle, measures
 from manyhands.board import Board
 
 PLAIN = {"optimizer": "sgd", "lr": 0.1, "momentum": 0.0, "dtype": "float64"}
@@ -49,6 +49,20 @@ def test_who_waits_for_the_others_answer_whether_to_stop_notes_it(blobs, tmp_pat
     monkeypatch.setattr(lifecycle, "steps_between", lambda pace: 4)
     train(smooth, blobs, WORLD, tmp_path, strategy="averaging", **PLAIN, max_steps=9)
     assert [step for step, what in noted if what == "agree"] == [4, 8]
+
+
+def test_who_waits_at_a_question_is_seen_waiting(blobs, tmp_path, monkeypatch):
+    """Workers that average only at the end, after nine steps, meet in nothing else."""
+    if WORLD.size == 1:
+        pytest.skip("nobody to wait for")
+    monkeypatch.setattr(lifecycle, "steps_between", lambda pace: 4)
+    slow = f"{WORLD.size - 1}:20:sleep"
+    worker = train(
+        smooth, blobs, WORLD, tmp_path, strategy="averaging", **PLAIN, max_steps=9, slow=slow
+    )
+    waited = [row["wait"] for row in measures.steps(worker)]
+    first = worker.comm.gather(waited)[0]
+    assert [number for number, wait in enumerate(first, 1) if wait] == [4, 8, 9]
 
 
 @pytest.mark.parametrize("period", [None, 1, 3])
