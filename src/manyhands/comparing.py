@@ -1,7 +1,8 @@
 """A sweep, from Python: `compare` plans runs, runs them one at a time and builds the report.
 
 A sweep's folder holds `sweep.json`, `runs/ID/` and the report. The same call with the same folder
-goes on where the last one ended: finished runs are kept, failed ones are tried once more.
+goes on where the last one ended: finished runs are kept, failed ones are tried once more. A run is
+the same if its options are, and the user's own code and data behind them (see `contents`).
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ def compare(
         data: As in `fit`; by default "mnist".
         experiment: A TOML file to start from (see `manyhands.experiments`); all else overrides it.
         quick: Use the smaller size that the file describes under [quick].
-        strategies: Names or objects such as `Sync(allreduce="ring")`; by default all there are.
+        strategies: Names ("sync,gossip" or a list) or objects such as `Sync(allreduce="ring")`; by
+            default all there are.
         repeats: How often each combination is run, each time with the next seed; by default 3.
         scaling: "strong" (the default): the work stays the same, workers share it. "weak": `limit`
             and `batch_size` are one worker's and are multiplied by the workers, so that examples
@@ -67,7 +69,8 @@ def compare(
             An option that a strategy does not have is left out for that strategy.
 
     Returns:
-        One row for each combination, as dictionaries; `.to_pandas()`; `.runs` for the single runs.
+        One row for each combination, as dictionaries; printed, the columns that matter most;
+        `.to_pandas()`; `.runs` for the single runs; `.report`, the page.
 
     Raises:
         ConfigError: When a combination cannot work, before anything is started; or when `output`
@@ -86,18 +89,20 @@ def compare(
     described = describe(
         experiment,
         quick=quick,
-        strategies=[strategies] if isinstance(strategies, str) else strategies,
+        strategies=strategies.split(",") if isinstance(strategies, str) else strategies,
         options=alternatives({name: v for name, v in asked.items() if v is not None}),
         **about,
     )
-    return sweep(
+    done = sweep(
         described,
         output=output,
         objects=objects,
         keep_models=bool(own["keep_models"]),
         progress=own["progress"] is not False,
         command=own["command"],
-    ).table
+    )
+    done.table.report = done.report
+    return done.table
 
 
 def _is_name(part: Any) -> bool:
@@ -161,7 +166,7 @@ def sweep(
         raise ConfigError("compare starts groups of workers itself; run it without mpiexec or srun")
     carried = objects or {}
     labels = {n: label(part) for n, part in carried.items() if n in ("model", "data")}
-    planned = schedule(experiment, labels)
+    planned = schedule(experiment, labels, carried)
     default = Path("runs") / f"{experiment.name}-{planned.digest}"
     folder = Path(output if output is not None else default)
     runs = Sweep(experiment, planned, folder, carried, keep_models, command or _command())

@@ -19,6 +19,7 @@ from typing import Any
 
 from manyhands import validate
 from manyhands.config import MODELS
+from manyhands.contents import Marks
 from manyhands.errors import ConfigError
 from manyhands.experiments import ALL, Alternatives, Experiment, table
 from manyhands.options import configure, flatten
@@ -98,12 +99,17 @@ class _Accepted:
     label: str
 
 
-def schedule(experiment: Experiment, carried: Mapping[str, str] | None = None) -> Schedule:
+def schedule(
+    experiment: Experiment,
+    carried: Mapping[str, str] | None = None,
+    objects: Mapping[str, Any] | None = None,
+) -> Schedule:
     """Lay out every run of an experiment.
 
     Args:
         experiment: What is compared.
         carried: Names for what is given as Python objects (model, data), for the records.
+        objects: Those objects.
 
     Raises:
         ConfigError: If a combination cannot work, or an option would be ignored everywhere.
@@ -113,9 +119,11 @@ def schedule(experiment: Experiment, carried: Mapping[str, str] | None = None) -
     _refuse_ignored(products, [choice.given for choice in tried])
     accepted, left_out = _accepted(tried, carried, lenient=ALL in experiment.strategies)
     runs: dict[str, Planned] = {}
+    marks = Marks()
+    made_of = [marks.of({**one.given, **(objects or {})}) for one in accepted]
     for repeat in range(experiment.repeats):
-        for one in accepted:
-            run = _planned(one, repeat)
+        for one, contents in zip(accepted, made_of, strict=True):
+            run = _planned(one, repeat, contents)
             runs.setdefault(run.id, run)
     if not runs:
         raise ConfigError("nothing to compare: give strategies, or cases in the experiment's file")
@@ -225,11 +233,12 @@ def _refuse_ignored(products: list[_Product], taken: list[Mapping[str, Any]]) ->
                 )
 
 
-def _planned(one: _Accepted, repeat: int) -> Planned:
+def _planned(one: _Accepted, repeat: int, contents: Mapping[str, str]) -> Planned:
     seed = one.config["seed"] + repeat
     config = {**one.config, "seed": seed}
+    whole = {**config, **({"contents": contents} if contents else {})}
     return Planned(
-        id=f"{config['strategy']}-{config['workers']}-{_digest(config)}",
+        id=f"{config['strategy']}-{config['workers']}-{_digest(whole)}",
         case=_case(config),
         baseline=one.baseline,
         label=one.label,

@@ -54,7 +54,7 @@ def compare(
     """Run every combination of strategies, workers and any option given several values, and report.
 
     Any option takes several values, separated by commas. Finished runs are kept: a comparison that
-    was stopped goes on when the command is given again.
+    was stopped goes on when the command is given again, with the same model and data.
     """
     from manyhands.comparing import describe, sweep
     from manyhands.experiments import from_text

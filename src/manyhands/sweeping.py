@@ -106,6 +106,12 @@ class Sweep:
         for run in self.schedule.runs:
             if record := self._finished(run):
                 board.keep(run, record)
+        if board.records and progress:
+            print(
+                f"{len(board.records)} of {len(self.schedule.runs)} runs are in {self.folder} "
+                "already and are kept; choose another output to have them run again",
+                file=sys.stderr,
+            )
         try:
             with board, Ear() as ear:
                 for run in [r for r in self.schedule.runs if r.id not in board.records]:
