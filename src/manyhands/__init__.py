@@ -91,6 +91,11 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    """Return what there is, loaded or not, for those who look around."""
+    return __all__
+
+
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'manyhands' has no attribute {name!r}")

@@ -10,10 +10,12 @@ import faulthandler
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import stat
 import sys
+import sysconfig
 import time
 import traceback
 from collections.abc import Callable
@@ -264,5 +266,15 @@ def raised(note: dict[str, Any]) -> ManyhandsError:
         return kind(message, rank=rank)  # type: ignore[no-any-return]
     last = message.splitlines()[0] if message else ""
     return errors.WorkerError(
-        f"rank {rank} failed: {note['kind']}: {last}", rank=rank, traceback=note["traceback"]
+        f"rank {rank} failed: {note['kind']}: {last}{_place(note['traceback'])}",
+        rank=rank,
+        traceback=note["traceback"],
     )
+
+
+def _place(trace: str) -> str:
+    """Return where in the user's own code a traceback ends; nothing if it never was there."""
+    ours = (str(Path(__file__).parent), *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")))
+    found = re.findall(r'File "([^"]+)", line (\d+), in (\S+)', trace)
+    own = [(f, line, name) for f, line, name in found if not f.startswith((*ours, "<frozen"))]
+    return " ({}, line {}, in {})".format(*own[-1]) if own else ""

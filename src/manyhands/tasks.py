@@ -104,6 +104,12 @@ def _trouble(
     hint = ""
     if "out of bounds" in first and classes:
         hint = f"; labels go up to {classes - 1}, so the model must give {classes} scores"
+        if min(int(leaf.min()) for leaf in leaves(y)) == 1:
+            hint += ", unless classes are counted from 1: then subtract it, here they begin at 0"
+    elif "must be Tensor, not tuple" in first:
+        hint = "; the model returns a tuple: return one tensor, or give a loss(model, batch)"
+    elif "dtype to be Long" in first:
+        hint = "; classes are whole numbers: give y.long(), or astype(int)"
     elif y is not x and replica.loss in [LOSSES[name] for name in _MEETING]:
         hint = "; such targets are met by outputs of their shape: give whole numbers for classes"
     elif any(not (leaf.is_floating_point() or leaf.dtype == torch.uint8) for leaf in leaves(x)):

@@ -1,6 +1,7 @@
 """Starting workers: how the job travels, and what a failure becomes."""
 
 import pickle
+import traceback
 
 import pytest
 
@@ -120,6 +121,20 @@ def test_a_failure_comes_back_as_what_it_was():
     assert isinstance(other, errors.WorkerError)
     assert (other.rank, other.traceback) == (1, "Traceback …")
     assert "rank 1" in str(other)
+
+
+def test_a_failure_in_the_users_own_code_names_the_place(tmp_path):
+    script = tmp_path / "own.py"
+    script.write_text("import json\ndef forward(x):\n    return json.loads(x)\n")
+    space = {}
+    exec(compile(script.read_text(), str(script), "exec"), space)
+    with pytest.raises(ValueError, match="char 0") as found:
+        space["forward"]("nonsense")
+    trace = "".join(traceback.format_exception(found.value)).replace(__file__, errors.__file__)
+    note = {"rank": 1, "message": str(found.value), "kind": "ValueError", "traceback": trace}
+    assert str(raised(note)).endswith(f"({script}, line 3, in forward)")
+    elsewhere = {**note, "traceback": trace.replace(str(script), errors.__file__)}
+    assert str(raised(elsewhere)).endswith("(char 0)")
 
 
 def test_the_board_shows_who_is_where(tmp_path):

@@ -107,6 +107,7 @@ def test_a_dataset_is_data() -> None:
         (lambda: mh.Data((X, Y), val=(X, Y)), r"no 'val'\. fit\(validation=0\.1\)"),
         (lambda: mh.Data((X, Y), normalize=(0, 1)), "Did you mean 'normalise'"),
         (lambda: mh.Data(Own()), "a Own; expected .* a Dataset with a length"),
+        (lambda: mh.Data(None), "train is None; expected"),
         (lambda: mh.Data(Stream()), "a Stream; expected .* a Dataset with a length"),
         (lambda: load(DataLoader(Measured())), r"a DataLoader; .*the loader's own \.dataset"),
         (lambda: mh.Data(DataLoader(Measured())), r"a DataLoader; .*the loader's own \.dataset"),
@@ -173,7 +174,8 @@ def judged(model: nn.Module, data: mh.Data, folder: Path, loss: Any = None) -> N
         (network(), (X.astype(np.int64), Y), "whole numbers reach the model as they are"),
         (nn.Linear(6, 1), (X, Y.astype(np.float32)), r"expected squeeze\(1\) in the model, or"),
         (nn.Linear(6, 3), (X, Y.astype(np.float32)), "give whole numbers for classes"),
-        (nn.LSTM(6, 2), (X, Y), "TypeError: .*tuple"),
+        (network(), (X, Y + 1), r"unless classes are counted from 1: then subtract it"),
+        (nn.LSTM(6, 2), (X, Y), "the model returns a tuple: return one tensor, or give a loss"),
         (nn.Linear(6, 2, device="meta"), (X, Y), "meta"),
     ],
 )
@@ -244,3 +246,12 @@ def test_a_notebook_is_told_each_epoch(
         said = capsys.readouterr().err.splitlines()
         assert len(said) == lines
         assert not lines or "test loss 0.5" in said[-1]
+
+
+def test_a_newcomer_who_looks_around_sees_what_there_is() -> None:
+    assert {"fit", "compare", "join", "Data", "Sync"} <= set(dir(mh))
+
+
+def test_strategies_may_be_named_as_on_the_command_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="strategy is 'gosip'"):
+        mh.compare("mlp", "blobs", strategies="sync,gosip", output=tmp_path / "sweep")

@@ -12,6 +12,7 @@ import records
 from manyhands.report import build, results
 from manyhands.report.load import Loaded, Source, parse
 from manyhands.report.summarising import summarise
+from manyhands.report.table import Table
 from manyhands.report.tables import Spread, Summary
 
 
@@ -214,3 +215,15 @@ def test_what_befell_a_run_is_told() -> None:
     went = ": rank 1 and 3 died; 2 workers went on from step 45; rank 2 took over fc1 and fc2"
     assert lost.endswith(went)
     assert problems(summary(timed("sync", 2, 9))) == []
+
+
+def test_a_printed_table_shows_what_matters_and_where_the_rest_is() -> None:
+    row = {"label": "sync × 2", "seconds": 1.5, "speedup": 1.8, "accuracy": 0.97, "bytes": 7}
+    table = Table([row, {**row, "label": "sequential", "speedup": None}])
+    table.report = Path("runs/one/report.html")
+    assert str(table).splitlines() == [
+        "            seconds  speed-up  accuracy",
+        "sync × 2       1.50      1.80    97.00%",
+        "sequential     1.50         –    97.00%",
+        "all of it: runs/one/report.html",
+    ]

@@ -74,6 +74,8 @@ class Data:
             known = ("train", "test", "classes", "normalise", "ids", "name")
             raise ConfigError(f"Data has no {given!r}.{hint or nearest(given, known)}")
         self.name = name or "data"
+        if train is None:
+            raise ConfigError("train is None; expected (x, y), x alone, or a Dataset with a length")
         self.arrays: dict[str, np.ndarray] = {}
         _check_pair(train, test, self.name)
         trees = {

@@ -12,13 +12,27 @@ from manyhands.errors import ManyhandsError
 from manyhands.report.load import Run
 from manyhands.report.tables import Row, Spread, Summary
 
+# What a printed table shows of each row: the column, its head, and how its values are written.
+_SHOWN = (
+    ("label", "", "{}"),
+    ("seconds", "seconds", "{:.2f}"),
+    ("speedup", "speed-up", "{:.2f}"),
+    ("accuracy", "accuracy", "{:.2%}"),
+)
+
 
 class Table(Sequence[Mapping[str, Any]]):
-    """Rows as dictionaries that all have the same keys; `runs` has one row for each single run."""
+    """Rows as dictionaries that all have the same keys.
+
+    Attributes:
+        runs: One row for each single run.
+        report: The page that shows all of it, where one was made.
+    """
 
     def __init__(self, rows: Sequence[Mapping[str, Any]], runs: Table | None = None) -> None:
         self._rows = tuple(rows)
         self.runs = runs if runs is not None else self
+        self.report: Path | None = None
 
     @overload
     def __getitem__(self, index: int) -> Mapping[str, Any]: ...
@@ -35,6 +49,20 @@ class Table(Sequence[Mapping[str, Any]]):
 
     def __repr__(self) -> str:
         return f"Table({len(self)} rows: {', '.join(self.columns)})"
+
+    def __str__(self) -> str:
+        """Return the columns that matter most, for reading, and where the rest is."""
+        shown = [one for one in _SHOWN if any(row.get(one[0]) is not None for row in self)]
+        lines = [[head for _, head, _ in shown]]
+        for row in self:
+            cells = [(row.get(key), form) for key, _, form in shown]
+            lines.append(["–" if v is None else form.format(v) for v, form in cells])
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        text = [
+            "  ".join(c.rjust(w) if i else c.ljust(w) for i, (c, w) in enumerate(pairs)).rstrip()
+            for pairs in ([*zip(line, widths, strict=True)] for line in lines)
+        ]
+        return "\n".join([*text, f"all of it: {self.report}"] if self.report else text)
 
     @property
     def columns(self) -> tuple[str, ...]:
