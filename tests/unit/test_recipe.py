@@ -131,3 +131,23 @@ def test_spark_errors_are_shortened():
         "[`arr_delay`]."
     )
     assert len(shortened("[X] " + "long " * 1000)) < 500
+
+
+class Sum:
+    """Stands for one of Spark's columns: how deep its expression is, and the names in it."""
+
+    def __init__(self, *names, depth=0):
+        self.names, self.depth = names, depth
+
+    def __add__(self, other):
+        return Sum(*self.names, *other.names, depth=1 + max(self.depth, other.depth))
+
+
+@pytest.mark.parametrize(("columns", "depth"), [(1, 0), (2, 1), (3, 2), (54, 6), (2000, 11)])
+def test_a_sum_over_many_columns_is_not_deep(columns, depth):
+    pytest.importorskip("pyspark")
+    from manyhands.prepare.writing import balanced_sum
+
+    found = balanced_sum([Sum(number) for number in range(columns)])
+    assert found.names == tuple(range(columns))
+    assert found.depth == depth

@@ -221,26 +221,29 @@ def _vocabularies(frame: DataFrame, step: Step, kitchen: Kitchen) -> dict[str, l
 
 def _one_hot(frame: DataFrame, step: Step, kitchen: Kitchen) -> DataFrame:
     """Replace a column by one for each value; what is not among them has zeros in all."""
-    for column, values in _vocabularies(frame, step, kitchen).items():
-        place = frame.columns.index(column)
-        new = [
-            F.coalesce((F.col(column) == F.lit(v)).cast("float"), F.lit(0.0).cast("float")).alias(
-                f"{column}={v}"
+    found, columns = _vocabularies(frame, step, kitchen), []
+    for name in frame.columns:
+        column = F.col(f"`{name}`")
+        if name not in found:
+            columns.append(column)
+            continue
+        columns += [
+            F.coalesce((column == F.lit(v)).cast("float"), F.lit(0.0).cast("float")).alias(
+                f"{name}={v}"
             )
-            for v in values
+            for v in found[name]
         ]
-        names = [F.col(f"`{name}`") for name in frame.columns]
-        frame = frame.select(*names[:place], *new, *names[place + 1 :])
-    return frame
+    return frame.select(*columns)
 
 
 def _index(frame: DataFrame, step: Step, kitchen: Kitchen) -> DataFrame:
     """Replace a column by its value's number, from 0; what is not among them has the next."""
+    numbers = {}
     for column, values in _vocabularies(frame, step, kitchen).items():
         numbered = F.array_position(F.array(*map(F.lit, values)), F.col(column))
         number = F.when(F.coalesce(numbered, F.lit(0)) == 0, len(values)).otherwise(numbered - 1)
-        frame = frame.withColumn(column, number.cast("float"))
-    return frame
+        numbers[column] = number.cast("float")
+    return frame.withColumns(numbers)
 
 
 def _standardise(frame: DataFrame, step: Step, kitchen: Kitchen) -> DataFrame:

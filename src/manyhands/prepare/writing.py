@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import operator
 import shutil
 from collections.abc import Sequence
-from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -82,7 +80,7 @@ def count(made: Labelled, kitchen: Kitchen) -> dict[str, Any]:
     """
     numbers = _numbers(made)
     # What is missing makes the whole sum so, and what is not finite does.
-    total = reduce(operator.add, (F.col(f"`{name}`").cast("double") for name in numbers))
+    total = balanced_sum([F.col(f"`{name}`").cast("double") for name in numbers])
     by = [TEST, *([] if made.classes is None else [LABEL])]
     bad = F.sum(_unfit(total).cast("int")).alias("bad")
     rows = made.frame.groupBy(*by).agg(F.count("*").alias("rows"), bad).collect()
@@ -118,6 +116,19 @@ def _by_side(rows: Sequence[Any], made: Labelled) -> dict[str, Any]:
 def _numbers(made: Labelled) -> list[str]:
     """Return the columns that must be finite."""
     return [*made.features, *([LABEL] if made.classes is None else [])]
+
+
+def balanced_sum(terms: Sequence[Any]) -> Any:
+    """Return the sum of one or more terms as a tree of the least depth.
+
+    Spark walks through an expression by recursion: one term after the other, a few thousand columns
+    would be as many calls deep.
+    """
+    sums = list(terms)
+    while len(sums) > 1:
+        odd = sums[len(sums) // 2 * 2 :]
+        sums = [a + b for a, b in zip(sums[::2], sums[1::2], strict=False)] + odd
+    return sums[0]
 
 
 def _unfit(value: Any) -> Any:
