@@ -46,6 +46,7 @@ def streamed(
         size=config.workers,
         seed=config.seed,
         whole_batches=config.strategy.supports.whole_batches,
+        epochs=config.epochs,
         feed=feed,
     )
 

@@ -234,7 +234,7 @@ def test_streamed_batches_are_the_rows_of_the_shards(shards, tmp_path, strategy,
 
 def test_a_stream_reads_its_own_row_groups_only_and_holds_two_windows(shards, tmp_path):
     data = streamed(shards, tmp_path, 20)
-    config = configure({"stream": 20, "batch_size": 10, "workers": 2})
+    config = configure({"stream": 20, "batch_size": 10, "workers": 2, "epochs": 1})
     plan, train = planned_for(config, data, 0), data.train
     assert isinstance(train, StreamSplit)
     read = []
@@ -247,6 +247,25 @@ def test_a_stream_reads_its_own_row_groups_only_and_holds_two_windows(shards, tm
     assert len(read) == len(mine), "each is decoded once"
     window = window_rows(train.lengths, 20)
     assert len(train._buffer.x) == 2 * (window + 16)
+
+
+@pytest.mark.parametrize("buffer", [20, 200])
+def test_while_an_epoch_ends_the_next_one_is_decoded(shards, tmp_path, buffer):
+    data, x = streamed(shards, tmp_path, buffer), joined(0)
+    config = configure({"stream": buffer, "batch_size": 10, "workers": 2, "epochs": 3})
+    plan = planned_for(config, data, 0)
+    told = []
+    noting = replace(plan, feed=lambda *windows: (told.append(windows), plan.feed(*windows))[1])
+    for epoch in (1, 2, 3):
+        for share in noting.epoch(epoch):
+            np.testing.assert_array_equal(data.train.batch(share.indices)[0], x[share.indices])
+    windows = [(epoch, n) for epoch in (1, 2, 3) for n in range(len(plan.windows(epoch)))]
+    ahead = [key for _, following in told for key in following]
+    assert ahead == windows[1:], "each is announced once, while the one before is due"
+    for due, following in told:
+        for (epoch, number), groups in {**due, **following}.items():
+            np.testing.assert_array_equal(groups, plan.windows(epoch)[number])
+        assert 1 <= len(due) <= 2 - len(following)
 
 
 def test_a_streamed_test_set_is_judged_in_order(shards, tmp_path):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -67,6 +68,7 @@ class Reader:
         self.manifest = manifest
         self.columns = [*manifest.features, LABEL, KEY]
         self._files: dict[str, Any] = {}
+        self._reading = threading.Lock()  # an opened file is read by one thread at a time
 
     def groups(self, side: str) -> list[Group]:
         """Return the row groups of a side, in their order."""
@@ -81,8 +83,16 @@ class Reader:
                 raise DataError(f"{self._path(part.file)} has {first} rows; expected {part.rows}")
         return found
 
-    def read(self, group: Group, *, threads: bool = True) -> Rows:
-        """Decode a row group.
+    def read(
+        self, group: Group, *, threads: bool = True, keys: bool = True, x: np.ndarray | None = None
+    ) -> Rows:
+        """Decode a row group; several threads may.
+
+        Args:
+            group: Which one.
+            threads: Let Arrow decode columns in parallel.
+            keys: Decode the keys as well; otherwise there are none.
+            x: Where the features go, (rows, features) float32; by default a new array.
 
         Raises:
             DataError: If it is damaged, a feature is not finite or a label is out of range; the
@@ -92,12 +102,13 @@ class Reader:
 
         path = self._path(group.file)
         try:
-            table = self._open(group.file).read_row_group(
-                group.number, columns=self.columns, use_threads=threads
-            )
+            with self._reading:
+                table = self._open(group.file).read_row_group(
+                    group.number, columns=self.columns[: None if keys else -1], use_threads=threads
+                )
         except (OSError, pyarrow.ArrowException) as error:
             raise DataError(f"{path}, row group {group.number}, is damaged: {error}") from error
-        x = _rows_of([_floats(table[name]) for name in self.manifest.features])
+        x = _rows_of([_floats(table[name]) for name in self.manifest.features], x)
         if not np.isfinite(x).all():
             self._refuse(group, ~np.isfinite(x).all(axis=1), "a feature that is not finite")
         y = _floats(table[LABEL]) if self.manifest.classes is None else _whole(table[LABEL])
@@ -108,7 +119,8 @@ class Reader:
             outside = (y < 0) | (y >= classes)
             wrong = y[outside][0] if outside.any() else None
             self._refuse(group, outside, f"label {wrong}; expected 0 to {classes - 1}")
-        return Rows(x, y if self.manifest.classes else y[:, None], _whole(table[KEY]))
+        held = _whole(table[KEY]) if keys else np.empty(0, np.int64)
+        return Rows(x, y if self.manifest.classes else y[:, None], held)
 
     def _refuse(self, group: Group, bad: np.ndarray, what: str) -> None:
         if bad.any():
@@ -149,10 +161,10 @@ class Reader:
         return opened
 
 
-def _rows_of(columns: Sequence[np.ndarray]) -> np.ndarray:
+def _rows_of(columns: Sequence[np.ndarray], x: np.ndarray | None = None) -> np.ndarray:
     """Return columns as rows, turned in tiles that stay in the cache; (rows, columns) float32."""
     held = np.stack(columns)
-    x = np.empty(held.shape[::-1], np.float32)
+    x = np.empty(held.shape[::-1], np.float32) if x is None else x
     for start in range(0, len(x), _TILE):
         x[start : start + _TILE] = held[:, start : start + _TILE].T
     return x

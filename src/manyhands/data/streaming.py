@@ -3,7 +3,8 @@
     deal the row groups to the workers, once, by the seed
     for each epoch:
         shuffle this worker's row groups, and cut them into windows
-        for each window: mix its rows, cut batches; meanwhile decode the next one
+        for each window: mix its rows, cut batches; meanwhile decode the next one, of the next
+                         epoch if need be
 
 Guarantees:
     - Over the workers, an epoch holds every example exactly once; no index ever travels.
@@ -17,10 +18,11 @@ Guarantees:
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -37,8 +39,13 @@ from manyhands.errors import ConfigError, DataError
 if TYPE_CHECKING:
     from torch import Tensor
 
-Feed: TypeAlias = Callable[[int, Sequence[np.ndarray], int, int], None]
-"""Told before each share: epoch, all its windows, and the first and last that the share is from."""
+Windows: TypeAlias = Mapping[tuple[int, int], np.ndarray]
+"""Row groups of windows, by epoch and number."""
+Feed: TypeAlias = Callable[[Windows, Windows], None]
+"""Told when batches come from other windows than before: from which, and which ones come next."""
+
+_NONE = np.empty(0, np.int64)
+_AWAY = np.iinfo(np.int64).min // 2  # no row is as far as that
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -53,6 +60,7 @@ class StreamPlan:
         size: How many workers there are.
         seed: Decides who reads what, and the order.
         whole_batches: Workers do not step together: each takes batches of `batch_size` alone.
+        epochs: How many there are: after the last one nothing is to come.
         feed: What brings the windows into memory.
 
     Raises:
@@ -66,6 +74,7 @@ class StreamPlan:
     size: int
     seed: int
     whole_batches: bool = False
+    epochs: int = 1
     feed: Feed | None = None
 
     def __post_init__(self) -> None:
@@ -130,18 +139,28 @@ class StreamPlan:
             return np.asarray(np.concatenate(rows)[order])
 
         ends, totals = self._cuts
-        begins = np.concatenate([[0], ends])
-        for step in range(start, len(ends)):
-            begin, end = int(begins[step]), int(ends[step])
-            first = int(np.searchsorted(stops, begin, side="right"))
-            last = max(first, int(np.searchsorted(stops, end - 1, side="right")))
+        begins = np.concatenate([[0], ends[:-1]])
+        firsts = np.searchsorted(stops, begins, side="right")
+        lasts = np.maximum(firsts, np.searchsorted(stops, ends - 1, side="right"))
+        steps = zip(*(v.tolist() for v in (begins, ends, firsts, lasts, totals)), strict=True)
+        fed: tuple[int, int] | None = None
+        for begin, end, first, last, total in islice(steps, start, None):
             parts = []
             for number in range(first, last + 1) if end > begin else ():
                 before = stops[number] - len(mixed(number))
                 parts.append(mixed(number)[max(0, begin - before) : end - before])
-            if self.feed and parts:
-                self.feed(epoch, windows, first, last)
-            yield Share(np.concatenate([np.empty(0, np.int64), *parts]), int(totals[step]))
+            if self.feed and parts and fed != (first, last):
+                fed = first, last
+                due = {(epoch, number): windows[number] for number in range(first, last + 1)}
+                self.feed(due, self._next(epoch, windows, last) if first == last else {})
+            indices = parts[0] if len(parts) == 1 else np.concatenate([_NONE, *parts])
+            yield Share(indices, total)
+
+    def _next(self, epoch: int, windows: Sequence[np.ndarray], number: int) -> Windows:
+        """Return the window after one of an epoch, if there is any."""
+        if number + 1 < len(windows):
+            return {(epoch, number + 1): windows[number + 1]}
+        return {(epoch + 1, 0): self.windows(epoch + 1)[0]} if epoch < self.epochs else {}
 
     def describe(
         self, epoch: int, shares: object = None, *, classes: int | None = None
@@ -172,7 +191,10 @@ def _targets(rows: int, manifest: Manifest) -> Tensor:
 
 
 class Buffer:
-    """Two windows in memory: the one that batches are drawn from, and the next, being decoded."""
+    """Two windows in memory: the one that batches are drawn from, and the next, being decoded.
+
+    Where a batch is from two windows, both are full until it is over.
+    """
 
     def __init__(self, reader: Reader, groups: Sequence[Group], window: int) -> None:
         import torch
@@ -183,50 +205,54 @@ class Buffer:
         self.starts = np.cumsum(lengths) - lengths
         self.x = torch.empty(2 * window, len(manifest.features))
         self.y = _targets(2 * window, manifest)
-        self._place = np.full(len(groups), -1)  # where a row group's first row lies
+        self._x, self._y = self.x.numpy(), self.y.numpy()
+        self._shift = np.full(len(groups), _AWAY)  # from a row of a group to its row in here
         self._held: list[tuple[int, int] | None] = [None, None]  # epoch and window of each half
         self._decoding: list[Future[None] | None] = [None, None]
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="shards")
 
-    def feed(self, epoch: int, windows: Sequence[np.ndarray], first: int, last: int) -> None:
-        """Bring the windows first … last into memory; where there is room, begin with the next."""
-        wanted = [(epoch, number) for number in range(first, last + 1)]
-        ahead = [(epoch, last + 1)] if first == last and last + 1 < len(windows) else []
-        for key in [*wanted, *ahead]:
+    def feed(self, due: Windows, ahead: Windows) -> None:
+        """Bring the windows that are due into memory, and begin with the next one."""
+        wanted = {**due, **ahead}
+        for key, groups in wanted.items():
             if key not in self._held:
-                half = next(h for h in (0, 1) if self._held[h] not in [*wanted, *ahead])
-                self._fill(half, key, windows[key[1]])
-        for key in wanted:
-            decoding = self._decoding[self._held.index(key)]
+                half = next(h for h in (0, 1) if self._held[h] not in wanted)
+                self._held[half] = key
+                self._decoding[half] = self._pool.submit(
+                    self._decode, groups, self._places(half, groups)
+                )
+        # A row group may be in the last window of an epoch and in the first of the next one: it
+        # counts where it is due.
+        self._shift[:] = _AWAY
+        for key, groups in due.items():
+            half = self._held.index(key)
+            decoding = self._decoding[half]
             if decoding:
                 decoding.result()
+            self._shift[groups] = self._places(half, groups) - self.starts[groups]
 
-    def _fill(self, half: int, key: tuple[int, int], groups: np.ndarray) -> None:
-        low, high = half * self.window, (half + 1) * self.window
-        self._place[(self._place >= low) & (self._place < high)] = -1
-        lengths = [self.groups[g].rows for g in groups]
-        places = low + np.cumsum(lengths) - lengths
-        self._place[groups] = places
-        self._held[half] = key
-        self._decoding[half] = self._pool.submit(self._decode, groups, places)
+    def _places(self, half: int, groups: np.ndarray) -> np.ndarray:
+        """Return where the first row of each row group lies in its half; (groups,)."""
+        lengths = np.array([self.groups[g].rows for g in groups])
+        return np.asarray(half * self.window + np.cumsum(lengths) - lengths)
 
     def _decode(self, groups: np.ndarray, places: np.ndarray) -> None:
-        import torch
-
         for number, place in zip(groups, places, strict=True):
-            rows = self.reader.read(self.groups[number], threads=False)
-            self.x[place : place + len(rows.x)] = torch.from_numpy(rows.x)
-            self.y[place : place + len(rows.y)] = torch.from_numpy(rows.y)
+            group = self.groups[number]
+            rows = slice(place, place + group.rows)
+            decoded = self.reader.read(group, threads=False, keys=False, x=self._x[rows])
+            self._y[rows] = decoded.y
 
     def batch(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Return examples of the windows in memory; of others by decoding their row groups."""
+        """Return examples of the windows that are due; of others by decoding their row groups."""
         import torch
 
-        owner = np.searchsorted(self.starts, indices, side="right") - 1
-        if (self._place[owner] < 0).any():
+        owner = self.starts.searchsorted(indices, side="right") - 1
+        rows = self._shift[owner] + indices
+        if len(rows) and rows.min() < 0:
             return self._direct(indices, owner)
-        rows = torch.from_numpy(self._place[owner] + indices - self.starts[owner])
-        return self.x.index_select(0, rows), self.y.index_select(0, rows)
+        places = torch.from_numpy(rows)
+        return self.x.index_select(0, places), self.y.index_select(0, places)
 
     def _direct(self, indices: np.ndarray, owner: np.ndarray) -> tuple[Tensor, Tensor]:
         import torch
@@ -280,9 +306,9 @@ class StreamSplit(Split):
         """Whether every example has one class as its target."""
         return self.classes is not None
 
-    def feed(self, epoch: int, windows: Sequence[np.ndarray], first: int, last: int) -> None:
+    def feed(self, due: Windows, ahead: Windows) -> None:
         """Bring windows into memory; see `Buffer.feed`."""
-        self._buffer.feed(epoch, windows, first, last)
+        self._buffer.feed(due, ahead)
 
     def batch(self, indices: np.ndarray | Tensor) -> tuple[Tensor, Tensor]:
         """Return the examples at `indices`, ready for the model."""
