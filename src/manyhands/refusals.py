@@ -151,7 +151,7 @@ def _check_target(config: RunConfig) -> None:
 
 
 def _check_profile(config: RunConfig) -> None:
-    """Refuse a profile of too many steps, or of a private run."""
+    """Refuse a profile of too many steps, or of a run whose sample is secret."""
     if not config.profile:
         return
     if config.max_steps is None or config.max_steps > PROFILED:
@@ -159,10 +159,11 @@ def _check_profile(config: RunConfig) -> None:
             f"profile is given with max_steps {config.max_steps}; every operation is kept, so "
             f"expected max_steps of {PROFILED} at the most"
         )
-    if config.privacy:
+    if config.privacy and config.privacy.fixed_key is None:
         raise ConfigError(
             "profile is given in a private run, where how long a step took tells how many "
-            "records were drawn; leave it out"
+            "records were drawn; leave it out, or add fixed_key: the run spends its time alike, "
+            "and its record calls it NOT PRIVATE"
         )
 
 

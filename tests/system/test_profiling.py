@@ -44,3 +44,17 @@ def test_a_profile_of_a_long_run_is_refused(steps):
 def test_a_profile_of_a_private_run_is_refused():
     with pytest.raises(mh.ConfigError, match="how long a step took tells"):
         mh.fit(profile=True, max_steps=5, private=True, epsilon=3.0)
+
+
+def test_a_profile_of_private_training_needs_a_key_that_can_be_guessed(tmp_path):
+    found = mh.fit(
+        model="mlp", data="blobs", strategy="sync", workers=2, threads=1, batch_size=64,
+        max_steps=5, profile=True, private=True, noise_multiplier=1.0, fixed_key=1,
+        output=str(tmp_path / "run"), progress=False,
+    )  # fmt: skip
+    assert found.record["privacy"]["private"] is False
+    told = found.record["strategy"]["profile"]
+    assert [row["calls"] for row in told["phases"]] == [5, 5, 5]
+    page = build([tmp_path / "run"], tmp_path / "page").read_text()
+    assert "NOT PRIVATE" in page
+    assert "by function" in page

@@ -192,4 +192,6 @@ def private(
         each |= {"examples": LEAK, "loss": LEAK}
     found["partition"]["workers"] = [{"rank": 0, "examples": LEAK, "classes": [LEAK] * 10}]
     found["strategy"] |= {"gradient_norms": [[1, LEAK]], "loss": LEAK}
+    spent = [{"name": f"step of {LEAK}", "calls": LEAK, "own": LEAK, "seconds": LEAK}]
+    found["strategy"]["profile"] = {"phases": spent, "operations": spent, "functions": spent}
     return found

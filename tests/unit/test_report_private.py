@@ -97,6 +97,17 @@ def test_fixed_keys_are_called_not_private(tmp_path: Path) -> None:
     assert page.count("NOT PRIVATE") >= 3  # the table, the statement, the sentence
 
 
+def test_a_profile_is_shown_of_a_fixed_key_only(tmp_path: Path) -> None:
+    run = records.private()
+    spent = [{"name": "clipping.py:9 add", "calls": 3, "own": 0.5, "seconds": 0.75}]
+    run["strategy"]["profile"] = {"phases": [], "operations": [], "functions": spent}
+    for private in (True, None, False):
+        run["privacy"]["private"] = private
+        sweep = records.sweep(tmp_path / f"s-{private}", [run])
+        page = build([sweep], tmp_path / f"out-{private}").read_text(encoding="utf-8")
+        assert ("clipping.py:9 add" in page) == (private is False)
+
+
 def test_a_sweep_states_the_cost_of_all_its_runs_also_failed_ones(tmp_path: Path) -> None:
     runs = [records.private(sigma=s, repeat=r) for s in (0.9, 1.8) for r in (0, 1)]
     runs[3] |= {"status": "failed", "error": "x"}

@@ -50,7 +50,9 @@ class Privacy:
     )
     chunk_mb: int = option(256, "megabytes that gradients of single examples may take at a time")
     fixed_key: int | None = option(
-        None, "for tests only: a sample and noise that can be guessed; the run is NOT PRIVATE"
+        None,
+        "for tests and profiles only: a sample and noise that can be guessed; the run is NOT "
+        "PRIVATE",
     )
 
     def __post_init__(self) -> None:

@@ -30,6 +30,7 @@ _PROCESS = (
 _EPOCH = ("epoch", "steps", "seconds", "test_loss", "test_accuracy", "test_metrics")
 _RESULT = ("seconds", "steps", "stopped", "target", "target_accuracy", "seconds_to_target")
 _FACTS = ("staleness", "own_accuracy", "consensus_distance", "shares")
+_NOT_PRIVATE = (*_FACTS, "profile")  # of a run with a fixed key, which promises nothing
 UNSAID = "its message is not shown, since it may tell of the private data; its own log has it"
 
 
@@ -52,7 +53,8 @@ def published(record: Record) -> Record:
     if record.get("status") != "finished":
         kept["error"] = UNSAID
     workers = [_only(row, _PROCESS) for row in _rows(record.get("workers"))]
-    facts = _only(record.get("strategy"), _FACTS)
+    promised = privacy.get("private") is not False
+    facts = _only(record.get("strategy"), _FACTS if promised else _NOT_PRIVATE)
     return {
         **kept, "data": data, "workers": workers, "epochs": epochs, "result": result,
         "strategy": facts, "privacy": privacy,
