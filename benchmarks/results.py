@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import examples
+import flights_tables
 import model_parallel
 import partitioning
 import performance
@@ -27,6 +28,7 @@ from manyhands.report import build
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = ("results.md", "partitioning.md", "model-parallel.md", "examples.md", "spark.md")
 WRITERS = {**partitioning.WRITERS, **model_parallel.WRITERS, **examples.WRITERS}
+WRITERS |= flights_tables.WRITERS
 WRITERS["cost"] = private_cost.table
 FIGURES = ("speedup", "accuracy")
 
@@ -96,7 +98,7 @@ def main() -> int:
             pictures(name)
     for page in PAGES:
         path = DOCS / page
-        path.write_text(write(path.read_text()))
+        path.write_text(flights_tables.write(write(path.read_text())))
     performance.main()
     divided = DOCS / "records" / "partitioning"
     if (divided / "runs").is_dir():

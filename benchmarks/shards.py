@@ -2,7 +2,8 @@
 
 `python benchmarks/shards.py flights --out benchmarks/results/spark/training.json`, on a folder that
 `manyhands prepare` made: examples per second in each way, in turn, and their share of those from
-memory; then the seconds of one epoch against the number of rows (`--limit`).
+memory; and, for a machine that others use too, examples per second of processors. Training time
+against the number of rows is experiments/flights-scaling.toml.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from typing import Any
 
 import manyhands as mh
 from manyhands.data import Stored, store
-from manyhands.data.manifest import Manifest
 from manyhands.record import cores, cpu_name
 
 TRAINING: dict[str, Any] = {"model": "mlp", "strategy": "sync", "batch_size": 128, "threads": 1}
@@ -36,6 +36,7 @@ def ways(shards: Path, place: Path, rounds: int, workers: int) -> dict[str, Any]
         "streamed": {"data": str(shards), "stream": 65536},
     }
     rates: dict[str, list[float]] = {way: [] for way in given}
+    of_processors: dict[str, list[float]] = {way: [] for way in given}
     for number in range(rounds):
         for way, options in given.items():
             run = mh.fit(
@@ -47,34 +48,27 @@ def ways(shards: Path, place: Path, rounds: int, workers: int) -> dict[str, Any]
                 progress=False,
             )
             rates[way].append(run.record["result"]["examples_per_second"])
-            print(f"{way:8s} {rates[way][-1]:10,.0f} examples/s", flush=True)
-    middle = statistics.median(rates["memory"])
-    shares = {way: statistics.median(found) / middle for way, found in rates.items()}
-    return {"workers": workers, "examples_per_second": rates, "shares": shares, "bar": BAR}
-
-
-def scaling(shards: Path, place: Path, rounds: int) -> list[dict[str, Any]]:
-    """Return the seconds of an epoch for ever more rows, on one worker."""
-    rows, found = Manifest.read(shards).rows("train"), []
-    for part in (1, 2, 4, 8, 16):
-        limit = rows * part // 16
-        seconds = []
-        for number in range(rounds):
-            run = mh.fit(
-                data=str(shards),
-                model="mlp",
-                strategy="sequential",
-                batch_size=128,
-                threads=1,
-                epochs=1,
-                limit=limit,
-                output=str(place / f"rows-{part}-{number}"),
-                progress=False,
+            spent = sum(each["user"] + each["system"] for each in run.record["workers"])
+            of_processors[way].append(run.record["result"]["examples"] / spent)
+            print(
+                f"{way:8s} {rates[way][-1]:10,.0f} examples/s, "
+                f"{of_processors[way][-1]:10,.0f} examples/s of processors",
+                flush=True,
             )
-            seconds.append(run.record["result"]["seconds"])
-        found.append({"rows": limit, "seconds": seconds})
-        print(f"{limit:9d} rows {statistics.median(seconds):7.2f} s", flush=True)
-    return found
+    return {
+        "workers": workers,
+        "examples_per_second": rates,
+        "shares": _shares(rates),
+        "examples_per_cpu_second": of_processors,
+        "cpu_shares": _shares(of_processors),
+        "bar": BAR,
+    }
+
+
+def _shares(rates: dict[str, list[float]]) -> dict[str, float]:
+    """Return each way's part of what memory reaches, by medians."""
+    middle = statistics.median(rates["memory"])
+    return {way: statistics.median(found) / middle for way, found in rates.items()}
 
 
 def main() -> int:
@@ -92,7 +86,6 @@ def main() -> int:
             place.mkdir()
             record["training"].append(ways(options.shards, place, options.rounds, workers))
             print(f"{workers} workers: {record['training'][-1]['shares']}")
-        record["rows"] = scaling(options.shards, Path(name), options.rounds)
     record["load"].append(os.getloadavg()[0])
     if options.out:
         options.out.write_text(json.dumps(record, indent=1) + "\n")

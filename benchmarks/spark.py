@@ -5,7 +5,7 @@ way runs in processes of its own; memory is the sum over them (what is shared co
 at twice a second. Beside the time on the clock stands that of the processors, which says
 something on a machine that others use too, and the machine's load before and after. All ways of one
 scale must find the same records and the same means. Records are added to those in the file, so that
-scales and ways can be measured one by one.
+scales and ways can be measured one by one; what is measured again takes the place of what was.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+from flights_tables import WAYS
 from flights_ways import RECIPE, alike, with_mapreduce, with_pandas
 
 from manyhands.record import cores, cpu_name
 
-WAYS = ("pandas", "local[1]", "local[2]", "local[2] without persist", "mapreduce")
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -180,7 +180,8 @@ def main() -> int:
                 if "found" in record:
                     first = result["found"].setdefault(str(scale), record["found"])
                     record["same"] = alike(first, record.pop("found"))
-                result["preparing"].append(record)
+                others = [r for r in result["preparing"] if (r["way"], r["scale"]) != (way, scale)]
+                result["preparing"] = [*others, record]
                 _say(record)
                 if options.out:
                     options.out.write_text(json.dumps(result, indent=1) + "\n")

@@ -13,6 +13,7 @@ import records
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import examples
+import flights_tables
 import model_parallel
 import partitioning
 import private_cost
@@ -130,7 +131,7 @@ def test_every_mark_of_the_committed_pages_can_be_written() -> None:
         text = (results.DOCS / page).read_text()
         marks = re.findall(r"<!-- (\w+) (\S+) -->", text)
         assert marks
-        assert {kind for kind, _ in marks} <= {"table", *results.WRITERS}
+        assert {kind for kind, _ in marks} <= {"table", "spark", *results.WRITERS}
         assert text.count("<!-- end -->") == len(marks)
 
 
@@ -259,3 +260,63 @@ def test_examples_that_have_a_record_are_left_alone(
     monkeypatch.setattr(sys, "argv", ["examples.py", "--again"])
     examples.main()
     assert ran.count(("autoencoder", "sync")) == 1
+
+
+def test_ways_of_preparing_are_told_in_their_order(tmp_path: Path) -> None:
+    taken = {"seconds": 90.0, "cpu_seconds": 100.0, "peak_bytes": 2.5e9, "load": [1.0, 2.25]}
+    done = {"rows": 327346, "rows_per_cpu_second": 3273.46}
+    ways = [("mapreduce", 1, {}), ("local[2]", 10, done), ("pandas", 1, done)]
+    told = [{"way": w, "scale": s, **taken, **more} for w, s, more in ways]
+    (tmp_path / "preparing.json").write_text(json.dumps({"preparing": told}))
+    marks = "<!-- spark {} -->\nold\n<!-- end -->\n"
+    page = marks.format("preparing") + marks.format("training")
+    lines = flights_tables.write(page, tmp_path).splitlines()
+    assert lines[3:6] == [
+        "| 1 | pandas | 327,346 | 100 | 3,273 | 2.50 GB | 90 | 1.0, 2.2 |",
+        "| 1 | mapreduce | failed | 100 | – | 2.50 GB | 90 | 1.0, 2.2 |",
+        "| 10 | local[2] | 327,346 | 100 | 3,273 | 2.50 GB | 90 | 1.0, 2.2 |",
+    ]
+    assert lines[-2] == "old", "what was not measured stays"
+
+
+def test_training_from_shards_is_told_beside_memory() -> None:
+    rates = {"memory": [100.0, 300.0, 200.0], "streamed": [180.0]}
+    shares = {"memory": 1.0, "streamed": 0.9}
+    kind = {"workers": 2, "examples_per_second": rates, "shares": shares}
+    kind |= {"examples_per_cpu_second": rates, "cpu_shares": shares}
+    lines = flights_tables.training({"training": [kind]}).splitlines()
+    assert lines[0] == "| workers | examples a second | memory | streamed |"
+    assert lines[2] == "| 2 | on the clock | 200 | 180 (0.90) |"
+    assert lines[3] == "| 2 | of processors | 200 | 180 (0.90) |"
+
+
+def test_profiles_stand_side_by_side(tmp_path: Path) -> None:
+    for name, functions in (("sequential", ["clip", "draw"]), ("sync-2", ["wait", "clip"])):
+        rows = [{"name": f, "calls": 1200, "own": 0.25, "seconds": 1.5} for f in functions]
+        told = {"phases": [{**rows[0], "name": "gradient"}], "functions": rows}
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text(json.dumps({"strategy": {"profile": told}}))
+    lines = flights_tables.profile(tmp_path).splitlines()
+    cells = "1,200 | 0.250 s | 1.500 s"
+    assert lines[2:] == [
+        f"| *gradient* | {cells} | {cells} |",
+        f"| `clip` | {cells} | {cells} |",
+        f"| `draw` | {cells} | – | – | – |",
+    ]
+
+
+def test_times_stand_against_rows(tmp_path: Path) -> None:
+    runs = []
+    for limit, seconds in ((1000, 2.0), (8000, 12.0)):
+        for repeat in (0, 1):
+            found = records.record("sync", 2, repeat=repeat, limit=limit)
+            found["result"]["seconds"] = found["seconds"]["training"] = seconds + repeat
+            runs.append(found)
+    lines = flights_tables.growth(records.sweep(tmp_path / "g", runs)).splitlines()
+    assert lines[0] == "| seconds | 1,000 rows | 8,000 rows | a row's time, last column to first |"
+    assert lines[2] == "| sync, 2 workers | 2.50 (2.00 to 3.00) | 12.50 (12.00 to 13.00) | 0.62 |"
+
+
+def test_the_page_on_spark_is_that_of_the_committed_records() -> None:
+    text = (results.DOCS / "spark.md").read_text()
+    assert flights_tables.write(results.write(text)) == text
