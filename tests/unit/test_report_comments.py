@@ -233,6 +233,19 @@ def test_the_answer_when_sequential_is_best_and_when_nothing_can_be_compared() -
     assert "From limit 1000 to 2000" in answer(grown)[0]
 
 
+def test_the_answer_says_if_other_programs_had_the_cores() -> None:
+    quiet, busy = timed("sequential", 1, 30), timed("sync", 2, 16)
+    for process in busy["workers"]:
+        process["user"] = 0.5 * process["compute"]
+    told = answer(summary(quiet, busy))
+    assert any(s.startswith("In 1 of 2 runs a worker was without a core for up to") for s in told)
+    assert not any("without a core" in s for s in answer(summary(quiet)))
+    crowded = busy | {"machine": busy["machine"] | {"cores": 1}}
+    slowed = busy | {"config": busy["config"] | {"slow": "1:3:sleep"}}
+    for other in (crowded, slowed):
+        assert not any("without a core" in s for s in answer(summary(quiet, other)))
+
+
 def test_numbers_in_words() -> None:
     forms = [seconds(v).replace(THIN, " ") for v in (0.0123, 0.5, 12.34, 187, 7500)]
     assert forms == ["12.3 ms", "0.50 s", "12.3 s", "3 min 07 s", "2 h 05 min"]

@@ -7,6 +7,7 @@ from manyhands.report.tables import Row, Summary
 from manyhands.report.wording import capital, join, percent, plural, points, seconds
 
 _SUSPECT = 1.25  # a speed-up of so many times the workers is no parallelism
+_ROBBED = 0.15  # so much of its computing without a core is more than a quiet machine takes
 
 
 def answer(summary: Summary) -> tuple[str, ...]:
@@ -19,6 +20,7 @@ def answer(summary: Summary) -> tuple[str, ...]:
     sentences = (
         _headline(summary, best),
         _doubt(best),
+        _robbed(summary),
         _lead(summary, best),
         _caveat(summary, best),
     )
@@ -71,6 +73,19 @@ def _doubt(best: Row) -> str:
         f"That is more than {plural(best.workers, 'worker')} can give: what it is measured against "
         "was slowed by something else, other work on the machine or threads that wait for each "
         "other. Compare again with --threads 1 on a quiet machine before you rely on it."
+    )
+
+
+def _robbed(summary: Summary) -> str:
+    """Say so if other programs had the cores while runs were timed."""
+    runs = [run for row in summary.rows for run in row.runs]
+    robbed = [run.robbed for run in runs if run.robbed > _ROBBED]
+    if not robbed:
+        return ""
+    return (
+        f"In {len(robbed)} of {plural(len(runs), 'run')} a worker was without a core for up to "
+        f"{percent(max(robbed))} of the time in which it computed, though there were enough cores: "
+        "other programs ran beside it. Times and speed-ups of such runs say little."
     )
 
 

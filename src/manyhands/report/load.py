@@ -35,6 +35,7 @@ class Process:
     rank: int
     role: str
     steps: float | None
+    cpu: float | None
     compute: float | None
     update: float | None
     communicate: float | None
@@ -102,6 +103,21 @@ class Run:
     team: tuple[Process, ...]
     epochs: tuple[Epoch, ...]
     story: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def robbed(self) -> float:
+        """The part of some worker's computing in which it had no core, though there were enough."""
+        elsewhere = self.config.get("device", "cpu") != "cpu" or self.config.get("slow")
+        if elsewhere or (self.cores is not None and self.processes > self.cores):
+            return 0.0
+        parts = [
+            1 - process.cpu / busy
+            for process in self.team
+            if process.trains
+            and process.cpu is not None
+            and (busy := (process.compute or 0.0) + (process.update or 0.0)) > 0
+        ]
+        return max([0.0, *parts])
 
     @property
     def bytes(self) -> float | None:
@@ -313,6 +329,7 @@ def _process(worker: Mapping[str, Any]) -> Process:
         rank=int(number(worker, "rank") or 0),
         role=text(worker, "role"),
         steps=number(worker, "steps"),
+        cpu=total(number(worker, name) for name in ("user", "system")),
         compute=number(worker, "compute"),
         update=number(worker, "update"),
         communicate=number(worker, "communicate"),
