@@ -14,6 +14,7 @@ STEP = {"gradient": 45, "exchange": 45, "update": 45, "checkpoint": 40, "evaluat
 TIMEOUT = 10  # seconds without a word until a stopped worker counts as hanging
 LONG = 60  # epochs of a run that is struck from outside
 LASTING = {"workers": 3, "dtype": "float64"}  # of runs that outlive a worker
+GROWING = {"min-workers": 2}  # and have it again
 HEIRS = {"masters": 2}  # and of those that outlive a master
 # What a strategy is run with where that is not two workers and nothing else.
 OPTIONS = {
@@ -28,17 +29,27 @@ class Case:
     """One fault: what strikes whom, and when."""
 
     strategy: str
-    action: str  # kill, stop, fail_write; or of the launcher: kill-launcher, SIGINT, SIGTERM
+    # kill, stop, fail_write; of the launcher: kill-launcher, SIGINT, SIGTERM; or refused: nothing
+    # is started, since the run cannot do what it is told to
+    action: str
     phase: str = ""
     rank: int = 1
-    then: str = "stop"  # what the run is told to do: stop, restart or continue
+    then: str = "stop"  # what the run is told to do: stop, restart, continue, or continue and grow
+
+    @property
+    def refused(self) -> bool:
+        """Whether the run is refused before anything is started."""
+        return self.action == "refused"
 
     @property
     def outside(self) -> bool:
         """Whether it is struck from outside, at the launcher."""
-        return not self.phase
+        return not self.phase and not self.refused
 
     def __str__(self) -> str:
+        if self.refused:
+            under = " under MPICH" if STRATEGIES[self.strategy].supports.outlives else ""
+            return f"{self.strategy}: {self.then} is refused{under}"
         where = f"rank {self.rank} in {self.phase}" if self.phase else "the launcher"
         then = "" if self.then == "stop" else f", then {self.then}"
         return f"{self.strategy}: {self.action}, {where}{then}"
@@ -46,7 +57,10 @@ class Case:
     @property
     def kind(self) -> str:
         """Which run it is struck into, and has to end as."""
-        return "long" if self.outside else "lasting" if self.then == "continue" else "short"
+        if self.refused:
+            return "none"
+        lasts = self.then in ("continue", "grow")
+        return "long" if self.outside else "lasting" if lasts else "short"
 
     @property
     def inherits(self) -> bool:
@@ -54,51 +68,59 @@ class Case:
         return self.then == "continue" and self.rank >= LASTING["workers"]
 
     @property
+    def grows(self) -> bool:
+        """Whether all workers are started again: a checkpoint comes, or training has not begun."""
+        last = self.phase == "record" or (self.strategy, self.phase) == ("averaging", "exchange")
+        return self.then == "grow" and not last
+
+    @property
     def ends(self) -> bool:
         """Whether the run ends with the fault, in an error."""
         early = self.then == "continue" and self.phase in ("start", "load")
-        return self.then == "stop" or early
+        return self.then == "stop" or early or self.refused
 
 
 def cases() -> Iterator[Case]:
     """Yield every fault that is struck."""
     for strategy, kind in STRATEGIES.items():
-        size = processes(strategy)
-        rank = min(1, size - 1)
-        for phase in phases(strategy):
-            yield Case(strategy, "kill", phase, rank)
-            yield Case(strategy, "stop", phase, rank)
-        if size > 1:
+        yield Case(strategy, "refused", then="continue")
+        for then in ("stop", "restart", *(["continue"] if kind.supports.outlives else [])):
+            for phase in phases(strategy):
+                for action in ("kill", "stop"):
+                    yield Case(strategy, action, phase, passes(strategy, phase, then), then)
+        if processes(strategy) > 1:
             yield Case(strategy, "kill", "gradient", 0)
         for master in masters(strategy):
-            for phase in ("load", "serve", "checkpoint"):
+            for phase in ("load", "checkpoint"):
                 yield Case(strategy, "kill", phase, master)
-            yield Case(strategy, "stop", "serve", master)
         yield Case(strategy, "fail_write", "checkpoint", 0)
         yield Case(strategy, "fail_write", "record", 0)
         for action in ("kill-launcher", "SIGINT", "SIGTERM"):
             yield Case(strategy, action)
-        assert kind.supports.resume, f"{strategy} cannot go on from a checkpoint"
-        for phase in ("gradient", "checkpoint", "record"):
-            yield Case(strategy, "kill", phase, rank, "restart")
-        yield Case(strategy, "stop", "gradient", rank, "restart")
         if kind.supports.outlives:
             yield from outlived(strategy)
+        if kind.supports.outlives and kind.supports.together:
+            for phase in phases(strategy):
+                yield Case(strategy, "kill", phase, 1, "grow")
 
 
 def outlived(strategy: str) -> Iterator[Case]:
-    """Yield the faults that the others go on after."""
-    for phase in phases(strategy):
-        yield Case(strategy, "kill", phase, 1, "continue")
+    """Yield more faults that the others go on after: of the first, the last, of masters."""
     for phase in ("gradient", "exchange", "checkpoint"):
         yield Case(strategy, "kill", phase, 0, "continue")
     for phase in ("gradient", "exchange"):
         yield Case(strategy, "stop", phase, 2, "continue")
     if strategy == "server":
-        for phase in ("serve", "checkpoint"):
-            for master in (3, 4):
-                yield Case(strategy, "kill", phase, master, "continue")
+        for phase, master in (("serve", 4), ("checkpoint", 3), ("checkpoint", 4)):
+            yield Case(strategy, "kill", phase, master, "continue")
         yield Case(strategy, "stop", "serve", 4, "continue")
+
+
+def passes(strategy: str, phase: str, then: str) -> int:
+    """Return the rank of one that passes this phase: a master, or the second worker if there is."""
+    if phase == "serve":
+        return LASTING["workers"] if then == "continue" else masters(strategy)[0]
+    return min(1, processes(strategy) - 1)
 
 
 def workers(strategy: str) -> int:
@@ -116,15 +138,11 @@ def processes(strategy: str) -> int:
 
 
 def phases(strategy: str) -> list[str]:
-    """Return the phases that a worker of this strategy passes."""
-    absent = set()
+    """Return the phases that some process of this strategy passes."""
     if strategy in ("sequential", "hogwild"):
-        absent |= {"exchange"}  # nothing is sent
-    if not STRATEGIES[strategy].supports.together:
-        absent |= {"evaluate"}  # worker 1 is not asked to judge during training
-    if strategy == "server":
-        absent |= {"update"}  # the masters' work
-    return [phase for phase in PHASES if phase not in absent]
+        return [phase for phase in PHASES if phase != "exchange"]  # nothing is sent
+    # In a server updates are the masters' work.
+    return ["serve" if (strategy, p) == ("server", "update") else p for p in PHASES]
 
 
 def when(case: Case) -> int:
@@ -151,16 +169,20 @@ def train(
     line += ["--output", str(output), "--data", "blobs", "--model", "mlp", "--kernels", "default"]
     line += ["--threads", "1"]  # two would wait for each other while other cases have the cores
     given = {"workers": 2, **OPTIONS.get(strategy, {})}
-    given |= LASTING if then == "continue" else {}
+    if then in ("continue", "grow") and STRATEGIES[strategy].supports.outlives:
+        given |= LASTING
+    given |= GROWING if then == "grow" else {}
     for name, value in given.items():
         line += [f"--{name}", str(value)]
-    line += ["--batch-size", "50", "--on-failure", then]
+    line += ["--batch-size", "50", "--on-failure", "continue" if then == "grow" else then]
     line += ["--timeout", str(timeout), "--epochs", str(epochs), "--checkpoint-every", every]
     return line
 
 
 def struck(case: Case, output: Path) -> list[str]:
     """Return the command of the run that a case is struck into."""
+    if case.refused:  # an MPI that can outlive a process is needed as well as a strategy
+        return [*train(case.strategy, output, then=case.then), "--mpi", "mpich"]
     line = planned(case.strategy, case.kind, output, case.then)
     more = HEIRS if case.inherits else {}
     return [*line, *(word for name, value in more.items() for word in (f"--{name}", str(value)))]

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import re
 import signal
@@ -63,7 +64,7 @@ class Outcome:
     @property
     def promised(self) -> bool:
         """Whether it ended as promised."""
-        wanted = {"SIGINT": 130, "SIGTERM": 143, "kill-launcher": -signal.SIGKILL}
+        wanted = {"SIGINT": 130, "SIGTERM": 143, "kill-launcher": -signal.SIGKILL, "refused": 2}
         ended = self.code == wanted.get(self.case.action, int(self.case.ends))
         left = self.orphans or self.residue
         return ended and self.named and not left and not self.resumed.startswith("wrong")
@@ -129,6 +130,8 @@ def strike(case: Case, expected: np.ndarray | None, *, go_on: bool = True) -> Ou
             if case.outside:
                 hit = _outside(case, output)
                 outcome.code, said = run(struck(case, output), folder, strike=hit)
+            elif case.refused:
+                outcome.code, said = run(struck(case, output), folder)
             else:
                 fault = Fault(case.action, case.rank, when(case), case.phase)
                 faults = json.dumps({"struck": place, "faults": [asdict(fault)]})
@@ -138,7 +141,9 @@ def strike(case: Case, expected: np.ndarray | None, *, go_on: bool = True) -> Ou
         outcome.named = names(case, said)
         eventually(lambda: not alive(folder), 10)
         outcome.orphans, outcome.residue = len(alive(folder)), len(memory.left(5))
-        if not case.ends:
+        if case.refused:
+            outcome.resumed = "wrong: something was written" if output.exists() else "–"
+        elif not case.ends:
             outcome.resumed = _ended(case, outcome.code, output, expected)
         elif go_on:
             _go_on(outcome, output, folder, expected, said)
@@ -163,6 +168,8 @@ def names(case: Case, said: str) -> bool:
         return True  # nobody is left to tell
     if case.outside:
         return "--resume" in said
+    if case.refused:
+        return "on_failure is 'continue', but" in said and "; use " in said
     if case.action == "fail_write":
         return "File too large" in said
     return f"rank {case.rank} died" in said or f"missing: rank {case.rank} " in said
@@ -180,7 +187,10 @@ def _ended(case: Case, code: int | None, output: Path, expected: np.ndarray | No
     facts, seen = STRATEGIES[case.strategy].supports, record["result"]["examples"]
     whole = seen == record["config"]["epochs"] * record["data"]["train"]
     heirs = [heir["by"] for event in story for heir in event.get("taken_over", [])]
-    alone = [event["lost"] for event in story] == [[case.rank]]
+    lost = [event["lost"] for event in story if "lost" in event]
+    again = [event["restarted_from"] for event in story if "restarted_from" in event]
+    early = case.phase in ("start", "load")
+    alone = lost == ([] if early else [[case.rank]]) and len(again) == case.grows
     if not alone or not whole or bool(heirs) != case.inherits:
         return f"wrong: {seen} examples, {story}"
     if not facts.identical or expected is None:
@@ -231,7 +241,7 @@ def complete(output: Path) -> str:
 
 def undisturbed(strategy: str, kind: str) -> np.ndarray | None:
     """Return the weights of a run left alone; None where runs do not repeat themselves."""
-    if not STRATEGIES[strategy].supports.deterministic:
+    if kind == "none" or not STRATEGIES[strategy].supports.deterministic:
         return None
     with tempfile.TemporaryDirectory(prefix="faults-") as place:
         output = Path(place) / "run"
@@ -266,11 +276,16 @@ def before(path: Path, again: str) -> tuple[dict[str, Any], dict[str, Outcome]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--strategies", default=",".join(STRATEGIES))
-    parser.add_argument("--then", default="stop,restart,continue", help="what runs are told to do")
+    parser.add_argument(
+        "--then", default="stop,restart,continue,grow", help="what runs are told to do"
+    )
     parser.add_argument(
         "--again",
         help="strike only the cases that match this, and those that --out lacks; the rest of --out "
         "stays ('rows' runs the tests of other faults again)",
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="begin no case later than that; go on anon"
     )
     parser.add_argument("--jobs", type=int, default=cores() + 1, help="cases at once")
     parser.add_argument("--out", type=Path, required=True, help="write the outcomes as JSON")
@@ -283,15 +298,24 @@ def main() -> int:
     if options.again:
         record, kept = before(options.out, options.again)
         done = {**kept, **done}
-    wanted = dict.fromkeys((c.strategy, c.kind) for c in chosen if str(c) not in done)
+    turns = {(c.strategy, c.kind): threading.Lock() for c in chosen}
+    ends: dict[tuple[str, str], np.ndarray | None] = {}
     begin = time.monotonic()
     with ThreadPoolExecutor(options.jobs) as pool:
-        ends = dict(zip(wanted, pool.map(lambda w: undisturbed(*w), wanted), strict=True))
+
+        def expected(case: Case) -> np.ndarray | None:
+            kind = case.strategy, case.kind
+            with turns[kind]:  # found out once, when the first case of its kind needs it
+                if kind not in ends:
+                    ends[kind] = undisturbed(*kind)
+            return ends[kind]
 
         def do(case: Case) -> None:
+            if time.monotonic() - begin > 60 * options.minutes:
+                return
             # What a stopped worker leaves is what a killed one leaves; once is enough to see it.
             again = case.action != "stop" or case.phase == "checkpoint"
-            outcome = strike(case, ends[case.strategy, case.kind], go_on=again)
+            outcome = strike(case, expected(case), go_on=again)
             with lock, partial.open("a") as file:
                 file.write(json.dumps(asdict(outcome)) + "\n")
                 done[str(case)] = outcome
@@ -301,6 +325,9 @@ def main() -> int:
             )
 
         list(pool.map(do, [case for case in chosen if str(case) not in done]))
+    if left := [case for case in chosen if str(case) not in done]:
+        print(f"{len(left)} cases are left; the same command goes on with them")
+        return 1
     outcomes = [done[str(case)] for case in chosen]
     anew = not options.again or re.search(options.again, "rows")
     tested = rows.check() if anew else record["rows"]

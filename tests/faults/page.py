@@ -23,8 +23,10 @@ GROUPS = {
     "fail_write": "the disk is full",
     "kill-launcher": "SIGKILL of the launcher",
     "signal": "SIGINT, SIGTERM",
+    "refused": "`--on-failure continue` where that is not possible: refused before anything starts",
     "restart": "killed or stopped, with `--on-failure restart`",
     "continue": "killed or stopped, with `--on-failure continue`",
+    "grow": "killed, with `--on-failure continue --min-workers`",
 }
 RIGHT = ("same bits", "nothing lost", "same end", "went on")
 
@@ -47,7 +49,7 @@ def group(outcome: Outcome) -> str:
 
     case = outcome.case
     if case.then != "stop":
-        return case.then
+        return case.action if case.refused else case.then
     if case.action.startswith("SIG"):
         return "signal"
     if case.action in ("fail_write", "kill-launcher"):

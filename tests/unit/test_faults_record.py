@@ -13,6 +13,8 @@ import matrix
 import page
 from cases import Case
 
+from manyhands.strategies import STRATEGIES
+
 KILLED = matrix.Outcome(
     Case("sync", "kill", "gradient"), 1, 3.0, named=True, resumed="same bits", when="2026-11-15"
 )
@@ -60,3 +62,57 @@ def test_who_strikes_a_master_that_is_outlived_gives_it_an_heir(tmp_path):
         line = cases.struck(case, tmp_path)
         assert line[line.index("--masters") + 1] == "2"
         assert line[line.index("--workers") + 1] == "3"
+
+
+def test_every_phase_is_struck_both_ways_whatever_the_run_is_told_to_do():
+    found = {(c.strategy, c.then, c.phase, c.action) for c in cases.cases()}
+    every = {"start", "load", "gradient", "checkpoint", "evaluate", "record"}
+    own = {s: {"exchange", "update"} for s in STRATEGIES}
+    own |= {"sequential": {"update"}, "hogwild": {"update"}, "server": {"exchange", "serve"}}
+    outlive = {"sync", "averaging", "gossip", "server"}
+    wanted = {
+        (strategy, then, phase, action)
+        for strategy in STRATEGIES
+        for then in ("stop", "restart", *(["continue"] if strategy in outlive else []))
+        for phase in every | own[strategy]
+        for action in ("kill", "stop")
+    }
+    assert wanted <= found
+    refused = [c for c in cases.cases() if c.refused]
+    assert [c.strategy for c in refused] == list(STRATEGIES)
+    continued = {c.strategy for c in cases.cases() if c.then == "continue" and not c.refused}
+    assert continued == outlive
+
+
+def test_a_refusal_is_as_promised_only_if_it_tells_what_to_do(tmp_path):
+    case = Case("tensor", "refused", then="continue")
+    line = cases.struck(case, tmp_path)
+    assert line[line.index("--on-failure") + 1] == "continue"
+    assert line[line.index("--workers") + 1] == "1"  # the strategy's own, so that it is not that
+    assert matrix.names(case, "on_failure is 'continue', but tensor cannot; use 'restart'")
+    assert not matrix.names(case, "on_failure is 'continue', but tensor cannot")
+    assert matrix.Outcome(case, 2, named=True).promised
+    assert not matrix.Outcome(case, 1, named=True).promised
+    assert not matrix.Outcome(case, 2, named=True, resumed="wrong: something was written").promised
+    assert page.group(matrix.Outcome(case, 2, named=True)) == "refused"
+
+
+def test_a_matrix_that_ran_out_of_time_goes_on_where_it_was(tmp_path, monkeypatch):
+    struck = []
+
+    def strike(case, expected, *, go_on):
+        struck.append(case)
+        return matrix.Outcome(case, 1, named=True)
+
+    monkeypatch.setattr(matrix, "strike", strike)
+    monkeypatch.setattr(matrix, "undisturbed", lambda strategy, kind: None)
+    monkeypatch.setattr(matrix.rows, "check", list)
+    out = tmp_path / "faults.json"
+    line = ["matrix.py", "--strategies", "sync", "--then", "stop", "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", [*line, "--minutes", "0"])
+    assert matrix.main() == 1
+    assert struck == []
+    assert not out.exists()
+    monkeypatch.setattr(sys, "argv", line)
+    matrix.main()
+    assert len(json.loads(out.read_text())["outcomes"]) == len(struck) > 16
