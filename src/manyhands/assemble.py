@@ -199,7 +199,7 @@ def _attach_lifecycle(job: Job, worker: Worker, kernels: tune.Kernels, began: in
         "loss": _own_name(job.loss),
         "layers": [[layer.name, layer.start, layer.stop] for layer in worker.replica.layers],
     }
-    worker.lifecycle = Lifecycle(worker, Path(job.output), about)
+    worker.lifecycle = Lifecycle(worker, Path(job.output), about, grows=job.grows)
 
 
 def _go_on(job: Job, worker: Worker, found: Checkpoint) -> None:

@@ -188,6 +188,11 @@ class RunConfig:
         "with those who are left (Open MPI only)",
     )
     max_restarts: int = option(3, "how often a run is started again at the most")
+    min_workers: int | None = option(
+        None,
+        "with on_failure continue: while so many are left they go on, and at the next checkpoint "
+        "all workers are started again; with fewer the run writes a checkpoint and stops",
+    )
     timeout: float = option(600.0, "seconds without a word after which a worker counts as hanging")
     profile: bool = option(
         False, "note where the time goes, by phase, operation and function; needs max_steps"
@@ -206,6 +211,7 @@ class RunConfig:
         validate.at_least(1, max_steps=self.max_steps, limit=self.limit, threads=self.threads)
         validate.at_least(0, seed=self.seed)
         validate.at_least(1, keep=self.keep, max_restarts=self.max_restarts)
+        validate.at_least(1, min_workers=self.min_workers)
         validate.positive(timeout=self.timeout)
         validate.between(0, 1, target_accuracy=self.target_accuracy, warmup=self.warmup)
         validate.positive(clip_norm=self.clip_norm)

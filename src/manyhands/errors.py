@@ -5,7 +5,9 @@ ManyhandsError                 anything manyhands itself reports
 │   └── DataError              data that is damaged, of another shape, or out of range
 ├── LaunchError                the workers could not be started (no mpiexec, mixed MPIs …); exit 3
 ├── WorkerError                a worker failed; carries its rank and traceback; exit 1
-├── DivergedError              the loss is no longer finite; carries rank and step; exit 1
+│   ├── DivergedError          the loss is no longer finite; carries rank and step; exit 1
+│   └── TooFewError            so many died that the others stopped, with a checkpoint; exit 1
+├── ShortHandedError           some died, the others ended at a checkpoint; all start again from it
 └── StoppedError               a signal asked the run to stop; exit 128 + the signal's number
 """
 
@@ -52,6 +54,14 @@ class WorkerError(ManyhandsError):
 
 class DivergedError(WorkerError):
     """The loss is no longer a finite number."""
+
+
+class TooFewError(WorkerError):
+    """Fewer workers are left than the run may go on with; a checkpoint was written."""
+
+
+class ShortHandedError(ManyhandsError):
+    """Those who are left have ended at a checkpoint, so that all can start again from it."""
 
 
 class StoppedError(ManyhandsError):

@@ -44,7 +44,8 @@ class Job:
     """One run, as it travels: names stay names, what the user wrote is carried along.
 
     `threads` is None where the workers find out for themselves (another's mpiexec or srun).
-    `checkpoint` is the folder to go on from, `story` what befell the run before.
+    `checkpoint` is the folder to go on from, `story` what befell the run before. With `grows`,
+    workers who have lost others end at their next checkpoint: all are started again from it.
     """
 
     config: RunConfig
@@ -62,6 +63,7 @@ class Job:
     callbacks: tuple[Any, ...] = ()
     checkpoint: str | None = None
     story: tuple[dict[str, Any], ...] = ()
+    grows: bool = False
 
     def write(self, folder: Path) -> str:
         """Put the job into a folder that only its owner can open; returns its SHA-256."""
@@ -151,6 +153,7 @@ def failure(rank: int, error: BaseException) -> dict[str, Any]:
     return {
         "exit_code": getattr(error, "exit_code", 1),
         "rank": rank,
+        "of": getattr(error, "rank", None),  # it may tell of another's fate
         "kind": type(error).__name__,
         "message": str(error),
         "traceback": "" if own else "".join(traceback.format_exception(error)),
@@ -260,10 +263,11 @@ def raised(note: dict[str, Any]) -> ManyhandsError:
         stopped = errors.ManyhandsError(message)
         stopped.exit_code = note["exit_code"]
         return stopped
-    if kind in (errors.ConfigError, errors.DataError, errors.LaunchError):
+    if kind in (errors.ConfigError, errors.DataError, errors.LaunchError, errors.ShortHandedError):
         return kind(message)  # type: ignore[no-any-return]
-    if kind in (errors.DivergedError, errors.WorkerError):
-        return kind(message, rank=rank)  # type: ignore[no-any-return]
+    if kind in (errors.DivergedError, errors.TooFewError, errors.WorkerError):
+        of = note.get("of")
+        return kind(message, rank=rank if of is None else of)  # type: ignore[no-any-return]
     last = message.splitlines()[0] if message else ""
     return errors.WorkerError(
         f"rank {rank} failed: {note['kind']}: {last}{_place(note['traceback'])}",

@@ -12,14 +12,14 @@ import math
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
 
 from manyhands.checkpoint import Checkpoint, Part, Writer, parse_every
 from manyhands.clock import Clock, Epoch
-from manyhands.errors import StoppedError
+from manyhands.errors import ManyhandsError, ShortHandedError, StoppedError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -50,14 +50,18 @@ class Lifecycle:
     Args:
         output: The run's folder.
         about: What the run is, for the manifest: configuration, data hash, kernels.
+        grows: Those who have lost others end at the next checkpoint, and all start again from it.
 
     Attributes:
         mark: The last checkpoint that this process took part in, or goes on from.
     """
 
-    def __init__(self, worker: Worker, output: Path, about: Mapping[str, Any]) -> None:
+    def __init__(
+        self, worker: Worker, output: Path, about: Mapping[str, Any], *, grows: bool = False
+    ) -> None:
         config = worker.config
-        self.about, self.output = about, output
+        self.about, self.output, self.grows = about, output, grows
+        self.short = False  # some have died
         self.every = parse_every(config.checkpoint_every) if config.checkpoint_every else None
         self.writer = self._writer(worker)
         self.written = time.monotonic()
@@ -81,7 +85,7 @@ class Lifecycle:
         self.writer.give_up()
         # Nobody writes for the old group any more; the next one has a name that nobody has used.
         self.mark = Mark(int(worker.comm.maximum(np.array([self.mark.step]))[0]))
-        self._ask = None
+        self._ask, self.short = None, True
         self.writer = self._writer(worker)
         options = {**self.about["options"], "workers": worker.config.workers}
         self.about = {**self.about, "options": options}
@@ -92,6 +96,7 @@ class Lifecycle:
         Raises:
             StoppedError: On every worker at the same step, after the checkpoint is on the disk;
                 where they do not step together and no checkpoints are written, at once.
+            ShortHandedError: Likewise, where some have died and all are to start again.
         """
         strategy = worker.config.strategy
         if not strategy.supports.together and self.every:
@@ -99,7 +104,11 @@ class Lifecycle:
             return
         asked, late = self._agreed(worker)
         steps = self.every.steps if self.every else None
-        if late or asked or (steps and worker.step % steps == 0):
+        due = late or asked or (steps and worker.step % steps == 0)
+        if due and not asked and self._worth_growing(worker):
+            left = worker.config.workers
+            self.hand_over(worker, ShortHandedError(f"workers left: {left}"))
+        if due:
             self._write(worker)
         if asked:
             self._wait(worker)
@@ -108,6 +117,26 @@ class Lifecycle:
             if strategy.supports.together:
                 worker.comm.barrier()  # nobody ends the group before every part is on the disk
             raise StoppedError(asked, worker.step, checkpoint=self.every is not None)
+
+    def _worth_growing(self, worker: Worker) -> bool:
+        """Say whether some have died, may come back, and would have anything to do."""
+        planned = [n.steps for n in worker.board.read() if n.rank == worker.number]
+        return self.grows and self.short and worker.step < max(planned, default=0)
+
+    def hand_over(self, worker: Worker, error: ManyhandsError) -> NoReturn:
+        """Write a checkpoint that any number of workers can go on from, then end. Collective.
+
+        Only where workers step together. Whoever comes in takes a copy of worker 0's model, so all
+        must be the same: where they are not, the workers meet before they write.
+        """
+        strategy = worker.config.strategy
+        if not strategy.supports.identical:
+            strategy.regroup(worker)
+        self.about = {**self.about, "alike": True}
+        self._write(worker)
+        self._wait(worker)
+        worker.comm.barrier()  # nobody ends the group before every part is on the disk
+        raise error
 
     def _wait(self, worker: Worker) -> None:
         """Wait until what is being written is on the disk.
@@ -149,6 +178,8 @@ class Lifecycle:
     def _write(self, worker: Worker) -> None:
         if self.every is not None:
             worker.settle()
+            if worker.config.on_failure == "continue":
+                self._wait(worker)  # for the one before, which may lack the part of one who is gone
             self.take(worker, Mark(worker.step), capture(worker))
 
     def due(self, step: int, asked: int) -> Mark | None:
@@ -229,6 +260,7 @@ def capture(worker: Worker) -> Part:
         "strategy": counts,
         "balance": worker.balance.state() if worker.balance else None,
         "privacy": worker.mechanism.spent() if worker.mechanism else {},
+        "others_saw": worker.others_saw,
     }
     return Part(tensors, copy.deepcopy(numbers))  # written later, while the worker goes on
 
@@ -269,6 +301,7 @@ def restore(worker: Worker, checkpoint: Checkpoint) -> None:
     worker.epochs = [Epoch(**row) for row in numbers["epochs"]]
     if not known:
         worker.epochs = [Epoch(e.epoch, steps=e.steps, seconds=e.seconds) for e in worker.epochs]
+    worker.others_saw = resized or bool(numbers.get("others_saw"))
     worker.facts = dict(numbers["facts"])
     if worker.balance and numbers.get("balance"):
         worker.balance.restore(numbers["balance"], worker.step)

@@ -39,6 +39,7 @@ def steps(worker: Worker) -> list[dict[str, Any]]:
     if worker.mechanism and clock.begun:
         phases = tuple(np.full_like(phase, phase.mean()) for phase in phases)
     columns = zip(worker.losses, *phases, strict=True)
+    first = worker.step - len(worker.losses) + 1  # of a group of another size nothing is known
     return [
         {
             "step": number,
@@ -48,7 +49,7 @@ def steps(worker: Worker) -> list[dict[str, Any]]:
             "communicate": round(x, 6),
             "update": round(u, 6),
         }
-        for number, (loss, c, w, x, u) in enumerate(columns, 1)
+        for number, (loss, c, w, x, u) in enumerate(columns, first)
     ]
 
 

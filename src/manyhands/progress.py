@@ -90,6 +90,9 @@ def bereaved(event: dict[str, Any]) -> str:
         f"; rank {heir['by']} takes over {', '.join(heir['layers'])} as of update {heir['version']}"
         for heir in event.get("taken_over", ())
     )
+    if "min_workers" in event:
+        least = event["min_workers"]
+        return f"rank {who} died; {event['workers']} workers are left, at least {least} must be"
     return (
         f"rank {who} died; {event['workers']} workers go on from step {event['step']}, "
         f"{event['seconds']:.2f} s after it was noticed{heirs}"

@@ -206,8 +206,25 @@ def _check_lifecycle(config: RunConfig) -> None:
             )
     elif config.on_failure == "restart":
         raise ConfigError("on_failure is 'restart'; that needs checkpoint_every, e.g. 200steps")
+    if config.min_workers is not None and (reason := _cannot_grow(config)):
+        raise ConfigError(f"min_workers is {config.min_workers}, but {reason}")
     if config.on_failure == "continue" and (reason := _cannot_outlive(config)):
         raise ConfigError(f"on_failure is 'continue', but {reason}")
+
+
+def _cannot_grow(config: RunConfig) -> str:
+    """Return why a run that has lost workers could not have them again, and what to do."""
+    wanted = config.min_workers or 0
+    if config.on_failure != "continue":
+        return f"on_failure is {config.on_failure!r}; use 'continue', or leave it out"
+    if wanted > config.workers:
+        return f"workers is {config.workers}; expected at most as many"
+    if config.checkpoint_every is None:
+        return "workers come back at a checkpoint; add checkpoint_every, e.g. 200steps"
+    if not config.strategy.supports.together:
+        name = config.strategy.name
+        return f"only a {name} run itself knows who took over what of the dead; leave it out"
+    return ""
 
 
 def _cannot_outlive(config: RunConfig) -> str:

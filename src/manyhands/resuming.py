@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 # What may change when a run goes on; anything else would be another run.
 CHANGEABLE = {"workers", "epochs", "max_steps", "target_accuracy", "timeout", "threads", "mpi"}
 CHANGEABLE |= {"checkpoint_every", "keep", "on_failure", "max_restarts", "tensorboard"}
+CHANGEABLE |= {"min_workers"}
 CHANGEABLE |= {"hosts", "hostfile", "interface", "launcher", "mpiexec_options", "comm"}
 CHANGEABLE |= {"target", "callbacks"}
 # What a private run's noise was chosen for.
@@ -55,7 +56,8 @@ def options(
     _check_end(found, {**before, **given})
     workers = given.get("workers") or before["workers"]
     strategy = STRATEGIES.get(before["strategy"])
-    if workers != before["workers"] and strategy and not strategy.supports.identical:
+    own = strategy and not strategy.supports.identical and not found.about.get("alike")
+    if workers != before["workers"] and own:
         raise ConfigError(
             f"workers is {workers}, but the run in {folder} has {before['workers']}; with "
             f"{before['strategy']} every worker has a model of its own, so their number stays"
@@ -92,7 +94,8 @@ def began_with(found: checkpoints.Checkpoint) -> int:
 def expect_all(found: checkpoints.Checkpoint, config: RunConfig) -> None:
     """Refuse a checkpoint that lacks processes beside the workers, which cannot be dealt anew."""
     before = found.about["processes"]
-    if config.processes != before and not config.strategy.supports.identical:
+    alike = config.strategy.supports.identical or found.about.get("alike")
+    if config.processes != before and not alike:
         raise ConfigError(
             f"{found.folder} is of {before} processes, where {config.processes} are needed: a "
             f"{config.strategy.supports.beside} had died, and only that run knew who took over its "

@@ -20,7 +20,7 @@ from manyhands.config import RunConfig
 from manyhands.data import store
 from manyhands.data.shards import row_groups
 from manyhands.data.stored import About
-from manyhands.errors import ConfigError, ManyhandsError, WorkerError
+from manyhands.errors import ConfigError, ManyhandsError, ShortHandedError, WorkerError
 from manyhands.job import Job, join
 from manyhands.meeting import asked, expect_shared, host_leader
 from manyhands.options import flatten
@@ -34,6 +34,7 @@ from manyhands.sharing import plan, streamed
 if TYPE_CHECKING:
     from torch import nn
 
+    from manyhands.board import Note
     from manyhands.comm import Communicator
 
 _BACK_OFF = 1.0  # seconds before the first restart; twice as long before each next
@@ -85,26 +86,32 @@ class Run:
 
     def _watched(self, job: Job, folder: Path, bar: Progress) -> None:
         """Launch; where a worker died and that was asked for, again from the last checkpoint."""
-        restarts = self.config.max_restarts if self.config.on_failure == "restart" else 0
+        grows = self.config.min_workers is not None
+        restarts = self.config.max_restarts if grows or self.config.on_failure == "restart" else 0
         for attempt in range(restarts + 1):
             place = folder / str(attempt)
             place.mkdir()
+            deaths: list[dict[str, Any]] = []  # that others outlived
+            job = dataclasses.replace(job, grows=grows and attempt < restarts)
             try:
-                launch.launch(job, self.config.processes, place, bar.watch)
+                launch.launch(job, self.config.processes, place, _noting(deaths, bar.watch))
                 return
             except ManyhandsError as error:
                 if self.checkpoint and isinstance(error, ConfigError):
                     raise  # refused before anything was done: the record stays what it was
+                job = dataclasses.replace(job, story=(*job.story, *deaths))
                 # An error of the user's own code or options would only come again.
                 died = type(error) is WorkerError and not error.traceback
-                if not died or attempt == restarts:
+                short = isinstance(error, ShortHandedError)
+                if not (died or short) or attempt == restarts:
                     with suppress(OSError):  # a full disk must not hide what happened
                         write_failure(
                             Path(job.output), self.config, job.name, job.command, error, job.story
                         )
                     raise
                 job = _again(job, error, bar.say)
-                time.sleep(_BACK_OFF * 2**attempt)
+                if died:
+                    time.sleep(_BACK_OFF * 2**attempt)
 
     def joined(self, group: Communicator, *, chosen: bool) -> tuple[dict[str, Any], Path]:
         """Take part in the group that somebody else started; returns record and folder to all."""
@@ -232,13 +239,28 @@ class Run:
         return path, name
 
 
+def _noting(deaths: list[dict[str, Any]], watch: launch.Watch) -> launch.Watch:
+    """Return `watch` that also keeps the deaths that are announced."""
+
+    def noting(notes: list[Note], events: list[dict[str, Any]]) -> None:
+        deaths.extend(event for event in events if "lost" in event)
+        watch(notes, events)
+
+    return noting
+
+
 def _again(job: Job, error: ManyhandsError, say: Callable[[str], None]) -> Job:
     """Return the job as it goes on after a death: from the last checkpoint, the story longer."""
     found = checkpoints.newest(Path(job.output), say)
-    step = found.step if found else 0
-    say(f"{str(error).splitlines()[0]}; starting again from step {step}")
+    step, why = found.step if found else 0, str(error).splitlines()[0]
     now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-    event = {"when": now, "failed": str(error).splitlines()[0], "restarted_from": step}
+    event: dict[str, Any] = {"when": now, "restarted_from": step}
+    if isinstance(error, ShortHandedError):
+        event["workers"] = job.config.workers
+        say(f"{why}; all {job.config.workers} are started again from step {step}")
+    else:
+        event["failed"] = why
+        say(f"{why}; starting again from step {step}")
     place = str(found.folder) if found else None
     checkpoints.forget_after(Path(job.output), step)
     config = _settled(job.config, found.about["settled"]) if found else job.config

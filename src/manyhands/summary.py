@@ -235,7 +235,7 @@ def _epochs(
             {
                 "epoch": epoch.epoch,
                 "steps": max(sum(e[3] for e in each) for each in sofar),
-                "examples": examples if apart or not worker.story else _dealt(worker, i + 1),
+                "examples": examples if apart or not worker.others_saw else _dealt(worker, i + 1),
                 "seconds": round(epoch.seconds if kept else ended, 6),
                 "test_loss": epoch.test_loss,
                 "test_accuracy": epoch.test_metrics.get("accuracy"),
@@ -267,7 +267,7 @@ def _result(
     config, last = worker.config, epochs[-1]
     seconds = _training(workers)
     examples = sum(w["examples"] for w in workers if w["role"] == "worker")
-    if worker.story:
+    if worker.others_saw:
         examples = last["examples"]
     judged = "test_metrics" if worker.data.validation is None else "validation_metrics"
     reached = [e["seconds"] for e in epochs if worker.aim.reached(e[judged])]

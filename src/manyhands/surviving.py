@@ -31,7 +31,7 @@ from mpi4py import MPI
 from manyhands.clock import Epoch
 from manyhands.comm import ulfm
 from manyhands.data.estate import examples, settled
-from manyhands.errors import ConfigError, WorkerError
+from manyhands.errors import ConfigError, TooFewError, WorkerError
 from manyhands.lifecycle import optimizer_states, restore_optimizer
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def outlive(worker: Worker, work: Callable[[], T], lead: Callable[[Worker], None
         work: Trains and records; it can be begun again, and goes on from where the worker is.
         lead: Makes a worker the one that announces and writes, if the one that did is gone.
     """
-    plan, noticed = cast("Plan", worker.plan), None
+    plan, noticed, least = cast("Plan", worker.plan), None, worker.config.min_workers
     plans = {number: replace(plan, rank=number) for number in range(plan.size)}
     beside = list(range(plan.size, worker.comm.size))
     while True:
@@ -77,7 +77,10 @@ def outlive(worker: Worker, work: Callable[[], T], lead: Callable[[Worker], None
                 plans, beside = _regroup(worker, plans, beside, noticed)
                 if worker.lifecycle:  # whoever is lost here is missed by all: they have their plans
                     worker.lifecycle.renew(worker)
+                too_few = _too_few(worker, least)
                 _tell(worker, noticed, lead)
+                if too_few and worker.lifecycle:
+                    worker.lifecycle.hand_over(worker, too_few)
             result, well = work(), True
         except _LostAgainError:
             well = False
@@ -171,7 +174,8 @@ def _go_on_alone(worker: Worker, pushes: list[int]) -> None:
 def _bury(worker: Worker, left: Mapping[int, Plan], dead: list[int], noticed: float) -> None:
     """Be one of those who are left, and note who is not."""
     worker.plan = left.get(worker.number) or next(iter(left.values()))
-    worker.config = replace(worker.config, workers=len(left), slow=None)
+    worker.others_saw = True
+    worker.config = replace(worker.config, workers=len(left), min_workers=None, slow=None)
     clock = worker.clock
     clock.before, clock.paused, clock.started = clock.seconds(), 0.0, time.monotonic()
     last_word = max((float(worker.board.rows[number, -1]) for number in dead), default=noticed)
@@ -184,6 +188,21 @@ def _bury(worker: Worker, left: Mapping[int, Plan], dead: list[int], noticed: fl
             "noticed": round(noticed - last_word, 6),
             "at": round(clock.before, 6),
         }
+    )
+
+
+def _too_few(worker: Worker, least: int | None) -> TooFewError | None:
+    """Return the error that ends a run with fewer workers than it may go on with; notes that."""
+    left, event = worker.config.workers, worker.story[-1]
+    if least is None or left >= least:
+        return None
+    event["min_workers"] = least
+    dead, all_of_them = event["lost"], len(worker.board.rows)
+    return TooFewError(
+        f"rank {', '.join(map(str, dead))} died and {left} of {all_of_them} workers are left, "
+        f"fewer than min_workers ({least}); stopped after step {worker.step} with a checkpoint: "
+        f"--resume with --workers {all_of_them} goes on from it",
+        rank=dead[0],
     )
 
 

@@ -91,6 +91,7 @@ class Worker:
     stopped: str = "epochs"
     number: int = -1  # its rank when the run began, by which board, log and record know it
     story: list[dict[str, Any]] = field(default_factory=list)  # whom the group has lost
+    others_saw: bool = False  # examples that count were seen by some who are not there any more
     seen: list[float | None] = field(default_factory=list)  # of the epoch, when the step began
 
     def __post_init__(self) -> None:

@@ -88,6 +88,56 @@ def test_who_has_a_model_of_its_own_goes_on_with_the_average_of_the_others(tmp_p
     assert abs(record["result"]["loss"] - alone[1]["result"]["loss"]) < 0.05  # 1.4 at first
 
 
+GROW = {**SURVIVE, "checkpoint_every": "10steps", "min_workers": 2}
+
+
+@pytest.mark.parametrize("partition", ["balanced", "stratified"])
+def test_sync_has_all_its_workers_again_from_the_next_checkpoint(tmp_path, alone, partition):
+    """The first of the group dies; after all are back, another, who is not replaced."""
+    faults = Faults().kill(rank=0, step=13, phase="gradient")
+    with faults.kill(rank=2, step=75, phase="exchange"):
+        record = fit(tmp_path / "run", **GROW, partition=partition, max_restarts=1).record
+    first, again, last = record["story"]
+    assert (first["lost"], first["workers"]) == ([0], 2)
+    assert (again["restarted_from"], again["workers"]) == (20, 3)
+    assert (last["lost"], last["workers"]) == ([2], 2)
+    assert [w["rank"] for w in record["workers"]] == [0, 1]
+    for key in ("steps", "examples"):
+        assert record["result"][key] == alone[1]["result"][key]
+    steps = [json.loads(line) for line in (tmp_path / "run/steps.jsonl").read_text().splitlines()]
+    assert {row["step"] for row in steps} == set(range(21, 81))  # a smaller group's are left behind
+    expected = alone[0]
+    if partition != "balanced":
+        fit(tmp_path / "whole", partition=partition, workers=3)
+        expected = weights(tmp_path / "whole/model.safetensors")
+    assert np.abs(weights(tmp_path / "run/model.safetensors") - expected).max() < 1e-10
+
+
+@pytest.mark.parametrize("strategy", ["averaging", "gossip"])
+def test_who_has_a_model_of_its_own_starts_again_from_the_average(tmp_path, alone, strategy):
+    with Faults().kill(rank=1, step=13, phase="gradient"):
+        record = fit(tmp_path / "run", **GROW, strategy=strategy).record
+    lost, again = record["story"]
+    assert lost["lost"] == [1]
+    assert again["restarted_from"] in (20, 30)  # who exchanges nothing may be at 20 when it hears
+    assert [w["rank"] for w in record["workers"]] == [0, 1, 2]
+    assert record["result"]["steps"] == 80
+    assert record["result"]["examples"] == 4000
+    assert abs(record["result"]["loss"] - alone[1]["result"]["loss"]) < 0.05  # 1.4 at first
+
+
+def test_with_too_few_left_nothing_is_lost_and_all_can_go_on(tmp_path, alone):
+    output = tmp_path / "run"
+    faults = Faults().kill(rank=1, step=25, phase="gradient")
+    with faults, pytest.raises(mh.WorkerError, match="rank 1 died and 2 of 3") as caught:
+        fit(output, **{**GROW, "min_workers": 3})
+    assert caught.value.rank == 1
+    record = mh.fit(resume=str(output), workers=3, progress=False).record
+    assert record["story"][0]["resumed_from"] >= 25
+    assert np.abs(weights(output / "model.safetensors") - alone[0]).max() < 1e-10
+    assert record["result"]["examples"] == 4000
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_server_goes_on_and_every_batch_is_pushed_once(tmp_path, rank):
     with Faults().kill(rank=rank, step=20, phase="exchange"):

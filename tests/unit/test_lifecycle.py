@@ -63,7 +63,7 @@ def working(**given):
     made = {
         "replica": replica, "params": replica.params, "clock": Clock(), "losses": [1.0], "kept": [],
         "step": 4, "balance": None, "mechanism": None, "rank": 0, "comm": Alone(), "facts": {},
-        "epochs": [Epoch(1, steps=4)], "state": None,
+        "epochs": [Epoch(1, steps=4)], "state": None, "others_saw": False,
         "optimizer": torch.optim.SGD(replica.module.parameters(), lr=0.1, momentum=0.9),
         "config": SimpleNamespace(strategy=STRATEGIES["gossip"]()),
     }  # fmt: skip

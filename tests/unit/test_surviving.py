@@ -315,12 +315,15 @@ def test_who_dies_while_checkpoints_are_renewed_is_missed_from_the_plans_of_then
     answers = iter([False, False, True])
     monkeypatch.setattr(surviving, "_regroup", regroup)
     monkeypatch.setattr(surviving, "_tell", lambda *rest: None)
+    monkeypatch.setattr(surviving, "_too_few", lambda worker, least: None)
     ulfm = SimpleNamespace(
         is_loss=lambda error: True, revoke=lambda group: None, shrunk=lambda group: group,
         agreed=lambda group, well: next(answers),
     )  # fmt: skip
     monkeypatch.setattr(surviving, "ulfm", ulfm)
     plan = Plan("balanced", examples=40, batch_size=8, size=4, rank=0, seed=0)
-    worker = SimpleNamespace(plan=plan, comm=SimpleNamespace(size=4), lifecycle=Dies())
+    worker = SimpleNamespace(
+        plan=plan, comm=SimpleNamespace(size=4), lifecycle=Dies(), config=configure({"workers": 4})
+    )
     assert surviving.outlive(worker, work, lead=print) == "done"
     assert met == [[0, 1, 2, 3], [0, 1, 2]]

@@ -170,6 +170,8 @@ def _befell(run: Run, event: Mapping[str, Any]) -> str:
         left = plural(int(number(event, "workers") or 0), "worker")
         heirs = "".join(map(_heir, sequence(event.get("taken_over"))))
         went = f"{left} went on from step {step:.0f}{heirs}"
+        if "min_workers" in event:
+            went = f"{left} left, too few to go on from step {step:.0f}"
         return f"{_identity(run)}: rank {join(lost)} died; {went}"
     for name, how in (("restarted_from", "started again"), ("resumed_from", "resumed")):
         if (step := number(event, name)) is not None:
