@@ -1,6 +1,7 @@
 """The parameter server: its equalities, its waiting rule, its masters, its costs."""
 
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from manyhands.board import BOARD_FILE, Board
 from manyhands.errors import ConfigError
 from manyhands.job import Job
 from manyhands.options import configure
+from manyhands.strategies.master import Master
 from manyhands.strategies.pushing import Line
 
 WORLD = MPI.COMM_WORLD
@@ -42,7 +44,7 @@ def with_batchnorm():
 def fit(blobs, tmp_path):
     """Return a function that trains on `comm` and returns the worker, or the record as well."""
 
-    def train(comm=WORLD, model=smooth, slow=0.0, recorded=False, **given):
+    def train(comm=WORLD, model=smooth, slow=0.0, prepare=None, recorded=False, **given):
         config = configure({"kernels": "default", "epochs": 1, **given})
         Board(tmp_path / BOARD_FILE, comm.size, create=True)
         job = Job(
@@ -50,8 +52,8 @@ def fit(blobs, tmp_path):
             name="test", command="test", launched=0.0, threads=1,
         )  # fmt: skip
         worker, kernels = assemble.worker(job, comm, tmp_path)
-        if slow:
-            worker.replica.prepare = lambda x: (time.sleep(slow), x)[1]
+        if slow or prepare:
+            worker.replica.prepare = prepare or (lambda x: (time.sleep(slow), x)[1])
         process = summary.train(worker, begun=summary.begin(worker))
         return summary.record(job, worker, kernels, process) if recorded else worker
 
@@ -81,6 +83,10 @@ def alone(fit, **given):
 
 def distance(one, other):
     return float((one.params - other.params).abs().max())
+
+
+def apart(one, other):
+    return float((one - other).abs().max())
 
 
 @needs_two
@@ -148,15 +154,71 @@ def test_without_a_bound_fast_workers_run_ahead(fit):
 
 
 @needs_two
-def test_a_stale_push_steps_less(fit):
-    """With one worker nothing is stale, and the option changes nothing."""
-    given = {"batch_size": 50, "dtype": "float64", **PLAIN}
-    if WORLD.size == 2:
-        aware = served(fit, server={"staleness_aware": True}, **given)
-        assert torch.equal(aware.params, served(fit, **given).params)
-    else:
-        aware = served(fit, server={"staleness_aware": True}, **given)
-        assert torch.isfinite(aware.params).all()
+def test_with_one_worker_nothing_is_stale_and_steps_are_whole(fit):
+    given = {"batch_size": 50, "dtype": "float64", "partition": "balanced", "workers": 1, **PLAIN}
+    aware, whole = (
+        fit(strategy=mh.Server(masters=WORLD.size - 1, staleness_aware=way), **given)
+        for way in (True, False)
+    )
+    assert torch.equal(aware.params, whole.params)
+    assert aware.facts["staleness"]["max"] == 0
+
+
+@pytest.mark.skipif(WORLD.size < 3, reason="staleness needs two workers")
+def test_a_stale_push_steps_less(fit, folder, monkeypatch):
+    """Worker 0 pushes when another has pushed three times; every step is η g / max(1, τ)."""
+    ahead, batches = Path(folder) / "ahead", []
+
+    def prepare(x):
+        batches.append(len(x))
+        if WORLD.rank == 1 and len(batches) == 4:
+            ahead.touch()
+        while WORLD.rank == 0 and not ahead.exists():
+            time.sleep(0.001)
+        return x
+
+    steps, step = [], Master._step
+
+    def noting(self, tau, pushers):
+        before = self.params.clone()
+        step(self, tau, pushers)
+        steps.append((tau, apart(before - self.params, 0.1 / max(1, tau) * self.grad)))
+
+    monkeypatch.setattr(Master, "_step", noting)
+    given = {"batch_size": 50, "dtype": "float64", "max_steps": 8, **PLAIN}
+    worker = served(fit, server={"staleness_aware": True}, prepare=prepare, **given)
+    assert worker.facts["staleness"]["max"] >= 3
+    if worker.role == "master":
+        assert len(steps) == 8 * (WORLD.size - 1)
+        assert max(off for _, off in steps) < 1e-12
+        assert max(tau for tau, _ in steps) >= 3
+
+
+@pytest.mark.skipif(WORLD.size < 3, reason="two masters and a worker are three processes")
+@pytest.mark.parametrize("prefetch", [0, 1])
+def test_masters_differ_by_one_push_per_worker_at_most(fit, monkeypatch, prefetch):
+    """No master begins a worker's push before the others have used the one before.
+
+    The last master is slow: without that rule the first would run away. By the host's clock.
+    """
+    used, apply = [], Master._apply
+
+    def noting(self, k):
+        begin = time.monotonic()
+        if WORLD.rank == WORLD.size - 1:
+            time.sleep(0.002)
+        apply(self, k)
+        used.append((k, begin, time.monotonic()))
+
+    monkeypatch.setattr(Master, "_apply", noting)
+    worker = served(fit, 2, batch_size=50, max_steps=10, server={"prefetch": prefetch})
+    one, other = worker.comm.gather(used)[-2:]
+    for k in range(WORLD.size - 2):
+        mine, theirs = ([push[1:] for push in each if push[0] == k] for each in (one, other))
+        assert len(mine) == len(theirs) == 10
+        for n in range(9):
+            assert mine[n][1] < theirs[n + 1][0]
+            assert theirs[n][1] < mine[n + 1][0]
 
 
 @needs_two

@@ -74,20 +74,47 @@ def test_processes_are_workers_and_masters():
     assert configure({"strategy": "sync", "workers": 6}).processes == 6
 
 
-def test_a_master_that_takes_over_begins_with_the_run_s_rate(monkeypatch):
-    """After a death the loop is begun anew: a second master finds the optimizer as one left it."""
+@pytest.fixture
+def one_master(monkeypatch):
+    """Return a function that makes a master of six weights and two biases, η = 0.5, no messages."""
     for name in ("Messages", "Cuts"):
         monkeypatch.setattr(master, name, lambda *given: None)
-    monkeypatch.setattr(master.Master, "_factor", lambda self, tau: 0.1)
     replica = Replica(nn.Linear(3, 2), nn.functional.mse_loss)
     worker = SimpleNamespace(
-        comm=None, lifecycle=None, replica=replica, params=replica.params, step=0,
+        comm=None, lifecycle=None, replica=replica, params=replica.params, step=0, rate=None,
         optimizer=torch.optim.SGD([replica.params], lr=0.5), config=SimpleNamespace(workers=1),
     )  # fmt: skip
+    replica.params.grad = replica.grad
+    return lambda **server: master.Master(worker, mh.Server(**server), (0, replica.dim))
+
+
+def test_a_master_that_takes_over_begins_with_the_run_s_rate(one_master, monkeypatch):
+    """After a death the loop is begun anew: a second master finds the optimizer as one left it."""
+    monkeypatch.setattr(master.Master, "_factor", lambda self, tau: 0.1)
     for _ in range(2):
-        made = master.Master(worker, mh.Server(masters=1), (0, replica.dim))
+        made = one_master()
         made._step(0, [0])
-        assert [group["lr"] for group in worker.optimizer.param_groups] == [pytest.approx(0.05)]
+        assert [group["lr"] for group in made.optimizer.param_groups] == [pytest.approx(0.05)]
+
+
+@pytest.mark.parametrize(
+    ("aware", "steps"),
+    [(True, {0: 0.5, 1: 0.5, 2: 0.25, 5: 0.1}), (False, {0: 0.5, 1: 0.5, 2: 0.5, 5: 0.5})],
+)
+def test_a_stale_push_steps_less_only_where_that_is_asked_for(one_master, aware, steps):
+    """η divided by max(1, τ); and a push that is stale leaves the next one's step alone."""
+    made = one_master(staleness_aware=aware)
+    for tau, step in [*steps.items(), (0, 0.5)]:
+        made.grad.fill_(1.0)
+        before = made.params.clone()
+        made._step(tau, [0])
+        torch.testing.assert_close(before - made.params, torch.full_like(before, step))
+
+
+def test_a_schedule_and_staleness_multiply(one_master):
+    made = one_master(staleness_aware=True)
+    made.worker.rate, made.worker.planned = SimpleNamespace(at=lambda step: 0.1, steps=10), [10]
+    assert made._factor(4) == pytest.approx(0.1 / 4)
 
 
 def test_staleness_is_summed_up():
