@@ -320,3 +320,11 @@ def test_times_stand_against_rows(tmp_path: Path) -> None:
 def test_the_page_on_spark_is_that_of_the_committed_records() -> None:
     text = (results.DOCS / "spark.md").read_text()
     assert flights_tables.write(results.write(text)) == text
+
+
+@pytest.mark.parametrize("page", results.PAGES)
+def test_every_page_is_what_its_records_give(page: str) -> None:
+    """After a change of a record or of a table: `make results`."""
+    text = (results.DOCS / page).read_text()
+    assert "<!-- end -->" in text
+    assert results.write(text) == text

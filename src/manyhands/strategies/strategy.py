@@ -46,7 +46,7 @@ Exposure = Literal["sum", "masters", "each"]
 
 @dataclass(frozen=True, kw_only=True)
 class Supports:
-    """What a strategy can do; validation, the documentation's matrix and the tests read it.
+    """What a strategy can do; validation and the tests read it, the latter beside docs/tasks.md.
 
     What most strategies are is the default, and so is that they can do nothing out of the ordinary.
 
