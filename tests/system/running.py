@@ -10,21 +10,48 @@ from pathlib import Path
 PATIENCE = 200  # seconds until a command, or what must come true, counts as hung
 MANYHANDS = [sys.executable, "-m", "manyhands"]
 
-# A module for the command line, whose model fails on one rank.
-FAILING = """
+# Modules for the command line, whose models fail on one rank. Hogwild's workers have no rank of
+# MPI's, but numbers.
+_RANKED = """
+import multiprocessing
 import os
+
+import torch
 from torch import nn
 
+name = multiprocessing.current_process().name
+RANK = os.environ.get("PMI_RANK", {"1": "0", "2": "1"}.get(name.split("-")[-1]))
+"""
+FAILING = (
+    _RANKED
+    + """
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
         self.layer = nn.Linear(20, 4)
 
     def forward(self, x):
-        if os.environ.get("PMI_RANK") == "1":
+        if RANK == "1":
             raise RuntimeError("no hands on this rank")
         return self.layer(x)
 """
+)
+POISONED = (
+    _RANKED
+    + """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(20, 4)
+        self.register_buffer("calls", torch.tensor(0))  # set back where it is only tried
+
+    def forward(self, x):
+        self.calls += 1
+        with open(f"calls-{RANK}", "a") as file:
+            file.write(f"{self.calls}\\n")
+        return self.layer(x) * (float("nan") if RANK == "1" and self.calls == 5 else 1.0)
+"""
+)
 
 
 def ran(line, **options):

@@ -14,6 +14,7 @@ from running import (
     FAILING,
     MANYHANDS,
     PATIENCE,
+    POISONED,
     eventually,
     manyhands,
     ran,
@@ -97,10 +98,14 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
     assert "cannot be written" in done.stderr
 
 
-def test_an_error_on_one_rank_ends_all_with_that_traceback_once(tmp_path):
+FAMILY = ("sync", "averaging", "gossip", "server", "hogwild")
+
+
+@pytest.mark.parametrize("strategy", FAMILY)
+def test_an_error_on_one_rank_ends_all_with_that_traceback_once(tmp_path, strategy):
     (tmp_path / "mine.py").write_text(FAILING)
     given = ["--data", "blobs", "--model", "mine:Model", "--kernels", "default"]
-    done = manyhands("train", *given, cwd=tmp_path)
+    done = manyhands("train", "--strategy", strategy, *given, cwd=tmp_path)
     assert done.returncode == 1
     assert done.stderr.count("RuntimeError: no hands on this rank") == 2  # traceback and summary
     assert done.stderr.count("Traceback") == 1
@@ -108,32 +113,35 @@ def test_an_error_on_one_rank_ends_all_with_that_traceback_once(tmp_path):
     assert "[rank 0]" not in done.stderr
 
 
-POISONED = """
-import os
-import torch
-from torch import nn
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(20, 4)
-        self.register_buffer("calls", torch.zeros(()))  # set back where it is only tried
-
-    def forward(self, x):
-        self.calls += 1
-        poison = self.calls == 5 and os.environ.get("PMI_RANK") == "1"
-        return self.layer(x) * (float("nan") if poison else 1.0)
-"""
-
-
-def test_a_loss_that_is_not_finite_stops_all_and_names_rank_and_step(tmp_path):
-    (tmp_path / "mine.py").write_text(POISONED)
+def stop_at_five(folder, *line):
+    """Let worker 1's fifth loss be no number; returns how many batches each worker began."""
+    (folder / "mine.py").write_text(POISONED)
     given = ["--data", "blobs", "--model", "mine:Model", "--kernels", "default"]
-    done = manyhands("train", *given, cwd=tmp_path)
+    done = manyhands("train", *given, "--strategy", *line, "--output", "run", cwd=folder)
     assert done.returncode == 1
     assert "step 5 of worker 1" in done.stderr
     assert "smaller learning rate" in done.stderr
     assert "Traceback" not in done.stderr
+    assert "step 5 of worker 1" in record(folder / "run")["error"]
+    assert not list((folder / "run").glob("*.safetensors"))
+    return [int((folder / f"calls-{rank}").read_text().split()[-1]) for rank in (0, 1)]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [["sync"], ["averaging", "--period", 1], ["gossip"], ["server", "--staleness", 0]],
+    ids=lambda line: line[0],
+)
+def test_a_loss_that_is_not_finite_stops_all_and_names_rank_and_step(tmp_path, line):
+    """Where workers wait for each other, nobody begins the step after it."""
+    first, second = stop_at_five(tmp_path, *line)
+    assert second == 5
+    assert first in (4, 5)  # it may have been ended before it began its fifth
+
+
+@pytest.mark.parametrize("strategy", ["averaging", "server", "hogwild"])
+def test_a_loss_that_is_not_finite_ends_those_who_do_not_wait_too(tmp_path, strategy):
+    assert stop_at_five(tmp_path, strategy)[1] == 5
 
 
 @pytest.fixture
