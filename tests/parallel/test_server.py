@@ -247,6 +247,28 @@ def test_the_record_lists_masters_with_idle_and_busy_time(fit):
         assert len(record["batch"]["worker"]) == WORLD.size - masters
 
 
+@pytest.mark.skipif(WORLD.size < 3, reason="a queue needs two workers")
+def test_the_queue_is_all_pushes_that_a_master_finds_waiting(fit, folder, monkeypatch):
+    """The master looks for the first time when every worker has pushed."""
+    begin, send = Master.begin, Line.send
+
+    def sent(line, *given):
+        send(line, *given)
+        (Path(folder) / f"sent-{WORLD.rank}").touch()
+
+    def late(self):
+        begin(self)
+        while len(list(Path(folder).glob("sent-*"))) < WORLD.size - 1:
+            time.sleep(0.001)
+
+    monkeypatch.setattr(Line, "send", sent)
+    monkeypatch.setattr(Master, "begin", late)
+    worker = served(fit, batch_size=50, max_steps=3)
+    (noted,) = worker.facts["masters"]
+    assert noted["queue"]["max"] == WORLD.size - 1
+    assert noted["queue"]["mean"] > 1
+
+
 @needs_two
 def test_messages_and_bytes_are_as_promised(fit):
     for masters in masters_that_fit():

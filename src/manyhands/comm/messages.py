@@ -87,7 +87,10 @@ class Messages:
         return [self.comm.Irecv(piece, source) for piece in parcel.pieces]
 
     def wait_some(self, requests: Sequence[Any]) -> list[int]:
-        """Return the places of the requests that are complete, as soon as there is at least one."""
+        """Return the places of the requests that are complete, as soon as there is at least one.
+
+        MPICH stops looking at the first that it finds; so we look until there are no more.
+        """
         asked = 0
         while not (done := MPI.Request.Testsome(requests)):
             asked += 1
@@ -95,6 +98,8 @@ class Messages:
                 os.sched_yield()
             else:
                 time.sleep(min(_LONGEST, _SHORTEST * (1 + (asked - self.spins) // 2)))
+        while more := MPI.Request.Testsome(requests):
+            done += more
         return done
 
     def wait_all(self, requests: list[Any]) -> None:
