@@ -35,6 +35,7 @@ import page
 import rows
 from cases import Case, cases, masters, planned, struck, when
 from memory import Mapped
+from processes import processes
 from safetensors.numpy import load_file
 
 from manyhands.record import cores
@@ -109,14 +110,8 @@ def eventually(condition: Callable[[], bool], seconds: float) -> bool:
 
 def alive(folder: Path) -> list[int]:
     """Return the processes whose command line names a job of this case."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            line = path.read_bytes()
-        except OSError:
-            continue
-        if str(folder).encode() in line and b"manyhands" in line:
-            found.append(int(path.parent.name))
+    mark = str(folder).encode()
+    found = processes(lambda line: mark in line and b"manyhands" in line)
     return [pid for pid in found if pid != os.getpid()]
 
 

@@ -6,28 +6,21 @@ import threading
 import time
 from pathlib import Path
 
+from processes import processes
+
 SHARED = Path("/dev/shm")
 INTERVAL = 0.1  # seconds between two looks; MPI and torch keep theirs as long as they live
 
 
-def processes(folder: Path) -> list[Path]:
-    """Return the places in /proc of a run's processes, whose temporary folder is in `folder`."""
-    found, mark = [], f"\0TMPDIR={folder}".encode()
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            if mark in b"\0" + path.read_bytes():
-                found.append(path.parent)
-        except OSError:
-            continue
-    return found
-
-
 def mapped(folder: Path) -> set[str]:
-    """Return the names of the shared memory that a run's processes have mapped now."""
-    found = set()
-    for process in processes(folder):
+    """Return the names of the shared memory that a run's processes have mapped now.
+
+    They are those whose temporary folder is in `folder`.
+    """
+    found, mark = set(), f"\0TMPDIR={folder}".encode()
+    for pid in processes(lambda told: mark in b"\0" + told, "environ"):
         try:
-            lines = (process / "maps").read_text().splitlines()
+            lines = Path("/proc", str(pid), "maps").read_text().splitlines()
         except OSError:
             continue
         paths = (line.partition(f"{SHARED}/")[2] for line in lines)

@@ -7,6 +7,9 @@ import sys
 import time
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
+from processes import processes
+
 PATIENCE = 200  # seconds until a command, or what must come true, counts as hung
 MANYHANDS = [sys.executable, "-m", "manyhands"]
 
@@ -73,15 +76,7 @@ def record(folder):
 def workers_alive():
     """Return the process numbers of this test's workers: their job lies in its temporary folder."""
     begin = "\0".join([sys.executable, "-m", "manyhands.work", os.environ["TMPDIR"]])
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            line = path.read_bytes()
-        except OSError:
-            continue
-        if line.startswith(begin.encode()):
-            found.append(int(path.parent.name))
-    return found
+    return processes(lambda line: line.startswith(begin.encode()))
 
 
 def eventually(condition, seconds=PATIENCE):

@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from running import MANYHANDS, PATIENCE, eventually, ran
+from running import MANYHANDS, PATIENCE, eventually, processes, ran
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
 from memory import Mapped
@@ -24,15 +24,9 @@ SMALL = {"data": "blobs", "model": "mlp", "epochs": 2, "kernels": "default", "ba
 
 def crew_alive():
     """Return the processes of this test's crews: their job lies in its temporary folder."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            environment, line = path.read_bytes(), path.with_name("cmdline").read_bytes()
-        except OSError:
-            continue
-        if f"\0TMPDIR={tempfile.tempdir}".encode() in environment and b"manyhands.crew" in line:
-            found.append(int(path.parent.name))
-    return found
+    mark = f"\0TMPDIR={tempfile.tempdir}".encode()
+    ours = processes(lambda told: mark in told, "environ")
+    return [pid for pid in processes(lambda line: b"manyhands.crew" in line) if pid in ours]
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from running import MANYHANDS, PATIENCE, eventually, ran, record
+from running import MANYHANDS, PATIENCE, eventually, processes, ran, record
 
 from manyhands import lab, mpis
 from manyhands.testing import Faults
@@ -225,10 +225,4 @@ def test_a_lab_that_is_killed_takes_everything_along(tmp_path, signum):
 
 
 def alive(mark):
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            found += [path] if mark.encode() in path.read_bytes() else []
-        except OSError:
-            continue
-    return found
+    return processes(lambda line: mark.encode() in line)
