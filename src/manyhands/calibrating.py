@@ -107,7 +107,6 @@ def merge(records: Sequence[Mapping[str, Any]], *, threads: int | None) -> Calib
             "itemsize": bits // 8,
             "layers": [layer["parameters"] for layer in first["model"]["layers"]],
             "examples": first["data"]["train"],
-            "agree_every": facts[0]["agree_every"],
             "add_per_byte": facts[-1]["add_per_byte"],
             "curves": [curve for fact in facts for curve in fact["curves"]],
             "groups": [fact["group"] for fact in facts],

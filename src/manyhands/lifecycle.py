@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from manyhands.worker import Worker
 
 AGREE_EVERY = 4  # steps between two questions whether to stop, at the least …
-_AT_MOST, _SECONDS = 64, 0.25  # … and at the most; between these as many as take so long
+AGREE_AT_MOST, _SECONDS = 64, 0.25  # … and at the most; between these as many as take so long
 _LISTS = ("begun", "computed", "entered", "exchanged", "updated", "waited")
 
 
@@ -162,11 +162,13 @@ class Lifecycle:
             return 0, False
         worker.board.note(worker.number, worker.step, "agree")
         step, before = self._asked
-        self._asked = (worker.step, time.monotonic())
-        pace = (self._asked[1] - before) / max(1, worker.step - step)  # seconds per step
+        begin = time.monotonic()
+        pace = (begin - before) / max(1, worker.step - step)  # seconds per step
         flags = np.array([asked, self._late() and worker.rank == 0, 1e6 * pace], dtype=np.int64)
         asked, late, slowest = worker.comm.maximum(flags).tolist()
-        worker.clock.exchange(self._asked[1], time.monotonic())  # mostly waiting for the slowest
+        # From here on: where an answer takes long, asking more often would only cost more.
+        self._asked = (worker.step, time.monotonic())
+        worker.clock.exchange(begin, self._asked[1])  # mostly waiting for the slowest
         # Twice as long at the most: who slows down is noticed soon.
         self._ask = worker.step + min(steps_between(slowest / 1e6), 2 * max(1, worker.step - step))
         return asked, bool(late)
@@ -225,7 +227,7 @@ def steps_between(pace: float) -> int:
     >>> [steps_between(pace) for pace in (0.001, 0.01, 1.0)]
     [64, 25, 4]
     """
-    return max(AGREE_EVERY, min(_AT_MOST, int(_SECONDS / max(pace, 1e-6))))
+    return max(AGREE_EVERY, min(AGREE_AT_MOST, int(_SECONDS / max(pace, 1e-6))))
 
 
 def capture(worker: Worker) -> Part:

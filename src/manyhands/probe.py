@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from manyhands.lifecycle import AGREE_EVERY
+from manyhands.lifecycle import AGREE_AT_MOST, AGREE_EVERY
 from manyhands.strategies.strategy import Strategy, Supports
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from manyhands.worker import Worker
 
 _STEPS = (24, 400)  # fewest and most steps of one measurement
+# Steps between two meetings: every step, and what lifecycle.steps_between may come to.
+_MEETINGS = (1, *(AGREE_EVERY << i for i in range((AGREE_AT_MOST // AGREE_EVERY).bit_length())))
 _TALKS = (10, 60)  # likewise of one kind of exchange
 _LARGE = 1 << 20  # bytes of a message that shows the bandwidth
 _QUANTILES = 41
@@ -76,7 +78,7 @@ class Probe(Strategy):
             points = [self._alone(worker, batch) for batch in sorted(set(self.batches))]
             curves.append({"workers": worker.comm.size, "threads": threads, "points": points})
         torch.set_num_threads(usual)
-        found: dict[str, Any] = {"curves": curves, "agree_every": AGREE_EVERY}
+        found: dict[str, Any] = {"curves": curves}
         found["add_per_byte"] = _adding(worker)
         found["group"] = self._talking(worker)
         found["service"] = self._serving(worker) if worker.comm.size == 2 else None
@@ -85,7 +87,6 @@ class Probe(Strategy):
     def _alone(self, worker: Worker, batch: int) -> dict[str, Any]:
         """Time steps on `batch` examples, all workers at once and each for itself."""
         steps = self.count(worker, lambda: _step(worker, batch, 0), _STEPS)
-        steps -= steps % AGREE_EVERY  # whole blocks between two meetings
         times, updates = np.empty(steps), np.empty(steps)
         worker.comm.barrier()
         for i in range(steps):
@@ -99,7 +100,7 @@ class Probe(Strategy):
             "batch": batch,
             "seconds": mean,
             "update": float(np.mean(worker.comm.gather(float(updates.mean())))),
-            "met": {every: met(everyones, every) for every in (1, AGREE_EVERY)},
+            "met": {every: met(everyones, every) for every in _MEETINGS if every <= steps},
             "spread": [round(q, 5) for q in np.quantile(everyones / mean, levels).tolist()],
         }
 
@@ -111,7 +112,7 @@ class Probe(Strategy):
         fits = size**2 * vector.numel() * vector.element_size() <= _GATHERED_MEMORY
         kinds = [a for a in self.algorithms if a not in _GATHERING or fits] if size > 1 else []
         sums = {a: (lambda a=a: comm.allreduce(vector, a)) for a in kinds}
-        flags = np.zeros(2, dtype=np.int64)
+        flags = np.zeros(3, dtype=np.int64)
         talks: dict[str, Callable[[], Any]] = {**sums, "agree": lambda: comm.maximum(flags)}
         if size > 1:
             small, large = vector[:1].clone(), vector.new_zeros(_LARGE // vector.element_size())

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, get_args
 
 from manyhands.errors import ConfigError
 from manyhands.forecast import Calibration, Crew, Forecast, Network
 from manyhands.forecast import model as forecast
+from manyhands.lifecycle import steps_between
 from manyhands.options import options
 from manyhands.strategies import STRATEGIES
 from manyhands.strategies.server import deal
@@ -19,6 +21,7 @@ from manyhands.strategies.topology import graph
 
 NEAR = 0.02  # fewer workers that are slower by no more than this are the better choice
 _NEIGHBOURS = 512  # workers up to which a topology is laid out to count neighbours
+_together = partial(forecast.together, agree=steps_between)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,13 +57,13 @@ class Case:
 
 
 def _sequential(strategy: Any, case: Case, workers: int) -> Forecast:
-    return forecast.together(case.known, case.crew(1, whole=True), talking=0.0, every=1)
+    return _together(case.known, case.crew(1, whole=True), talking=0.0, every=1)
 
 
 def _sync(strategy: Any, case: Case, workers: int) -> Forecast:
     crew = case.crew(workers, whole=False)
     talking, notes = forecast.reducing(case.known, crew, strategy.allreduce)
-    return forecast.together(case.known, crew, talking=talking, every=1, notes=notes)
+    return _together(case.known, crew, talking=talking, every=1, notes=notes)
 
 
 def _averaging(strategy: Any, case: Case, workers: int) -> Forecast:
@@ -69,9 +72,9 @@ def _averaging(strategy: Any, case: Case, workers: int) -> Forecast:
     if strategy.period:
         unit = 1 if strategy.period_unit == "steps" else period / case.epochs
         period = min(period, strategy.period * unit)
-    every = min(case.known.agree_every, max(1, int(period)))
+    every = max(1, int(period))
     talking, notes = forecast.reducing(case.known, crew, strategy.allreduce)
-    return forecast.together(case.known, crew, talking=talking / period, every=every, notes=notes)
+    return _together(case.known, crew, talking=talking / period, every=every, notes=notes)
 
 
 def _gossip(strategy: Any, case: Case, workers: int) -> Forecast:
@@ -88,9 +91,9 @@ def _gossip(strategy: Any, case: Case, workers: int) -> Forecast:
             neighbours = workers - 1 if strategy.topology == "complete" else neighbours + int(more)
     talking = forecast.exchanging(case.known, crew, neighbours)
     if strategy.overlap:
-        compute = forecast.together(case.known, crew, talking=0.0, every=1).compute
+        compute = _together(case.known, crew, talking=0.0, every=1).compute
         talking = max(0.0, talking - compute)
-    return forecast.together(case.known, crew, talking=talking, every=1)
+    return _together(case.known, crew, talking=talking, every=1)
 
 
 def _hogwild(strategy: Any, case: Case, workers: int) -> Forecast:

@@ -14,11 +14,13 @@ from manyhands.errors import ConfigError
 from manyhands.forecast import Calibration, Crew, Network, parse_bandwidth, parse_latency
 from manyhands.forecast import model as forecast
 from manyhands.forecast.calibration import Curve, Group, Point, Service, interpolate
+from manyhands.lifecycle import steps_between
 from manyhands.predicting import Prediction, counts, predict
 from manyhands.probe import met
 from manyhands.strategies import Averaging, Gossip, Hogwild, Sequential, Server, Sync
 
 FIXED, EACH = 0.001, 0.0001  # a step of b examples takes FIXED + b · EACH
+AGREE = 0.00004  # what it takes to ask whether to go on
 EVEN = (1.0,) * 5
 
 
@@ -38,7 +40,7 @@ def group(workers):
     return Group(
         workers=workers,
         allreduce=times if workers > 1 else {},
-        agree=0.00004 * (workers > 1),
+        agree=AGREE * (workers > 1),
         latency=1e-6,
         per_byte=1e-10,
     )
@@ -48,7 +50,7 @@ def known(**changed):
     facts = {
         "machine": {}, "options": {"threads": 1, "batch_size": 128}, "cores": 4,
         "parameters": 10_000, "itemsize": 4, "layers": (6000, 4000), "examples": 60_000,
-        "agree_every": 4, "add_per_byte": 1e-10,
+        "add_per_byte": 1e-10,
         "curves": tuple(curve(p) for p in (1, 2, 4)),
         "groups": tuple(group(p) for p in (1, 2, 4)),
         "service": Service(
@@ -83,11 +85,10 @@ def test_between_and_beyond_the_points():
 
 def test_sync_is_the_slowest_step_and_the_all_reduce():
     assert step(Sync(), 1) == pytest.approx(FIXED + 128 * EACH)
-    expected = FIXED + 64 * EACH + 0.0005 + 0.00004 / 4
-    assert step(Sync(allreduce="auto"), 2) == pytest.approx(expected)
-    assert step(Sync(allreduce="ring"), 3) == pytest.approx(
-        FIXED + 43 * EACH + 0.0024 + 0.00004 / 4  # between rings of two and of four
-    )
+    expected = FIXED + 64 * EACH + 0.0005  # and a question every 31 or 32 steps
+    assert step(Sync(allreduce="auto"), 2) == pytest.approx(expected + AGREE / 31)
+    expected = FIXED + 43 * EACH + 0.0024  # between rings of two and of four
+    assert step(Sync(allreduce="ring"), 3) == pytest.approx(expected + AGREE / 32)
 
 
 def test_sequential_is_what_speed_ups_are_measured_against():
@@ -103,7 +104,8 @@ def test_sequential_is_what_speed_ups_are_measured_against():
 def test_shared_caches_slow_workers_that_never_talk():
     slow = known(curves=(curve(1), curve(2, slow=1.2), curve(4, slow=1.5)))
     plain, crowded = step(Averaging(), 4), step(Averaging(), 4, known=slow)
-    assert crowded == pytest.approx(plain + 0.5 * (FIXED + 32 * EACH))
+    more = AGREE / 39 - AGREE / 59  # slower steps: fewer of them between two questions
+    assert crowded == pytest.approx(plain + 0.5 * (FIXED + 32 * EACH) + more)
     assert step(Sync(), 3, known=slow) > 1.3 * step(Sync(), 3) * 0.9
 
 
@@ -111,11 +113,37 @@ def test_waiting_for_the_slowest_costs_sync_more_than_averaging():
     spread = (0.8, 0.9, 1.0, 1.1, 1.2)
     uneven = known(curves=tuple(curve(p, spread=spread) for p in (1, 2, 4)))
     one = FIXED + 32 * EACH
-    assert step(Sync(), 4, known=uneven) == pytest.approx(1.2 * one + 0.0005 + 0.00001)
+    assert step(Sync(), 4, known=uneven) == pytest.approx(1.2 * one + 0.0005 + AGREE / 45)
     assert step(Averaging(), 4, known=uneven) == pytest.approx(1.1 * one, rel=0.01)
     far = Network(latency=1e-9, bandwidth=1e15)
     many = prospects.expected(Sync(), case(known=uneven, network=far, scaling="weak"), 1000)
     assert many.step == pytest.approx(1.2 * (FIXED + 128 * EACH), rel=0.01)
+
+
+def test_workers_that_average_once_wait_only_when_they_ask_whether_to_go_on():
+    seconds = FIXED + 64 * EACH  # 33 of them in a quarter of a second, 30 of those that waited
+    waits = {1: 2.0 * seconds, 4: 1.5 * seconds, 16: 1.2 * seconds, 64: 1.1 * seconds}
+    points = tuple(
+        Point(batch=b, seconds=seconds, update=0.0, met=waits, spread=EVEN) for b in (1, 128)
+    )
+    there = known(curves=tuple(Curve(workers=p, threads=1, points=points) for p in (1, 2)))
+    found = prospects.expected(Averaging(), case(known=there), 2)
+    between = 1.2 - 0.1 * math.log(29 / 16) / math.log(64 / 16)
+    assert steps_between(between * seconds) == 29
+    assert found.compute + found.wait == pytest.approx(between * seconds)
+    often = prospects.expected(Averaging(period=4), case(known=there), 2)
+    assert often.compute + often.wait == pytest.approx(1.5 * seconds)
+    assert found.communicate == pytest.approx(AGREE / 29 + 0.0005 / 1406.25)  # and once in the end
+
+
+def test_a_slow_network_is_not_asked_more_often_than_steps_go_by():
+    network = Network(latency=0.03, bandwidth=1e15)
+    long = known(examples=10**9)  # so that the last averaging does not count
+    there = case(known=long, network=network, scaling="weak")
+    found = prospects.expected(Averaging(), there, 16)
+    asked = steps_between(FIXED + 128 * EACH)
+    assert asked == 18
+    assert found.communicate == pytest.approx(2 * 4 * 0.03 / asked, rel=0.02)
 
 
 def test_the_highest_of_many_draws():
@@ -198,7 +226,8 @@ def test_gossip_pays_for_its_neighbours():
     network = Network(latency=1e-3, bandwidth=1e7)
     ring = step(Gossip(), 16, network=network)
     complete = step(Gossip(topology="complete"), 16, network=network)
-    assert complete - ring == pytest.approx(13 * 40_000 / 1e7, rel=0.01)
+    more = 2 * 4 * 1e-3 * (1 / 4 - 1 / 23)  # slower steps: fewer of them between two questions
+    assert complete - ring == pytest.approx(13 * 40_000 / 1e7 + more, rel=0.01)
     assert step(Gossip(overlap=True), 16, network=network) < ring
 
 

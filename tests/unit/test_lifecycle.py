@@ -19,6 +19,9 @@ from manyhands.replica import Replica
 from manyhands.strategies import STRATEGIES
 
 
+CLOCK = SimpleNamespace(exchange=lambda begin, end: None)
+
+
 @pytest.fixture
 def lifecycle(tmp_path):
     """Return a function that makes one process's lifecycle, by how often it writes."""
@@ -104,7 +107,7 @@ def test_workers_of_different_speed_ask_at_the_same_steps(lifecycle, monkeypatch
 
         strategy = SimpleNamespace(supports=SimpleNamespace(together=True))
         member = SimpleNamespace(
-            rank=rank, number=rank, step=100, mechanism=None,
+            rank=rank, number=rank, step=100, mechanism=None, clock=CLOCK,
             board=SimpleNamespace(asked=lambda: 0, note=lambda *told: None),
             comm=SimpleNamespace(maximum=maximum, size=2),
             config=SimpleNamespace(strategy=strategy, checkpoint_every=None),
@@ -119,6 +122,32 @@ def test_workers_of_different_speed_ask_at_the_same_steps(lifecycle, monkeypatch
             now[rank] += pace
             mine.after_step(member)
     assert questions[0] == questions[1] == [104, 104 + 6, 110 + 12, 122 + 24]  # at most doubled
+
+
+def test_a_question_that_takes_long_is_not_asked_more_often(lifecycle, monkeypatch):
+    now, questions = [0.0], []
+
+    def maximum(flags):
+        questions.append(member.step)
+        now[0] += 3.0  # a slow network; the steps are as fast as before
+        return flags
+
+    member = SimpleNamespace(
+        rank=0, number=0, step=0, mechanism=None, clock=CLOCK,
+        comm=SimpleNamespace(maximum=maximum, size=2),
+        board=SimpleNamespace(asked=lambda: 0, note=lambda *told: None),
+        config=SimpleNamespace(
+            checkpoint_every=None,
+            strategy=SimpleNamespace(supports=SimpleNamespace(together=True)),
+        ),
+    )  # fmt: skip
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    mine = lifecycle(None)
+    while len(questions) < 4:
+        member.step += 1
+        now[0] += 0.02
+        mine.after_step(member)
+    assert questions == [4, 4 + 6, 10 + 12, 22 + 12]  # a quarter of a second of steps
 
 
 def test_examples_run():

@@ -47,7 +47,7 @@ class Group:
     Attributes:
         workers: Processes in the group.
         allreduce: Seconds to sum the model's vector, by algorithm, right after a gradient.
-        agree: Seconds to agree on two numbers.
+        agree: Seconds to agree whether to go on: on the highest of a few numbers.
         latency: Seconds of one exchange of next to nothing with both neighbours.
         per_byte: Seconds per byte more in such an exchange, over all neighbours.
     """
@@ -88,7 +88,6 @@ class Calibration:
         itemsize: Bytes of each.
         layers: Numbers in each of its layers.
         examples: Examples in the training set.
-        agree_every: Steps after which workers that step together agree whether to go on.
         add_per_byte: Seconds to add one byte of a vector to another.
         curves: Step times.
         groups: Costs of talking, by size.
@@ -102,7 +101,6 @@ class Calibration:
     itemsize: int
     layers: tuple[int, ...]
     examples: int
-    agree_every: int
     add_per_byte: float
     curves: tuple[Curve, ...]
     groups: tuple[Group, ...]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,19 +84,39 @@ class Forecast:
 
 
 def together(
-    known: Calibration, crew: Crew, *, talking: float, every: int, notes: tuple[str, ...] = ()
+    known: Calibration,
+    crew: Crew,
+    *,
+    talking: float,
+    every: int,
+    agree: Callable[[float], int],
+    notes: tuple[str, ...] = (),
 ) -> Forecast:
-    """Return a strategy whose workers step together; `talking` seconds a step, meeting `every`."""
+    """Return a strategy whose workers step together.
+
+    Args:
+        known: What was measured.
+        crew: Who trains.
+        talking: Seconds of a step that they talk.
+        every: Steps between two exchanges, where they wait for the slowest.
+        agree: Tells after how many steps they ask each other whether to go on, by a step's seconds;
+            there they wait as well.
+        notes: What `talking` rests on.
+    """
     here, threads = crew.here(), _threads(known, crew, crew.here())
-    compute = computing(known, crew.batch, here, threads)
-    met = compute if crew.workers == 1 else meeting(known, crew, here, threads, every)
-    talk = talking + agreeing(known, crew) / known.agree_every
-    step = max(met, compute) + talk
+    compute = met = computing(known, crew.batch, here, threads)
+    asked = agree(compute + talking)
+    if crew.workers > 1:
+        for _ in range(2):  # who waits less often steps faster, and asks a little later
+            met = max(compute, meeting(known, crew, here, threads, min(every, asked)))
+            asked = agree(met + talking)
+    talk = talking + agreeing(known, crew) / asked
+    step = met + talk
     return Forecast(
         step=step,
         rate=crew.workers * crew.batch / step,
         compute=compute,
-        wait=max(0.0, met - compute),
+        wait=met - compute,
         communicate=talk,
         notes=(*notes, *_crowding(known, crew.here())),
     )
@@ -244,7 +264,7 @@ def exchanging(known: Calibration, crew: Crew, neighbours: int) -> float:
 
 
 def agreeing(known: Calibration, crew: Crew) -> float:
-    """Return the seconds in which the workers agree on two numbers."""
+    """Return the seconds in which the workers agree whether to go on."""
     if crew.workers == 1:
         return 0.0
     if crew.network is None:
@@ -270,7 +290,7 @@ def meeting(known: Calibration, crew: Crew, here: int, threads: int, every: int)
     Where as many workers were measured, this is theirs. Beyond, steps are taken to be independent
     draws of the measured times, and the slowest of P is expected.
     """
-    measured = _at(known, crew.batch, here, threads, lambda p: p.met.get(every, p.seconds))
+    measured = _at(known, crew.batch, here, threads, lambda p: _met(p, every))
     if crew.workers <= here:
         return measured
     alone = computing(known, crew.batch, here, threads)
@@ -307,6 +327,13 @@ def _curves(known: Calibration, threads: int) -> list[Curve]:
     """Return the curves with so many threads, or the nearest; by the number of workers."""
     nearest = min(known.curves, key=lambda c: (abs(c.threads - threads), c.threads)).threads
     return sorted((c for c in known.curves if c.threads == nearest), key=lambda c: c.workers)
+
+
+def _met(point: Point, every: int) -> float:
+    """Return the seconds per step of a point whose workers meet every so many steps."""
+    known = sorted(point.met)
+    times = [point.met[n] for n in known]
+    return interpolate(math.log(every), [math.log(n) for n in known], times, beyond=False)
 
 
 def _on(points: Sequence[Point], batch: int, value: Any) -> float:
