@@ -166,7 +166,11 @@ def test_runs_without_losses_and_accuracies_make_a_page(tmp_path: Path) -> None:
     for epoch in record["epochs"]:
         epoch |= {"test_loss": None, "test_accuracy": None, "workers": []}
     page = build([records.sweep(tmp_path / "s", [record])], tmp_path / "out")
-    assert "Accuracy over time" not in page.read_text(encoding="utf-8")
+    text = page.read_text(encoding="utf-8")
+    for empty in ("Accuracy over", "Loss over"):
+        assert empty not in text
+    drawn = {path.stem for path in (tmp_path / "out" / "figures").glob("*.svg")}
+    assert drawn == {"phases", "traffic"}
 
 
 @pytest.mark.parametrize(

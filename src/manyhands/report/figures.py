@@ -152,6 +152,8 @@ def _curves(summary: Summary) -> Iterator[Chart]:
     )
     for identity, title, unit, comment in (*kinds, *(by_metric if name else ())):
         timed, judged = identity.endswith("time"), identity.partition("-")[0]
+        if not _recorded(summary, _SHOWN[judged][0]):
+            continue
         chart = Chart(
             id=identity, title=title, y_label=unit,
             x_label="seconds of training" if timed else "examples seen",
@@ -167,6 +169,12 @@ _SHOWN: dict[str, tuple[Callable[[Epoch], float | None], Form]] = {
     "accuracy": (lambda e: e.accuracy, lambda v: percent(v, 2)),
     "score": (lambda e: e.score, lambda v: f"{v:.4g}"),
 }
+
+
+def _recorded(summary: Summary, value: Callable[[Epoch], float | None]) -> bool:
+    """Say whether any run has that value of any epoch: without a test set none has."""
+    runs = (run for row in plots.featured(summary) for run in row.runs)
+    return any(value(epoch) is not None for run in runs for epoch in run.epochs)
 
 
 def _curve(summary: Summary, timed: bool, judged: str) -> Callable[[Any], list[Note]]:
