@@ -6,7 +6,6 @@ there for as long as it likes, until another has waited for it for longer than t
 
 from __future__ import annotations
 
-import faulthandler
 import shutil
 import signal
 import threading
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from manyhands.board import AFTER, BOARD_FILE, OWN, Board
-from manyhands.heart import TURN, Heart
+from manyhands.heart import TURN, Heart, tell_stack
 from manyhands.launch import private_folder
 from manyhands.meeting import asked, host_leader
 
@@ -51,7 +50,7 @@ class Watched:
         self._board = Board(self._folder / BOARD_FILE, group.size)
         self._board.enter(self.rank)
         self._log = (self._folder / f"rank-{self.rank}.log").open("w")
-        faulthandler.register(signal.SIGUSR1, file=self._log)  # whoever tells asks for our stack
+        self._tell_no_more = tell_stack(self._log)  # whoever tells of a hang asks for our stack
         patience = timeout + (0.0 if self.rank == leader else TURN * self.rank)
         self._heart = Heart(self._folder, group.size, self._folder, patience)
         group.barrier()  # every log is there before the first may go
@@ -65,10 +64,7 @@ class Watched:
         self._board.note(self.rank, self._steps, AFTER)
         self._heart.stop()
         self._heart = None
-        faulthandler.unregister(signal.SIGUSR1)  # what was there before is back: MPICH has one
-        users = signal.getsignal(signal.SIGUSR1)
-        if users != signal.SIG_DFL:  # set inside the block, and hidden by what is back now
-            signal.signal(signal.SIGUSR1, users)
+        self._tell_no_more()
         self._log.close()
         with suppress(OSError):
             (self._folder / f"rank-{self.rank}.log").unlink()

@@ -7,6 +7,7 @@ is no launcher: then it is the guard, and turns a hang into a report.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import shutil
@@ -14,8 +15,10 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 from manyhands.board import EVENTS_FILE, OPERATIONS, Board
 from manyhands.errors import WorkerError
@@ -28,6 +31,25 @@ _EARLY = 0.25  # likewise in the beginning, so that the launcher soon knows who 
 _GRACE = 30.0  # seconds that the launcher has to end us, after it must have noticed a hang
 TURN = 2.0  # seconds between two processes of a host, in which the first may tell of a hang
 _ROWS = 24  # workers in one line: pipes carry lines of up to 4 KiB whole
+
+
+def tell_stack(log: IO[str] | None = None) -> Callable[[], None]:
+    """Write this process's stack when SIGUSR1 asks for it: to `log`, or else to stderr.
+
+    Returns:
+        What ends that. The signal is then what it was before (MPICH has a use for it), or what the
+        user's code has made of it meanwhile.
+    """
+    faulthandler.register(signal.SIGUSR1, log or sys.stderr)
+
+    def end() -> None:
+        faulthandler.unregister(signal.SIGUSR1)
+        users = signal.getsignal(signal.SIGUSR1)
+        if users != signal.SIG_DFL:  # hidden by what was there before and is back now
+            with suppress(ValueError):  # only the main thread may
+                signal.signal(signal.SIGUSR1, users)
+
+    return end
 
 
 class Heart(threading.Thread):

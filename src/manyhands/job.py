@@ -6,7 +6,6 @@ and its owner and mode are checked before it is read.
 
 from __future__ import annotations
 
-import faulthandler
 import hashlib
 import json
 import os
@@ -28,7 +27,7 @@ from manyhands.board import BOARD_FILE, Board
 from manyhands.callbacks import tell
 from manyhands.config import RunConfig
 from manyhands.errors import LaunchError, ManyhandsError
-from manyhands.heart import TURN, Heart
+from manyhands.heart import TURN, Heart, tell_stack
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -183,7 +182,7 @@ def redirect(output: Path, rank: int) -> None:
         stream.flush()
         os.dup2(log, stream.fileno())
     os.close(log)
-    faulthandler.register(signal.SIGUSR1)  # asked for by the launcher when somebody hangs
+    tell_stack()  # asked for by the launcher when somebody hangs
 
 
 def join(job: Job, group: Communicator, folder: Path, *, leader: bool) -> dict[str, Any]:
@@ -198,9 +197,9 @@ def join(job: Job, group: Communicator, folder: Path, *, leader: bool) -> dict[s
     group.barrier()
     board = Board(folder / BOARD_FILE, group.size)
     watched = group.size > 1 and signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
-    heart = None
+    heart = tell_no_more = None
     if watched:
-        faulthandler.register(signal.SIGUSR1)  # by which the leader asks for our stack
+        tell_no_more = tell_stack()  # for which the leader asks
         patience = job.config.timeout + (0.0 if leader else TURN * group.rank)
         heart = Heart(folder, group.size, Path(job.output), patience)
     handlers = {}
@@ -221,8 +220,8 @@ def join(job: Job, group: Communicator, folder: Path, *, leader: bool) -> dict[s
     finally:
         if heart:
             heart.stop()
-        if watched:
-            faulthandler.unregister(signal.SIGUSR1)
+        if tell_no_more:
+            tell_no_more()
         for signum, handler in handlers.items():
             signal.signal(signum, handler)
 

@@ -1,6 +1,9 @@
 """Starting workers: how the job travels, and what a failure becomes."""
 
 import pickle
+import signal
+import subprocess
+import sys
 import traceback
 
 import pytest
@@ -145,3 +148,39 @@ def test_the_board_shows_who_is_where(tmp_path):
     other.note(1, 7, "exchange")
     (note,) = board.read()
     assert (note.rank, note.step, note.steps, note.operation) == (1, 7, 100, "exchange")
+
+
+JOINED = """
+import os, signal, sys
+from pathlib import Path
+from types import SimpleNamespace
+from manyhands import job
+
+def perform(*_):
+    os.kill(os.getpid(), signal.SIGUSR1)  # our stack is told, and we go on
+    {inside}
+
+job.perform = perform
+made = SimpleNamespace(config=SimpleNamespace(timeout=60.0), output=sys.argv[1])
+group = SimpleNamespace(size=2, rank=0, barrier=lambda: None)
+job.join(made, group, Path(sys.argv[1]), leader=True)
+os.kill(os.getpid(), signal.SIGUSR1)
+print("lives")
+"""
+
+
+@pytest.mark.parametrize(
+    ("inside", "code", "printed"),
+    [
+        ('signal.signal(signal.SIGUSR1, lambda *_: print("mine"))', 0, ["mine", "lives"]),
+        ("signal.signal(signal.SIGUSR1, signal.SIG_IGN)", 0, ["lives"]),
+        ("pass", -signal.SIGUSR1, []),
+    ],
+)
+def test_a_signal_that_a_users_code_takes_during_a_run_stays_its_own(
+    tmp_path, inside, code, printed
+):
+    line = [sys.executable, "-c", JOINED.format(inside=inside), str(tmp_path)]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout.split()) == (code, printed), done.stderr
+    assert "in perform" in done.stderr
