@@ -313,8 +313,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             lines = error.traceback.rstrip().splitlines()
             print("\n".join(f"[rank {error.rank}] {line}" for line in lines), file=sys.stderr)
         _fail(str(error), error.exit_code, error.teller)
-    except KeyboardInterrupt:
-        _fail("interrupted", 130)
+    except KeyboardInterrupt as error:
+        _fail(str(error) or "interrupted", 130)
 
 
 def _unknown(error: cyclopts.UnknownOptionError) -> str:

@@ -9,6 +9,8 @@ ManyhandsError                 anything manyhands itself reports
 │   └── TooFewError            so many died that the others stopped, with a checkpoint; exit 1
 ├── ShortHandedError           some died, the others ended at a checkpoint; all start again from it
 └── StoppedError               a signal asked the run to stop; exit 128 + the signal's number
+
+Where that signal was SIGINT (Ctrl-C), `fit` raises a KeyboardInterrupt with the same words.
 """
 
 from __future__ import annotations

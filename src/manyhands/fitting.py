@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from manyhands import forms, resuming
 from manyhands.callbacks import EVENTS
 from manyhands.config import METRICS, MODELS, RunConfig
-from manyhands.errors import ConfigError, nearest
+from manyhands.errors import ConfigError, ManyhandsError, nearest
 from manyhands.meeting import agreed, compare_versions, surrounding
 from manyhands.mpis import load_matching
 from manyhands.naming import factory
@@ -75,6 +76,8 @@ def fit(
     Raises:
         ConfigError: When an option cannot work; nothing has been started or written then.
         ManyhandsError: When a worker failed; the others have been ended.
+        KeyboardInterrupt: When Ctrl-C stopped the run; its text says after which step, and whether
+            a checkpoint was written.
     """
     own = {"loss": loss, "metric": metric, "schedule": schedule, "augment": augment}
     own |= {"callbacks": callbacks}
@@ -83,11 +86,16 @@ def fit(
     size = group_size()
     group = surrounding(size) if size is not None and size > 1 else None
     run = _together(prepare, group) if group else prepare()
-    if size is None or (size == 1 and run.config.strategy.supports.shares_memory):
-        record, output = run.launched(progress)
-    else:
-        chosen = given.get("workers") is not None
-        record, output = run.joined(group or surrounding(size), chosen=chosen)
+    try:
+        if size is None or (size == 1 and run.config.strategy.supports.shares_memory):
+            record, output = run.launched(progress)
+        else:
+            chosen = given.get("workers") is not None
+            record, output = run.joined(group or surrounding(size), chosen=chosen)
+    except ManyhandsError as error:
+        if error.exit_code != 128 + signal.SIGINT:
+            raise
+        raise KeyboardInterrupt(str(error)) from None  # what Ctrl-C means to any other code
     return Result(record, output, run)
 
 

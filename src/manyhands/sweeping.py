@@ -156,10 +156,11 @@ class Sweep:
                 command=self.command,
                 progress=False,
             )
-        except Exception as error:
-            if getattr(error, "exit_code", 1) > _SIGNALS:
+        except (Exception, KeyboardInterrupt) as error:
+            stopped = getattr(error, "exit_code", 1) > _SIGNALS
+            if stopped or isinstance(error, KeyboardInterrupt):
                 self._clear(run)
-                raise KeyboardInterrupt from None
+                raise KeyboardInterrupt from None  # the sweep itself says how to go on
             if not (place / "run.json").exists():
                 place.mkdir(parents=True, exist_ok=True)
                 write_json(place / "run.json", self._failure(run, error))

@@ -194,6 +194,29 @@ def test_a_signal_stops_the_run_between_two_steps_and_it_can_go_on(tmp_path, sig
     assert json.loads(done.stdout)["steps"] == step + 8
 
 
+def test_ctrl_c_reaches_a_script_as_everywhere_in_python(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import manyhands as mh\n"
+        "try:\n"
+        f"    mh.fit(epochs=500, workers=2, output={str(tmp_path / 'run')!r}, progress=False,\n"
+        "           checkpoint_every='10000steps')\n"
+        "except Exception:\n"
+        "    raise SystemExit('swallowed') from None\n"
+    )
+    run = subprocess.Popen([sys.executable, script], stderr=subprocess.PIPE, text=True)
+    try:
+        assert eventually(lambda: training(2))
+        run.send_signal(signal.SIGINT)
+        _, said = run.communicate(timeout=PATIENCE)
+    finally:
+        run.kill()
+    assert run.returncode == -signal.SIGINT
+    assert "KeyboardInterrupt: stopped after step" in said
+    assert "--resume" in said
+    assert len(list((tmp_path / "run" / "checkpoints").iterdir())) == 1
+
+
 def test_a_second_signal_ends_at_once_and_is_no_failure_to_restart_from(tmp_path):
     line = [*MANYHANDS, "train", "--epochs", "500"]
     line += ["--output", str(tmp_path / "run"), "--checkpoint-every", "10000steps"]

@@ -124,11 +124,15 @@ def test_finished_runs_are_kept(
     tmp_path: Path, runs: Runs, stop: Callable[[], BaseException]
 ) -> None:
     def interrupt(given: dict[str, Any]) -> BaseException | None:
-        return stop() if len(runs.asked) == 3 else None
+        if len(runs.asked) != 3:
+            return None
+        Path(given["output"]).mkdir(parents=True)
+        return stop()
 
     runs.failing = interrupt
     with pytest.raises(KeyboardInterrupt):
         small(tmp_path / "s")
+    assert not Path(runs.asked[-1]["output"]).exists()
     assert sweep_json(tmp_path / "s")["finished"] is None
     started = sweep_json(tmp_path / "s")["started"]
     runs.failing = lambda given: None

@@ -255,3 +255,20 @@ def test_a_newcomer_who_looks_around_sees_what_there_is() -> None:
 def test_strategies_may_be_named_as_on_the_command_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="strategy is 'gosip'"):
         mh.compare("mlp", "blobs", strategies="sync,gosip", output=tmp_path / "sweep")
+
+
+@pytest.mark.parametrize(("code", "kind"), [(130, KeyboardInterrupt), (143, mh.ManyhandsError)])
+def test_ctrl_c_is_what_it_is_to_any_other_code(
+    monkeypatch: pytest.MonkeyPatch, code: int, kind: type[BaseException]
+) -> None:
+    def stopped(*_: Any) -> None:
+        error = mh.ManyhandsError("stopped after step 7 by a signal; a checkpoint was written")
+        error.exit_code = code
+        raise error
+
+    monkeypatch.setattr("manyhands.running.Run.launched", stopped)
+    with pytest.raises(kind, match=r"stopped after step 7 .* a checkpoint was written"):
+        mh.fit(network, mh.Data((X, Y)))
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "--data", "blobs", "--model", "mlp"])
+    assert ended.value.code == code
