@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
+import math
 import os
 import shutil
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -15,11 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from manyhands import checkpoint as checkpoints
-from manyhands import launch, mpis
+from manyhands import forms, launch, mpis
 from manyhands.config import RunConfig
 from manyhands.data import store
 from manyhands.data.shards import row_groups
-from manyhands.data.stored import About
+from manyhands.data.stored import About, Stored
 from manyhands.errors import ConfigError, ManyhandsError, ShortHandedError, WorkerError
 from manyhands.job import Job, join
 from manyhands.meeting import asked, expect_shared, host_leader
@@ -63,6 +65,7 @@ class Run:
             # Everything that can be refused is refused before anything is written.
             stored = store(self.data, folder / "data", stream=config.stream is not None)
             _check_plan(stored, config)
+            self._check_model(stored)
             if config.device == "cuda" and not config.places:
                 from manyhands.gpus import expect_cuda
 
@@ -83,6 +86,27 @@ class Run:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         return json.loads((output / "run.json").read_text()), output
+
+    def _check_model(self, stored: Path) -> None:
+        """Refuse a user's model that cannot take the data's shape, before anybody is started.
+
+        Where it may be meant otherwise, or the launcher has no use for torch, the workers tell.
+        """
+        torch, loss = sys.modules.get("torch"), self.loss
+        mine = isinstance(self.model, str) or (loss is not None and forms.takes_model(loss))
+        if torch is None or mine or self.config.device != "cpu" or About.read(stored).streamed:
+            return
+        from manyhands.tasks import try_shapes
+
+        try:
+            with torch.random.fork_rng([]):
+                module = self.build((), 0)
+        except Exception:  # told by the workers, with its traceback
+            return
+        if isinstance(module, torch.nn.Module):
+            whole = self.config.strategy.supports.whole_batches
+            rows = math.ceil(self.config.batch_size / (1 if whole else self.config.workers))
+            try_shapes(module, Stored.open(stored, dtype=self.config.dtype), rows)
 
     def _watched(self, job: Job, folder: Path, bar: Progress) -> None:
         """Launch; where a worker died and that was asked for, again from the last checkpoint."""

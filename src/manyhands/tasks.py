@@ -6,12 +6,14 @@ error. Without targets the features are to be met. Anything else is for the user
 
 from __future__ import annotations
 
+import copy
+import re
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from manyhands import forms
 from manyhands.aims import Aim
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from manyhands.job import Job
     from manyhands.replica import LossFunction, Replica
 
+_SMALL = 5_000_000  # parameters, or numbers of a batch, with which a pass is tried beforehand
+_SHAPES = re.compile(r"shape|size|dimension|channel|dtype|scalar type", re.IGNORECASE)
 _MEETING = ("mse", "mae", "bce")  # losses of outputs that have the targets' shape
 
 
@@ -69,7 +73,7 @@ def metrics(
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             if not _of_torch(error):
                 raise  # the user's own, with its traceback
-            raise ConfigError(_trouble(error, replica, batch, data.classes)) from error
+            raise ConfigError(_trouble(error, batch, data.classes, replica.loss)) from error
         replica.module.train()
     _check(replica, value, output, y)
     given = job.metrics or _usual(replica, output, y, data.classes)
@@ -77,6 +81,31 @@ def metrics(
     labelled = data.train.labelled and not replica.of_model
     replica.classifies = labelled and any(metric.name == "accuracy" for metric in found)
     return found
+
+
+def try_shapes(module: nn.Module, data: Stored, rows: int) -> None:
+    """Refuse a model that cannot take features of the data's shape, where that is cheap to see.
+
+    It sees `rows` examples of zeros and never a record, in a copy, without its randomness. Only
+    what PyTorch says of shapes and types counts: zeros may be refused for what they are.
+
+    Raises:
+        ConfigError: If a layer cannot take what reaches it.
+    """
+    x, y = data.zeros(rows)
+    parameters = [*module.parameters()]
+    numbers = sum(leaf.numel() for leaf in leaves(x))
+    small = sum(p.numel() for p in parameters) <= _SMALL and numbers <= _SMALL
+    if not small or any(p.device.type != "cpu" for p in parameters):
+        return
+    try:
+        with torch.no_grad(), torch.random.fork_rng([]):
+            forms.call(copy.deepcopy(module).to(data.train.dtype).eval(), x)
+    except RuntimeError as error:
+        if _of_torch(error) and _SHAPES.search(str(error)):
+            raise ConfigError(_trouble(error, (x, y), data.classes)) from error
+    except Exception:  # the workers will tell, if it is not the zeros' fault
+        return
 
 
 def _takes_model(metric: Any) -> bool:
@@ -92,7 +121,10 @@ def _of_torch(error: Exception) -> bool:
 
 
 def _trouble(
-    error: Exception, replica: Replica, batch: tuple[Tree, Tree], classes: int | None
+    error: Exception,
+    batch: tuple[Tree, Tree],
+    classes: int | None,
+    loss: LossFunction | None = None,
 ) -> str:
     """Return what went wrong with a first batch, where, and what the batch was; the log has all."""
     x, y = batch
@@ -110,7 +142,7 @@ def _trouble(
         hint = "; the model returns a tuple: return one tensor, or give a loss(model, batch)"
     elif "dtype to be Long" in first:
         hint = "; classes are whole numbers: give y.long(), or astype(int)"
-    elif y is not x and replica.loss in [LOSSES[name] for name in _MEETING]:
+    elif y is not x and loss in [LOSSES[name] for name in _MEETING]:
         hint = "; such targets are met by outputs of their shape: give whole numbers for classes"
     elif any(not (leaf.is_floating_point() or leaf.dtype == torch.uint8) for leaf in leaves(x)):
         hint = "; whole numbers reach the model as they are, for embeddings: give floats otherwise"

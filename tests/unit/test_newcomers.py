@@ -272,3 +272,93 @@ def test_ctrl_c_is_what_it_is_to_any_other_code(
     with pytest.raises(SystemExit) as ended:
         main(["train", "--data", "blobs", "--model", "mlp"])
     assert ended.value.code == code
+
+
+class Counting(nn.Module):
+    """Takes what `inner` takes, and counts how often it is asked."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.drop, self.asked = inner, nn.Dropout(0.5), 0
+
+    def forward(self, x: torch.Tensor) -> Any:
+        self.asked += 1
+        return self.drop(self.inner(x))
+
+
+@pytest.mark.parametrize(
+    ("model", "given"),
+    [
+        (nn.Linear(5, 2), {}),
+        (lambda: nn.Linear(5, 2), {"dtype": "float64"}),
+        (nn.Sequential(nn.Conv2d(3, 2, 1), nn.Flatten()), {}),
+        (nn.Embedding(3, 2), {}),
+        (nn.Linear(5, 2), {"private": True, "epsilon": 3.0, "strategy": "sync"}),
+    ],
+)
+def test_a_model_of_another_shape_is_refused_before_workers_are_started(
+    model: Any, given: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("manyhands.launch.launch", lambda *_: pytest.fail("workers were started"))
+    monkeypatch.chdir(tmp_path)
+    seen = torch.get_rng_state()
+    with pytest.raises(ConfigError, match=r"RuntimeError: .*has features float\d\d \(20, 6\)"):
+        mh.fit(model, mh.Data((X, Y)), workers=2, batch_size=40, **given)
+    assert list(tmp_path.iterdir()) == []
+    assert torch.equal(torch.get_rng_state(), seen)
+
+
+class Inverse(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(6, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + torch.linalg.inv(x.T @ x).sum()
+
+
+def large() -> nn.Module:
+    return nn.Linear(5, 2_000_000)
+
+
+def failing() -> nn.Module:
+    raise RuntimeError("no shape of mine")
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        Counting(network()),
+        large,  # not cheap to try
+        failing,  # the workers have its traceback
+        nn.Linear(5, 2, device="meta"),
+        Counting(Inverse()),  # what cannot be inverted are our zeros
+    ],
+)
+def test_what_may_be_meant_otherwise_is_left_to_the_workers(
+    model: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Started(Exception):
+        pass
+
+    def start(*_: Any) -> None:
+        raise Started
+
+    monkeypatch.setattr("manyhands.launch.launch", start)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(Started):
+        mh.fit(model, mh.Data((X, Y)), workers=2, batch_size=40)
+    assert getattr(model, "asked", 0) == 0  # a copy was
+
+
+def test_a_model_is_tried_on_zeros_and_never_on_records(tmp_path: Path) -> None:
+    seen = []
+
+    class Looking(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen.append(x)
+            return super().forward(x)
+
+    stored = Stored.open(mh.Data((X + 3, Y)).store(tmp_path / "data"))
+    tasks.try_shapes(Looking(6, 2), stored, 7)
+    assert [tuple(x.shape) for x in seen] == [(7, 6)]
+    assert not seen[0].any()

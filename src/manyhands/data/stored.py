@@ -235,6 +235,18 @@ class Stored:
         """The part of the training set that is kept aside, if there is one."""
         return self._split("validation") if self._rows else None
 
+    def zeros(self, count: int) -> tuple[Tree, Tree]:
+        """Return a batch of so many examples of zeros, of the data's form; no example is read."""
+        arrays = {
+            key: np.zeros((count, *self._arrays[key].shape[1:]), self._arrays[key].dtype)
+            for half in self.about.keys("train")
+            for key in half
+        }
+        about = self.about
+        x, y = about.tree("train", arrays)
+        like = Split(x, y, classes=about.classes, normalise=about.normalise, dtype=self._dtype)
+        return like.batch(np.arange(count))
+
     def record(self) -> dict[str, object]:
         """Return what a run's record says about its data."""
         about = asdict(self.about)
