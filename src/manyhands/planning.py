@@ -14,6 +14,7 @@ import hashlib
 import itertools
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -142,8 +143,9 @@ def _accepted(
         key = _digest(base) if base else None
         if base and key and key not in bases:
             flat = _flat(base, carried)
-            named = _label(base, choice.named)
-            bases[key] = _Accepted(base, flat, _case(flat), named)
+            other = base.get("batch_size") != choice.given.get("batch_size")
+            named = (*choice.named, "batch_size") if other else choice.named
+            bases[key] = _Accepted(base, flat, _case(flat), _label(base, named))
         label = _label(choice.given, choice.named)
         try:
             flat = _flat(choice.given, carried)
@@ -176,10 +178,25 @@ def _choices(product: _Product, experiment: Experiment) -> Iterator[_Combination
     for combination in itertools.product(*product.values.values()):
         given = dict(zip(product.values, combination, strict=True))
         own = _taken(product.strategy, given)
-        base = _taken(BASELINE, given) if experiment.baseline else None
-        if experiment.scaling == "weak":
+        weak = experiment.scaling == "weak"
+        base = _alone(own, given, grows=weak) if experiment.baseline else None
+        if weak:
             own = _grown(own)
         yield _Combination(own, base, product.named)
+
+
+def _alone(own: dict[str, Any], given: Mapping[str, Any], *, grows: bool) -> dict[str, Any]:
+    """Return the options of the sequential run of the same task.
+
+    As many examples stand behind its updates, unless the batch `grows` with the workers on purpose.
+    """
+    base = _taken(BASELINE, given)
+    with suppress(ConfigError):  # refused when all are, by name
+        config = configure(own)
+        behind = config.strategy.examples_per_update(config.batch_size, config.workers)
+        if behind != config.batch_size and not grows:
+            base["batch_size"] = behind
+    return base
 
 
 def _taken(strategy: Any, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -269,7 +286,7 @@ def _digest(value: Any) -> str:
 
 def _label(given: Mapping[str, Any], named: tuple[str, ...]) -> str:
     """Return the strategy, its workers, and what else varies, for people."""
-    shown = [name for name in named if name in given and name not in ("workers", "seed")]
+    shown = dict.fromkeys(n for n in named if n in given and n not in ("workers", "seed"))
     name, workers = _name(given["strategy"]), given.get("workers", table()["workers"].default)
     first = name if name == BASELINE else f"{name} × {workers}"
     return ", ".join([first, *(f"{option} {given[option]}" for option in shown)])

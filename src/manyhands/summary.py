@@ -106,7 +106,9 @@ def record(job: Job, worker: Worker, kernels: Kernels, process: dict[str, float]
     merged: dict[str, Any] = {}
     if worker.rank == 0:
         merged = _record(job, worker, kernels, workers)
-        merged["batch"] = {"update": worker.config.batch_size, "worker": firsts}
+        config = worker.config
+        behind = config.strategy.examples_per_update(config.batch_size, config.workers)
+        merged["batch"] = {"update": behind, "worker": firsts}
         numbers = [w["rank"] for w in workers[: worker.config.workers]]
         merged["epochs"] = _epochs(worker, numbers, seen[: worker.config.workers])
         merged["strategy"] = worker.facts

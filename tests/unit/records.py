@@ -30,6 +30,7 @@ def record(
     rng = random.Random(f"{strategy}-{workers}-{repeat}-{sorted(config.items())}")
     options = defaults(strategy, workers, epochs) | {"seed": repeat} | config
     masters = int(options.get("masters", 0))
+    behind = int(options["batch_size"]) * (workers if options.get("staleness") == 0 else 1)
     processes = workers + masters
     examples = 60000 * epochs * (workers if weak else 1)
     work = 60.0 * examples / (60000 * epochs) * (epochs / 5)
@@ -56,7 +57,7 @@ def record(
         "data": {"name": "mnist", "train": 60000, "test": 10000, "classes": 10, "sha256": "0" * 64},
         "model": {"name": "cnn", "parameters": PARAMETERS, "dtype": "float32", "layers": []},
         "workers": team, "processes": processes,
-        "batch": {"update": 128, "worker": [128 // workers] * workers},
+        "batch": {"update": behind, "worker": [128 // workers] * workers},
         "seconds": {"startup": 1.4 + 0.2 * workers, "training": seconds, "evaluation": 0.8,
                     "total": seconds + 2.2 + 0.2 * workers},
         "epochs": [epoch(e, epochs, seconds, examples, steps, final, workers)

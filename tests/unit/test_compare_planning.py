@@ -50,6 +50,21 @@ def test_each_task_has_its_own_baseline() -> None:
         assert run.baseline == base[run.config["batch_size"]]
 
 
+def test_a_server_that_waits_for_all_is_measured_against_as_many_examples_an_update() -> None:
+    found = planned("server", workers=(1, 2, 4), staleness=(None, 0), batch_size=64)
+    alone = {r.case: r for r in found.runs if r.config["strategy"] == "sequential"}
+    assert {r.label: r.config["batch_size"] for r in alone.values()} == {
+        "sequential": 64, "sequential, batch_size 128": 128, "sequential, batch_size 256": 256,
+    }  # fmt: skip
+    for run in found.runs:
+        waits = run.config.get("staleness") == 0
+        behind = 64 * (run.config["workers"] if waits else 1)
+        if run.case not in alone:
+            assert alone[run.baseline].config["batch_size"] == behind
+    weak = planned("server", workers=(1, 2), staleness=0, batch_size=64, limit=640, scaling="weak")
+    assert labels(weak) == ["sequential", "server × 1", "server × 2"]
+
+
 def test_an_option_that_a_strategy_does_not_have_makes_no_further_runs() -> None:
     found = planned("sequential", "sync", workers=(1, 2), allreduce=("mpi", "ring"))
     assert labels(found) == [

@@ -82,6 +82,15 @@ def test_a_sequential_run_of_another_task_is_no_baseline() -> None:
     assert found.rows[-1].speedup is None
 
 
+def test_a_server_that_waits_for_all_is_held_against_as_many_examples_an_update() -> None:
+    alone = [timed("sequential", 1, t, batch_size=b) for t, b in ((30, 64), (24, 128))]
+    apart = timed("server", 2, 10, batch_size=64, staleness=None)
+    waits = timed("server", 2, 12, batch_size=64, staleness=0)
+    found = {r.runs[0].config.get("staleness"): r for r in summary(*alone, apart, waits).rows[2:]}
+    assert found[None].speedup == pytest.approx(3)
+    assert found[0].speedup == pytest.approx(2)
+
+
 def test_each_batch_size_has_its_own_baseline() -> None:
     runs = [
         timed(s, p, t * b, batch_size=b)

@@ -98,6 +98,7 @@ class Run:
     loss: float | None
     steps: float | None
     examples: float | None
+    update: float | None  # examples behind one update
     target: float | None
     seconds_to_target: float | None
     team: tuple[Process, ...]
@@ -309,6 +310,7 @@ def parse(record: Mapping[str, Any], *, identity: str, where: str, scaling: str 
         loss=number(record, "result", "loss"),
         steps=number(record, "result", "steps"),
         examples=examples,
+        update=number(record, "batch", "update") or number(record, "config", "batch_size"),
         target=number(record, "result", "target_accuracy"),
         seconds_to_target=number(record, "result", "seconds_to_target"),
         team=team,

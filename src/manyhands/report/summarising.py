@@ -14,7 +14,7 @@ from manyhands.report.wording import percent
 
 # Options that make it another task: a sequential run that differs here is no baseline.
 TASK = (
-    "model", "data", "epochs", "batch_size", "limit", "max_steps", "dtype",
+    "model", "data", "epochs", "limit", "max_steps", "dtype",
     "optimizer", "lr", "momentum", "weight_decay",
 )  # fmt: skip
 PHASES = ("compute", "update", "communicate", "wait")
@@ -145,12 +145,15 @@ def _with_speedup(row: Row, rows: Sequence[Row]) -> Row:
 
 def _baseline(row: Row, rows: Sequence[Row]) -> Row | None:
     """Return the sequential run of the same task on the same machine, if there is one."""
-    fields = [f for f in TASK if row.scaling == "strong" or f not in (*AMOUNT, "batch_size")]
-    config = row.runs[0].config
+    strong = row.scaling == "strong"
+    fields = [f for f in TASK if strong or f not in AMOUNT]
+    config, behind = row.runs[0].config, row.runs[0].update
     for other in rows:
         if other.group.strategy != "sequential" or other.group.source != row.group.source:
             continue
         theirs = other.runs[0].config
+        if strong and behind and other.runs[0].update not in (None, behind):
+            continue
         if bool(other.runs[0].privacy) != bool(row.runs[0].privacy):
             continue
         if all(theirs.get(f) == config.get(f) for f in fields if f in theirs and f in config):

@@ -151,6 +151,10 @@ class Server(Strategy):
         """Return workers and masters together."""
         return workers + self.masters
 
+    def examples_per_update(self, batch_size: int, workers: int) -> int:
+        """Return a push's, or where masters wait for all of them everybody's."""
+        return batch_size * workers if self.staleness == 0 else batch_size
+
     def run(self, worker: Worker) -> None:
         """Work or serve, by rank; then bring together what the masters noted."""
         from manyhands.strategies.master import merged, serve

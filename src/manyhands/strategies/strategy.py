@@ -171,6 +171,10 @@ class Strategy(Protocol):
         """Return how many processes take part: by rank, the workers first, then what is beside."""
         return workers
 
+    def examples_per_update(self, batch_size: int, workers: int) -> int:
+        """Return how many examples stand behind one update."""
+        return batch_size
+
     def prepare(self, worker: Worker) -> None:
         """Arrange a worker that was just built, before it is put where its checkpoint was."""
 
