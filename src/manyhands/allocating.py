@@ -13,8 +13,8 @@ def keep_freed() -> bool:
     """Let the C library keep what is freed; returns whether it can.
 
     By default glibc gives the free end of its heap back to the system when it has a few megabytes,
-    and large blocks at once. The next step's first touch of every page is then a fault: hundreds a
-    step, a tenth of the CNN's time at 64 examples. Other C libraries are left alone.
+    and large blocks at once. The next step's first touch of every page is then a fault, and there
+    are many in a step. Other C libraries are left alone.
     """
     try:
         libc = ctypes.CDLL(None)

@@ -1,7 +1,7 @@
 """Statistics of the features, from the parts as they were written.
 
-The parts are read once anyway, to be hashed. To decode them as training will costs a tenth of what
-as many aggregates cost Spark, and shows that training can.
+The parts are read once anyway, to be hashed. To decode them as training will costs less than as
+many aggregates cost Spark, and shows that training can.
 """
 
 from __future__ import annotations
