@@ -18,7 +18,6 @@ from manyhands.lifecycle import Lifecycle, Mark, capture, restore
 from manyhands.replica import Replica
 from manyhands.strategies import STRATEGIES
 
-
 CLOCK = SimpleNamespace(exchange=lambda begin, end: None)
 
 
