@@ -136,11 +136,11 @@ def allreduce(
         raise SystemExit(1)
 
 
-# The options that decide who sees what.
 _SPEND = (  # what decides about a private run's cost
     "strategy", "workers", "batch_size", "epochs", "max_steps", "epsilon", "delta",
-    "noise_multiplier", "clip", "distrust",
+    "noise_multiplier", "clip", "distrust", "staleness",
 )  # fmt: skip
+# The options that decide who sees what.
 _DIVIDE = ("strategy", "data", "workers", "partition", "shares", "seed", "limit", "batch_size")
 
 

@@ -56,6 +56,16 @@ def test_it_is_the_cost_of_the_strategy_that_would_run() -> None:
     assert len({plain["trust"], shared["trust"], pushed["trust"]}) == 3
 
 
+@pytest.mark.parametrize(
+    ("flags", "trusted"), [((), "nobody"), (("--staleness", "0"), "the workers trust the masters")]
+)
+def test_whom_a_server_asks_to_trust(
+    capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], trusted: str
+) -> None:
+    call("--noise-multiplier", "4", "--strategy", "server", "--workers", "4", *flags)
+    assert f"trust: {trusted}" in capsys.readouterr().out
+
+
 def test_a_delta_that_gives_a_record_away_is_noted() -> None:
     assert any("use a smaller delta" in line for line in lines(budget(
         examples=1000, batch_size=100, epochs=1, noise_multiplier=4.0, delta=1e-3
