@@ -69,7 +69,7 @@ def protect(
     noise = keys.Noise(None if privacy.secure_noise else own, secure=privacy.secure_noise)
     # Dropout's masks must not be known either: a record more would shift who gets which.
     torch.manual_seed(int.from_bytes(keys.derived(own, "dropout")[:8], "little"))
-    return sampler, Mechanism(config, replica, terms, noise)
+    return sampler, Mechanism(config, replica, terms, noise, example[0])
 
 
 def divide(mechanism: Mechanism, part: Replica, group: Communicator, config: RunConfig) -> None:

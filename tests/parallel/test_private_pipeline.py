@@ -43,6 +43,14 @@ def images():
     )  # fmt: skip
 
 
+def words():
+    """Five layers for sequences of word numbers; two of them have a ghost norm."""
+    return nn.Sequential(
+        nn.Embedding(9, 6), nn.Linear(6, 30), nn.Tanh(), nn.Linear(30, 6), nn.Flatten(),
+        nn.Linear(30, 8), nn.Tanh(), nn.Linear(8, 4),
+    )  # fmt: skip
+
+
 def silent():
     """Three layers that nothing passes through where the inputs are zero: only noise is left."""
     return nn.Sequential(
@@ -76,6 +84,17 @@ def test_examples_are_clipped_by_their_whole_length(blobs, tmp_path, name, clip)
     given = {"sigma": 0.0, "clip": clip, "batch_size": 50, "dtype": "float64", "fixed_key": 7}
     worker = piped(deep, blobs, tmp_path, **given, **WAYS[name])
     expected = alone(deep, blobs, tmp_path, **given).params
+    assert distance(worker.config.strategy.consensus(worker), expected) < 1e-10
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_sequences_of_words_are_clipped_by_their_whole_length(tmp_path, name):
+    random = np.random.default_rng(0)
+    x, y = random.integers(0, 9, (300, 5)), random.integers(0, 4, 300)
+    data = store(mh.Data((x, y)), tmp_path / "data")
+    given = {"sigma": 0.0, "clip": 0.1, "batch_size": 50, "dtype": "float64", "fixed_key": 7}
+    worker = piped(words, data, tmp_path, **given, **WAYS[name])
+    expected = alone(words, data, tmp_path, **given).params
     assert distance(worker.config.strategy.consensus(worker), expected) < 1e-10
 
 

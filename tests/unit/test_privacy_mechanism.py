@@ -16,7 +16,7 @@ import manyhands as mh
 from manyhands.errors import ConfigError
 from manyhands.models import MODELS
 from manyhands.options import configure
-from manyhands.privacy import keys
+from manyhands.privacy import keys, parts
 from manyhands.privacy.clipping import PerExample, probe, refuse
 from manyhands.privacy.layerwise import Layerwise
 from manyhands.privacy.mechanism import Mechanism
@@ -69,17 +69,115 @@ def test_both_ways_of_clipping_are_clipping_one_by_one(name, clip):
         assert torch.allclose(got, expected, rtol=1e-10, atol=1e-12)
 
 
-def test_chunks_bound_the_memory_without_changing_the_sum():
-    replica = Replica(MODELS["tanh-cnn"]((1, 28, 28), 10), F.cross_entropy)
-    assert PerExample(replica, chunk_mb=1).chunk < 23
-    layerwise = Layerwise.of(replica, chunk_mb=1)
-    layerwise.add(torch.randn(2, 1, 28, 28), torch.randint(10, (2,)), 1.0, replica.grad)
-    assert layerwise.chunk < 23
+@pytest.mark.parametrize("way", [Layerwise.of, PerExample])
+def test_chunks_bound_the_memory_without_changing_the_sum(way):
+    replica = Replica(MODELS["tanh-cnn"]((1, 28, 28), 10).double(), F.cross_entropy)
+    x, y = torch.randn(23, 1, 28, 28, dtype=torch.float64), torch.randint(10, (23,))
+    sums = []
+    for chunk_mb in (1, 1024):
+        clipped, total = way(replica, chunk_mb=chunk_mb), torch.zeros_like(replica.params)
+        clipped.add(x, y, 1.0, total)
+        assert (clipped.chunk < 23) == (chunk_mb == 1)
+        sums.append(total)
+    assert torch.allclose(*sums, rtol=1e-10, atol=1e-12)
+
+
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(6, 6), nn.ReLU(inplace=True))
+        self.scale = nn.Parameter(torch.randn(6))
+
+    def forward(self, x):
+        return x + self.scale * self.inner(x)
 
 
 class Mixing(nn.Module):
     def forward(self, x):
         return x - x.mean(0)
+
+
+class Pair(nn.Module):
+    def forward(self, x):
+        return x, x
+
+
+class First(nn.Module):
+    def forward(self, pair):
+        return pair[0]
+
+
+def words(*layers, places=5):
+    """Return a model of sequences of word numbers; some of them are the padding, 3."""
+    return nn.Sequential(
+        nn.Embedding(7, 6, padding_idx=3), *layers, nn.Flatten(), nn.Linear(6 * places, 4)
+    )
+
+
+LAYERS = {
+    "embedding": lambda: (words(), 5),
+    "linear, made": lambda: (words(nn.Linear(6, 6, bias=False)), 5),
+    "linear, ghost": lambda: (words(nn.Linear(6, 40), nn.Tanh(), nn.Linear(40, 6)), 5),
+    "layernorm": lambda: (words(nn.LayerNorm(6), nn.LayerNorm((5, 6)), nn.LayerNorm(6, bias=False),
+                                nn.LayerNorm(6, elementwise_affine=False)), 5),
+    "convolution, ghost": lambda: (
+        words(nn.Unflatten(1, (6, 2)), nn.Conv2d(6, 24, (2, 3), stride=(1, 2), padding=(1, 1)),
+              nn.GroupNorm(4, 24), nn.Tanh(), nn.Conv2d(24, 10, 2, bias=False), nn.Flatten(),
+              nn.Linear(10 * 2 * 2, 72), places=12), 12),
+    "a layer of another kind": lambda: (words(Residual(), nn.Tanh(), Residual()), 5),
+    "layers that overwrite": lambda: (words(nn.Linear(6, 6), nn.ReLU(inplace=True)), 5),
+    "a convolution that is not known": lambda: (
+        words(nn.Unflatten(1, (1, 5)), nn.Conv2d(1, 2, 3, padding="same"), nn.Flatten(),
+              nn.Linear(60, 30)), 5),
+    "a layer that mixes": lambda: (words(nn.Linear(6, 6), Mixing(), nn.Tanh()), 5),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("clip", [0.05, math.inf])
+@pytest.mark.parametrize("way", ["made", "ghost"])
+def test_every_layer_is_clipped_as_by_vmap(monkeypatch, name, clip, way):
+    monkeypatch.setattr(parts, "_seconds", lambda *args: float(args[-1] != way))
+    model, places = LAYERS[name]()
+    replica = Replica(model.double(), F.cross_entropy)
+    x, y = torch.randint(7, (9, places)), torch.randint(4, (9,))
+    layerwise = Layerwise.of(replica, chunk_mb=64, example=x)
+    assert layerwise is not None
+    got, expected = torch.zeros_like(replica.params), torch.zeros_like(replica.params)
+    layerwise.add(x, y, clip, got)
+    PerExample(replica, chunk_mb=64).add(x, y, clip, expected)
+    assert torch.allclose(got, expected, rtol=1e-10, atol=1e-12)
+    assert ("ghost" in layerwise.ways) == (way == "ghost" and "ghost" in name)
+
+
+def test_which_way_is_faster_is_measured_once_and_only_where_it_is_open(monkeypatch):
+    tried = []
+    monkeypatch.setattr(parts, "_seconds", lambda layer, *_: tried.append(layer) or 0.0)
+    model = words(nn.Linear(6, 6), nn.Linear(6, 40), nn.Linear(40, 6))
+    replica = Replica(model, F.cross_entropy)
+    layerwise = Layerwise.of(replica, chunk_mb=64)
+    for _ in range(2):
+        layerwise.add(torch.randint(7, (9, 5)), torch.randint(4, (9,)), 1.0, replica.grad)
+    assert tried == [model[2]] * 6 + [model[3]] * 6  # 2 · 5² numbers are more than 6 · 6
+
+
+def test_a_ghost_norm_is_never_less_than_the_norm():
+    """Places that cancel each other: float32 knows their sum, but not from products of products."""
+    layer = nn.Linear(64, 64, bias=False)
+    a = torch.randn(50, 1, 64).repeat(1, 2, 1) * 100
+    g = torch.randn(50, 1, 64).repeat(1, 2, 1) * 100
+    g[:, 1] *= -1
+    a[:, 1] += 1e-3 * torch.randn(50, 64)
+    true = parts.part_of(layer, a.double(), g.double(), "made").squares
+    found = parts.part_of(layer, a, g, "ghost").squares
+    assert (found >= true).all()
+
+
+def test_a_layer_that_draws_at_random_or_passes_on_two_tensors_is_left_to_the_general_way():
+    x = torch.randint(7, (9, 5))
+    for layers in ([nn.Sequential(nn.Linear(6, 6), nn.AlphaDropout(0.5))], [Pair(), First()]):
+        replica = Replica(words(*layers), F.cross_entropy)
+        assert Layerwise.of(replica, chunk_mb=64, example=x) is None
 
 
 @pytest.mark.parametrize(

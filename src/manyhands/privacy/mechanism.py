@@ -34,13 +34,28 @@ class Mechanism:
     workers, and 0 where the masters add σC to that sum themselves. The step is paid first.
 
     Guarantees: noise is added whatever the sample, and nothing but g leaves: no loss, no count.
+
+    Args:
+        config: Whose privacy and strategy decide how much noise is whose.
+        replica: The model.
+        terms: σ and C.
+        noise: Where it is drawn from.
+        example: Features like the model's own, to find out how it can be clipped; never trained on.
     """
 
-    def __init__(self, config: RunConfig, replica: Replica, terms: Terms, noise: Noise) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        replica: Replica,
+        terms: Terms,
+        noise: Noise,
+        example: Tree | None = None,
+    ) -> None:
         assert config.privacy is not None
         self.replica, self.terms, self.noise = replica, terms, noise
         chunk = config.privacy.chunk_mb
-        self.clipped = Layerwise.of(replica, chunk_mb=chunk) or PerExample(replica, chunk_mb=chunk)
+        known = Layerwise.of(replica, chunk_mb=chunk, example=example)
+        self.clipped = known or PerExample(replica, chunk_mb=chunk)
         whole = 0.0 if terms.noise_multiplier == 0 else terms.noise_multiplier * terms.clip
         exposure = "each" if config.privacy.distrust else config.strategy.exposure
         parts = {"each": 1.0, "sum": 1 / math.sqrt(config.workers), "masters": 0.0}
