@@ -182,7 +182,10 @@ def audit(
     canaries: Annotated[int | None, Parameter(help="how many are planted")] = None,
     kind: Annotated[
         Literal["gradients", "examples"],
-        Parameter(help="gradients with an axis each, or mislabelled digits in the tanh CNN"),
+        Parameter(
+            help="gradients with a direction each; or mislabelled digits in the tanh CNN, which is "
+            "realistic and weak"
+        ),
     ] = "gradients",
     output: Annotated[Path, Parameter(help="folder for record and picture")] = Path("audit"),
     **given: Any,
@@ -193,9 +196,9 @@ def audit(
     """
     from manyhands import auditing
 
-    found = auditing.audit(given, canaries=canaries, kind=kind)
+    found = auditing.audits(given, canaries=canaries, kind=kind)
     print(auditing.told(found, output))
-    if found.broken:
+    if any(one.broken for one in found):
         raise SystemExit(1)
 
 

@@ -145,28 +145,46 @@ def noise_divided_by_the_workers():
 def clipping_left_out():
     import torch
 
-    from manyhands.privacy import clipping
+    from manyhands.privacy import clipping, layerwise, staged
 
-    clipping.coefficients = lambda norms, clip: (torch.ones_like(norms), None)
+    for module in (clipping, layerwise, staged):  # each has the name, and only one of them runs
+        module.coefficients = lambda norms, clip: (torch.ones_like(norms), None)
+
+
+def each_stage_clips_alone():
+    from manyhands.privacy.staged import Staged
+
+    whole = Staged.finish
+
+    def finish(self, *args):
+        self.total = lambda squares: None
+        whole(self, *args)
+
+    Staged.finish = finish
 
 
 BUGS = [None, noise_left_out, noise_divided_by_the_workers, clipping_left_out]
-TRUSTED = {"strategy": "server", "staleness": 0}
-CASES = [({"strategy": name}, bug) for name in ("sync", "averaging", "server") for bug in BUGS]
-CASES += [(TRUSTED, bug) for bug in BUGS[:2]]
+SYNC, AVERAGING, SERVER = ({"strategy": n, "workers": 2} for n in ("sync", "averaging", "server"))
+TRUSTED = {**SERVER, "staleness": 0}
+STAGES = {"strategy": "pipeline", "workers": 1}
+CASES = [(way, "layers", bug) for way in (SYNC, AVERAGING, SERVER) for bug in BUGS]
+CASES += [(TRUSTED, "layers", bug) for bug in BUGS[:2]]
+CASES += [(SYNC, "vmap", bug) for bug in (None, clipping_left_out)]  # the noise is the same code
+CASES += [(STAGES, "stages", bug) for bug in (*BUGS, each_stage_clips_alone)]
 
 
 def told(part):
     """Return a name for a way or a bug."""
     if isinstance(part, dict):
-        return "-".join(map(str, part.values()))
-    return part.__name__ if part else "sound"
+        return "-".join(str(value) for name, value in part.items() if name != "workers")
+    return getattr(part, "__name__", part or "sound")
 
 
 @pytest.mark.usefixtures("_bugs_travel")
-@pytest.mark.parametrize(("way", "bug"), CASES, ids=told)
-def test_the_audit_fires_on_bugs_and_on_nothing_else(way, bug):
-    found = audit({**way, "workers": 2}, canaries=6000, before=bug, progress=False)
+@pytest.mark.parametrize(("way", "clipping", "bug"), CASES, ids=told)
+def test_the_audit_fires_on_bugs_and_on_nothing_else(way, clipping, bug):
+    found = audit(way, canaries=6000, clipping=clipping, before=bug, progress=False)
+    assert found.clipping == clipping
     assert found.broken == (bug is not None)
 
 
@@ -183,4 +201,6 @@ def test_the_command_leaves_sound_code_in_peace(tmp_path):
                       "--noise-multiplier", 3, cwd=tmp_path)  # fmt: skip
     assert sound.returncode == 0, sound.stderr
     assert "nothing speaks against the claim" in sound.stdout
-    assert json.loads((tmp_path / "audit" / "audit.json").read_text())["broken"] is False
+    found = json.loads((tmp_path / "audit" / "audit.json").read_text())
+    assert found["broken"] is False
+    assert [one["clipping"] for one in found["audits"]] == ["layers", "vmap"]

@@ -1,5 +1,8 @@
 """The audit's arithmetic: what scores refute, and what an audit decides itself."""
 
+import json
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,11 +10,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from manyhands import auditing
-from manyhands.auditing import audit, judge, told
+from manyhands.auditing import WEAK, audit, clippings, judge, told
 from manyhands.cli import main
 from manyhands.errors import ConfigError
-from manyhands.privacy.canaries import directions, least_squares
+from manyhands.privacy.canaries import along, chain, dirac, directions, least_squares
 from manyhands.privacy.clipping import PerExample
+from manyhands.privacy.layerwise import Layerwise
 from manyhands.replica import Replica
 
 CLAIM = {"delta": 1e-5, "epsilon_pld": 4.38}  # of a shift by one standard deviation
@@ -53,9 +57,37 @@ def test_what_an_audit_decides_itself_is_refused(name):
         audit({"strategy": "sync", name: 1})
 
 
-def test_gradients_cannot_be_planted_in_stages():
-    with pytest.raises(ConfigError, match=r"pipeline clips in stages.*use kind examples"):
-        audit({"strategy": "pipeline"})
+@pytest.mark.parametrize(
+    ("strategy", "kind", "ways"),
+    [
+        ("sync", "gradients", ("layers", "vmap")),
+        ("sync", "examples", ("layers",)),
+        ("pipeline", "gradients", ("stages",)),
+        ("pipeline", "examples", ("stages",)),
+    ],
+)
+def test_every_way_of_clipping_that_a_strategy_has_is_audited(strategy, kind, ways):
+    assert clippings({"strategy": strategy}, kind) == ways
+
+
+def test_a_way_of_clipping_that_would_not_run_is_refused():
+    with pytest.raises(ConfigError, match="clipping is 'vmap'; expected one of stages"):
+        audit({"strategy": "pipeline"}, clipping="vmap")
+
+
+@pytest.mark.parametrize("opaque", [False, True])
+@pytest.mark.parametrize("depth", [2, 3])
+def test_canaries_have_gradients_of_their_own_through_the_code_that_clips(depth, opaque):
+    x, y = (torch.from_numpy(part) for part in dirac(7, clip=0.5))
+    replica = Replica(chain(x.shape[1], depth, opaque=opaque), F.nll_loss)
+    layerwise = Layerwise.of(replica, chunk_mb=1)
+    assert (layerwise is None) == opaque
+    u = directions(replica.module, F.nll_loss, x, y, 0.5)
+    assert torch.allclose(u @ u.t(), torch.eye(7), atol=1e-6)  # at right angles, and clipped
+    (layerwise or PerExample(replica, chunk_mb=1)).add(x[2:5], y[2:5], 0.5, replica.grad)
+    replica.params.sub_(replica.grad, alpha=2.0)
+    went = along(replica.module, 7)
+    assert np.allclose(went, [0, 0, 1, 1, 1, 0, 0], atol=1e-6)
 
 
 @pytest.mark.parametrize(("mu", "code"), [(1.0, 0), (2.0, 1)])
@@ -89,8 +121,11 @@ def test_directions_add_up_to_the_clipped_sum():
 
 
 def test_record_and_picture_are_written(tmp_path):
-    found = judge(*scores(2.0, canaries=1000), CLAIM)
-    words = told(found, tmp_path / "audit")
-    assert words.startswith("the claim is broken: epsilon 4.380")
-    assert (tmp_path / "audit" / "audit.json").stat().st_size > 0
+    broken, sound = (judge(*scores(mu, canaries=1000), CLAIM) for mu in (2.0, 1.0))
+    words = told([sound, replace(broken, clipping="vmap")], tmp_path / "audit")
+    assert "nothing speaks against the claim: epsilon 4.380" in words
+    assert "the claim is broken: epsilon 4.380" in words
+    assert WEAK not in words
+    assert json.loads((tmp_path / "audit" / "audit.json").read_text())["broken"] is True
     assert (tmp_path / "audit" / "audit.png").stat().st_size > 0
+    assert WEAK in told([replace(sound, kind="examples")], tmp_path / "audit")

@@ -1,9 +1,10 @@
 """Canaries for an audit: examples that leave the strongest trace that clipping allows.
 
-A Dirac canary's gradient points along one axis of its own, whatever the parameters are, and is ten
-times longer than the clipping norm. With plain SGD the final model then holds, at that axis, the
-sum over all steps of what the mechanism let through plus its noise: the best view an attacker can
-have of one example (Nasr et al. 2023, arXiv 2302.07956).
+A Dirac canary's gradient points in one direction of its own, and is ten times longer than the
+clipping norm. With plain SGD the final model then holds, in that direction, the sum over all steps
+of what the mechanism let through plus its noise: the best view an attacker can have of one example
+(Nasr et al. 2023, arXiv 2302.07956). They are examples of a model of plain layers, so they go
+through the very code that clips such models, cut into stages or not.
 
 A mislabelled digit is an example like any other, in a model like any other. Its gradient is known
 to whoever knows the first model, and with small steps stays what it is; so who was in is found by
@@ -12,6 +13,7 @@ least squares from the way that the parameters went.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -21,16 +23,34 @@ from torch import Tensor, nn
 LENGTH = 10.0  # of a canary's gradient, in clipping norms
 
 
-class Axes(nn.Module):
-    """One parameter for each canary; an example's output is the parameter with its number."""
+class Opaque(nn.Sequential):
+    """Layers in a row, by a class that nobody knows: only vmap can take their gradients apart."""
 
-    def __init__(self, canaries: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(canaries))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the parameters that the numbers `x` stand for; both (n, 1)."""
-        return self.weight[x]
+def chain(side: int, depth: int, *, opaque: bool) -> nn.Sequential:
+    """Return `depth` layers of side × side weights that pass on what they are given.
+
+    By the loss −output[j] (`nll_loss`) the example a·e_i of class j has the gradient −a e_j e_iᵀ in
+    every layer, whose length over all of them is a √depth: side² directions, at right angles, that
+    stay what they are while the layers stay close to the identity.
+    """
+    layers = [nn.Linear(side, side, bias=False) for _ in range(depth)]
+    for layer in layers:
+        nn.init.eye_(layer.weight)
+    return (Opaque if opaque else nn.Sequential)(*layers)
+
+
+def dirac(canaries: int, clip: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return the examples of a chain whose gradients have a direction each: inputs and classes."""
+    side = math.isqrt(canaries - 1) + 1
+    classes, places = np.divmod(np.arange(canaries), side)
+    return LENGTH * clip * np.eye(side, dtype=np.float32)[places], classes.astype(np.int64)
+
+
+def along(module: nn.Module, canaries: int) -> np.ndarray:
+    """Return how far a chain went against each canary's gradient; (canaries,)."""
+    ways = [(p - torch.eye(len(p))).detach().flatten() for p in module.parameters()]
+    return np.asarray((torch.stack(ways).sum(0) / math.sqrt(len(ways)))[:canaries].numpy())
 
 
 class Planted:
@@ -46,17 +66,6 @@ class Planted:
         if self.before:
             self.before()
         return self.build()
-
-
-class Pull:
-    """The loss whose gradient is LENGTH clipping norms along an example's own axis."""
-
-    def __init__(self, clip: float) -> None:
-        self.length = LENGTH * clip
-
-    def __call__(self, output: Tensor, target: Tensor) -> Tensor:
-        """Return the mean over the examples; targets do not matter."""
-        return self.length * output.mean()
 
 
 def coins(canaries: int, seed: int) -> np.ndarray:
