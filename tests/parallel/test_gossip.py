@@ -2,6 +2,7 @@
 
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -214,29 +215,44 @@ def test_asynchronously_all_examples_are_seen_and_every_question_is_answered(blo
         0 if rank % 2 or WORLD.size == 1 else n for rank, n in enumerate(steps)
     ]
     assert facts["answered"][::2] == [0] * len(steps[::2])
+    if WORLD.size == 1:
+        assert facts["staleness"]["histogram"] == {"0": steps[0]}
     sent = [w["operations"].get("average", {"messages": 0})["messages"] for w in found["workers"]]
     assert sent == [a + b for a, b in zip(facts["asked"], facts["answered"], strict=True)]
 
 
 @pytest.mark.skipif(WORLD.size < 2, reason="needs somebody who asks")
 def test_asynchronously_nobody_waits_for_a_gradient_of_another(blobs, folder, monkeypatch):
-    """Worker 1 is in its first gradient until all who may ask it are done: they are answered."""
-    gradient, waited = Replica.gradient, []
+    """Worker 1 is in its first gradient until all who may ask it are done: they are answered.
+
+    Worker 0 begins when worker 1 has: all its averages but the first make that gradient stale.
+    """
+    gradient, waited, begun = Replica.gradient, [], Path(folder) / "begun"
 
     def slow(self, x, y, weight):
         if not waited and WORLD.rank == 1:
+            begun.touch()
             for thread in threading.enumerate():
                 if thread.name == "answering":
                     waited.append(thread)
                     thread.join()
+        while WORLD.rank == 0 and not begun.exists():
+            time.sleep(0.001)
         return gradient(self, x, y, weight)
 
     monkeypatch.setattr(Replica, "gradient", slow)
     found = record(smooth, blobs, folder, strategy="gossip", asynchronous=True, epochs=1,
                    batch_size=50 * WORLD.size, lr=0.1)  # fmt: skip
+    facts, steps = found["strategy"], [w["steps"] for w in found["workers"]]
     assert len(waited) == (WORLD.rank == 1)
-    assert found["strategy"]["answered"][1] > 0
     assert found["result"]["examples"] == 2000
+    only = WORLD.size < 4  # then worker 0 has nobody else to ask
+    assert facts["answered"][1] >= (steps[0] if only else 1)
+    if only:
+        assert steps[0] - 1 <= facts["staleness"]["max"] <= facts["answered"][1]
+    histogram = facts["staleness"]["histogram"]
+    assert sum(histogram.values()) == sum(steps)
+    assert histogram["1"] >= sum(steps[::2])  # who asks averages once within each gradient
 
 
 def test_asynchronously_the_target_stops_all(blobs, folder):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 from manyhands import validate
 from manyhands.errors import ConfigError
+from manyhands.strategies import staleness
 from manyhands.strategies.strategy import Strategy, Supports
 
 if TYPE_CHECKING:
@@ -131,7 +133,9 @@ class Gossip(Strategy):
 
         noted = work(worker, self._graph(worker.comm.size))
         everyones = worker.comm.gather(noted)
-        worker.facts |= {name: [each[name] for each in everyones] for name in noted}
+        counts = [Counter(dict(each.pop("taus"))) for each in everyones]
+        worker.facts |= {name: [each[name] for each in everyones] for name in everyones[0]}
+        worker.facts["staleness"] = staleness.describe(counts)
         worker.params.copy_(_agreed(worker))
 
     def begin(self, worker: Hand) -> None:

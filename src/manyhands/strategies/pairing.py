@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from manyhands.comm.messages import Messages, Parcel
@@ -22,7 +23,10 @@ AVERAGE, DONE, OVER = range(3)
 
 
 def work(worker: Worker, graph: Graph) -> dict[str, Any]:
-    """Train this worker at its own pace; returns what it noted."""
+    """Train this worker at its own pace; returns what it noted.
+
+    `taus` counts its updates by staleness: how many averages have moved x_i since x̂_i was read.
+    """
     neighbours = graph[worker.rank]
     if worker.rank % 2 and neighbours:
         return _answer(worker, neighbours)
@@ -56,28 +60,32 @@ def _ask(worker: Worker, neighbours: Sequence[int]) -> dict[str, Any]:
             worker.stopped = "target_accuracy"
     mine.header[0] = OVER if worker.early else DONE
     messages.wait_all([messages.send(mine, j) for j in neighbours])
-    return {"asked": asked, "answered": 0}
+    tau = 1 if neighbours else 0  # one average within each gradient
+    return {"asked": asked, "answered": 0, "taus": [(tau, worker.step)]}
 
 
 def _answer(worker: Worker, neighbours: Sequence[int]) -> dict[str, Any]:
     """Be one of those that are asked: a thread answers, whatever is computed meanwhile."""
     shared = Answering(worker, neighbours)
     shared.start()
+    taus: Counter[int] = Counter()
     for batch in worker.batches():
         with shared.lock:
             worker.params.copy_(shared.x)  # what the gradient is computed at: it must not move
+            seen = shared.answered
         g = worker.gradient(batch._replace(weight=batch.weight * worker.comm.size))
         with shared.lock:
             worker.params.copy_(shared.x)
             worker.update(g)
             shared.x.copy_(worker.params)
+            taus[shared.answered - seen] += 1
         if shared.over:
             worker.stopped = "target_accuracy"
         shared.check()
     shared.join()
     shared.check()
     worker.params.copy_(shared.x)
-    return {"asked": 0, "answered": shared.answered}
+    return {"asked": 0, "answered": shared.answered, "taus": [*taus.items()]}
 
 
 class Answering(threading.Thread):
@@ -85,7 +93,8 @@ class Answering(threading.Thread):
 
     Attributes:
         x: This worker's parameters; shape (dim,).
-        lock: Held by who reads or writes x.
+        lock: Held by who reads or writes x, or counts what became of it.
+        answered: The averages so far.
         over: Somebody has reached the run's target.
     """
 
@@ -139,8 +148,8 @@ class Answering(threading.Thread):
         with self.lock:
             self.mine[k].body.copy_(self.x)
             self.x.add_(self.theirs[k].body).mul_(0.5)
+            self.answered += 1
         self.mine[k].header[0] = OVER if self.over else AVERAGE
-        self.answered += 1
         size = self.mine[k].nbytes
         self.meter.add("average", payload=size, sent=size, messages=1, seconds=0.0)
         return self.messages.send(self.mine[k], self.asking[k])
