@@ -6,6 +6,7 @@ import random
 import shutil
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -113,6 +114,31 @@ def test_srun_starts_one_group_with_the_threads_it_grants(cluster, tmp_path, cor
     assert (run["processes"], run["config"]["workers"]) == (3, 3)
     assert run["machine"]["threads_per_worker"] == cores
     assert "MPICH" in run["machine"]["mpi"]
+
+
+JOINS = """
+import torch
+import manyhands as mh
+
+torch.manual_seed(0)
+model = torch.nn.Linear(3, 1, bias=False)
+with mh.join(model, torch.optim.SGD(model.parameters(), lr=0.5)) as hands:
+    for _ in range(20):
+        x = torch.eye(3)[hands.rank :][:1]  # every worker knows one weight only
+        hands.step((model(x) - 1 - hands.rank).square().mean())
+    weights = model.weight.detach().round(decimals=2).tolist()
+print(f"worker {hands.rank} of {hands.size}: {weights}")
+"""
+
+
+def test_srun_starts_the_workers_of_a_loop_of_one_s_own(cluster, tmp_path):
+    """Together they find what none could alone."""
+    (tmp_path / "mine.py").write_text(JOINS)
+    srun = ["srun", "-n", 3, "--mpi=pmi2"]
+    done = slurm(cluster, *srun, sys.executable, "mine.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    told = sorted(line for line in done.stdout.splitlines() if line.startswith("worker"))
+    assert told == [f"worker {rank} of 3: [[1.0, 2.0, 3.0]]" for rank in range(3)]
 
 
 def test_srun_with_pmix_starts_open_mpi(cluster, tmp_path):
