@@ -5,9 +5,13 @@ import sys
 from pathlib import Path
 
 import nbformat
+import numpy as np
 import pytest
 from nbclient import NotebookClient
 from running import PATIENCE, ran
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
+import shards
 
 from manyhands import mpis
 
@@ -35,6 +39,20 @@ def test_the_regression_knows_more_than_the_median(strategy, tmp_path, monkeypat
     example = runpy.run_path(str(EXAMPLES / "flight_delays.py"))
     result = example["main"](["--quick", "--strategy", strategy])
     assert example["NOISE"] * 0.9 < result.loss < 8.5  # the median alone is 11 minutes off
+
+
+@pytest.mark.parametrize("classes", [[False, True], None])
+def test_the_regression_takes_prepared_flights(classes, tmp_path, monkeypatch, capsys):
+    """Shards as of recipes/flights.toml, or of minutes; here the label is told by the features."""
+    monkeypatch.chdir(tmp_path)
+    x, _, keys = shards.rows(5000)
+    y = (x[:, 0] > 0.3) if classes else x @ np.float32([3, 2, 1])
+    parts = [(x[:4000], y[:4000], keys[:4000])]
+    shards.write(tmp_path / "flights", parts, (x[4000:], y[4000:], keys[4000:]), classes=classes)
+    main = runpy.run_path(str(EXAMPLES / "flight_delays.py"))["main"]
+    result = main(["--quick", "--data", "flights"])
+    assert "the flights of flights: " in capsys.readouterr().out
+    assert result.accuracy > 0.9 if classes else result.loss < 0.5
 
 
 @pytest.mark.parametrize("strategy", ["sync", "averaging", "server"])

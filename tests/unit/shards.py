@@ -17,10 +17,11 @@ def rows(count, seed=0, classes=2):
 
 def table(x, y, keys):
     columns = {name: x[:, i] for i, name in enumerate(FEATURES)}
-    return pyarrow.table({**columns, "label": y.astype(np.int32), "key": keys})
+    y = y if y.dtype == np.float32 else y.astype(np.int32)
+    return pyarrow.table({**columns, "label": y, "key": keys})
 
 
-def write(folder, parts, test=None, group=16, learned=(), tables=None):
+def write(folder, parts, test=None, group=16, learned=(), tables=None, classes=(False, True)):
     """Write a part for each (x, y, keys) and commit them; returns the manifest."""
     folder.mkdir(parents=True, exist_ok=True)
     written = {"train": [], "test": []}
@@ -40,7 +41,7 @@ def write(folder, parts, test=None, group=16, learned=(), tables=None):
     manifest = Manifest(
         name="small",
         features=FEATURES,
-        classes=[False, True],
+        classes=classes and list(classes),
         counts={},
         statistics={},
         learned=list(learned),
