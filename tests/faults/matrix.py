@@ -282,6 +282,9 @@ def main() -> int:
     parser.add_argument(
         "--minutes", type=float, default=math.inf, help="begin no case later than that; go on anon"
     )
+    parser.add_argument(
+        "--so-far", action="store_true", help="write what is known if cases are left, and say so"
+    )
     parser.add_argument("--jobs", type=int, default=cores() + 1, help="cases at once")
     parser.add_argument("--out", type=Path, required=True, help="write the outcomes as JSON")
     parser.add_argument("--page", type=Path, help="write the table as a page")
@@ -320,22 +323,23 @@ def main() -> int:
             )
 
         list(pool.map(do, [case for case in chosen if str(case) not in done]))
-    if left := [case for case in chosen if str(case) not in done]:
+    left = [str(case) for case in chosen if str(case) not in done]
+    if left and not options.so_far:
         print(f"{len(left)} cases are left; the same command goes on with them")
         return 1
-    outcomes = [done[str(case)] for case in chosen]
+    outcomes = [done[str(case)] for case in chosen if str(case) in done]
     anew = not options.again or re.search(options.again, "rows")
     tested = rows.check() if anew else record["rows"]
     text = page.summary(outcomes, tested)
-    found = {"seconds": round(time.monotonic() - begin), **record, "rows": tested}
+    found = {"seconds": round(time.monotonic() - begin), **record, "left": left, "rows": tested}
     found["outcomes"] = [{**asdict(o), "promised": o.promised} for o in outcomes]
     options.out.write_text(json.dumps(found, indent=1) + "\n")
     if options.page:
-        options.page.write_text(page.written(outcomes, tested, record))
+        options.page.write_text(page.written(outcomes, tested, found))
     partial.unlink(missing_ok=True)
     print(text)
     kept = all(o.promised for o in outcomes) and all(page.holds(row) for row in tested)
-    return int(not kept)
+    return int(not kept or bool(left))
 
 
 if __name__ == "__main__":

@@ -99,12 +99,28 @@ def written(outcomes: list[Outcome], tested: list[dict[str, Any]], facts: dict[s
         strategies=table("strategy", by_strategy),
         kinds=table("fault", kinds),
         rows="\n".join(rows),
-        failed="\n".join(["Not as promised:", "", *failed]) if failed else "All ended as promised.",
+        failed="\n".join([_verdict(failed, len(outcomes)), *_left(facts.get("left", []))]),
         machine=_machine(facts) + "".join(f"; some cases again on {day}" for day in later),
         survival=survival(),
         fuzz=fuzz(),
         soak=soak(),
     )
+
+
+def _verdict(failed: list[str], tried: int) -> str:
+    return "\n".join(["Not as promised:", "", *failed]) if failed else f"All {tried} as promised."
+
+
+def _left(names: list[str]) -> list[str]:
+    """Return what the page says of cases that are planned, but were not struck yet."""
+    if not names:
+        return []
+    return [
+        "",
+        f"{len(names)} more are planned and were not struck yet:",
+        "",
+        *map("- {}".format, names),
+    ]
 
 
 def _machine(facts: dict[str, Any]) -> str:

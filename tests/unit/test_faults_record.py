@@ -113,6 +113,12 @@ def test_a_matrix_that_ran_out_of_time_goes_on_where_it_was(tmp_path, monkeypatc
     assert matrix.main() == 1
     assert struck == []
     assert not out.exists()
+    told = tmp_path / "page.md"
+    monkeypatch.setattr(sys, "argv", [*line, "--minutes", "0", "--so-far", "--page", str(told)])
+    assert matrix.main() == 1
+    left = json.loads(out.read_text())["left"]
+    assert f"{len(left)} more are planned and were not struck yet" in told.read_text()
+    assert "- sync: kill, rank 1 in exchange" in told.read_text()
     monkeypatch.setattr(sys, "argv", line)
     matrix.main()
     assert len(json.loads(out.read_text())["outcomes"]) == len(struck) > 16
