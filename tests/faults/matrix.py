@@ -285,6 +285,7 @@ def main() -> int:
     parser.add_argument(
         "--so-far", action="store_true", help="write what is known if cases are left, and say so"
     )
+    parser.add_argument("--first", default="", help="strike the cases that match this first")
     parser.add_argument("--jobs", type=int, default=cores() + 1, help="cases at once")
     parser.add_argument("--out", type=Path, required=True, help="write the outcomes as JSON")
     parser.add_argument("--page", type=Path, help="write the table as a page")
@@ -322,7 +323,8 @@ def main() -> int:
                 f"{case}: {mark}; {outcome.resumed}; {outcome.seconds} s {outcome.said}", flush=True
             )
 
-        list(pool.map(do, [case for case in chosen if str(case) not in done]))
+        due = [case for case in chosen if str(case) not in done]
+        list(pool.map(do, sorted(due, key=lambda case: not re.search(options.first, str(case)))))
     left = [str(case) for case in chosen if str(case) not in done]
     if left and not options.so_far:
         print(f"{len(left)} cases are left; the same command goes on with them")

@@ -119,6 +119,7 @@ def test_a_matrix_that_ran_out_of_time_goes_on_where_it_was(tmp_path, monkeypatc
     left = json.loads(out.read_text())["left"]
     assert f"{len(left)} more are planned and were not struck yet" in told.read_text()
     assert "- sync: kill, rank 1 in exchange" in told.read_text()
-    monkeypatch.setattr(sys, "argv", line)
+    monkeypatch.setattr(sys, "argv", [*line, "--jobs", "1", "--first", "SIGTERM"])
     matrix.main()
+    assert [case.action for case in struck[:2]] == ["SIGTERM", "kill"]
     assert len(json.loads(out.read_text())["outcomes"]) == len(struck) > 16
