@@ -120,8 +120,10 @@ class Lifecycle:
 
     def _worth_growing(self, worker: Worker) -> bool:
         """Say whether some have died, may come back, and would have anything to do."""
+        if not (self.grows and self.short):
+            return False
         planned = [n.steps for n in worker.board.read() if n.rank == worker.number]
-        return self.grows and self.short and worker.step < max(planned, default=0)
+        return worker.step < max(planned, default=0)
 
     def hand_over(self, worker: Worker, error: ManyhandsError) -> NoReturn:
         """Write a checkpoint that any number of workers can go on from, then end. Collective.
@@ -303,7 +305,8 @@ def restore(worker: Worker, checkpoint: Checkpoint) -> None:
     worker.epochs = [Epoch(**row) for row in numbers["epochs"]]
     if not known:
         worker.epochs = [Epoch(e.epoch, steps=e.steps, seconds=e.seconds) for e in worker.epochs]
-    worker.others_saw = resized or bool(numbers.get("others_saw"))
+    # A private run counts the examples that are expected, whoever drew them.
+    worker.others_saw = not worker.mechanism and (resized or bool(numbers.get("others_saw")))
     worker.facts = dict(numbers["facts"])
     if worker.balance and numbers.get("balance"):
         worker.balance.restore(numbers["balance"], worker.step)

@@ -189,3 +189,25 @@ def test_what_was_captured_stays_as_it_was(tmp_path, monkeypatch):
     assert part.numbers["epochs"][0]["steps"] == 4
     assert part.tensors["losses"].tolist() == [1.0]
     assert torch.equal(part.tensors["params"], before)
+
+
+@pytest.mark.parametrize("private", [False, True])
+def test_what_others_saw_counts_where_the_group_has_another_size_but_not_in_private(
+    tmp_path, private
+):
+    """A private run counts what is expected: what was drawn would tell of its records."""
+    mechanism = SimpleNamespace(spent=dict) if private else None
+    first, second = (Writer(tmp_path, rank, 2, 3) for rank in (0, 1))
+    for writer in (second, first):
+        writer.write(4, capture(working(mechanism=mechanism)), {})
+        writer.wait()
+    alone = working(mechanism=mechanism)
+    restore(alone, checkpoint.newest(tmp_path, print))
+    assert alone.others_saw is not private
+    again = working(others_saw=alone.others_saw, mechanism=mechanism)
+    writer = Writer(tmp_path, 0, 1, 3)
+    writer.write(5, capture(again), {})
+    writer.wait()
+    later = working(mechanism=mechanism)
+    restore(later, checkpoint.newest(tmp_path, print))  # of the same size: it is remembered
+    assert later.others_saw is not private
