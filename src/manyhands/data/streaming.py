@@ -260,7 +260,8 @@ class Buffer:
         x = torch.empty(len(indices), self.x.shape[1])
         y = _targets(len(indices), self.reader.manifest)
         for group in np.unique(owner):
-            rows, mine = self.reader.read(self.groups[group], threads=False), owner == group
+            mine = owner == group
+            rows = self.reader.read(self.groups[group], threads=False, keys=False)
             local = indices[mine] - self.starts[group]
             x[mine], y[mine] = torch.from_numpy(rows.x[local]), torch.from_numpy(rows.y[local])
         return x, y
@@ -324,7 +325,7 @@ class StreamSplit(Split):
             first += group.rows
             if begin >= end:
                 continue
-            rows = self.reader.read(group, threads=False)
+            rows = self.reader.read(group, threads=False, keys=False)
             for low in range(begin, end, batch):
                 part = slice(low, min(low + batch, end))
                 yield self._typed(torch.from_numpy(rows.x[part]), torch.from_numpy(rows.y[part]))
