@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from types import SimpleNamespace
+
 import pytest
 
-from manyhands.errors import ConfigError
+from manyhands.errors import ConfigError, ManyhandsError
 from manyhands.prepare import prepare
 from manyhands.prepare.recipe import read
-from manyhands.prepare.session import java_version, shortened
+from manyhands.prepare.session import java_version, shortened, told
 
 HEAD = """\
 name = "small"
@@ -131,6 +135,26 @@ def test_spark_errors_are_shortened():
         "[`arr_delay`]."
     )
     assert len(shortened("[X] " + "long " * 1000)) < 500
+
+
+def test_java_that_is_dying_is_told_from_a_recipe_that_cannot_work(monkeypatch):
+    pyspark = pytest.importorskip("pyspark")
+    from py4j.protocol import Py4JError
+
+    def failing():
+        with told("recipe.toml, line 12: join"):
+            raise Py4JError("SparkSession does not exist in the JVM")
+
+    with subprocess.Popen(["sleep", "0.3"]) as dying:
+        monkeypatch.setattr(pyspark.SparkContext, "_gateway", SimpleNamespace(proc=dying))
+        with pytest.raises(ManyhandsError, match="line 12: join: Spark ended before it was done"):
+            failing()
+    with subprocess.Popen(["sleep", "60"]) as living:
+        monkeypatch.setattr(sys.modules[told.__module__], "_DYING", 0.01)
+        monkeypatch.setattr(pyspark.SparkContext, "_gateway", SimpleNamespace(proc=living))
+        with pytest.raises(ConfigError, match="does not exist in the JVM"):
+            failing()
+        living.kill()
 
 
 class Sum:

@@ -19,6 +19,7 @@ from manyhands.errors import ConfigError, ManyhandsError
 
 JAVA = 17
 _LONGEST = 400  # characters of Spark's own message that are shown
+_DYING = 5.0  # seconds that a killed Java may take to be gone
 
 
 def java_version() -> int | None:
@@ -127,13 +128,15 @@ def _quietly() -> Iterator[None]:
 @contextmanager
 def told(where: str) -> Iterator[None]:
     """Turn what Spark raises into one message that begins with `where`."""
-    from py4j.protocol import Py4JError
+    from py4j.protocol import Py4JError, Py4JJavaError
     from pyspark.errors import PySparkException
 
     try:
         yield
     except (PySparkException, Py4JError, ConnectionError, EOFError) as error:
-        if _cut_off(error) or not _alive():
+        # A Java that is being killed may still answer, with nonsense.
+        answered = isinstance(error, (PySparkException, Py4JJavaError))
+        if _cut_off(error) or not _alive(0.0 if answered else _DYING):
             raise ManyhandsError(
                 f"{where}: Spark ended before it was done (out of memory, or killed); nothing was "
                 "committed"
@@ -152,13 +155,18 @@ def _cut_off(error: BaseException | None) -> bool:
     return False
 
 
-def _alive() -> bool:
-    """Say whether the Java process still answers."""
+def _alive(seconds: float) -> bool:
+    """Say whether the Java process is still there after so many seconds."""
     from pyspark import SparkContext
 
-    gateway = SparkContext._gateway
-    process = getattr(gateway, "proc", None)
-    return process is None or process.poll() is None
+    process = getattr(SparkContext._gateway, "proc", None)
+    if process is None:
+        return True
+    try:
+        process.wait(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        return True
+    return False
 
 
 def shortened(message: str) -> str:
