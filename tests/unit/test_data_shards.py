@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
+import pyarrow
 import pytest
 import torch
 from shards import rows, table, write
 
 from manyhands.data import Stored, Streamed, store
 from manyhands.data.manifest import Manifest, Part, _check_names, file_hash
+from manyhands.data.shards import _floats, _whole
 from manyhands.data.stored import About
 from manyhands.data.streaming import StreamPlan, StreamSplit, window_rows
 from manyhands.errors import ConfigError, DataError
@@ -161,6 +165,32 @@ def test_other_columns_are_refused(tmp_path, made, message):
     write(tmp_path / "shards", PARTS, TEST, tables={1: made})
     with pytest.raises(DataError, match=f"train-00001.parquet.*{message}"):
         store(str(tmp_path / "shards"), tmp_path / "stored")
+
+
+def test_columns_of_any_width_in_pieces_and_with_gaps_become_arrays():
+    for kind in ("f2", "f4", "f8"):
+        values = np.array([1.5, -2.0, 0.25], kind)
+        column = pyarrow.chunked_array([values[:1], [], values]).slice(1)
+        np.testing.assert_array_equal(_floats(column), values.astype(np.float32))
+    for kind in ("i1", "i2", "i4", "i8", "u1", "u4"):
+        values = np.array([1, 0, 7], kind)
+        column = pyarrow.chunked_array([pyarrow.array(values).slice(1), values])
+        np.testing.assert_array_equal(_whole(column), [0, 7, 1, 0, 7])
+        assert _whole(column).dtype == np.int64
+    gaps = pyarrow.chunked_array([[1.0, None]], pyarrow.float32())
+    np.testing.assert_array_equal(_floats(gaps), np.array([1, np.nan], np.float32))
+    assert _whole(pyarrow.chunked_array([[3, None]])).tolist() == [3, -1]
+
+
+def test_reading_shards_does_not_import_pandas(shards):
+    pytest.importorskip("pandas")
+    program = (
+        "import sys; from pathlib import Path; from manyhands.data.shards import opened; "
+        "reader = opened(Path(sys.argv[1])); "
+        "assert len(reader.read(reader.groups('train')[0]).x) > 0; "
+        "assert 'pandas' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program, str(shards)], check=True, timeout=100)
 
 
 def test_a_damaged_page_is_refused_even_if_its_hash_is_stated(tmp_path):
