@@ -17,7 +17,7 @@ from sweeps import rows_of
 from turns import HERE
 
 WAYS = ("pandas", "local[1]", "local[2]", "local[2] without persist", "mapreduce")
-SHOWN = 12  # functions of a profile
+SHOWN = 9  # functions of each profile
 
 
 def _lines(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -64,14 +64,14 @@ def training(found: dict[str, Any]) -> str:
 
 
 def profile(folder: Path) -> str:
-    """Return the functions of the first profiled run beside the same ones of the others."""
+    """Return where the most time of several profiled runs went, side by side."""
     runs = {p.parent.name: json.loads(p.read_text()) for p in sorted(folder.glob("*/run.json"))}
     told = {name: run["strategy"]["profile"] for name, run in runs.items()}
     head = ["what"] + [f"{name}: {what}" for name in told for what in ("calls", "own", "in all")]
     rows = []
     for kind in ("phases", "functions"):
         tables = [{row["name"]: row for row in each[kind]} for each in told.values()]
-        for what in list(tables[0])[:SHOWN]:
+        for what in dict.fromkeys(name for table in tables for name in list(table)[:SHOWN]):
             cells = [cell for table in tables for cell in _spent(table.get(what))]
             rows.append([f"*{what}*" if kind == "phases" else f"`{what}`", *cells])
     return _lines(head, rows)

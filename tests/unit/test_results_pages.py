@@ -302,6 +302,7 @@ def test_profiles_stand_side_by_side(tmp_path: Path) -> None:
         f"| *gradient* | {cells} | {cells} |",
         f"| `clip` | {cells} | {cells} |",
         f"| `draw` | {cells} | – | – | – |",
+        f"| `wait` | – | – | – | {cells} |",
     ]
 
 
