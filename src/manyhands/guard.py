@@ -209,7 +209,8 @@ def _describe(note: Note) -> str:
 def _state(pid: int) -> str:
     """Return the process's state letter, "" if there is none of that number."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        with open(f"/proc/{pid}/stat") as file:  # many a second: a Path would intern each number
+            return file.read().rpartition(")")[2].split()[0]
     except OSError:
         return ""
 
@@ -217,7 +218,8 @@ def _state(pid: int) -> str:
 def _segments(pid: int) -> set[str]:
     """Return the files in shared memory that a process has mapped."""
     try:
-        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+        with open(f"/proc/{pid}/maps") as file:
+            lines = file.read().splitlines()
     except OSError:
         return set()
     paths = {line[line.index(SHARED) :] for line in lines if SHARED in line}

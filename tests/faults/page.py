@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -113,14 +114,11 @@ def _verdict(failed: list[str], tried: int) -> str:
 
 def _left(names: list[str]) -> list[str]:
     """Return what the page says of cases that are planned, but were not struck yet."""
-    if not names:
-        return []
-    return [
-        "",
-        f"{len(names)} more are planned and were not struck yet:",
-        "",
-        *map("- {}".format, names),
-    ]
+    kinds = Counter((n.partition(":")[0], n.partition(", then ")[2] or "stop") for n in names)
+    told = "; ".join(
+        f"{strategy}, then {then}: {count}" for (strategy, then), count in kinds.items()
+    )
+    return ["", f"{len(names)} more are planned and not struck yet ({told})."] if names else []
 
 
 def _machine(facts: dict[str, Any]) -> str:

@@ -117,8 +117,9 @@ def test_a_matrix_that_ran_out_of_time_goes_on_where_it_was(tmp_path, monkeypatc
     monkeypatch.setattr(sys, "argv", [*line, "--minutes", "0", "--so-far", "--page", str(told)])
     assert matrix.main() == 1
     left = json.loads(out.read_text())["left"]
-    assert f"{len(left)} more are planned and were not struck yet" in told.read_text()
-    assert "- sync: kill, rank 1 in exchange" in told.read_text()
+    assert "sync: kill, rank 1 in exchange" in left
+    words = f"{len(left)} more are planned and not struck yet (sync, then stop: {len(left)})."
+    assert words in told.read_text()
     monkeypatch.setattr(sys, "argv", [*line, "--jobs", "1", "--first", "SIGTERM"])
     matrix.main()
     assert [case.action for case in struck[:2]] == ["SIGTERM", "kill"]
