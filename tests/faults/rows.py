@@ -132,6 +132,7 @@ ROWS = [
         (
             SYSTEM + "training.py::test_a_loss_that_is_not_finite_stops_all_and_names_rank_and_"
             "step",
+            SYSTEM + "training.py::test_a_loss_that_is_not_finite_ends_those_who_do_not_wait_too",
             SYSTEM + "hogwild_processes.py::test_a_diverging_run_ends_all",
             UNIT + "privacy_mechanism.py::"
             "test_an_example_whose_gradient_is_not_finite_contributes_zero",
