@@ -18,7 +18,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from manyhands.report import results
+from manyhands.report.load import read
+from manyhands.report.summarising import summarise
 
 BAR = 0.05
 
@@ -30,24 +31,29 @@ def sweep(arguments: list[str], folder: Path) -> None:
 
 
 def compared(first: Path, second: Path) -> list[dict[str, Any]]:
-    """Return each row of two sweeps with both medians, their ratio and the spread of the first.
+    """Return each row of two sweeps: both medians, their ratio, that of the speed-ups, and doubts.
+
+    `spread` is that of the first's repeats; `robbed` the largest part of its computing that any of
+    these runs was without a core, since other programs had it; `kernels` what the runs chose.
 
     Raises:
         ValueError: If they are not the same sweep.
     """
-    before, after = results([first]), results([second])
-    key = ("label", "workers")
-    if [[row[k] for k in key] for row in before] != [[row[k] for k in key] for row in after]:
+    before, after = (summarise(read([folder])).rows for folder in (first, second))
+    if [(r.label, r.workers) for r in before] != [(r.label, r.workers) for r in after]:
         raise ValueError(f"{first} and {second} hold different configurations")
     return [
         {
-            "label": one["label"],
-            "workers": one["workers"],
-            "repeats": one["repeats"],
-            "first": one["seconds"],
-            "second": two["seconds"],
-            "ratio": two["seconds"] / one["seconds"],
-            "spread": (one["seconds_high"] - one["seconds_low"]) / one["seconds"],
+            "label": one.label,
+            "workers": one.workers,
+            "repeats": len(one.runs),
+            "first": one.seconds.median,
+            "second": two.seconds.median,
+            "ratio": two.seconds.median / one.seconds.median,
+            "speedups": two.speedup / one.speedup if one.speedup and two.speedup else None,
+            "spread": (one.seconds.high - one.seconds.low) / one.seconds.median,
+            "robbed": max(run.robbed for run in (*one.runs, *two.runs)),
+            "kernels": sorted({str(run.kernels.get("choice")) for run in (*one.runs, *two.runs)}),
         }
         for one, two in zip(before, after, strict=True)
     ]
@@ -59,7 +65,8 @@ def beyond(row: dict[str, Any], bar: float) -> bool:
 
 
 def show(rows: list[dict[str, Any]], bar: float) -> None:
-    table = Table("configuration", "workers", "first, s", "second, s", "ratio", "spread", "")
+    head = ("configuration", "workers", "first, s", "second, s", "ratio", "of speed-ups", "spread")
+    table = Table(*head, "without a core", "")
     for row in rows:
         table.add_row(
             row["label"],
@@ -67,7 +74,9 @@ def show(rows: list[dict[str, Any]], bar: float) -> None:
             f"{row['first']:.3f}",
             f"{row['second']:.3f}",
             f"{row['ratio']:.3f}",
+            f"{row['speedups']:.3f}" if row["speedups"] else "",
             f"{row['spread']:.1%}",
+            f"{row['robbed']:.1%}",
             "MOVED" if beyond(row, bar) else "within",
         )
     Console(width=120).print(table)
@@ -88,6 +97,9 @@ def main() -> int:
     show(rows, options.bar)
     moved = sum(beyond(row, options.bar) for row in rows)
     print(f"{len(rows) - moved} of {len(rows)} medians within {options.bar:.0%}")
+    kernels = {name for row in rows for name in row["kernels"]}
+    if len(kernels) > 1:
+        print(f"kernels differ, and times by them: {', '.join(sorted(kernels))}; give --kernels")
     if options.out:
         options.out.write_text(json.dumps(rows, indent=1) + "\n")
     return int(moved > 0)
