@@ -93,12 +93,9 @@ def try_shapes(module: nn.Module, data: Stored, rows: int) -> None:
         ConfigError: If a layer cannot take what reaches it.
     """
     x, y = data.zeros(rows)
-    parameters = [*module.parameters()]
-    numbers = sum(leaf.numel() for leaf in leaves(x))
-    small = sum(p.numel() for p in parameters) <= _SMALL and numbers <= _SMALL
-    if not small or any(p.device.type != "cpu" for p in parameters):
-        return
     try:
+        if not _cheap(module, x):
+            return
         with torch.no_grad(), torch.random.fork_rng([]):
             forms.call(copy.deepcopy(module).to(data.train.dtype).eval(), x)
     except RuntimeError as error:
@@ -106,6 +103,14 @@ def try_shapes(module: nn.Module, data: Stored, rows: int) -> None:
             raise ConfigError(_trouble(error, (x, y), data.classes)) from error
     except Exception:  # the workers will tell, if it is not the zeros' fault
         return
+
+
+def _cheap(module: nn.Module, x: Tree) -> bool:
+    """Say whether a pass of these features through a copy of the model is soon done here."""
+    parameters = [*module.parameters()]
+    numbers = sum(leaf.numel() for leaf in leaves(x))
+    small = numbers <= _SMALL and sum(p.numel() for p in parameters) <= _SMALL
+    return small and all(p.device.type == "cpu" for p in parameters)
 
 
 def _takes_model(metric: Any) -> bool:

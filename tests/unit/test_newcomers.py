@@ -330,6 +330,7 @@ def failing() -> nn.Module:
         Counting(network()),
         large,  # not cheap to try
         failing,  # the workers have its traceback
+        nn.LazyLinear(2),  # it has no shape yet
         nn.Linear(5, 2, device="meta"),
         Counting(Inverse()),  # what cannot be inverted are our zeros
     ],
