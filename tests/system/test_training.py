@@ -217,6 +217,44 @@ def test_ctrl_c_reaches_a_script_as_everywhere_in_python(tmp_path):
     assert len(list((tmp_path / "run" / "checkpoints").iterdir())) == 1
 
 
+def first_step(folder):
+    """Return what notes which modules a worker's first step imports.
+
+    It is both what changes the batches, when the step has begun, and who hears that it is over.
+    """
+
+    class Noting:
+        def __call__(self, x, y):
+            import os
+            import sys
+
+            before = folder / f"before-{os.getpid()}"
+            if not before.exists():
+                before.write_text(" ".join(sys.modules))
+            return x, y
+
+        def on_step(self, about):
+            import os
+            import sys
+
+            before = folder / f"before-{os.getpid()}"
+            if about["step"] == 1:
+                new = set(sys.modules) - set(before.read_text().split())
+                (folder / "new").write_text(" ".join(new))
+
+    return Noting()
+
+
+@pytest.mark.parametrize("strategy", ["sync", "pipeline"])
+def test_nothing_is_imported_in_a_first_step(tmp_path, strategy):
+    """It would count as training, and be another time in each run of a sweep."""
+    noting = first_step(tmp_path)
+    stages = {"stages": 2, "workers": 1} if strategy == "pipeline" else {"workers": 2}
+    given = {"epochs": 1, "kernels": "default", "output": str(tmp_path / "run"), **stages}
+    mh.fit("mlp", "blobs", strategy=strategy, augment=noting, callbacks=[noting], **given)
+    assert (tmp_path / "new").read_text().split() == []
+
+
 def test_a_second_signal_ends_at_once_and_is_no_failure_to_restart_from(tmp_path):
     line = [*MANYHANDS, "train", "--epochs", "500"]
     line += ["--output", str(tmp_path / "run"), "--checkpoint-every", "10000steps"]
