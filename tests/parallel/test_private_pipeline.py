@@ -12,10 +12,11 @@ from torch import nn
 from training import WORLD, distance
 
 import manyhands as mh
-from manyhands.data import store
+from manyhands.data import Stored, store
 from manyhands.errors import ConfigError
 from manyhands.privacy.layerwise import Layerwise
 from manyhands.privacy.sampling import Poisson
+from manyhands.privacy.staged import Staged
 
 SIZE = WORLD.size
 WAYS = {  # pipelines × stages
@@ -112,6 +113,84 @@ def test_pieces_chunks_and_bad_examples_change_nothing(tmp_path, monkeypatch):
     found = worker.config.strategy.consensus(worker)
     assert bool(torch.isfinite(found).all())
     assert distance(found, expected) < 1e-10
+
+
+def dropping():
+    """Five layers, three of them with dropout behind; every width is another's."""
+    return nn.Sequential(
+        nn.Linear(20, 64), nn.Tanh(), nn.Dropout(0.5), nn.Linear(64, 48), nn.Tanh(),
+        nn.Dropout(0.5), nn.Linear(48, 40), nn.Tanh(), nn.Dropout(0.5), nn.Linear(40, 16),
+        nn.Tanh(), nn.Linear(16, 4),
+    )  # fmt: skip
+
+
+def masked(data, folder, monkeypatch, **given):
+    """Train with dropout; returns the worker and, by pipeline, its samples and masks by width."""
+    masks, training, passing = {}, [], Staged.forward
+
+    def forward(self, x):
+        y = nn.functional.dropout(x, self.p, self.training)
+        if training:  # a model is tried out before
+            masks.setdefault(x.shape[1], []).append((y != 0).detach())
+        return y
+
+    def through(self, *rest):
+        training.append(self)
+        y = passing(self, *rest)
+        training.clear()
+        return y
+
+    monkeypatch.setattr(nn.Dropout, "forward", forward)
+    monkeypatch.setattr(Staged, "forward", through)
+    folder.mkdir()
+    fixed = {"sigma": 0.0, "clip": math.inf, "batch_size": 50, "dtype": "float64"}
+    worker = piped(dropping, data, folder, **fixed, **given)
+    monkeypatch.undo()
+    samples, mine = own(worker), {width: torch.cat(m).numpy() for width, m in masks.items()}
+    assert all(len(rows) == sum(map(len, samples)) for rows in mine.values())
+    number = worker.config.strategy.follows(worker.rank, worker.config.workers)
+    found = {}
+    for other, theirs, held in worker.comm.gather((number, samples, mine)):
+        found.setdefault(other, (theirs, {}))[1].update(held)
+    return worker, found
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_a_gradient_is_that_of_the_masks_that_were_drawn(blobs, tmp_path, name, monkeypatch):
+    """Whatever order the passes come in: a mask drawn again would give another gradient."""
+    worker, found = masked(blobs, tmp_path / "run", monkeypatch, **WAYS[name])
+    stored = Stored.open(blobs, dtype="float64")
+    torch.manual_seed(0)
+    model, seen = dropping().double(), dict.fromkeys(found, 0)
+    for step in range(STEPS):
+        model.zero_grad()
+        for number, (samples, masks) in found.items():
+            h, y = stored.train.batch(np.array(samples[step], dtype=np.int64))
+            rows = slice(seen[number], seen[number] + len(h))
+            seen[number] = rows.stop
+            for layer in model:
+                drops = isinstance(layer, nn.Dropout)
+                h = 2 * h * torch.from_numpy(masks[h.shape[1]][rows]) if drops else layer(h)
+            (nn.functional.cross_entropy(h, y, reduction="sum") / 50).backward()
+        with torch.no_grad():
+            for p in model.parameters():
+                p -= LR * p.grad
+    expected = torch.cat([p.detach().flatten() for p in model.parameters()])
+    assert distance(worker.config.strategy.consensus(worker), expected) < 1e-10
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_masks_are_secret_and_every_example_has_its_own(blobs, tmp_path, name, monkeypatch):
+    runs = [
+        masked(blobs, tmp_path / str(i), monkeypatch, **WAYS[name], **more)[1]
+        for i, more in enumerate([{}, {}, {"fixed_key": 7}, {"fixed_key": 7}])
+    ]
+    for width in (64, 48, 40):
+        rows = [np.concatenate([m[width] for _, m in run.values()]) for run in runs]
+        for drawn_ in (rows[0], np.concatenate(rows[:2]), rows[2]):  # of all steps and pipelines
+            assert len(np.unique(drawn_, axis=0)) == len(drawn_)
+        assert np.array_equal(rows[2], rows[3])  # else nobody could test anything
+    assert 0.45 < np.mean(rows[0]) < 0.55
 
 
 def test_every_stage_pays_for_empty_samples(blobs, tmp_path):
