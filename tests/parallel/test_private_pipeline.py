@@ -150,7 +150,7 @@ def masked(data, folder, monkeypatch, **given):
     assert all(len(rows) == sum(map(len, samples)) for rows in mine.values())
     number = worker.config.strategy.follows(worker.rank, worker.config.workers)
     found = {}
-    for other, theirs, held in worker.comm.gather((number, samples, mine)):
+    for other, theirs, held in WORLD.allgather((number, samples, mine)):
         found.setdefault(other, (theirs, {}))[1].update(held)
     return worker, found
 
