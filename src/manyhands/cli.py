@@ -25,6 +25,7 @@ app = App(
     name="manyhands",
     help="Train one PyTorch model with many workers, in every classic way of parallelising SGD.",
     version=__version__,
+    suppress_keyboard_interrupt=False,  # what a stopped run has to say would be lost
 )
 
 

@@ -259,7 +259,10 @@ def test_strategies_may_be_named_as_on_the_command_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("code", "kind"), [(130, KeyboardInterrupt), (143, mh.ManyhandsError)])
 def test_ctrl_c_is_what_it_is_to_any_other_code(
-    monkeypatch: pytest.MonkeyPatch, code: int, kind: type[BaseException]
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    code: int,
+    kind: type[BaseException],
 ) -> None:
     def stopped(*_: Any) -> None:
         error = mh.ManyhandsError("stopped after step 7 by a signal; a checkpoint was written")
@@ -272,6 +275,7 @@ def test_ctrl_c_is_what_it_is_to_any_other_code(
     with pytest.raises(SystemExit) as ended:
         main(["train", "--data", "blobs", "--model", "mlp"])
     assert ended.value.code == code
+    assert "manyhands: stopped after step 7" in capsys.readouterr().err
 
 
 class Counting(nn.Module):
