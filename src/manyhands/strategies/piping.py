@@ -42,15 +42,6 @@ def work(worker: Worker, pipeline: Pipeline) -> dict[str, Any]:
     return pipe.notes.facts()
 
 
-def _hand_over() -> None:
-    """Hand a gradient to autograd, as the stage after will do.
-
-    The first time PyTorch imports hundreds of modules for that: no step shall take as long.
-    """
-    one = torch.ones(1, requires_grad=True)
-    torch.autograd.grad(2 * one, one, torch.ones(1))
-
-
 class Lane:
     """One direction between two neighbours: a ring of parcels that are used again every step."""
 
@@ -113,8 +104,6 @@ class Pipe:
         self.passes = self.stage.passes
         self.losses: dict[int, Loss] = {}
         self._connect(worker.rank - workers, worker.rank + workers)
-        if not self.last:
-            _hand_over()
 
     def _turns(self, micro_batches: int) -> list[Turn]:
         kind, stages = self.pipeline.order or "1f1b", self.pipeline.stages
