@@ -10,6 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import performance
+import prediction
 import run
 import turns
 import yardstick
@@ -84,3 +85,13 @@ def test_the_page_has_what_was_measured(tmp_path, monkeypatch):
 def test_the_committed_page_is_that_of_the_committed_records():
     text = performance.PAGE.read_text()
     assert performance.write(text) == text
+
+
+def test_several_calibrations_become_their_medians():
+    found = [
+        {"cores": 2, "met": {"1": 3.0, "4": 1.0, "8": 9.0}, "spread": [0.5, 1.0], "service": None},
+        {"cores": 2, "met": {"1": 1.0, "4": 1.5}, "spread": [0.7, 1.0], "service": None},
+        {"cores": 2, "met": {"1": 2.0, "4": 7.0}, "spread": [0.6, 9.0], "service": None},
+    ]
+    middle = {"cores": 2, "met": {"1": 2.0, "4": 1.5}, "spread": [0.6, 1.0], "service": None}
+    assert prediction.middle(found) == middle
