@@ -46,11 +46,17 @@ def test_a_row_for_each_bar_and_its_verdict():
 
 
 def test_the_yardstick_is_as_long_as_it_was_at_the_time():
-    found = {"never talk": [100.0, 120.0, 80.0], "averaging": [99.0, 99.0], "hogwild": [7.0, 7.0],
-             "sync": [1.0, 1.0]}  # fmt: skip
-    assert yardstick.meanwhile(found, "never talk", "averaging") == [105.0, 110.0]
-    assert yardstick.meanwhile(found, "never talk", "hogwild") == [110.0, 100.0]
-    assert yardstick.meanwhile(found, "sync", "hogwild") == [1.0, 1.0]
+    bases = {"averaging": "never talk", "hogwild": "never talk", "ring": "sync"}
+    order = yardstick.turns(bases)
+    assert order == ["never talk", "averaging", "never talk", "hogwild", "never talk", "sync",
+                     "ring", "sync"]  # fmt: skip
+    runs = list(zip(order, (100.0, 99.0, 120.0, 7.0, 80.0, 1.0, 2.0, 3.0), strict=True))
+    assert yardstick.beside(runs, "averaging", "never talk") == {
+        "averaging": [99.0], "never talk": [110.0],
+    }  # fmt: skip
+    assert yardstick.beside(runs, "hogwild", "never talk")["never talk"] == [100.0]
+    assert yardstick.beside(runs, "ring", "sync") == {"ring": [2.0], "sync": [2.0]}
+    assert yardstick.beside(runs, "ring", "never talk") == {"ring": [], "never talk": []}
 
 
 def test_ways_take_turns():
