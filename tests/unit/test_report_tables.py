@@ -226,6 +226,15 @@ def test_what_befell_a_run_is_told() -> None:
     assert problems(summary(timed("sync", 2, 9))) == []
 
 
+def test_where_too_few_were_left_nobody_is_said_to_have_gone_on() -> None:
+    from manyhands.report.provenance import problems
+
+    died = {"lost": [1], "workers": 1, "step": 45, "min_workers": 2}
+    (told,) = problems(summary(timed("sync", 4, 9) | {"story": [died]}, timed("sync", 2, 9)))
+    (line,) = told["lines"]
+    assert line.endswith(": rank 1 died; 1 worker left, too few to go on from step 45")
+
+
 def test_a_printed_table_shows_what_matters_and_where_the_rest_is() -> None:
     row = {"label": "sync × 2", "seconds": 1.5, "speedup": 1.8, "accuracy": 0.97, "bytes": 7}
     table = Table([row, {**row, "label": "sequential", "speedup": None}])
