@@ -277,7 +277,8 @@ def raised(note: dict[str, Any]) -> ManyhandsError:
 
 def _place(trace: str) -> str:
     """Return where in the user's own code a traceback ends; nothing if it never was there."""
-    ours = (str(Path(__file__).parent), *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")))
+    places = map(sysconfig.get_path, ("stdlib", "purelib", "platlib"))
+    ours = (str(Path(__file__).parent), *places, "<frozen", "src/mpi4py/")
     found = re.findall(r'File "([^"]+)", line (\d+), in (\S+)', trace)
-    own = [(f, line, name) for f, line, name in found if not f.startswith((*ours, "<frozen"))]
+    own = [(file, line, name) for file, line, name in found if not file.startswith(ours)]
     return " ({}, line {}, in {})".format(*own[-1]) if own else ""

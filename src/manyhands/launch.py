@@ -215,10 +215,13 @@ def _explain(folder: Path, board: Board, code: int, gone: list[int]) -> Manyhand
     if (folder / ERROR_FILE).exists():
         note = json.loads((folder / ERROR_FILE).read_text())
         # MPI fails on the others when somebody dies: that is what happened, and that one is silent.
-        # On a busy machine all may be gone before the first was seen to go; then mpiexec knows.
-        gone = [rank for rank in gone or _told(said, pids) if not spoke(folder, rank)]
-        if not gone or "mpi4py.MPI.Exception" not in note["traceback"]:
+        # On a busy machine all may be gone before the first was seen to go; then mpiexec may know.
+        silent = {n.rank: pids[n.rank] for n in notes if not spoke(folder, n.rank)}
+        others = bool(gone) and not silent.keys() & set(gone)  # who went first has spoken
+        if not silent or others or "mpi4py.MPI.Exception" not in note["traceback"]:
             return raised(note)
+        known = [rank for rank in gone or _told(said, silent) if rank in silent]
+        gone, pids = known or (list(silent) if len(silent) == 1 else []), silent
     else:
         for teller, words in board.heard():
             return WorkerError(f"rank {teller} failed: {words}", rank=teller)
@@ -245,7 +248,8 @@ def _told(said: str, workers: dict[int, int]) -> list[int]:
     """Return the ranks that mpiexec tells of, by pid or rank; it may be one that it has ended."""
     pids = {int(found[1]) for found in re.finditer(r"(?:PID|pid) (\d+)", said)}
     told = [rank for rank, pid in workers.items() if pid in pids]
-    return told + [int(found[1]) for found in re.finditer(r"(?:process rank|rank:?) (\d+)", said)]
+    named = [int(found[1]) for found in re.finditer(r"(?:process rank|rank:?) (\d+)", said)]
+    return told + [rank for rank in named if rank in workers]
 
 
 def private_folder() -> Path:

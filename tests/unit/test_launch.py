@@ -60,7 +60,8 @@ def test_who_died_is_known_by_what_was_seen_and_what_mpiexec_tells(said, gone, d
             "rank 2 died",
         ),  # a busy machine: the others had failed, too, when we looked
         ([], HYDRA.format(102), "rank 2 died"),
-        ([], "", "rank 1 failed: Exception: a peer is gone"),  # nobody is known to have died
+        ([], "", "rank 2 died"),  # nobody was seen to go, but the others have spoken
+        ([], HYDRA.format(100), "rank 2 died"),  # mpiexec tells of one that has spoken
         ([0, 1], HYDRA.format(100), "rank 1 failed"),  # nobody did without a word
     ],
 )
@@ -75,6 +76,20 @@ def test_whose_calls_fail_because_another_died_is_not_told_of(tmp_path, gone, sa
         note = {"rank": rank, "kind": "Exception", "message": "a peer is gone", "exit_code": 1}
         put_note(tmp_path, {**note, "traceback": "mpi4py.MPI.Exception: a peer is gone"})
     assert str(launch._explain(tmp_path, board, 1, gone)).startswith(told)
+
+
+def test_of_several_who_are_silent_none_is_named_for_another(tmp_path):
+    """Rank 1's MPI failed; nobody saw whether 0 or 2 went first."""
+    board = Board(tmp_path / "board", 3, create=True)
+    for rank in range(3):
+        board.enter(rank)
+        board.rows[rank, 0] = 100 + rank
+    (tmp_path / launch.LOG_FILE).write_text(HYDRA.format(101))
+    note = {"rank": 1, "kind": "Exception", "message": "a peer is gone", "exit_code": 1}
+    put_note(tmp_path, {**note, "traceback": "mpi4py.MPI.Exception: a peer is gone"})
+    found = launch._explain(tmp_path, board, 1, [])
+    assert str(found).startswith("a worker died without a word")
+    assert not found.traceback  # such a run may start again
 
 
 def test_of_several_who_are_gone_the_one_outside_an_exchange_was_the_first(tmp_path):
