@@ -25,7 +25,8 @@ def test_a_calibration_has_all_that_forecasts_need(measured):
         assert [p.batch for p in curve.points][-1] == 32
         for point in curve.points:
             assert 0 < point.update < point.seconds
-            assert point.met[1] >= point.met[4] >= 0.5 * point.seconds
+            # Of the same steps: who meets less often waits no longer, and nobody less than nothing.
+            assert point.met[1] * (1 + 1e-9) >= point.met[4] >= point.seconds * (1 - 1e-9)
             assert point.spread[0] <= 1 <= point.spread[-1]
     pair = measured.groups[1]
     assert set(pair.allreduce) == set(ALGORITHMS)

@@ -158,6 +158,7 @@ def test_met_takes_the_slowest_of_each_block():
     times = np.array([[1.0, 3.0, 1.0, 1.0], [2.0, 1.0, 1.0, 2.0]])
     assert met(times, 1) == (2 + 3 + 1 + 2) / 4
     assert met(times, 2) == (4 + 3) / 4
+    assert met(times, 3) == (5 + 2) / 4  # the last block is a short one
     assert met(times, 4) == 6 / 4
 
 
