@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import arrivals
 import examples
 import flights_tables
 import model_parallel
@@ -28,7 +29,7 @@ from manyhands.report import build
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = ("results.md", "partitioning.md", "model-parallel.md", "examples.md", "spark.md")
 WRITERS = {**partitioning.WRITERS, **model_parallel.WRITERS, **examples.WRITERS}
-WRITERS |= flights_tables.WRITERS
+WRITERS |= flights_tables.WRITERS | arrivals.WRITERS
 WRITERS["cost"] = private_cost.table
 FIGURES = ("speedup", "accuracy")
 
@@ -39,7 +40,8 @@ def table(name: str) -> str:
     sweep = json.loads((folder / "sweep.json").read_text())
     sources = {row["workers"]: row for row in sweep["source"]}
     asked = [run["config"]["strategy"] for run in sweep["planned"]]
-    shown = next(s for s in asked if s != "sequential")  # the sources have the first alone
+    # The sources have the first strategy alone.
+    shown = next((s for s in asked if s != "sequential"), "sequential")
     head = "| strategy | workers | processes | seconds | speed-up | accuracy | repeats |"
     lines = [head[:-1] + ("| published |" if sources else "|")]
     lines.append("|" + "---|" * (lines[0].count("|") - 1))

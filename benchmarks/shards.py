@@ -2,8 +2,9 @@
 
 `python benchmarks/shards.py flights --out benchmarks/results/spark/training.json`, on a folder that
 `manyhands prepare` made: examples per second in each way, in turn, and their share of those from
-memory; and, for a machine that others use too, examples per second of processors. Training time
-against the number of rows is experiments/flights-scaling.toml.
+memory, each run against the mean of the two from memory beside it; and, for a machine that others
+use too, examples per second of processors. Training time against the number of rows is
+experiments/flights-scaling.toml.
 """
 
 from __future__ import annotations
@@ -17,11 +18,15 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from turns import beside, bracketed
+
 import manyhands as mh
 from manyhands.data import Stored, store
 from manyhands.record import cores, cpu_name
 
 TRAINING: dict[str, Any] = {"model": "mlp", "strategy": "sync", "batch_size": 128, "threads": 1}
+EPOCHS = 5
+OTHERS = ("mapped", "streamed")
 BAR = 0.9
 
 
@@ -35,46 +40,52 @@ def ways(shards: Path, place: Path, rounds: int, workers: int) -> dict[str, Any]
         "mapped": {"data": str(shards)},
         "streamed": {"data": str(shards), "stream": 65536},
     }
-    rates: dict[str, list[float]] = {way: [] for way in given}
-    of_processors: dict[str, list[float]] = {way: [] for way in given}
-    for number in range(rounds):
-        for way, options in given.items():
-            run = mh.fit(
-                **TRAINING,
-                **options,
-                workers=workers,
-                epochs=3,
-                output=str(place / f"{way}-{number}"),
-                progress=False,
-            )
-            rates[way].append(run.record["result"]["examples_per_second"])
-            spent = sum(each["user"] + each["system"] for each in run.record["workers"])
-            of_processors[way].append(run.record["result"]["examples"] / spent)
-            print(
-                f"{way:8s} {rates[way][-1]:10,.0f} examples/s, "
-                f"{of_processors[way][-1]:10,.0f} examples/s of processors",
-                flush=True,
-            )
+    rates: list[tuple[str, float]] = []
+    of_processors: list[tuple[str, float]] = []
+    for number, way in enumerate(bracketed(dict.fromkeys(OTHERS, "memory")) * rounds):
+        run = mh.fit(
+            **TRAINING,
+            **given[way],
+            workers=workers,
+            epochs=EPOCHS,
+            output=str(place / f"{way}-{number}"),
+            progress=False,
+        ).record
+        spent = sum(each["user"] + each["system"] for each in run["workers"])
+        rates.append((way, run["result"]["examples_per_second"]))
+        of_processors.append((way, run["result"]["examples"] / spent))
+        print(
+            f"{way:8s} {rates[-1][1]:10,.0f} examples/s, "
+            f"{of_processors[-1][1]:10,.0f} examples/s of processors",
+            flush=True,
+        )
     return {
         "workers": workers,
-        "examples_per_second": rates,
+        "examples_per_second": _by_way(rates),
         "shares": _shares(rates),
-        "examples_per_cpu_second": of_processors,
+        "examples_per_cpu_second": _by_way(of_processors),
         "cpu_shares": _shares(of_processors),
         "bar": BAR,
     }
 
 
-def _shares(rates: dict[str, list[float]]) -> dict[str, float]:
-    """Return each way's part of what memory reaches, by medians."""
-    middle = statistics.median(rates["memory"])
-    return {way: statistics.median(found) / middle for way, found in rates.items()}
+def _by_way(runs: list[tuple[str, float]]) -> dict[str, list[float]]:
+    return {way: [rate for name, rate in runs if name == way] for way in ("memory", *OTHERS)}
+
+
+def _shares(runs: list[tuple[str, float]]) -> dict[str, float]:
+    """Return each way's part of what memory reaches beside it, the median of the rounds."""
+    pairs = {way: beside(runs, way, "memory") for way in OTHERS}
+    return {
+        way: statistics.median(a / b for a, b in zip(pair[way], pair["memory"], strict=True))
+        for way, pair in pairs.items()
+    }
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("shards", type=Path, help="what `manyhands prepare` made")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--workers", default="1,2")
     parser.add_argument("--out", type=Path, help="write the record as JSON")
     options = parser.parse_args()

@@ -39,6 +39,30 @@ def in_turns(ways: Mapping[str, Callable[[], float]], rounds: int) -> Found:
     return found
 
 
+def bracketed(bases: Mapping[str, str]) -> list[str]:
+    """Return the order of one round: before and after each way the one that it is set against.
+
+    >>> bracketed({"averaging": "never talk", "hogwild": "never talk"})
+    ['never talk', 'averaging', 'never talk', 'hogwild', 'never talk']
+    """
+    order: list[str] = []
+    for way, base in bases.items():
+        order += [way] if order and order[-1] == base else [base, way]
+        order.append(base)
+    return order
+
+
+def beside(runs: Sequence[tuple[str, float]], way: str, base: str) -> Found:
+    """Return what `way` gave where `base` was next to it, and the mean of the `base` there."""
+    found: Found = {way: [], base: []}
+    for place, (name, value) in enumerate(runs):
+        around = [v for other, v in runs[max(0, place - 1) : place + 2] if other == base]
+        if name == way and around:
+            found[way].append(value)
+            found[base].append(statistics.mean(around))
+    return found
+
+
 def seconds(step: Callable[[int], object], times: int, meet: Callable[[], object]) -> float:
     """Return the seconds of one step of several, after one to warm up; `meet` is a barrier."""
     step(0)

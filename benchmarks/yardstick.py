@@ -10,13 +10,12 @@ many processes. What `sync` costs in CPU seconds comes from the same runs.
 
 from __future__ import annotations
 
-import statistics
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from turns import Found, parser, record, write
+from turns import beside, bracketed, parser, record, write
 
 import manyhands as mh
 from manyhands.strategies.strategy import Strategy, Supports
@@ -82,30 +81,6 @@ def processor(run: dict[str, Any]) -> float:
     return float(seconds / run["result"]["examples"])
 
 
-def turns(bases: dict[str, str]) -> list[str]:
-    """Return the order of one round: before and after each way the one that it is set against.
-
-    >>> turns({"averaging": "never talk", "hogwild": "never talk"})
-    ['never talk', 'averaging', 'never talk', 'hogwild', 'never talk']
-    """
-    order: list[str] = []
-    for way, base in bases.items():
-        order += [way] if order and order[-1] == base else [base, way]
-        order.append(base)
-    return order
-
-
-def beside(runs: list[tuple[str, float]], way: str, base: str) -> Found:
-    """Return what `way` gave where `base` was next to it, and the mean of the `base` there."""
-    found: Found = {way: [], base: []}
-    for place, (name, value) in enumerate(runs):
-        around = [v for other, v in runs[max(0, place - 1) : place + 2] if other == base]
-        if name == way and around:
-            found[way].append(value)
-            found[base].append(statistics.mean(around))
-    return found
-
-
 def main() -> None:
     options = parser(__doc__, rounds=5, steps=400)
     options.add_argument("--workers", type=int, default=2)
@@ -128,7 +103,7 @@ def main() -> None:
     bases |= {"server": "sync"} if "server" in ways else {}
     rates: list[tuple[str, float]] = []
     costs: list[tuple[str, float]] = []
-    for name in turns(bases) * asked.rounds:
+    for name in bracketed(bases) * asked.rounds:
         strategy, count = ways[name]
         run = trained(strategy, count, asked.steps, kernels, asked.batch)
         rates.append((name, run["result"]["examples_per_second"]))

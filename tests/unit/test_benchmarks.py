@@ -13,7 +13,6 @@ import performance
 import prediction
 import run
 import turns
-import yardstick
 
 SECONDS = {"ours": [0.1, 0.2, 0.1], "theirs": [0.2, 0.2, 0.3], "alone": [0.1, 0.1, 0.1]}
 BARS = {"theirs": (1.5, False), "alone": (1.05, True)}
@@ -47,16 +46,16 @@ def test_a_row_for_each_bar_and_its_verdict():
 
 def test_the_yardstick_is_as_long_as_it_was_at_the_time():
     bases = {"averaging": "never talk", "hogwild": "never talk", "ring": "sync"}
-    order = yardstick.turns(bases)
+    order = turns.bracketed(bases)
     assert order == ["never talk", "averaging", "never talk", "hogwild", "never talk", "sync",
                      "ring", "sync"]  # fmt: skip
     runs = list(zip(order, (100.0, 99.0, 120.0, 7.0, 80.0, 1.0, 2.0, 3.0), strict=True))
-    assert yardstick.beside(runs, "averaging", "never talk") == {
+    assert turns.beside(runs, "averaging", "never talk") == {
         "averaging": [99.0], "never talk": [110.0],
     }  # fmt: skip
-    assert yardstick.beside(runs, "hogwild", "never talk")["never talk"] == [100.0]
-    assert yardstick.beside(runs, "ring", "sync") == {"ring": [2.0], "sync": [2.0]}
-    assert yardstick.beside(runs, "ring", "never talk") == {"ring": [], "never talk": []}
+    assert turns.beside(runs, "hogwild", "never talk")["never talk"] == [100.0]
+    assert turns.beside(runs, "ring", "sync") == {"ring": [2.0], "sync": [2.0]}
+    assert turns.beside(runs, "ring", "never talk") == {"ring": [], "never talk": []}
 
 
 def test_ways_take_turns():
