@@ -299,7 +299,7 @@ def test_a_dead_worker_is_replaced_and_the_end_is_the_same(tmp_path):
     with Faults().kill(rank=1, step=25, phase="exchange"):
         struck = mh.fit(**options, output=str(tmp_path / "struck"))
     (event,) = struck.record["story"]
-    assert event["restarted_from"] == 20
+    assert event["restarted_from"] in (10, 20)  # 20 is written while training goes on
     assert "rank 1" in event["failed"]
     for mine, theirs in zip(struck.model.parameters(), whole.model.parameters(), strict=True):
         assert (mine == theirs).all()
@@ -310,6 +310,7 @@ def test_a_dead_worker_of_those_who_never_wait_is_replaced(tmp_path, strategy):
     options = {"model": "mlp", "data": "blobs", "epochs": 3, "workers": 2, "kernels": "default"}
     options |= {"checkpoint_every": "5steps", "on_failure": "restart", "progress": False}
     options |= {"batch_size": 50, "strategy": strategy, "output": str(tmp_path / "run")}
+    options["slow"] = "1:20:sleep"  # a checkpoint is whole long before it dies
     with Faults().kill(rank=1, step=30, phase="gradient"):
         struck = mh.fit(**options)
     (event,) = struck.record["story"]
