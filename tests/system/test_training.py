@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
@@ -35,6 +34,12 @@ def training(workers):
     boards = Path(os.environ["TMPDIR"]).glob("manyhands-*/*/board")
     notes = [note for board in boards for note in Board(board, workers).read()]
     return len(notes) == workers and all(note.step > 3 for note in notes)
+
+
+def asked(workers):
+    """Return whether that many workers of this test were asked to stop."""
+    boards = Path(os.environ["TMPDIR"]).glob("manyhands-*/*/board")
+    return any(Board(board, workers).asked() for board in boards)
 
 
 def test_training_leaves_the_promised_files_and_prints_json(tmp_path):
@@ -263,7 +268,7 @@ def test_a_second_signal_ends_at_once_and_is_no_failure_to_restart_from(tmp_path
         assert eventually(lambda: training(2))
         os.kill(max(workers_alive()), signal.SIGSTOP)  # so that the first cannot be obeyed
         run.send_signal(signal.SIGINT)
-        time.sleep(1)
+        assert eventually(lambda: asked(2))  # two that come at once are one
         run.send_signal(signal.SIGINT)
         run.communicate(timeout=PATIENCE)
     finally:
