@@ -56,7 +56,7 @@ def test_who_waits_at_a_question_is_seen_waiting(blobs, tmp_path, monkeypatch):
     if WORLD.size == 1:
         pytest.skip("nobody to wait for")
     monkeypatch.setattr(lifecycle, "steps_between", lambda pace: 4)
-    slow = f"{WORLD.size - 1}:20:sleep"
+    slow = f"{WORLD.size - 1}:200:sleep"  # longer than anybody waits for a core
     worker = train(
         smooth, blobs, WORLD, tmp_path, strategy="averaging", **PLAIN, max_steps=9, slow=slow
     )

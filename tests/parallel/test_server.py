@@ -44,7 +44,7 @@ def with_batchnorm():
 def fit(blobs, tmp_path):
     """Return a function that trains on `comm` and returns the worker, or the record as well."""
 
-    def train(comm=WORLD, model=smooth, slow=0.0, prepare=None, recorded=False, **given):
+    def train(comm=WORLD, model=smooth, prepare=None, recorded=False, **given):
         config = configure({"kernels": "default", "epochs": 1, **given})
         Board(tmp_path / BOARD_FILE, comm.size, create=True)
         job = Job(
@@ -52,8 +52,8 @@ def fit(blobs, tmp_path):
             name="test", command="test", launched=0.0, threads=1,
         )  # fmt: skip
         worker, kernels = assemble.worker(job, comm, tmp_path)
-        if slow or prepare:
-            worker.replica.prepare = prepare or (lambda x: (time.sleep(slow), x)[1])
+        if prepare:
+            worker.replica.prepare = prepare
         process = summary.train(worker, begun=summary.begin(worker))
         return summary.record(job, worker, kernels, process) if recorded else worker
 
@@ -131,13 +131,28 @@ def test_all_examples_are_seen_once_an_epoch(fit):
     assert [row["examples"] for row in record["epochs"]] == [2000, 4000]
 
 
+def behind(folder, count, slow):
+    """Return what lets worker 0 begin when worker 1 has `count` answers, and be slow from then."""
+    ahead, batches = Path(folder) / "ahead", []
+
+    def prepare(x):
+        batches.append(len(x))
+        if WORLD.rank == 1 and len(batches) == count + 1:
+            ahead.touch()
+        while WORLD.rank == 0 and WORLD.size > 2 and not ahead.exists():
+            time.sleep(0.001)
+        time.sleep(slow if WORLD.rank == 0 else 0.0)
+        return x
+
+    return prepare
+
+
 @needs_two
 @pytest.mark.parametrize("bound", [1, 3])
-def test_nobody_is_further_ahead_than_the_bound(fit, bound):
+def test_nobody_is_further_ahead_than_the_bound(fit, folder, bound):
     """Worker 0 is slow: without a bound the others would run away."""
-    slow = 0.01 if WORLD.rank == 0 else 0.0
-    given = {"batch_size": 100, "slow": slow, "server": {"staleness": bound}}
-    worker = served(fit, **given)
+    given = {"batch_size": 100, "server": {"staleness": bound}}
+    worker = served(fit, prepare=behind(folder, bound, 0.01), **given)
     workers = worker.config.workers
     assert worker.facts["lead"] <= bound
     assert worker.facts["staleness"]["max"] <= (workers - 1) * (2 * bound + 1)
@@ -146,9 +161,8 @@ def test_nobody_is_further_ahead_than_the_bound(fit, bound):
 
 
 @pytest.mark.skipif(WORLD.size < 3, reason="staleness needs two workers")
-def test_without_a_bound_fast_workers_run_ahead(fit):
-    slow = 0.02 if WORLD.rank == 0 else 0.0
-    worker = served(fit, batch_size=50, slow=slow)
+def test_without_a_bound_fast_workers_run_ahead(fit, folder):
+    worker = served(fit, batch_size=50, prepare=behind(folder, 4, 0.02))
     assert worker.facts["lead"] > 3
     assert sum(worker.facts["staleness"]["histogram"].values()) == pushes(WORLD.size - 1, 50)
 

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
@@ -35,6 +34,12 @@ def training(workers):
     boards = Path(os.environ["TMPDIR"]).glob("manyhands-*/*/board")
     notes = [note for board in boards for note in Board(board, workers).read()]
     return len(notes) == workers and all(note.step > 3 for note in notes)
+
+
+def asked(workers):
+    """Return whether that many workers of this test were asked to stop."""
+    boards = Path(os.environ["TMPDIR"]).glob("manyhands-*/*/board")
+    return any(Board(board, workers).asked() for board in boards)
 
 
 def test_training_leaves_the_promised_files_and_prints_json(tmp_path):
@@ -263,7 +268,7 @@ def test_a_second_signal_ends_at_once_and_is_no_failure_to_restart_from(tmp_path
         assert eventually(lambda: training(2))
         os.kill(max(workers_alive()), signal.SIGSTOP)  # so that the first cannot be obeyed
         run.send_signal(signal.SIGINT)
-        time.sleep(1)
+        assert eventually(lambda: asked(2))  # two that come at once are one
         run.send_signal(signal.SIGINT)
         run.communicate(timeout=PATIENCE)
     finally:
@@ -299,7 +304,7 @@ def test_a_dead_worker_is_replaced_and_the_end_is_the_same(tmp_path):
     with Faults().kill(rank=1, step=25, phase="exchange"):
         struck = mh.fit(**options, output=str(tmp_path / "struck"))
     (event,) = struck.record["story"]
-    assert event["restarted_from"] == 20
+    assert event["restarted_from"] in (10, 20)  # 20 is written while training goes on
     assert "rank 1" in event["failed"]
     for mine, theirs in zip(struck.model.parameters(), whole.model.parameters(), strict=True):
         assert (mine == theirs).all()
@@ -310,6 +315,7 @@ def test_a_dead_worker_of_those_who_never_wait_is_replaced(tmp_path, strategy):
     options = {"model": "mlp", "data": "blobs", "epochs": 3, "workers": 2, "kernels": "default"}
     options |= {"checkpoint_every": "5steps", "on_failure": "restart", "progress": False}
     options |= {"batch_size": 50, "strategy": strategy, "output": str(tmp_path / "run")}
+    options["slow"] = "1:20:sleep"  # a checkpoint is whole long before it dies
     with Faults().kill(rank=1, step=30, phase="gradient"):
         struck = mh.fit(**options)
     (event,) = struck.record["story"]
