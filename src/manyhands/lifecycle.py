@@ -1,8 +1,9 @@
 """What happens to a run between two steps: checkpoints are written, a request to stop is heard.
 
 Workers that step together must agree on both, or one would wait for ever: they add up a flag every
-few steps, about four times a second, so that those who exchange nothing else hardly wait for each
-other. Where they do not step together, their strategy finds a moment (`pause`).
+few steps, about four times a second. Those who have not just met anyway go on meanwhile and hear
+the answer the next time, so that nobody waits for the slowest only to be asked. Where they do not
+step together, their strategy finds a moment (`pause`).
 """
 
 from __future__ import annotations
@@ -26,10 +27,12 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from manyhands.comm.communicator import Pending
     from manyhands.worker import Worker
 
 AGREE_EVERY = 4  # steps between two questions whether to stop, at the least …
 AGREE_AT_MOST, _SECONDS = 64, 0.25  # … and at the most; between these as many as take so long
+_UNKNOWN = 1_000_000_000  # microseconds per step before anybody has told: ask again soon
 _LISTS = ("begun", "computed", "entered", "exchanged", "updated", "waited")
 
 
@@ -68,6 +71,7 @@ class Lifecycle:
         self.mark = Mark(0)
         self._ask: int | None = None  # the step of the next question, the same on all workers
         self._asked = (0, 0.0)  # the step of the last one, and when that was
+        self._answer: Pending | None = None  # to the last one, where it is heard at the next
 
     def _writer(self, worker: Worker) -> Writer:
         """Return what writes this worker's parts. Collective."""
@@ -134,6 +138,7 @@ class Lifecycle:
         strategy = worker.config.strategy
         if not strategy.supports.identical:
             strategy.regroup(worker)
+        self._settle()
         self.about = {**self.about, "alike": True}
         self._write(worker)
         self._wait(worker)
@@ -161,19 +166,41 @@ class Lifecycle:
             self._ask = worker.step - 1 + AGREE_EVERY
             self._asked = (worker.step, time.monotonic())
         if worker.step < self._ask:
+            if self._answer:
+                self._answer.poke()
             return 0, False
         worker.board.note(worker.number, worker.step, "agree")
         step, before = self._asked
         begin = time.monotonic()
         pace = (begin - before) / max(1, worker.step - step)  # seconds per step
         flags = np.array([asked, self._late() and worker.rank == 0, 1e6 * pace], dtype=np.int64)
-        asked, late, slowest = worker.comm.maximum(flags).tolist()
+        asked, late, slowest = self._heard(worker, flags)
         # From here on: where an answer takes long, asking more often would only cost more.
         self._asked = (worker.step, time.monotonic())
         worker.clock.exchange(begin, self._asked[1])  # mostly waiting for the slowest
         # Twice as long at the most: who slows down is noticed soon.
         self._ask = worker.step + min(steps_between(slowest / 1e6), 2 * max(1, worker.step - step))
         return asked, bool(late)
+
+    def _heard(self, worker: Worker, flags: np.ndarray) -> list[int]:
+        """Return the maximum of everybody's flags, or of the flags of the last time.
+
+        Replicas that are the same have just been made so, and others of the group may be gone where
+        they may die: there the answer is waited for.
+        """
+        config, size = worker.config, worker.comm.size
+        if config.strategy.supports.identical or config.on_failure == "continue" or size == 1:
+            return worker.comm.maximum(flags).tolist()
+        answer = self._answer.result().tolist() if self._answer else [0, 0, _UNKNOWN]
+        flags[1] &= not answer[1]  # what was late is about to be written
+        self._answer = None if answer[0] else worker.comm.begin_maximum(flags)
+        return answer
+
+    def _settle(self) -> None:
+        """Let nothing be under way when the group ends. Collective."""
+        if self._answer:
+            self._answer.result()
+            self._answer = None
 
     def _late(self) -> bool:
         seconds = self.every.seconds if self.every else None
@@ -217,6 +244,7 @@ class Lifecycle:
         Raises:
             StoppedError: On every process, after the last checkpoint is on the disk.
         """
+        self._settle()
         self._wait(worker)
         if self.mark.signum:
             worker.comm.barrier()  # nobody ends the group before every part is on the disk

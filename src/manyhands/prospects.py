@@ -74,7 +74,8 @@ def _averaging(strategy: Any, case: Case, workers: int) -> Forecast:
         period = min(period, strategy.period * unit)
     every = max(1, int(period))
     talking, notes = forecast.reducing(case.known, crew, strategy.allreduce)
-    return _together(case.known, crew, talking=talking / period, every=every, notes=notes)
+    talking /= period
+    return _together(case.known, crew, talking=talking, every=every, waits=False, notes=notes)
 
 
 def _gossip(strategy: Any, case: Case, workers: int) -> Forecast:

@@ -1,5 +1,8 @@
 """Averaging weights: each step it is sync, alone sequential; the record says what it did."""
 
+import time
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -18,6 +21,7 @@ from training import (
 import manyhands as mh
 from manyhands import evaluation, lifecycle, measures
 from manyhands.board import Board
+from manyhands.comm.mpi import MPICommunicator
 
 PLAIN = {"optimizer": "sgd", "lr": 0.1, "momentum": 0.0, "dtype": "float64"}
 
@@ -51,18 +55,44 @@ def test_who_waits_for_the_others_answer_whether_to_stop_notes_it(blobs, tmp_pat
     assert [step for step, what in noted if what == "agree"] == [4, 8]
 
 
+def test_nobody_waits_for_the_others_to_be_asked(blobs, tmp_path, monkeypatch):
+    """The last worker does not begin its third step before the first has ended its seventh."""
+    first, last = WORLD.rank == 0, WORLD.rank == WORLD.size - 1
+    sign = Path(WORLD.bcast(str(tmp_path))) / "seven"
+    step = mh.Averaging.step
+
+    def stepped(self, worker, batch):
+        if last and not first and worker.step == 2:
+            deadline = time.monotonic() + 20
+            while not sign.exists() and time.monotonic() < deadline:
+                time.sleep(0.001)
+            assert sign.exists()
+        step(self, worker, batch)
+        if first and worker.step == 6:
+            sign.touch()
+
+    monkeypatch.setattr(mh.Averaging, "step", stepped)
+    monkeypatch.setattr(lifecycle, "steps_between", lambda pace: 4)
+    train(smooth, blobs, WORLD, tmp_path, strategy="averaging", **PLAIN, max_steps=9)
+
+
 def test_who_waits_at_a_question_is_seen_waiting(blobs, tmp_path, monkeypatch):
-    """Workers that average only at the end, after nine steps, meet in nothing else."""
+    """Workers that average only at the end, after nine steps, meet in nothing else.
+
+    At step 8 they wait for the answer to the question of step 4.
+    """
     if WORLD.size == 1:
         pytest.skip("nobody to wait for")
     monkeypatch.setattr(lifecycle, "steps_between", lambda pace: 4)
+    assert MPICommunicator(WORLD).begin_maximum(np.array([WORLD.rank])).result() == WORLD.size - 1
     slow = f"{WORLD.size - 1}:200:sleep"  # longer than anybody waits for a core
     worker = train(
         smooth, blobs, WORLD, tmp_path, strategy="averaging", **PLAIN, max_steps=9, slow=slow
     )
     waited = [row["wait"] for row in measures.steps(worker)]
     first = worker.comm.gather(waited)[0]
-    assert [number for number, wait in enumerate(first, 1) if wait] == [4, 8, 9]
+    assert not any(first[:3] + first[4:7])
+    assert first[7] > first[3]  # at step 4 they only ask
 
 
 @pytest.mark.parametrize("period", [None, 1, 3])

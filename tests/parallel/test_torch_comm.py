@@ -63,6 +63,7 @@ def test_what_a_communicator_does(over, rank, size):
     ]
     assert group.sum(np.array([1, rank])).tolist() == [size, size * (size - 1) // 2]
     assert group.maximum(np.array([-1.0, rank])).tolist() == [-1, size - 1]
+    assert group.begin_maximum(np.array([-1.0, rank])).result().tolist() == [-1, size - 1]
     vector = torch.full((5,), float(rank))
     group.broadcast(vector, size - 1)
     assert vector.tolist() == [size - 1] * 5

@@ -47,6 +47,7 @@ def train(model, data, comm, folder, /, **given):
     worker, _ = assemble.worker(job(model, data, comm, folder, **given), comm, folder)
     worker.callbacks = callbacks if worker.rank == 0 else []
     worker.config.strategy.run(worker)
+    worker.lifecycle.end(worker)
     return worker
 
 

@@ -166,6 +166,7 @@ def test_a_group_gathers_sums_and_broadcasts(tmp_path):
             me.gather({"rank": me.rank}),
             me.sum(np.array([1.0, me.rank])).tolist(),
             me.maximum(np.array([me.rank, -me.rank])).tolist(),
+            me.begin_maximum(np.array([me.rank])).result().tolist(),
             vector.tolist(),
         )
 
@@ -175,5 +176,5 @@ def test_a_group_gathers_sums_and_broadcasts(tmp_path):
     for thread in threads:
         thread.join(10)
     gathered = [{"rank": rank} for rank in range(3)]
-    assert all(f == (gathered, [3.0, 3.0], [2, 0], [2.0] * 5) for f in found.values())
+    assert all(f == (gathered, [3.0, 3.0], [2, 0], [2], [2.0] * 5) for f in found.values())
     assert len(found) == 3

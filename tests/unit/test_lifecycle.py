@@ -14,6 +14,7 @@ from manyhands import lifecycle as lifecycle_module
 from manyhands.checkpoint import Writer
 from manyhands.clock import Clock, Epoch
 from manyhands.comm.alone import Alone
+from manyhands.errors import StoppedError
 from manyhands.lifecycle import Lifecycle, Mark, capture, restore
 from manyhands.replica import Replica
 from manyhands.strategies import STRATEGIES
@@ -104,7 +105,7 @@ def test_workers_of_different_speed_ask_at_the_same_steps(lifecycle, monkeypatch
             questions[rank].append(member.step)
             return np.array([0, 0, 1e6 * slowest[len(questions[rank]) - 1]], dtype=np.int64)
 
-        strategy = SimpleNamespace(supports=SimpleNamespace(together=True))
+        strategy = SimpleNamespace(supports=SimpleNamespace(together=True, identical=True))
         member = SimpleNamespace(
             rank=rank, number=rank, step=100, mechanism=None, clock=CLOCK,
             board=SimpleNamespace(asked=lambda: 0, note=lambda *told: None),
@@ -137,7 +138,7 @@ def test_a_question_that_takes_long_is_not_asked_more_often(lifecycle, monkeypat
         board=SimpleNamespace(asked=lambda: 0, note=lambda *told: None),
         config=SimpleNamespace(
             checkpoint_every=None,
-            strategy=SimpleNamespace(supports=SimpleNamespace(together=True)),
+            strategy=SimpleNamespace(supports=SimpleNamespace(together=True, identical=True)),
         ),
     )  # fmt: skip
     monkeypatch.setattr("time.monotonic", lambda: now[0])
@@ -147,6 +148,73 @@ def test_a_question_that_takes_long_is_not_asked_more_often(lifecycle, monkeypat
         now[0] += 0.02
         mine.after_step(member)
     assert questions == [4, 4 + 6, 10 + 12, 22 + 12]  # a quarter of a second of steps
+
+
+class Later:
+    """A group whose answers are there when the next question is asked; it notes the questions."""
+
+    def __init__(self):
+        self.size, self.pending, self.given, self.pokes = 2, None, [], 0
+
+    def begin_maximum(self, flags):
+        self.given.append(flags[:2].tolist())
+        self.pending = flags.copy()
+        return self
+
+    def poke(self):
+        self.pokes += 1
+
+    def result(self):
+        found, self.pending = self.pending, None
+        return found
+
+
+def apart(comm, asked, every=None):
+    """Return a worker of those who meet only to ask."""
+    supports = SimpleNamespace(together=True, identical=False)
+    return SimpleNamespace(
+        rank=0, number=0, step=0, mechanism=None, clock=CLOCK, comm=comm,
+        board=SimpleNamespace(asked=lambda: asked[0], note=lambda *told: None),
+        config=SimpleNamespace(
+            checkpoint_every=every,
+            on_failure="stop",
+            strategy=SimpleNamespace(supports=supports),
+        ),
+    )  # fmt: skip
+
+
+def test_who_has_not_just_met_hears_the_answer_at_the_next_question(lifecycle, monkeypatch):
+    monkeypatch.setattr(lifecycle_module, "steps_between", lambda pace: 4)
+    asked, comm = [0], Later()
+    comm.barrier = lambda: None
+    mine, member = lifecycle(None), apart(comm, asked)
+    for member.step in range(1, 8):
+        mine.after_step(member)
+    assert comm.given == [[0, 0]]  # at step 4
+    assert comm.pokes == 3
+    asked[0] = 15
+    for member.step in range(8, 12):
+        mine.after_step(member)
+    assert comm.given == [[0, 0], [15, 0]]  # all hear of it at step 12
+    member.step = 12
+    with pytest.raises(StoppedError, match="stopped after step 12 by signal 15"):
+        mine.after_step(member)
+    assert comm.pending is None  # nothing is under way when the group ends
+
+
+def test_a_checkpoint_that_is_late_is_asked_for_once(lifecycle, monkeypatch):
+    monkeypatch.setattr(lifecycle_module, "steps_between", lambda pace: 4)
+    comm, written = Later(), []
+    mine = lifecycle("60s")
+    monkeypatch.setattr(mine, "_late", lambda: not written)
+    monkeypatch.setattr(mine, "_write", lambda member: written.append(member.step))
+    member = apart(comm, [0], "60s")
+    for member.step in range(1, 20):
+        mine.after_step(member)
+    assert written == [8]
+    assert comm.given == [[0, 1], [0, 0], [0, 0], [0, 0]]
+    mine._settle()
+    assert comm.pending is None
 
 
 def test_examples_run():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from manyhands.comm.communicator import Ready
 from manyhands.comm.meter import Meter
 
 if TYPE_CHECKING:
@@ -38,6 +39,10 @@ class Alone:
     def maximum(self, values: np.ndarray) -> np.ndarray:
         """Return a copy of the values."""
         return values.copy()
+
+    def begin_maximum(self, values: np.ndarray) -> Ready:
+        """Return a copy of the values."""
+        return Ready(values.copy())
 
     def gather(self, value: Any) -> list[Any]:
         """Return the only worker's `value`."""

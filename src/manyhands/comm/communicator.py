@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from manyhands.comm.meter import Meter
@@ -10,6 +11,30 @@ from manyhands.comm.meter import Meter
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
+
+
+class Pending(Protocol):
+    """Numbers of the whole group that are still under way."""
+
+    def poke(self) -> None:
+        """Let them come nearer: MPI does nothing unless it is called."""
+
+    def result(self) -> np.ndarray:
+        """Return them, as soon as everyone has given theirs."""
+
+
+@dataclass(frozen=True)
+class Ready:
+    """Numbers that are there already."""
+
+    values: np.ndarray
+
+    def poke(self) -> None:
+        """Do nothing."""
+
+    def result(self) -> np.ndarray:
+        """Return them."""
+        return self.values
 
 
 class Communicator(Protocol):
@@ -41,6 +66,9 @@ class Communicator(Protocol):
 
     def maximum(self, values: np.ndarray) -> np.ndarray:
         """Return the elementwise maximum over the group, off the meter."""
+
+    def begin_maximum(self, values: np.ndarray) -> Pending:
+        """Begin a `maximum`, where the group can do that and go on meanwhile."""
 
     def gather(self, value: Any) -> list[Any]:
         """Return every worker's `value` (anything JSON can hold) on all of them, by rank."""

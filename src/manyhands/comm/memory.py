@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch.multiprocessing  # noqa: F401 — teaches pipes to carry tensors
 
+from manyhands.comm.communicator import Ready
 from manyhands.comm.meter import Meter
 
 if TYPE_CHECKING:
@@ -79,6 +80,10 @@ class MemoryGroup:
         """Return the elementwise maximum over the group, off the meter."""
         result: np.ndarray = self._everyones(values).max(axis=0)
         return result
+
+    def begin_maximum(self, values: np.ndarray) -> Ready:
+        """Return the maximum at once: this group can do nothing meanwhile."""
+        return Ready(self.maximum(values))
 
     def gather(self, value: Any) -> list[Any]:
         """Return every worker's `value` (anything JSON can hold) on all of them, by rank."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from mpi4py import MPI
 
 from manyhands.allreduce import ALGORITHMS, Metered
 from manyhands.allreduce.private import channel
+from manyhands.comm.communicator import Pending, Ready
 from manyhands.comm.meter import Meter
 
 if TYPE_CHECKING:
@@ -100,6 +101,10 @@ class MPICommunicator:
         """Return the elementwise maximum over the group, off the meter."""
         return self._reduced(values, MPI.MAX)
 
+    def begin_maximum(self, values: np.ndarray) -> Pending:
+        """Begin a `maximum`; all go on meanwhile."""
+        return Ready(values.copy()) if self.size == 1 else _Maximum(self.comm, values)
+
     def _reduced(self, values: np.ndarray, op: MPI.Op) -> np.ndarray:
         result = np.empty_like(values)
         self.comm.Allreduce(values, result, op)
@@ -128,3 +133,25 @@ class MPICommunicator:
     def abort(self, code: int) -> None:
         """End all processes that MPI started, at once, with that exit code."""
         self.comm.Abort(code)
+
+
+class _Maximum:
+    """An elementwise maximum under way."""
+
+    _open: ClassVar[set[_Maximum]] = set()  # what MPI still reads and writes must stay
+
+    def __init__(self, comm: MPI.Comm, values: np.ndarray) -> None:
+        self._group = channel(comm)
+        self._given, self._found = values.copy(), np.empty_like(values)
+        self._request = self._group.comm.Iallreduce(self._given, self._found, MPI.MAX)
+        self._open.add(self)
+
+    def poke(self) -> None:
+        """Let it come nearer."""
+        self._request.Test()
+
+    def result(self) -> np.ndarray:
+        """Return it, as soon as everyone has given theirs."""
+        self._group.wait(self._request)
+        self._open.discard(self)
+        return self._found

@@ -24,6 +24,7 @@ class Staged:
         self.name, self.rank, self.size = inner.name, inner.rank, inner.size
         self.meter = inner.meter
         self.sum, self.maximum, self.gather = inner.sum, inner.maximum, inner.gather
+        self.begin_maximum = inner.begin_maximum
         self.barrier, self.lost, self.abort = inner.barrier, inner.lost, inner.abort
         self._inner = inner
         self._pinned: dict[tuple[object, ...], Tensor] = {}

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from manyhands.comm.communicator import Ready
 from manyhands.comm.meter import Meter
 from manyhands.errors import ConfigError, LaunchError
 from manyhands.surroundings import torch_group
@@ -140,6 +141,10 @@ class TorchCommunicator:
     def maximum(self, values: np.ndarray) -> np.ndarray:
         """Return the elementwise maximum over the group, off the meter."""
         return self._reduced(values, dist.ReduceOp.MAX)
+
+    def begin_maximum(self, values: np.ndarray) -> Ready:
+        """Return the maximum at once: this group can do nothing meanwhile."""
+        return Ready(self.maximum(values))
 
     def gather(self, value: Any) -> list[Any]:
         """Return every worker's `value` (anything JSON can hold) on all of them, by rank."""

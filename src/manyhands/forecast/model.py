@@ -90,6 +90,7 @@ def together(
     talking: float,
     every: int,
     agree: Callable[[float], int],
+    waits: bool = True,
     notes: tuple[str, ...] = (),
 ) -> Forecast:
     """Return a strategy whose workers step together.
@@ -99,8 +100,9 @@ def together(
         crew: Who trains.
         talking: Seconds of a step that they talk.
         every: Steps between two exchanges, where they wait for the slowest.
-        agree: Tells after how many steps they ask each other whether to go on, by a step's seconds;
-            there they wait as well.
+        agree: Tells after how many steps they ask each other whether to go on, by a step's seconds.
+        waits: They wait for the answer, and so for the slowest; else it may come while
+            they take as many steps as that.
         notes: What `talking` rests on.
     """
     here, threads = crew.here(), _threads(known, crew, crew.here())
@@ -108,9 +110,11 @@ def together(
     asked = agree(compute + talking)
     if crew.workers > 1:
         for _ in range(2):  # who waits less often steps faster, and asks a little later
-            met = max(compute, meeting(known, crew, here, threads, min(every, asked)))
+            often = min(every, asked) if waits else every
+            met = max(compute, meeting(known, crew, here, threads, often))
             asked = agree(met + talking)
-    talk = talking + agreeing(known, crew) / asked
+    answer = agreeing(known, crew) - (0.0 if waits else asked * (met + talking))
+    talk = talking + max(0.0, answer) / asked
     step = met + talk
     return Forecast(
         step=step,
