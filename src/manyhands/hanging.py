@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from manyhands.board import AFTER, BOARD_FILE, OWN, Board
+from manyhands.comm.communicator import Ready
 from manyhands.heart import TURN, Heart, tell_stack
 from manyhands.launch import private_folder
 from manyhands.meeting import asked, host_leader
@@ -117,6 +118,10 @@ class Watched:
         """Return the elementwise maximum over the group."""
         with self._waiting():
             return self._group.maximum(values)
+
+    def begin_maximum(self, values: np.ndarray) -> Ready:
+        """Return the maximum at once: who waits for it is to be seen."""
+        return Ready(self.maximum(values))
 
     def gather(self, value: Any) -> list[Any]:
         """Return every worker's `value`, by rank."""

@@ -190,8 +190,8 @@ class Lifecycle:
         """
         config, size = worker.config, worker.comm.size
         if config.strategy.supports.identical or config.on_failure == "continue" or size == 1:
-            return worker.comm.maximum(flags).tolist()
-        answer = self._answer.result().tolist() if self._answer else [0, 0, _UNKNOWN]
+            return list(worker.comm.maximum(flags).tolist())
+        answer = list(self._answer.result().tolist()) if self._answer else [0, 0, _UNKNOWN]
         flags[1] &= not answer[1]  # what was late is about to be written
         self._answer = None if answer[0] else worker.comm.begin_maximum(flags)
         return answer

@@ -245,7 +245,7 @@ def met(times: np.ndarray, every: int) -> float:
     """
     steps = times.shape[1]
     blocks = np.add.reduceat(times, range(0, steps, every), axis=1)  # (P, meetings)
-    return float(blocks.max(axis=0).sum()) / steps
+    return float(blocks.max(axis=0).sum() / steps)
 
 
 @contextmanager
