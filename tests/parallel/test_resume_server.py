@@ -97,7 +97,7 @@ def test_a_first_worker_that_comes_late_removes_nobodys_part(folder, monkeypatch
         make(self, *given)
 
     monkeypatch.setattr(Writer, "__init__", late)
-    whole = train(folder, **options(), timeout=3.0)
+    whole = train(folder, **options(), timeout=15.0)
     assert min(written(folder)) == 4
     assert counted(whole) == [steps(whole)] * MASTERS
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from running import manyhands, ran
+from running import PATIENCE, manyhands, ran
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
 import cases
@@ -148,7 +148,7 @@ def test_no_worker_listens_beyond_the_host(tmp_path, strategy):
         assert [listening(note.pid) for note in notes] == [[]] * processes
     finally:
         run.terminate()
-        run.wait(30)
+        run.wait(PATIENCE)
 
 
 def test_a_run_by_rpc_ends_when_a_part_dies(tmp_path, monkeypatch):

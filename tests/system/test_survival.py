@@ -264,11 +264,11 @@ def test_of_a_dead_master_s_layers_at_most_the_push_in_flight_is_lost(tmp_path, 
 def test_a_stopped_worker_counts_as_dead_after_the_timeout(tmp_path, alone):
     output = tmp_path / "run"
     with Faults().stop(rank=1, step=45, phase="gradient"):
-        record = fit(output, **{**SURVIVE, "timeout": 6.0}).record
+        record = fit(output, **{**SURVIVE, "timeout": 10.0}).record
     assert np.abs(weights(output / "model.safetensors") - alone[0]).max() < 1e-10
     (event,) = record["story"]
     assert event["lost"] == [1]
-    assert event["noticed"] > 5
+    assert event["noticed"] > 9
     assert "the others go on without this one" in (output / "rank-1.log").read_text()
 
 
