@@ -271,6 +271,26 @@ def test_every_record_is_sampled_at_the_rate_and_independently():
     assert np.abs(correlation).max() < 6 / math.sqrt(2000)
 
 
+def test_a_record_is_taken_if_a_number_of_64_bits_is_below_the_rate(monkeypatch):
+    """The first 16 bits decide, but where they are the rate's own: there the other 48 do."""
+    first, rest = 3, 5 << 20
+    heads = np.array([2, 3, 3, 3, 4, 0, 3, 65535], dtype="<u2").view("<u8")
+    tails = np.array([rest - 1, rest, rest + 1, 0], dtype="<u8") << np.uint64(16)
+    given = [heads, tails | np.uint64(0xFFFF)]
+    monkeypatch.setattr(keys._Bits, "words", lambda self, count: given.pop(0)[:count])
+    sample = keys.Sample(keys.fixed(1), ((first << 48) + rest) / 2.0**64, secure=False)
+    assert sample.draw(7, 1, 1).tolist() == [0, 1, 5, 6]
+    assert not given
+
+
+@pytest.mark.parametrize("secure", [False, True])
+@pytest.mark.parametrize("rate", [2.0**-18, 0.3])
+def test_few_and_many_are_taken_at_the_rate(secure, rate):
+    sample, count = keys.Sample(keys.fixed(7), rate, secure=secure), 1 << 21
+    deviation = (count * rate * (1 - rate)) ** 0.5
+    assert abs(len(sample.draw(count, 1, 1)) - count * rate) < 4 * deviation
+
+
 @pytest.mark.parametrize("secure", [False, True])
 def test_a_sample_follows_its_key_and_step_only(secure):
     key = keys.fresh()

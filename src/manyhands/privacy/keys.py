@@ -46,13 +46,32 @@ class Sample:
         """Return which of `count` records a step takes; int64 indices in order."""
         if self.rate >= 1:
             return np.arange(count)
-        own = derived(self.key, "sample", *step)
-        if self.secure:
-            words = np.frombuffer(hashlib.shake_256(own).digest(8 * count), dtype="<u8")
-        else:
-            philox = np.random.Philox(key=np.frombuffer(own[:16], dtype="<u8").astype(np.uint64))
-            words = np.asarray(philox.random_raw(count), dtype=np.uint64)
-        return np.flatnonzero(words < np.uint64(int(self.rate * 2.0**64)))
+        bits = _Bits(derived(self.key, "sample", *step), secure=self.secure)
+        # A number of 64 bits is below the rate's if its first 16 are, or if they are the same and
+        # the other 48 are below: those are drawn only then, for one in 65,536 records.
+        first, rest = divmod(int(self.rate * 2.0**64), 1 << 48)
+        heads = bits.words(-(-count // 4)).view("<u2")[:count]
+        taken = heads < first
+        (open_,) = np.nonzero(heads == first)
+        taken[open_] = bits.words(len(open_)) >> np.uint64(16) < np.uint64(rest)
+        return np.flatnonzero(taken)
+
+
+class _Bits:
+    """A stream of random bits that belongs to a key."""
+
+    def __init__(self, key: bytes, *, secure: bool) -> None:
+        self._key, self._pieces = key, 0
+        words = np.frombuffer(key[:16], dtype="<u8").astype(np.uint64)
+        self._philox = None if secure else np.random.Philox(key=words)
+
+    def words(self, count: int) -> np.ndarray:
+        """Return the next words of 64 bits; shape (count,) uint64."""
+        if self._philox is not None:
+            return np.asarray(self._philox.random_raw(count), dtype="<u8")
+        self._pieces += 1
+        piece = hashlib.shake_256(derived(self._key, self._pieces))
+        return np.frombuffer(piece.digest(8 * count), dtype="<u8")
 
 
 class Noise:
