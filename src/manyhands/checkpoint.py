@@ -192,7 +192,7 @@ def _sync_folder(path: Path) -> None:
 
 
 def _await(folder: Path, names: list[str], patience: Callable[[], float]) -> None:
-    """Wait for the other processes' parts, which come within a step of theirs."""
+    """Wait for the other processes' parts, which come when they have done as many steps."""
     begun = time.monotonic()
     while missing := [name for name in names if not (folder / name).exists()]:
         if time.monotonic() - begun > patience():

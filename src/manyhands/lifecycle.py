@@ -72,6 +72,8 @@ class Lifecycle:
         self._ask: int | None = None  # the step of the next question, the same on all workers
         self._asked = (0, 0.0)  # the step of the last one, and when that was
         self._answer: Pending | None = None  # to the last one, where it is heard at the next
+        if _goes_on(worker):  # what a question needs the first one makes, now that all are here
+            worker.comm.begin_maximum(np.zeros(3, dtype=np.int64)).result()
 
     def _writer(self, worker: Worker) -> Writer:
         """Return what writes this worker's parts. Collective."""
@@ -183,13 +185,8 @@ class Lifecycle:
         return asked, bool(late)
 
     def _heard(self, worker: Worker, flags: np.ndarray) -> list[int]:
-        """Return the maximum of everybody's flags, or of the flags of the last time.
-
-        Replicas that are the same have just been made so, and others of the group may be gone where
-        they may die: there the answer is waited for.
-        """
-        config, size = worker.config, worker.comm.size
-        if config.strategy.supports.identical or config.on_failure == "continue" or size == 1:
+        """Return the maximum of everybody's flags, or of the flags of the last time."""
+        if not _goes_on(worker):
             return list(worker.comm.maximum(flags).tolist())
         answer = list(self._answer.result().tolist()) if self._answer else [0, 0, _UNKNOWN]
         flags[1] &= not answer[1]  # what was late is about to be written
@@ -249,6 +246,19 @@ class Lifecycle:
         if self.mark.signum:
             worker.comm.barrier()  # nobody ends the group before every part is on the disk
             raise StoppedError(self.mark.signum, self.mark.step, checkpoint=True)
+
+
+def _goes_on(worker: Worker) -> bool:
+    """Say whether a worker goes on while its question is answered.
+
+    Replicas that are the same have just been made so, and others of the group may be gone where
+    they may die: there the answer is waited for.
+    """
+    if worker.comm.size == 1:
+        return False
+    supports = worker.config.strategy.supports
+    apart = supports.together and not supports.identical
+    return apart and worker.config.on_failure != "continue"
 
 
 def steps_between(pace: float) -> int:

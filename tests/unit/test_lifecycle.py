@@ -177,6 +177,8 @@ def apart(comm, asked, every=None):
         board=SimpleNamespace(asked=lambda: asked[0], note=lambda *told: None),
         config=SimpleNamespace(
             checkpoint_every=every,
+            keep=3,
+            timeout=9.0,
             on_failure="stop",
             strategy=SimpleNamespace(supports=supports),
         ),
@@ -200,6 +202,14 @@ def test_who_has_not_just_met_hears_the_answer_at_the_next_question(lifecycle, m
     with pytest.raises(StoppedError, match="stopped after step 12 by signal 15"):
         mine.after_step(member)
     assert comm.pending is None  # nothing is under way when the group ends
+
+
+def test_what_a_question_needs_is_made_before_the_first_step(tmp_path):
+    """Else all would wait for the slowest once, at the first question."""
+    comm = Later()
+    Lifecycle(apart(comm, [0]), tmp_path, {})
+    assert comm.given == [[0, 0]]
+    assert comm.pending is None
 
 
 def test_a_checkpoint_that_is_late_is_asked_for_once(lifecycle, monkeypatch):
