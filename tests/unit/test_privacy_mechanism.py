@@ -286,7 +286,7 @@ def test_a_record_is_taken_if_a_number_of_64_bits_is_below_the_rate(monkeypatch)
 @pytest.mark.parametrize("secure", [False, True])
 @pytest.mark.parametrize("rate", [2.0**-18, 0.3])
 def test_few_and_many_are_taken_at_the_rate(secure, rate):
-    sample, count = keys.Sample(keys.fixed(7), rate, secure=secure), 1 << 21
+    sample, count = keys.Sample(keys.fixed(7), rate, secure=secure), 1 << 23
     deviation = (count * rate * (1 - rate)) ** 0.5
     assert abs(len(sample.draw(count, 1, 1)) - count * rate) < 4 * deviation
 
