@@ -20,6 +20,7 @@ import torch
 
 from manyhands.checkpoint import Checkpoint, Part, Writer, parse_every
 from manyhands.clock import Clock, Epoch
+from manyhands.comm.communicator import Ready
 from manyhands.errors import ManyhandsError, ShortHandedError, StoppedError
 
 if TYPE_CHECKING:
@@ -140,7 +141,6 @@ class Lifecycle:
         strategy = worker.config.strategy
         if not strategy.supports.identical:
             strategy.regroup(worker)
-        self._settle()
         self.about = {**self.about, "alike": True}
         self._write(worker)
         self._wait(worker)
@@ -191,6 +191,9 @@ class Lifecycle:
         answer = list(self._answer.result().tolist()) if self._answer else [0, 0, _UNKNOWN]
         flags[1] &= not answer[1]  # what was late is about to be written
         self._answer = None if answer[0] else worker.comm.begin_maximum(flags)
+        if isinstance(self._answer, Ready):  # this group can do nothing meanwhile
+            answer = list(self._answer.result().tolist())
+            self._answer = None
         return answer
 
     def _settle(self) -> None:

@@ -94,7 +94,7 @@ def _gossip(strategy: Any, case: Case, workers: int) -> Forecast:
     if strategy.overlap:
         compute = _together(case.known, crew, talking=0.0, every=1).compute
         talking = max(0.0, talking - compute)
-    return _together(case.known, crew, talking=talking, every=1)
+    return _together(case.known, crew, talking=talking, every=1, waits=False)
 
 
 def _hogwild(strategy: Any, case: Case, workers: int) -> Forecast:

@@ -14,6 +14,7 @@ from manyhands import lifecycle as lifecycle_module
 from manyhands.checkpoint import Writer
 from manyhands.clock import Clock, Epoch
 from manyhands.comm.alone import Alone
+from manyhands.comm.communicator import Ready
 from manyhands.errors import StoppedError
 from manyhands.lifecycle import Lifecycle, Mark, capture, restore
 from manyhands.replica import Replica
@@ -202,6 +203,17 @@ def test_who_has_not_just_met_hears_the_answer_at_the_next_question(lifecycle, m
     with pytest.raises(StoppedError, match="stopped after step 12 by signal 15"):
         mine.after_step(member)
     assert comm.pending is None  # nothing is under way when the group ends
+
+
+def test_a_group_that_can_do_nothing_meanwhile_is_heard_at_once(lifecycle):
+    comm = SimpleNamespace(size=2, begin_maximum=lambda flags: Ready(flags.copy()))
+    comm.barrier = lambda: None
+    mine, member = lifecycle(None), apart(comm, [15])
+    for member.step in range(1, 4):
+        mine.after_step(member)
+    member.step = 4
+    with pytest.raises(StoppedError, match="stopped after step 4 by signal 15"):
+        mine.after_step(member)
 
 
 def test_what_a_question_needs_is_made_before_the_first_step(tmp_path):
