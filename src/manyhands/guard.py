@@ -59,10 +59,13 @@ class Guard:
         self._before = set(leftovers.listed())  # not our workers' making, whoever maps it
         self._looked = 0.0
         self._handlers: dict[int, Any] = {}
-        self.died: list[int] = []  # the first ranks that were gone while others were still there
-        self._handles: dict[int, int] = {}  # by rank: a file that can be read when it is gone
+        self.died: int | None = None  # the first rank that was gone before it was done
+        self._held: dict[int, int] = {}  # ranks by a file that can be read when they are gone
+        self._gone: select.epoll | None = None  # these files, in the order in which they became so
 
     def __enter__(self) -> Guard:
+        if hasattr(os, "pidfd_open"):
+            self._gone = select.epoll()
         if threading.current_thread() is threading.main_thread():
             for signum in (signal.SIGINT, signal.SIGTERM):
                 self._handlers[signum] = signal.signal(signum, self._hear)
@@ -71,8 +74,10 @@ class Guard:
     def __exit__(self, *exc: object) -> None:
         for signum, handler in self._handlers.items():
             signal.signal(signum, handler)
-        for handle in self._handles.values():
+        for handle in self._held:
             os.close(handle)
+        if self._gone:
+            self._gone.close()
         self._clear_segments()
 
     def _hear(self, signum: int, frame: FrameType | None) -> None:
@@ -85,29 +90,31 @@ class Guard:
     def wait(self, seconds: float) -> None:
         """Return after so many seconds, or as soon as a worker is gone, and remember which one.
 
-        An mpiexec that ends the others at once does not always tell which was the first.
+        An mpiexec that ends the others at once does not always tell which was the first. The kernel
+        lists those who have gone in the order in which they went, also where all have.
         """
-        ranks = [n.rank for n in self.board.read() if n.pid and n.operation != "done"]
-        if self.died or not ranks or not hasattr(os, "pidfd_open"):
+        here = [n.rank for n in self.board.read() if n.pid and n.operation != "done"]
+        if self.died is not None or not here or not self._gone:
             time.sleep(seconds)
             return
-        gone = [rank for rank in ranks if not self._hold(rank)]
-        poll, held = select.poll(), {self._handles[r]: r for r in ranks if r in self._handles}
-        for handle in held:
-            poll.register(handle, select.POLLIN)
-        gone += [held[handle] for handle, _ in poll.poll(0 if gone else 1000 * seconds)]
-        if 0 < len(gone) < len(ranks):
-            self.died = sorted(gone)
-        elif gone:
+        gone = [rank for rank in here if not self._hold(self._gone, rank)]
+        gone += [self._held[handle] for handle, _ in self._gone.poll(0 if gone else seconds)]
+        left = {n.rank: n.pid for n in self.board.read() if n.operation != "done"}
+        gone = [rank for rank in gone if rank in left]
+        if gone and (len(gone) < len(here) or all(left.values())):
+            self.died = gone[0]
+        elif gone:  # it may have been one on another host
             time.sleep(seconds)
 
-    def _hold(self, rank: int) -> bool:
-        """Get a handle on a worker; returns whether it was still there."""
-        if rank not in self._handles:
+    def _hold(self, gone: select.epoll, rank: int) -> bool:
+        """Let a worker be listed once it is gone; returns whether it was still there."""
+        if rank not in self._held.values():
             try:
-                self._handles[rank] = os.pidfd_open(int(self.board.rows[rank, 0]))
+                handle = os.pidfd_open(int(self.board.rows[rank, 0]))
             except OSError:
                 return False
+            self._held[handle] = rank
+            gone.register(handle, select.EPOLLIN | select.EPOLLONESHOT)
         return True
 
     def look(self) -> None:

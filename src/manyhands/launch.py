@@ -207,41 +207,32 @@ def _is_ours(pid: int) -> bool:
         return False
 
 
-def _explain(folder: Path, board: Board, code: int, gone: list[int]) -> ManyhandsError:
-    """Return the failure as the user should see it; `gone` are those who were seen to go first."""
+def _explain(folder: Path, board: Board, code: int, gone: int | None) -> ManyhandsError:
+    """Return the failure as the user should see it; `gone` is who was seen to go first."""
     said = without((folder / LOG_FILE).read_text(errors="replace")).strip()[-2000:]
     notes = [n for n in board.read() if n.operation != "done"]
     pids = {n.rank: board.pid(n.rank) for n in notes}
     if (folder / ERROR_FILE).exists():
         note = json.loads((folder / ERROR_FILE).read_text())
         # MPI fails on the others when somebody dies: that is what happened, and that one is silent.
-        # On a busy machine all may be gone before the first was seen to go; then mpiexec may know.
         silent = {n.rank: pids[n.rank] for n in notes if not spoke(folder, n.rank)}
-        others = bool(gone) and not silent.keys() & set(gone)  # who went first has spoken
-        if not silent or others or "mpi4py.MPI.Exception" not in note["traceback"]:
+        spoken = gone is not None and gone not in silent
+        if not silent or spoken or "mpi4py.MPI.Exception" not in note["traceback"]:
             return raised(note)
-        known = [rank for rank in gone or _told(said, silent) if rank in silent]
-        gone, pids = known or (list(silent) if len(silent) == 1 else []), silent
+        pids = silent
+        if gone is None and len(silent) == 1:
+            gone = next(iter(silent))
     else:
         for teller, words in board.heard():
             return WorkerError(f"rank {teller} failed: {words}", rank=teller)
     if not notes:
         return LaunchError(f"the group ended with {code} before any worker started:\n{said}")
     where = "; ".join(f"rank {n.rank} at step {n.step} ({n.operation})" for n in notes)
-    # Of several who were gone when we looked, those in an exchange may have failed of the other.
-    talked = {n.rank for n in notes if n.operation in ("exchange", "agree", "regroup")}
-    rank = _dead(said, pids, sorted(gone, key=lambda rank: rank in talked))
+    rank = next(iter(_told(said, pids)), None) if gone is None else gone
     who = "a worker" if rank is None else f"rank {rank}"
     return WorkerError(
         f"{who} died without a word (the group ended with {code}); last seen: {where}", rank=rank
     )
-
-
-def _dead(said: str, workers: dict[int, int], gone: list[int]) -> int | None:
-    """Return the rank of the worker that died: as it was seen, or as mpiexec tells it."""
-    told = _told(said, workers)
-    agreed = [rank for rank in told if rank in gone]
-    return next(iter([*agreed, *gone, *told]), None)
 
 
 def _told(said: str, workers: dict[int, int]) -> list[int]:

@@ -108,18 +108,47 @@ def test_who_is_gone_first_is_remembered(board, tmp_path):
             enter(board, rank, worker.pid, "load")
         with Guard(board, tmp_path, 100, end=lambda: None) as guard:
             guard.wait(0.01)
-            assert guard.died == []
+            assert guard.died is None
             workers[1].kill()
             workers[1].wait()
             guard.wait(10)
-            assert guard.died == [1]
+            assert guard.died == 1
             workers[0].kill()
             guard.wait(0.01)
-            assert guard.died == [1]
+            assert guard.died == 1
     finally:
         for worker in workers:
             worker.kill()
             worker.wait()
+
+
+def test_who_went_first_is_known_also_when_all_are_gone(board, tmp_path):
+    line = [sys.executable, "-c", "import time; time.sleep(60)"]
+    workers = [subprocess.Popen(line) for _ in range(2)]
+    try:
+        for rank, worker in enumerate(workers):
+            enter(board, rank, worker.pid, "exchange")
+        with Guard(board, tmp_path, 100, end=lambda: None) as guard:
+            guard.wait(0.01)
+            for rank in (1, 0):
+                workers[rank].kill()
+                workers[rank].wait()
+            guard.wait(10)
+            assert guard.died == 1
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_where_others_are_on_another_host_it_may_have_been_one_of_them(elsewhere, tmp_path):
+    board = Board(tmp_path / "board", 2, create=True)
+    enter(board, 0, 2**22 + 1, "exchange")  # gone
+    enter(board, 1, 0 if elsewhere else os.getpid(), "exchange")
+    with Guard(board, tmp_path, 100, end=lambda: None) as guard:
+        guard.wait(0.01)
+        assert guard.died == (None if elsewhere else 0)
 
 
 def test_one_who_has_only_begun_may_take_long(board, tmp_path):
@@ -167,7 +196,7 @@ def test_one_who_is_done_may_go(board, tmp_path):
     enter(board, 1, worker.pid, "done")
     with Guard(board, tmp_path, 100, end=lambda: None) as guard:
         guard.wait(0.01)
-        assert guard.died == []
+        assert guard.died is None
 
 
 def test_the_first_signal_asks_and_the_second_ends(board, tmp_path):

@@ -35,34 +35,35 @@ PRTE = "prterun noticed that process rank {} with PID 99 on node host exited on 
 @pytest.mark.parametrize(
     ("said", "gone", "dead"),
     [
-        (HYDRA.format(101), [], 1),
-        (HYDRA.format(101), [1, 2], 1),
-        (HYDRA.format(100), [1], 1),  # mpiexec had ended rank 0 itself
-        (HYDRA.format(77), [2], 2),  # one that had not yet entered
-        (HYDRA.format(77), [], None),
-        (PRTE.format(2), [], 2),
-        ("", [1], 1),
-        ("", [], None),
+        (HYDRA.format(101), None, 1),
+        (HYDRA.format(100), 1, 1),  # mpiexec had ended rank 0 itself
+        (HYDRA.format(77), 2, 2),  # one that had not yet entered
+        (HYDRA.format(77), None, None),
+        (PRTE.format(2), None, 2),
+        ("", 1, 1),
+        ("", None, None),
     ],
 )
-def test_who_died_is_known_by_what_was_seen_and_what_mpiexec_tells(said, gone, dead):
-    pids = {rank: 100 + rank for rank in range(3)}
-    assert launch._dead(said, pids, gone) == dead
+def test_who_died_is_known_by_what_was_seen_and_what_mpiexec_tells(tmp_path, said, gone, dead):
+    board = Board(tmp_path / "board", 3, create=True)
+    for rank in range(3):
+        board.enter(rank)
+        board.rows[rank, 0] = 100 + rank
+    (tmp_path / launch.LOG_FILE).write_text(said)
+    found = launch._explain(tmp_path, board, 1, gone)
+    who = "a worker" if dead is None else f"rank {dead}"
+    assert str(found).startswith(f"{who} died without a word")
+    assert found.rank == dead
 
 
 @pytest.mark.parametrize(
     ("gone", "said", "told"),
     [
-        ([2], "", "rank 2 died"),
-        (
-            [0, 1, 2],
-            "",
-            "rank 2 died",
-        ),  # a busy machine: the others had failed, too, when we looked
-        ([], HYDRA.format(102), "rank 2 died"),
-        ([], "", "rank 2 died"),  # nobody was seen to go, but the others have spoken
-        ([], HYDRA.format(100), "rank 2 died"),  # mpiexec tells of one that has spoken
-        ([0, 1], HYDRA.format(100), "rank 1 failed"),  # nobody did without a word
+        (2, "", "rank 2 died"),
+        (None, HYDRA.format(102), "rank 2 died"),
+        (None, "", "rank 2 died"),  # nobody was seen to go, but the others have spoken
+        (None, HYDRA.format(100), "rank 2 died"),  # mpiexec tells of one that has spoken
+        (0, HYDRA.format(100), "rank 1 failed"),  # who went first has spoken
     ],
 )
 def test_whose_calls_fail_because_another_died_is_not_told_of(tmp_path, gone, said, told):
@@ -87,18 +88,9 @@ def test_of_several_who_are_silent_none_is_named_for_another(tmp_path):
     (tmp_path / launch.LOG_FILE).write_text(HYDRA.format(101))
     note = {"rank": 1, "kind": "Exception", "message": "a peer is gone", "exit_code": 1}
     put_note(tmp_path, {**note, "traceback": "mpi4py.MPI.Exception: a peer is gone"})
-    found = launch._explain(tmp_path, board, 1, [])
+    found = launch._explain(tmp_path, board, 1, None)
     assert str(found).startswith("a worker died without a word")
     assert not found.traceback  # such a run may start again
-
-
-def test_of_several_who_are_gone_the_one_outside_an_exchange_was_the_first(tmp_path):
-    (tmp_path / launch.LOG_FILE).write_text("")
-    board = Board(tmp_path / "board", 3, create=True)
-    for rank, operation in enumerate(("exchange", "exchange", "checkpoint")):
-        board.enter(rank)
-        board.note(rank, 8, operation)
-    assert launch._explain(tmp_path, board, 1, [1, 2]).rank == 2
 
 
 def test_a_job_travels(tmp_path):
