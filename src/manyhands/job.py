@@ -214,7 +214,7 @@ def join(job: Job, group: Communicator, folder: Path, *, leader: bool) -> dict[s
         if group.size == 1:
             raise
         _tell(folder, group, error)
-        shutil.rmtree(folder, ignore_errors=True)  # this process does not come back
+        _remove(folder)  # this process does not come back
         group.abort(getattr(error, "exit_code", 1))
         raise
     finally:
@@ -241,6 +241,17 @@ def _tell(folder: Path, group: Communicator, error: BaseException) -> None:
     if lost:
         text = f"the connection to another process was lost: it has ended ({error})"
     print(f"[rank {group.rank}] {text}", file=sys.stderr, flush=True)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a host's folder, all of it at once: one who is about to tell finds the note, or none.
+
+    Removed file by file it could find a folder from which only the note is gone, and tell again.
+    """
+    aside = folder.with_name(f"{folder.name}-{os.getpid()}")
+    with suppress(OSError):  # another has
+        folder.rename(aside)
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def _make_board(folder: Path, size: int) -> None:
