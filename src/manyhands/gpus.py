@@ -41,7 +41,8 @@ def place(config: RunConfig, group: Communicator) -> tuple[torch.device, Communi
     """Return where this worker computes, and the group to train in. Collective.
 
     The processes of a host take its GPUs in turn. Where each has one of its own NCCL carries the
-    vectors, unless another way is asked for; elsewhere they go through the host's memory.
+    vectors, unless another way is asked for; elsewhere they go through the host's memory. Workers
+    that share memory share one GPU, and need no carrier.
     """
     if config.device == "cpu" or not config.strategy.supports.cuda or config.stream is not None:
         return torch.device("cpu"), group
@@ -54,11 +55,12 @@ def place(config: RunConfig, group: Communicator) -> tuple[torch.device, Communi
     if without:
         expect_cuda()  # names this host and its reason
         raise ConfigError(f"device is 'cuda', but there is no GPU on {', '.join(without)}")
-    before = sum(where == mine for where, _ in found[: group.rank])
+    shared = config.strategy.supports.shares_memory
+    before = 0 if shared else sum(where == mine for where, _ in found[: group.rank])
     device = torch.device("cuda", before % count)
     torch.cuda.set_device(device)
     torch.backends.cudnn.deterministic = config.deterministic
-    return device, _carried(config, group, device)
+    return device, group if shared else _carried(config, group, device)
 
 
 def _carried(config: RunConfig, group: Communicator, device: torch.device) -> Communicator:

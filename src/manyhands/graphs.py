@@ -143,7 +143,7 @@ class Graphs:
     def update(self) -> None:
         """Let the optimizer step along `grad`.
 
-        Where its state was replaced or a learning rate has changed, it does so kernel by kernel
+        Where its vectors were replaced or a learning rate has changed, it does so kernel by kernel
         until nothing has changed for some steps, and is captured anew then.
         """
         if not (self.captured and self._ours):
@@ -161,10 +161,11 @@ class Graphs:
             self._update.replay()
 
     def _signature(self) -> tuple[object, ...]:
-        """Return where the optimizer's state lies, and its learning rates."""
-        states = self.optimizer.state.values()
+        """Return where what the optimizer steps and its state lie, and its learning rates."""
+        states, groups = self.optimizer.state.values(), self.optimizer.param_groups
         places = [value.data_ptr() for state in states for value in state.values()]
-        return (*places, *(group["lr"] for group in self.optimizer.param_groups))
+        places += [p.data_ptr() for group in groups for p in group["params"]]
+        return (*places, *(group["lr"] for group in groups))
 
     def _compute(self, x: Tensor, y: Tensor) -> None:
         """Fill `grad`; keep the loss at the next place, and count how many were right."""

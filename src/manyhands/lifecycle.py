@@ -291,7 +291,7 @@ def capture(worker: Worker) -> Part:
             tensors[f"clock.{name}"] = torch.tensor(getattr(clock, name), dtype=torch.float64)
     tensors |= {f"buffer.{n}": _copy(b) for n, b in worker.replica.module.named_buffers()}
     kept = enumerate(worker.kept)  # never written again
-    tensors |= {f"kept.{i}": one for i, one in kept if one is not None}
+    tensors |= {f"kept.{i}": one.cpu() for i, one in kept if one is not None}
     for index, state in enumerate(optimizer_states(worker)):
         tensors |= {f"optimizer.{index}.{name}": _copy(value) for name, value in state.items()}
     held, counts = worker.config.strategy.state(worker)
@@ -353,15 +353,16 @@ def restore(worker: Worker, checkpoint: Checkpoint) -> None:
         worker.balance.restore(numbers["balance"], worker.step)
         worker.facts["shares"] = worker.balance.history
     numbers_kept = [int(n.removeprefix("kept.")) for n in tensors if n.startswith("kept.")]
-    worker.kept = [tensors.get(f"kept.{i}") for i in range(max(numbers_kept, default=-1) + 1)]
+    held = {i: tensors[f"kept.{i}"].to(worker.params.device) for i in numbers_kept}
+    worker.kept = [held.get(i) for i in range(max(numbers_kept, default=-1) + 1)]
     worker.clock = Clock(evaluation=numbers["evaluation"], before=numbers["seconds"])
     if not resized and not worker.mechanism:
         losses = tensors["losses"].tolist()
         worker.losses = [None if math.isnan(loss) else loss for loss in losses]
         for name in _LISTS:
             setattr(worker.clock, name, tensors[f"clock.{name}"].tolist())
-    held = {n.removeprefix("strategy."): t for n, t in tensors.items() if n.startswith("strategy.")}
-    worker.config.strategy.restore(worker, held, numbers["strategy"])
+    own = {n.removeprefix("strategy."): t for n, t in tensors.items() if n.startswith("strategy.")}
+    worker.config.strategy.restore(worker, own, numbers["strategy"])
 
 
 def restore_optimizer(worker: Worker, tensors: Mapping[str, Tensor]) -> None:

@@ -67,7 +67,6 @@ def test_a_worker_of_ours_is_in_no_group_of_torchrun(environment):
         ({"kernels": "graphs"}, "add device cuda"),
         ({"deterministic": True}, "add device cuda"),
         ({"device": "cuda", "strategy": "server"}, "server computes on CPUs only"),
-        ({"device": "cuda", "strategy": "hogwild"}, "hogwild computes on CPUs only"),
         ({"device": "cuda", "strategy": "pipeline"}, "pipeline computes on CPUs only"),
         ({"device": "cuda", "kernels": "native"}, "native switches oneDNN off"),
         ({"device": "gpu"}, "expected one of cpu, cuda, auto"),
@@ -80,7 +79,7 @@ def test_what_cannot_be_is_refused(given, reason):
 
 
 def test_where_a_device_is_accepted():
-    for strategy in ("sequential", "sync", "averaging", "gossip"):
+    for strategy in ("sequential", "sync", "averaging", "gossip", "hogwild"):
         assert configure({"strategy": strategy, "device": "cuda"}).device == "cuda"
     assert configure({"strategy": "server", "device": "auto"}).device == "auto"
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch.multiprocessing  # noqa: F401 — teaches pipes to carry tensors
+import torch.multiprocessing  # teaches pipes to carry tensors
 
 from manyhands.comm.communicator import Ready
 from manyhands.comm.meter import Meter
@@ -45,7 +45,10 @@ class MemoryGroup:
         self._lock = lock.open("rb")
 
     def share(self, tensor: Tensor) -> Tensor:
-        """Return a tensor in shared memory, with rank 0's values. Collective."""
+        """Return a tensor in memory that all share, with rank 0's values. Collective.
+
+        On a GPU rank 0 must live until the others have let it go.
+        """
         shared: Tensor
         if self.rank == 0:
             shared = tensor.detach().clone().share_memory_()  # type: ignore[no-untyped-call]
@@ -67,9 +70,11 @@ class MemoryGroup:
 
     def broadcast(self, vector: Tensor, root: int = 0) -> None:
         """Give everyone root's `vector`, in place."""
-        array = vector.numpy()
+        array = vector.cpu().numpy()
         mine = array.tobytes() if self.rank == root else b""
         array[...] = np.frombuffer(self._exchange(mine)[root], array.dtype).reshape(array.shape)
+        if vector.is_cuda:
+            vector.copy_(torch.from_numpy(array))
 
     def sum(self, values: np.ndarray) -> np.ndarray:
         """Return the sum of a few numbers over the group, off the meter."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     import numpy as np
     from torch import Tensor
+    from torch.optim import Optimizer
 
     from manyhands.comm.memory import MemoryGroup
     from manyhands.worker import Worker
@@ -56,7 +57,7 @@ class Hogwild(Strategy):
 
     Momentum and Adam's moments belong to each worker; with `shared_state` they are shared like x.
     With `lock` workers read and write x one at a time: x̂ is a state that x was in, at the price of
-    waiting.
+    waiting. On a GPU, which all workers must share, x is in its memory.
 
     Guarantees:
         - One worker equals `sequential`, bit for bit.
@@ -75,6 +76,7 @@ class Hogwild(Strategy):
         partition="random-partition",
         deterministic=False,
         shares_memory=True,
+        cuda=True,
         private=True,
         resume=True,
     )
@@ -93,34 +95,43 @@ class Hogwild(Strategy):
         memory = cast("MemoryGroup", worker.comm)
         if self.shared_state:
             _share_state(worker, memory)
-        x = memory.share(worker.params)  # (dim,)
+        own = worker.params  # (dim,)
+        x = memory.share(own)  # (dim,)
         writes = memory.share(torch.zeros(memory.size, dtype=torch.int64)).numpy()
         taus: Counter[int] = worker.state or Counter()
         writes[worker.rank] = worker.step
         meeting = Meeting(worker, memory)
         worker.state = _Shared(x, writes, meeting, taus)
-        if not self.lock:
-            _live_in(worker, x)
+        _step_in(worker.optimizer, x)
+        copies = self._copies(worker)
+        if not copies:
+            worker.replica.move(x)
         for batch in worker.batches():
             with memory.lock() if self.lock else nullcontext():
                 seen = writes.sum()
-                if self.lock:
-                    worker.params.copy_(x)
+                if copies:
+                    own.copy_(x)
             g = worker.gradient(batch)
             with memory.lock() if self.lock else nullcontext():
                 taus[int(writes.sum() - seen)] += 1
-                if self.lock:
-                    worker.params.copy_(x)
                 worker.update(g)
-                if self.lock:
-                    x.copy_(worker.params)
                 writes[worker.rank] += 1
             if meeting.over():
                 worker.stopped = "target_accuracy"
         meeting.leave()
         everyones = memory.gather(sorted(taus.items()))
-        worker.replica.move(x)
         worker.facts["staleness"] = staleness.describe(Counter(dict(each)) for each in everyones)
+        if copies:  # nobody holds on to another's memory
+            own.copy_(x)
+            _step_in(worker.optimizer, own)
+            worker.state.x = own
+
+    def _copies(self, worker: Worker) -> bool:
+        """Say whether x̂ is a copy: one to look at in peace, or what a GPU's graphs were made for.
+
+        Elsewhere the model lives in x itself, and what it has not read yet may still change.
+        """
+        return self.lock or worker.params.is_cuda
 
     def consensus(self, worker: Worker) -> Tensor:
         """Return the vector that all share."""
@@ -134,7 +145,7 @@ class Hogwild(Strategy):
     def state(self, worker: Worker) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return the staleness so far, and x where the worker's own copy is another."""
         shared: _Shared = worker.state
-        held = {"x": shared.x} if self.lock else {}
+        held = {"x": shared.x} if self._copies(worker) else {}
         return held, {"taus": sorted(shared.taus.items())}
 
     def restore(
@@ -142,14 +153,13 @@ class Hogwild(Strategy):
     ) -> None:
         """Take back the staleness, for `run` to go on with, and x."""
         worker.state = Counter({int(tau): n for tau, n in numbers["taus"]})
-        if self.lock:
+        if self._copies(worker):
             worker.params.copy_(tensors["x"])
 
 
-def _live_in(worker: Worker, x: Tensor) -> None:
-    """Let the model and the optimizer work on `x` itself."""
-    worker.replica.move(x)
-    for group in worker.optimizer.param_groups:
+def _step_in(optimizer: Optimizer, x: Tensor) -> None:
+    """Let the optimizer work on `x`, which is as long as the vector that it worked on."""
+    for group in optimizer.param_groups:
         for p in group["params"]:
             start = p.storage_offset()
             p.data = x[start : start + p.numel()].view(p.shape)

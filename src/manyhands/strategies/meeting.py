@@ -51,6 +51,7 @@ class Meeting:
             self.flags[_STEP] = mark.step
         if self.flags[_STEP] > lifecycle.mark.step:
             self.worker.board.note(self.worker.rank, self.worker.step, "checkpoint")
+            self._end_update()
             self.memory.gather("here")
             self._copy()
 
@@ -59,8 +60,16 @@ class Meeting:
         if self.worker.early:  # never taken back, so that no lock is needed
             self.flags[_OVER] = 1
         self.done[self.worker.rank] = 1
+        self._end_update()
         while "here" in self.memory.gather("done"):
             self._copy()
+
+    def _end_update(self) -> None:
+        """Wait until what this worker wrote is there: a GPU may still be at it."""
+        import torch
+
+        if self.worker.params.is_cuda:
+            torch.cuda.synchronize()
 
     def _copy(self) -> None:
         from manyhands.lifecycle import Mark
