@@ -1,4 +1,4 @@
-"""What MPI leaves in shared memory when its processes are killed, and how it is cleared away.
+"""What MPI and CUDA leave in shared memory when processes are killed, and how it is cleared away.
 
 A launcher clears after its workers. When it is killed itself nobody would: so for as long as its
 workers run it holds a `janitor`, a small process that runs this very file and imports nothing else.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ from pathlib import Path
 
 SHARED = "/dev/shm/"
 _NAMES = ("mpich_shm_", "mpich_shar_tmp", "sm_segment", "osc_", "ucx_shm", "sem.mp-")
+_OF_ONE = re.compile(r"torch_(?P<pid>\d+)_|cuda\.shm\.\d+\.(?P<hex>[0-9a-f]+)\.")  # and whose
 _PATIENCE, _LOOK = 8.0, 0.25  # seconds for workers to go after their launcher; between two looks
 
 
@@ -29,8 +31,8 @@ def listed() -> list[str]:
 
 
 def abandoned(before: Iterable[str]) -> set[str]:
-    """Return what is new since, MPI's, ours, and in nobody's use."""
-    new = {path for path in set(listed()) - set(before) if _is_mpi(path)}
+    """Return what is new since, MPI's or a GPU's, ours, and in nobody's use."""
+    new = {path for path in set(listed()) - set(before) if _is_mpi(path) or _is_of_the_dead(path)}
     used = _mapped() if new else set()
     return {path for path in new if _inode(path) not in used}
 
@@ -104,6 +106,17 @@ def _is_mpi(path: str) -> bool:
     name = path.removeprefix(SHARED)
     with suppress(OSError):
         return name.startswith(_NAMES) and os.stat(path).st_uid == os.getuid()
+    return False
+
+
+def _is_of_the_dead(path: str) -> bool:
+    """Say whether a segment is one by which processes share a GPU's memory, and its maker gone."""
+    found = _OF_ONE.match(path.removeprefix(SHARED))
+    if not found:
+        return False
+    pid = int(found["pid"] or 0) or int(found["hex"], 16)
+    with suppress(OSError):
+        return not os.path.exists(f"/proc/{pid}") and os.stat(path).st_uid == os.getuid()
     return False
 
 

@@ -94,7 +94,7 @@ def test_a_run_ends_where_it_does_on_the_cpu(train, given):
     assert graphs.losses == pytest.approx(cpu.losses, abs=1e-9)
     for mine, theirs in zip(graphs.epochs, cpu.epochs, strict=True):
         assert (mine.correct, mine.examples) == (theirs.correct, theirs.examples)
-        assert mine.test_accuracy == theirs.test_accuracy
+        assert mine.test_metrics == theirs.test_metrics
 
 
 def test_data_that_does_not_fit_is_sent_as_it_is_stored(train, monkeypatch):

@@ -92,6 +92,20 @@ def test_what_mpi_leaves_of_one_who_died_at_once_is_cleared_away(board, tmp_path
         left.unlink(missing_ok=True)
 
 
+@pytest.mark.parametrize("name", ["torch_{}_1_0", "cuda.shm.0.{:x}.1"])
+def test_what_shares_a_gpu_is_cleared_away_when_its_maker_is_gone(board, tmp_path, name):
+    mine, left = (SHARED / name.format(pid) for pid in (os.getpid(), 2**22 + 1))  # nobody's
+    try:
+        with Guard(board, tmp_path, 100, end=lambda: None):
+            mine.touch()
+            left.touch()
+        assert mine.exists()
+        assert not left.exists()
+    finally:
+        mine.unlink(missing_ok=True)
+        left.unlink(missing_ok=True)
+
+
 def test_semaphores_of_another_program_are_spared(board, tmp_path):
     with Guard(board, tmp_path, 100, end=lambda: None):
         lock = multiprocessing.get_context("spawn").Lock()
