@@ -93,17 +93,19 @@ def growth(folder: Path) -> str:
         seconds.setdefault(name, {}).setdefault(int(run["limit"]), []).append(run["seconds"])
     limits = sorted({limit for each in seconds.values() for limit in each})
     rows = []
-    for name, each in seconds.items():
+    for name, each in sorted(seconds.items()):
         middles = {limit: statistics.median(found) for limit, found in each.items()}
-        least, most = middles[limits[0]] / limits[0], middles[limits[-1]] / limits[-1]
-        cells = [
-            f"{middles[n]:.2f} ({min(each[n]):.2f} to {max(each[n]):.2f})" if n in each else "–"
-            for n in limits
-        ]
-        rows.append([name, *cells, f"{most / least:.2f}"])
+        cells = [f"{middles[n]:.2f}{_range(each[n])}" if n in each else "–" for n in limits]
+        whole = limits[0] in each and limits[-1] in each
+        times = [middles[n] / n for n in (limits[0], limits[-1])] if whole else []
+        rows.append([name, *cells, f"{times[1] / times[0]:.2f}" if whole else "–"])
     return _lines(
         ["seconds", *(f"{n:,} rows" for n in limits), "a row's time, last column to first"], rows
     )
+
+
+def _range(found: list[float]) -> str:
+    return f" ({min(found):.2f} to {max(found):.2f})" if len(found) > 1 else ""
 
 
 TABLES = {"preparing": preparing, "training": training}

@@ -86,7 +86,7 @@ def option(name: str, value: Any) -> str:
     """Return an option as a label: text speaks for itself, a number needs its name."""
     spoken = name.replace("_", " ")
     if value is None or value == "none":
-        return f"no {spoken}"
+        return f"{'any' if name == 'staleness' else 'no'} {spoken}"  # there it is no limit
     if isinstance(value, bool):
         return spoken if value else f"{'not' if name == 'private' else 'no'} {spoken}"
     if isinstance(value, int | float):
