@@ -51,7 +51,7 @@ SMALL = (
     Part("memory", "whole_scripts.py", ("--parts", "memory", "--workers", 2, "--rounds", 1)),
     Part("to-98", "to_target.py", ("--workers", 2)),
     Part("overhead", "overhead.py", ("--rounds", 9), 2),
-    Part("yardstick", "yardstick.py", ("--workers", 2, "--rounds", 2, "--steps", 300)),
+    Part("yardstick", "yardstick.py", ("--workers", 2, "--rounds", 2, "--steps", 900)),
     Part("hogwild", "hogwild_example.py", ("--workers", 2, "--rounds", 3, "--steps", 150)),
     Part("opacus", "against_opacus.py", ("--rounds", 7)),
     Part("torch-mpi", "torch_mpi.py", ("--rounds", 7, "--sizes", "10,16,20,24"), 2),

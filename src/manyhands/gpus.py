@@ -44,7 +44,8 @@ def place(config: RunConfig, group: Communicator) -> tuple[torch.device, Communi
     vectors, unless another way is asked for; elsewhere they go through the host's memory. Workers
     that share memory share one GPU, and need no carrier.
     """
-    if config.device == "cpu" or not config.strategy.supports.cuda or config.stream is not None:
+    on_gpu = config.strategy.on_gpu(config) and config.stream is None
+    if config.device == "cpu" or not on_gpu:
         return torch.device("cpu"), group
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     mine = [host(), kernel()]

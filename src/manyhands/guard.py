@@ -61,11 +61,11 @@ class Guard:
         self._handlers: dict[int, Any] = {}
         self.died: int | None = None  # the first rank that was gone before it was done
         self._held: dict[int, int] = {}  # ranks by a file that can be read when they are gone
-        self._gone: select.epoll | None = None  # these files, in the order in which they became so
+        self._watch: select.epoll | None = None  # lists these files as they become so, in order
 
     def __enter__(self) -> Guard:
         if hasattr(os, "pidfd_open"):
-            self._gone = select.epoll()
+            self._watch = select.epoll()
         if threading.current_thread() is threading.main_thread():
             for signum in (signal.SIGINT, signal.SIGTERM):
                 self._handlers[signum] = signal.signal(signum, self._hear)
@@ -76,8 +76,8 @@ class Guard:
             signal.signal(signum, handler)
         for handle in self._held:
             os.close(handle)
-        if self._gone:
-            self._gone.close()
+        if self._watch:
+            self._watch.close()
         self._clear_segments()
 
     def _hear(self, signum: int, frame: FrameType | None) -> None:
@@ -94,27 +94,31 @@ class Guard:
         lists those who have gone in the order in which they went, also where all have.
         """
         here = [n.rank for n in self.board.read() if n.pid and n.operation != "done"]
-        if self.died is not None or not here or not self._gone:
+        if self.died is not None or not here or not self._watch:
             time.sleep(seconds)
             return
-        gone = [rank for rank in here if not self._hold(self._gone, rank)]
-        gone += [self._held[handle] for handle, _ in self._gone.poll(0 if gone else seconds)]
-        left = {n.rank: n.pid for n in self.board.read() if n.operation != "done"}
-        gone = [rank for rank in gone if rank in left]
-        if gone and (len(gone) < len(here) or all(left.values())):
+        gone = [rank for rank in here if not self._hold(self._watch, rank)]
+        gone += [self._held[handle] for handle, _ in self._watch.poll(0 if gone else seconds)]
+        notes = self.board.read()
+        done = {n.rank for n in notes if n.operation == "done"}
+        gone = [rank for rank in gone if rank not in done]
+        local = sum(bool(n.pid) for n in notes) == len(self.board.rows)
+        if gone and (local or len(gone) < len(here)):
             self.died = gone[0]
         elif gone:  # it may have been one on another host
             time.sleep(seconds)
 
-    def _hold(self, gone: select.epoll, rank: int) -> bool:
-        """Let a worker be listed once it is gone; returns whether it was still there."""
+    def _hold(self, watch: select.epoll, rank: int) -> bool:
+        """Let a worker be listed once it is gone; returns whether it may still be there."""
         if rank not in self._held.values():
             try:
                 handle = os.pidfd_open(int(self.board.rows[rank, 0]))
-            except OSError:
+            except ProcessLookupError:
                 return False
+            except OSError:  # not on this system
+                return True
             self._held[handle] = rank
-            gone.register(handle, select.EPOLLIN | select.EPOLLONESHOT)
+            watch.register(handle, select.EPOLLIN | select.EPOLLONESHOT)
         return True
 
     def look(self) -> None:
@@ -202,8 +206,8 @@ class Guard:
 
     def _clear_segments(self) -> None:
         """Unlink the shared memory that killed workers could not: MPI leaves its segments then."""
-        # A worker that died at once was never looked at: what is new, MPI's and in nobody's use
-        # can only be of such a one.
+        # A worker that died at once was never looked at: what is new, named as MPI's and CUDA's
+        # is and in nobody's use can only be of such a one.
         leftovers.clear(self.segments | leftovers.abandoned(self._before))
 
 

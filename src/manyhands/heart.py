@@ -112,7 +112,18 @@ class Heart(threading.Thread):
         """Say who is missing and end every worker of this host, the own process last."""
         print(f"manyhands: on {host()}: {report}", file=sys.stderr, flush=True)
         others = [n.pid for n in self.board.read() if n.pid and n.pid != os.getpid()]
-        shutil.rmtree(self.folder, ignore_errors=True)
+        remove(self.folder)
         for pid in [*others, os.getpid()]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+
+def remove(folder: Path) -> None:
+    """Remove a host's folder, all of it at once: one who is about to tell finds the note, or none.
+
+    Removed file by file it could find a folder from which only the note is gone, and tell again.
+    """
+    aside = folder.with_name(f"{folder.name}-{os.getpid()}")
+    with suppress(OSError):  # another has
+        folder.rename(aside)
+    shutil.rmtree(aside, ignore_errors=True)

@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import signal
 import stat
 import sys
@@ -27,7 +26,7 @@ from manyhands.board import BOARD_FILE, Board
 from manyhands.callbacks import tell
 from manyhands.config import RunConfig
 from manyhands.errors import LaunchError, ManyhandsError
-from manyhands.heart import TURN, Heart, tell_stack
+from manyhands.heart import TURN, Heart, remove, tell_stack
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -214,7 +213,7 @@ def join(job: Job, group: Communicator, folder: Path, *, leader: bool) -> dict[s
         if group.size == 1:
             raise
         _tell(folder, group, error)
-        _remove(folder)  # this process does not come back
+        remove(folder)  # this process does not come back
         group.abort(getattr(error, "exit_code", 1))
         raise
     finally:
@@ -241,17 +240,6 @@ def _tell(folder: Path, group: Communicator, error: BaseException) -> None:
     if lost:
         text = f"the connection to another process was lost: it has ended ({error})"
     print(f"[rank {group.rank}] {text}", file=sys.stderr, flush=True)
-
-
-def _remove(folder: Path) -> None:
-    """Remove a host's folder, all of it at once: one who is about to tell finds the note, or none.
-
-    Removed file by file it could find a folder from which only the note is gone, and tell again.
-    """
-    aside = folder.with_name(f"{folder.name}-{os.getpid()}")
-    with suppress(OSError):  # another has
-        folder.rename(aside)
-    shutil.rmtree(aside, ignore_errors=True)
 
 
 def _make_board(folder: Path, size: int) -> None:

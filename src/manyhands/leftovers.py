@@ -18,7 +18,8 @@ from pathlib import Path
 
 SHARED = "/dev/shm/"
 _NAMES = ("mpich_shm_", "mpich_shar_tmp", "sm_segment", "osc_", "ucx_shm", "sem.mp-")
-_OF_ONE = re.compile(r"torch_(?P<pid>\d+)_|cuda\.shm\.\d+\.(?P<hex>[0-9a-f]+)\.")  # and whose
+# How torch and CUDA name what a process shares a GPU's memory by: with its number.
+_OF_ONE = re.compile(r"torch_(?P<pid>\d+)_|cuda\.shm\.[0-9a-f]+\.(?P<hex>[0-9a-f]+)\.")
 _PATIENCE, _LOOK = 8.0, 0.25  # seconds for workers to go after their launcher; between two looks
 
 
@@ -114,7 +115,7 @@ def _is_of_the_dead(path: str) -> bool:
     found = _OF_ONE.match(path.removeprefix(SHARED))
     if not found:
         return False
-    pid = int(found["pid"] or 0) or int(found["hex"], 16)
+    pid = int(found["pid"]) if found["pid"] else int(found["hex"], 16)
     with suppress(OSError):
         return not os.path.exists(f"/proc/{pid}") and os.stat(path).st_uid == os.getuid()
     return False

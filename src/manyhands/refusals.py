@@ -263,10 +263,13 @@ def _check_device(config: RunConfig) -> None:
         if config.deterministic:
             raise ConfigError("deterministic is for GPUs, CPUs are anyway; add device cuda")
         return
-    if config.device == "cuda" and not config.strategy.supports.cuda:
+    if config.device == "cuda" and not config.strategy.on_gpu(config):
+        another, so = "strategy", ""
+        if config.strategy.supports.cuda:
+            another, so = "optimizer", " with an optimizer of one's own"
         raise ConfigError(
-            f"device is 'cuda', but {config.strategy.name} computes on CPUs only; expected cpu, "
-            "or another strategy"
+            f"device is 'cuda', but {config.strategy.name} computes on CPUs only{so}; expected "
+            f"cpu, or another {another}"
         )
     if config.kernels.startswith("native"):
         raise ConfigError(

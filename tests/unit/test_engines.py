@@ -68,6 +68,15 @@ def test_a_worker_of_ours_is_in_no_group_of_torchrun(environment):
         ({"deterministic": True}, "add device cuda"),
         ({"device": "cuda", "strategy": "server"}, "server computes on CPUs only"),
         ({"device": "cuda", "strategy": "pipeline"}, "pipeline computes on CPUs only"),
+        ({"device": "cuda", "strategy": "tensor"}, "tensor computes on CPUs only"),
+        (
+            {"device": "cuda", "strategy": "gossip", "asynchronous": True},
+            "gossip computes on CPUs only; expected cpu, or another strategy",
+        ),
+        (
+            {"device": "cuda", "strategy": "hogwild", "optimizer": torch.optim.Adagrad},
+            "hogwild computes on CPUs only with an optimizer of one's own",
+        ),
         ({"device": "cuda", "kernels": "native"}, "native switches oneDNN off"),
         ({"device": "gpu"}, "expected one of cpu, cuda, auto"),
         ({"device": "cuda", "comm": "torch:nccl", "allreduce": "ring"}, "its own all-reduce"),

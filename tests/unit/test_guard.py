@@ -92,7 +92,7 @@ def test_what_mpi_leaves_of_one_who_died_at_once_is_cleared_away(board, tmp_path
         left.unlink(missing_ok=True)
 
 
-@pytest.mark.parametrize("name", ["torch_{}_1_0", "cuda.shm.0.{:x}.1"])
+@pytest.mark.parametrize("name", ["torch_{}_1_0", "cuda.shm.0.{:x}.1", "cuda.shm.3e8.{:x}.1"])
 def test_what_shares_a_gpu_is_cleared_away_when_its_maker_is_gone(board, tmp_path, name):
     mine, left = (SHARED / name.format(pid) for pid in (os.getpid(), 2**22 + 1))  # nobody's
     try:
@@ -155,14 +155,33 @@ def test_who_went_first_is_known_also_when_all_are_gone(board, tmp_path):
             worker.wait()
 
 
-@pytest.mark.parametrize("elsewhere", [False, True])
-def test_where_others_are_on_another_host_it_may_have_been_one_of_them(elsewhere, tmp_path):
-    board = Board(tmp_path / "board", 2, create=True)
+@pytest.mark.parametrize(
+    ("other", "died"),
+    [("here", 0), ("not heard of", None), ("on another host", None)],
+)
+def test_where_others_are_on_another_host_it_may_have_been_one_of_them(
+    board, tmp_path, other, died
+):
     enter(board, 0, 2**22 + 1, "exchange")  # gone
-    enter(board, 1, 0 if elsewhere else os.getpid(), "exchange")
+    if other == "here":
+        enter(board, 1, os.getpid(), "exchange")
+    elif other == "on another host":
+        board.hear(1, os.getpid(), 0, 9, 0, 0.0)
     with Guard(board, tmp_path, 100, end=lambda: None) as guard:
         guard.wait(0.01)
-        assert guard.died == (None if elsewhere else 0)
+        assert guard.died == died
+
+
+def test_where_processes_cannot_be_watched_nobody_is_named(board, tmp_path, monkeypatch):
+    def refuse(pid):
+        raise PermissionError
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    for rank in range(2):
+        enter(board, rank, os.getpid(), "exchange")
+    with Guard(board, tmp_path, 100, end=lambda: None) as guard:
+        guard.wait(0.01)
+        assert guard.died is None
 
 
 def test_one_who_has_only_begun_may_take_long(board, tmp_path):

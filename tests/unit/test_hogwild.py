@@ -65,8 +65,9 @@ def fit(blobs, tmp_path):
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("variant", [{}, {"lock": True}], ids=["free", "locked"])
-def test_one_worker_is_sequential_bit_for_bit(fit, optimizer, variant):
-    given = {"batch_size": 50, "partition": "balanced", **OPTIMIZERS[optimizer]}
+@pytest.mark.parametrize("judged", [{}, {"target_accuracy": 1.0}], ids=["", "judged"])
+def test_one_worker_is_sequential_bit_for_bit(fit, optimizer, variant, judged):
+    given = {"batch_size": 50, "partition": "balanced", **judged, **OPTIMIZERS[optimizer]}
     alone, _ = fit(strategy="sequential", **given)
     hogwild, record = fit(strategy=mh.Hogwild(**variant), **given)
     assert torch.equal(hogwild.params, alone.params)

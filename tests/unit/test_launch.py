@@ -5,10 +5,11 @@ import signal
 import subprocess
 import sys
 import traceback
+from types import SimpleNamespace
 
 import pytest
 
-from manyhands import errors, launch
+from manyhands import errors, heart, job, launch
 from manyhands.board import Board
 from manyhands.errors import LaunchError
 from manyhands.job import ERROR_FILE, JOB_FILE, Job, fail, put_note, raised
@@ -155,6 +156,29 @@ def test_the_board_shows_who_is_where(tmp_path):
     other.note(1, 7, "exchange")
     (note,) = board.read()
     assert (note.rank, note.step, note.steps, note.operation) == (1, 7, 100, "exchange")
+
+
+def test_a_second_one_who_fails_while_the_first_clears_up_says_nothing(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(job, "_LATER", 0.0)
+    monkeypatch.setattr(heart.shutil, "rmtree", lambda path, **_: second(path))
+    folder = tmp_path / "host"
+    folder.mkdir()
+
+    def one(rank):
+        return SimpleNamespace(rank=rank, lost=lambda error: False)
+
+    def second(path):
+        for file in path.iterdir():  # some is gone, some is not, when the other comes
+            file.unlink()
+        job._tell(folder, one(1), ValueError("the same"))
+
+    job._tell(folder, one(0), ValueError("the story"))
+    heart.remove(folder)
+    said = capsys.readouterr().err
+    assert "[rank 0]" in said
+    assert "[rank 1]" not in said
 
 
 JOINED = """

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from manyhands.errors import ConfigError
@@ -14,13 +15,14 @@ from manyhands.strategies.meeting import Meeting
 from manyhands.strategies.strategy import Strategy, Supports
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     import numpy as np
     from torch import Tensor
     from torch.optim import Optimizer
 
     from manyhands.comm.memory import MemoryGroup
+    from manyhands.config import RunConfig
     from manyhands.worker import Worker
 
 
@@ -88,6 +90,10 @@ class Hogwild(Strategy):
         default=False, metadata={"help": "share momentum or Adam's moments, not only parameters"}
     )
 
+    def on_gpu(self, config: RunConfig) -> bool:
+        """Say whether the optimizer can step x while the model is in x̂: ours hold neither."""
+        return isinstance(config.optimizer, SGD | Adam | AdamW)
+
     def run(self, worker: Worker) -> None:
         """Train: read, compute, write, all in one vector that everybody else uses too."""
         import torch
@@ -95,36 +101,41 @@ class Hogwild(Strategy):
         memory = cast("MemoryGroup", worker.comm)
         if self.shared_state:
             _share_state(worker, memory)
-        own = worker.params  # (dim,)
+        own, gpu = worker.params, worker.params.is_cuda  # (dim,)
         x = memory.share(own)  # (dim,)
         writes = memory.share(torch.zeros(memory.size, dtype=torch.int64)).numpy()
         taus: Counter[int] = worker.state or Counter()
         writes[worker.rank] = worker.step
         meeting = Meeting(worker, memory)
         worker.state = _Shared(x, writes, meeting, taus)
-        _step_in(worker.optimizer, x)
-        copies = self._copies(worker)
-        if not copies:
+        turn = partial(_alone, memory, settle=gpu) if self.lock else nullcontext
+        if gpu or not self.lock:
+            _step_in(worker.optimizer, x)
+        if not self._copies(worker):
             worker.replica.move(x)
         for batch in worker.batches():
-            with memory.lock() if self.lock else nullcontext():
+            with turn():
                 seen = writes.sum()
-                if copies:
+                if self._copies(worker):
                     own.copy_(x)
             g = worker.gradient(batch)
-            with memory.lock() if self.lock else nullcontext():
+            with turn():
                 taus[int(writes.sum() - seen)] += 1
+                if self.lock and not gpu:
+                    own.copy_(x)
                 worker.update(g)
+                if self.lock and not gpu:
+                    x.copy_(own)
                 writes[worker.rank] += 1
             if meeting.over():
                 worker.stopped = "target_accuracy"
         meeting.leave()
         everyones = memory.gather(sorted(taus.items()))
         worker.facts["staleness"] = staleness.describe(Counter(dict(each)) for each in everyones)
-        if copies:  # nobody holds on to another's memory
-            own.copy_(x)
-            _step_in(worker.optimizer, own)
-            worker.state.x = own
+        if gpu:
+            _let_go(worker, own)
+        else:
+            worker.replica.move(x)
 
     def _copies(self, worker: Worker) -> bool:
         """Say whether x̂ is a copy: one to look at in peace, or what a GPU's graphs were made for.
@@ -153,8 +164,19 @@ class Hogwild(Strategy):
     ) -> None:
         """Take back the staleness, for `run` to go on with, and x."""
         worker.state = Counter({int(tau): n for tau, n in numbers["taus"]})
-        if self._copies(worker):
+        if "x" in tensors:
             worker.params.copy_(tensors["x"])
+
+
+@contextmanager
+def _alone(memory: MemoryGroup, *, settle: bool) -> Iterator[None]:
+    """Hold the lock until what was begun under it is done, also where a GPU does it."""
+    import torch
+
+    with memory.lock():
+        yield
+        if settle:
+            torch.cuda.synchronize()
 
 
 def _step_in(optimizer: Optimizer, x: Tensor) -> None:
@@ -163,6 +185,17 @@ def _step_in(optimizer: Optimizer, x: Tensor) -> None:
         for p in group["params"]:
             start = p.storage_offset()
             p.data = x[start : start + p.numel()].view(p.shape)
+
+
+def _let_go(worker: Worker, own: Tensor) -> None:
+    """Go back to memory of one's own, with x's values: on a GPU x is gone with worker 0."""
+    import torch
+
+    own.copy_(worker.state.x)
+    _step_in(worker.optimizer, own)
+    worker.state.x = own
+    for state in worker.optimizer.state.values():
+        state |= {n: v.clone() for n, v in state.items() if isinstance(v, torch.Tensor)}
 
 
 def _share_state(worker: Worker, memory: MemoryGroup) -> None:

@@ -65,9 +65,10 @@ class Meeting:
             self._copy()
 
     def _end_update(self) -> None:
-        """Wait until what this worker wrote is there: a GPU may still be at it."""
+        """Wait until what this worker wrote is there, and known: a GPU may still be at it."""
         import torch
 
+        self.worker.settle()
         if self.worker.params.is_cuda:
             torch.cuda.synchronize()
 

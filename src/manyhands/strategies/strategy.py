@@ -155,6 +155,10 @@ class Strategy(Protocol):
     def validate(self, config: RunConfig) -> None:
         """Refuse what cannot work with the run's other options, before anything is started."""
 
+    def on_gpu(self, config: RunConfig) -> bool:
+        """Say whether its workers may compute on GPUs in this run."""
+        return self.supports.cuda
+
     def check_model(self, *, layers: Sequence[str]) -> None:
         """Refuse a model that cannot be trained this way; `layers` names those with parameters."""
 
