@@ -2,7 +2,7 @@
 
 The pipes carry what a run needs before and after training; while they train the workers meet in
 shared tensors only. Tensors travel as handles (`torch.multiprocessing`), which leave no name behind
-in the file system.
+in the file system; for those of a GPU see `leftovers`.
 """
 
 from __future__ import annotations
