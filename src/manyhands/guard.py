@@ -11,7 +11,7 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
@@ -24,6 +24,7 @@ from manyhands.leftovers import SHARED
 
 _LOOK_AT_MAPS = 0.5  # seconds between two looks at the workers' memory maps
 _LEAVING = 3.0  # seconds that a group which has lost members has to leave MPI
+_STACKS = 0.5  # seconds for the workers to write their stacks
 STARTING = 120.0  # seconds beside the timeout in which all must have begun: imports take long
 # Where one waits for others.
 _WAITS = ("exchange", "agree", "evaluate", "regroup", "checkpoint", "serve")
@@ -136,6 +137,8 @@ class Guard:
             if note.pid:
                 self.segments |= _segments(note.pid) - self._before
         late = [n for n in notes if now - n.time > self.timeout]
+        if self.start is not None and not self._all_begun(notes):
+            late = []  # whoever is there waits for the others, who may take long to import
         hanging = [n for n in late if n.operation not in ("done", OWN, AFTER)]
         if self.spare:
             hanging = [n for n in hanging if n.pid and _state(n.pid) not in ("Z", "")]
@@ -169,6 +172,9 @@ class Guard:
         self._pardoned = now + self.timeout  # time for the others to notice
         return bool(guilty)
 
+    def _all_begun(self, notes: list[Note]) -> bool:
+        return sum(math.isfinite(n.time) for n in notes) == len(self.board.rows)
+
     def _expect_all(self, notes: list[Note], now: float, patience: float) -> None:
         """Refuse to wait any longer for those who have not entered."""
         there = {n.rank for n in notes if math.isfinite(n.time)}
@@ -197,12 +203,25 @@ class Guard:
         for pid in filter(None, (n.pid for n in entered)):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGUSR1)  # faulthandler writes the stack into the log
-        time.sleep(0.5)
+        able = [n.rank for n in entered if n.pid and _state(n.pid) not in ("T", "Z", "")]
+        self._await_stacks(able, sizes)
         lines = [f"no word for {self.timeout:g} s; missing: " + ", ".join(map(_describe, missing))]
         for note in notes:
             lines.append(f"{_describe(note)}, {max(0.0, now - note.time):.0f} s ago")
             lines += _stack(self.logs / f"rank-{note.rank}.log", sizes[note.rank])
         return WorkerError("\n".join(lines), rank=missing[0].rank)
+
+    def _await_stacks(self, ranks: list[int], sizes: dict[int, int]) -> None:
+        """Wait until those ranks have written their stacks, on a busy machine some seconds."""
+        paths = {rank: self.logs / f"rank-{rank}.log" for rank in ranks}
+        logs = {path: sizes[rank] for rank, path in paths.items() if path.exists()}
+        time.sleep(_STACKS)
+        deadline, now = time.monotonic() + 10 * _STACKS, _sizes(logs)
+        whole = False
+        while not whole and time.monotonic() < deadline:
+            time.sleep(_STACKS / 5)
+            before, now = now, _sizes(logs)
+            whole = now == before and all(now[path] > size for path, size in logs.items())
 
     def _clear_segments(self) -> None:
         """Unlink the shared memory that killed workers could not: MPI leaves its segments then."""
@@ -243,6 +262,10 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     except OSError:
         return 0
+
+
+def _sizes(paths: Iterable[Path]) -> dict[Path, int]:
+    return {path: _size(path) for path in paths}
 
 
 def _stack(path: Path, start: int) -> list[str]:

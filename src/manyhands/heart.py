@@ -29,6 +29,7 @@ from manyhands.wire import say
 _BEAT = 5.0  # seconds between two words to the launcher
 _EARLY = 0.25  # likewise in the beginning, so that the launcher soon knows who is there
 _GRACE = 30.0  # seconds that the launcher has to end us, after it must have noticed a hang
+FORWARDING = 0.5  # seconds that a launcher has to carry our last line on, before it ends us
 TURN = 2.0  # seconds between two processes of a host, in which the first may tell of a hang
 _ROWS = 24  # workers in one line: pipes carry lines of up to 4 KiB whole
 
@@ -110,20 +111,27 @@ class Heart(threading.Thread):
 
     def _end(self, report: str) -> None:
         """Say who is missing and end every worker of this host, the own process last."""
-        print(f"manyhands: on {host()}: {report}", file=sys.stderr, flush=True)
         others = [n.pid for n in self.board.read() if n.pid and n.pid != os.getpid()]
-        remove(self.folder)
+        aside = put_aside(self.folder)
+        if aside:
+            print(f"manyhands: on {host()}: {report}", file=sys.stderr, flush=True)
+            shutil.rmtree(aside, ignore_errors=True)
+            time.sleep(FORWARDING)
+        else:
+            time.sleep(TURN)  # another tells, and ends us
         for pid in [*others, os.getpid()]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
 
-def remove(folder: Path) -> None:
-    """Remove a host's folder, all of it at once: one who is about to tell finds the note, or none.
+def put_aside(folder: Path) -> Path | None:
+    """Take a host's folder away, for its end; returns where it is, None if another has taken it.
 
-    Removed file by file it could find a folder from which only the note is gone, and tell again.
+    All of it at once: removed file by file, one who is about to tell of a failure could find a
+    folder from which only the note of the first is gone, and tell again.
     """
     aside = folder.with_name(f"{folder.name}-{os.getpid()}")
-    with suppress(OSError):  # another has
-        folder.rename(aside)
-    shutil.rmtree(aside, ignore_errors=True)
+    try:
+        return folder.rename(aside)
+    except OSError:
+        return None

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import signal
 import stat
 import sys
@@ -26,7 +27,7 @@ from manyhands.board import BOARD_FILE, Board
 from manyhands.callbacks import tell
 from manyhands.config import RunConfig
 from manyhands.errors import LaunchError, ManyhandsError
-from manyhands.heart import TURN, Heart, remove, tell_stack
+from manyhands.heart import TURN, Heart, put_aside, tell_stack
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -213,7 +214,8 @@ def join(job: Job, group: Communicator, folder: Path, *, leader: bool) -> dict[s
         if group.size == 1:
             raise
         _tell(folder, group, error)
-        remove(folder)  # this process does not come back
+        if aside := put_aside(folder):  # this process does not come back
+            shutil.rmtree(aside, ignore_errors=True)
         group.abort(getattr(error, "exit_code", 1))
         raise
     finally:

@@ -34,8 +34,12 @@ def listed() -> list[str]:
 def abandoned(before: Iterable[str]) -> set[str]:
     """Return what is new since, MPI's or a GPU's, ours, and in nobody's use."""
     new = {path for path in set(listed()) - set(before) if _is_mpi(path) or _is_of_the_dead(path)}
-    used = _mapped() if new else set()
-    return {path for path in new if _inode(path) not in used}
+    for pause in (0.0, _LOOK):  # one that was just made may be mapped a moment later
+        if new:
+            time.sleep(pause)
+            used = _mapped()
+            new = {path for path in new if _inode(path) not in used}
+    return new
 
 
 def clear(paths: Iterable[str]) -> None:

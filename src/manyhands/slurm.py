@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -155,33 +155,49 @@ def submit(batch: Batch) -> int:
     (folder / LOG_FILE).unlink(missing_ok=True)
     (folder / EXIT_FILE).unlink(missing_ok=True)
     log = folder / LOG_FILE
-    done = subprocess.run(line, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise LaunchError(f"sbatch refused the job: {done.stderr.strip()}")
-    job = done.stdout.strip().partition(";")[0]
-    print(f"job {job} is submitted; its output goes to {log}", file=sys.stderr, flush=True)
-    with _cancelling(job) as cancelled:
-        return _followed(job, folder, cancelled)
+    with _Cancelling() as cancelling:
+        done = subprocess.run(  # Ctrl-C is for us, who then cancel what it has submitted
+            line, capture_output=True, text=True, check=False, start_new_session=True
+        )
+        if done.returncode:
+            raise LaunchError(f"sbatch refused the job: {done.stderr.strip()}")
+        job = done.stdout.strip().partition(";")[0]
+        print(f"job {job} is submitted; its output goes to {log}", file=sys.stderr, flush=True)
+        cancelling.submitted(job)
+        return _followed(job, folder, cancelling.asked)
 
 
-@contextlib.contextmanager
-def _cancelling(job: str) -> Iterator[threading.Event]:
-    """Cancel the job when we are asked to stop; what it does then is what it does on SIGTERM.
+class _Cancelling:
+    """Cancels a job when we are asked to stop; what it does then is what it does on SIGTERM.
 
-    The event tells that it happened: such a job leaves no exit code to wait for.
+    A job may run before sbatch has told us its number: it is cancelled as soon as we know it.
+    `asked` tells that it happened: such a job leaves no exit code to wait for.
     """
-    cancelled = threading.Event()
 
-    def cancel(signum: int, _: object) -> None:
-        cancelled.set()
-        subprocess.run(["scancel", job], check=False)
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+        self._job = ""
+        self._before: dict[int, Any] = {}
 
-    before = {s: signal.signal(s, cancel) for s in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield cancelled
-    finally:
-        for signum, handler in before.items():
+    def __enter__(self) -> _Cancelling:
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            self._before[signum] = signal.signal(signum, self._hear)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for signum, handler in self._before.items():
             signal.signal(signum, handler)
+
+    def submitted(self, job: str) -> None:
+        """Take the job's number."""
+        self._job = job
+        if self.asked.is_set():
+            subprocess.run(["scancel", job], check=False)
+
+    def _hear(self, signum: int, _: object) -> None:
+        self.asked.set()
+        if self._job:
+            subprocess.run(["scancel", self._job], check=False)
 
 
 def _followed(job: str, folder: Path, cancelled: threading.Event) -> int:

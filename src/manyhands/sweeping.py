@@ -159,7 +159,8 @@ class Sweep:
         except (Exception, KeyboardInterrupt) as error:
             stopped = getattr(error, "exit_code", 1) > _SIGNALS
             if stopped or isinstance(error, KeyboardInterrupt):
-                self._clear(run)
+                if self._finished(run) is None:  # one that was at its very end stays
+                    self._clear(run)
                 raise KeyboardInterrupt from None  # the sweep itself says how to go on
             if not (place / "run.json").exists():
                 place.mkdir(parents=True, exist_ok=True)

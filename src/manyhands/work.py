@@ -13,15 +13,13 @@ from typing import TYPE_CHECKING
 from manyhands.board import BOARD_FILE, Board
 from manyhands.carrying import Arrival, arrive, at_home
 from manyhands.errors import LaunchError
-from manyhands.heart import Heart
+from manyhands.heart import FORWARDING, Heart
 from manyhands.job import fail, failure, perform, redirect
 from manyhands.meeting import expect
 from manyhands.wire import say
 
 if TYPE_CHECKING:
     from mpi4py import MPI
-
-_FORWARDING = 0.5  # seconds that mpiexec has to carry our last line to the launcher
 
 
 def main(folder: Path) -> None:
@@ -63,7 +61,7 @@ def _work(arrival: Arrival, comm: MPI.Comm, channel: int) -> None:
     redirect(Path(job.output), comm.rank)
     heart = None
     if away:
-        Board(arrival.folder / BOARD_FILE, comm.size).enter(comm.rank)
+        Board(arrival.folder / BOARD_FILE, comm.size).announce(comm.rank)
     if away and arrival.leader:
         timeout = job.config.timeout
         heart = Heart(arrival.folder, comm.size, Path(job.output), timeout, channel)
@@ -80,7 +78,7 @@ def _tell(folder: Path, channel: int, rank: int, error: BaseException) -> bool:
     if at_home():
         return fail(folder, rank, error)
     say(channel, "error", failure(rank, error))
-    time.sleep(_FORWARDING)
+    time.sleep(FORWARDING)
     return True
 
 

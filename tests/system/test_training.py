@@ -288,10 +288,23 @@ def test_going_on_past_the_last_step_does_no_more_steps(tmp_path):
     assert "already at 20" in refused.stderr
 
 
+PATIENT = """
+import time
+from pathlib import Path
+
+
+class Patient:
+    def on_step(self, step):
+        while step["step"] == 19 and not Path("run/checkpoints/step-00000010").exists():
+            time.sleep(0.01)
+"""
+
+
 def test_a_full_disk_during_a_checkpoint_is_a_clear_end(tmp_path):
+    (tmp_path / "mine.py").write_text(PATIENT)
     with Faults().fail_write(rank=0, step=20, phase="checkpoint"):
         more = ["--checkpoint-every", "10steps", "--output", tmp_path / "run"]
-        done = manyhands("train", *SMALL, *more)
+        done = manyhands("train", *SMALL, *more, "--callbacks", "mine:Patient", cwd=tmp_path)
     assert done.returncode == 1
     assert "File too large" in done.stderr
     assert [p.name for p in (tmp_path / "run/checkpoints").glob("step-*")] == ["step-00000010"]
@@ -315,7 +328,7 @@ def test_a_dead_worker_of_those_who_never_wait_is_replaced(tmp_path, strategy):
     options = {"model": "mlp", "data": "blobs", "epochs": 3, "workers": 2, "kernels": "default"}
     options |= {"checkpoint_every": "5steps", "on_failure": "restart", "progress": False}
     options |= {"batch_size": 50, "strategy": strategy, "output": str(tmp_path / "run")}
-    options["slow"] = "1:20:sleep"  # a checkpoint is whole long before it dies
+    options["slow"] = "1:50:sleep"  # a checkpoint is whole long before it dies
     with Faults().kill(rank=1, step=30, phase="gradient"):
         struck = mh.fit(**options)
     (event,) = struck.record["story"]

@@ -145,6 +145,22 @@ def test_finished_runs_are_kept(
     assert len(runs.asked) == 7
 
 
+def test_a_run_that_is_at_its_very_end_when_the_sweep_is_stopped_is_kept(
+    tmp_path: Path, runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def late(**given: Any) -> None:
+        runs(**given)
+        if len(runs.asked) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(sweeping, "fit", late)
+    with pytest.raises(KeyboardInterrupt):
+        small(tmp_path / "s")
+    assert (Path(runs.asked[-1]["output"]) / "run.json").exists()
+    small(tmp_path / "s")
+    assert len(runs.asked) == 6  # none of them again
+
+
 def test_a_signal_that_a_run_kept_to_itself_stops_the_sweep(tmp_path: Path, runs: Runs) -> None:
     def swallow(given: dict[str, Any]) -> None:
         before = signal.signal(signal.SIGINT, lambda *_: None)

@@ -263,6 +263,19 @@ def test_who_never_enters_is_not_waited_for_for_ever(board, tmp_path):
         guard.look()  # all are there: the timeout alone counts
 
 
+def test_who_waits_for_one_that_still_imports_does_not_hang(board, tmp_path):
+    enter(board, 0, 2**22 + 1, "tune")
+    board.rows[0, 4] -= 50
+    board.announce(1)
+    board.rows[1, 0] = 2**22 + 1  # nobody's, so that nobody is asked for a stack
+    with Guard(board, tmp_path, 10, end=lambda: None, start=200) as guard:
+        guard.look()
+        enter(board, 1, 2**22 + 1, "tune")
+        guard._looked = 0.0
+        with pytest.raises(WorkerError, match=r"no word for 10 s"):
+            guard.look()
+
+
 def test_an_event_that_is_half_written_is_told_with_the_next_beat(board, tmp_path):
     log = tmp_path / "log"
     events = tmp_path / EVENTS_FILE

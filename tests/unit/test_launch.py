@@ -162,7 +162,6 @@ def test_a_second_one_who_fails_while_the_first_clears_up_says_nothing(
     tmp_path, monkeypatch, capsys
 ):
     monkeypatch.setattr(job, "_LATER", 0.0)
-    monkeypatch.setattr(heart.shutil, "rmtree", lambda path, **_: second(path))
     folder = tmp_path / "host"
     folder.mkdir()
 
@@ -175,7 +174,7 @@ def test_a_second_one_who_fails_while_the_first_clears_up_says_nothing(
         job._tell(folder, one(1), ValueError("the same"))
 
     job._tell(folder, one(0), ValueError("the story"))
-    heart.remove(folder)
+    second(heart.put_aside(folder))
     said = capsys.readouterr().err
     assert "[rank 0]" in said
     assert "[rank 1]" not in said

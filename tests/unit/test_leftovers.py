@@ -60,3 +60,12 @@ def test_what_was_there_before_or_is_not_mpis_stays(segment: Path) -> None:
         assert str(other) not in leftovers.abandoned(())
     finally:
         other.unlink()
+
+
+def test_what_is_mapped_a_moment_after_it_was_made_stays(
+    segment: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    segment.touch()
+    looks = iter([set(), {segment.stat().st_ino}])
+    monkeypatch.setattr(leftovers, "_mapped", lambda: next(looks))
+    assert str(segment) not in leftovers.abandoned(())

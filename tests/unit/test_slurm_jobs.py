@@ -105,6 +105,15 @@ def test_a_job_that_is_gone_for_long_was_ended_by_slurm(programs, monkeypatch, t
         by_slurm({"output": str(tmp_path / "run")})
 
 
+def test_a_job_that_runs_before_its_number_is_known_is_cancelled(programs, monkeypatch, tmp_path):
+    programs("sbatch", "kill $PPID; sleep 0.2; echo 7")  # SIGTERM, while it submits
+    programs("scancel", f"echo $1 >> {tmp_path}/cancelled")
+    programs("squeue", "exit 0")
+    with pytest.raises(LaunchError, match="job 7 was ended by Slurm"):
+        by_slurm({"output": str(tmp_path / "run")})
+    assert (tmp_path / "cancelled").read_text() == "7\n"
+
+
 def test_an_exit_code_that_shows_late_is_found(programs, tmp_path):
     count = f"echo >> {tmp_path}/asked; [ $(wc -l < {tmp_path}/asked) -lt 4 ]"
     programs("squeue", f"{count} || echo 5 > {tmp_path}/run/slurm.exit")
