@@ -335,5 +335,5 @@ def _fail(message: str, code: int, teller: int = 0) -> None:
     if group_rank() == teller:
         print(f"manyhands: {message}", file=sys.stderr, flush=True)
     else:
-        time.sleep(10)  # an mpiexec ends the others with the first that fails: let the teller speak
+        time.sleep(5)  # an mpiexec ends the others with the first that fails: let the teller speak
     raise SystemExit(code)

@@ -26,6 +26,7 @@ _LOOK_AT_MAPS = 0.5  # seconds between two looks at the workers' memory maps
 _LEAVING = 3.0  # seconds that a group which has lost members has to leave MPI
 _STACKS = 0.5  # seconds for the workers to write their stacks
 STARTING = 120.0  # seconds beside the timeout in which all must have begun: imports take long
+_BEFORE = ("start", "load", "tune")  # all that a worker does before it has met the others
 # Where one waits for others.
 _WAITS = ("exchange", "agree", "evaluate", "regroup", "checkpoint", "serve")
 
@@ -173,7 +174,9 @@ class Guard:
         return bool(guilty)
 
     def _all_begun(self, notes: list[Note]) -> bool:
-        return sum(math.isfinite(n.time) for n in notes) == len(self.board.rows)
+        """Say whether all have entered: they are seen to have, or one is past where all meet."""
+        trains = any(n.operation not in _BEFORE for n in notes)
+        return trains or sum(math.isfinite(n.time) for n in notes) == len(self.board.rows)
 
     def _expect_all(self, notes: list[Note], now: float, patience: float) -> None:
         """Refuse to wait any longer for those who have not entered."""

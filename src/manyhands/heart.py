@@ -113,19 +113,20 @@ class Heart(threading.Thread):
         """Say who is missing and end every worker of this host, the own process last."""
         others = [n.pid for n in self.board.read() if n.pid and n.pid != os.getpid()]
         aside = put_aside(self.folder)
-        if aside:
+        if not aside:
+            time.sleep(TURN)  # another tells, and ends us; if none has, it is we who tell
+        with suppress(OSError):
             print(f"manyhands: on {host()}: {report}", file=sys.stderr, flush=True)
+        if aside:
             shutil.rmtree(aside, ignore_errors=True)
-            time.sleep(FORWARDING)
-        else:
-            time.sleep(TURN)  # another tells, and ends us
+        time.sleep(FORWARDING)
         for pid in [*others, os.getpid()]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
 
 def put_aside(folder: Path) -> Path | None:
-    """Take a host's folder away, for its end; returns where it is, None if another has taken it.
+    """Take a host's folder away, for its end; returns where it is, None if it cannot be taken.
 
     All of it at once: removed file by file, one who is about to tell of a failure could find a
     folder from which only the note of the first is gone, and tell again.

@@ -194,7 +194,6 @@ def join(job: Job, group: Communicator, folder: Path, *, leader: bool) -> dict[s
     """
     if group.size == 1 or not (folder / BOARD_FILE).exists():
         _make_board(folder, group.size)
-    group.barrier()
     board = Board(folder / BOARD_FILE, group.size)
     watched = group.size > 1 and signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
     heart = tell_no_more = None
@@ -206,6 +205,7 @@ def join(job: Job, group: Communicator, folder: Path, *, leader: bool) -> dict[s
     for signum in (signal.SIGINT, signal.SIGTERM):
         with suppress(ValueError):  # only the main thread may; elsewhere signals stay the caller's
             handlers[signum] = signal.signal(signum, lambda received, _: board.ask(received))
+    group.barrier()  # whoever fails after this may take the folder away
     try:
         if heart:
             heart.start()

@@ -170,7 +170,8 @@ def submit(batch: Batch) -> int:
 class _Cancelling:
     """Cancels a job when we are asked to stop; what it does then is what it does on SIGTERM.
 
-    A job may run before sbatch has told us its number: it is cancelled as soon as we know it.
+    A job may run before sbatch has told us its number: it is cancelled as soon as we know it. Asked
+    twice before, we do not wait for it.
     `asked` tells that it happened: such a job leaves no exit code to wait for.
     """
 
@@ -195,6 +196,8 @@ class _Cancelling:
             subprocess.run(["scancel", job], check=False)
 
     def _hear(self, signum: int, _: object) -> None:
+        if self.asked.is_set() and not self._job:
+            raise KeyboardInterrupt
         self.asked.set()
         if self._job:
             subprocess.run(["scancel", self._job], check=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from manyhands.allreduce.mpi import mpi, native
 from manyhands.allreduce.private import channel
 from manyhands.allreduce.recursive_doubling import recursive_doubling
 from manyhands.allreduce.ring import ring
-from manyhands.allreduce.shared_memory import shared_memory
+from manyhands.allreduce.shared_memory import in_group
 
 # Bytes per process of the group from which on shared memory beats MPI's own on one host. Measured
 # on x86-64 with MPICH 5 and Open MPI 5; see docs/algorithms/allreduce.md.
@@ -26,7 +27,6 @@ _CHOSEN = {
     "mpi": mpi,
     "ring": ring,
     "recursive-doubling": recursive_doubling,
-    "shared-memory": shared_memory,
     "hierarchical": hierarchical,
 }
 
@@ -58,10 +58,16 @@ def auto(send: Array, recv: Array, comm: Any, op: Op = np.add) -> None:
     depends only on what all ranks must pass alike. Arguments as for `naive`.
     """
     group = channel(comm)
-    name = choose(
-        send.nbytes,
-        group.size,
-        per_host=group.private.per_host,
-        native=native(op, send.dtype) is not None,
-    )
-    _CHOSEN[name](send, recv, comm, op)
+    known = op if isinstance(op, np.ufunc) else None  # others are not MPI's, nor need they hash
+    name = _chosen(send.nbytes, group.size, group.private.per_host, known, send.dtype)
+    if name == "shared-memory":
+        in_group(send, recv, group, op)
+    else:
+        _CHOSEN[name](send, recv, comm, op)
+
+
+@functools.lru_cache(maxsize=1024)
+def _chosen(nbytes: int, size: int, per_host: int, op: Op | None, dtype: np.dtype[Any]) -> str:
+    """Return what `choose` does; the same few arrays come again at every step."""
+    own = op is not None and native(op, dtype) is not None
+    return choose(nbytes, size, per_host=per_host, native=own)

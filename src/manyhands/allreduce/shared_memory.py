@@ -39,7 +39,11 @@ def shared_memory(send: Array, recv: Array, comm: Any, op: Op = np.add) -> None:
     Raises:
         ConfigError: The communicator spans hosts.
     """
-    group = channel(comm)
+    in_group(send, recv, channel(comm), op)
+
+
+def in_group(send: Array, recv: Array, group: Channel, op: Op) -> None:
+    """Do what `shared_memory` does, for who has the communicator's channel."""
     if fits_one_round(send.nbytes, group.size) and group.private.per_host == group.size:
         # What a generator would do, without one: for small arrays that is much of the time.
         x, y = flatten(send, recv)
