@@ -84,9 +84,9 @@ class Board:
     def note(self, rank: int, step: int, operation: str) -> None:
         """Note what the worker does now."""
         cells = self._cells
+        cells[rank, _TIME] = time.monotonic()  # first: half a note must not look like a late one
         cells[rank, _STEP] = step
         cells[rank, _OPERATION] = _NUMBERS[operation]
-        cells[rank, _TIME] = time.monotonic()
         if self.on_note:
             self.on_note(step, operation)
 

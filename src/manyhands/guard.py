@@ -24,6 +24,7 @@ from manyhands.leftovers import SHARED
 
 _LOOK_AT_MAPS = 0.5  # seconds between two looks at the workers' memory maps
 _LEAVING = 3.0  # seconds that a group which has lost members has to leave MPI
+_HALF_A_NOTE = 0.01  # seconds in which whoever writes a note has written all of it
 _STACKS = 0.5  # seconds for the workers to write their stacks
 STARTING = 120.0  # seconds beside the timeout in which all must have begun: imports take long
 _BEFORE = ("start", "load", "tune")  # all that a worker does before it has met the others
@@ -137,16 +138,24 @@ class Guard:
         for note in notes:
             if note.pid:
                 self.segments |= _segments(note.pid) - self._before
+        if hanging := self._hanging(notes, now):
+            time.sleep(_HALF_A_NOTE)
+            notes = self.board.read()
+            hanging = self._hanging(notes, now)
+        if hanging and now > self._pardoned and not (self.spare and self._end_alone(hanging, now)):
+            raise self._report(notes, now)
+        if self.start is not None:
+            self._expect_all(notes, now, self.start)
+
+    def _hanging(self, notes: list[Note], now: float) -> list[Note]:
+        """Return those from whom there was no word for too long."""
         late = [n for n in notes if now - n.time > self.timeout]
         if self.start is not None and not self._all_begun(notes):
             late = []  # whoever is there waits for the others, who may take long to import
         hanging = [n for n in late if n.operation not in ("done", OWN, AFTER)]
         if self.spare:
             hanging = [n for n in hanging if n.pid and _state(n.pid) not in ("Z", "")]
-        if hanging and now > self._pardoned and not (self.spare and self._end_alone(hanging, now)):
-            raise self._report(notes, now)
-        if self.start is not None:
-            self._expect_all(notes, now, self.start)
+        return hanging
 
     def over(self) -> bool:
         """Say whether all who live were done a while ago: MPI may not let them go alone."""

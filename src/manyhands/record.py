@@ -13,6 +13,15 @@ from pathlib import Path
 from typing import Any
 
 SCHEMA = 1
+# Arm's own cores by part number, as their reference manuals give it (MIDR_EL1).
+_ARM = {
+    "0xd08": "Arm Cortex-A72",
+    "0xd0b": "Arm Cortex-A76",
+    "0xd0c": "Arm Neoverse-N1",
+    "0xd40": "Arm Neoverse-V1",
+    "0xd49": "Arm Neoverse-N2",
+    "0xd4f": "Arm Neoverse-V2",
+}
 
 
 def machine(*, mpi: bool = True) -> dict[str, Any]:
@@ -47,13 +56,20 @@ def cores() -> int:
 
 
 def cpu_name() -> str:
-    """Return the processor's name, as the system gives it."""
+    """Return the processor's name: the system's, or on Arm, where it gives numbers, their name."""
+    facts: dict[str, str] = {}
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
+            key, _, value = line.partition(":")
+            facts.setdefault(key.strip(), value.strip())
     except OSError:
         pass
+    if "model name" in facts:
+        return facts["model name"]
+    if "CPU part" in facts:
+        maker, part = facts.get("CPU implementer", "?"), facts["CPU part"]
+        unknown = f"{platform.machine()}, implementer {maker}, part {part}"
+        return _ARM.get(part, unknown) if maker == "0x41" else unknown
     return platform.processor() or platform.machine()
 
 

@@ -184,6 +184,22 @@ def test_where_processes_cannot_be_watched_nobody_is_named(board, tmp_path, monk
         assert guard.died is None
 
 
+def test_half_a_note_is_not_taken_for_a_hang(board, tmp_path, monkeypatch):
+    for rank in (0, 1):
+        enter(board, rank, os.getpid(), "exchange")
+    board.rows[0, 4] -= 50  # as if only this had not come yet of what worker 0 writes
+    read = board.read
+
+    def read_and_finish():
+        notes = read()
+        board.rows[0, 4] = time.monotonic()
+        return notes
+
+    monkeypatch.setattr(board, "read", read_and_finish)
+    with Guard(board, tmp_path, 10, end=lambda: None) as guard:
+        guard.look()
+
+
 def test_one_who_has_only_begun_may_take_long(board, tmp_path):
     board.announce(0)
     assert board.read()[0].pid == os.getpid()
