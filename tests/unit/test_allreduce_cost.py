@@ -75,7 +75,8 @@ def test_costs_that_make_no_sense_are_refused(arguments, message):
 
 def test_choices():
     assert choose(1 << 26, 1) == "ring"
-    assert choose(100, 2) == "mpi"
+    assert choose(100, 1) == choose(100, 2) == choose(100, 64) == "mpi"
+    assert choose(100, 1, native=False) == "ring"
     assert choose(100, 2, native=False) == "shared-memory"
     assert choose(1 << 20, 2) == "shared-memory"
     assert choose(100, 8, per_host=4) == "mpi"

@@ -18,6 +18,8 @@ from manyhands.allreduce.shared_memory import in_group
 # Bytes per process of the group from which on shared memory beats MPI's own on one host. Measured
 # on x86-64 with MPICH 5 and Open MPI 5; see docs/algorithms/allreduce.md.
 SHARED_FROM = 2 << 10
+# Below this many bytes it is MPI's own for every group, so that the group need not be looked at.
+SMALL = 2 * SHARED_FROM
 # Bytes from which on, between hosts, sending less matters more than sending seldom. Not measured:
 # it is where a network of 10 µs and 1 GB/s spends as long on the bytes as on starting the
 # messages.
@@ -40,6 +42,8 @@ def choose(nbytes: int, size: int, *, per_host: int | None = None, native: bool 
         per_host: Processes on the fullest host; None means all of them.
         native: Whether MPI itself has the operation on this dtype.
     """
+    if native and nbytes < SMALL:
+        return "mpi"
     if size == 1:
         return "ring"  # a copy
     if per_host is None or per_host == size:
@@ -57,6 +61,9 @@ def auto(send: Array, recv: Array, comm: Any, op: Op = np.add) -> None:
     Guarantees: those that all the algorithms share. Every rank chooses alike, because the choice
     depends only on what all ranks must pass alike. Arguments as for `naive`.
     """
+    if send.nbytes < SMALL and native(op, send.dtype) is not None:
+        mpi(send, recv, comm, op)  # at once: of so few bytes, finding the group is much of the time
+        return
     group = channel(comm)
     known = op if isinstance(op, np.ufunc) else None  # others are not MPI's, nor need they hash
     name = _chosen(send.nbytes, group.size, group.private.per_host, known, send.dtype)
