@@ -60,6 +60,7 @@ def main() -> None:
             done += 1
             if done == asked.steps:
                 break
+    dist.barrier()  # or who is last finds gloo's connections closed, and aborts
     dist.destroy_process_group()
 
 
