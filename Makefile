@@ -35,7 +35,7 @@ demo: $(READY)  ## compare the strategies on MNIST and write a report
 
 test: $(DEV)  ## run the unit tests, then the parallel ones under mpiexec
 	$(BIN)/python -m pytest $(LANES) tests/unit
-	$(BIN)/python tests/parallel/launch.py --mpi mpich --sizes 1,2,3,5
+	$(BIN)/python tests/parallel/launch.py --mpi mpich --sizes 1,2,3
 	$(BIN)/python tests/parallel/launch.py --mpi openmpi --sizes 2 tests/parallel/test_sync.py
 
 test-gpu: $(DEV)  ## run the tests that need an NVIDIA GPU; they skip where there is none
@@ -43,7 +43,7 @@ test-gpu: $(DEV)  ## run the tests that need an NVIDIA GPU; they skip where ther
 
 test-system: $(DEV)  ## run the slow tests: the command line, faults, a browser, Slurm, more of both MPIs
 	$(BIN)/python -m pytest $(LANES) tests/system
-	$(BIN)/python tests/parallel/launch.py --mpi mpich --sizes 4
+	$(BIN)/python tests/parallel/launch.py --mpi mpich --sizes 4,5
 	$(BIN)/python tests/parallel/launch.py --mpi openmpi --sizes 3
 	$(BIN)/python tests/parallel/launch.py --mpi openmpi --sizes 1,4,5 tests/parallel/test_sync.py
 
