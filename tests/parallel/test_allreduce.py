@@ -11,7 +11,7 @@ import pytest
 from mpi4py import MPI
 
 from manyhands.allreduce import ALGORITHMS, Metered, cost, hierarchical, shared_memory
-from manyhands.allreduce.window import SLOT
+from manyhands.allreduce.window import slot_bytes
 from manyhands.errors import ConfigError
 
 SEVERAL = {
@@ -67,8 +67,9 @@ def test_every_shape(allreduce, comm):
         np.testing.assert_array_equal(recv, expected(np.add, arrays), str(shape))
 
 
-@pytest.mark.parametrize("length", [SLOT // 4 + 1, 3 * SLOT // 4 + 5])
-def test_arrays_of_several_blocks(allreduce, comm, length):
+@pytest.mark.parametrize(("blocks", "more"), [(1, 1), (3, 5)])
+def test_arrays_of_several_blocks(allreduce, comm, blocks, more):
+    length = blocks * slot_bytes(comm.size) // 4 + more
     arrays = parts(length, "f4", comm.size)
     recv = np.zeros_like(arrays[0])
     for _ in range(2):  # the second time in slots that were used
@@ -138,8 +139,9 @@ def test_bits_and_logic(allreduce, comm):
         np.testing.assert_array_equal(recv, expected(op, arrays), f"{op} of {dtype}")
 
 
-@pytest.mark.parametrize("length", [5, SLOT // 4 + 3])
-def test_in_place(allreduce, comm, length):
+@pytest.mark.parametrize(("blocks", "more"), [(0, 5), (1, 3)])
+def test_in_place(allreduce, comm, blocks, more):
+    length = blocks * slot_bytes(comm.size) // 4 + more
     arrays = parts(length, "f4", comm.size)
     vector = arrays[comm.rank].copy()
     allreduce(vector, vector, comm)
@@ -303,7 +305,7 @@ def test_a_slow_rank_still_reads_what_was_meant_for_it(allreduce, comm):
             time.sleep(0.003)
         return a + b
 
-    short, long = 10, 3 * SLOT // 4
+    short, long = 10, 3 * slot_bytes(comm.size) // 4
     results = []
     for call, length in enumerate([short, long, short, short, long, long, long, short]):
         recv = np.empty(length, "f4")

@@ -71,19 +71,20 @@ def test_every_part_is_a_script_of_its_own_name():
         assert all((turns.HERE / part.script).is_file() for part in parts)
 
 
-def test_the_page_has_what_was_measured(tmp_path, monkeypatch):
+@pytest.mark.parametrize("where", ["small", "small-x86"])
+def test_the_page_has_what_was_measured(where, tmp_path, monkeypatch):
     monkeypatch.setattr(performance, "HERE", tmp_path)
-    folder = tmp_path / "results" / "small"
+    folder = tmp_path / "results" / where
     folder.mkdir(parents=True)
     machine = {"cores": 2, "cpu": "X", "torch": "2", "numpy": "2", "mpi": "mpich", "python": "3"}
     records = [turns.record("a step", SECONDS, unit="ms", bars=BARS)]
     kept = {"machine": {**machine, "date": "2026-01-01"}, "records": records}
     (folder / "overhead.json").write_text(json.dumps(kept))
-    page = performance.write("before\n<!-- bars small -->\nold\n<!-- end -->\nafter\n")
+    page = performance.write(f"before\n<!-- bars {where} -->\nold\n<!-- end -->\nafter\n")
     assert "| a step, against theirs (ms) | 100 | 200 | 2.00 |" in page
     assert "2 of 2 bars reached." in page
     assert "old" not in page
-    assert page.startswith("before\n<!-- bars small -->\n2 cores, X; PyTorch 2")
+    assert page.startswith(f"before\n<!-- bars {where} -->\n2 cores, X; PyTorch 2")
     assert page.endswith("<!-- end -->\nafter\n")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import numpy as np
@@ -65,16 +64,13 @@ def auto(send: Array, recv: Array, comm: Any, op: Op = np.add) -> None:
         mpi(send, recv, comm, op)  # at once: of so few bytes, finding the group is much of the time
         return
     group = channel(comm)
-    known = op if isinstance(op, np.ufunc) else None  # others are not MPI's, nor need they hash
-    name = _chosen(send.nbytes, group.size, group.private.per_host, known, send.dtype)
+    size, per_host = group.size, group.private.per_host
+    if 1 < size == per_host and send.nbytes >= SHARED_FROM * size:
+        in_group(send, recv, group, op)  # at once, too
+        return
+    own = native(op, send.dtype) is not None
+    name = choose(send.nbytes, size, per_host=per_host, native=own)
     if name == "shared-memory":
         in_group(send, recv, group, op)
     else:
         _CHOSEN[name](send, recv, comm, op)
-
-
-@functools.lru_cache(maxsize=1024)
-def _chosen(nbytes: int, size: int, per_host: int, op: Op | None, dtype: np.dtype[Any]) -> str:
-    """Return what `choose` does; the same few arrays come again at every step."""
-    own = op is not None and native(op, dtype) is not None
-    return choose(nbytes, size, per_host=per_host, native=own)

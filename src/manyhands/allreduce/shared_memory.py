@@ -10,7 +10,7 @@ import numpy as np
 
 from manyhands.allreduce.buffers import Array, Op, combine, cuts, deliver, flatten
 from manyhands.allreduce.private import Channel, channel
-from manyhands.allreduce.window import COPIED, REDUCED, Window
+from manyhands.allreduce.window import COPIED, REDUCED, Window, slot_bytes
 from manyhands.errors import ConfigError
 
 # Up to how many bytes from the others, (P - 1) n, every rank had better reduce everything for
@@ -30,8 +30,8 @@ def shared_memory(send: Array, recv: Array, comm: Any, op: Op = np.add) -> None:
         where the copying of one block overlaps the waiting for the block before
 
     Cost for n bytes on P processes: no messages; each writes n bytes into the window and reads 2
-    n (P - 1) / P bytes that another core wrote; two waits per block of 1 MiB. The window has
-    about 2.1 MiB per process and stays in the cache.
+    n (P - 1) / P bytes that another core wrote; two waits per block of 1 MiB, of 4
+    MiB with P = 2. The window has 2 to 3 MiB per process, 14 with P = 2, and stays in the caches.
 
     Guarantees: parts are reduced in rank order, so all ranks get the same bits, those of `naive`.
     Waits give the core away when there are more processes than cores. Arguments as for `naive`.
@@ -85,8 +85,9 @@ def prepare(comm: Any) -> None:
 
 
 def _window(group: Channel) -> Window:
+    size = group.size
     window: Window = group.private.keep(
-        "window", lambda: Window(group.private.comm, group.crowded, lanes=group.size)
+        "window", lambda: Window(group.private.comm, group.crowded, size, slot_bytes(size))
     )
     return window
 

@@ -20,6 +20,7 @@ import numpy as np
 from manyhands.allreduce.buffers import Array
 
 SLOT = 1 << 20  # bytes of the array in one round: as much as stays in a core's second-level cache
+WIDE = 4 << 20  # the same for two processes: all they write stays in what caches they share
 INPUTS = 2
 RESULTS = 3
 
@@ -31,9 +32,17 @@ _NAP = 50e-6
 _VIEWS = 64  # lengths whose views are kept
 
 
-def piece_bytes(lanes: int) -> int:
+def slot_bytes(size: int) -> int:
+    """Return the bytes of the array in one round of `size` processes that share memory only.
+
+    Fewer rounds are fewer waits; the window is to fit into a /dev/shm of 64 MB all the same.
+    """
+    return WIDE if size == 2 else SLOT
+
+
+def piece_bytes(lanes: int, slot: int = SLOT) -> int:
     """Return the bytes each of `lanes` ranks reduces in one round, in whole cache lines."""
-    return SLOT // lanes // 64 * 64
+    return slot // lanes // 64 * 64
 
 
 class Window:
@@ -43,15 +52,15 @@ class Window:
         round: How many rounds this rank has begun; the same on all ranks between calls.
     """
 
-    def __init__(self, comm: Any, crowded: bool, lanes: int) -> None:
+    def __init__(self, comm: Any, crowded: bool, lanes: int, slot: int = SLOT) -> None:
         from mpi4py import MPI
 
-        self.lanes = lanes
-        self.piece = piece_bytes(lanes)
+        self.lanes, self._slot = lanes, slot
+        self.piece = piece_bytes(lanes, slot)
         self._comm = comm
         self._spins = 0 if crowded else _SPINS
         self._crowded = crowded
-        length = _HEADER + INPUTS * SLOT + RESULTS * self.piece
+        length = _HEADER + INPUTS * slot + RESULTS * self.piece
         self._win = MPI.Win.Allocate_shared(length, 1, comm=comm)
         parts: list[memoryview] = [
             memoryview(self._win.Shared_query(rank)[0])  # type: ignore[arg-type]
@@ -70,8 +79,8 @@ class Window:
 
     def input(self, rank: int, number: int, dtype: np.dtype[Any]) -> Array:
         """Return `rank`'s input slot for round `number`."""
-        start = number % INPUTS * SLOT
-        return self._typed(rank, start, SLOT, dtype)
+        start = number % INPUTS * self._slot
+        return self._typed(rank, start, self._slot, dtype)
 
     def inputs(self, number: int, length: int, dtype: np.dtype[Any]) -> list[Array]:
         """Return every rank's input for round `number`, by rank: the first `length` items."""
@@ -86,7 +95,7 @@ class Window:
 
     def result(self, rank: int, number: int, dtype: np.dtype[Any]) -> Array:
         """Return `rank`'s result slot for round `number`."""
-        start = INPUTS * SLOT + number % RESULTS * self.piece
+        start = INPUTS * self._slot + number % RESULTS * self.piece
         return self._typed(rank, start, self.piece, dtype)
 
     def signal(self, flag: int, value: int) -> None:
