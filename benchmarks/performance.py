@@ -15,8 +15,13 @@ PAGE = HERE.parent / "docs" / "performance.md"
 
 
 def table(machine: str) -> str:
-    """Return one machine's bars as Markdown, in the order of the benchmarks."""
-    found = [HERE / "results" / machine / f"{part.name}.json" for part in PARTS[machine]]
+    """Return one machine's bars as Markdown, in the order of the benchmarks.
+
+    Args:
+        machine: The folder with its records: its kind, and behind a dash what tells it from others.
+    """
+    parts = PARTS[machine.partition("-")[0]]
+    found = [HERE / "results" / machine / f"{part.name}.json" for part in parts]
     kept: list[dict[str, Any]] = [json.loads(p.read_text()) for p in found if p.exists()]
     if not kept:
         return "No records yet."
@@ -39,7 +44,7 @@ def told(kept: list[dict[str, Any]]) -> str:
 
 def write(text: str) -> str:
     """Return the page with everything between its marks made anew."""
-    pattern = r"(<!-- bars (\w+) -->\n)(.*?)(<!-- end -->)"
+    pattern = r"(<!-- bars ([\w-]+) -->\n)(.*?)(<!-- end -->)"
     return re.sub(pattern, lambda m: f"{m[1]}{table(m[2])}\n{m[4]}", text, flags=re.S)
 
 
