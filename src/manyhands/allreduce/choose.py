@@ -8,7 +8,7 @@ import numpy as np
 
 from manyhands.allreduce.buffers import Array, Op
 from manyhands.allreduce.hierarchical import hierarchical
-from manyhands.allreduce.mpi import mpi, native
+from manyhands.allreduce.mpi import by_name, mpi, native
 from manyhands.allreduce.private import channel
 from manyhands.allreduce.recursive_doubling import recursive_doubling
 from manyhands.allreduce.ring import ring
@@ -60,16 +60,16 @@ def auto(send: Array, recv: Array, comm: Any, op: Op = np.add) -> None:
     Guarantees: those that all the algorithms share. Every rank chooses alike, because the choice
     depends only on what all ranks must pass alike. Arguments as for `naive`.
     """
-    if send.nbytes < SMALL and native(op, send.dtype) is not None:
-        mpi(send, recv, comm, op)  # at once: of so few bytes, finding the group is much of the time
+    if send.nbytes < SMALL and (own := native(op, send.dtype)) is not None:
+        by_name(send, recv, comm, own)  # at once: so few bytes take less than finding the group
         return
     group = channel(comm)
     size, per_host = group.size, group.private.per_host
     if 1 < size == per_host and send.nbytes >= SHARED_FROM * size:
         in_group(send, recv, group, op)  # at once, too
         return
-    own = native(op, send.dtype) is not None
-    name = choose(send.nbytes, size, per_host=per_host, native=own)
+    known = native(op, send.dtype) is not None
+    name = choose(send.nbytes, size, per_host=per_host, native=known)
     if name == "shared-memory":
         in_group(send, recv, group, op)
     else:

@@ -53,14 +53,22 @@ def mpi(send: Array, recv: Array, comm: Any, op: Op = np.add) -> None:
     Guarantees: those of the MPI library; MPICH and Open MPI give all ranks the same bits, unless
     NaNs with different payloads meet. Arguments as for `naive`.
     """
-    x, y = flatten(send, recv)
-    name = native(op, x.dtype)
+    name = native(op, send.dtype)
     if name is not None:
-        comm.Allreduce(_of_mpi("IN_PLACE") if x is y else x, y, _of_mpi(name))
-    elif len(x) and comm.size > 1:
+        by_name(send, recv, comm, name)
+        return
+    x, y = flatten(send, recv)
+    if len(x) and comm.size > 1:
         _allreduce_by_function(x, y, comm, op)
     else:
         y[...] = x
+    deliver(y, recv)
+
+
+def by_name(send: Array, recv: Array, comm: Any, name: str) -> None:
+    """Do what `mpi` does for the operation that `native` has found."""
+    x, y = flatten(send, recv)
+    comm.Allreduce(_of_mpi("IN_PLACE") if x is y else x, y, _of_mpi(name))
     deliver(y, recv)
 
 
