@@ -12,6 +12,7 @@ from manyhands import bench
 from manyhands.allreduce import ALGORITHMS, choose, cost
 from manyhands.allreduce.buffers import combine, cuts, flatten
 from manyhands.allreduce.mpi import native
+from manyhands.allreduce.window import slot_bytes
 from manyhands.errors import ConfigError
 
 SIZES = [1, 2, 3, 4, 5, 7, 8, 16]
@@ -84,6 +85,10 @@ def test_choices():
     assert choose(1 << 20, 8, per_host=4) == "hierarchical"
     assert choose(1 << 20, 8, per_host=1) == "mpi"
     assert choose(1 << 20, 8, per_host=1, native=False) == "ring"
+
+
+def test_two_have_wide_windows_where_there_is_room():
+    assert slot_bytes(2) > slot_bytes(3) == slot_bytes(2, free=64e6)
 
 
 def test_every_choice_is_an_algorithm():

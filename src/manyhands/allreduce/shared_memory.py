@@ -10,7 +10,7 @@ import numpy as np
 
 from manyhands.allreduce.buffers import Array, Op, combine, cuts, deliver, flatten
 from manyhands.allreduce.private import Channel, channel
-from manyhands.allreduce.window import COPIED, REDUCED, Window, slot_bytes
+from manyhands.allreduce.window import COPIED, REDUCED, Window, shareable, slot_bytes
 from manyhands.errors import ConfigError
 
 # Up to how many bytes from the others, (P - 1) n, every rank had better reduce everything for
@@ -85,11 +85,14 @@ def prepare(comm: Any) -> None:
 
 
 def _window(group: Channel) -> Window:
-    size = group.size
-    window: Window = group.private.keep(
-        "window", lambda: Window(group.private.comm, group.crowded, size, slot_bytes(size))
-    )
+    window: Window = group.private.keep("window", lambda: _made(group))
     return window
+
+
+def _made(group: Channel) -> Window:
+    comm: Any = group.private.comm
+    slot = comm.bcast(slot_bytes(group.size, shareable()) if group.rank == 0 else None)
+    return Window(comm, group.crowded, group.size, slot)
 
 
 def _steps(send: Array, recv: Array, group: Channel, op: Op) -> Iterator[tuple[int, int]]:

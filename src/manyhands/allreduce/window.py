@@ -11,7 +11,9 @@ without, Arm would not.
 
 from __future__ import annotations
 
+import math
 import os
+import shutil
 import time
 from typing import Any
 
@@ -24,6 +26,8 @@ WIDE = 4 << 20  # the same for two processes: all they write stays in what cache
 INPUTS = 2
 RESULTS = 3
 
+_ROOMY = 1 << 30
+
 COPIED, REDUCED = 0, 8  # where the two flags are, in words of 8 bytes, on cache lines of their own
 _HEADER = 128
 _SPINS = 2000  # about 100 µs: longer than a round takes when every process has a core
@@ -32,12 +36,21 @@ _NAP = 50e-6
 _VIEWS = 64  # lengths whose views are kept
 
 
-def slot_bytes(size: int) -> int:
+def slot_bytes(size: int, free: float = math.inf) -> int:
     """Return the bytes of the array in one round of `size` processes that share memory only.
 
-    Fewer rounds are fewer waits; the window is to fit into a /dev/shm of 64 MB all the same.
+    Fewer rounds are fewer waits; but where only `free` bytes can be shared, as in containers, the
+    windows of many communicators must fit.
     """
-    return WIDE if size == 2 else SLOT
+    return WIDE if size == 2 and free >= _ROOMY else SLOT
+
+
+def shareable() -> float:
+    """Return how many bytes are left to share; infinitely many where that is not known."""
+    try:
+        return shutil.disk_usage("/dev/shm").free
+    except OSError:  # this system shares memory otherwise
+        return math.inf
 
 
 def piece_bytes(lanes: int, slot: int = SLOT) -> int:
