@@ -7,6 +7,8 @@ library of another kind than the mpiexec would make every process believe that i
 from __future__ import annotations
 
 import os
+import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +21,7 @@ RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID")
 _PMI = ("PMI_RANK", "PMIX_RANK")
 # What torchrun sets, and what others set who start processes for torch.distributed.
 TORCH = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_PASSING_ON = 0.5  # seconds for mpiexec to pass on what was printed, also on a busy machine
 
 
 def torch_group() -> bool:
@@ -110,3 +113,13 @@ def own_threads(gather: Callable[[Any], list[Any]]) -> int:
     cores = {core for m in here for core in m} or set(range(os.cpu_count() or 1))
     bound = sum(map(len, here)) == len(cores)  # every process has cores of its own
     return max(1, len(mask) if bound and mask else len(cores) // len(here))
+
+
+def pass_on_output() -> None:
+    """Let whoever started us show what we printed, before it is told to end all of us.
+
+    MPICH's mpiexec drops what it has not read by then; Python writes a traceback piece by piece.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    time.sleep(_PASSING_ON)
