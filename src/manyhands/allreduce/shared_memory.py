@@ -30,8 +30,8 @@ def shared_memory(send: Array, recv: Array, comm: Any, op: Op = np.add) -> None:
         where the copying of one block overlaps the waiting for the block before
 
     Cost for n bytes on P processes: no messages; each writes n bytes into the window and reads 2
-    n (P - 1) / P bytes that another core wrote; two waits per block of 1 MiB, of 4
-    MiB with P = 2. The window has 2 to 3 MiB per process, 14 with P = 2, and stays in the caches.
+    n (P - 1) / P bytes that another core wrote; two waits per block of 1 MiB, with
+    two processes of 4. The window has 2 to 3 MiB per process, with two 14, and stays in the caches.
 
     Guarantees: parts are reduced in rank order, so all ranks get the same bits, those of `naive`.
     Waits give the core away when there are more processes than cores. Arguments as for `naive`.

@@ -25,8 +25,7 @@ SLOT = 1 << 20  # bytes of the array in one round: as much as stays in a core's 
 WIDE = 4 << 20  # the same for two processes: all they write stays in what caches they share
 INPUTS = 2
 RESULTS = 3
-
-_ROOMY = 1 << 30
+_ROOMY = 1 << 30  # bytes left to share from which on two processes have the wide ones
 
 COPIED, REDUCED = 0, 8  # where the two flags are, in words of 8 bytes, on cache lines of their own
 _HEADER = 128
