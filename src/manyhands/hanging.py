@@ -138,7 +138,7 @@ class Watched:
         return self._group.lost(error)
 
     def abort(self, code: int) -> None:
-        """End this process at once with that exit code, and with it the group."""
+        """End this process with that exit code, and with it the group."""
         self._group.abort(code)
 
 

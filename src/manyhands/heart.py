@@ -24,12 +24,12 @@ from manyhands.board import EVENTS_FILE, OPERATIONS, Board
 from manyhands.errors import WorkerError
 from manyhands.guard import Guard
 from manyhands.place import host
+from manyhands.surroundings import pass_on_output
 from manyhands.wire import say
 
 _BEAT = 5.0  # seconds between two words to the launcher
 _EARLY = 0.25  # likewise in the beginning, so that the launcher soon knows who is there
 _GRACE = 30.0  # seconds that the launcher has to end us, after it must have noticed a hang
-FORWARDING = 0.5  # seconds that a launcher has to carry our last line on, before it ends us
 TURN = 2.0  # seconds between two processes of a host, in which the first may tell of a hang
 _ROWS = 24  # workers in one line: pipes carry lines of up to 4 KiB whole
 
@@ -119,7 +119,7 @@ class Heart(threading.Thread):
             print(f"manyhands: on {host()}: {report}", file=sys.stderr, flush=True)
         if aside:
             shutil.rmtree(aside, ignore_errors=True)
-        time.sleep(FORWARDING)
+        pass_on_output()
         for pid in [*others, os.getpid()]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -28,7 +28,6 @@ from manyhands.callbacks import tell
 from manyhands.config import RunConfig
 from manyhands.errors import LaunchError, ManyhandsError
 from manyhands.heart import TURN, Heart, put_aside, tell_stack
-from manyhands.surroundings import pass_on_output
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -243,7 +242,6 @@ def _tell(folder: Path, group: Communicator, error: BaseException) -> None:
     if lost:
         text = f"the connection to another process was lost: it has ended ({error})"
     print(f"[rank {group.rank}] {text}", file=sys.stderr)
-    pass_on_output()
 
 
 def _make_board(folder: Path, size: int) -> None:

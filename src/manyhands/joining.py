@@ -24,7 +24,7 @@ from manyhands.meeting import compare_versions, surrounding
 from manyhands.mpis import load_matching
 from manyhands.options import configure, options
 from manyhands.strategies import STRATEGIES
-from manyhands.surroundings import group_size, own_threads, pass_on_output
+from manyhands.surroundings import group_size, own_threads
 from manyhands.userloop import UserLoop
 
 if TYPE_CHECKING:
@@ -290,7 +290,6 @@ def _end_all(group: Communicator, error: BaseException) -> None:
         text = "".join(traceback.format_exception(error))
         print(f"[rank {group.rank}] {text}", file=sys.stderr, end="", flush=True)
     code = int(getattr(error, "exit_code", 1))
-    pass_on_output()
     group.abort(code)
     os._exit(code)  # MPI may come back from there, and Python would tell of the error once more
 
@@ -298,5 +297,4 @@ def _end_all(group: Communicator, error: BaseException) -> None:
 def _at_exit(group: Communicator) -> None:
     """Where this process ends by an exception outside of `join`, end the others too."""
     if getattr(sys, "last_value", None) is not None:
-        pass_on_output()
         group.abort(1)

@@ -6,10 +6,15 @@ library of another kind than the mpiexec would make every process believe that i
 
 from __future__ import annotations
 
+import fcntl
 import os
+import stat
 import sys
+import termios
 import time
+from array import array
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from manyhands.errors import LaunchError
@@ -21,7 +26,9 @@ RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID")
 _PMI = ("PMI_RANK", "PMIX_RANK")
 # What torchrun sets, and what others set who start processes for torch.distributed.
 TORCH = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-_PASSING_ON = 0.5  # seconds for mpiexec to pass on what was printed, also on a busy machine
+_READING = 10.0  # seconds at most for whoever started us to read what we printed
+_PASSING_ON = 0.5  # seconds for those behind it to pass that on
+_POLL = 0.01
 
 
 def torch_group() -> bool:
@@ -115,11 +122,28 @@ def own_threads(gather: Callable[[Any], list[Any]]) -> int:
     return max(1, len(mask) if bound and mask else len(cores) // len(here))
 
 
-def pass_on_output() -> None:
+def pass_on_output(*others: int) -> None:
     """Let whoever started us show what we printed, before it is told to end all of us.
 
-    MPICH's mpiexec drops what it has not read by then; Python writes a traceback piece by piece.
+    MPICH's mpiexec drops what it has not read by then, on a busy machine more than it should.
+
+    Args:
+        *others: File descriptors to which was written, beside stdout's and stderr's.
     """
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with suppress(OSError):  # there may be nobody to read it
+        sys.stdout.flush()
+        sys.stderr.flush()
+    deadline = time.monotonic() + _READING
+    while any(map(_unread, (1, 2, *others))) and time.monotonic() < deadline:
+        time.sleep(_POLL)
     time.sleep(_PASSING_ON)
+
+
+def _unread(descriptor: int) -> bool:
+    """Say whether a pipe holds what its other end has not read; of anything else, no."""
+    with suppress(OSError):
+        if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+            waiting = array("i", [0])
+            fcntl.ioctl(descriptor, termios.FIONREAD, waiting)
+            return waiting[0] > 0
+    return False

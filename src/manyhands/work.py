@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 from manyhands.board import BOARD_FILE, Board
 from manyhands.carrying import Arrival, arrive, at_home
 from manyhands.errors import LaunchError
-from manyhands.heart import FORWARDING, Heart
+from manyhands.heart import Heart
 from manyhands.job import fail, failure, perform, redirect
 from manyhands.meeting import expect
+from manyhands.surroundings import pass_on_output
 from manyhands.wire import say
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def _tell(folder: Path, channel: int, rank: int, error: BaseException) -> bool:
     if at_home():
         return fail(folder, rank, error)
     say(channel, "error", failure(rank, error))
-    time.sleep(FORWARDING)
+    pass_on_output(channel)
     return True
 
 

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -203,3 +204,26 @@ def test_nccl_carries_where_every_worker_has_a_gpu(monkeypatch, given, gpus_of, 
         return
     found = gpus._carried(config, Two(), torch.device("cuda", 0))
     assert (found if isinstance(found, str) else type(found).__name__.lower()) == carrier
+
+
+def test_who_ends_all_waits_until_its_words_are_read(monkeypatch):
+    monkeypatch.setattr(surroundings, "_PASSING_ON", 0.0)
+    end, begin = os.pipe()
+    os.write(begin, b"the story")
+    ends_all = threading.Thread(target=surroundings.pass_on_output, args=(begin,))
+    ends_all.start()
+    ends_all.join(0.3)
+    assert ends_all.is_alive()
+    os.read(end, 100)
+    ends_all.join(60)
+    assert not ends_all.is_alive()
+    os.close(begin)
+    os.close(end)
+
+
+def test_who_ends_all_does_not_wait_for_what_is_gone_or_no_pipe(tmp_path):
+    with (tmp_path / "log").open("w") as log:
+        log.write("the story")
+        log.flush()
+        assert not surroundings._unread(log.fileno())
+    assert not surroundings._unread(10**6)

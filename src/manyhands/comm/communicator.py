@@ -80,4 +80,4 @@ class Communicator(Protocol):
         """Say whether `error` only tells that another worker is gone."""
 
     def abort(self, code: int) -> None:
-        """End this process at once with that exit code, and with it the group."""
+        """End this process with that exit code and with it the group; its output is passed on."""

@@ -14,6 +14,7 @@ from manyhands.allreduce import ALGORITHMS, Metered
 from manyhands.allreduce.private import channel
 from manyhands.comm.communicator import Pending, Ready
 from manyhands.comm.meter import Meter
+from manyhands.surroundings import pass_on_output
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -131,7 +132,8 @@ class MPICommunicator:
         return False
 
     def abort(self, code: int) -> None:
-        """End all processes that MPI started, at once, with that exit code."""
+        """End all processes that MPI started, with that exit code, once our output is passed on."""
+        pass_on_output()
         self.comm.Abort(code)
 
 

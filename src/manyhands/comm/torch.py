@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import json
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -18,7 +17,7 @@ from torch import Tensor
 from manyhands.comm.communicator import Ready
 from manyhands.comm.meter import Meter
 from manyhands.errors import ConfigError, LaunchError
-from manyhands.surroundings import torch_group
+from manyhands.surroundings import pass_on_output, torch_group
 
 # What gloo and NCCL say when another process is gone.
 _GONE = (
@@ -168,9 +167,8 @@ class TorchCommunicator:
         return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _GONE)
 
     def abort(self, code: int) -> None:
-        """End this process at once with that exit code; torchrun then ends the others."""
-        sys.stdout.flush()
-        sys.stderr.flush()
+        """End this process with that exit code; torchrun then ends the others."""
+        pass_on_output()
         os._exit(code)
 
     def _reduced(self, values: np.ndarray, op: Any) -> np.ndarray:
