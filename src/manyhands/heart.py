@@ -35,13 +35,16 @@ _ROWS = 24  # workers in one line: pipes carry lines of up to 4 KiB whole
 
 
 def tell_stack(log: IO[str] | None = None) -> Callable[[], None]:
-    """Write this process's stack when SIGUSR1 asks for it: to `log`, or else to stderr.
+    """Write the main thread's stack when SIGUSR1 asks for it: to `log`, or else to stderr.
+
+    Of the other threads nothing: they run on while the signal is handled, and to follow the frames
+    of one that runs kills the process (segmentation fault) every now and then.
 
     Returns:
         What ends that. The signal is then what it was before (MPICH has a use for it), or what the
         user's code has made of it meanwhile.
     """
-    faulthandler.register(signal.SIGUSR1, log or sys.stderr)
+    faulthandler.register(signal.SIGUSR1, log or sys.stderr, all_threads=False)
 
     def end() -> None:
         faulthandler.unregister(signal.SIGUSR1)

@@ -46,6 +46,36 @@ def test_without_one_the_signal_is_as_before():
     assert ended("pass")[0] == -signal.SIGUSR1
 
 
+TOLD = """
+import os, signal, sys, threading
+from manyhands.heart import tell_stack
+
+def busy():
+    begun.set()
+    while True:
+        sum(map(len, ("a", "bc")))
+
+def asked():
+    os.kill(os.getpid(), signal.SIGUSR1)
+
+begun = threading.Event()
+threading.Thread(target=busy, daemon=True).start()
+begun.wait()
+tell_stack()
+asked()
+"""
+
+
+def test_of_threads_that_run_on_no_stack_is_told():
+    """To follow their frames from a signal's handler ends in a segmentation fault now and then."""
+    done = subprocess.run(
+        [sys.executable, "-c", TOLD], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0
+    assert "in asked" in done.stderr
+    assert "in busy" not in done.stderr
+
+
 class Broken(Alone):
     """A group whose sums fail."""
 
