@@ -25,13 +25,14 @@ def shared_memory(send: Array, recv: Array, comm: Any, op: Op = np.add) -> None:
             copy x into my window;  wait for all;  y = x_0 ∘ x_1 ∘ … ∘ x_{P-1}
         others, block by block, each block cut into P pieces, piece r being rank r's to reduce:
             copy the others' pieces of x into my window;  wait for all
-            piece r = x_0[r] ∘ … ∘ x_{P-1}[r], into my window and y;  wait for all
-            copy the other pieces from the others' windows into y
+            piece r = x_0[r] ∘ … ∘ x_{P-1}[r], into my window (the other's, where there are but
+                two) and y;  wait for all
+            copy the other pieces from where they were reduced into y
         where the copying of one block overlaps the waiting for the block before
 
     Cost for n bytes on P processes: no messages; each writes n bytes into the window and reads 2
     n (P - 1) / P bytes that another core wrote; two waits per block of 1 MiB, with
-    two processes of 4. The window has 2 to 3 MiB per process, with two 14, and stays in the caches.
+    two processes of 4. The window has 2 to 3 MiB per process, with two 12, and stays in the caches.
 
     Guarantees: parts are reduced in rank order, so all ranks get the same bits, those of `naive`.
     Waits give the core away when there are more processes than cores. Arguments as for `naive`.
@@ -161,6 +162,9 @@ def block_steps(
         that belongs to the call before, they have left it, having copied in round k-1;
       - reducing overwrites what the others copied out of round k-3; they have copied in round k,
         and had finished with k-3 before.
+    And why three input slots for two, who reduce there: copying in for round k overwrites what the
+    other reduced in round k-3 and then copied for itself, which it did before it reduced round
+    k-2, for which this rank has waited; and what this rank has copied out meanwhile.
     """
     rounds = Rounds(x, y, group, op, window)
     count = rounds.count
@@ -217,7 +221,7 @@ class Rounds:
         self.group.count_shared((stop - start - (mine[1] - mine[0])) * self.x.itemsize)
 
     def reduce(self, number: int, turn: int, exchange: Callable[[Array], None] | None) -> None:
-        """Reduce this rank's piece from everyone's slots into its result slot and into y."""
+        """Reduce this rank's piece from everyone's slots to where its result goes, and to y."""
         window, bounds = self.window, self.bounds(turn)
         window.wait(COPIED, number + 1)
         if self.rank < self.lanes:
@@ -229,7 +233,7 @@ class Rounds:
                 else window.input(rank, number, self.x.dtype)[here]
                 for rank in range(self.group.size)
             ]
-            result = window.result(self.rank, number, self.x.dtype)[: high - low]
+            result = self.result(self.rank, number, here)
             combine(self.op, parts, out=result)
             if exchange is not None:
                 exchange(result)
@@ -246,4 +250,11 @@ class Rounds:
         for rank in range(self.lanes):
             if rank != self.rank:
                 low, high = bounds[rank], bounds[rank + 1]
-                self.y[low:high] = self.window.result(rank, number, self.x.dtype)[: high - low]
+                here = slice(low - bounds[0], high - bounds[0])
+                self.y[low:high] = self.result(rank, number, here)
+
+    def result(self, rank: int, number: int, here: slice) -> Array:
+        """Return where `rank` reduces its piece of the block, which lies there in the block."""
+        if self.window.pair:
+            return self.window.input(1 - rank, number, self.x.dtype)[here]
+        return self.window.result(rank, number, self.x.dtype)[: here.stop - here.start]

@@ -1,9 +1,10 @@
 """A window of memory shared by the processes of one host, and flags in it to wait on.
 
-Each rank owns a part: a line of flags, `INPUTS` slots for what the others shall reduce and
-`RESULTS` slots for what it has reduced. Work goes round by round through the slots, so that the
-window stays small enough for the caches, whatever the size of the array. A flag holds the number
-of rounds its rank has completed; it only grows. Only its owner writes a slot or a flag.
+Each rank owns a part: a line of flags, slots for what the others shall reduce (inputs) and slots
+for what it has reduced (results). Work goes round by round through the slots, so that the window
+stays small enough for the caches, whatever the size of the array. A flag holds the number of rounds
+its rank has completed; it only grows. Only its owner writes a slot or a flag; but of two ranks each
+reduces in the other's input, where the other takes it from: less memory, and no results.
 
 Memory is ordered by `Win.Sync` on both sides: data, sync, flag; flag, sync, data. x86 would do
 without, Arm would not.
@@ -23,8 +24,8 @@ from manyhands.allreduce.buffers import Array
 
 SLOT = 1 << 20  # bytes of the array in one round: as much as stays in a core's second-level cache
 WIDE = 4 << 20  # the same for two processes: all they write stays in what caches they share
-INPUTS = 2
-RESULTS = 3
+INPUTS, RESULTS = 2, 3
+OF_TWO = 3  # inputs where there are no results
 _ROOMY = 1 << 30  # bytes left to share from which on two processes have the wide ones
 
 COPIED, REDUCED = 0, 8  # where the two flags are, in words of 8 bytes, on cache lines of their own
@@ -62,17 +63,20 @@ class Window:
 
     Attributes:
         round: How many rounds this rank has begun; the same on all ranks between calls.
+        pair: Whether there are two ranks, who reduce in each other's inputs.
     """
 
     def __init__(self, comm: Any, crowded: bool, lanes: int, slot: int = SLOT) -> None:
         from mpi4py import MPI
 
         self.lanes, self._slot = lanes, slot
+        self.pair = comm.size == 2
+        self._inputs, results = (OF_TWO, 0) if self.pair else (INPUTS, RESULTS)
         self.piece = piece_bytes(lanes, slot)
         self._comm = comm
         self._spins = 0 if crowded else _SPINS
         self._crowded = crowded
-        length = _HEADER + INPUTS * slot + RESULTS * self.piece
+        length = _HEADER + self._inputs * slot + results * self.piece
         self._win = MPI.Win.Allocate_shared(length, 1, comm=comm)
         parts: list[memoryview] = [
             memoryview(self._win.Shared_query(rank)[0])  # type: ignore[arg-type]
@@ -91,12 +95,12 @@ class Window:
 
     def input(self, rank: int, number: int, dtype: np.dtype[Any]) -> Array:
         """Return `rank`'s input slot for round `number`."""
-        start = number % INPUTS * self._slot
+        start = number % self._inputs * self._slot
         return self._typed(rank, start, self._slot, dtype)
 
     def inputs(self, number: int, length: int, dtype: np.dtype[Any]) -> list[Array]:
         """Return every rank's input for round `number`, by rank: the first `length` items."""
-        key = (number % INPUTS, length, dtype)
+        key = (number % self._inputs, length, dtype)
         found = self._views.get(key)
         if found is None:
             if len(self._views) >= _VIEWS:
@@ -106,7 +110,7 @@ class Window:
         return found
 
     def result(self, rank: int, number: int, dtype: np.dtype[Any]) -> Array:
-        """Return `rank`'s result slot for round `number`."""
+        """Return `rank`'s result slot for round `number`, in a group of more than two."""
         start = INPUTS * self._slot + number % RESULTS * self.piece
         return self._typed(rank, start, self.piece, dtype)
 
