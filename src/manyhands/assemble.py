@@ -79,8 +79,9 @@ def worker(job: Job, comm: MPI.Comm | Communicator, folder: Path) -> tuple[Worke
     sampler, mechanism = None, None
     if isinstance(plan, Plan) and config.privacy:
         sampler, mechanism = protect(config, plan, replica, batch, group)
-    step = partial(mechanism.try_out, *batch) if mechanism else partial(replica.gradient, *batch)
-    kernels = _kernels(config, replica, batch, group, step)
+    passed = forms.cut(*batch, slice(strategy.at_once(forms.count(batch[0]))))
+    step = partial(mechanism.try_out if mechanism else replica.gradient, *passed)
+    kernels = _kernels(config, replica, passed, group, step)
     whole, replica = replica, strategy.part(replica, batch, group, config.workers)
     if mechanism and replica is not whole:
         divide(mechanism, replica, group, config)
@@ -304,17 +305,18 @@ def _own_loss(model: str, data: Stored) -> str | None:
 def _kernels(
     config: RunConfig,
     replica: Replica,
-    batch: tuple[Tree, Tree],
+    passed: tuple[Tree, Tree],
     group: Communicator,
     step: Callable[[], object],
 ) -> tune.Kernels:
+    """Apply the kernels asked for, or the fastest for what is `passed` at once."""
     if config.kernels != "auto":
         return tune.given(replica, config.kernels)
     if replica.params.is_cuda:  # how long a step takes kernel by kernel tells nothing of its graph
         return tune.given(replica, "default" if config.privacy else "graphs")
     return tune.choose(
         replica,
-        batch,
+        passed,
         group.maximum,
         lambda mine: group.gather(mine)[0],
         step=step,

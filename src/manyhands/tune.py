@@ -93,7 +93,7 @@ def choose(
 
     Args:
         replica: The model; its parameters, buffers and random state are left as they were.
-        batch: One worker's batch, of the size that training will use.
+        batch: As many examples as training will pass through the model at once.
         slowest: Elementwise maximum over the workers: a step takes as long as the slowest.
         share: Rank 0's numbers by name, on every worker.
         step: What is timed; by default the replica's gradient of the batch.

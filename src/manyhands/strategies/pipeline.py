@@ -171,6 +171,10 @@ class Pipeline(Strategy):
         """Return the stages of all pipelines; by RPC, a driver and the stages."""
         return workers * self.stages if self.transport == "mpi" else 1 + self.stages
 
+    def at_once(self, examples: int) -> int:
+        """Return the examples of a micro-batch."""
+        return -(-examples // self.parts)
+
     def follows(self, rank: int, workers: int) -> int:
         """Return which pipeline a process is of: rank s·W + w is stage s of pipeline w."""
         return rank % workers
@@ -188,8 +192,7 @@ class Pipeline(Strategy):
         from manyhands.strategies.cutting import cut
         from manyhands.strategies.stage import Stage
 
-        size = -(-len(batch[0]) // self.parts)
-        x, y = batch[0][:size], batch[1][:size]
+        x, y = (part[: self.at_once(len(batch[0]))] for part in batch)
         parts = cut(whole, self.stages, self.cut, (x, y), lambda mine: group.gather(mine)[0])
         return Stage(whole, parts, self.stage_of(group.rank, workers), whole.reached(x, y))
 

@@ -179,6 +179,10 @@ class Strategy(Protocol):
         """Return how many examples stand behind one update."""
         return batch_size
 
+    def at_once(self, examples: int) -> int:
+        """Return how many of a worker's batch of so many examples go through the model at once."""
+        return examples
+
     def prepare(self, worker: Worker) -> None:
         """Arrange a worker that was just built, before it is put where its checkpoint was."""
 
