@@ -1,10 +1,14 @@
 """How a model is cut, in which order a stage works, and what pipeline refuses before launching."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
 
 import manyhands as mh
+from manyhands.handing import handed
 from manyhands.models import MODELS
 from manyhands.options import configure
 from manyhands.replica import Replica
@@ -72,6 +76,12 @@ def test_chunks_are_near_equal_and_never_empty():
     assert chunks(10, 4) == [(0, 2), (2, 5), (5, 7), (7, 10)]
     assert chunks(2, 4) == [(0, 1), (1, 2)]
     assert chunks(0, 4) == []
+
+
+@pytest.mark.parametrize("examples", [1, 4, 30, 32, 33])
+def test_kernels_are_chosen_for_the_largest_micro_batch(examples):
+    at_once = mh.Pipeline(micro_batches=4).at_once(examples)
+    assert at_once == max(stop - start for start, stop in chunks(examples, 4))
 
 
 def replica(name="cnn"):
@@ -171,6 +181,26 @@ def test_a_model_may_say_how_it_is_cut():
         assert torch.equal(whole.module(x), output)
     assert whole.module.head.weight.numel() == 0
     assert torch.equal(stage.params, expected[90:])
+
+
+def test_a_gradient_from_elsewhere_goes_back_as_torch_would_take_it():
+    layer, x = nn.Linear(5, 3), torch.randn(4, 5, requires_grad=True)
+    gradient = torch.randn(4, 3)
+    theirs = torch.autograd.grad(layer(x), [x, *layer.parameters()], gradient)
+    ours = torch.autograd.grad(handed(layer(x), gradient), [x, *layer.parameters()])
+    assert all(map(torch.equal, ours, theirs))
+
+
+def test_it_brings_no_symbolic_algebra_along():
+    script = """
+import sys, torch
+from manyhands.handing import handed
+y = torch.nn.Linear(5, 3)(torch.randn(4, 5))
+before = "sympy" in sys.modules
+handed(y, torch.ones(4, 3)).backward()
+sys.exit(before != ("sympy" in sys.modules))
+"""
+    assert subprocess.run([sys.executable, "-c", script], timeout=60, check=False).returncode == 0
 
 
 def test_a_stage_computes_its_part_and_draws_by_its_key():

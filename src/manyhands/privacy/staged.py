@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from manyhands.errors import ConfigError
+from manyhands.handing import handed
 from manyhands.privacy.clipping import coefficients
 from manyhands.privacy.layerwise import Layerwise, Trace
 
@@ -91,8 +92,9 @@ class Staged:
         """Return the gradient by what entered; note the norms of what the layers here have."""
         x, trace = self.passing.pop(i)
         own, entered = len(trace.outputs), [x] if x.requires_grad else []
-        gradient = None if gradient is None else gradient.clone()  # likewise MPI's
-        found = torch.autograd.grad(trace.y, [*trace.outputs, *entered], gradient)
+        # Likewise the gradient is MPI's.
+        end = trace.y if gradient is None else handed(trace.y, gradient.clone())
+        found = torch.autograd.grad(end, [*trace.outputs, *entered])
         size = self.clipped.chunk_for(x)
         for start in range(0, len(x), size):
             some = slice(start, start + size)

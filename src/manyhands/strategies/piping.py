@@ -46,7 +46,9 @@ class Lane:
     """One direction between two neighbours: a ring of parcels that are used again every step."""
 
     def __init__(self, messages: Messages, other: int, like: Tensor, slots: int) -> None:
-        self.messages, self.other, self.like = messages, other, like
+        self.messages, self.other = messages, other
+        self._axes = like.shape[1:]
+        self._each = self._axes.numel()  # numbers of one example
         self.parcels = [Parcel(like.detach().reshape(-1)) for _ in range(slots)]
         self.requests: list[Any] = [None] * slots
 
@@ -78,8 +80,7 @@ class Lane:
 
     def view(self, parcel: Parcel, examples: int) -> Tensor:
         """Return a parcel's tensor, for that many examples."""
-        shape = (examples, *self.like.shape[1:])
-        return parcel.body[: self.like[:examples].numel()].view(shape)
+        return parcel.body[: examples * self._each].view(examples, *self._axes)
 
 
 class Pipe:

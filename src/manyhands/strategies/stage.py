@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from manyhands.handing import handed
 from manyhands.replica import Loss, Replica
 from manyhands.strategies.portion import Portion, spans
 
@@ -54,9 +55,11 @@ class Passes:
         return Loss(loss.item(), self.stage.correct(y, target), count)
 
     def backward(self, i: int, gradient: Tensor | None) -> Tensor:
-        """Add up the gradient; return that by what entered."""
+        """Add up the gradient; return that by what entered, where it has one."""
         x, y = self.held.pop(i)
-        torch.autograd.backward(y, gradient)
+        torch.autograd.backward(y if gradient is None else handed(y, gradient))
+        if not x.requires_grad:
+            return x
         return torch.zeros_like(x) if x.grad is None else x.grad
 
     def finish(self, examples: float, weight: float, spending: Spending) -> None:
