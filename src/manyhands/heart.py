@@ -24,7 +24,7 @@ from manyhands.board import EVENTS_FILE, OPERATIONS, Board
 from manyhands.errors import WorkerError
 from manyhands.guard import Guard
 from manyhands.place import host
-from manyhands.surroundings import pass_on_output
+from manyhands.surroundings import await_readers
 from manyhands.wire import say
 
 _BEAT = 5.0  # seconds between two words to the launcher
@@ -122,7 +122,7 @@ class Heart(threading.Thread):
             print(f"manyhands: on {host()}: {report}", file=sys.stderr, flush=True)
         if aside:
             shutil.rmtree(aside, ignore_errors=True)
-        pass_on_output()
+        await_readers()
         for pid in [*others, os.getpid()]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

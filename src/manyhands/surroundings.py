@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import select
 import stat
 import sys
 import termios
@@ -26,7 +27,7 @@ RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID")
 _PMI = ("PMI_RANK", "PMIX_RANK")
 # What torchrun sets, and what others set who start processes for torch.distributed.
 TORCH = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-_READING = 10.0  # seconds at most for whoever started us to read what we printed
+_READING = 3.0  # seconds at most for whoever started us to read it; less than others wait for us
 _PASSING_ON = 0.5  # seconds for those behind it to pass that on
 _POLL = 0.01
 
@@ -122,17 +123,19 @@ def own_threads(gather: Callable[[Any], list[Any]]) -> int:
     return max(1, len(mask) if bound and mask else len(cores) // len(here))
 
 
-def pass_on_output(*others: int) -> None:
+def pass_on_output() -> None:
     """Let whoever started us show what we printed, before it is told to end all of us.
 
     MPICH's mpiexec drops what it has not read by then, on a busy machine more than it should.
-
-    Args:
-        *others: File descriptors to which was written, beside stdout's and stderr's.
     """
-    with suppress(OSError):  # there may be nobody to read it
-        sys.stdout.flush()
-        sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):  # nobody reads it, closed, or no stream
+            stream.flush()
+    await_readers()
+
+
+def await_readers(*others: int) -> None:
+    """Wait until what was written has been read from stdout, stderr and `others`, or for long."""
     deadline = time.monotonic() + _READING
     while any(map(_unread, (1, 2, *others))) and time.monotonic() < deadline:
         time.sleep(_POLL)
@@ -140,10 +143,13 @@ def pass_on_output(*others: int) -> None:
 
 
 def _unread(descriptor: int) -> bool:
-    """Say whether a pipe holds what its other end has not read; of anything else, no."""
+    """Say whether a pipe holds what its other end will read; of anything else, no."""
     with suppress(OSError):
-        if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
-            waiting = array("i", [0])
-            fcntl.ioctl(descriptor, termios.FIONREAD, waiting)
-            return waiting[0] > 0
+        if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+            return False
+        end = select.poll()
+        end.register(descriptor, 0)
+        waiting = array("i", [0])
+        fcntl.ioctl(descriptor, termios.FIONREAD, waiting)
+        return waiting[0] > 0 and not end.poll(0)  # an event: there is no reader any more
     return False

@@ -16,7 +16,7 @@ from manyhands.errors import LaunchError
 from manyhands.heart import Heart
 from manyhands.job import fail, failure, perform, redirect
 from manyhands.meeting import expect
-from manyhands.surroundings import pass_on_output
+from manyhands.surroundings import await_readers
 from manyhands.wire import say
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def _tell(folder: Path, channel: int, rank: int, error: BaseException) -> bool:
     if at_home():
         return fail(folder, rank, error)
     say(channel, "error", failure(rank, error))
-    pass_on_output(channel)
+    await_readers(channel)
     return True
 
 

@@ -206,24 +206,47 @@ def test_nccl_carries_where_every_worker_has_a_gpu(monkeypatch, given, gpus_of, 
     assert (found if isinstance(found, str) else type(found).__name__.lower()) == carrier
 
 
-def test_who_ends_all_waits_until_its_words_are_read(monkeypatch):
+@pytest.fixture
+def pipe(monkeypatch):
     monkeypatch.setattr(surroundings, "_PASSING_ON", 0.0)
+    monkeypatch.setattr(surroundings, "_READING", 3600.0)
     end, begin = os.pipe()
     os.write(begin, b"the story")
-    ends_all = threading.Thread(target=surroundings.pass_on_output, args=(begin,))
-    ends_all.start()
-    ends_all.join(0.3)
-    assert ends_all.is_alive()
-    os.read(end, 100)
-    ends_all.join(60)
-    assert not ends_all.is_alive()
+    yield end, begin
     os.close(begin)
+
+
+def test_who_ends_all_waits_until_its_words_are_read(pipe):
+    end, begin = pipe
+    ends = threading.Thread(target=surroundings.await_readers, args=(begin,), daemon=True)
+    ends.start()
+    ends.join(0.3)
+    assert ends.is_alive()
+    os.read(end, 100)
+    ends.join(60)
+    assert not ends.is_alive()
     os.close(end)
 
 
-def test_who_ends_all_does_not_wait_for_what_is_gone_or_no_pipe(tmp_path):
+def test_nobody_waits_for_a_reader_that_is_gone(pipe):
+    end, begin = pipe
+    assert surroundings._unread(begin)
+    os.close(end)
+    assert not surroundings._unread(begin)
+
+
+def test_nor_for_what_is_no_pipe(tmp_path):
     with (tmp_path / "log").open("w") as log:
         log.write("the story")
         log.flush()
         assert not surroundings._unread(log.fileno())
     assert not surroundings._unread(10**6)
+
+
+def test_streams_that_cannot_be_flushed_keep_nobody_from_ending_all(monkeypatch, tmp_path):
+    monkeypatch.setattr(surroundings, "_PASSING_ON", 0.0)
+    closed = (tmp_path / "closed").open("w")
+    closed.close()
+    monkeypatch.setattr(surroundings.sys, "stdout", closed)
+    monkeypatch.setattr(surroundings.sys, "stderr", None)
+    surroundings.pass_on_output()

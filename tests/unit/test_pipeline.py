@@ -198,9 +198,12 @@ from manyhands.handing import handed
 y = torch.nn.Linear(5, 3)(torch.randn(4, 5))
 before = "sympy" in sys.modules
 handed(y, torch.ones(4, 3)).backward()
-sys.exit(before != ("sympy" in sys.modules))
+print(before, "sympy" in sys.modules)
 """
-    assert subprocess.run([sys.executable, "-c", script], timeout=60, check=False).returncode == 0
+    done = subprocess.run([sys.executable, "-c", script], stdout=-1, text=True, check=True)
+    if done.stdout == "True True\n":
+        pytest.skip("this PyTorch itself brings it along")
+    assert done.stdout == "False False\n"
 
 
 def test_a_stage_computes_its_part_and_draws_by_its_key():
