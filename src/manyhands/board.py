@@ -98,6 +98,14 @@ class Board:
         """Return a worker's process number, on whichever host it is."""
         return abs(int(self.rows[rank, _PID]))
 
+    def ending(self) -> list[int]:
+        """Return the workers of this host whose processes have no memory any more: they are ending.
+
+        A process loses its memory first and is dead some milliseconds later. Meanwhile others fail
+        who read from it, as MPI does within a host, and may even be dead before it.
+        """
+        return [n.rank for n in self.read() if n.pid and not _memory(n.pid)]
+
     def last_words(self, rank: int, text: str) -> None:
         """Leave a message where no file can be written any more."""
         said = np.frombuffer(text.encode()[:_WORDS], dtype=np.uint8)
@@ -134,3 +142,14 @@ class Board:
             for rank, r in enumerate(np.array(self.rows))
             if r[_PID]
         ]
+
+
+def _memory(pid: int) -> int:
+    """Return how many pages a process has mapped; on a system that does not tell, one."""
+    if not os.path.exists("/proc/self/statm"):
+        return 1
+    try:
+        with open(f"/proc/{pid}/statm") as file:
+            return int(file.read().split()[0])
+    except (OSError, ValueError, IndexError):
+        return 0

@@ -17,7 +17,7 @@ import sys
 import sysconfig
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,13 +137,15 @@ def perform(
     return merged
 
 
-def fail(folder: Path, rank: int, error: BaseException) -> bool:
+def fail(folder: Path, rank: int, error: BaseException, ending: Sequence[int] = ()) -> bool:
     """Note the first failure of the group; returns whether this was it.
+
+    `ending` are those who were seen to end when it happened.
 
     The note appears under its name at once and whole (a hard link), so that of several ranks that
     fail together exactly one is heard.
     """
-    return put_note(folder, failure(rank, error))
+    return put_note(folder, {**failure(rank, error), "ending": list(ending)})
 
 
 def failure(rank: int, error: BaseException) -> dict[str, Any]:

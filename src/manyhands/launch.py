@@ -216,6 +216,7 @@ def _explain(folder: Path, board: Board, code: int, gone: int | None) -> Manyhan
         note = json.loads((folder / ERROR_FILE).read_text())
         # MPI fails on the others when somebody dies: that is what happened, and that one is silent.
         silent = {n.rank: pids[n.rank] for n in notes if not spoke(folder, n.rank)}
+        gone = next((rank for rank in note.get("ending", ()) if rank in silent), gone)
         spoken = gone is not None and gone not in silent
         if not silent or spoken or "mpi4py.MPI.Exception" not in note["traceback"]:
             return raised(note)

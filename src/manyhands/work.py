@@ -6,6 +6,7 @@ import os
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,10 +44,13 @@ def main(folder: Path) -> None:
         if arrival.leader:
             arrival.leave()
     except BaseException as error:
+        ending: list[int] = []
+        with suppress(OSError):
+            ending = Board(folder / BOARD_FILE, comm.size).ending()  # at once: it soon is too late
         try:
             with suppress(OSError):  # a full disk must not keep us from ending the others
                 traceback.print_exc()
-            if not _tell(folder, channel, comm.rank, error):
+            if not _tell(folder, channel, comm.rank, error, ending):
                 time.sleep(5)  # the first to fail ends us; this is only for when it cannot
         except OSError:
             words = f"{type(error).__name__}: {error}"
@@ -74,10 +78,12 @@ def _work(arrival: Arrival, comm: MPI.Comm, channel: int) -> None:
             heart.stop()
 
 
-def _tell(folder: Path, channel: int, rank: int, error: BaseException) -> bool:
+def _tell(
+    folder: Path, channel: int, rank: int, error: BaseException, ending: Sequence[int] = ()
+) -> bool:
     """Let the launcher know of a failure; returns whether it may be the first."""
     if at_home():
-        return fail(folder, rank, error)
+        return fail(folder, rank, error, ending)
     say(channel, "error", failure(rank, error))
     await_readers(channel)
     return True
