@@ -1,5 +1,6 @@
 """Starting workers: how the job travels, and what a failure becomes."""
 
+import os
 import pickle
 import signal
 import subprocess
@@ -92,6 +93,40 @@ def test_of_several_who_are_silent_none_is_named_for_another(tmp_path):
     found = launch._explain(tmp_path, board, 1, None)
     assert str(found).startswith("a worker died without a word")
     assert not found.traceback  # such a run may start again
+
+
+@pytest.mark.parametrize("listed", [None, 0, 1, 2])
+def test_who_was_ending_when_mpi_failed_is_named_whoever_is_listed_first(tmp_path, listed):
+    """Rank 1's MPI failed, and it saw rank 2 without memory; all are dead when it is told."""
+    board = Board(tmp_path / "board", 3, create=True)
+    for rank in range(3):
+        board.enter(rank)
+        board.rows[rank, 0] = 100 + rank
+    (tmp_path / launch.LOG_FILE).write_text("")
+    note = {"rank": 1, "kind": "Exception", "message": "a peer is gone", "exit_code": 1}
+    note |= {"traceback": "mpi4py.MPI.Exception: a peer is gone", "ending": [1, 2]}
+    put_note(tmp_path, note)
+    assert str(launch._explain(tmp_path, board, 1, listed)).startswith("rank 2 died")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel tells of it on Linux only")
+def test_who_is_dead_or_has_no_memory_any_more_is_ending(tmp_path):
+    board = Board(tmp_path / "board", 3, create=True)
+    line = [sys.executable, "-c", "import time; time.sleep(60)"]
+    lives, dead, gone = (subprocess.Popen(line) for _ in range(3))
+    for rank, process in enumerate((lives, dead, gone)):
+        board.enter(rank)
+        board.rows[rank, 0] = process.pid
+    dead.kill()
+    os.waitid(os.P_PID, dead.pid, os.WEXITED | os.WNOWAIT)  # it stays as a zombie
+    gone.kill()
+    gone.wait()
+    try:
+        assert board.ending() == [1, 2]
+    finally:
+        lives.kill()
+        lives.wait()
+        dead.wait()
 
 
 def test_a_job_travels(tmp_path):
