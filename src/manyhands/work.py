@@ -44,10 +44,10 @@ def main(folder: Path) -> None:
         if arrival.leader:
             arrival.leave()
     except BaseException as error:
-        ending: list[int] = []
-        with suppress(OSError):
-            ending = Board(folder / BOARD_FILE, comm.size).ending()  # at once: it soon is too late
         try:
+            ending: list[int] = []
+            with suppress(OSError):
+                ending = Board(folder / BOARD_FILE, comm.size).ending()  # soon it is too late
             with suppress(OSError):  # a full disk must not keep us from ending the others
                 traceback.print_exc()
             if not _tell(folder, channel, comm.rank, error, ending):
