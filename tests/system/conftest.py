@@ -4,7 +4,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from running import eventually, workers_alive
+from running import anybody_alive, eventually
 
 HERE = Path(__file__).parent
 SECONDS = 300  # longer than any wait within a test, so that the test itself says what was missing
@@ -18,9 +18,9 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture
 def nobody_is_left(tmp_path_factory, monkeypatch):
-    """Give the test a temporary folder of its own, and see that no worker outlives it."""
+    """Give the test a temporary folder of its own, and see that nobody outlives it."""
     folder = tmp_path_factory.mktemp("jobs")
     monkeypatch.setenv("TMPDIR", str(folder))
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     yield
-    assert eventually(lambda: not workers_alive(), 60)
+    assert eventually(lambda: not anybody_alive(), 60)

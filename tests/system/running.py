@@ -75,7 +75,19 @@ def record(folder):
 
 def workers_alive():
     """Return the process numbers of this test's workers: their job lies in its temporary folder."""
-    begin = "\0".join([sys.executable, "-m", "manyhands.work", os.environ["TMPDIR"]])
+    named = processes(lambda name: name.startswith(b"rank "), "comm")
+    born = [pid for pid in _started("manyhands.nursery") if pid in named]
+    return born + _started("manyhands.work")
+
+
+def anybody_alive():
+    """Return the process numbers of this test's workers and of all that help to start them."""
+    place = os.environ["TMPDIR"].encode()
+    return processes(lambda line: place in line and b"manyhands" in line)
+
+
+def _started(module):
+    begin = "\0".join([sys.executable, "-m", module, os.environ["TMPDIR"]])
     return processes(lambda line: line.startswith(begin.encode()))
 
 

@@ -14,6 +14,7 @@ from running import (
     MANYHANDS,
     PATIENCE,
     POISONED,
+    anybody_alive,
     eventually,
     manyhands,
     ran,
@@ -174,7 +175,7 @@ def test_a_killed_worker_ends_the_run(tmp_path, long_run):
 def test_a_killed_launcher_takes_the_workers_along(long_run):
     long_run.kill()
     long_run.wait()
-    assert eventually(lambda: not workers_alive(), 60)
+    assert eventually(lambda: not anybody_alive(), 60)
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])

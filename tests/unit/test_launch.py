@@ -249,3 +249,20 @@ def test_a_signal_that_a_users_code_takes_during_a_run_stays_its_own(
     done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout.split()) == (code, printed), done.stderr
     assert "in perform" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "born"),
+    [
+        ({}, True),
+        ({"mpi": "openmpi"}, True),
+        ({"on_failure": "continue"}, True),
+        ({"mpiexec_options": "-bind-to core"}, False),  # which may be about each process
+        ({"hosts": "here,there"}, False),
+    ],
+)
+@pytest.mark.skipif(sys.platform != "linux", reason="forks workers on Linux only")
+def test_workers_are_forked_where_pip_s_mpi_starts_them_all_on_one_host(tmp_path, given, born):
+    line, _ = launch._command(a_job(tmp_path, **given), 2, tmp_path, "")
+    assert (str(launch.STANDIN) in line) == born
+    assert ("manyhands.work" in line) != born

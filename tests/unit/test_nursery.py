@@ -1,0 +1,161 @@
+"""Workers that are forked for those whom mpiexec started: one is as good as the other."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import contextmanager, suppress
+
+import pytest
+
+from manyhands import launch
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks workers on Linux only")
+SECONDS = 60  # until what must come true counts as hung
+NURSERY = """
+import os, signal, socket, sys, time
+from manyhands.nursery import Nursery
+if place := Nursery(socket.socket(fileno=int(sys.argv[1]))).serve(int(sys.argv[2])):
+    place.take()
+    exec(os.environ["DEED"])
+"""
+
+
+@contextmanager
+def nursery(folder, count=1):
+    """Have a process that forks `count` workers, who do as their stand-ins' DEED says."""
+    place = os.open(folder, os.O_RDONLY)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"/proc/self/fd/{place}/{launch.SOCKET}")
+        listener.listen()
+        line = [sys.executable, "-c", NURSERY, str(listener.fileno()), str(count)]
+        mother = subprocess.Popen(line, pass_fds=[listener.fileno()])
+    os.close(place)
+    try:
+        yield mother
+    finally:
+        mother.kill()
+        mother.wait()
+
+
+def stand_in(folder, deed, *files, **environment):
+    """Start what mpiexec would start."""
+    line = [sys.executable, "-I", "-S", str(launch.STANDIN), str(folder / launch.SOCKET)]
+    return subprocess.Popen(
+        line,
+        env={**os.environ, **environment, "DEED": deed},
+        stdout=subprocess.PIPE,
+        text=True,
+        pass_fds=files,
+    )
+
+
+def gone(pid):
+    deadline = time.monotonic() + SECONDS
+    while time.monotonic() < deadline:
+        with suppress(ProcessLookupError):
+            os.kill(pid, 0)
+            time.sleep(0.02)
+            continue
+        return True
+    return False
+
+
+@pytest.mark.parametrize(
+    ("deed", "code"),
+    [
+        ("pass", 0),
+        ("sys.exit(3)", 3),
+        ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", -signal.SIGSEGV),
+        ("os.kill(os.getppid(), signal.SIGKILL); time.sleep(60)", 1),  # nobody can tell
+    ],
+)
+def test_a_stand_in_ends_as_its_worker(tmp_path, deed, code):
+    with nursery(tmp_path):
+        assert stand_in(tmp_path, deed).wait(SECONDS) == code
+
+
+def test_a_worker_has_the_files_and_the_environment_of_its_stand_in(tmp_path):
+    with nursery(tmp_path, 2):
+        told = []
+        for name in ("one", "two"):
+            near, far = os.pipe()
+            deed = f"print(os.environ['WHO']); os.write({far}, os.environ['WHO'].encode())"
+            started = stand_in(tmp_path, deed, far, WHO=name)
+            os.close(far)
+            with os.fdopen(near) as pipe:
+                told.append((started.communicate(timeout=SECONDS)[0], pipe.read()))
+    assert told == [("one\n", "one"), ("two\n", "two")]
+
+
+def test_nothing_of_the_nursery_stays_open_in_a_worker(tmp_path):
+    deed = "print(*sorted(map(int, os.listdir('/proc/self/fd')))[:-1])"
+    with nursery(tmp_path, 2):
+        waits = stand_in(tmp_path, "time.sleep(60)")
+        told, _ = stand_in(tmp_path, deed).communicate(timeout=SECONDS)
+    waits.communicate(timeout=SECONDS)
+    assert told.split() == ["0", "1", "2"]
+
+
+def test_what_mpiexec_listens_on_is_not_handed_on(tmp_path):
+    deed = (
+        "print(*(n for n in os.listdir('/proc/self/fd') if os.path.exists(f'/proc/self/fd/{n}')))"
+    )
+    near, far = socket.socketpair()
+    with nursery(tmp_path), socket.socket() as listener, near, far:
+        listener.listen()
+        files = (listener.fileno(), far.fileno())
+        told, _ = stand_in(tmp_path, deed, *files).communicate(timeout=SECONDS)
+    assert str(files[0]) not in told.split()
+    assert str(files[1]) in told.split()
+
+
+def test_a_worker_ends_with_its_stand_in(tmp_path):
+    with nursery(tmp_path):
+        started = stand_in(tmp_path, "print(os.getpid(), flush=True); time.sleep(600)")
+        worker = int(started.stdout.readline())
+        started.kill()
+        started.communicate()
+        assert gone(worker)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
+def test_workers_end_with_the_nursery(tmp_path, signum):
+    with nursery(tmp_path) as mother:
+        started = stand_in(tmp_path, "print(os.getpid(), flush=True); time.sleep(600)")
+        worker = int(started.stdout.readline())
+        mother.send_signal(signum)
+        assert gone(worker)
+        assert started.wait(SECONDS) == 1
+        started.stdout.close()
+
+
+def test_a_signal_is_passed_on(tmp_path):
+    deed = "signal.signal(signal.SIGUSR1, lambda *_: os._exit(7)); print(flush=True); "
+    with nursery(tmp_path):
+        started = stand_in(tmp_path, deed + "time.sleep(600)")
+        started.stdout.readline()
+        started.send_signal(signal.SIGUSR1)
+        assert started.wait(SECONDS) == 7
+        started.stdout.close()
+
+
+def test_a_stand_in_that_ends_too_early_is_in_nobodys_way(tmp_path):
+    with nursery(tmp_path, 2):
+        with socket.socket(socket.AF_UNIX) as line:
+            line.connect(str(tmp_path / launch.SOCKET))
+        assert stand_in(tmp_path, "pass").wait(SECONDS) == 0
+
+
+def test_without_a_nursery_a_stand_in_ends_at_once(tmp_path):
+    assert stand_in(tmp_path, "pass").wait(SECONDS) == 1
+
+
+def test_a_path_may_be_longer_than_the_name_of_a_socket(tmp_path):
+    folder = tmp_path / ("long" * 25) / ("longer" * 15)
+    folder.mkdir(parents=True)
+    with nursery(folder):
+        assert stand_in(folder, "pass").wait(SECONDS) == 0
