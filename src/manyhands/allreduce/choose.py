@@ -8,7 +8,7 @@ import numpy as np
 
 from manyhands.allreduce.buffers import Array, Op
 from manyhands.allreduce.hierarchical import hierarchical
-from manyhands.allreduce.mpi import by_name, mpi, native
+from manyhands.allreduce.mpi import by_name, native
 from manyhands.allreduce.private import channel
 from manyhands.allreduce.recursive_doubling import recursive_doubling
 from manyhands.allreduce.ring import ring
@@ -25,7 +25,6 @@ SMALL = 2 * SHARED_FROM
 BANDWIDTH_FROM = 32 << 10
 
 _CHOSEN = {
-    "mpi": mpi,
     "ring": ring,
     "recursive-doubling": recursive_doubling,
     "hierarchical": hierarchical,
@@ -60,17 +59,16 @@ def auto(send: Array, recv: Array, comm: Any, op: Op = np.add) -> None:
     Guarantees: those that all the algorithms share. Every rank chooses alike, because the choice
     depends only on what all ranks must pass alike. Arguments as for `naive`.
     """
-    if send.nbytes < SMALL and (own := native(op, send.dtype)) is not None:
+    own = native(op, send.dtype)
+    if send.nbytes < SMALL and own is not None:
         by_name(send, recv, comm, own)  # at once: so few bytes take less than finding the group
         return
     group = channel(comm)
-    size, per_host = group.size, group.private.per_host
-    if 1 < size == per_host and send.nbytes >= SHARED_FROM * size:
-        in_group(send, recv, group, op)  # at once, too
-        return
-    known = native(op, send.dtype) is not None
-    name = choose(send.nbytes, size, per_host=per_host, native=known)
+    per_host = group.private.per_host
+    name = choose(send.nbytes, group.size, per_host=per_host, native=own is not None)
     if name == "shared-memory":
         in_group(send, recv, group, op)
+    elif name == "mpi" and own is not None:
+        by_name(send, recv, comm, own)
     else:
         _CHOSEN[name](send, recv, comm, op)

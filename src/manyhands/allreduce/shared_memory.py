@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -187,74 +187,98 @@ def block_steps(
             rounds.copy_out(number - 1, turn - 1)
 
 
+class Block(NamedTuple):
+    """One block in the window: where this rank's array goes, and where everything is reduced.
+
+    Attributes:
+        slot: This rank's input, as long as the block.
+        low: Where the piece begins that is this rank's to reduce; its end for who has none.
+        high: Where it ends.
+        parts: Everyone's input for that piece; None stands for this rank's own, in its array.
+        result: Where it is reduced; None for who has none.
+        others: The pieces of the others: where they begin, end, and are reduced.
+    """
+
+    slot: Array
+    low: int
+    high: int
+    parts: list[Array | None]
+    result: Array | None
+    others: list[tuple[int, int, Array]]
+
+
 class Rounds:
     """The three movements of one round of `by_blocks`, for one call."""
 
     def __init__(self, x: Array, y: Array, group: Channel, op: Op, window: Window) -> None:
         self.x, self.y, self.group, self.op, self.window = x, y, group, op, window
-        self.rank, self.lanes = group.rank, window.lanes
-        self.piece = window.piece // x.dtype.itemsize  # items
-        if self.piece == 0:
+        piece = window.piece // x.dtype.itemsize  # items
+        if piece == 0:
             raise ValueError(
                 f"send is {x.dtype}, of {x.dtype.itemsize} bytes; expected at most {window.piece}"
             )
-        self.block = self.piece * self.lanes
+        self.block = piece * window.lanes
         self.count = max(1, -(-len(x) // self.block))
-
-    def bounds(self, turn: int) -> list[int]:
-        """Return where the pieces of block `turn` begin and end in the array."""
-        start = turn * self.block
-        length = min(self.block, len(self.x) - start)
-        return [start + cut for cut in cuts(length, self.lanes)]
 
     def copy_in(self, number: int, turn: int) -> None:
         """Write what the others shall reduce."""
-        bounds, window = self.bounds(turn), self.window
-        start, stop = bounds[0], bounds[-1]
-        mine = (
-            (bounds[self.rank], bounds[self.rank + 1]) if self.rank < self.lanes else (stop, stop)
-        )
-        slot = window.input(self.rank, number, self.x.dtype)
-        slot[: mine[0] - start] = self.x[start : mine[0]]
-        slot[mine[1] - start : stop - start] = self.x[mine[1] : stop]
-        window.signal(COPIED, number + 1)
-        self.group.count_shared((stop - start - (mine[1] - mine[0])) * self.x.itemsize)
+        start, block = self._block(number, turn)
+        x, low, high, length = self.x, block.low, block.high, len(block.slot)
+        block.slot[:low] = x[start : start + low]
+        block.slot[high:] = x[start + high : start + length]
+        self.window.signal(COPIED, number + 1)
+        self.group.count_shared((length - (high - low)) * x.itemsize)
 
     def reduce(self, number: int, turn: int, exchange: Callable[[Array], None] | None) -> None:
         """Reduce this rank's piece from everyone's slots to where its result goes, and to y."""
-        window, bounds = self.window, self.bounds(turn)
+        window = self.window
+        start, block = self._block(number, turn)
         window.wait(COPIED, number + 1)
-        if self.rank < self.lanes:
-            low, high = bounds[self.rank], bounds[self.rank + 1]
-            here = slice(low - bounds[0], high - bounds[0])
-            parts = [
-                self.x[low:high]
-                if rank == self.rank
-                else window.input(rank, number, self.x.dtype)[here]
-                for rank in range(self.group.size)
-            ]
-            result = self.result(self.rank, number, here)
-            combine(self.op, parts, out=result)
+        result = block.result
+        if result is not None:
+            piece = slice(start + block.low, start + block.high)
+            own = self.x[piece]
+            combine(self.op, [own if p is None else p for p in block.parts], out=result)
             if exchange is not None:
                 exchange(result)
             window.signal(REDUCED, number + 1)
-            self.y[low:high] = result
+            self.y[piece] = result
             self.group.count_shared(result.nbytes)
         else:
             window.signal(REDUCED, number + 1)
 
     def copy_out(self, number: int, turn: int) -> None:
         """Read what the others have reduced."""
-        bounds = self.bounds(turn)
+        start, block = self._block(number, turn)
         self.window.wait(REDUCED, number + 1)
-        for rank in range(self.lanes):
-            if rank != self.rank:
-                low, high = bounds[rank], bounds[rank + 1]
-                here = slice(low - bounds[0], high - bounds[0])
-                self.y[low:high] = self.result(rank, number, here)
+        for low, high, result in block.others:
+            self.y[start + low : start + high] = result
 
-    def result(self, rank: int, number: int, here: slice) -> Array:
-        """Return where `rank` reduces its piece of the block, which lies there in the block."""
-        if self.window.pair:
-            return self.window.input(1 - rank, number, self.x.dtype)[here]
-        return self.window.result(rank, number, self.x.dtype)[: here.stop - here.start]
+    def _block(self, number: int, turn: int) -> tuple[int, Block]:
+        """Return where block `turn` begins in the array, and what round `number` has of it."""
+        start = turn * self.block
+        length = min(self.block, len(self.x) - start)
+        window, dtype = self.window, self.x.dtype
+        key = (number % window.cycle, length, dtype)
+        return start, window.kept(key, lambda: _block(window, number, length, dtype))
+
+
+def _block(window: Window, number: int, length: int, dtype: np.dtype[Any]) -> Block:
+    rank, lanes, ranks = window.rank, window.lanes, range(window.size)
+    bounds = cuts(length, lanes)
+
+    def result(lane: int) -> Array:
+        low, high = bounds[lane], bounds[lane + 1]
+        if window.pair:
+            return window.input(1 - lane, number, dtype)[low:high]
+        return window.result(lane, number, dtype)[: high - low]
+
+    low, high = (bounds[rank], bounds[rank + 1]) if rank < lanes else (length, length)
+    return Block(
+        slot=window.input(rank, number, dtype)[:length],
+        low=low,
+        high=high,
+        parts=[None if r == rank else window.input(r, number, dtype)[low:high] for r in ranks],
+        result=result(rank) if rank < lanes else None,
+        others=[(bounds[r], bounds[r + 1], result(r)) for r in range(lanes) if r != rank],
+    )

@@ -16,7 +16,8 @@ import math
 import os
 import shutil
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -33,7 +34,10 @@ _HEADER = 128
 _SPINS = 2000  # about 100 µs: longer than a round takes when every process has a core
 _YIELDS = 1000  # about 1 ms: after that a wait is long and a late wake-up matters little
 _NAP = 50e-6
-_VIEWS = 64  # lengths whose views are kept
+_BLINK = 10e-6  # to which Linux adds 50 µs
+_VIEWS = 64  # how many lengths' views are kept, each for several slots
+
+Views = TypeVar("Views")
 
 
 def slot_bytes(size: int, free: float = math.inf) -> int:
@@ -63,6 +67,7 @@ class Window:
 
     Attributes:
         round: How many rounds this rank has begun; the same on all ranks between calls.
+        cycle: After how many rounds all slots are the same again.
         pair: Whether there are two ranks, who reduce in each other's inputs.
     """
 
@@ -70,8 +75,10 @@ class Window:
         from mpi4py import MPI
 
         self.lanes, self._slot = lanes, slot
+        self.rank, self.size = comm.rank, comm.size
         self.pair = comm.size == 2
         self._inputs, results = (OF_TWO, 0) if self.pair else (INPUTS, RESULTS)
+        self.cycle = math.lcm(self._inputs, results or 1)
         self.piece = piece_bytes(lanes, slot)
         self._comm = comm
         self._spins = 0 if crowded else _SPINS
@@ -91,7 +98,7 @@ class Window:
         self._win.Sync()
         comm.Barrier()
         self.round = 0
-        self._views: dict[tuple[int, int, np.dtype[Any]], list[Array]] = {}
+        self._views: dict[tuple[int, int, np.dtype[Any]], Any] = {}
 
     def input(self, rank: int, number: int, dtype: np.dtype[Any]) -> Array:
         """Return `rank`'s input slot for round `number`."""
@@ -100,13 +107,20 @@ class Window:
 
     def inputs(self, number: int, length: int, dtype: np.dtype[Any]) -> list[Array]:
         """Return every rank's input for round `number`, by rank: the first `length` items."""
-        key = (number % self._inputs, length, dtype)
-        found = self._views.get(key)
+        key = (-1 - number % self._inputs, length, dtype)
+        ranks = range(self.size)
+        return self.kept(key, lambda: [self.input(r, number, dtype)[:length] for r in ranks])
+
+    def kept(self, key: tuple[int, int, np.dtype[Any]], make: Callable[[], Views]) -> Views:
+        """Return the views of the slots that are known by `key`, made when first asked for.
+
+        Making views takes longer than moving some kilobytes.
+        """
+        found: Views | None = self._views.get(key)
         if found is None:
             if len(self._views) >= _VIEWS:
                 self._views.clear()
-            ranks = range(len(self._data))
-            found = self._views[key] = [self.input(r, number, dtype)[:length] for r in ranks]
+            found = self._views[key] = make()
         return found
 
     def result(self, rank: int, number: int, dtype: np.dtype[Any]) -> Array:
@@ -140,13 +154,16 @@ class Window:
             turns += 1
             if turns <= self._spins:
                 continue
-            os.sched_yield()
-            if turns % 16 == 0:
+            if not self._crowded:
+                time.sleep(_BLINK)  # the others' cores are faster when this one rests
+            else:
+                os.sched_yield()
+                if turns > _YIELDS:
+                    time.sleep(_NAP)
+            if not self._crowded or turns % 16 == 0:
                 # The other may itself be waiting for a message of ours, sent before this call: only
                 # a call of MPI moves that on.
                 self._comm.Iprobe()
-            if self._crowded and turns > _YIELDS:
-                time.sleep(_NAP)
 
     def _typed(self, rank: int, start: int, nbytes: int, dtype: np.dtype[Any]) -> Array:
         whole = nbytes - nbytes % dtype.itemsize
