@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -32,6 +33,7 @@ from manyhands.options import configure
 from manyhands.worker import Batch, Epoch, Worker
 
 COMM = MPI.COMM_WORLD
+WAITING = "the slowest at each step, never talk"  # what no way of talking can be faster than
 BEST = {"gradient_as_bucket_view": True, "static_graph": True}
 # At equal kernels, at its best or not; as it comes; against workers that never talk.
 BARS = {
@@ -139,7 +141,20 @@ def main() -> None:
 
         return timed
 
-    found = in_turns({name: way(*of) for name, of in steps.items()}, asked.rounds)
+    def waiting() -> float:
+        """Return the seconds of the slowest worker, at the mean of all steps, without talking."""
+        torch.backends.mkldnn.enabled = not choice.startswith("native")
+        step, times = steps["never talk"][1], np.empty(asked.steps)
+        COMM.Barrier()
+        for i in range(asked.steps):
+            begin = time.perf_counter()
+            step(batches[i % len(batches)])
+            times[i] = time.perf_counter() - begin
+        COMM.Allreduce(MPI.IN_PLACE, times, MPI.MAX)
+        return float(times.mean())
+
+    ways = {name: way(*of) for name, of in steps.items()} | {WAITING: waiting}
+    found = in_turns(ways, asked.rounds)
     if COMM.rank == 0:
         equal, comes, alone = BARS.get((asked.model, COMM.size, asked.batch_size), (None,) * 3)
         bars = {
