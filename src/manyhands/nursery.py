@@ -43,7 +43,6 @@ _IMPORTED = (
     "manyhands.allreduce",
 )
 _PR_SET_NAME = 15
-_FREE = 1000  # from here on numbers of files are free
 
 
 class Nursery:
@@ -157,7 +156,8 @@ class Place(NamedTuple):
     def take(self) -> None:
         """Be there, with these files under their numbers; nothing of ours may be open any more."""
         os.setsid()  # as under mpiexec: Linux shares out its cores by session
-        aside = {at: fcntl.fcntl(file, fcntl.F_DUPFD, _FREE) for at, file in self.files.items()}
+        free = max(self.files, default=0) + 1
+        aside = {at: fcntl.fcntl(file, fcntl.F_DUPFD, free) for at, file in self.files.items()}
         for file in self.files.values():
             os.close(file)
         for at, file in aside.items():

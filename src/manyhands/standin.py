@@ -7,12 +7,11 @@ import json
 import os
 import signal
 import socket
-import stat
 import struct
 import sys
 
 NUMBER = struct.Struct("!q")  # a length, the worker's process number, how it ended
-MOST_FILES = 250  # the kernel passes on 253 at once
+MOST_FILES = 4
 _PASSED_ON = [
     getattr(signal, f"SIG{name}") for name in ("HUP", "INT", "QUIT", "TERM", "USR1", "USR2")
 ]
@@ -24,8 +23,8 @@ def main(place: str) -> int:
         line = connected(place)
     except OSError:
         return 1  # the nursery is gone, and has said why
-    content = json.dumps({"environment": dict(os.environ), "files": (files := open_files(line))})
-    told = content.encode()
+    files = needed_files()
+    told = json.dumps({"environment": dict(os.environ), "files": files}).encode()
     socket.send_fds(line, [NUMBER.pack(len(told))], files)
     line.sendall(told)
     worker = read(line)
@@ -50,24 +49,12 @@ def connected(place: str) -> socket.socket:
     return line
 
 
-def open_files(line: socket.socket) -> list[int]:
-    """Return the numbers of the files that we were started with, but those to listen on."""
-    found = []
-    for name in os.listdir("/proc/self/fd"):
-        number = int(name)
-        try:
-            kind = os.fstat(number).st_mode
-        except OSError:  # the folder that was just read
-            continue
-        if number != line.fileno() and not (stat.S_ISSOCK(kind) and listens(number)):
-            found.append(number)
-    return sorted(found)[:MOST_FILES]
+def needed_files() -> list[int]:
+    """Return the numbers of the files that a worker needs: its streams, and its line to mpiexec.
 
-
-def listens(number: int) -> bool:
-    """Say whether others can connect to a socket: mpiexec's own, which is no worker's business."""
-    with socket.socket(fileno=os.dup(number)) as copy:
-        return bool(copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+    MPICH's mpiexec leaves many more open: what it listens on, and its lines to other workers.
+    """
+    return [0, 1, 2, *(int(os.environ[name]) for name in ("PMI_FD",) if name in os.environ)]
 
 
 def read(line: socket.socket) -> int | None:

@@ -1,6 +1,7 @@
 """What tests of strategies share: a model, a run on any communicator, and plain gradients."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,15 @@ def record(model, data, folder, **given):
     join(made, MPICommunicator(WORLD), Path(output), leader=WORLD.rank == 0)
     WORLD.Barrier()
     return json.loads((Path(output) / "run.json").read_text())
+
+
+def once(make):
+    """Return what rank 0 makes, on every rank; the others sleep meanwhile, where MPI would spin."""
+    made = make() if WORLD.rank == 0 else None
+    done = WORLD.Ibarrier()
+    while not done.Test():
+        time.sleep(0.01)
+    return WORLD.bcast(made)
 
 
 def distance(one, other):

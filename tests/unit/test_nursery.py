@@ -1,6 +1,7 @@
 """Workers that are forked for those whom mpiexec started: one is as good as the other."""
 
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -84,33 +85,35 @@ def test_a_worker_has_the_files_and_the_environment_of_its_stand_in(tmp_path):
         for name in ("one", "two"):
             near, far = os.pipe()
             deed = f"print(os.environ['WHO']); os.write({far}, os.environ['WHO'].encode())"
-            started = stand_in(tmp_path, deed, far, WHO=name)
+            started = stand_in(tmp_path, deed, far, WHO=name, PMI_FD=str(far))
             os.close(far)
             with os.fdopen(near) as pipe:
                 told.append((started.communicate(timeout=SECONDS)[0], pipe.read()))
     assert told == [("one\n", "one"), ("two\n", "two")]
 
 
-def test_nothing_of_the_nursery_stays_open_in_a_worker(tmp_path):
+def test_a_worker_has_nothing_open_of_the_nursery_or_of_other_workers(tmp_path):
     deed = "print(*sorted(map(int, os.listdir('/proc/self/fd')))[:-1])"
-    with nursery(tmp_path, 2):
+    near, far = socket.socketpair()
+    with nursery(tmp_path, 2), near, far:
         waits = stand_in(tmp_path, "time.sleep(60)")
-        told, _ = stand_in(tmp_path, deed).communicate(timeout=SECONDS)
+        told, _ = stand_in(tmp_path, deed, near.fileno()).communicate(timeout=SECONDS)
     waits.communicate(timeout=SECONDS)
     assert told.split() == ["0", "1", "2"]
 
 
-def test_what_mpiexec_listens_on_is_not_handed_on(tmp_path):
-    deed = (
-        "print(*(n for n in os.listdir('/proc/self/fd') if os.path.exists(f'/proc/self/fd/{n}')))"
-    )
-    near, far = socket.socketpair()
-    with nursery(tmp_path), socket.socket() as listener, near, far:
-        listener.listen()
-        files = (listener.fileno(), far.fileno())
-        told, _ = stand_in(tmp_path, deed, *files).communicate(timeout=SECONDS)
-    assert str(files[0]) not in told.split()
-    assert str(files[1]) in told.split()
+def test_few_numbers_for_files_are_enough(tmp_path):
+    """As many as 1024 are the rule."""
+    near, far = os.pipe()
+    deed = f"import resource; os.write({far}, str(resource.getrlimit(7)[0]).encode())"
+    with nursery(tmp_path) as mother:
+        resource.prlimit(mother.pid, resource.RLIMIT_NOFILE, (40, 40))
+        started = stand_in(tmp_path, deed, far, PMI_FD=str(far))
+        os.close(far)
+        assert started.wait(SECONDS) == 0
+        started.stdout.close()
+    with os.fdopen(near) as pipe:
+        assert pipe.read() == "40"
 
 
 def test_a_worker_ends_with_its_stand_in(tmp_path):
