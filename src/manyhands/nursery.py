@@ -6,7 +6,7 @@ forks a worker for it; MPI finds there what it expects. What becomes of the work
 stand-in, and the other way round, so that mpiexec sees what it always sees.
 
 The workers share the memory that imports have filled, and starting takes less of the processor. The
-nursery itself runs nothing, and so has no threads: forking it is safe.
+nursery itself runs nothing, and so has no threads but those of a BLAS, which minds forks.
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ import ctypes
 import fcntl
 import gc
 import importlib
+import io
 import json
 import os
 import selectors
 import signal
 import socket
 import sys
+import threading
+import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -72,20 +75,21 @@ class Nursery:
                             return place
                     elif key.data in self.lines:  # stand-ins say nothing: this one is gone
                         self._leave(key.data)
-                        os.kill(key.data, signal.SIGKILL)
+                        _kill(key.data)
         return None
 
     def end(self) -> None:
         """End all workers at once."""
         for pid in self.living:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            _kill(pid)
 
     @contextmanager
     def _alarm(self) -> Iterator[socket.socket]:
         """Give what can be read as soon as a worker has ended."""
         near, far = socket.socketpair()
         far.setblocking(False)
+        # Whoever called us may not want to hear of children; we do.
+        before = signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGCHLD, signal.SIGTERM))
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(far.fileno(), warn_on_full_buffer=False)
         try:
@@ -93,6 +97,7 @@ class Nursery:
         finally:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
             near.close()
             far.close()
 
@@ -132,6 +137,8 @@ class Nursery:
             if not pid:
                 return
             self.living.discard(pid)
+            if status:
+                _kill(pid)  # whom it started
             if status and not self.failed:  # the launcher does not know the stand-ins' numbers
                 self.failed = True
                 code = os.waitstatus_to_exitcode(status)
@@ -147,10 +154,18 @@ class Nursery:
         line.close()
 
 
+def _kill(pid: int) -> None:
+    """End a worker and whom it started, as mpiexec would."""
+    for kill in (os.kill, os.killpg):  # it leads a group once it has taken its place
+        with suppress(ProcessLookupError):
+            kill(pid, signal.SIGKILL)
+
+
 class Place(NamedTuple):
-    """What a stand-in was given: its environment, and its open files by their numbers there."""
+    """What a stand-in was given: environment, cores, and open files by their numbers there."""
 
     environment: dict[str, str]
+    cores: list[int]
     files: dict[int, int]
 
     def take(self) -> None:
@@ -165,54 +180,53 @@ class Place(NamedTuple):
             os.close(file)
         os.environ.clear()
         os.environ.update(self.environment)
+        os.sched_setaffinity(0, self.cores)
         ctypes.CDLL(None).prctl(_PR_SET_NAME, f"rank {group_rank()}".encode())
 
 
 def received(line: socket.socket) -> Place | None:
     """Return what a stand-in hands over; None if it is gone."""
     head, files, _, _ = socket.recv_fds(line, NUMBER.size, MOST_FILES)
-    if len(head) < NUMBER.size:
-        return None
-    length, content = NUMBER.unpack(head)[0], b""
-    while len(content) < length:
-        more = line.recv(length - len(content))
-        if not more:
-            return None
+    length, content = NUMBER.unpack(head)[0] if len(head) == NUMBER.size else 0, b""
+    while more := line.recv(length - len(content)):
         content += more
+    if not length or len(content) < length:
+        for file in files:
+            os.close(file)
+        return None
     given = json.loads(content)
-    return Place(given["environment"], dict(zip(given["files"], files, strict=True)))
+    by_number = dict(zip(given["files"], files, strict=True))
+    return Place(given["environment"], given["cores"], by_number)
 
 
-class Leaving:
-    """How a worker ends that has done its work: as soon as all exit handlers have run.
+def _let_nothing_else_happen_at_the_end() -> None:
+    """Let a worker's process end as soon as what is begun after this, as MPI is, has been ended.
 
     Taking apart the interpreter, and torch, would copy the memory that is shared.
     """
+    libc = ctypes.CDLL(None)
+    with suppress(AttributeError):  # not the GNU C library: it takes longer
+        libc.on_exit(libc._exit, None)
 
-    def __init__(self) -> None:
-        self.done = False
-        atexit.register(self._leave)  # the first to be registered is the last to run
 
-    def begin(self) -> None:
-        """Let nothing happen at the end but what is begun after this, as MPI is."""
-        libc = ctypes.CDLL(None)
-        with suppress(AttributeError):  # not the GNU C library: it takes longer
-            libc.on_exit(libc._exit, None)
+def _leave() -> NoReturn:
+    """End a worker that has done its work: as multiprocessing's do, and files are written out."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for file in [found for found in gc.get_objects() if issubclass(type(found), io.IOBase)]:
+        with suppress(OSError, ValueError):
+            file.flush()
+    from mpi4py import MPI
 
-    def _leave(self) -> None:
-        if self.done:
-            from mpi4py import MPI
-
-            MPI.Finalize()
-            for stream in (sys.stdout, sys.stderr):
-                with suppress(OSError, ValueError):
-                    stream.flush()
-            ctypes.PyDLL(None).exit(0)  # C's own: MPICH takes its leave of mpiexec there
+    if not MPI.Is_finalized():
+        MPI.Finalize()
+    ctypes.PyDLL(None).exit(0)  # C's own: MPICH takes its leave of mpiexec there
+    raise AssertionError("exit has returned")
 
 
 def main(folder: Path, listener: socket.socket) -> None:
     """Start the workers of the job in `folder`, and be one of them in each."""
-    nursery, leaving = Nursery(listener), Leaving()
+    nursery = Nursery(listener)
 
     def ended(*_: object) -> NoReturn:
         nursery.end()
@@ -223,11 +237,20 @@ def main(folder: Path, listener: socket.socket) -> None:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()  # what is here now is no garbage: looking for it would copy it
-    if place := nursery.serve(int(os.environ["MANYHANDS_PROCESSES"])):
+    mother = os.getpid()
+    place = nursery.serve(int(os.environ["MANYHANDS_PROCESSES"]))
+    if place is None:
+        return
+    try:
         place.take()
-        leaving.begin()
-        work.main(folder)
-        leaving.done = True
+        importlib.import_module("numpy").random.seed()  # NumPy's own was seeded before the fork
+        _let_nothing_else_happen_at_the_end()
+    except BaseException:  # the others would wait for this one, and mpiexec with them
+        traceback.print_exc()
+        os.kill(mother, signal.SIGTERM)
+        raise
+    work.main(folder)
+    _leave()
 
 
 if __name__ == "__main__":

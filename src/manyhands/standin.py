@@ -3,6 +3,7 @@
 It runs by itself, without the package and what that imports, so that it is there at once.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -24,14 +25,21 @@ def main(place: str) -> int:
     except OSError:
         return 1  # the nursery is gone, and has said why
     files = needed_files()
-    told = json.dumps({"environment": dict(os.environ), "files": files}).encode()
+    cores = sorted(os.sched_getaffinity(0))
+    given = {"environment": dict(os.environ), "cores": cores, "files": files}
+    told = json.dumps(given).encode()
     socket.send_fds(line, [NUMBER.pack(len(told))], files)
     line.sendall(told)
     worker = read(line)
     if worker is None:
         return 1
+
+    def pass_on(signum: int, _: object) -> None:
+        with contextlib.suppress(ProcessLookupError):  # it has just ended: we shall hear how
+            os.kill(worker, signum)
+
     for signum in _PASSED_ON:
-        signal.signal(signum, lambda received, _: os.kill(worker, received))
+        signal.signal(signum, pass_on)
     status = read(line)
     if status is None:
         return 1

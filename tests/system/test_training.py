@@ -164,6 +164,37 @@ def long_run(tmp_path):
         run.communicate()
 
 
+OWN_ENDS = """
+import atexit
+import os
+from pathlib import Path
+
+import numpy as np
+from torch import nn
+
+RANK = os.environ.get("PMI_RANK", "nobody")  # the launcher imports this, too
+drawn = open(f"drawn-{RANK}", "w")
+drawn.write(str(np.random.rand()))
+atexit.register(Path(f"left-{RANK}").touch)
+
+
+def model():
+    return nn.Linear(20, 4)
+"""
+
+
+def test_forked_workers_differ_in_chance_and_leave_as_others_do(tmp_path):
+    """They come from one process, and end without Python being taken apart."""
+    (tmp_path / "own_ends.py").write_text(OWN_ENDS)
+    given = ["--data", "blobs", "--max-steps", "2", "--output", tmp_path / "run"]
+    done = manyhands("train", "--model", "own_ends:model", *given, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    drawn = [(tmp_path / f"drawn-{rank}").read_text() for rank in range(2)]
+    assert all(drawn)
+    assert drawn[0] != drawn[1]
+    assert all((tmp_path / f"left-{rank}").exists() for rank in range(2))
+
+
 def test_a_killed_worker_ends_the_run(tmp_path, long_run):
     os.kill(max(workers_alive()), signal.SIGKILL)
     _, said = long_run.communicate(timeout=PATIENCE)

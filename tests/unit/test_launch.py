@@ -255,14 +255,16 @@ def test_a_signal_that_a_users_code_takes_during_a_run_stays_its_own(
     ("given", "born"),
     [
         ({}, True),
+        ({"forks": False}, False),  # as where the file system knows no sockets
         ({"mpi": "openmpi"}, True),
         ({"on_failure": "continue"}, True),
         ({"mpiexec_options": "-bind-to core"}, False),  # which may be about each process
         ({"hosts": "here,there"}, False),
     ],
 )
-@pytest.mark.skipif(sys.platform != "linux", reason="forks workers on Linux only")
 def test_workers_are_forked_where_pip_s_mpi_starts_them_all_on_one_host(tmp_path, given, born):
-    line, _ = launch._command(a_job(tmp_path, **given), 2, tmp_path, "")
+    given = dict(given)
+    forks = given.pop("forks", True)
+    line, _ = launch._command(a_job(tmp_path, **given), 2, tmp_path, "", forks=forks)
     assert (str(launch.STANDIN) in line) == born
     assert ("manyhands.work" in line) != born

@@ -25,14 +25,14 @@ if place := Nursery(socket.socket(fileno=int(sys.argv[1]))).serve(int(sys.argv[2
 
 
 @contextmanager
-def nursery(folder, count=1):
+def nursery(folder, count=1, **options):
     """Have a process that forks `count` workers, who do as their stand-ins' DEED says."""
     place = os.open(folder, os.O_RDONLY)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"/proc/self/fd/{place}/{launch.SOCKET}")
         listener.listen()
         line = [sys.executable, "-c", NURSERY, str(listener.fileno()), str(count)]
-        mother = subprocess.Popen(line, pass_fds=[listener.fileno()])
+        mother = subprocess.Popen(line, pass_fds=[listener.fileno()], **options)
     os.close(place)
     try:
         yield mother
@@ -41,8 +41,8 @@ def nursery(folder, count=1):
         mother.wait()
 
 
-def stand_in(folder, deed, *files, **environment):
-    """Start what mpiexec would start."""
+def stand_in(folder, deed, *files, core=None, **environment):
+    """Start what mpiexec would start, on one core if so asked."""
     line = [sys.executable, "-I", "-S", str(launch.STANDIN), str(folder / launch.SOCKET)]
     return subprocess.Popen(
         line,
@@ -50,6 +50,7 @@ def stand_in(folder, deed, *files, **environment):
         stdout=subprocess.PIPE,
         text=True,
         pass_fds=files,
+        preexec_fn=None if core is None else lambda: os.sched_setaffinity(0, [core]),
     )
 
 
@@ -123,6 +124,34 @@ def test_a_worker_ends_with_its_stand_in(tmp_path):
         started.kill()
         started.communicate()
         assert gone(worker)
+
+
+@pytest.mark.parametrize("end", ["sys.exit(1)", "time.sleep(600)"])
+def test_whom_a_worker_started_ends_with_it(tmp_path, end):
+    deed = "import subprocess; child = subprocess.Popen(['sleep', '600'], stdout=2); "
+    deed += f"print(child.pid, flush=True); {end}"
+    with nursery(tmp_path):
+        started = stand_in(tmp_path, deed)
+        child = int(started.stdout.readline())
+        if "sleep(" in end:
+            started.kill()
+        started.communicate()
+        assert gone(child)
+
+
+def test_a_worker_may_use_the_cores_of_its_stand_in(tmp_path):
+    core = min(os.sched_getaffinity(0))
+    with nursery(tmp_path):
+        started = stand_in(tmp_path, "print(*os.sched_getaffinity(0))", core=core)
+        assert started.communicate(timeout=SECONDS)[0].split() == [str(core)]
+
+
+def test_who_does_not_want_to_hear_of_children_is_no_hindrance(tmp_path):
+    def deaf():
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+
+    with nursery(tmp_path, preexec_fn=deaf):
+        assert stand_in(tmp_path, "pass").wait(SECONDS) == 0
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
