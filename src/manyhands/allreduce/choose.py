@@ -59,13 +59,16 @@ def auto(send: Array, recv: Array, comm: Any, op: Op = np.add) -> None:
     Guarantees: those that all the algorithms share. Every rank chooses alike, because the choice
     depends only on what all ranks must pass alike. Arguments as for `naive`.
     """
-    own = native(op, send.dtype)
-    if send.nbytes < SMALL and own is not None:
+    if send.nbytes < SMALL and (own := native(op, send.dtype)) is not None:
         by_name(send, recv, comm, own)  # at once: so few bytes take less than finding the group
         return
     group = channel(comm)
-    per_host = group.private.per_host
-    name = choose(send.nbytes, group.size, per_host=per_host, native=own is not None)
+    size, per_host = group.size, group.private.per_host
+    if 1 < size == per_host and send.nbytes >= SHARED_FROM * size:
+        in_group(send, recv, group, op)  # at once, too
+        return
+    own = native(op, send.dtype)
+    name = choose(send.nbytes, size, per_host=per_host, native=own is not None)
     if name == "shared-memory":
         in_group(send, recv, group, op)
     elif name == "mpi" and own is not None:
