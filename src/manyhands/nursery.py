@@ -138,7 +138,7 @@ class Nursery:
                 return
             self.living.discard(pid)
             if status:
-                _kill(pid)  # whom it started
+                _kill_group(pid)  # whom it started
             if status and not self.failed:  # the launcher does not know the stand-ins' numbers
                 self.failed = True
                 code = os.waitstatus_to_exitcode(status)
@@ -155,10 +155,16 @@ class Nursery:
 
 
 def _kill(pid: int) -> None:
-    """End a worker and whom it started, as mpiexec would."""
-    for kill in (os.kill, os.killpg):  # it leads a group once it has taken its place
-        with suppress(ProcessLookupError):
-            kill(pid, signal.SIGKILL)
+    """End a worker, and whom it started, as mpiexec would."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    _kill_group(pid)
+
+
+def _kill_group(pid: int) -> None:
+    """End whom a worker started; it leads their group once it has taken its place."""
+    with suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 class Place(NamedTuple):
