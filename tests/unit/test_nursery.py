@@ -106,15 +106,16 @@ def test_a_worker_has_nothing_open_of_the_nursery_or_of_other_workers(tmp_path):
 def test_few_numbers_for_files_are_enough(tmp_path):
     """As many as 1024 are the rule."""
     near, far = os.pipe()
+    most = far + 10
     deed = f"import resource; os.write({far}, str(resource.getrlimit(7)[0]).encode())"
     with nursery(tmp_path) as mother:
-        resource.prlimit(mother.pid, resource.RLIMIT_NOFILE, (40, 40))
+        resource.prlimit(mother.pid, resource.RLIMIT_NOFILE, (most, most))
         started = stand_in(tmp_path, deed, far, PMI_FD=str(far))
         os.close(far)
         assert started.wait(SECONDS) == 0
         started.stdout.close()
     with os.fdopen(near) as pipe:
-        assert pipe.read() == "40"
+        assert pipe.read() == str(most)
 
 
 def test_a_worker_ends_with_its_stand_in(tmp_path):
