@@ -6,6 +6,7 @@ It runs by itself, without the package and what that imports, so that it is ther
 import contextlib
 import json
 import os
+import select
 import signal
 import socket
 import struct
@@ -20,6 +21,12 @@ _PASSED_ON = [
 
 def main(place: str) -> int:
     """Have a worker made that takes our place; returns its exit code, or ends as it ended."""
+    signals: list[int] = []
+    bell, ringer = socket.socketpair()
+    ringer.setblocking(False)
+    signal.set_wakeup_fd(ringer.fileno(), warn_on_full_buffer=False)
+    for signum in _PASSED_ON:
+        signal.signal(signum, lambda received, _: signals.append(received))
     try:
         line = connected(place)
     except OSError:
@@ -30,22 +37,29 @@ def main(place: str) -> int:
     told = json.dumps(given).encode()
     socket.send_fds(line, [NUMBER.pack(len(told))], files)
     line.sendall(told)
-    worker = read(line)
+    worker = awaited(line, bell, signals, None)
     if worker is None:
         return 1
-
-    def pass_on(signum: int, _: object) -> None:
-        with contextlib.suppress(ProcessLookupError):  # it has just ended: we shall hear how
-            os.kill(worker, signum)
-
-    for signum in _PASSED_ON:
-        signal.signal(signum, pass_on)
-    status = read(line)
+    status = awaited(line, bell, signals, worker)
     if status is None:
         return 1
     if os.WIFSIGNALED(status):
         end_by(os.WTERMSIG(status))
     return os.waitstatus_to_exitcode(status)
+
+
+def awaited(
+    line: socket.socket, bell: socket.socket, signals: list[int], worker: int | None
+) -> int | None:
+    """Return the next number; the signals that come meanwhile reach the worker, if there is one."""
+    while True:
+        while worker is not None and signals:
+            with contextlib.suppress(ProcessLookupError):  # it has just ended: we shall hear how
+                os.kill(worker, signals.pop(0))
+        ready, _, _ = select.select([line, bell], [], [])
+        if line in ready:
+            return read(line)
+        bell.recv(4096)
 
 
 def connected(place: str) -> socket.socket:
