@@ -6,8 +6,6 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # Two tests at a time; those of one file in turn, for they share what they start.
 LANES := -n 2 --dist loadfile
-# Those that start processes wait for them much of the time.
-SYSTEM_LANES := -n 3 --dist loadfile
 # What is computed in these depends on how many compute.
 SIZED := $(patsubst %,tests/parallel/test_%.py,allreduce neighbours sync averaging gossip server pipeline tensor torch_mpi)
 DEV := $(VENV)/.ready-dev
@@ -46,7 +44,7 @@ test-gpu: $(DEV)  ## run the tests that need an NVIDIA GPU; they skip where ther
 	$(BIN)/python -m pytest -rs tests/gpu
 
 test-system: $(DEV)  ## run the slow tests: the command line, faults, a browser, Slurm, more of both MPIs
-	$(BIN)/python -m pytest $(SYSTEM_LANES) tests/system
+	$(BIN)/python -m pytest $(LANES) tests/system
 	$(BIN)/python tests/parallel/launch.py --mpi mpich --sizes 4
 	$(BIN)/python tests/parallel/launch.py --mpi mpich --sizes 5 $(SIZED)
 	$(BIN)/python tests/parallel/launch.py --mpi openmpi --sizes 3
