@@ -31,6 +31,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
+import numpy as np
+
 from manyhands import work
 from manyhands.launch import end_with_parent
 from manyhands.standin import MOST_FILES, NUMBER
@@ -249,7 +251,7 @@ def main(folder: Path, listener: socket.socket) -> None:
         return
     try:
         place.take()
-        importlib.import_module("numpy").random.seed()  # NumPy's own was seeded before the fork
+        np.random.seed()  # NumPy's own was seeded before the fork
         _let_nothing_else_happen_at_the_end()
     except BaseException:  # the others would wait for this one, and mpiexec with them
         traceback.print_exc()

@@ -35,7 +35,7 @@ _SPINS = 2000  # about 100 µs: longer than a round takes when every process has
 _YIELDS = 1000  # about 1 ms: after that a wait is long and a late wake-up matters little
 _NAP = 50e-6
 _BLINK = 10e-6  # to which Linux adds 50 µs
-_VIEWS = 64  # how many lengths' views are kept, each for several slots
+_VIEWS = 64  # how many sets of views are kept: one for each length, dtype and place in the cycle
 
 Views = TypeVar("Views")
 
