@@ -6,13 +6,13 @@ in runs as long as the batch. A convolution and the max-pooling behind it are on
 patch behind one *pooled* place gives all outputs that compete for it, as rows of the product, and
 their maximum is taken between whole rows. No larger result is ever written.
 
-Only for training on the CPU: where no gradient is asked for, layers compute as PyTorch has them.
+Only on the CPU: anywhere else layers compute as PyTorch has them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache, partial, reduce
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -56,7 +56,7 @@ def install(parts: Iterable[Unit]) -> None:
         if conv is not None:
             _give(conv, partial(_convolve, conv, pool))
             if pool is not None:
-                _give(pool, partial(_done, pool))
+                _give(pool, partial(_done))
         elif pool is not None:
             _give(pool, partial(_pool, pool))
 
@@ -139,25 +139,25 @@ def _plain(layer: nn.Conv2d | nn.MaxPool2d, x: Tensor) -> Tensor:
 
 
 def _convolve(conv: nn.Conv2d, pool: nn.MaxPool2d | None, x: Tensor) -> Tensor:
-    if not torch.is_grad_enabled():
-        return _plain(conv, x)
     shape = _Shape.of(conv, pool, x)
     if shape is None:
         y = _plain(conv, x)
         return y if pool is None else _plain(pool, y)
+    if not torch.is_grad_enabled():
+        y = _product(x, conv.weight, shape).y
+        return _placed(reduce(torch.maximum, y), conv.bias, shape, len(x))
     result: Tensor = _Convolution.apply(x, conv.weight, conv.bias, shape)  # type: ignore[no-untyped-call]
     return result
 
 
-def _done(pool: nn.MaxPool2d, x: Tensor) -> Tensor:
+def _done(x: Tensor) -> Tensor:
     """Pool nothing: the convolution did."""
-    return x if torch.is_grad_enabled() else _plain(pool, x)
+    return x
 
 
 def _pool(pool: nn.MaxPool2d, x: Tensor) -> Tensor:
     (q, r) = _pair(pool.kernel_size)
-    fits = x.dim() == 4 and x.shape[2] >= q and x.shape[3] >= r
-    if not torch.is_grad_enabled() or not fits:
+    if x.dim() != 4 or x.shape[2] < q or x.shape[3] < r or not torch.is_grad_enabled():
         return _plain(pool, x)
     result: Tensor = _Pooling.apply(x, (q, r))  # type: ignore[no-untyped-call]
     return result
@@ -193,26 +193,46 @@ class _Shape(NamedTuple):
         return cls(kernel, stride, padding, pooled, patch, step, places)
 
 
+class _Product(NamedTuple):
+    """Patches of the input, kernels with zeros around them, and what competes for each place."""
+
+    sizes: torch.Size  # of the input, padded
+    patches: Tensor  # (in · patch, I · J · n)
+    shifted: Tensor  # (competing · out, in · patch)
+    y: Tensor  # (competing, out, I · J · n)
+
+
+def _product(x: Tensor, w: Tensor, shape: _Shape) -> _Product:
+    """Return w · patches."""
+    (ph, pw), (kh, kw) = shape.padding, shape.patch
+    h = x.permute(1, 2, 3, 0)
+    h = F.pad(h, (0, 0, pw, pw, ph, ph)) if ph or pw else h.contiguous()
+    windows = h.unfold(1, kh, shape.step[0]).unfold(2, kw, shape.step[1])
+    patches = windows.permute(0, 4, 5, 1, 2, 3).reshape(len(h) * kh * kw, -1)
+    shifts = _shifts(shape, w.dtype)  # (competing, kernel, patch)
+    shifted = torch.matmul(w.flatten(0, 1).flatten(1), shifts)  # (competing, out · in, patch)
+    shifted = shifted.view(-1, len(patches))
+    y = torch.mm(shifted, patches).view(-1, len(w), patches.shape[1])
+    return _Product(h.shape, patches, shifted, y)
+
+
+def _placed(largest: Tensor, b: Tensor | None, shape: _Shape, n: int) -> Tensor:
+    """Return the largest plus b, which is the largest of y + b: rounding is monotonous."""
+    if b is not None:
+        largest.add_(b[:, None])
+    return _whole(largest.view(len(largest), *shape.places, n).permute(3, 0, 1, 2))
+
+
 class _Convolution(torch.autograd.Function):
     """y = max over shifts of (w · patches) + b; x: (n, in, H, W), y: (n, out, I, J)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, shape: _Shape) -> Tensor:
-        (ph, pw), (kh, kw) = shape.padding, shape.patch
-        h = x.permute(1, 2, 3, 0)
-        h = F.pad(h, (0, 0, pw, pw, ph, ph)) if ph or pw else h.contiguous()
-        windows = h.unfold(1, kh, shape.step[0]).unfold(2, kw, shape.step[1])
-        patches = windows.permute(0, 4, 5, 1, 2, 3).reshape(len(h) * kh * kw, -1)
-        shifts = _shifts(shape, w.dtype)  # (competing, kernel, patch)
-        shifted = torch.matmul(w.flatten(0, 1).flatten(1), shifts)  # (competing, out · in, patch)
-        shifted = shifted.view(-1, len(patches))
-        y = torch.mm(shifted, patches).view(-1, len(w), patches.shape[1])
+        sizes, patches, shifted, y = _product(x, w, shape)
         largest, gains = _largest(y)
-        if b is not None:  # rounding is monotonous: the largest plus b is the largest of y + b
-            largest.add_(b[:, None])
         ctx.save_for_backward(patches, shifted, *gains)
-        ctx.shape, ctx.sizes, ctx.weight = shape, h.shape, w.shape
-        return _whole(largest.view(len(w), *shape.places, len(x)).permute(3, 0, 1, 2))
+        ctx.shape, ctx.sizes, ctx.weight = shape, sizes, w.shape
+        return _placed(largest, b, shape, len(x))
 
     @staticmethod
     @once_differentiable
