@@ -241,10 +241,12 @@ def main(folder: Path, listener: socket.socket) -> None:
         os._exit(1)
 
     signal.signal(signal.SIGTERM, ended)
+    gc.disable()  # a tenth of the time of imports is looking for garbage that is not there
     for name in _IMPORTED:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()  # what is here now is no garbage: looking for it would copy it
+    gc.enable()
     mother = os.getpid()
     place = nursery.serve(int(os.environ["MANYHANDS_PROCESSES"]))
     if place is None:
