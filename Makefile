@@ -45,8 +45,7 @@ test-gpu: $(DEV)  ## run the tests that need an NVIDIA GPU; they skip where ther
 
 test-system: $(DEV)  ## run the slow tests: the command line, faults, a browser, Slurm, more of both MPIs
 	$(BIN)/python -m pytest $(LANES) tests/system
-	$(BIN)/python tests/parallel/launch.py --mpi mpich --sizes 4
-	$(BIN)/python tests/parallel/launch.py --mpi mpich --sizes 5 $(SIZED)
+	$(BIN)/python tests/parallel/launch.py --mpi mpich --sizes 4,5 $(SIZED)
 	$(BIN)/python tests/parallel/launch.py --mpi openmpi --sizes 3
 	$(BIN)/python tests/parallel/launch.py --mpi openmpi --sizes 1,4,5 tests/parallel/test_sync.py
 
