@@ -3,8 +3,9 @@
     mpiexec -n P python -m manyhands.bench --sizes 1KB..64MB --out records.json
 
 Every algorithm is timed on the same arrays in turn, so that what disturbs the machine disturbs
-all of them alike; a time is that of the slowest rank, from a barrier on, and the record has the
-median over the repeats. Every result is checked.
+all of them alike; slow ones sit out rounds, so that they take no more time than others and follow
+them seldom. A time is that of the slowest rank, from a barrier on, and the record has the median
+over the repeats. Every result is checked.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from manyhands.mpis import command, find_mpi
 
 Record = dict[str, Any]
 _UNITS = {"": 1, "B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
-_SECONDS = 0.5  # for one algorithm at one size, within the limits on repeats
+_SECONDS = 0.2  # for one algorithm at one size, within the limits on repeats
 _REPEATS = (7, 200)
 _GATHERING = ("naive", "allgather")  # need P n bytes on each of P processes
 _GATHERED_MEMORY = 4 << 30  # bytes of a host that they may take
@@ -133,7 +134,7 @@ def _point(comm: Any, length: int, functions: dict[str, Callable[..., None]]) ->
     comm.Allreduce(send, reference)
     meters: dict[str, Metered] = {}
     correct = dict.fromkeys(functions, True)
-    pace = 0.0
+    paces = []
     for name, function in functions.items():
         recv.fill(-1)
         function(send, recv, comm)
@@ -141,31 +142,33 @@ def _point(comm: Any, length: int, functions: dict[str, Callable[..., None]]) ->
         meters[name] = Metered(comm)
         begin = time.perf_counter()
         function(send, recv, meters[name])
-        pace = max(pace, time.perf_counter() - begin)
-    repeats = _agreed_repeats(comm, pace)
-    times = np.empty((len(functions), repeats))
-    names = list(functions)
+        paces.append(time.perf_counter() - begin)
+    wanted = np.clip(_SECONDS / _gathered(comm, paces).max(0), *_REPEATS).astype(int)
+    times: dict[str, list[float]] = {name: [] for name in functions}
     turns = np.random.default_rng(0)  # the same order on every rank
-    for repeat in range(repeats):
-        for row in turns.permutation(len(functions)):  # nobody always follows the same one
-            name, function = names[row], functions[names[row]]
+    for names in rounds(dict(zip(functions, wanted.tolist(), strict=True))):
+        for name in turns.permutation(names):  # nobody always follows the same one
             comm.Barrier()
             begin = time.perf_counter()
-            function(send, recv, comm)
-            times[row, repeat] = time.perf_counter() - begin
+            functions[name](send, recv, comm)
+            times[name].append(time.perf_counter() - begin)
             correct[name] &= bool(recv[-1] == reference[-1])
-    from mpi4py import MPI
-
-    comm.Allreduce(MPI.IN_PLACE, times, MPI.MAX)
     return [
-        _record(comm, name, length, times[row], meters[name], correct[name])
-        for row, name in enumerate(functions)
+        _record(comm, name, length, _gathered(comm, times[name]).max(0), meters[name], right)
+        for name, right in correct.items()
     ]
 
 
-def _agreed_repeats(comm: Any, pace: float) -> int:
-    slowest = _gathered(comm, [pace]).max()
-    return int(np.clip(_SECONDS / max(slowest, 1e-9), *_REPEATS))
+def rounds(repeats: Mapping[str, int]) -> Iterator[list[str]]:
+    """Yield who is timed in each round: everybody so many times, evenly spread.
+
+    >>> list(rounds({"ring": 4, "gloo": 2}))
+    [['ring'], ['ring', 'gloo'], ['ring'], ['ring', 'gloo']]
+    """
+    last = max(repeats.values())
+    for turn in range(last):
+        due = {name: (turn * n // last, (turn + 1) * n // last) for name, n in repeats.items()}
+        yield [name for name, (before, after) in due.items() if after > before]
 
 
 def _gathered(comm: Any, numbers: Sequence[float]) -> Array:
