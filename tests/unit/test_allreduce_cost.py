@@ -79,7 +79,8 @@ def test_choices():
     assert choose(100, 1) == choose(100, 2) == choose(100, 64) == "mpi"
     assert choose(100, 1, native=False) == "ring"
     assert choose(100, 2, native=False) == "shared-memory"
-    assert choose(1 << 20, 2) == "shared-memory"
+    assert choose(1 << 20, 2) == choose(4 << 10, 4) == choose(32 << 10, 16) == "shared-memory"
+    assert choose(4 << 10, 8) == choose(16 << 10, 16) == "mpi"
     assert choose(100, 8, per_host=4) == "mpi"
     assert choose(100, 8, per_host=4, native=False) == "recursive-doubling"
     assert choose(1 << 20, 8, per_host=4) == "hierarchical"
@@ -87,8 +88,10 @@ def test_choices():
     assert choose(1 << 20, 8, per_host=1, native=False) == "ring"
 
 
-def test_two_have_wide_windows_where_there_is_room():
-    assert slot_bytes(2) > slot_bytes(3) == slot_bytes(2, free=64e6)
+def test_two_have_wide_windows_where_that_is_worth_it_and_there_is_room():
+    narrow = slot_bytes(3, machine="aarch64")
+    assert slot_bytes(2, machine="aarch64") > narrow
+    assert slot_bytes(2, free=64e6, machine="aarch64") == slot_bytes(2, machine="x86_64") == narrow
 
 
 def test_every_choice_is_an_algorithm():

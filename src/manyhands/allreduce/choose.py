@@ -14,11 +14,12 @@ from manyhands.allreduce.recursive_doubling import recursive_doubling
 from manyhands.allreduce.ring import ring
 from manyhands.allreduce.shared_memory import in_group
 
-# Bytes per process of the group from which on shared memory beats MPI's own on one host. Measured
-# on x86-64 with MPICH 5 and Open MPI 5; see docs/algorithms/allreduce.md.
-SHARED_FROM = 2 << 10
 # Below this many bytes it is MPI's own for every group, so that the group need not be looked at.
-SMALL = 2 * SHARED_FROM
+SMALL = 4 << 10
+# Bytes per process of the group from which on shared memory beats MPI's own on one host; in a group
+# of few it does from SMALL on. Measured with MPICH 5; see docs/algorithms/allreduce.md.
+SHARED_FROM = 2 << 10
+FEW = 4
 # Bytes from which on, between hosts, sending less matters more than sending seldom. Not measured:
 # it is where a network of 10 µs and 1 GB/s spends as long on the bytes as on starting the
 # messages.
@@ -45,12 +46,16 @@ def choose(nbytes: int, size: int, *, per_host: int | None = None, native: bool 
     if size == 1:
         return "ring"  # a copy
     if per_host is None or per_host == size:
-        return "mpi" if native and nbytes < SHARED_FROM * size else "shared-memory"
+        return "mpi" if native and nbytes < _shared_from(size) else "shared-memory"
     if nbytes < BANDWIDTH_FROM:
         return "mpi" if native else "recursive-doubling"
     if per_host > 1:
         return "hierarchical"
     return "mpi" if native else "ring"
+
+
+def _shared_from(size: int) -> int:
+    return SMALL if size <= FEW else SHARED_FROM * size
 
 
 def auto(send: Array, recv: Array, comm: Any, op: Op = np.add) -> None:
@@ -64,7 +69,7 @@ def auto(send: Array, recv: Array, comm: Any, op: Op = np.add) -> None:
         return
     group = channel(comm)
     size, per_host = group.size, group.private.per_host
-    if 1 < size == per_host and send.nbytes >= SHARED_FROM * size:
+    if 1 < size == per_host and send.nbytes >= _shared_from(size):
         in_group(send, recv, group, op)  # at once, too
         return
     own = native(op, send.dtype)
