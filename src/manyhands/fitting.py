@@ -19,9 +19,10 @@ from manyhands.meeting import agreed, compare_versions, surrounding
 from manyhands.mpis import load_matching
 from manyhands.naming import factory
 from manyhands.options import configure, options
+from manyhands.progress import doubt
 from manyhands.result import Result
 from manyhands.running import Run
-from manyhands.surroundings import group_size
+from manyhands.surroundings import group_rank, group_size
 
 if TYPE_CHECKING:
     from manyhands.comm import Communicator
@@ -96,6 +97,8 @@ def fit(
         if error.exit_code != 128 + signal.SIGINT:
             raise
         raise KeyboardInterrupt(str(error)) from None  # what Ctrl-C means to any other code
+    if not group_rank() and (said := doubt(record)):
+        _warn(said)
     return Result(record, output, run)
 
 

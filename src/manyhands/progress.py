@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from manyhands.board import Note
     from manyhands.config import RunConfig
+
+_UNTAUGHT = 100  # updates that may well teach nothing
 
 
 class Progress:
@@ -125,6 +128,31 @@ def last_loss(record: dict[str, Any]) -> float | None:
     seen = [(row["loss"], row["examples"]) for row in rows if row["loss"] is not None]
     examples = sum(count for _, count in seen)
     return sum(loss * count for loss, count in seen) / examples if examples else None
+
+
+def doubt(record: dict[str, Any]) -> str | None:
+    """Return what to say of a run that has learned nothing; None of one that has, or is too short.
+
+    That is known where classes are told apart: who knows nothing and says so has the loss log C.
+    """
+    found, classes = record["result"], record["data"]["classes"]
+    updates = found["examples"] / record["batch"]["update"]
+    likelihoods = record["config"]["loss"] in (None, "cross-entropy", "nll")
+    if not classes or not likelihoods or found["loss"] is None or updates < _UNTAUGHT:
+        return None
+    if found["loss"] < 0.99 * math.log(classes):
+        return None
+    told = (
+        f"nothing was learned: the test loss, {found['loss']:.4g}, is no better than that of "
+        f"guessing among {classes} classes, {math.log(classes):.4g}; try a smaller lr"
+    )
+    stale = record["strategy"].get("staleness")
+    if stale and stale["mean"] >= 1:
+        told += (
+            f", less momentum or fewer workers: gradients were stale by {stale['mean']:.0f} "
+            "updates on average"
+        )
+    return told
 
 
 def said(name: str, value: float) -> str:

@@ -24,7 +24,7 @@ from manyhands.errors import ConfigError, DataError, nearest
 from manyhands.fitting import _check_init
 from manyhands.job import Job
 from manyhands.options import configure, options
-from manyhands.progress import Progress, last_loss
+from manyhands.progress import Progress, doubt, last_loss
 from manyhands.replica import Replica
 from manyhands.result import Result
 from manyhands.strategies import STRATEGIES
@@ -367,3 +367,39 @@ def test_a_model_is_tried_on_zeros_and_never_on_records(tmp_path: Path) -> None:
     tasks.try_shapes(Looking(6, 2), stored, 7)
     assert [tuple(x.shape) for x in seen] == [(7, 6)]
     assert not seen[0].any()
+
+
+def of_classes(loss: float | None, **changes: Any) -> dict[str, Any]:
+    """Return what `doubt` looks at, of a run of 200 updates."""
+    return {
+        "result": {"loss": loss, "examples": 6400},
+        "data": {"classes": 10},
+        "batch": {"update": 32},
+        "config": {"loss": None},
+        "strategy": {},
+        **changes,
+    }
+
+
+def test_who_has_learned_nothing_is_told() -> None:
+    told = doubt(of_classes(2.31))
+    assert told is not None
+    assert told.endswith("guessing among 10 classes, 2.303; try a smaller lr")
+    stale = doubt(of_classes(40.0, strategy={"staleness": {"mean": 13.9}}))
+    assert stale is not None
+    assert stale.endswith("fewer workers: gradients were stale by 14 updates on average")
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        of_classes(2.2),
+        of_classes(None),
+        of_classes(2.31, data={"classes": None}),
+        of_classes(2.31, config={"loss": "mse"}),
+        of_classes(2.31, batch={"update": 128}),
+    ],
+    ids=["learned", "no test set", "no classes", "another loss", "short"],
+)
+def test_who_has_learned_or_may_not_have_is_not_doubted(seen: dict[str, Any]) -> None:
+    assert doubt(seen) is None
