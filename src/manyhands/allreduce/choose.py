@@ -14,10 +14,12 @@ from manyhands.allreduce.recursive_doubling import recursive_doubling
 from manyhands.allreduce.ring import ring
 from manyhands.allreduce.shared_memory import in_group
 
+# Below this many bytes it is MPI's own for every group, so that the group need not be looked at.
+SMALL = 4 << 10
 # Bytes per process of the group from which on shared memory beats MPI's own on one host; in a group
 # of few it does from SMALL on. Measured with MPICH 5; see docs/algorithms/allreduce.md.
 SHARED_FROM = 2 << 10
-FEW, SMALL = 4, 4 << 10
+FEW = 4
 # Bytes from which on, between hosts, sending less matters more than sending seldom. Not measured:
 # it is where a network of 10 µs and 1 GB/s spends as long on the bytes as on starting the
 # messages.
@@ -39,7 +41,7 @@ def choose(nbytes: int, size: int, *, per_host: int | None = None, native: bool 
         per_host: Processes on the fullest host; None means all of them.
         native: Whether MPI itself has the operation on this dtype.
     """
-    if native and nbytes < _small(size):
+    if native and nbytes < SMALL:
         return "mpi"
     if size == 1:
         return "ring"  # a copy
@@ -56,18 +58,13 @@ def _shared_from(size: int) -> int:
     return SMALL if size <= FEW else SHARED_FROM * size
 
 
-def _small(size: int) -> int:
-    """Return below how many bytes it is MPI's own, on one host or several."""
-    return min(_shared_from(size), BANDWIDTH_FROM)
-
-
 def auto(send: Array, recv: Array, comm: Any, op: Op = np.add) -> None:
     """Reduce `send` over all ranks of `comm` into `recv` by the algorithm that `choose` names.
 
     Guarantees: those that all the algorithms share. Every rank chooses alike, because the choice
     depends only on what all ranks must pass alike. Arguments as for `naive`.
     """
-    if send.nbytes < _small(comm.size) and (own := native(op, send.dtype)) is not None:
+    if send.nbytes < SMALL and (own := native(op, send.dtype)) is not None:
         by_name(send, recv, comm, own)  # at once: so few bytes take less than finding the group
         return
     group = channel(comm)
