@@ -97,7 +97,7 @@ def fit(
         if error.exit_code != 128 + signal.SIGINT:
             raise
         raise KeyboardInterrupt(str(error)) from None  # what Ctrl-C means to any other code
-    if not group_rank() and (said := doubt(record)):
+    if run.loss is None and not group_rank() and (said := doubt(record)):
         _warn(said)
     return Result(record, output, run)
 

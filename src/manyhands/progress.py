@@ -135,10 +135,12 @@ def doubt(record: dict[str, Any]) -> str | None:
 
     That is known where classes are told apart: who knows nothing and says so has the loss log C.
     """
-    found, classes = record["result"], record["data"]["classes"]
-    updates = found["examples"] / record["batch"]["update"]
+    found = record["result"]
+    if found["loss"] is None:
+        return None
+    classes, updates = record["data"]["classes"], found["examples"] / record["batch"]["update"]
     likelihoods = record["config"]["loss"] in (None, "cross-entropy", "nll")
-    if not classes or not likelihoods or found["loss"] is None or updates < _UNTAUGHT:
+    if not classes or not likelihoods or updates < _UNTAUGHT:
         return None
     if found["loss"] < 0.99 * math.log(classes):
         return None
