@@ -145,7 +145,8 @@ def _point(comm: Any, length: int, functions: dict[str, Callable[..., None]]) ->
         paces.append(time.perf_counter() - begin)
     wanted = np.clip(_SECONDS / _gathered(comm, paces).max(0), *_REPEATS).astype(int)
     times: dict[str, list[float]] = {name: [] for name in functions}
-    turns = np.random.default_rng(0)  # the same order on every rank
+    seed = comm.bcast(np.random.SeedSequence().entropy if comm.rank == 0 else None)
+    turns = np.random.default_rng(seed)  # the same order on every rank, another in every run
     for names in rounds(dict(zip(functions, wanted.tolist(), strict=True))):
         for name in turns.permutation(names):  # nobody always follows the same one
             comm.Barrier()
