@@ -44,11 +44,12 @@ def main() -> None:
     options = parser(__doc__, rounds=5, steps=0)
     options.add_argument("--workers", default="2,4")
     options.add_argument("--sizes", default="256B..64MB")
+    options.add_argument("--algorithms", default=",".join(ALGORITHMS))
     asked = options.parse_args()
     groups = [int(part) for part in asked.workers.split(",")]
     points: dict[tuple[int, int], list[dict[str, float]]] = {}
     for number in range(asked.rounds):
-        for point in bench.measure(groups, asked.sizes, list(ALGORITHMS)):
+        for point in bench.measure(groups, asked.sizes, asked.algorithms.split(",")):
             if not point["correct"]:
                 raise RuntimeError(f"{point['algorithm']} gave a wrong result")
             rounds = points.setdefault((point["workers"], point["bytes"]), [])

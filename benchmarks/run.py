@@ -46,7 +46,7 @@ SMALL = (
     steps(2, "cnn", 16, "--rounds", 11, "--steps", 100),
     steps(2, "mlp-11m", 64, "--rounds", 5, "--steps", 5),
     steps(2, "resnet-18", 32, "--rounds", 3, "--steps", 1),
-    Part("allreduce-4", "allreduces.py", ("--workers", "2,4", "--rounds", 3)),
+    Part("allreduce", "allreduces.py", ("--workers", "2,4", "--rounds", 3)),
     Part("start", "whole_scripts.py", ("--parts", "start", "--workers", 4, "--rounds", 3)),
     Part("memory", "whole_scripts.py", ("--parts", "memory", "--workers", 2, "--rounds", 1)),
     Part("to-98", "to_target.py", ("--workers", 2)),
