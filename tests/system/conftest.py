@@ -8,9 +8,13 @@ from running import anybody_alive, eventually
 
 HERE = Path(__file__).parent
 SECONDS = 300  # longer than any wait within a test, so that the test itself says what was missing
+# Files that take minutes, which begin first: so no lane is left alone with one of them.
+LONG = [f"test_{name}" for name in ("private_runs", "training", "spark", "faults", "examples")]
+LONG += [f"test_{name}" for name in ("hosts", "survival", "speeds", "spark_cluster")]
 
 
 def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: [*LONG, item.path.stem].index(item.path.stem))
     for item in items:
         if HERE in item.path.parents and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SECONDS))
