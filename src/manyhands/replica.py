@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from manyhands import forms
+from manyhands.backward import back
 from manyhands.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ class Replica:
             loss, output = self.objective(self.forward, *some)
             weighted = loss if count == examples else loss * (count / examples)
             if filled:
-                weighted.backward()  # type: ignore[no-untyped-call]
+                back(weighted)
             else:
                 self._fill(weighted, weight if at_once else 1.0)
                 filled = True
@@ -148,7 +149,7 @@ class Replica:
         """
         for _, p in self.named:
             p.grad = None
-        loss.backward()  # type: ignore[no-untyped-call]
+        back(loss)
         large = self.grad.numel() >= _LARGE
         moved: tuple[list[Tensor], list[Tensor]] = ([], [])
         for (_, p), view in zip(self.named, self._grads, strict=True):

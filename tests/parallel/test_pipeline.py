@@ -92,14 +92,14 @@ def unsplit(data, micro_batches):
     for step, share in zip(range(STEPS), plan.epoch(1), strict=False):
         x, y = stored.train.batch(share.indices)
         optimizer.zero_grad()
-        for i, (start, stop) in enumerate(chunks(len(x), micro_batches)):
-            h = x[start:stop]
+        sizes = chunks(len(x), micro_batches)
+        for i, (h, target) in enumerate(zip(x.split(sizes), y.split(sizes), strict=True)):
             for place, layer in enumerate(model):
                 if isinstance(layer, nn.Dropout):
                     torch.manual_seed(mixed(0, 0, step, i, place))
                 h = layer(h)
-            loss = nn.functional.cross_entropy(h, y[start:stop])
-            (loss * ((stop - start) / len(x))).backward()
+            loss = nn.functional.cross_entropy(h, target)
+            (loss * (len(target) / len(x))).backward()
         optimizer.step()
     return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
 

@@ -1,14 +1,10 @@
 """How a model is cut, in which order a stage works, and what pipeline refuses before launching."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch import nn
 
 import manyhands as mh
-from manyhands.handing import handed
 from manyhands.models import MODELS
 from manyhands.options import configure
 from manyhands.replica import Replica
@@ -52,7 +48,7 @@ def test_every_pass_once_and_never_back_before_forth(kind, micro_batches):
 def test_no_schedule_can_deadlock_and_the_bubble_is_that_of_theory(kind, stages):
     """Simulate: each pass takes one unit and starts when its stage and its input are ready."""
     m = 6
-    plans = [schedule(kind, stage=s, stages=stages, micro_batches=m) for s in range(stages)]
+    plans = [list(schedule(kind, stage=s, stages=stages, micro_batches=m)) for s in range(stages)]
     done, clocks = {}, [0] * stages
     while any(plans):
         ready = []
@@ -73,15 +69,15 @@ def test_no_schedule_can_deadlock_and_the_bubble_is_that_of_theory(kind, stages)
 
 
 def test_chunks_are_near_equal_and_never_empty():
-    assert chunks(10, 4) == [(0, 2), (2, 5), (5, 7), (7, 10)]
-    assert chunks(2, 4) == [(0, 1), (1, 2)]
-    assert chunks(0, 4) == []
+    assert chunks(10, 4) == (2, 3, 2, 3)
+    assert chunks(2, 4) == (1, 1)
+    assert chunks(0, 4) == ()
 
 
 @pytest.mark.parametrize("examples", [1, 4, 30, 32, 33])
 def test_kernels_are_chosen_for_the_largest_micro_batch(examples):
     at_once = mh.Pipeline(micro_batches=4).at_once(examples)
-    assert at_once == max(stop - start for start, stop in chunks(examples, 4))
+    assert at_once == max(chunks(examples, 4))
 
 
 def replica(name="cnn"):
@@ -181,29 +177,6 @@ def test_a_model_may_say_how_it_is_cut():
         assert torch.equal(whole.module(x), output)
     assert whole.module.head.weight.numel() == 0
     assert torch.equal(stage.params, expected[90:])
-
-
-def test_a_gradient_from_elsewhere_goes_back_as_torch_would_take_it():
-    layer, x = nn.Linear(5, 3), torch.randn(4, 5, requires_grad=True)
-    gradient = torch.randn(4, 3)
-    theirs = torch.autograd.grad(layer(x), [x, *layer.parameters()], gradient)
-    ours = torch.autograd.grad(handed(layer(x), gradient), [x, *layer.parameters()])
-    assert all(map(torch.equal, ours, theirs))
-
-
-def test_it_brings_no_symbolic_algebra_along():
-    script = """
-import sys, torch
-from manyhands.handing import handed
-y = torch.nn.Linear(5, 3)(torch.randn(4, 5))
-before = "sympy" in sys.modules
-handed(y, torch.ones(4, 3)).backward()
-print(before, "sympy" in sys.modules)
-"""
-    done = subprocess.run([sys.executable, "-c", script], stdout=-1, text=True, check=True)
-    if done.stdout == "True True\n":
-        pytest.skip("this PyTorch itself brings it along")
-    assert done.stdout == "False False\n"
 
 
 def test_a_stage_computes_its_part_and_draws_by_its_key():

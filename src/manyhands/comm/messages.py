@@ -86,6 +86,13 @@ class Messages:
         """Begin to receive a parcel piece by piece; the last request is that of the header."""
         return [self.comm.Irecv(piece, source) for piece in parcel.pieces]
 
+    def wait(self, request: Any) -> None:
+        """Return when it is complete."""
+        asked = 0
+        while not request.Test():
+            asked += 1
+            self._pause(asked)
+
     def wait_some(self, requests: Sequence[Any]) -> list[int]:
         """Return the places of the requests that are complete, as soon as there is at least one.
 
@@ -94,13 +101,16 @@ class Messages:
         asked = 0
         while not (done := MPI.Request.Testsome(requests)):
             asked += 1
-            if asked < self.spins:
-                os.sched_yield()
-            else:
-                time.sleep(min(_LONGEST, _SHORTEST * (1 + (asked - self.spins) // 2)))
+            self._pause(asked)
         while more := MPI.Request.Testsome(requests):
             done += more
         return done
+
+    def _pause(self, asked: int) -> None:
+        if asked < self.spins:
+            os.sched_yield()
+        else:
+            time.sleep(min(_LONGEST, _SHORTEST * (1 + (asked - self.spins) // 2)))
 
     def wait_all(self, requests: list[Any]) -> None:
         """Return when all are complete."""

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from manyhands.backward import gradients
 from manyhands.errors import ConfigError
-from manyhands.handing import handed
 from manyhands.privacy.clipping import coefficients
 from manyhands.privacy.layerwise import Layerwise, Trace
 
@@ -93,8 +93,8 @@ class Staged:
         x, trace = self.passing.pop(i)
         own, entered = len(trace.outputs), [x] if x.requires_grad else []
         # Likewise the gradient is MPI's.
-        end = trace.y if gradient is None else handed(trace.y, gradient.clone())
-        found = torch.autograd.grad(end, [*trace.outputs, *entered])
+        gradient = torch.ones_like(trace.y) if gradient is None else gradient.clone()
+        found = gradients(trace.y, gradient, [*trace.outputs, *entered])
         size = self.clipped.chunk_for(x)
         for start in range(0, len(x), size):
             some = slice(start, start + size)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import struct
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
 
 _TYPES = (torch.float32, torch.float64)
 _AXES = 16  # how many dimensions of an activation can be told
+_LOSS = struct.Struct("=dqq")  # in a parcel's header: mean, correct, examples
 
 
 def work(worker: Worker, pipeline: Pipeline) -> dict[str, Any]:
@@ -51,13 +51,16 @@ class Lane:
         self._each = self._axes.numel()  # numbers of one example
         self.parcels = [Parcel(like.detach().reshape(-1)) for _ in range(slots)]
         self.requests: list[Any] = [None] * slots
+        self._views: dict[tuple[int, int], Tensor] = {}
 
-    def send(self, i: int, tensor: Tensor) -> Parcel:
+    def send(self, i: int, tensor: Tensor, loss: Loss | None = None) -> Parcel:
         """Begin to send micro-batch i's tensor; returns the parcel, for the meter."""
         slot = i % len(self.parcels)
         self.wait(slot)
         parcel = self.parcels[slot]
-        self.view(parcel, len(tensor)).copy_(tensor)
+        self.view(i, len(tensor)).copy_(tensor)
+        if loss:
+            _LOSS.pack_into(parcel.buffer.data, 0, *loss)
         self.requests[slot] = self.messages.send(parcel, self.other)
         return parcel
 
@@ -66,21 +69,27 @@ class Lane:
         slot = i % len(self.parcels)
         self.requests[slot] = self.messages.receive(self.parcels[slot], self.other)
 
-    def take(self, i: int) -> Parcel:
-        """Return micro-batch i's parcel when it is here."""
-        slot = i % len(self.parcels)
-        self.wait(slot)
-        return self.parcels[slot]
+    def take(self, i: int) -> None:
+        """Return when micro-batch i's tensor is here."""
+        self.wait(i % len(self.parcels))
 
     def wait(self, slot: int) -> None:
         """Return when a parcel is not in use by MPI any more."""
         if self.requests[slot] is not None:
-            self.messages.wait_all([self.requests[slot]])
+            self.messages.wait(self.requests[slot])
             self.requests[slot] = None
 
-    def view(self, parcel: Parcel, examples: int) -> Tensor:
-        """Return a parcel's tensor, for that many examples."""
-        return parcel.body[: examples * self._each].view(examples, *self._axes)
+    def view(self, i: int, examples: int) -> Tensor:
+        """Return micro-batch i's tensor, which has that many examples."""
+        key = i % len(self.parcels), examples
+        if key not in self._views:
+            body = self.parcels[key[0]].body[: examples * self._each]
+            self._views[key] = body.view(examples, *self._axes)
+        return self._views[key]
+
+    def loss(self, i: int) -> Loss:
+        """Return what micro-batch i gave, which travels with its gradient."""
+        return Loss(*_LOSS.unpack_from(self.parcels[i % len(self.parcels)].buffer.data))
 
 
 class Pipe:
@@ -106,7 +115,7 @@ class Pipe:
         self.losses: dict[int, Loss] = {}
         self._connect(worker.rank - workers, worker.rank + workers)
 
-    def _turns(self, micro_batches: int) -> list[Turn]:
+    def _turns(self, micro_batches: int) -> tuple[Turn, ...]:
         kind, stages = self.pipeline.order or "1f1b", self.pipeline.stages
         return schedule(kind, stage=self.index, stages=stages, micro_batches=micro_batches)
 
@@ -134,7 +143,7 @@ class Pipe:
     def _told(self, before: int) -> Tensor:
         """Return a tensor of the shape that the stage before will send."""
         parcel = Parcel(torch.zeros(_AXES, dtype=torch.int64))
-        self.messages.wait_all([self.messages.receive(parcel, before)])
+        self.messages.wait(self.messages.receive(parcel, before))
         kind, axes = parcel.header[:2].tolist()
         return torch.zeros(parcel.body[:axes].tolist(), dtype=_TYPES[kind])
 
@@ -143,7 +152,7 @@ class Pipe:
         parcel = Parcel(torch.zeros(_AXES, dtype=torch.int64))
         parcel.header[:2] = _TYPES.index(y.dtype), y.dim()
         parcel.body[: y.dim()] = torch.tensor(y.shape)
-        self.messages.wait_all([self.messages.send(parcel, after)])
+        self.messages.wait(self.messages.send(parcel, after))
 
     def step(self, batch: Batch) -> None:
         """Do one step's forward and backward passes; the gradient is then in the stage's `grad`."""
@@ -164,16 +173,16 @@ class Pipe:
     def _flow(self, batch: Batch, piece: slice) -> list[Loss]:
         """Let a piece of a batch flow through the stages; returns what its micro-batches gave."""
         x, y = batch.x[piece], batch.y[piece]
-        parts = chunks(len(x), self.pipeline.parts)
+        sizes = chunks(len(x), self.pipeline.parts)
+        parts = list(zip(x.split(sizes), y.split(sizes), strict=True))
         for lane in self._receiving():
             for i in range(min(len(parts), len(lane.parcels))):
                 lane.expect(i)
         for pass_, i in self._turns(len(parts)):
-            part = slice(*parts[i])
             if pass_ == "forward":
-                self._forward(i, x[part], y[part], batch.total)
+                self._forward(i, *parts[i], batch.total)
             else:
-                self._backward(i, part.stop - part.start, len(parts))
+                self._backward(i, sizes[i], len(parts))
         return [self.losses[i] for i in range(len(parts))] if self.passes.tells else []
 
     def _receiving(self) -> list[Lane]:
@@ -182,9 +191,10 @@ class Pipe:
     def _forward(self, i: int, x: Tensor, target: Tensor, total: int) -> None:
         worker, count = self.worker, len(x)
         if not self.first:
-            x = self.inputs.view(self._take(self.inputs, i), count).detach()
-            x.requires_grad_()
-        with self._computing("forward", i):
+            self._take(self.inputs, i)
+            x = self.inputs.view(i, count).detach().requires_grad_()
+        worker.board.note(worker.rank, worker.step, "gradient")
+        with self.notes.spending("forward", i):
             y = self.passes.forward(i, x, worker.config.seed, self.member, worker.step, i)
             if self.last and (loss := self.passes.judge(i, target, total)):
                 self.losses[i] = loss
@@ -194,10 +204,11 @@ class Pipe:
     def _backward(self, i: int, count: int, micro_batches: int) -> None:
         gradient = None
         if not self.last:
-            parcel = self._take(self.gradients, i)
-            self.losses[i] = _unpacked(parcel)
-            gradient = self.gradients.view(parcel, count)
-        with self._computing("backward", i):
+            self._take(self.gradients, i)
+            self.losses[i] = self.gradients.loss(i)
+            gradient = self.gradients.view(i, count)
+        self.worker.board.note(self.worker.rank, self.worker.step, "gradient")
+        with self.notes.spending("backward", i):
             found = self.passes.backward(i, gradient)
         if not self.first:
             self._send(self.returns, i, found, "gradients", self.losses.get(i))
@@ -205,24 +216,15 @@ class Pipe:
             if i + len(lane.parcels) < micro_batches:
                 lane.expect(i + len(lane.parcels))
 
-    @contextmanager
-    def _computing(self, what: str, i: int) -> Iterator[None]:
-        self.worker.board.note(self.worker.rank, self.worker.step, "gradient")
-        with self.notes.spending(what, i):
-            yield
-
-    def _take(self, lane: Lane, i: int) -> Parcel:
+    def _take(self, lane: Lane, i: int) -> None:
         self.worker.board.note(self.worker.rank, self.worker.step, "exchange")
         with self.notes.spending("wait", i):
-            return lane.take(i)
+            lane.take(i)
 
     def _send(self, lane: Lane, i: int, x: Tensor, what: str, loss: Loss | None = None) -> None:
         begin = time.perf_counter()
         with self.notes.spending("communicate", i):
-            lane.wait(i % len(lane.parcels))
-            if loss:
-                _pack(lane.parcels[i % len(lane.parcels)], loss)
-            size = lane.send(i, x).nbytes
+            size = lane.send(i, x, loss).nbytes
         seconds = time.perf_counter() - begin
         if self.passes.tells:  # how many messages there are follows from how many examples
             meter = self.worker.comm.meter
@@ -234,14 +236,3 @@ class Pipe:
         for lane in lanes:
             for slot in range(len(lane.parcels)):
                 lane.wait(slot)
-
-
-def _pack(parcel: Parcel, loss: Loss) -> None:
-    """Let the loss travel in a parcel's header, its bits as a whole number."""
-    parcel.header[:1].view(np.float64)[0] = loss.mean
-    parcel.header[1:3] = loss.correct, loss.examples
-
-
-def _unpacked(parcel: Parcel) -> Loss:
-    mean = float(parcel.header[:1].view(np.float64)[0])
-    return Loss(mean, int(parcel.header[1]), int(parcel.header[2]))

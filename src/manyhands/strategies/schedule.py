@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cache
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
@@ -15,7 +17,8 @@ class Turn(NamedTuple):
     micro_batch: int
 
 
-def schedule(kind: Kind, *, stage: int, stages: int, micro_batches: int) -> list[Turn]:
+@cache
+def schedule(kind: Kind, *, stage: int, stages: int, micro_batches: int) -> tuple[Turn, ...]:
     """Return what a stage does in one step.
 
     gpipe (Huang et al. 2019, arXiv 1811.06965): all forward passes, then all backward passes.
@@ -31,10 +34,10 @@ def schedule(kind: Kind, *, stage: int, stages: int, micro_batches: int) -> list
         if i + ahead < micro_batches:
             turns.append(Turn("forward", i + ahead))
         turns.append(Turn("backward", i))
-    return turns
+    return tuple(turns)
 
 
-def in_flight(turns: list[Turn]) -> int:
+def in_flight(turns: Sequence[Turn]) -> int:
     """Return how many micro-batches a stage holds at once, at the most."""
     held = most = 0
     for turn in turns:
@@ -48,8 +51,9 @@ def ideal_bubble(stages: int, micro_batches: int) -> float:
     return (stages - 1) / (micro_batches + stages - 1)
 
 
-def chunks(examples: int, micro_batches: int) -> list[tuple[int, int]]:
-    """Cut a batch into near-equal micro-batches as (start, stop); none is empty."""
+@cache
+def chunks(examples: int, micro_batches: int) -> tuple[int, ...]:
+    """Cut a batch into near-equal micro-batches; returns their sizes, none of them zero."""
     count = min(examples, micro_batches)
     edges = [i * examples // count for i in range(count + 1)] if count else [0]
-    return list(pairwise(edges))
+    return tuple(stop - start for start, stop in pairwise(edges))

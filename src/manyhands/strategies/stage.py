@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from manyhands.handing import handed
+from manyhands.backward import go_back
 from manyhands.replica import Loss, Replica
 from manyhands.strategies.portion import Portion, spans
 
@@ -35,6 +35,7 @@ class Passes:
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
         self.held: dict[int, tuple[Tensor, Tensor]] = {}  # what entered and what left
+        self.shares: dict[int, Tensor] = {}  # of the update; the last stage's
 
     def begin(self) -> None:
         """Begin a step."""
@@ -47,17 +48,17 @@ class Passes:
         return y
 
     def judge(self, i: int, target: Tensor, total: int) -> Loss | None:
-        """Let the loss leave, weighted by the micro-batch's share of the update; return it."""
+        """Let the loss leave, to go back by the micro-batch's share of the update; return it."""
         x, y = self.held[i]
         loss = self.stage.loss(y, target)
         count = len(target)
-        self.held[i] = x, loss * (count / total)
+        self.held[i], self.shares[i] = (x, loss), torch.full_like(loss, count / total)
         return Loss(loss.item(), self.stage.correct(y, target), count)
 
     def backward(self, i: int, gradient: Tensor | None) -> Tensor:
         """Add up the gradient; return that by what entered, where it has one."""
         x, y = self.held.pop(i)
-        torch.autograd.backward(y if gradient is None else handed(y, gradient))
+        go_back(y, self.shares.pop(i) if gradient is None else gradient)
         if not x.requires_grad:
             return x
         return torch.zeros_like(x) if x.grad is None else x.grad
