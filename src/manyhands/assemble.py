@@ -19,6 +19,7 @@ from manyhands import forms, gpus, rate, slowing, tasks, tune
 from manyhands._version import __version__
 from manyhands.allocating import keep_freed
 from manyhands.augmenting import Augment
+from manyhands.backward import wake
 from manyhands.balancing import Balance
 from manyhands.board import BOARD_FILE, EVENTS_FILE, Board
 from manyhands.checkpoint import Checkpoint, check
@@ -51,6 +52,7 @@ def worker(job: Job, comm: MPI.Comm | Communicator, folder: Path) -> tuple[Worke
     A master is built like a worker; it holds the plan of worker 0, for the record only.
     """
     keep_freed()
+    waking = wake()
     config = job.config
     board = Board(folder / BOARD_FILE, comm.size)
     group = _group(comm, config)
@@ -131,6 +133,7 @@ def worker(job: Job, comm: MPI.Comm | Communicator, folder: Path) -> tuple[Worke
         _go_on(job, made, found)
     if mechanism:
         open_ledger(made, Path(job.output), _remembered(made, found))
+    waking.join()
     return made, kernels
 
 

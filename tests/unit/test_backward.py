@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from manyhands.backward import back, go_back, gradients
+from manyhands.backward import back, go_back, gradients, wake
 
 
 def made():
@@ -91,3 +91,13 @@ print(before, "sympy" in sys.modules)
     if done.stdout == "True True\n":
         pytest.skip("this PyTorch itself brings it along")
     assert done.stdout == "False False\n"
+
+
+def test_what_wakes_the_engine_changes_nothing_that_is_drawn():
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    waking = wake()
+    waking.join(timeout=60)
+    assert not waking.is_alive()
+    assert torch.equal(torch.rand(2), expected)
