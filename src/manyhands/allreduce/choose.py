@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from manyhands.allreduce.buffers import Array, Op
 from manyhands.allreduce.hierarchical import hierarchical
 from manyhands.allreduce.mpi import by_name, native
-from manyhands.allreduce.private import channel
+from manyhands.allreduce.private import Channel, channel
 from manyhands.allreduce.recursive_doubling import recursive_doubling
 from manyhands.allreduce.ring import ring
 from manyhands.allreduce.shared_memory import in_group
@@ -58,6 +59,12 @@ def _shared_from(size: int) -> int:
     return SMALL if size <= FEW else SHARED_FROM * size
 
 
+def _limit(group: Channel) -> float:
+    """Return the bytes from which on it is shared memory; infinite if not all are on one host."""
+    together = 1 < group.size == group.private.per_host
+    return _shared_from(group.size) if together else math.inf
+
+
 def auto(send: Array, recv: Array, comm: Any, op: Op = np.add) -> None:
     """Reduce `send` over all ranks of `comm` into `recv` by the algorithm that `choose` names.
 
@@ -68,12 +75,18 @@ def auto(send: Array, recv: Array, comm: Any, op: Op = np.add) -> None:
         by_name(send, recv, comm, own)  # at once: so few bytes take less than finding the group
         return
     group = channel(comm)
-    size, per_host = group.size, group.private.per_host
-    if 1 < size == per_host and send.nbytes >= _shared_from(size):
+    limit = group.shared_from
+    if limit is None:
+        limit = group.shared_from = _limit(group)
+    if send.nbytes >= limit:
         in_group(send, recv, group, op)  # at once, too
         return
     own = native(op, send.dtype)
-    name = choose(send.nbytes, size, per_host=per_host, native=own is not None)
+    if own is not None and limit < math.inf:
+        by_name(send, recv, comm, own)
+        return
+    per_host = group.private.per_host
+    name = choose(send.nbytes, group.size, per_host=per_host, native=own is not None)
     if name == "shared-memory":
         in_group(send, recv, group, op)
     elif name == "mpi" and own is not None:
