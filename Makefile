@@ -62,7 +62,7 @@ format: $(DEV)  ## format the code and fix what can be fixed
 
 bench: $(DEV)  ## compare the speed with PyTorch DDP and Hogwild, with Opacus, and of our own parts
 	@$(PIP) -e '.[bench]'
-	$(BIN)/python benchmarks/run.py --machine small
+	$(BIN)/python benchmarks/run.py --machine small --minutes 10
 
 bench-large: $(DEV)  ## the same on a machine of sixteen cores
 	@$(PIP) -e '.[bench]'

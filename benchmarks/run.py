@@ -2,17 +2,20 @@
 
 Every figure is a ratio within one run. Prints what, ours, theirs, ratio, bar, and whether the bar
 is reached; the records go to benchmarks/results/small or large, of which `make results` makes
-docs/performance.md.
+docs/performance.md. They also say how long they took: with `--minutes` those are left out that
+would not fit, the last ones of the list first.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import json
 import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,17 +49,17 @@ SMALL = (
     steps(2, "cnn", 16, "--rounds", 11, "--steps", 100),
     steps(2, "mlp-11m", 64, "--rounds", 5, "--steps", 5),
     steps(2, "resnet-18", 32, "--rounds", 3, "--steps", 1),
-    Part("allreduce", "allreduces.py", ("--workers", "2,4", "--rounds", 3)),
-    Part("start", "whole_scripts.py", ("--parts", "start", "--workers", 4, "--rounds", 3)),
+    Part("allreduce", "allreduces.py", ("--workers", "2,4", "--rounds", 2)),
+    Part("start", "whole_scripts.py", ("--parts", "start", "--workers", 4, "--rounds", 2)),
+    Part("pipeline", "pipeline.py", ("--rounds", 2, "--steps", 400)),
+    Part("opacus", "against_opacus.py", ("--rounds", 3)),
     Part("memory", "whole_scripts.py", ("--parts", "memory", "--workers", 2, "--rounds", 1)),
-    Part("to-98", "to_target.py", ("--workers", 2)),
     Part("overhead", "overhead.py", ("--rounds", 9), 2),
-    Part("yardstick", "yardstick.py", ("--workers", 2, "--rounds", 2, "--steps", 900)),
     Part("hogwild", "hogwild_example.py", ("--workers", 2, "--rounds", 3, "--steps", 150)),
-    Part("opacus", "against_opacus.py", ("--rounds", 7)),
     Part("torch-mpi", "torch_mpi.py", ("--rounds", 7, "--sizes", "10,16,20,24"), 2),
     Part("balance", "balance.py", ("--workers", 2, "--rounds", 3, "--batch", 128)),
-    Part("pipeline", "pipeline.py", ("--rounds", 3, "--steps", 400)),
+    Part("to-98", "to_target.py", ("--workers", 2)),
+    Part("yardstick", "yardstick.py", ("--workers", 2, "--rounds", 2, "--steps", 900)),
 )
 LARGE = (
     steps(16, "cnn", 128),
@@ -78,6 +81,23 @@ LARGE = (
     Part("pipeline", "pipeline.py"),
 )
 PARTS = {"small": SMALL, "large": LARGE}
+
+
+def within(minutes: float, names: Sequence[str], took: Mapping[str, float]) -> list[str]:
+    """Return the parts that fit, the first ones first, by the seconds that they took last time."""
+    fitting, left = [], 60 * minutes
+    for name in names:
+        if took.get(name, 0) <= left:
+            fitting.append(name)
+            left -= took.get(name, 0)
+    return fitting
+
+
+def last_times(folder: Path, names: Sequence[str]) -> dict[str, float]:
+    """Return the seconds that parts took when their records were made, where these say so."""
+    paths = {name: folder / f"{name}.json" for name in names}
+    found = {name: json.loads(p.read_text()) for name, p in paths.items() if p.exists()}
+    return {name: record["seconds"] for name, record in found.items() if "seconds" in record}
 
 
 def rows(record: Record) -> list[tuple[str, ...]]:
@@ -128,6 +148,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--machine", choices=PARTS, default="small" if cores() < 8 else "large")
     parser.add_argument("--parts", help="only these, by name")
+    parser.add_argument("--minutes", type=float, help="leave out what would not fit into these")
     parser.add_argument("--rounds", type=int, help="instead of each part's own")
     parser.add_argument("--out", type=Path, help="by default benchmarks/results/MACHINE")
     asked = parser.parse_args()
@@ -137,6 +158,10 @@ def main() -> int:
         parser.error(f"no parts {', '.join(unknown)}; expected some of {', '.join(known)}")
     out: Path = (asked.out or HERE / "results" / asked.machine).resolve()
     out.mkdir(parents=True, exist_ok=True)
+    left_out: list[str] = []
+    if asked.minutes:
+        fitting = within(asked.minutes, names, last_times(out, names))
+        names, left_out = fitting, [name for name in names if name not in fitting]
     print(f"{cores()} cores, {cpu_name()}; ratios within one run; > 1 means that ours is faster,")
     print("but for the rows with ≤: there it says how much longer ours takes")
     table, failed = Table(*HEAD), []
@@ -150,14 +175,17 @@ def main() -> int:
             failed.append(f"{name}: {error}")
             continue
         line = " ".join(map(str, (part.script, *arguments)))
-        about = {"machine": machine(), "script": line, "processes": part.processes}
+        took = round(time.monotonic() - begin)
+        about = {"machine": machine(), "script": line, "processes": part.processes, "seconds": took}
         write_json(path, {**about, "records": records})
         for cells in (cells for record in records for cells in rows(record)):
             table.add_row(*cells)
-        print(f"{name}: {time.monotonic() - begin:.0f} s", flush=True)
+        print(f"{name}: {took} s", flush=True)
     Console(width=120).print(table)
     verdicts = list(table.columns[-1].cells)
     print(f"{verdicts.count('pass')} of {len(verdicts)} bars reached; records in {out}")
+    if left_out:
+        print(f"left out, too long: python benchmarks/run.py --parts {','.join(left_out)}")
     print(*failed, sep="\n")
     return 1 if failed else 0
 

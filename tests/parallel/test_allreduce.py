@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import itertools
+import sys
 import time
 
 import numpy as np
 import pytest
 from mpi4py import MPI
 
-from manyhands.allreduce import ALGORITHMS, Metered, cost, hierarchical, shared_memory
+from manyhands.allreduce import ALGORITHMS, Metered, auto, choose, cost, hierarchical, shared_memory
 from manyhands.allreduce.window import slot_bytes
 from manyhands.errors import ConfigError
 
@@ -47,6 +48,31 @@ def same_bits(comm, array):
     """Whether all ranks hold the very same bytes."""
     mine = np.ascontiguousarray(array).tobytes()
     return all(theirs == mine for theirs in comm.allgather(mine))
+
+
+def test_auto_takes_for_each_of_two_groups_what_is_chosen_for_its_size(comm, monkeypatch):
+    """It remembers the group that it was last used for, and must not take one for the other."""
+    taken = []
+    home = sys.modules[auto.__module__]
+    for name, algorithm in (("by_name", "mpi"), ("in_group", "shared-memory")):
+        real = getattr(home, name)
+
+        def spied(*given, real=real, algorithm=algorithm):
+            taken.append(algorithm)
+            real(*given)
+
+        monkeypatch.setattr(home, name, spied)
+    half = comm.Split(comm.rank % 2)
+    for group in (comm, half, half, comm):
+        for numbers in (100, 2000, 100_000):
+            send = np.full(numbers, group.rank, dtype=np.float32)
+            recv = np.empty_like(send)
+            taken.clear()
+            auto(send, recv, group)
+            assert (recv == sum(range(group.size))).all()
+            wanted = choose(send.nbytes, group.size)
+            assert taken == ([] if wanted == "ring" else [wanted])  # alone, it is a copy
+    half.Free()
 
 
 def test_sum_of_every_dtype(allreduce, comm):

@@ -44,6 +44,16 @@ def test_a_row_for_each_bar_and_its_verdict():
     assert run.rows(record)[1][-1] == "MISSED"
 
 
+def test_what_took_too_long_is_left_out_the_last_first(tmp_path):
+    took = {"steps": 300, "to-98": 320, "pipeline": 200, "yardstick": 101}
+    names = ["steps", "to-98", "new", "pipeline", "yardstick"]
+    assert run.within(10, names, took) == ["steps", "new", "pipeline"]
+    assert run.within(20, names, took) == names
+    (tmp_path / "steps.json").write_text('{"seconds": 300, "records": []}')
+    (tmp_path / "old.json").write_text('{"records": []}')
+    assert run.last_times(tmp_path, ["steps", "old", "new"]) == {"steps": 300}
+
+
 def test_the_yardstick_is_as_long_as_it_was_at_the_time():
     bases = {"averaging": "never talk", "hogwild": "never talk", "ring": "sync"}
     order = turns.bracketed(bases)

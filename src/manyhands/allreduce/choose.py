@@ -10,7 +10,7 @@ import numpy as np
 from manyhands.allreduce.buffers import Array, Op
 from manyhands.allreduce.hierarchical import hierarchical
 from manyhands.allreduce.mpi import by_name, native
-from manyhands.allreduce.private import Channel, channel
+from manyhands.allreduce.private import channel
 from manyhands.allreduce.recursive_doubling import recursive_doubling
 from manyhands.allreduce.ring import ring
 from manyhands.allreduce.shared_memory import in_group
@@ -26,6 +26,7 @@ FEW = 4
 # messages.
 BANDWIDTH_FROM = 32 << 10
 
+_last: tuple[Any, float] = (None, math.inf)  # the communicator last used, and its `_limit`
 _CHOSEN = {
     "ring": ring,
     "recursive-doubling": recursive_doubling,
@@ -59,10 +60,14 @@ def _shared_from(size: int) -> int:
     return SMALL if size <= FEW else SHARED_FROM * size
 
 
-def _limit(group: Channel) -> float:
+def _limit(comm: Any) -> float:
     """Return the bytes from which on it is shared memory; infinite if not all are on one host."""
+    global _last
+    group = channel(comm)
     together = 1 < group.size == group.private.per_host
-    return _shared_from(group.size) if together else math.inf
+    limit = _shared_from(group.size) if together else math.inf
+    _last = (comm, limit)
+    return limit
 
 
 def auto(send: Array, recv: Array, comm: Any, op: Op = np.add) -> None:
@@ -74,17 +79,17 @@ def auto(send: Array, recv: Array, comm: Any, op: Op = np.add) -> None:
     if send.nbytes < SMALL and (own := native(op, send.dtype)) is not None:
         by_name(send, recv, comm, own)  # at once: so few bytes take less than finding the group
         return
-    group = channel(comm)
-    limit = group.shared_from
-    if limit is None:
-        limit = group.shared_from = _limit(group)
+    asked, limit = _last
+    if asked is not comm:
+        limit = _limit(comm)
     if send.nbytes >= limit:
-        in_group(send, recv, group, op)  # at once, too
+        in_group(send, recv, channel(comm), op)  # at once, too
         return
     own = native(op, send.dtype)
     if own is not None and limit < math.inf:
-        by_name(send, recv, comm, own)
+        by_name(send, recv, comm, own)  # without the group, which takes microseconds to find
         return
+    group = channel(comm)
     per_host = group.private.per_host
     name = choose(send.nbytes, group.size, per_host=per_host, native=own is not None)
     if name == "shared-memory":

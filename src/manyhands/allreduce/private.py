@@ -66,13 +66,9 @@ class Private:
 
 
 class Channel:
-    """What an algorithm sees of a group: who it is in it, and a way to send, receive and wait.
+    """What an algorithm sees of a group: who it is in it, and a way to send, receive and wait."""
 
-    Attributes:
-        shared_from: Bytes from which on `auto` takes shared memory, once it has found out.
-    """
-
-    __slots__ = ("comm", "crowded", "meter", "private", "rank", "shared_from", "size")
+    __slots__ = ("comm", "crowded", "meter", "private", "rank", "size")
 
     def __init__(self, private: Private, meter: Meter | None) -> None:
         self.private = private
@@ -81,7 +77,6 @@ class Channel:
         self.rank = private.rank
         self.size = private.size
         self.crowded = private.crowded
-        self.shared_from: float | None = None
 
     def wait(self, *requests: Any) -> None:
         """Return when all `requests` are complete."""
