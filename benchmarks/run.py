@@ -48,7 +48,7 @@ SMALL = (
     steps(2, "cnn", 128, "--rounds", 11),
     steps(2, "cnn", 16, "--rounds", 11, "--steps", 100),
     steps(2, "mlp-11m", 64, "--rounds", 5, "--steps", 5),
-    steps(2, "resnet-18", 32, "--rounds", 3, "--steps", 1),
+    steps(2, "resnet-18", 32, "--rounds", 2, "--steps", 1),
     Part("allreduce", "allreduces.py", ("--workers", "2,4", "--rounds", 2)),
     Part("start", "whole_scripts.py", ("--parts", "start", "--workers", 4, "--rounds", 2)),
     Part("pipeline", "pipeline.py", ("--rounds", 2, "--steps", 400)),
