@@ -60,7 +60,7 @@ format: $(DEV)  ## format the code and fix what can be fixed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(DEV)  ## compare the speed with PyTorch DDP and Hogwild, with Opacus, and of our own parts
+bench: $(DEV)  ## compare the speed with PyTorch DDP, MPI, gloo, Opacus …, for ten minutes
 	@$(PIP) -e '.[bench]'
 	$(BIN)/python benchmarks/run.py --machine small --minutes 10
 

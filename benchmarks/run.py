@@ -2,8 +2,8 @@
 
 Every figure is a ratio within one run. Prints what, ours, theirs, ratio, bar, and whether the bar
 is reached; the records go to benchmarks/results/small or large, of which `make results` makes
-docs/performance.md. They also say how long they took: with `--minutes` those are left out that
-would not fit, the last ones of the list first.
+docs/performance.md. They also say how long they took: with `--minutes` a part is left out that
+would not fit into what is left of them.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import math
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -83,21 +83,10 @@ LARGE = (
 PARTS = {"small": SMALL, "large": LARGE}
 
 
-def within(minutes: float, names: Sequence[str], took: Mapping[str, float]) -> list[str]:
-    """Return the parts that fit, the first ones first, by the seconds that they took last time."""
-    fitting, left = [], 60 * minutes
-    for name in names:
-        if took.get(name, 0) <= left:
-            fitting.append(name)
-            left -= took.get(name, 0)
-    return fitting
-
-
-def last_times(folder: Path, names: Sequence[str]) -> dict[str, float]:
-    """Return the seconds that parts took when their records were made, where these say so."""
-    paths = {name: folder / f"{name}.json" for name in names}
-    found = {name: json.loads(p.read_text()) for name, p in paths.items() if p.exists()}
-    return {name: record["seconds"] for name, record in found.items() if "seconds" in record}
+def last_time(path: Path, script: str) -> float:
+    """Return the seconds that a part took when its record was made so; 0 where that is unknown."""
+    found: Record = json.loads(path.read_text()) if path.exists() else {}
+    return float(found.get("seconds", 0)) if found.get("script") == script else 0.0
 
 
 def rows(record: Record) -> list[tuple[str, ...]]:
@@ -158,23 +147,23 @@ def main() -> int:
         parser.error(f"no parts {', '.join(unknown)}; expected some of {', '.join(known)}")
     out: Path = (asked.out or HERE / "results" / asked.machine).resolve()
     out.mkdir(parents=True, exist_ok=True)
-    left_out: list[str] = []
-    if asked.minutes:
-        fitting = within(asked.minutes, names, last_times(out, names))
-        names, left_out = fitting, [name for name in names if name not in fitting]
     print(f"{cores()} cores, {cpu_name()}; ratios within one run; > 1 means that ours is faster,")
     print("but for the rows with ≤: there it says how much longer ours takes")
-    table, failed = Table(*HEAD), []
+    table, failed, left_out = Table(*HEAD), [], []
+    end = time.monotonic() + 60 * (asked.minutes or math.inf)
     for name in names:
         part, begin = known[name], time.monotonic()
         path = out / f"{name}.json"
         arguments = (*part.arguments, *(("--rounds", asked.rounds) if asked.rounds else ()))
+        line = " ".join(map(str, (part.script, *arguments)))
+        if begin + last_time(path, line) > end:
+            left_out.append(name)
+            continue
         try:
             records = run(part.script, path, *arguments, processes=part.processes)
         except subprocess.CalledProcessError as error:
             failed.append(f"{name}: {error}")
             continue
-        line = " ".join(map(str, (part.script, *arguments)))
         took = round(time.monotonic() - begin)
         about = {"machine": machine(), "script": line, "processes": part.processes, "seconds": took}
         write_json(path, {**about, "records": records})
@@ -185,7 +174,8 @@ def main() -> int:
     verdicts = list(table.columns[-1].cells)
     print(f"{verdicts.count('pass')} of {len(verdicts)} bars reached; records in {out}")
     if left_out:
-        print(f"left out, too long: python benchmarks/run.py --parts {','.join(left_out)}")
+        again = f"--machine {asked.machine} --parts {','.join(left_out)}"
+        print(f"left out for want of time: python benchmarks/run.py {again}")
     print(*failed, sep="\n")
     return 1 if failed else 0
 

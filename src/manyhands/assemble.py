@@ -77,6 +77,7 @@ def worker(job: Job, comm: MPI.Comm | Communicator, folder: Path) -> tuple[Worke
     decays = _decaying(config.no_decay, replica)
     board.note(comm.rank, 0, "tune")
     batch = data.train.batch(_indices(config, plan))
+    waking.join()  # here: two first backward passes at once would both make a forked engine anew
     metrics = tasks.metrics(job, replica, data, batch)
     sampler, mechanism = None, None
     if isinstance(plan, Plan) and config.privacy:
@@ -133,7 +134,6 @@ def worker(job: Job, comm: MPI.Comm | Communicator, folder: Path) -> tuple[Worke
         _go_on(job, made, found)
     if mechanism:
         open_ledger(made, Path(job.output), _remembered(made, found))
-    waking.join()
     return made, kernels
 
 

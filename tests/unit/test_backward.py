@@ -2,11 +2,13 @@
 
 import subprocess
 import sys
+import threading
 
 import pytest
 import torch
 from torch import nn
 
+from manyhands import backward
 from manyhands.backward import back, go_back, gradients, wake
 
 
@@ -45,10 +47,13 @@ def test_gradients_add_up_in_the_leaves():
     )
 
 
-def test_a_gradient_of_another_shape_is_refused():
+@pytest.mark.parametrize("shape", [(4, 2), (4, 1), (2, 4, 3), ()])
+def test_a_gradient_of_another_shape_is_refused(shape):
     model, x, _ = made()
-    with pytest.raises(RuntimeError, match="shape"):
-        go_back(model(x), torch.ones(4, 2))
+    with pytest.raises(ValueError, match=r"expected \(4, 3\)"):
+        go_back(model(x), torch.ones(shape))
+    with pytest.raises(ValueError, match=r"expected \(4, 3\)"):
+        gradients(model(x), torch.ones(shape), [x])
 
 
 def test_a_loss_goes_back_as_its_own_method_would_have_it():
@@ -65,6 +70,12 @@ def test_a_loss_per_example_is_refused_as_torch_refuses_it():
     model, x, _ = made()
     with pytest.raises(RuntimeError, match="only for scalar outputs"):
         back(model(x).sum(1))
+
+
+def test_a_complex_loss_is_refused_as_torch_refuses_it():
+    x = torch.ones(2, dtype=torch.complex64, requires_grad=True)
+    with pytest.raises(RuntimeError, match="real scalar outputs"):
+        back(x.sum())
 
 
 def test_a_loss_of_a_users_own_kind_is_asked_itself():
@@ -93,11 +104,20 @@ print(before, "sympy" in sys.modules)
     assert done.stdout == "False False\n"
 
 
-def test_what_wakes_the_engine_changes_nothing_that_is_drawn():
-    torch.manual_seed(3)
-    expected = torch.rand(2)
-    torch.manual_seed(3)
-    waking = wake()
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad])
+def test_the_engine_is_woken_by_a_pass_of_its_own(mode, monkeypatch):
+    passes = []
+
+    class Engine:
+        def run_backward(self, *given, **more):
+            passes.append(threading.current_thread().name)
+            return real.run_backward(*given, **more)
+
+    real = backward._engine
+    monkeypatch.setattr(backward, "_engine", Engine())
+    with mode():
+        waking = wake()
     waking.join(timeout=60)
     assert not waking.is_alive()
-    assert torch.equal(torch.rand(2), expected)
+    assert passes == ["waking"]

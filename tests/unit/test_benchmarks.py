@@ -44,14 +44,36 @@ def test_a_row_for_each_bar_and_its_verdict():
     assert run.rows(record)[1][-1] == "MISSED"
 
 
-def test_what_took_too_long_is_left_out_the_last_first(tmp_path):
-    took = {"steps": 300, "to-98": 320, "pipeline": 200, "yardstick": 101}
-    names = ["steps", "to-98", "new", "pipeline", "yardstick"]
-    assert run.within(10, names, took) == ["steps", "new", "pipeline"]
-    assert run.within(20, names, took) == names
-    (tmp_path / "steps.json").write_text('{"seconds": 300, "records": []}')
-    (tmp_path / "old.json").write_text('{"records": []}')
-    assert run.last_times(tmp_path, ["steps", "old", "new"]) == {"steps": 300}
+def test_the_time_of_a_part_is_known_from_a_record_made_the_same_way(tmp_path):
+    path = tmp_path / "steps.json"
+    assert run.last_time(path, "steps.py --rounds 2") == 0
+    path.write_text('{"script": "steps.py --rounds 2", "seconds": 300, "records": []}')
+    assert run.last_time(path, "steps.py --rounds 2") == 300
+    assert run.last_time(path, "steps.py --rounds 3") == 0
+    path.write_text('{"script": "steps.py --rounds 2", "records": []}')
+    assert run.last_time(path, "steps.py --rounds 2") == 0
+
+
+def test_what_would_not_fit_is_left_out_and_named(tmp_path, monkeypatch, capsys):
+    ran = []
+
+    def pretend(script, out, *arguments, processes):
+        ran.append(out.stem)
+        return []
+
+    monkeypatch.setattr(run, "run", pretend)
+    parts = tuple(run.Part(name, f"{name}.py") for name in ("steps", "long", "pipeline"))
+    monkeypatch.setattr(run, "PARTS", {"small": parts})
+    (tmp_path / "long.json").write_text('{"script": "long.py", "seconds": 700}')
+    (tmp_path / "pipeline.json").write_text('{"script": "pipeline.py", "seconds": 500}')
+    line = ["run.py", "--machine", "small", "--out", str(tmp_path), "--minutes", "10"]
+    monkeypatch.setattr(sys, "argv", line)
+    assert run.main() == 0
+    assert ran == ["steps", "pipeline"]
+    assert "run.py --machine small --parts long\n" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", line[:-2])
+    assert run.main() == 0
+    assert ran[2:] == ["steps", "long", "pipeline"]
 
 
 def test_the_yardstick_is_as_long_as_it_was_at_the_time():
