@@ -146,13 +146,15 @@ def phases(strategy: str) -> list[str]:
 
 
 def when(case: Case) -> int:
-    """Return the step from which on the fault strikes; whole batches halve a worker's steps."""
+    """Return the step from which on the fault strikes, of those that its worker surely takes."""
     step = STEP.get(case.phase, 0)
     if case.action == "fail_write" and step:
         step += 10  # no file grows from then on, nor does shared memory: it must all be there
     if case.strategy == "averaging" and case.phase == "exchange":
         return 80  # the only average is at the end
-    return step // 2 if STRATEGIES[case.strategy].supports.whole_batches else step
+    if not STRATEGIES[case.strategy].supports.whole_batches:
+        return step
+    return step // (LASTING["workers"] if case.kind == "lasting" else 2)  # they divide the steps
 
 
 def train(

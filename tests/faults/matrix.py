@@ -136,7 +136,9 @@ def strike(case: Case, expected: np.ndarray | None, *, go_on: bool = True) -> Ou
         outcome.named = names(case, said)
         eventually(lambda: not alive(folder), 10)
         outcome.orphans, outcome.residue = len(alive(folder)), len(memory.left(5))
-        if case.refused:
+        if case.phase and not any(folder.glob(f"{case.action}-{case.rank}-*")):
+            outcome.resumed = "wrong: the fault never struck"
+        elif case.refused:
             outcome.resumed = "wrong: something was written" if output.exists() else "–"
         elif not case.ends:
             outcome.resumed = _ended(case, outcome.code, output, expected)

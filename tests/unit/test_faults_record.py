@@ -124,3 +124,19 @@ def test_a_matrix_that_ran_out_of_time_goes_on_where_it_was(tmp_path, monkeypatc
     matrix.main()
     assert [case.action for case in struck[:2]] == ["SIGTERM", "kill"]
     assert len(json.loads(out.read_text())["outcomes"]) == len(struck) > 16
+
+
+def test_a_fault_that_never_struck_is_not_as_promised(monkeypatch):
+    said = "rank 1 died"  # even if all else is right
+    monkeypatch.setattr(matrix, "run", lambda *_: (1, said))
+    outcome = matrix.strike(Case("sync", "kill", "gradient"), None)
+    assert outcome.resumed == "wrong: the fault never struck"
+    assert outcome.named
+    assert not outcome.promised
+
+
+def test_a_fault_waits_for_no_step_that_its_worker_may_not_take():
+    for case in cases.cases():
+        if case.phase and STRATEGIES[case.strategy].supports.whole_batches:
+            among = cases.LASTING["workers"] if case.kind == "lasting" else 2
+            assert cases.when(case) <= 0.75 * 80 / among, str(case)
