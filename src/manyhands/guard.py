@@ -22,11 +22,14 @@ from manyhands.board import AFTER, OWN, Board, Note
 from manyhands.errors import WorkerError
 from manyhands.leftovers import SHARED
 
-_LOOK_AT_MAPS = 0.5  # seconds between two looks at the workers' memory maps
+_LOOK = 0.5  # seconds between two looks after the workers
+_SOON = 0.05  # at most so many until who begins is watched
+_MAPPED = 3.0  # seconds in which a file that is new in shared memory is mapped by who made it
 _LEAVING = 3.0  # seconds that a group which has lost members has to leave MPI
 _HALF_A_NOTE = 0.01  # seconds in which whoever writes a note has written all of it
 _STACKS = 0.5  # seconds for the workers to write their stacks
 STARTING = 120.0  # seconds beside the timeout in which all must have begun: imports take long
+_GROUP = -1  # stands for the group where ranks do
 _BEFORE = ("start", "load", "tune")  # all that a worker does before it has met the others
 # Where one waits for others.
 _WAITS = ("exchange", "agree", "evaluate", "regroup", "checkpoint", "serve")
@@ -43,6 +46,7 @@ class Guard:
         start: Seconds in which every worker must have entered, counted from now and from the last
             note of any; None where not all of them are to be seen on this board.
         spare: Those who are left can go on: whoever hangs is ended alone, and counts as dead.
+        group: The process that started the workers; `wait` does not outlast it.
     """
 
     def __init__(
@@ -54,13 +58,17 @@ class Guard:
         start: float | None = None,
         *,
         spare: bool = False,
+        group: int | None = None,
     ) -> None:
+        self.group = group
         self.start, self._begun = start, time.monotonic()
         self.spare, self._pardoned = spare, 0.0
         self.board, self.logs, self.timeout, self.end = board, logs, timeout, end
         self.segments: set[str] = set()
         self._before = set(leftovers.listed())  # not our workers' making, whoever maps it
         self._looked = 0.0
+        self._strange: set[str] = set()  # new in shared memory, and mapped by none of ours so far
+        self._settled = 0.0  # when it will be nobody's of ours
         self._handlers: dict[int, Any] = {}
         self.died: int | None = None  # the first rank that was gone before it was done
         self._held: dict[int, int] = {}  # ranks by a file that can be read when they are gone
@@ -69,6 +77,8 @@ class Guard:
     def __enter__(self) -> Guard:
         if hasattr(os, "pidfd_open"):
             self._watch = select.epoll()
+            if self.group is not None:
+                self._hold(self._watch, _GROUP, self.group)
         if threading.current_thread() is threading.main_thread():
             for signum in (signal.SIGINT, signal.SIGTERM):
                 self._handlers[signum] = signal.signal(signum, self._hear)
@@ -96,26 +106,29 @@ class Guard:
         An mpiexec that ends the others at once does not always tell which was the first. The kernel
         lists those who have gone in the order in which they went, also where all have.
         """
-        here = [n.rank for n in self.board.read() if n.pid and n.operation != "done"]
-        if self.died is not None or not here or not self._watch:
+        notes = self.board.read()
+        if not self._watch or len(notes) < len(self.board.rows):
+            seconds = min(seconds, _SOON)
+        if not self._watch:
             time.sleep(seconds)
             return
-        gone = [rank for rank in here if not self._hold(self._watch, rank)]
+        here = {n.rank: n.pid for n in notes if n.pid and n.operation != "done"}
+        gone = [rank for rank, pid in here.items() if not self._hold(self._watch, rank, pid)]
         gone += [self._held[handle] for handle, _ in self._watch.poll(0 if gone else seconds)]
         notes = self.board.read()
         done = {n.rank for n in notes if n.operation == "done"}
-        gone = [rank for rank in gone if rank not in done]
+        gone = [rank for rank in gone if rank in here and rank not in done]
         local = sum(bool(n.pid) for n in notes) == len(self.board.rows)
-        if gone and (local or len(gone) < len(here)):
+        if gone and self.died is None and (local or len(gone) < len(here)):
             self.died = gone[0]
-        elif gone:  # it may have been one on another host
+        elif gone:  # as was known, or it may have been one on another host
             time.sleep(seconds)
 
-    def _hold(self, watch: select.epoll, rank: int) -> bool:
-        """Let a worker be listed once it is gone; returns whether it may still be there."""
+    def _hold(self, watch: select.epoll, rank: int, pid: int) -> bool:
+        """Let a process be listed once it is gone; returns whether it may still be there."""
         if rank not in self._held.values():
             try:
-                handle = os.pidfd_open(int(self.board.rows[rank, 0]))
+                handle = os.pidfd_open(pid)
             except ProcessLookupError:
                 return False
             except OSError:  # not on this system
@@ -131,13 +144,11 @@ class Guard:
             WorkerError: When one has hung for longer than the timeout: who, where, since when.
         """
         now = time.monotonic()
-        if now - self._looked < _LOOK_AT_MAPS:
+        if now - self._looked < _LOOK:
             return
         self._looked = now
         notes = self.board.read()
-        for note in notes:
-            if note.pid:
-                self.segments |= _segments(note.pid) - self._before
+        self._look_at_memory(notes, now)
         if hanging := self._hanging(notes, now):
             time.sleep(_HALF_A_NOTE)
             notes = self.board.read()
@@ -146,6 +157,19 @@ class Guard:
             raise self._report(notes, now)
         if self.start is not None:
             self._expect_all(notes, now, self.start)
+
+    def _look_at_memory(self, notes: list[Note], now: float) -> None:
+        """Note what the workers have mapped, as long as there is what none was seen to map.
+
+        To read the maps of one worker takes a millisecond, and of a core that a worker has.
+        """
+        strange = set(leftovers.listed()) - self._before - self.segments
+        if strange - self._strange:
+            self._settled = now + _MAPPED
+        self._strange = strange
+        if strange and now < self._settled:
+            for pid in filter(None, (n.pid for n in notes)):
+                self.segments |= _segments(pid) - self._before
 
     def _hanging(self, notes: list[Note], now: float) -> list[Note]:
         """Return those from whom there was no word for too long."""
@@ -159,10 +183,12 @@ class Guard:
 
     def over(self) -> bool:
         """Say whether all who live were done a while ago: MPI may not let them go alone."""
+        if not self.spare:
+            return False
         now, notes = time.monotonic(), self.board.read()
         living = [n for n in notes if n.pid and _state(n.pid) not in ("Z", "")]
         late = [n for n in living if n.operation == "done" and now - n.time > _LEAVING]
-        return self.spare and 0 < len(living) == len(late) < len(notes)
+        return 0 < len(living) == len(late) < len(notes)
 
     def _end_alone(self, hanging: list[Note], now: float) -> bool:
         """End those who hang, so that the others can go on; returns whether there were such.

@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -33,7 +32,8 @@ from manyhands.wire import Listener, without
 LOG_FILE = "group.log"  # what mpiexec says, and workers that have no log yet
 SOCKET = "nursery"  # where stand-ins reach what makes workers
 STANDIN = Path(__file__).with_name("standin.py")
-_POLL = 0.05  # seconds between two looks at the workers
+_LOOK = 0.25  # seconds between two looks at workers that run; each takes one of their cores
+_POLL = 0.05  # and at those that are to go
 _PR_SET_PDEATHSIG = 1
 
 Watch = Callable[[list[Note], list[dict[str, Any]]], None]
@@ -69,11 +69,11 @@ def launch(job: Job, processes: int, folder: Path, watch: Watch | None = None) -
             end=lambda: kill_all(group, board),
             start=timeout + STARTING,
             spare=job.config.on_failure == "continue",
+            group=group.pid,
         )
         with janitor(), guard:
             try:
-                with _looking_out(guard):
-                    _follow(group, board, folder, guard, watch)
+                _follow(group, board, folder, guard, watch)
             finally:
                 _end(group, board)
                 helpers.close()
@@ -190,27 +190,10 @@ def _follow(
         if watch:
             watch(board.read(), new)
         if ended or guard.over():
+            guard.wait(0.0)  # who went first may have done so just now
             return
         guard.look()
-        time.sleep(_POLL)
-
-
-@contextmanager
-def _looking_out(guard: Guard) -> Iterator[None]:
-    """Watch in a thread for the first worker to go: the others may follow within milliseconds."""
-    over = threading.Event()
-
-    def look_out() -> None:
-        while not over.is_set():
-            guard.wait(_POLL)
-
-    watcher = threading.Thread(target=look_out, daemon=True)
-    watcher.start()
-    try:
-        yield
-    finally:
-        over.set()
-        watcher.join()
+        guard.wait(_LOOK)
 
 
 def _heard(elsewhere: Listener, board: Board, folder: Path) -> list[dict[str, Any]]:

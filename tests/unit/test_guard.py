@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from manyhands import guard as guards
 from manyhands.board import AFTER, EVENTS_FILE, Board
 from manyhands.errors import WorkerError
 from manyhands.guard import Guard
@@ -57,6 +58,31 @@ def test_what_was_there_before_and_what_lies_in_folders_is_spared(board, tmp_pat
         for path in (mine, folder / "data", left):
             path.unlink(missing_ok=True)
         folder.rmdir()
+
+
+def test_maps_are_read_only_as_long_as_a_new_file_may_be_a_workers(board, tmp_path, monkeypatch):
+    read = []
+    monkeypatch.setattr(guards, "_segments", lambda pid: read.append(pid) or set())
+    enter(board, 0, os.getpid(), "gradient")
+    new = SHARED / f"new-{os.getpid()}"
+
+    def looked(guard):
+        read.clear()
+        guard._looked = 0.0  # long ago
+        guard.look()
+        return bool(read)
+
+    try:
+        with Guard(board, tmp_path, 100, end=lambda: None) as guard:
+            assert not looked(guard)
+            new.touch()
+            assert looked(guard)
+            assert looked(guard)
+            monkeypatch.setattr(guard, "_settled", 0.0)
+            assert not looked(guard)
+            assert new.exists()
+    finally:
+        new.unlink(missing_ok=True)
 
 
 def test_a_stopped_worker_is_named_and_one_that_is_done_is_not(board, tmp_path):
@@ -134,6 +160,17 @@ def test_who_is_gone_first_is_remembered(board, tmp_path):
         for worker in workers:
             worker.kill()
             worker.wait()
+
+
+def test_nobody_waits_for_a_group_that_has_ended(board, tmp_path):
+    group = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    enter(board, 0, os.getpid(), "gradient")
+    enter(board, 1, os.getpid(), "gradient")
+    with Guard(board, tmp_path, 100, end=lambda: None, group=group.pid) as guard:
+        group.kill()
+        guard.wait(10_000)
+        assert group.wait(10) == -signal.SIGKILL
+        assert guard.died is None
 
 
 def test_who_went_first_is_known_also_when_all_are_gone(board, tmp_path):
