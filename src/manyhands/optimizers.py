@@ -39,7 +39,7 @@ class SGD:
         """Return torch's optimizer over `params`, which may be on a GPU."""
         import torch
 
-        return _light(torch.optim.SGD)(params, **asdict(self), **_on_gpu(cuda))
+        return _light(torch.optim.SGD)(params, **asdict(self), **_placed(cuda))
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Adam:
         """Return torch's optimizer over `params`, which may be on a GPU."""
         import torch
 
-        return _light(torch.optim.Adam)(params, **asdict(self), **_on_gpu(cuda, capturable=True))
+        return _light(torch.optim.Adam)(params, **asdict(self), **_placed(cuda, capturable=True))
 
 
 @dataclass(frozen=True)
@@ -77,16 +77,16 @@ class AdamW:
         """Return torch's optimizer over `params`, which may be on a GPU."""
         import torch
 
-        return _light(torch.optim.AdamW)(params, **asdict(self), **_on_gpu(cuda, capturable=True))
+        return _light(torch.optim.AdamW)(params, **asdict(self), **_placed(cuda, capturable=True))
 
 
 Optimizer = SGD | Adam | AdamW
 OPTIMIZERS: dict[str, type[Optimizer]] = {kind.name: kind for kind in (SGD, Adam, AdamW)}
 
 
-def _on_gpu(cuda: bool, **more: Any) -> dict[str, Any]:
-    """Return what makes a step on a GPU one kernel."""
-    return {"fused": True, **more} if cuda else {}
+def _placed(cuda: bool, **more: Any) -> dict[str, Any]:
+    """Return what makes a step on a GPU one kernel, and on a CPU spares it to ask where it is."""
+    return {"fused": True, **more} if cuda else {"foreach": False}
 
 
 @cache

