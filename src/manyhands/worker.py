@@ -15,6 +15,8 @@ from manyhands import evaluation
 from manyhands.aims import REACHED, Aim
 from manyhands.callbacks import tell
 from manyhands.clock import Clock, Epoch
+from manyhands.data import Plan
+from manyhands.data.ahead import Ahead
 from manyhands.errors import DivergedError
 from manyhands.slowing import Slow, slowed
 
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from manyhands.board import Board
     from manyhands.comm import Communicator
     from manyhands.config import RunConfig
-    from manyhands.data import Plan, Stored, StreamPlan
+    from manyhands.data import Stored, StreamPlan
     from manyhands.data.plan import Shares
     from manyhands.forms import Tree
     from manyhands.graphs import Graphs
@@ -135,13 +137,14 @@ class Worker:
                 self.epochs.append(Epoch(number))
             epoch = self.epochs[-1]
             self._stop_at_last_step()  # a run that goes on may have done them all
-            for share in self.plan.epoch(number, epoch.steps, self.shares()):
+            ahead = self._ahead(number, epoch.steps)
+            for share in ahead:
                 if self.stopped != "epochs":
                     break
                 self.clock.begun.append(time.monotonic())
                 self.seen = epoch.seen()
                 self.board.note(self.number, self.step, "gradient")
-                x, y = (self.graphs or self.data.train).batch(share.indices)
+                x, y = ahead.batch()
                 if self.augment:
                     x, y = self.augment(x, y, self.step)
                 yield Batch(x, y, share.examples / share.total, share.total, share.examples)
@@ -162,6 +165,15 @@ class Worker:
         if not together:
             self.clock.ended = time.monotonic()
             self.board.note(self.number, self.step, "done")  # to wait for others is not to hang
+
+    def _ahead(self, number: int, start: int) -> Ahead[Any]:
+        """Return the shares of an epoch from a step on, with their examples."""
+        # Speeds and deaths change what comes next, a stream and a GPU have one batch at a time.
+        known = isinstance(self.plan, Plan) and not (self.balance or self.graphs)
+        known = known and self.config.on_failure != "continue"
+        shares = self.plan.epoch(number, start, self.shares())
+        train = self.data.train
+        return Ahead(self.graphs or train, shares, train.width if known else None)
 
     def shares(self) -> Shares | None:
         """Return the workers' parts at each step of this epoch, where they are not fixed."""

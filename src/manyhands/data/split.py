@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -70,6 +71,11 @@ class Split:
 
     def __len__(self) -> int:
         return forms.count(self.x) if self.rows is None else len(self.rows)
+
+    @property
+    def width(self) -> int:
+        """The numbers of one example's features."""
+        return sum(math.prod(leaf.shape[1:]) for leaf in forms.leaves(self.x))
 
     @property
     def labels(self) -> np.ndarray | None:
