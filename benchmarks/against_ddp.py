@@ -33,7 +33,7 @@ from manyhands.options import configure
 from manyhands.worker import Batch, Epoch, Worker
 
 COMM = MPI.COMM_WORLD
-WAITING = "the slowest at each step, never talk"  # what no way of talking can be faster than
+WAITING = "the slowest at each step, never talk"  # for whom all would have to wait
 BEST = {"gradient_as_bucket_view": True, "static_graph": True}
 # At equal kernels, at its best or not; as it comes; against workers that never talk.
 BARS = {
@@ -122,7 +122,8 @@ def main() -> None:
 
     torch.set_num_threads(1)
     folder = Path(tempfile.mkdtemp(prefix="manyhands-"))
-    meeting = f"file://{asked.out.resolve()}.store"
+    # A place that no run has used before: one that was broken off leaves its own behind.
+    meeting = f"file://{COMM.bcast(folder)}/store"
     dist.init_process_group("gloo", init_method=meeting, rank=COMM.rank, world_size=COMM.size)
     worker, choice = our_worker(folder, asked.batch_size, asked.model)
     batches = in_memory(worker)

@@ -23,7 +23,7 @@ from manyhands.errors import WorkerError
 from manyhands.leftovers import SHARED
 
 _LOOK = 0.5  # seconds between two looks after the workers
-_SOON = 0.05  # at most so many until who begins is watched
+_SOON = 0.05  # seconds at the most until one who has begun is watched
 _MAPPED = 3.0  # seconds in which a file that is new in shared memory is mapped by who made it
 _LEAVING = 3.0  # seconds that a group which has lost members has to leave MPI
 _HALF_A_NOTE = 0.01  # seconds in which whoever writes a note has written all of it
@@ -67,8 +67,9 @@ class Guard:
         self.segments: set[str] = set()
         self._before = set(leftovers.listed())  # not our workers' making, whoever maps it
         self._looked = 0.0
-        self._strange: set[str] = set()  # new in shared memory, and mapped by none of ours so far
-        self._settled = 0.0  # when it will be nobody's of ours
+        self._strange: set[str] = set()  # new in shared memory, and not seen to be a worker's
+        self._known: set[int] = set()  # the workers who were there at the last look
+        self._settled = 0.0  # when what is strange will count as somebody else's
         self._handlers: dict[int, Any] = {}
         self.died: int | None = None  # the first rank that was gone before it was done
         self._held: dict[int, int] = {}  # ranks by a file that can be read when they are gone
@@ -101,27 +102,32 @@ class Guard:
             self.board.ask(signum)
 
     def wait(self, seconds: float) -> None:
-        """Return after so many seconds, or as soon as a worker is gone, and remember which one.
+        """Return after so many seconds at most, and remember which worker is gone first.
 
+        Returns as soon as one is gone, or the group, and before long while some have not begun.
         An mpiexec that ends the others at once does not always tell which was the first. The kernel
         lists those who have gone in the order in which they went, also where all have.
         """
         notes = self.board.read()
-        if not self._watch or len(notes) < len(self.board.rows):
+        deaf = self.group is not None and _GROUP not in self._held.values()
+        if deaf or not self._watch or len(notes) < len(self.board.rows):
             seconds = min(seconds, _SOON)
         if not self._watch:
             time.sleep(seconds)
             return
         here = {n.rank: n.pid for n in notes if n.pid and n.operation != "done"}
-        gone = [rank for rank, pid in here.items() if not self._hold(self._watch, rank, pid)]
-        gone += [self._held[handle] for handle, _ in self._watch.poll(0 if gone else seconds)]
+        lost = [rank for rank, pid in here.items() if not self._hold(self._watch, rank, pid)]
+        wait = 0.0 if lost and self.died is None else seconds
+        gone = lost + [self._held[handle] for handle, _ in self._watch.poll(wait)]
         notes = self.board.read()
-        done = {n.rank for n in notes if n.operation == "done"}
-        gone = [rank for rank in gone if rank in here and rank not in done]
-        local = sum(bool(n.pid) for n in notes) == len(self.board.rows)
-        if gone and self.died is None and (local or len(gone) < len(here)):
+        done = {n.rank for n in notes if n.operation == "done"}  # now: who was may work again
+        gone = [rank for rank in gone if rank != _GROUP and rank not in done]
+        if not gone or self.died is not None:
+            return
+        others = [n for n in notes if n.pid and n.rank not in done and n.rank not in gone]
+        if others or sum(bool(n.pid) for n in notes) == len(self.board.rows):
             self.died = gone[0]
-        elif gone:  # as was known, or it may have been one on another host
+        elif lost:  # it may have been one on another host
             time.sleep(seconds)
 
     def _hold(self, watch: select.epoll, rank: int, pid: int) -> bool:
@@ -161,14 +167,15 @@ class Guard:
     def _look_at_memory(self, notes: list[Note], now: float) -> None:
         """Note what the workers have mapped, as long as there is what none was seen to map.
 
-        To read the maps of one worker takes a millisecond, and of a core that a worker has.
+        To read the maps of one worker takes a millisecond, for which another worker may wait.
         """
+        pids = {n.pid for n in notes if n.pid}
         strange = set(leftovers.listed()) - self._before - self.segments
-        if strange - self._strange:
+        if strange - self._strange or pids - self._known:
             self._settled = now + _MAPPED
-        self._strange = strange
+        self._strange, self._known = strange, pids
         if strange and now < self._settled:
-            for pid in filter(None, (n.pid for n in notes)):
+            for pid in pids:
                 self.segments |= _segments(pid) - self._before
 
     def _hanging(self, notes: list[Note], now: float) -> list[Note]:

@@ -168,11 +168,10 @@ class Worker:
 
     def _ahead(self, number: int, start: int) -> Ahead[Any]:
         """Return the shares of an epoch from a step on, with their examples."""
-        # Speeds and deaths change what comes next, a stream and a GPU have one batch at a time.
-        known = isinstance(self.plan, Plan) and not (self.balance or self.graphs)
-        known = known and self.config.on_failure != "continue"
-        shares = self.plan.epoch(number, start, self.shares())
-        train = self.data.train
+        shares, train = self.plan.epoch(number, start, self.shares()), self.data.train
+        # Speeds and deaths change what comes next; a stream has one batch at a time.
+        known = isinstance(self.plan, Plan) and not self.balance
+        known = known and self.config.on_failure != "continue" and train.device.type == "cpu"
         return Ahead(self.graphs or train, shares, train.width if known else None)
 
     def shares(self) -> Shares | None:

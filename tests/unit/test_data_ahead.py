@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from manyhands.data import Plan, Share, Split
-from manyhands.data.ahead import TOGETHER, Ahead
+from manyhands.data import Plan, Share, Split, StreamPlan
+from manyhands.data.ahead import MOST, TOGETHER, Ahead
 from manyhands.data.split import Normalise
+from manyhands.privacy.sampling import Poisson
 from manyhands.worker import Worker
 
 
@@ -100,17 +101,43 @@ def shares_of_ten():
         ({"on_failure": "restart"}, True),
         ({"on_failure": "continue"}, False),  # others' deaths bring more to do
         ({"balance": True}, False),  # and so do their speeds
-        ({"graphs": split()}, False),
-        ({"plan": SimpleNamespace(epoch=lambda *_: [])}, False),  # a stream's, or a private run's
+        ({"plan": object.__new__(StreamPlan)}, False),
+        ({"plan": object.__new__(Poisson)}, False),
+        ({"device": "meta"}, False),
     ],
 )
 def test_who_knows_what_comes_next(changed, looks):
     plan = Plan("balanced", examples=103, batch_size=10, rank=0, size=1, seed=3)
     given = {"plan": plan, "balance": None, "graphs": None, "on_failure": "stop", **changed}
     config = SimpleNamespace(on_failure=given.pop("on_failure"))
-    data = SimpleNamespace(train=split())
+    data = SimpleNamespace(train=split(device=torch.device(given.pop("device", "cpu"))))
     worker = SimpleNamespace(config=config, data=data, shares=lambda: None, **given)
     assert (Worker._ahead(worker, 1, 0)._width is not None) == looks
+
+
+def test_there_is_a_limit_to_how_many_shares_are_looked_at():
+    source = split(width=1)
+    taken(source, shares(*[1] * (3 * MOST)), 1)
+    assert source.calls == 3
+
+
+def test_wide_targets_count_too():
+    x, y = np.zeros((50, 2), np.float32), np.zeros((50, 3, 100), np.float32)
+    assert Split(x, y, classes=None).width == 302
+    assert Split(x, x, classes=None).width == 2
+
+
+def test_a_model_may_change_its_batch_by_a_parameter():
+    weight = torch.nn.Parameter(torch.ones(()))
+    for _, x, _ in taken(split(), shares(3, 3, 3), 4):
+        x *= weight
+        x.sum().backward()
+
+
+@pytest.mark.parametrize("width", [5, 13])
+def test_examples_are_as_aligned_as_if_they_had_been_gathered_alone(width):
+    for _, x, y in taken(split(width), shares(3, 3, 3), width):
+        assert x.data_ptr() % 64 == y.data_ptr() % 64 == 0
 
 
 def test_a_plans_epoch_is_the_same_from_any_step_on():

@@ -6,12 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from manyhands import guard as guards
+from manyhands import leftovers
 from manyhands.board import AFTER, EVENTS_FILE, Board
 from manyhands.errors import WorkerError
 from manyhands.guard import Guard
@@ -61,28 +63,26 @@ def test_what_was_there_before_and_what_lies_in_folders_is_spared(board, tmp_pat
 
 
 def test_maps_are_read_only_as_long_as_a_new_file_may_be_a_workers(board, tmp_path, monkeypatch):
-    read = []
+    read, listed = [], ["/dev/shm/old"]
     monkeypatch.setattr(guards, "_segments", lambda pid: read.append(pid) or set())
-    enter(board, 0, os.getpid(), "gradient")
-    new = SHARED / f"new-{os.getpid()}"
+    monkeypatch.setattr(leftovers, "listed", lambda: list(listed))
 
     def looked(guard):
         read.clear()
         guard._looked = 0.0  # long ago
         guard.look()
-        return bool(read)
+        return read
 
-    try:
-        with Guard(board, tmp_path, 100, end=lambda: None) as guard:
-            assert not looked(guard)
-            new.touch()
-            assert looked(guard)
-            assert looked(guard)
-            monkeypatch.setattr(guard, "_settled", 0.0)
-            assert not looked(guard)
-            assert new.exists()
-    finally:
-        new.unlink(missing_ok=True)
+    with Guard(board, tmp_path, 100, end=lambda: None) as guard:
+        enter(board, 0, os.getpid(), "gradient")
+        assert not looked(guard)
+        listed.append("/dev/shm/new")
+        assert looked(guard) == [os.getpid()]
+        assert looked(guard) == [os.getpid()]
+        guard._settled = 0.0
+        assert not looked(guard)
+        enter(board, 1, os.getppid(), "gradient")  # made before anybody knew who this is
+        assert set(looked(guard)) == {os.getpid(), os.getppid()}
 
 
 def test_a_stopped_worker_is_named_and_one_that_is_done_is_not(board, tmp_path):
@@ -164,13 +164,48 @@ def test_who_is_gone_first_is_remembered(board, tmp_path):
 
 def test_nobody_waits_for_a_group_that_has_ended(board, tmp_path):
     group = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    enter(board, 0, os.getpid(), "gradient")
-    enter(board, 1, os.getpid(), "gradient")
-    with Guard(board, tmp_path, 100, end=lambda: None, group=group.pid) as guard:
+    try:
+        for rank in range(2):
+            enter(board, rank, os.getpid(), "gradient")
+        with Guard(board, tmp_path, 100, end=lambda: None, group=group.pid) as guard:
+            group.kill()
+            waiting = threading.Thread(target=guard.wait, args=(100,), daemon=True)
+            waiting.start()
+            waiting.join(30)
+            assert not waiting.is_alive()
+            assert guard.died is None
+    finally:
         group.kill()
-        guard.wait(10_000)
-        assert group.wait(10) == -signal.SIGKILL
-        assert guard.died is None
+        group.wait()
+
+
+def test_who_was_done_and_dies_at_something_else_is_the_first(board, tmp_path):
+    line = [sys.executable, "-c", "import time; time.sleep(60)"]
+    workers = [subprocess.Popen(line) for _ in range(2)]
+    try:
+        enter(board, 0, workers[0].pid, "gradient")
+        enter(board, 1, workers[1].pid, "gradient")
+        with Guard(board, tmp_path, 100, end=lambda: None) as guard:
+            guard.wait(0.01)
+            board.note(1, 9, "done")
+
+            def die() -> None:
+                time.sleep(0.2)
+                board.note(1, 9, "evaluate")
+                workers[1].kill()
+
+            killer = threading.Thread(target=die)
+            killer.start()
+            guard.wait(30)
+            killer.join()
+            workers[0].kill()
+            workers[0].wait()
+            guard.wait(0.01)
+            assert guard.died == 1
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
 
 
 def test_who_went_first_is_known_also_when_all_are_gone(board, tmp_path):

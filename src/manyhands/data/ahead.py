@@ -11,9 +11,12 @@ import numpy as np
 from manyhands import forms
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from manyhands.forms import Tree
 
 TOGETHER = 1 << 16  # numbers that are gathered at once: they stay in a core's cache
+MOST = 16  # shares that are: more would save little
 
 
 class Indexed(Protocol):
@@ -48,28 +51,37 @@ class Ahead(Generic[Share]):
     def __init__(self, source: Source, shares: Iterable[Share], width: int | None = None) -> None:
         self._source, self._shares, self._width = source, iter(shares), width
         self._some: list[Share] = []
-        self._at = 0
+        self._part = slice(0)  # the last share's, of what was gathered
         self._found: tuple[Tree, Tree] | None = None
 
     def __iter__(self) -> Iterator[Share]:
         for first in self._shares:
             self._some = [first, *islice(self._shares, self._more(first))]
-            self._found = None
-            for at, share in enumerate(self._some):
-                self._at = at
+            self._found, stop = None, 0
+            for share in self._some:
+                start, stop = stop, stop + len(share.indices)
+                self._part = slice(start, stop)
                 yield share
 
     def _more(self, first: Share) -> int:
         """Return how many shares are gathered with this one, as if they were all of its size."""
         if self._width is None:
             return 0
-        return max(0, TOGETHER // max(1, self._width * len(first.indices)) - 1)
+        return min(MOST, max(1, TOGETHER // max(1, self._width * len(first.indices)))) - 1
 
     def batch(self) -> tuple[Tree, Tree]:
-        """Return the examples of the share that came last, ready for the model."""
+        """Return the examples of the share that came last, ready for the model.
+
+        They are a copy, as aligned in memory as if they had been gathered alone, and the model's
+        own to change: its bits are the same whichever share was the first.
+        """
         if len(self._some) == 1:
             return self._source.batch(self._some[0].indices)
         if self._found is None:
             self._found = self._source.batch(np.concatenate([s.indices for s in self._some]))
-        start = sum(len(share.indices) for share in self._some[: self._at])
-        return forms.cut(*self._found, slice(start, start + len(self._some[self._at].indices)))
+        x, y = self._found
+        own = forms.each(self._copied, x)
+        return own, own if y is x else forms.each(self._copied, y)
+
+    def _copied(self, leaf: Tensor) -> Tensor:
+        return leaf[self._part].clone()

@@ -74,8 +74,9 @@ class Split:
 
     @property
     def width(self) -> int:
-        """The numbers of one example's features."""
-        return sum(math.prod(leaf.shape[1:]) for leaf in forms.leaves(self.x))
+        """The numbers of one example, its targets included."""
+        leaves = forms.leaves(self.x) + ([] if self.y is self.x else forms.leaves(self.y))
+        return sum(math.prod(leaf.shape[1:]) for leaf in leaves)
 
     @property
     def labels(self) -> np.ndarray | None:

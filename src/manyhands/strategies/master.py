@@ -217,7 +217,7 @@ class Master:
     def _answer(self, k: int, kind: int) -> None:
         begin, answer = time.perf_counter(), self.answers[k]
         if k in self.sent:  # received long ago, since k has pushed again
-            self.messages.wait_all([self.sent[k]])
+            self.messages.wait(self.sent[k])
         answer.header[:4] = kind, *self.cuts.mark, self.version
         answer.body.copy_(self.params)
         self.sent[k] = self.messages.send(answer, k)
