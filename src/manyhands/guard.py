@@ -72,6 +72,7 @@ class Guard:
         self._settled = 0.0  # when what is strange will count as somebody else's
         self._handlers: dict[int, Any] = {}
         self.died: int | None = None  # the first rank that was gone before it was done
+        self._unclear = False  # several went, not all of them watched: others must tell who began
         self._held: dict[int, int] = {}  # ranks by a file that can be read when they are gone
         self._watch: select.epoll | None = None  # lists these files as they become so, in order
 
@@ -115,20 +116,32 @@ class Guard:
         if not self._watch:
             time.sleep(seconds)
             return
-        here = {n.rank: n.pid for n in notes if n.pid and n.operation != "done"}
-        lost = [rank for rank, pid in here.items() if not self._hold(self._watch, rank, pid)]
-        wait = 0.0 if lost and self.died is None else seconds
-        gone = lost + [self._held[handle] for handle, _ in self._watch.poll(wait)]
-        notes = self.board.read()
+        lost = self._lost(self._watch, notes)
+        heard = self._listed(self._watch, 0.0 if lost and self.died is None else seconds)
+        watched, notes = set(self._held.values()), self.board.read()
+        if heard:  # who has come meanwhile may have gone even before
+            lost += self._lost(self._watch, notes)
+            later = self._listed(self._watch, 0.0)
+            lost += [rank for rank in later if rank not in watched]
+            heard += [rank for rank in later if rank in watched]
         done = {n.rank for n in notes if n.operation == "done"}  # now: who was may work again
-        gone = [rank for rank in gone if rank != _GROUP and rank not in done]
-        if not gone or self.died is not None:
-            return
+        gone = [rank for rank in dict.fromkeys(lost + heard) if rank not in {*done, _GROUP}]
         others = [n for n in notes if n.pid and n.rank not in done and n.rank not in gone]
-        if others or sum(bool(n.pid) for n in notes) == len(self.board.rows):
+        local = sum(bool(n.pid) for n in notes) == len(self.board.rows)
+        self._unclear |= len(gone) > 1 and bool(set(lost) & set(gone))
+        if gone and self.died is None and not self._unclear and (others or local):
             self.died = gone[0]
         elif lost:  # it may have been one on another host
-            time.sleep(seconds)
+            time.sleep(min(seconds, _SOON))
+
+    def _lost(self, watch: select.epoll, notes: list[Note]) -> list[int]:
+        """Watch all who work here; returns those who are gone before they were watched."""
+        here = {n.rank: n.pid for n in notes if n.pid and n.operation != "done"}
+        return [rank for rank, pid in here.items() if not self._hold(watch, rank, pid)]
+
+    def _listed(self, watch: select.epoll, seconds: float) -> list[int]:
+        """Return those who have gone since the last time, in their order; wait for the first."""
+        return [self._held[handle] for handle, _ in watch.poll(seconds)]
 
     def _hold(self, watch: select.epoll, rank: int, pid: int) -> bool:
         """Let a process be listed once it is gone; returns whether it may still be there."""

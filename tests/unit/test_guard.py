@@ -208,6 +208,35 @@ def test_who_was_done_and_dies_at_something_else_is_the_first(board, tmp_path):
             worker.wait()
 
 
+@pytest.mark.parametrize("buried", [True, False])
+def test_one_who_comes_and_goes_unseen_may_have_been_the_first(board, tmp_path, buried):
+    line = [sys.executable, "-c", "import time; time.sleep(60)"]
+    workers = [subprocess.Popen(line) for _ in range(2)]
+    try:
+        enter(board, 0, workers[0].pid, "tune")
+        with Guard(board, tmp_path, 100, end=lambda: None) as guard:
+            guard.wait(0.01)
+
+            def come_and_go() -> None:
+                time.sleep(0.02)
+                enter(board, 1, workers[1].pid, "start")
+                workers[1].kill()
+                if buried:
+                    workers[1].wait()
+                workers[0].kill()
+
+            killer = threading.Thread(target=come_and_go)
+            killer.start()
+            while killer.is_alive() or workers[0].poll() is None:
+                guard.wait(0.05)
+            guard.wait(0.05)
+            assert guard.died in (1, None)  # None: what the group tells of it decides
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+
+
 def test_who_went_first_is_known_also_when_all_are_gone(board, tmp_path):
     line = [sys.executable, "-c", "import time; time.sleep(60)"]
     workers = [subprocess.Popen(line) for _ in range(2)]
