@@ -29,6 +29,17 @@ def board(tmp_path):
     return Board(tmp_path / "board", 2, create=True)
 
 
+@pytest.fixture
+def workers():
+    """Two processes that do nothing."""
+    line = [sys.executable, "-c", "import time; time.sleep(60)"]
+    started = [subprocess.Popen(line) for _ in range(2)]
+    yield started
+    for worker in started:
+        worker.kill()
+        worker.wait()
+
+
 def enter(board, rank, pid, operation, step=0):
     board.enter(rank)
     board.rows[rank, 0] = pid
@@ -140,120 +151,88 @@ def test_semaphores_of_another_program_are_spared(board, tmp_path):
     assert file.exists()
 
 
-def test_who_is_gone_first_is_remembered(board, tmp_path):
-    line = [sys.executable, "-c", "import time; time.sleep(60)"]
-    workers = [subprocess.Popen(line) for _ in range(2)]
-    try:
-        for rank, worker in enumerate(workers):
-            enter(board, rank, worker.pid, "load")
-        with Guard(board, tmp_path, 100, end=lambda: None) as guard:
-            guard.wait(0.01)
-            assert guard.died is None
-            workers[1].kill()
-            workers[1].wait()
-            guard.wait(10)
-            assert guard.died == 1
-            workers[0].kill()
-            guard.wait(0.01)
-            assert guard.died == 1
-    finally:
-        for worker in workers:
-            worker.kill()
-            worker.wait()
+def test_who_is_gone_first_is_remembered(board, tmp_path, workers):
+    for rank, worker in enumerate(workers):
+        enter(board, rank, worker.pid, "load")
+    with Guard(board, tmp_path, 100, end=lambda: None) as guard:
+        guard.wait(0.01)
+        assert guard.died is None
+        workers[1].kill()
+        workers[1].wait()
+        guard.wait(10)
+        assert guard.died == 1
+        workers[0].kill()
+        guard.wait(0.01)
+        assert guard.died == 1
 
 
-def test_nobody_waits_for_a_group_that_has_ended(board, tmp_path):
-    group = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    try:
-        for rank in range(2):
-            enter(board, rank, os.getpid(), "gradient")
-        with Guard(board, tmp_path, 100, end=lambda: None, group=group.pid) as guard:
-            group.kill()
-            waiting = threading.Thread(target=guard.wait, args=(100,), daemon=True)
-            waiting.start()
-            waiting.join(30)
-            assert not waiting.is_alive()
-            assert guard.died is None
-    finally:
+def test_nobody_waits_for_a_group_that_has_ended(board, tmp_path, workers):
+    group, _ = workers
+    for rank in range(2):
+        enter(board, rank, os.getpid(), "gradient")
+    with Guard(board, tmp_path, 100, end=lambda: None, group=group.pid) as guard:
         group.kill()
-        group.wait()
+        waiting = threading.Thread(target=guard.wait, args=(100,), daemon=True)
+        waiting.start()
+        waiting.join(30)
+        assert not waiting.is_alive()
+        assert guard.died is None
 
 
-def test_who_was_done_and_dies_at_something_else_is_the_first(board, tmp_path):
-    line = [sys.executable, "-c", "import time; time.sleep(60)"]
-    workers = [subprocess.Popen(line) for _ in range(2)]
-    try:
-        enter(board, 0, workers[0].pid, "gradient")
-        enter(board, 1, workers[1].pid, "gradient")
-        with Guard(board, tmp_path, 100, end=lambda: None) as guard:
-            guard.wait(0.01)
-            board.note(1, 9, "done")
+def test_who_was_done_and_dies_at_something_else_is_the_first(board, tmp_path, workers):
+    enter(board, 0, workers[0].pid, "gradient")
+    enter(board, 1, workers[1].pid, "gradient")
+    with Guard(board, tmp_path, 100, end=lambda: None) as guard:
+        guard.wait(0.01)
+        board.note(1, 9, "done")
 
-            def die() -> None:
-                time.sleep(0.2)
-                board.note(1, 9, "evaluate")
-                workers[1].kill()
+        def die() -> None:
+            time.sleep(0.2)
+            board.note(1, 9, "evaluate")
+            workers[1].kill()
 
-            killer = threading.Thread(target=die)
-            killer.start()
-            guard.wait(30)
-            killer.join()
-            workers[0].kill()
-            workers[0].wait()
-            guard.wait(0.01)
-            assert guard.died == 1
-    finally:
-        for worker in workers:
-            worker.kill()
-            worker.wait()
+        killer = threading.Thread(target=die)
+        killer.start()
+        guard.wait(30)
+        killer.join()
+        workers[0].kill()
+        workers[0].wait()
+        guard.wait(0.01)
+        assert guard.died == 1
 
 
 @pytest.mark.parametrize("buried", [True, False])
-def test_one_who_comes_and_goes_unseen_may_have_been_the_first(board, tmp_path, buried):
-    line = [sys.executable, "-c", "import time; time.sleep(60)"]
-    workers = [subprocess.Popen(line) for _ in range(2)]
-    try:
-        enter(board, 0, workers[0].pid, "tune")
-        with Guard(board, tmp_path, 100, end=lambda: None) as guard:
-            guard.wait(0.01)
+def test_one_who_comes_and_goes_unseen_may_have_been_the_first(board, tmp_path, buried, workers):
+    enter(board, 0, workers[0].pid, "tune")
+    with Guard(board, tmp_path, 100, end=lambda: None) as guard:
+        guard.wait(0.01)
 
-            def come_and_go() -> None:
-                time.sleep(0.02)
-                enter(board, 1, workers[1].pid, "start")
-                workers[1].kill()
-                if buried:
-                    workers[1].wait()
-                workers[0].kill()
+        def come_and_go() -> None:
+            time.sleep(0.02)
+            enter(board, 1, workers[1].pid, "start")
+            workers[1].kill()
+            if buried:
+                workers[1].wait()
+            workers[0].kill()
 
-            killer = threading.Thread(target=come_and_go)
-            killer.start()
-            while killer.is_alive() or workers[0].poll() is None:
-                guard.wait(0.05)
+        killer = threading.Thread(target=come_and_go)
+        killer.start()
+        while killer.is_alive() or workers[0].poll() is None:
             guard.wait(0.05)
-            assert guard.died in (1, None)  # None: what the group tells of it decides
-    finally:
-        for worker in workers:
-            worker.kill()
-            worker.wait()
+        guard.wait(0.05)
+        assert guard.died in (1, None)  # None: what the group tells of it decides
 
 
-def test_who_went_first_is_known_also_when_all_are_gone(board, tmp_path):
-    line = [sys.executable, "-c", "import time; time.sleep(60)"]
-    workers = [subprocess.Popen(line) for _ in range(2)]
-    try:
-        for rank, worker in enumerate(workers):
-            enter(board, rank, worker.pid, "exchange")
-        with Guard(board, tmp_path, 100, end=lambda: None) as guard:
-            guard.wait(0.01)
-            for rank in (1, 0):
-                workers[rank].kill()
-                workers[rank].wait()
-            guard.wait(10)
-            assert guard.died == 1
-    finally:
-        for worker in workers:
-            worker.kill()
-            worker.wait()
+def test_who_went_first_is_known_also_when_all_are_gone(board, tmp_path, workers):
+    for rank, worker in enumerate(workers):
+        enter(board, rank, worker.pid, "exchange")
+    with Guard(board, tmp_path, 100, end=lambda: None) as guard:
+        guard.wait(0.01)
+        for rank in (1, 0):
+            workers[rank].kill()
+            workers[rank].wait()
+        guard.wait(10)
+        assert guard.died == 1
 
 
 @pytest.mark.parametrize(
