@@ -269,7 +269,13 @@ def figure(records: Sequence[Record], path: str | Path) -> None:
         for axis, (field, label) in zip(row, panels, strict=True):
             for number, name in enumerate(names):
                 _line(axis, records, workers, name, field, f"C{number}")
-            axis.set(xscale="log", yscale="log", xlabel="bytes of the array", ylabel=label)
+            drawn = any(len(line.get_xdata()) for line in axis.lines)
+            scale = "log" if drawn else "linear"  # nobody sends: shared memory, MPI's secret
+            axis.set(xscale=scale, yscale=scale, xlabel="bytes of the array", ylabel=label)
+            if not drawn:
+                axis.set(xticks=[], yticks=[])
+                where = {"transform": axis.transAxes, "ha": "center"}
+                axis.text(0.5, 0.5, "no messages that could be counted", **where)
             axis.set_title(f"{workers} processes", fontsize="medium")
             axis.grid(alpha=0.3)
     axes[0][0].legend(fontsize="small")
