@@ -333,8 +333,11 @@ class Replica:
         return [self.slice(first, min(first + width, stop)) for first in starts]
 
     def slice(self, start: int, stop: int) -> nn.Parameter:
-        """Return a slice of the vector as a parameter, gradient included, that can be stepped."""
-        part = nn.Parameter(self.params[start:stop])
+        """Return a slice of the vector as a parameter, gradient included, that can be stepped.
+
+        Nothing is ever computed with it, so autograd need not be told to look away meanwhile.
+        """
+        part = nn.Parameter(self.params[start:stop], requires_grad=False)
         part.grad = self.grad[start:stop]
         return part
 

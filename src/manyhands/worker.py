@@ -219,9 +219,10 @@ class Worker:
     def update(self, gradient: Tensor) -> None:
         """Let the optimizer step along `gradient`, shortened where that is asked for."""
         self.board.note(self.number, self.step, "update")
-        if gradient.data_ptr() != self.replica.grad.data_ptr():
-            self.replica.grad.copy_(gradient)
-        self.shorten(self.replica.grad)
+        own = self.replica.grad
+        if gradient is not own and gradient.data_ptr() != own.data_ptr():
+            own.copy_(gradient)
+        self.shorten(own)
         if self.rate:
             self.rate.set(self.optimizer, self.step)
         (self.graphs.update if self.graphs else self.optimizer.step)()

@@ -21,9 +21,9 @@ CHOSEN = (
 )
 
 
-def _trained(build, steps=20):
+def _trained(build, steps=20, needs_grad=True):
     random = torch.Generator().manual_seed(0)
-    params = [torch.nn.Parameter(torch.randn(n, generator=random)) for n in (1000, 7)]
+    params = [torch.nn.Parameter(torch.randn(n, generator=random), needs_grad) for n in (1000, 7)]
     optimizer = build([{"params": params[:1]}, {"params": params[1:], "weight_decay": 0.0}])
     for _ in range(steps):
         for p in params:
@@ -32,10 +32,11 @@ def _trained(build, steps=20):
     return params, optimizer
 
 
+@pytest.mark.parametrize("needs_grad", [True, False])  # a slice of the vector needs none
 @pytest.mark.parametrize("chosen", CHOSEN, ids=repr)
-def test_the_bits_are_torchs(chosen):
+def test_the_bits_are_torchs(chosen, needs_grad):
     theirs = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
-    mine, built = _trained(chosen.build)
+    mine, built = _trained(chosen.build, needs_grad=needs_grad)
     expected, reference = _trained(lambda p: theirs[chosen.name](p, **asdict(chosen)))
     assert all(torch.equal(a, b) for a, b in zip(mine, expected, strict=True))
     assert isinstance(built, theirs[chosen.name])
@@ -47,8 +48,19 @@ def test_the_bits_are_torchs(chosen):
         assert all(torch.equal(torch.as_tensor(a[n]), torch.as_tensor(b[n])) for n in a)
 
 
-def test_hooks_still_run():
-    _, optimizer = _trained(SGD().build, steps=1)
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_parameter_without_gradient_stays(missing):
+    params, optimizer = _trained(SGD(weight_decay=0.1).build, steps=3, needs_grad=False)
+    before = [p.clone() for p in params]
+    params[missing].grad = None
+    optimizer.step()
+    assert torch.equal(params[missing], before[missing])
+    assert not torch.equal(params[1 - missing], before[1 - missing])
+
+
+@pytest.mark.parametrize("needs_grad", [True, False])
+def test_hooks_still_run(needs_grad):
+    _, optimizer = _trained(SGD().build, steps=2, needs_grad=needs_grad)
     heard = []
     optimizer.register_step_pre_hook(lambda *_: heard.append("before"))
     optimizer.register_step_post_hook(lambda *_: heard.append("after"))
@@ -56,8 +68,9 @@ def test_hooks_still_run():
     assert heard == ["before", "after"]
 
 
-def test_steps_that_are_profiled_have_their_name():
-    _, optimizer = _trained(SGD().build, steps=1)
+@pytest.mark.parametrize("needs_grad", [True, False])
+def test_steps_that_are_profiled_have_their_name(needs_grad):
+    _, optimizer = _trained(SGD().build, steps=2, needs_grad=needs_grad)
     with torch.profiler.profile() as profiled:
         optimizer.step()
     assert "Optimizer.step#SGD.step" in {event.key for event in profiled.key_averages()}
