@@ -76,11 +76,14 @@ def test_costs_that_make_no_sense_are_refused(arguments, message):
 
 def test_choices():
     assert choose(1 << 26, 1) == "ring"
-    assert choose(100, 1) == choose(100, 2) == choose(100, 64) == "mpi"
+    assert choose(100, 1) == choose(100, 2) == "mpi"
+    assert choose(100, 3) == choose(100, 64) == choose(16 << 10, 16) == "shared-memory"
+    assert choose(100, 3, crowded=True) == choose(100, 64, crowded=True) == "mpi"
     assert choose(100, 1, native=False) == "ring"
     assert choose(100, 2, native=False) == "shared-memory"
     assert choose(1 << 20, 2) == choose(4 << 10, 4) == choose(32 << 10, 16) == "shared-memory"
-    assert choose(4 << 10, 8) == choose(16 << 10, 16) == "mpi"
+    assert choose(4 << 10, 8, crowded=True) == choose(16 << 10, 16, crowded=True) == "mpi"
+    assert choose(4 << 10, 4, crowded=True) == choose(32 << 10, 16, crowded=True) == "shared-memory"
     assert choose(100, 8, per_host=4) == "mpi"
     assert choose(100, 8, per_host=4, native=False) == "recursive-doubling"
     assert choose(1 << 20, 8, per_host=4) == "hierarchical"
@@ -143,6 +146,22 @@ def test_combine_keeps_the_order():
     assert out[0] == 123
 
 
+@pytest.mark.parametrize("op", [np.add, np.multiply, np.maximum, np.minimum, np.subtract])
+@pytest.mark.parametrize("dtype", ["i1", "u2", "f2", "f4", "f8", "g", "c8", ">f4"])
+@pytest.mark.parametrize("width", [1, 2, 3, 100, 20_000])
+def test_rows_combined_in_one_call_have_the_bits_of_one_after_the_other(op, dtype, width):
+    rng = np.random.default_rng(0)
+    memory = rng.uniform(0.5, 1.6, (17, 2 * width)).astype(dtype)
+    rows = memory[:, :width]  # as in a window: with something in between
+    if rows.dtype.kind in "fc":
+        rows[:, 0] = -0.0  # whose sum is not that of 0 and -0
+        rows[5, -1] = np.nan
+    out, expected = np.empty(width, dtype), np.empty(width, dtype)
+    combine(op, rows, out)
+    combine(op, list(rows), expected)
+    assert out.tobytes() == expected.tobytes()
+
+
 def test_importing_the_all_reduces_starts_no_mpi():
     code = "import sys, manyhands.allreduce; sys.exit('mpi4py.MPI' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
@@ -182,3 +201,10 @@ def test_the_figure_is_drawn(tmp_path):
     path = tmp_path / "figure.svg"
     bench.figure([record(), record(bytes=4096), record(workers=4)], path)
     assert path.read_text().startswith("<?xml")
+
+
+@pytest.mark.parametrize("sent", [0, None])  # in shared memory; by MPI, which does not tell
+def test_the_figure_is_drawn_where_no_message_can_be_counted(tmp_path, sent):
+    path = tmp_path / "figure.svg"
+    bench.figure([record(bytes_sent_each=sent), record(bytes=4096, bytes_sent_each=sent)], path)
+    assert "no messages that could be counted" in path.read_text()

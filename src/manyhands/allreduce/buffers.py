@@ -16,6 +16,11 @@ from numpy.typing import NDArray
 Array: TypeAlias = NDArray[Any]
 Op: TypeAlias = Callable[[Any, Any], Any]
 
+# Up to how many bytes of each array one call for all of them is worth it: after a gradient the
+# caches are cold, and every call takes microseconds. Measured; see docs/algorithms/allreduce.md.
+SHORT = 32 << 10
+_BY_ROWS = (np.add, np.multiply, np.maximum, np.minimum)  # whose `reduce` takes row after row
+
 
 def flatten(send: Array, recv: Array) -> tuple[Array, Array]:
     """Return `send` and `recv` as flat vectors `x` and `y`, copying only where needed.
@@ -26,6 +31,8 @@ def flatten(send: Array, recv: Array) -> tuple[Array, Array]:
     Raises:
         ValueError: The two differ in shape or dtype, `recv` is read-only, or they hold objects.
     """
+    if send is recv and send.ndim == 1 and send.flags.carray and not send.dtype.hasobject:
+        return send, send  # at once: this is how gradients come
     if send is not recv and (send.shape != recv.shape or send.dtype != recv.dtype):
         raise ValueError(
             f"send is {send.dtype} of shape {send.shape}, recv is {recv.dtype} of shape "
@@ -68,14 +75,32 @@ def apply(op: Op, a: Array, b: Array, out: Array) -> None:
         out[...] = op(a, b)
 
 
-def combine(op: Op, parts: Sequence[Array], out: Array) -> None:
-    """Compute `out = parts[0] ∘ parts[1] ∘ …`; `out` may be one of the first two, no other."""
+def combine(op: Op, parts: Sequence[Array] | Array, out: Array) -> None:
+    """Compute `out = parts[0] ∘ parts[1] ∘ …`; `out` may be one of the first two, no other.
+
+    Where `parts` are the rows of one array, short ones are combined in one call, in the same order.
+    """
+    if isinstance(parts, np.ndarray) and _short(op, parts):
+        # From the first row on: beginning with the operation's neutral element, here 0, would make
+        # 0 of -0.
+        op.reduce(parts, axis=0, dtype=parts.dtype, out=out, initial=None)  # type: ignore[attr-defined]
+        return
     if len(parts) == 1:
         out[...] = parts[0]
         return
     apply(op, parts[0], parts[1], out)
     for part in parts[2:]:
         apply(op, out, part, out)
+
+
+def _short(op: Op, rows: Array) -> bool:
+    """Say whether `reduce` is sooner done with these rows, and gives the bits of going row by row.
+
+    A single column it would add by pairs.
+    """
+    count, width = rows.shape
+    plain = rows.dtype.isnative and rows.dtype.kind in "fciu"
+    return op in _BY_ROWS and plain and count > 2 and 1 < width <= SHORT // rows.itemsize
 
 
 def cuts(length: int, parts: int) -> list[int]:

@@ -11,7 +11,7 @@ from manyhands.allreduce.buffers import Array, Op, deliver, flatten
 from manyhands.allreduce.neighbours import same_host
 from manyhands.allreduce.private import Channel, Private, channel
 from manyhands.allreduce.ring import ring_in_place
-from manyhands.allreduce.shared_memory import by_blocks
+from manyhands.allreduce.shared_memory import Rounds, by_blocks
 from manyhands.allreduce.window import Window
 from manyhands.errors import ConfigError
 
@@ -51,11 +51,12 @@ def hierarchical(
         ("levels", group_size), lambda: Levels(whole.private, group_size)
     )
     inner = Channel(levels.inner, whole.meter)
+    rounds = Rounds(x, y, inner, op, levels.window)
     if levels.across is None:
-        by_blocks(x, y, inner, op, levels.window)
+        by_blocks(rounds)
     else:
         across = Channel(levels.across, whole.meter)
-        by_blocks(x, y, inner, op, levels.window, lambda piece: ring_in_place(piece, across, op))
+        by_blocks(rounds, lambda piece: ring_in_place(piece, across, op))
     deliver(y, recv)
 
 

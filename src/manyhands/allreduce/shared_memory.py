@@ -8,14 +8,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from manyhands.allreduce.buffers import Array, Op, combine, cuts, deliver, flatten
+from manyhands.allreduce.buffers import SHORT, Array, Op, combine, cuts, deliver, flatten
 from manyhands.allreduce.private import Channel, channel
-from manyhands.allreduce.window import COPIED, REDUCED, Window, shareable, slot_bytes
+from manyhands.allreduce.window import COPIED, REDUCED, SLOT, Window, shareable, slot_bytes
 from manyhands.errors import ConfigError
 
 # Up to how many bytes from the others, (P - 1) n, every rank had better reduce everything for
-# itself: one wait instead of two. Measured; see docs/algorithms/allreduce.md.
-ONE_ROUND = 384 << 10
+# itself: one wait instead of two. A wait costs more where processes share cores; two processes have
+# less to read. Measured; see docs/algorithms/allreduce.md.
+ONE_ROUND = 256 << 10
+ONE_ROUND_WAITING = 384 << 10
 
 
 def shared_memory(send: Array, recv: Array, comm: Any, op: Op = np.add) -> None:
@@ -28,7 +30,8 @@ def shared_memory(send: Array, recv: Array, comm: Any, op: Op = np.add) -> None:
             piece r = x_0[r] ∘ … ∘ x_{P-1}[r], into my window (the other's, where there are but
                 two) and y;  wait for all
             copy the other pieces from where they were reduced into y
-        where the copying of one block overlaps the waiting for the block before
+        where the copying of one block overlaps the waiting for the block before, and where short
+        pieces are the rows of one array: one call reduces them, one copies all results
 
     Cost for n bytes on P processes: no messages; each writes n bytes into the window and reads 2
     n (P - 1) / P bytes that another core wrote; two waits per block of 1 MiB, with
@@ -46,22 +49,26 @@ def shared_memory(send: Array, recv: Array, comm: Any, op: Op = np.add) -> None:
 
 def in_group(send: Array, recv: Array, group: Channel, op: Op) -> None:
     """Do what `shared_memory` does, for who has the communicator's channel."""
-    if fits_one_round(send.nbytes, group.size) and group.private.per_host == group.size:
-        # What a generator would do, without one: for small arrays that is much of the time.
-        x, y = flatten(send, recv)
-        window = _window(group)
+    if send.nbytes > SLOT or group.private.per_host < group.size or group.size == 1:
+        for _ in _steps(send, recv, group, op):
+            pass  # what follows each step waits by itself
+        return
+    # What a generator would do, without one: for small arrays that is much of the time.
+    x, y = flatten(send, recv)
+    window = _window(group)
+    if fits_one_round(x.nbytes, group.size, group.crowded):
         number, parts = enter_round(x, group, window)
         window.wait(COPIED, number)
         combine(op, parts, out=y)
-        deliver(y, recv)
-        return
-    for _ in _steps(send, recv, group, op):
-        pass  # what follows each step waits by itself
+    else:
+        by_blocks(Rounds(x, y, group, op, window, lone=True))
+    deliver(y, recv)
 
 
-def fits_one_round(nbytes: int, size: int) -> bool:
+def fits_one_round(nbytes: int, size: int, crowded: bool) -> bool:
     """Say whether `size` processes had better reduce so many bytes each for itself."""
-    return size > 1 and nbytes * (size - 1) <= ONE_ROUND
+    most = ONE_ROUND_WAITING if crowded or size == 2 else ONE_ROUND
+    return size > 1 and nbytes * (size - 1) <= most
 
 
 def shared_memory_steps(
@@ -107,10 +114,10 @@ def _steps(send: Array, recv: Array, group: Channel, op: Op) -> Iterator[tuple[i
     x, y = flatten(send, recv)
     if group.size == 1:
         y[...] = x
-    elif fits_one_round(x.nbytes, group.size):
+    elif fits_one_round(x.nbytes, group.size, group.crowded):
         yield from one_round(x, y, group, op, _window(group))
     else:
-        yield from block_steps(x, y, group, op, _window(group))
+        yield from block_steps(Rounds(x, y, group, op, _window(group), lone=True))
     deliver(y, recv)
 
 
@@ -124,10 +131,10 @@ def one_round(
     combine(op, parts, out=y)
 
 
-def enter_round(x: Array, group: Channel, window: Window) -> tuple[int, list[Array]]:
+def enter_round(x: Array, group: Channel, window: Window) -> tuple[int, list[Array] | Array]:
     """Copy `x` in; returns what all must have signalled, and where everyone's array then is."""
     number = window.round
-    parts = window.inputs(number, len(x), x.dtype)
+    parts = window.kept((number % window.cycle, len(x), x.dtype), lambda: _whole(window, number, x))
     np.copyto(parts[group.rank], x)
     window.round = number + 1
     window.signal(COPIED, number + 1)
@@ -135,26 +142,26 @@ def enter_round(x: Array, group: Channel, window: Window) -> tuple[int, list[Arr
     return number + 1, parts
 
 
-def by_blocks(
-    x: Array,
-    y: Array,
-    group: Channel,
-    op: Op,
-    window: Window,
-    exchange: Callable[[Array], None] | None = None,
-) -> None:
+def _whole(window: Window, number: int, x: Array) -> list[Array] | Array:
+    """Return every rank's input for an array like `x`; rows of one array where there are many."""
+    parts = window.inputs(number, x.dtype)[:, : len(x)]
+    return list(parts) if window.pair else parts
+
+
+def by_blocks(rounds: Rounds, exchange: Callable[[Array], None] | None = None) -> None:
     """Run the rounds of `shared_memory`; `exchange` is applied to each reduced piece."""
-    for _ in block_steps(x, y, group, op, window, exchange):
-        pass  # what follows each step waits by itself
+    if rounds.count > 1:
+        for _ in block_steps(rounds, exchange):
+            pass  # what follows each step waits by itself
+        return
+    number = rounds.begin()
+    rounds.copy_in(number, 0)
+    rounds.reduce(number, 0, exchange)
+    rounds.copy_out(number, 0)
 
 
 def block_steps(
-    x: Array,
-    y: Array,
-    group: Channel,
-    op: Op,
-    window: Window,
-    exchange: Callable[[Array], None] | None = None,
+    rounds: Rounds, exchange: Callable[[Array], None] | None = None
 ) -> Iterator[tuple[int, int]]:
     """Do the same; before each wait yields which flag is waited for, and its value.
 
@@ -167,10 +174,8 @@ def block_steps(
     other reduced in round k-3 and then copied for itself, which it did before it reduced round
     k-2, for which this rank has waited; and what this rank has copied out meanwhile.
     """
-    rounds = Rounds(x, y, group, op, window)
-    count = rounds.count
-    first = window.round
-    window.round = first + count
+    count, window = rounds.count, rounds.window
+    first = rounds.begin()
     for turn in range(count + 1):
         number = first + turn
         if turn == 0:
@@ -195,38 +200,59 @@ class Block(NamedTuple):
         slot: This rank's input, as long as the block.
         low: Where the piece begins that is this rank's to reduce; its end for who has none.
         high: Where it ends.
-        parts: Everyone's input for that piece; None stands for this rank's own, in its array.
+        parts: Everyone's input for that piece; None stands for this rank's own, in its array. Of a
+            short one, all inputs as the rows of one array.
         result: Where it is reduced; None for who has none.
-        others: The pieces of the others: where they begin, end, and are reduced.
+        results: What to copy out: where it begins, ends, and is. Of short pieces those of several
+            ranks at once, as rows, this rank's own among them.
     """
 
     slot: Array
     low: int
     high: int
-    parts: list[Array | None]
+    parts: list[Array | None] | Array
     result: Array | None
-    others: list[tuple[int, int, Array]]
+    results: list[tuple[int, int, Array]]
 
 
 class Rounds:
-    """The three movements of one round of `by_blocks`, for one call."""
+    """The three movements of one round of `by_blocks`, for one call.
 
-    def __init__(self, x: Array, y: Array, group: Channel, op: Op, window: Window) -> None:
+    Attributes:
+        count: How many rounds there are.
+        short: Whether pieces are so short that the calls cost more than the bytes.
+    """
+
+    def __init__(
+        self, x: Array, y: Array, group: Channel, op: Op, window: Window, *, lone: bool = False
+    ) -> None:
+        """Take this call's arguments; `lone` says that no other group must cut its array alike."""
         self.x, self.y, self.group, self.op, self.window = x, y, group, op, window
-        piece = window.piece // x.dtype.itemsize  # items
+        piece = window.piece // x.itemsize  # items
         if piece == 0:
             raise ValueError(
-                f"send is {x.dtype}, of {x.dtype.itemsize} bytes; expected at most {window.piece}"
+                f"send is {x.dtype}, of {x.itemsize} bytes; expected at most {window.piece}"
             )
         self.block = piece * window.lanes
         self.count = max(1, -(-len(x) // self.block))
+        few = self.count == 1 and x.nbytes <= SHORT * window.lanes
+        self.short = lone and few and not window.pair
+
+    def begin(self) -> int:
+        """Return the number of the first round; the next call's come after this one's."""
+        first = self.window.round
+        self.window.round = first + self.count
+        return first
 
     def copy_in(self, number: int, turn: int) -> None:
         """Write what the others shall reduce."""
         start, block = self._block(number, turn)
         x, low, high, length = self.x, block.low, block.high, len(block.slot)
-        block.slot[:low] = x[start : start + low]
-        block.slot[high:] = x[start + high : start + length]
+        if self.short:
+            np.copyto(block.slot, x)
+        else:
+            block.slot[:low] = x[start : start + low]
+            block.slot[high:] = x[start + high : start + length]
         self.window.signal(COPIED, number + 1)
         self.group.count_shared((length - (high - low)) * x.itemsize)
 
@@ -235,15 +261,19 @@ class Rounds:
         window = self.window
         start, block = self._block(number, turn)
         window.wait(COPIED, number + 1)
-        result = block.result
+        result, parts = block.result, block.parts
         if result is not None:
             piece = slice(start + block.low, start + block.high)
-            own = self.x[piece]
-            combine(self.op, [own if p is None else p for p in block.parts], out=result)
+            if isinstance(parts, list):
+                own = self.x[piece]
+                combine(self.op, [own if p is None else p for p in parts], out=result)
+            else:
+                combine(self.op, parts, out=result)
             if exchange is not None:
                 exchange(result)
             window.signal(REDUCED, number + 1)
-            self.y[piece] = result
+            if not self.short:
+                self.y[piece] = result
             self.group.count_shared(result.nbytes)
         else:
             window.signal(REDUCED, number + 1)
@@ -252,34 +282,56 @@ class Rounds:
         """Read what the others have reduced."""
         start, block = self._block(number, turn)
         self.window.wait(REDUCED, number + 1)
-        for low, high, result in block.others:
-            self.y[start + low : start + high] = result
+        for low, high, result in block.results:
+            self.y[start + low : start + high].reshape(result.shape)[...] = result
 
     def _block(self, number: int, turn: int) -> tuple[int, Block]:
         """Return where block `turn` begins in the array, and what round `number` has of it."""
         start = turn * self.block
         length = min(self.block, len(self.x) - start)
         window, dtype = self.window, self.x.dtype
-        key = (number % window.cycle, length, dtype)
-        return start, window.kept(key, lambda: _block(window, number, length, dtype))
+        key = (number % window.cycle, length, dtype, self.short)
+        make = _short_block if self.short else _block
+        return start, window.kept(key, lambda: make(window, number, length, dtype))
 
 
 def _block(window: Window, number: int, length: int, dtype: np.dtype[Any]) -> Block:
-    rank, lanes, ranks = window.rank, window.lanes, range(window.size)
+    rank, lanes = window.rank, window.lanes
     bounds = cuts(length, lanes)
+    inputs = window.inputs(number, dtype)
 
     def result(lane: int) -> Array:
         low, high = bounds[lane], bounds[lane + 1]
         if window.pair:
-            return window.input(1 - lane, number, dtype)[low:high]
-        return window.result(lane, number, dtype)[: high - low]
+            return inputs[1 - lane, low:high]
+        return window.results(number, dtype)[lane, : high - low]
 
     low, high = (bounds[rank], bounds[rank + 1]) if rank < lanes else (length, length)
     return Block(
-        slot=window.input(rank, number, dtype)[:length],
+        slot=inputs[rank, :length],
         low=low,
         high=high,
-        parts=[None if r == rank else window.input(r, number, dtype)[low:high] for r in ranks],
+        parts=[None if r == rank else inputs[r, low:high] for r in range(window.size)],
         result=result(rank) if rank < lanes else None,
-        others=[(bounds[r], bounds[r + 1], result(r)) for r in range(lanes) if r != rank],
+        results=[(bounds[r], bounds[r + 1], result(r)) for r in range(lanes) if r != rank],
+    )
+
+
+def _short_block(window: Window, number: int, length: int, dtype: np.dtype[Any]) -> Block:
+    """Cut into pieces of one length, the last ones shorter or empty; everything in rows."""
+    piece = max(1, -(-length // window.lanes))
+    full, rest = divmod(length, piece)
+    inputs, results = window.inputs(number, dtype), window.results(number, dtype)
+    low, high = (min(length, lane * piece) for lane in (window.rank, window.rank + 1))
+    wanted = [
+        (0, full * piece, results[:full, :piece]),
+        (full * piece, length, results[full : full + 1, :rest]),
+    ]
+    return Block(
+        slot=inputs[window.rank, :length],
+        low=low,
+        high=high,
+        parts=inputs[:, low:high],
+        result=results[window.rank, : high - low] if low < high else None,
+        results=[some for some in wanted if some[0] < some[1]],
     )

@@ -36,6 +36,7 @@ _HEADER = 128
 _SPINS = 2000  # about 100 µs: longer than a round takes when every process has a core
 _YIELDS = 1000  # about 1 ms: after that a wait is long and a late wake-up matters little
 _NAP = 50e-6
+_NEAR = 100e-6  # around the moment when the last one is expected: a nap may overrun by as much
 _BLINK = 10e-6  # to which Linux adds 50 µs
 _VIEWS = 64  # how many sets of views are kept: one for each length, dtype and place in the cycle
 
@@ -87,12 +88,12 @@ class Window:
         self._crowded = crowded
         length = _HEADER + self._inputs * slot + results * self.piece
         self._win = MPI.Win.Allocate_shared(length, 1, comm=comm)
-        parts: list[memoryview] = [
-            memoryview(self._win.Shared_query(rank)[0])  # type: ignore[arg-type]
-            for rank in range(comm.size)
-        ]
-        self._data = [np.frombuffer(part, np.uint8)[_HEADER:] for part in parts]
-        flags = [part[:_HEADER].cast("B").cast("q") for part in parts]
+        # MPI lays the parts one behind the other, by rank.
+        first: Any = self._win.Shared_query(0)[0]
+        everyones: Any = MPI.buffer.fromaddress(first.address, length * comm.size)
+        whole = memoryview(everyones).cast("B")
+        self._parts = np.frombuffer(whole, np.uint8).reshape(comm.size, length)  # (P, bytes)
+        flags = [whole[at : at + _HEADER].cast("q") for at in range(0, whole.nbytes, length)]
         self._mine = flags[comm.rank]
         self._others = [flag for rank, flag in enumerate(flags) if rank != comm.rank]
         self._mine[COPIED] = self._mine[REDUCED] = 0
@@ -100,20 +101,20 @@ class Window:
         self._win.Sync()
         comm.Barrier()
         self.round = 0
-        self._views: dict[tuple[int, int, np.dtype[Any]], Any] = {}
+        self._met = self._due = 0.0  # when all had come with their inputs, and will have again
+        self._views: dict[tuple[Any, ...], Any] = {}
 
-    def input(self, rank: int, number: int, dtype: np.dtype[Any]) -> Array:
-        """Return `rank`'s input slot for round `number`."""
+    def inputs(self, number: int, dtype: np.dtype[Any]) -> Array:
+        """Return every rank's input slot for round `number`; shape (P, items)."""
         start = number % self._inputs * self._slot
-        return self._typed(rank, start, self._slot, dtype)
+        return self._typed(start, self._slot, dtype)
 
-    def inputs(self, number: int, length: int, dtype: np.dtype[Any]) -> list[Array]:
-        """Return every rank's input for round `number`, by rank: the first `length` items."""
-        key = (-1 - number % self._inputs, length, dtype)
-        ranks = range(self.size)
-        return self.kept(key, lambda: [self.input(r, number, dtype)[:length] for r in ranks])
+    def results(self, number: int, dtype: np.dtype[Any]) -> Array:
+        """Return the same of the result slots, in a group of more than two."""
+        start = INPUTS * self._slot + number % RESULTS * self.piece
+        return self._typed(start, self.piece, dtype)
 
-    def kept(self, key: tuple[int, int, np.dtype[Any]], make: Callable[[], Views]) -> Views:
+    def kept(self, key: tuple[Any, ...], make: Callable[[], Views]) -> Views:
         """Return the views of the slots that are known by `key`, made when first asked for.
 
         Making views takes longer than moving some kilobytes.
@@ -124,11 +125,6 @@ class Window:
                 self._views.clear()
             found = self._views[key] = make()
         return found
-
-    def result(self, rank: int, number: int, dtype: np.dtype[Any]) -> Array:
-        """Return `rank`'s result slot for round `number`, in a group of more than two."""
-        start = INPUTS * self._slot + number % RESULTS * self.piece
-        return self._typed(rank, start, self.piece, dtype)
 
     def signal(self, flag: int, value: int) -> None:
         """Let the others see what was written so far, and that this rank has come to `value`."""
@@ -141,6 +137,9 @@ class Window:
             if theirs[flag] < value:
                 self._linger(theirs, flag, value)
         self._win.Sync()
+        if flag == COPIED:  # who steps together comes about as long after this as after the last
+            now = time.monotonic()
+            self._due, self._met = 2 * now - self._met, now
 
     def come(self, flag: int, value: int) -> bool:
         """Return whether all others have come to `value`, without waiting for it."""
@@ -157,6 +156,8 @@ class Window:
             if turns <= self._spins:
                 continue
             if not self._crowded:
+                if abs(time.monotonic() - self._due) < _NEAR:
+                    continue
                 time.sleep(_BLINK)  # the others' cores are faster when this one rests
             else:
                 os.sched_yield()
@@ -167,13 +168,13 @@ class Window:
                 # a call of MPI moves that on.
                 self._comm.Iprobe()
 
-    def _typed(self, rank: int, start: int, nbytes: int, dtype: np.dtype[Any]) -> Array:
+    def _typed(self, start: int, nbytes: int, dtype: np.dtype[Any]) -> Array:
         whole = nbytes - nbytes % dtype.itemsize
-        return self._data[rank][start : start + whole].view(dtype)
+        return self._parts[:, _HEADER + start : _HEADER + start + whole].view(dtype)
 
     def free(self) -> None:
         """Free the window; all ranks together."""
-        self._data, self._others = [], []
+        self._parts, self._others = np.empty((0, 0), np.uint8), []
         self._views.clear()
         self._win.Unlock_all()
         self._win.Free()
