@@ -62,8 +62,8 @@ SMALL = (
     Part("yardstick", "yardstick.py", ("--workers", 2, "--rounds", 2, "--steps", 900)),
 )
 LARGE = (
-    steps(16, "cnn", 128),
-    steps(16, "cnn", 1024),
+    steps(16, "cnn", 128, "--rounds", 40, "--steps", 20),
+    steps(16, "cnn", 1024, "--rounds", 40, "--steps", 10),
     steps(8, "mlp-11m", 256, "--rounds", 7, "--steps", 10),
     steps(8, "resnet-18", 128, "--rounds", 5, "--steps", 3),
     Part("allreduce-16", "allreduces.py", ("--workers", "2,4,8,16")),
