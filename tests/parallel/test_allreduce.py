@@ -11,24 +11,43 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from manyhands.allreduce import ALGORITHMS, Metered, auto, choose, cost, hierarchical, shared_memory
-from manyhands.allreduce.private import channel
+from manyhands.allreduce import (
+    ALGORITHMS,
+    Metered,
+    auto,
+    buffers,
+    choose,
+    cost,
+    hierarchical,
+    shared_memory,
+)
 from manyhands.allreduce.window import slot_bytes
 from manyhands.errors import ConfigError
 
 
 def by_pieces(send, recv, comm, op=np.add):
-    """Share memory in two rounds also where one would do: each rank reduces a short piece."""
+    """Share memory as many ranks do, each reducing a short piece, all of whose parts are rows."""
     home = sys.modules[shared_memory.__module__]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(home, "ONE_ROUND", 0)
         patch.setattr(home, "ONE_ROUND_WAITING", 0)
+        patch.setattr(home, "MANY", 3)
+        patch.setattr(buffers, "MANY", 3)
+        shared_memory(send, recv, comm, op)
+
+
+def by_rows(send, recv, comm, op=np.add):
+    """Share memory as many ranks do who have so little that each reduces everything."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys.modules[shared_memory.__module__], "MANY", 3)
+        patch.setattr(buffers, "MANY", 3)
         shared_memory(send, recv, comm, op)
 
 
 SEVERAL = {
     **ALGORITHMS,
     "shared-memory-by-pieces": by_pieces,
+    "shared-memory-by-rows": by_rows,
     "hierarchical-1": functools.partial(hierarchical, group_size=1),
     "hierarchical-2": functools.partial(hierarchical, group_size=2),
 }
@@ -82,7 +101,7 @@ def test_auto_takes_for_each_of_two_groups_what_is_chosen_for_its_size(comm, mon
             taken.clear()
             auto(send, recv, group)
             assert (recv == sum(range(group.size))).all()
-            wanted = choose(send.nbytes, group.size, crowded=channel(group).crowded)
+            wanted = choose(send.nbytes, group.size)
             assert taken == ([] if wanted == "ring" else [wanted])  # alone, it is a copy
     half.Free()
 

@@ -16,8 +16,10 @@ from numpy.typing import NDArray
 Array: TypeAlias = NDArray[Any]
 Op: TypeAlias = Callable[[Any, Any], Any]
 
-# Up to how many bytes of each array one call for all of them is worth it: after a gradient the
-# caches are cold, and every call takes microseconds. Measured; see docs/algorithms/allreduce.md.
+# From how many arrays on, and up to how many bytes of each, one call for all of them is worth it:
+# after a gradient the caches are cold, and every call takes microseconds. Measured; see
+# docs/algorithms/allreduce.md.
+MANY = 8
 SHORT = 32 << 10
 _BY_ROWS = (np.add, np.multiply, np.maximum, np.minimum)  # whose `reduce` takes row after row
 
@@ -78,12 +80,13 @@ def apply(op: Op, a: Array, b: Array, out: Array) -> None:
 def combine(op: Op, parts: Sequence[Array] | Array, out: Array) -> None:
     """Compute `out = parts[0] ∘ parts[1] ∘ …`; `out` may be one of the first two, no other.
 
-    Where `parts` are the rows of one array, short ones are combined in one call, in the same order.
+    Where `parts` are the rows of one array, many short ones are combined in one call, in the same
+    order.
     """
     if isinstance(parts, np.ndarray) and _short(op, parts):
         # From the first row on: beginning with the operation's neutral element, here 0, would make
         # 0 of -0.
-        op.reduce(parts, axis=0, dtype=parts.dtype, out=out, initial=None)  # type: ignore[attr-defined]
+        op.reduce(parts, 0, parts.dtype, out, False, None)  # type: ignore[attr-defined]
         return
     if len(parts) == 1:
         out[...] = parts[0]
@@ -100,7 +103,8 @@ def _short(op: Op, rows: Array) -> bool:
     """
     count, width = rows.shape
     plain = rows.dtype.isnative and rows.dtype.kind in "fciu"
-    return op in _BY_ROWS and plain and count > 2 and 1 < width <= SHORT // rows.itemsize
+    fits = count >= MANY and 1 < width <= SHORT // rows.itemsize
+    return op in _BY_ROWS and plain and fits
 
 
 def cuts(length: int, parts: int) -> list[int]:

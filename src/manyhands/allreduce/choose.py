@@ -15,12 +15,11 @@ from manyhands.allreduce.recursive_doubling import recursive_doubling
 from manyhands.allreduce.ring import ring
 from manyhands.allreduce.shared_memory import in_group
 
-# Bytes from which on shared memory beats MPI's own on one host, for two processes and where
-# processes share cores: SMALL in a group of few, in larger ones so many per process. Three and more
-# with a core each had better share memory whatever the size. Measured with MPICH 5; see
-# docs/algorithms/allreduce.md.
+# Below this many bytes it is MPI's own for every group, so that the group need not be looked at.
 SMALL = 4 << 10
-SHARED_FROM = 2 << 10
+# Bytes per process of the group from which on shared memory beats MPI's own on one host; in a group
+# of few it does from SMALL on. Measured with MPICH 5; see docs/algorithms/allreduce.md.
+SHARED_FROM = 512
 FEW = 4
 # Bytes from which on, between hosts, sending less matters more than sending seldom. Not measured:
 # it is where a network of 10 µs and 1 GB/s spends as long on the bytes as on starting the
@@ -35,14 +34,7 @@ _CHOSEN = {
 }
 
 
-def choose(
-    nbytes: int,
-    size: int,
-    *,
-    per_host: int | None = None,
-    native: bool = True,
-    crowded: bool = False,
-) -> str:
+def choose(nbytes: int, size: int, *, per_host: int | None = None, native: bool = True) -> str:
     """Return the name of the algorithm to use.
 
     Args:
@@ -50,13 +42,13 @@ def choose(
         size: Processes in the group.
         per_host: Processes on the fullest host; None means all of them.
         native: Whether MPI itself has the operation on this dtype.
-        crowded: Whether processes share cores.
     """
+    if native and nbytes < SMALL:
+        return "mpi"
     if size == 1:
-        return "mpi" if native and nbytes < SMALL else "ring"  # a copy
+        return "ring"  # a copy
     if per_host is None or per_host == size:
-        few = native and nbytes < _shared_from(size, crowded)
-        return "mpi" if few else "shared-memory"
+        return "mpi" if native and nbytes < _shared_from(size) else "shared-memory"
     if nbytes < BANDWIDTH_FROM:
         return "mpi" if native else "recursive-doubling"
     if per_host > 1:
@@ -64,9 +56,7 @@ def choose(
     return "mpi" if native else "ring"
 
 
-def _shared_from(size: int, crowded: bool) -> int:
-    if size > 2 and not crowded:
-        return 0
+def _shared_from(size: int) -> int:
     return SMALL if size <= FEW else SHARED_FROM * size
 
 
@@ -75,7 +65,7 @@ def _limit(comm: Any) -> float:
     global _last
     group = channel(comm)
     together = 1 < group.size == group.private.per_host
-    limit = _shared_from(group.size, group.crowded) if together else math.inf
+    limit = _shared_from(group.size) if together else math.inf
     _last = (comm, limit)
     return limit
 
@@ -86,15 +76,18 @@ def auto(send: Array, recv: Array, comm: Any, op: Op = np.add) -> None:
     Guarantees: those that all the algorithms share. Every rank chooses alike, because the choice
     depends only on what all ranks must pass alike. Arguments as for `naive`.
     """
+    if send.nbytes < SMALL and (own := native(op, send.dtype)) is not None:
+        by_name(send, recv, comm, own)  # at once: so few bytes take less than finding the group
+        return
     asked, limit = _last
     if asked is not comm:
         limit = _limit(comm)
     if send.nbytes >= limit:
-        in_group(send, recv, channel(comm), op)  # at once: choosing would take microseconds
+        in_group(send, recv, channel(comm), op)  # at once, too
         return
     own = native(op, send.dtype)
     if own is not None and limit < math.inf:
-        by_name(send, recv, comm, own)  # at once, too
+        by_name(send, recv, comm, own)  # without the group, which takes microseconds to find
         return
     group = channel(comm)
     per_host = group.private.per_host

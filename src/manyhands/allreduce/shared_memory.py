@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from manyhands.allreduce.buffers import SHORT, Array, Op, combine, cuts, deliver, flatten
+from manyhands.allreduce.buffers import MANY, SHORT, Array, Op, combine, cuts, deliver, flatten
 from manyhands.allreduce.private import Channel, channel
 from manyhands.allreduce.window import COPIED, REDUCED, SLOT, Window, shareable, slot_bytes
 from manyhands.errors import ConfigError
@@ -30,8 +30,8 @@ def shared_memory(send: Array, recv: Array, comm: Any, op: Op = np.add) -> None:
             piece r = x_0[r] ∘ … ∘ x_{P-1}[r], into my window (the other's, where there are but
                 two) and y;  wait for all
             copy the other pieces from where they were reduced into y
-        where the copying of one block overlaps the waiting for the block before, and where short
-        pieces are the rows of one array: one call reduces them, one copies all results
+        where the copying of one block overlaps the waiting for the block before, and where many
+        short pieces are the rows of one array: one call reduces them, one copies all results
 
     Cost for n bytes on P processes: no messages; each writes n bytes into the window and reads 2
     n (P - 1) / P bytes that another core wrote; two waits per block of 1 MiB, with
@@ -133,8 +133,9 @@ def one_round(
 
 def enter_round(x: Array, group: Channel, window: Window) -> tuple[int, list[Array] | Array]:
     """Copy `x` in; returns what all must have signalled, and where everyone's array then is."""
-    number = window.round
-    parts = window.kept((number % window.cycle, len(x), x.dtype), lambda: _whole(window, number, x))
+    number, rows = window.round, window.size >= MANY
+    key = (number % window.cycle, len(x), x.dtype, "rows" if rows else "list")
+    parts = window.kept(key, lambda: _whole(window, number, x, rows))
     np.copyto(parts[group.rank], x)
     window.round = number + 1
     window.signal(COPIED, number + 1)
@@ -142,10 +143,10 @@ def enter_round(x: Array, group: Channel, window: Window) -> tuple[int, list[Arr
     return number + 1, parts
 
 
-def _whole(window: Window, number: int, x: Array) -> list[Array] | Array:
-    """Return every rank's input for an array like `x`; rows of one array where there are many."""
+def _whole(window: Window, number: int, x: Array, rows: bool) -> list[Array] | Array:
+    """Return every rank's input for an array like `x`, as rows of one array or one by one."""
     parts = window.inputs(number, x.dtype)[:, : len(x)]
-    return list(parts) if window.pair else parts
+    return parts if rows else list(parts)
 
 
 def by_blocks(rounds: Rounds, exchange: Callable[[Array], None] | None = None) -> None:
@@ -220,7 +221,7 @@ class Rounds:
 
     Attributes:
         count: How many rounds there are.
-        short: Whether pieces are so short that the calls cost more than the bytes.
+        short: Whether pieces are so many and so short that the calls cost more than the bytes.
     """
 
     def __init__(
@@ -236,7 +237,7 @@ class Rounds:
         self.block = piece * window.lanes
         self.count = max(1, -(-len(x) // self.block))
         few = self.count == 1 and x.nbytes <= SHORT * window.lanes
-        self.short = lone and few and not window.pair
+        self.short = lone and few and window.size >= MANY
 
     def begin(self) -> int:
         """Return the number of the first round; the next call's come after this one's."""
