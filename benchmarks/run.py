@@ -47,7 +47,7 @@ def steps(processes: int, model: str, batch: int, *more: object) -> Part:
 SMALL = (
     steps(2, "cnn", 128, "--rounds", 11, "--steps", 20),
     steps(2, "cnn", 16, "--rounds", 11, "--steps", 50),
-    steps(2, "mlp-11m", 64, "--rounds", 5, "--steps", 5),
+    steps(2, "mlp-11m", 64, "--rounds", 9, "--steps", 4),
     steps(2, "resnet-18", 32, "--rounds", 2, "--steps", 1),
     Part("allreduce", "allreduces.py", ("--workers", "2,4", "--rounds", 2)),
     Part("start", "whole_scripts.py", ("--parts", "start", "--workers", 4, "--rounds", 2)),
