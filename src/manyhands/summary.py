@@ -21,6 +21,7 @@ from manyhands.clock import mean
 from manyhands.hosts import LAB
 from manyhands.options import flatten
 from manyhands.privacy.terms import statement
+from manyhands.tasks import called
 
 if TYPE_CHECKING:
     from manyhands.job import Job
@@ -195,6 +196,7 @@ def _record(
             "name": config.model,
             "parameters": replica.dim,
             "dtype": str(replica.params.dtype).removeprefix("torch."),
+            "loss": called(replica.loss),
             "layers": [
                 {"name": la.name, "parameters": la.stop - la.start} for la in replica.layers
             ],

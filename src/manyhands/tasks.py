@@ -42,6 +42,16 @@ def loss(job: Job, own: str | None, data: Stored) -> LossFunction:
     return LOSSES[name]
 
 
+def called(loss: Any) -> str:
+    """Return the name of a loss: the option's for those that come with manyhands, else its own.
+
+    >>> called(LOSSES["nll"]), called(torch.nn.L1Loss())
+    ('nll', 'L1Loss')
+    """
+    known = [name for name, function in LOSSES.items() if function is loss]
+    return known[0] if known else str(getattr(loss, "__name__", type(loss).__name__))
+
+
 def _fitting(data: Stored) -> str:
     if data.classes:
         return "cross-entropy"

@@ -91,3 +91,4 @@ def test_two_workers_do_all_that_is_asked_at_once(strategy, tmp_path):
     assert rates[0] > 0.5 * max(rates) > 5 * rates[-1]
     assert isinstance(result.best, Halves)
     assert result.record["data"]["validation"] == 160
+    assert result.record["model"]["loss"] == "loss"
