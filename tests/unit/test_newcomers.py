@@ -403,3 +403,11 @@ def test_who_has_learned_nothing_is_told() -> None:
 )
 def test_who_has_learned_or_may_not_have_is_not_doubted(seen: dict[str, Any]) -> None:
     assert doubt(seen) is None
+
+
+@pytest.mark.parametrize(
+    ("loss", "name"),
+    [(nn.functional.nll_loss, "nll"), (nn.L1Loss(), "L1Loss"), (lambda a, b: a, "<lambda>")],
+)
+def test_a_loss_has_the_name_of_its_option_or_its_own(loss, name):
+    assert tasks.called(loss) == name
