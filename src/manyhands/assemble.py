@@ -350,7 +350,7 @@ def _optimizer(
     """Build the optimizer over the flat vector, or over the named parameters if it is not ours."""
     chosen = config.optimizer
     if not isinstance(chosen, SGD | Adam | AdamW):
-        built = chosen([p for _, p in replica.named] or [replica.slice(0, 0)])
+        built = chosen([p for _, p in replica.named] or [nn.Parameter(replica.params[:0])])
         if not isinstance(built, torch.optim.Optimizer):
             kind = type(built).__name__
             raise ConfigError(f"optimizer gave a {kind}; expected a torch.optim.Optimizer")

@@ -244,8 +244,11 @@ def test_nan_reaches_all_ranks_alike(comm, name):
     assert not np.isnan(recv[comm.size :]).any()
 
 
-@pytest.mark.parametrize("name", ["naive", "allgather", "shared-memory"])
-@pytest.mark.parametrize("length", [11, 300_000])
+@pytest.mark.parametrize(
+    "name",
+    ["naive", "allgather", "shared-memory", "shared-memory-by-pieces", "shared-memory-by-rows"],
+)
+@pytest.mark.parametrize("length", [11, 5000, 300_000])
 def test_reduced_in_rank_order(comm, name, length):
     send = np.random.default_rng(comm.rank).standard_normal(length).astype("f4")
     recv = np.empty_like(send)
@@ -255,13 +258,17 @@ def test_reduced_in_rank_order(comm, name, length):
 
 @pytest.mark.parametrize("length", [0, 3, 997, 300_000])
 @pytest.mark.parametrize(
-    "name", ["naive", "allgather", "ring", "recursive-doubling", "rabenseifner", "shared-memory"]
+    "name",
+    [
+        *("naive", "allgather", "ring", "recursive-doubling", "rabenseifner", "shared-memory"),
+        *("shared-memory-by-pieces", "shared-memory-by-rows"),
+    ],
 )
 def test_what_is_sent_is_what_the_formula_says(comm, name, length):
     metered = Metered(comm)
     send = np.ones(length, "f4")
-    ALGORITHMS[name](send, np.empty_like(send), metered)
-    theory = cost(name, length, comm.size)
+    SEVERAL[name](send, np.empty_like(send), metered)
+    theory = cost("shared-memory" if "memory" in name else name, length, comm.size)
     assert metered.meter.messages == theory.messages[comm.rank]
     assert metered.meter.bytes == theory.bytes[comm.rank]
     assert metered.meter.shared == theory.shared[comm.rank]

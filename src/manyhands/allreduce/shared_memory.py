@@ -33,10 +33,10 @@ def shared_memory(send: Array, recv: Array, comm: Any, op: Op = np.add) -> None:
         where the copying of one block overlaps the waiting for the block before, and where many
         short pieces are the rows of one array: one call reduces them, one copies all results
 
-    Cost for n bytes on P processes: no messages; each writes n bytes into the window and reads 2
-    n (P - 1) / P bytes that another core wrote; two waits per block of 1 MiB, with
-    two processes on Arm of 4. The window has 2 to 3 MiB per process (those two: 12), and stays in
-    the caches.
+    Cost for n bytes on P processes: no messages; each writes n bytes into the window for others
+    (of short pieces its own for itself, too) and reads 2 n (P - 1) / P bytes that another core
+    wrote; two waits per block of 1 MiB, with two processes on Arm of 4. The window has 2 to 3 MiB
+    per process (those two: 12), and stays in the caches.
 
     Guarantees: parts are reduced in rank order, so all ranks get the same bits, those of `naive`.
     Waits give the core away when there are more processes than cores. Arguments as for `naive`.

@@ -137,7 +137,7 @@ class Window:
             if theirs[flag] < value:
                 self._linger(theirs, flag, value)
         self._win.Sync()
-        if flag == COPIED:  # who steps together comes about as long after this as after the last
+        if flag == COPIED and value == self.round:  # once a call, since calls come step by step
             now = time.monotonic()
             self._due, self._met = 2 * now - self._met, now
 

@@ -34,13 +34,12 @@ class MPICommunicator:
         self.rank: int = comm.rank
         self.size: int = comm.size
         self.meter = Meter()
-        self._last: tuple[Tensor | None, int, np.ndarray] = (None, 0, np.empty(0))
 
     def allreduce(self, vector: Tensor, algorithm: str = "auto") -> None:
         """Sum `vector` over the group, in place; the same bits on every worker."""
         if self.size == 1:
             return
-        array = self._array(vector)
+        array = vector.numpy()
         if algorithm == "auto" and not self.windows:
             algorithm = "mpi"
         counted = self.metered.meter
@@ -55,14 +54,6 @@ class MPICommunicator:
             messages=None if inside else counted.messages,
             seconds=time.perf_counter() - begin,
         )
-
-    def _array(self, vector: Tensor) -> np.ndarray:
-        """Return `vector` as an array; the last one is kept, since it is the gradient each time."""
-        asked, address, array = self._last
-        if asked is not vector or address != vector.data_ptr():
-            array = vector.numpy()
-            self._last = (vector, vector.data_ptr(), array)
-        return array
 
     def broadcast(self, vector: Tensor, root: int = 0) -> None:
         """Give everyone root's `vector`, in place."""
