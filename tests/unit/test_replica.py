@@ -342,3 +342,16 @@ def test_the_command_line_knows_the_models_without_importing_them():
 def test_every_model_takes_mnist(name):
     output = MODELS[name]((1, 28, 28), 10)(torch.randn(2, 1, 28, 28))
     assert output.shape == (2, 10)
+
+
+def test_an_optimizer_that_picks_what_needs_a_gradient_finds_a_stand_in():
+    """One who drives stages has no parameters of its own, but an optimizer."""
+    replica = Replica(nn.Linear(3, 2), nn.functional.cross_entropy)
+    replica.named = []
+
+    def picking(params):
+        return torch.optim.Adagrad([p for p in params if p.requires_grad])
+
+    batch = (torch.zeros(1, 3), torch.zeros(1, dtype=torch.int64))
+    built = _optimizer(configure({"optimizer": picking}), replica, batch)
+    assert [p.numel() for p in built.param_groups[0]["params"]] == [0]
