@@ -19,7 +19,7 @@ from manyhands.allreduce.shared_memory import in_group
 SMALL = 4 << 10
 # Bytes per process of the group from which on shared memory beats MPI's own on one host; in a group
 # of few it does from SMALL on. Measured with MPICH 5; see docs/algorithms/allreduce.md.
-SHARED_FROM = 512
+SHARED_FROM = 2 << 10
 FEW = 4
 # Bytes from which on, between hosts, sending less matters more than sending seldom. Not measured:
 # it is where a network of 10 µs and 1 GB/s spends as long on the bytes as on starting the
