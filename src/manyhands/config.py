@@ -29,6 +29,7 @@ LOSSES = ("cross-entropy", "nll", "mse", "mae", "bce")
 METRICS = ("accuracy", "top-K", "f1", "mse", "mae", "auroc")
 SCHEDULES = ("constant", "linear", "cosine", "step")
 _LIBRARIES = ("default", "native", "channels-last", "native-channels-last")
+_OURS = r"(pool|(pool\+)?gemm(:[^,+]+(,[^,+]+)*)?)"
 KERNELS = ("auto", *_LIBRARIES, "compile", "graphs")
 
 
@@ -38,14 +39,14 @@ def option(default: Any, help: str) -> Any:
 
 
 def _check_kernels(kernels: str) -> None:
-    """Refuse kernels that nobody knows; "+gemm" and "+gemm:LAYER,LAYER" may follow a name."""
+    """Refuse kernels that nobody knows; a name may be followed by "+pool", then by "+gemm …"."""
     base, plus, ours = kernels.partition("+")
     if not plus:
         validate.one_of(KERNELS, kernels=kernels)
-    elif base not in _LIBRARIES or not re.fullmatch(r"gemm(:[^,+]+(,[^,+]+)*)?", ours):
+    elif base not in _LIBRARIES or not re.fullmatch(_OURS, ours):
         raise ConfigError(
-            f"kernels is {kernels!r}; expected one of {', '.join(_LIBRARIES)} before +gemm, and "
-            "behind it nothing or :LAYER,LAYER"
+            f"kernels is {kernels!r}; expected one of {', '.join(_LIBRARIES)} before +pool and "
+            "+gemm, and behind +gemm nothing or :LAYER,LAYER"
         )
 
 
@@ -145,9 +146,9 @@ class RunConfig:
     kernels: str = option(
         "auto",
         "auto (time a few, keep the fastest), default (as PyTorch comes), native (oneDNN off), "
-        "channels-last, native-channels-last, compile; with +gemm behind it our own convolutions, "
-        "+gemm:LAYER,LAYER for some layers only; on a GPU graphs (a step captured once, then "
-        "replayed), which is its auto",
+        "channels-last, native-channels-last, compile; with +pool behind it max-pooling in "
+        "another layout, with +gemm our own convolutions, +gemm:LAYER,LAYER for some layers only; "
+        "on a GPU graphs (a step captured once, then replayed), which is its auto",
     )
     device: Literal["cpu", "cuda", "auto"] = option(
         "cpu",

@@ -43,7 +43,7 @@ def check(config: RunConfig) -> None:
 def _check_batch(config: RunConfig) -> None:
     """Refuse batches and workers that do not go together, or not with the strategy."""
     facts = config.strategy.supports
-    if "+gemm" in config.kernels and (config.autocast or config.device != "cpu"):
+    if "+" in config.kernels and (config.autocast or config.device != "cpu"):
         raise ConfigError(
             f"kernels is {config.kernels!r}, which is for CPUs and without autocast; expected "
             f"device cpu, or {config.kernels.partition('+')[0]}"

@@ -3,7 +3,8 @@
 PyTorch offers several ways to compute the same convolution on a CPU, and which one wins differs by
 machine and model by a factor of two. Like cuDNN's benchmark mode, for the CPU. Convolutions with
 few channels are often faster still as matrix products of our own (`gemm.py`), which is tried for
-all layers, then layer by layer: `default+gemm`, `native+gemm:conv1,pool3` …
+all layers, then layer by layer: `default+gemm`, `native+gemm:conv1,pool3` …; and max-pooling in
+another layout (`pooling.py`): `native+pool`, `native+pool+gemm:conv2` …
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from manyhands import forms, gemm
+from manyhands import forms, gemm, pooling
 from manyhands.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -52,20 +53,30 @@ class Kernels:
 
 def apply(replica: Replica, choice: str) -> None:
     """Make `replica` compute with these kernels; oneDNN is switched for the whole process."""
-    base, _, ours = choice.partition("+")
+    libraries, _, ours = choice.partition("+gemm")
+    base, _, pool = libraries.partition("+")
     torch.backends.mkldnn.enabled = not base.startswith("native")  # type: ignore[assignment]
     images = base.endswith("channels-last")
     replica.prepare = _channels_last if images else None
     replica.forward = torch.compile(replica.module) if base == "compile" else replica.module
+    units = _units(replica)
+    if pool:
+        pooling.install(replica.module)
+    if "+gemm" in choice:
+        gemm.install(_named(units, ours))
+
+
+def _units(replica: Replica) -> list[gemm.Unit]:
+    """Return what can be matrix products; all layers compute as PyTorch has them from now on."""
     gemm.remove(replica.module)
-    if ours:
-        gemm.install(_named(replica, ours))
+    pooling.remove(replica.module)
+    return gemm.units(replica.module)
 
 
-def _named(replica: Replica, ours: str) -> list[gemm.Unit]:
-    """Return the layers that "gemm" or "gemm:NAME,NAME" means."""
-    known = {unit.name: unit for unit in gemm.units(replica.module)}
-    names = ours.partition(":")[2].split(",") if ":" in ours else list(known)
+def _named(units: list[gemm.Unit], which: str) -> list[gemm.Unit]:
+    """Return all of them, or where it says ":NAME,NAME" those."""
+    known = {unit.name: unit for unit in units}
+    names = which.removeprefix(":").split(",") if which else list(known)
     for name in names:
         if name not in known:
             raise ConfigError(
@@ -106,9 +117,10 @@ def choose(
     times, source = share(_read(path)), "cached"
     if not times:
         source, timed = "measured", step or partial(replica.gradient, *batch)
-        layers = [u.name for u in gemm.units(replica.module)] if kind == "plain" else []
-        for propose in (_libraries, _products, _toggled):
-            names = propose(layers, times, images=images)
+        layers = [unit.name for unit in _units(replica)] if kind == "plain" else []
+        pools = kind == "plain" and bool(pooling.found(replica.module))
+        for propose in (_libraries, _ours, _toggled):
+            names = propose(layers, times, images=images, pools=pools)
             mine = [_time(replica, timed, name) if takes_part else 0.0 for name in names]
             times |= zip(names, map(float, slowest(np.array(mine))), strict=True)
         _write(path, times)
@@ -122,23 +134,25 @@ def _best(times: dict[str, float]) -> str:
     return min(times, key=times.__getitem__)
 
 
-def _libraries(layers: list[str], times: dict[str, float], *, images: bool) -> list[str]:
+def _libraries(
+    layers: list[str], times: dict[str, float], *, images: bool, pools: bool
+) -> list[str]:
     """Propose what PyTorch has for the whole model."""
     names = ["default", "native"]
     return [*names, "channels-last", "native-channels-last"] if images else names
 
 
-def _products(layers: list[str], times: dict[str, float], *, images: bool) -> list[str]:
-    """Propose matrix products for all layers, beside the best of the libraries' kernels."""
-    return [f"{_best(times)}+gemm"] if layers else []
+def _ours(layers: list[str], times: dict[str, float], *, images: bool, pools: bool) -> list[str]:
+    """Propose our own ways for all layers, beside the best of the libraries' kernels."""
+    return [f"{_best(times)}{way}" for way, some in (("+pool", pools), ("+gemm", layers)) if some]
 
 
-def _toggled(layers: list[str], times: dict[str, float], *, images: bool) -> list[str]:
+def _toggled(layers: list[str], times: dict[str, float], *, images: bool, pools: bool) -> list[str]:
     """Propose to change each layer back, or each one alone if all together were slower."""
     if not 1 < len(layers) <= _EACH:
         return []
-    base, _, ours = _best(times).partition("+")
-    sets = [[n for n in layers if (n == name) != bool(ours)] for name in layers]
+    base, products, _ = _best(times).partition("+gemm")
+    sets = [[n for n in layers if (n == name) != bool(products)] for name in layers]
     return [f"{base}+gemm:{','.join(names)}" for names in sets]
 
 
@@ -174,7 +188,7 @@ def _key(replica: Replica, batch: tuple[Tree, Tree], kind: str) -> str:
         ", ".join(str(tuple(leaf.shape)) for leaf in forms.leaves(batch[0])),
         str(replica.params.dtype),
         repr(replica.module),
-        "moved",  # times of before gradients were moved into the vector are of longer steps
+        "pooled",  # times of before there was such a way do not know it
         *([] if kind == "plain" else [kind]),
     ]
     return hashlib.blake2b("\n".join(described).encode(), digest_size=12).hexdigest()

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
-from manyhands import gemm, tune
+from manyhands import gemm, pooling, tune
 from manyhands.errors import ConfigError
 from manyhands.models import cnn
 from manyhands.options import configure
@@ -38,7 +39,7 @@ def test_the_fastest_is_chosen_and_remembered(replica):
 
 
 def test_the_slowest_worker_decides(replica):
-    said = iter([[9.0, 9.0, 1.0, 9.0], [2.0], [3.0, 0.5, 4.0]])
+    said = iter([[9.0, 9.0, 1.0, 9.0], [3.0, 2.0], [3.0, 0.5, 4.0]])
 
     def slowest(values):
         return np.array(next(said))
@@ -50,10 +51,36 @@ def test_the_slowest_worker_decides(replica):
 
 
 def test_layers_that_are_better_left_out_are_left_out(replica):
-    said = iter([[9.0, 3.0, 9.0, 9.0], [2.0], [3.0, 3.0, 1.5]])
+    said = iter([[9.0, 3.0, 9.0, 9.0], [2.5, 2.0], [3.0, 3.0, 1.5]])
     chosen = tune.choose(replica, batch(), lambda values: np.array(next(said)), alone)
     assert chosen.choice == "native+gemm:conv1,conv2"
     assert chosen.milliseconds["native+gemm"] == 2.0
+
+
+@pytest.mark.parametrize(
+    ("last", "expected"),
+    [([3.0, 3.0, 3.0], "native+pool"), ([3.0, 1.0, 3.0], "native+pool+gemm:conv2")],
+)
+def test_pooling_is_tried_alone_and_then_beside_products(replica, last, expected):
+    said = iter([[9.0, 3.0, 9.0, 9.0], [2.0, 4.0], last])
+    chosen = tune.choose(replica, batch(), lambda values: np.array(next(said)), alone)
+    assert chosen.choice == expected
+    layers = replica.module
+    assert gemm.changed(layers.conv2) == gemm.changed(layers.pool2) == ("conv2" in expected)
+    assert pooling.changed(layers.pool1)
+    assert pooling.changed(layers.pool2) == ("conv2" not in expected)
+    tune.apply(replica, "default")
+    assert not any(gemm.changed(one) or pooling.changed(one) for one in layers.modules())
+    tune.apply(replica, expected)
+    assert [unit.name for unit in tune._units(replica)] == ["conv1", "conv2", "pool3"]
+
+
+def test_a_model_without_max_pooling_is_not_timed_with_it(replica):
+    layers = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.LazyLinear(10))
+    layers(torch.zeros(1, 1, 28, 28))
+    chosen = tune.choose(Replica(layers, F.cross_entropy), batch(), alone, alone)
+    assert "+gemm" in str(chosen.milliseconds)
+    assert "+pool" not in str(chosen.milliseconds)
 
 
 def test_what_else_the_machine_does_decides_nothing(replica, monkeypatch):
@@ -81,7 +108,7 @@ def test_kernels_that_cannot_compute_a_model_are_not_chosen(replica, monkeypatch
 
 def test_a_private_step_has_the_libraries_kernels(replica):
     chosen = tune.choose(replica, batch(), alone, alone, kind="private")
-    assert not any("gemm" in name for name in chosen.milliseconds)
+    assert not any("+" in name for name in chosen.milliseconds)
 
 
 def test_unknown_layers_are_refused(replica):
@@ -93,12 +120,22 @@ def test_what_they_cannot_compute_is_refused():
     for other in ({"autocast": True}, {"device": "cuda"}):
         with pytest.raises(ConfigError, match="which is for CPUs and without autocast"):
             configure({"kernels": "default+gemm", **other})
+        with pytest.raises(ConfigError, match="expected device cpu, or native"):
+            configure({"kernels": "native+pool", **other})
 
 
-@pytest.mark.parametrize("kernels", ["auto+gemm", "compile+gemm", "default+gem", "default+gemm:"])
+ODD = ["auto+gemm", "compile+gemm", "default+gem", "default+gemm:", "auto+pool", "native+gemm+pool"]
+
+
+@pytest.mark.parametrize("kernels", [*ODD, "native+pool:pool1", "native+pool+", "native+"])
 def test_odd_combinations_are_refused(kernels):
     with pytest.raises(ConfigError, match="kernels is"):
         configure({"kernels": kernels})
+
+
+@pytest.mark.parametrize("kernels", ["default+pool", "native+pool+gemm", "native+pool+gemm:a,b"])
+def test_others_are_not(kernels):
+    assert configure({"kernels": kernels}).kernels == kernels
 
 
 def test_rank_0_s_cache_decides(replica):
@@ -122,6 +159,8 @@ def test_all_kernels_compute_the_same_gradient(replica):
         "native-channels-last",
         "default+gemm",
         "native-channels-last+gemm:conv1",
+        "default+pool",
+        "native+pool+gemm:conv2",
     ):
         tune.apply(replica, name)
         replica.gradient(x, y)

@@ -110,7 +110,7 @@ class Privacy:
                 "run hold before they add the noise must not be written; add distrust, or leave it "
                 "out"
             )
-        if config.kernels == "compile" or "+gemm" in config.kernels:
+        if config.kernels == "compile" or "+" in config.kernels:
             raise ConfigError(
                 f"kernels is {config.kernels!r}, which a private run cannot use; use auto, or name "
                 "others"

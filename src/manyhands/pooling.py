@@ -1,0 +1,100 @@
+"""Max-pooling by PyTorch's kernel for channels last, also where channels do not come last.
+
+On a CPU PyTorch's kernel for (example, channel, row, column) looks at one number after the other,
+with a branch for each; the one for channels last compares as many at once as a register holds. To a
+pooling the channels of all examples are the same: with these innermost it is several times as fast,
+and what that saves is more than moving the numbers there and back costs, unless they are few.
+
+Values and gradients are PyTorch's, bit for bit; the first of equals is the same one.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+_FEW = 1 << 13  # numbers below which moving them costs more than it saves
+
+
+def found(module: nn.Module) -> list[nn.MaxPool2d]:
+    """Return the layers that can be computed this way."""
+    return [
+        layer
+        for layer in module.modules()
+        if type(layer) is nn.MaxPool2d
+        and not layer.return_indices
+        and ("forward" not in layer.__dict__ or changed(layer))
+    ]
+
+
+def install(module: nn.Module) -> None:
+    """Let these layers compute so from now on."""
+    for layer in found(module):
+        layer.__dict__["forward"] = partial(_pooled, layer)
+
+
+def remove(module: nn.Module) -> None:
+    """Let all layers compute as PyTorch has them."""
+    for layer in module.modules():
+        if changed(layer):
+            del layer.__dict__["forward"]
+
+
+def changed(layer: nn.Module) -> bool:
+    """Say whether a layer computes so."""
+    forward = layer.__dict__.get("forward")
+    return isinstance(forward, partial) and forward.func is _pooled
+
+
+def _pooled(pool: nn.MaxPool2d, x: Tensor) -> Tensor:
+    if not _worthwhile(x):
+        plain: Tensor = nn.MaxPool2d.forward(pool, x)
+        return plain
+    if not torch.is_grad_enabled():
+        return _moved(pool, x)[0]
+    result: Tensor = _Pooling.apply(x, pool)  # type: ignore[no-untyped-call]
+    return result
+
+
+def _worthwhile(x: Tensor) -> bool:
+    plain = x.dim() == 4 and x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
+    return plain and x.numel() >= _FEW and x.is_contiguous()
+
+
+def _moved(pool: nn.MaxPool2d, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the largest of each place and where they were, as PyTorch has them; (n, c, I, J)."""
+    n, c, height, width = x.shape
+    planes = x.view(1, n * c, height, width).contiguous(memory_format=torch.channels_last)
+    moved = F.max_pool2d(planes, *_settings(pool), return_indices=True)
+    # No views of anything: an activation behind it may work in place.
+    largest, places = (one.contiguous().view(n, c, *one.shape[2:]).data for one in moved)
+    return largest, places
+
+
+def _settings(pool: nn.MaxPool2d) -> tuple[Any, ...]:
+    return pool.kernel_size, pool.stride, pool.padding, pool.dilation, pool.ceil_mode
+
+
+class _Pooling(torch.autograd.Function):
+    """Max-pooling; x: (n, c, H, W)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, pool: nn.MaxPool2d) -> Tensor:
+        largest, places = _moved(pool, x)
+        ctx.save_for_backward(x, places)
+        ctx.settings = _settings(pool)
+        return largest
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        x, places = ctx.saved_tensors
+        *sizes, ceil = ctx.settings
+        pairs = [size if isinstance(size, tuple) else (size, size) for size in sizes]
+        back = torch.ops.aten.max_pool2d_with_indices_backward.default
+        return back(g, x, *pairs, ceil, places), None
