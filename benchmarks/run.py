@@ -73,12 +73,12 @@ LARGE = (
     Part(
         "yardstick",
         "yardstick.py",
-        ("--workers", 16, "--batch", 32, "--masters", 4, "--together", "--steps", 300),
+        ("--workers", 16, "--batch", 32, "--masters", 4, "--together", "--steps", 900),
     ),
     Part("cpu", "yardstick.py", ("--workers", 16, "--batch", 64, "--ways", "sync")),
     Part("balance", "balance.py", ("--workers", 4)),
     Part("hogwild", "hogwild_example.py", ("--workers", 2, "--rounds", 3, "--steps", 150)),
-    Part("pipeline", "pipeline.py"),
+    Part("pipeline", "pipeline.py", ("--rounds", 3, "--steps", 200)),
 )
 PARTS = {"small": SMALL, "large": LARGE}
 
