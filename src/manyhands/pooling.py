@@ -14,9 +14,7 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 _FEW = 1 << 13  # numbers below which moving them costs more than it saves
 
@@ -55,46 +53,46 @@ def _pooled(pool: nn.MaxPool2d, x: Tensor) -> Tensor:
     if not _worthwhile(x):
         plain: Tensor = nn.MaxPool2d.forward(pool, x)
         return plain
+    settings = _settings(pool)
     if not torch.is_grad_enabled():
-        return _moved(pool, x)[0]
-    result: Tensor = _Pooling.apply(x, pool)  # type: ignore[no-untyped-call]
+        return _moved(x, settings)[0]
+    result: Tensor = _Pooling.apply(x, settings)  # type: ignore[no-untyped-call]
     return result
 
 
 def _worthwhile(x: Tensor) -> bool:
-    plain = x.dim() == 4 and x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
+    plain = x.dim() == 4 and x.is_cpu and x.dtype in (torch.float32, torch.float64)
     return plain and x.numel() >= _FEW and x.is_contiguous()
 
 
-def _moved(pool: nn.MaxPool2d, x: Tensor) -> tuple[Tensor, Tensor]:
+def _settings(pool: nn.MaxPool2d) -> tuple[Any, ...]:
+    """Return what PyTorch's operators want to know of a pooling, behind its input."""
+    sizes = (pool.kernel_size, pool.stride, pool.padding, pool.dilation)
+    return (*(s if isinstance(s, tuple) else (s, s) for s in sizes), pool.ceil_mode)
+
+
+def _moved(x: Tensor, settings: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
     """Return the largest of each place and where they were, as PyTorch has them; (n, c, I, J)."""
     n, c, height, width = x.shape
     planes = x.view(1, n * c, height, width).contiguous(memory_format=torch.channels_last)
-    moved = F.max_pool2d(planes, *_settings(pool), return_indices=True)
-    # No views of anything: an activation behind it may work in place.
-    largest, places = (one.contiguous().view(n, c, *one.shape[2:]).data for one in moved)
-    return largest, places
-
-
-def _settings(pool: nn.MaxPool2d) -> tuple[Any, ...]:
-    return pool.kernel_size, pool.stride, pool.padding, pool.dilation, pool.ceil_mode
+    largest, places = torch.ops.aten.max_pool2d_with_indices.default(planes, *settings)
+    shape = (n, c, *largest.shape[2:])
+    # The first is made no view of anything: an activation behind it may work in place.
+    return largest.contiguous().view(shape).data, places.contiguous().view(shape)
 
 
 class _Pooling(torch.autograd.Function):
     """Max-pooling; x: (n, c, H, W)."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, pool: nn.MaxPool2d) -> Tensor:
-        largest, places = _moved(pool, x)
+    def forward(ctx: Any, x: Tensor, settings: tuple[Any, ...]) -> Tensor:
+        largest, places = _moved(x, settings)
         ctx.save_for_backward(x, places)
-        ctx.settings = _settings(pool)
+        ctx.settings = settings
         return largest
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
         x, places = ctx.saved_tensors
-        *sizes, ceil = ctx.settings
-        pairs = [size if isinstance(size, tuple) else (size, size) for size in sizes]
         back = torch.ops.aten.max_pool2d_with_indices_backward.default
-        return back(g, x, *pairs, ceil, places), None
+        return back(g, x, *ctx.settings, places), None

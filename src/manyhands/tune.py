@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 _BUDGET = 2.0  # seconds for all candidates together
 _EACH = 6  # layers at the most that are tried one by one
+_TURNS = 5  # of three steps each, at the most
+_NEAR = 1.1  # kernels that take so many times as long as the best are timed again
 
 
 @dataclass(frozen=True)
@@ -119,10 +121,11 @@ def choose(
         source, timed = "measured", step or partial(replica.gradient, *batch)
         layers = [unit.name for unit in _units(replica)] if kind == "plain" else []
         pools = kind == "plain" and bool(pooling.found(replica.module))
-        for propose in (_libraries, _ours, _toggled):
+        for propose in (_libraries, _ours, _toggled, _close):
             names = propose(layers, times, images=images, pools=pools)
-            mine = [_time(replica, timed, name) if takes_part else 0.0 for name in names]
-            times |= zip(names, map(float, slowest(np.array(mine))), strict=True)
+            mine = _time(replica, timed, names) if takes_part else [0.0] * len(names)
+            for name, found in zip(names, map(float, slowest(np.array(mine))), strict=True):
+                times[name] = min(found, times.get(name, math.inf))
         _write(path, times)
     best = _best(times)
     apply(replica, best)
@@ -156,26 +159,46 @@ def _toggled(layers: list[str], times: dict[str, float], *, images: bool, pools:
     return [f"{base}+gemm:{','.join(names)}" for names in sets]
 
 
-def _time(replica: Replica, step: Callable[[], object], choice: str) -> float:
-    """Return the milliseconds of one step with these kernels, the shortest of several.
+def _close(layers: list[str], times: dict[str, float], *, images: bool, pools: bool) -> list[str]:
+    """Propose those again that differ by little, where steps are so short that it matters."""
+    near = [name for name in times if times[name] <= _NEAR * times[_best(times)]]
+    seconds = 3 * sum(times[name] for name in near) / 1000
+    return near if len(near) > 1 and seconds < _BUDGET / 8 else []
+
+
+def _time(replica: Replica, step: Callable[[], object], names: list[str]) -> list[float]:
+    """Return the milliseconds of one step with each of these kernels, the shortest of several.
 
     Whatever else the machine does makes steps longer, never shorter: of few the shortest says most.
+    They take turns, since a machine may be slower for a while.
     """
+    shortest = dict.fromkeys(names, math.inf)
+    usable = [name for name in names if _computes(replica, step, name)]
+    end = time.perf_counter() + len(names) * _BUDGET / 8  # about so many candidates
+    with replica.undisturbed():
+        for turn in range(_TURNS):
+            if turn and time.perf_counter() >= end:
+                break
+            for name in usable:
+                apply(replica, name)
+                for _ in range(3):  # the first finds in the caches what another has left there
+                    begin = time.perf_counter()
+                    step()
+                    shortest[name] = min(shortest[name], time.perf_counter() - begin)
+    return [1000 * shortest[name] for name in names]
+
+
+def _computes(replica: Replica, step: Callable[[], object], choice: str) -> bool:
+    """Say whether a model can be computed so. The first call allocates and may generate code."""
     apply(replica, choice)
-    times: list[float] = []
-    end = time.perf_counter() + _BUDGET / 8  # about so many candidates
     with replica.undisturbed():
         try:
-            step()  # the first call allocates and, in oneDNN, generates code
+            step()
         except RuntimeError:
             if choice == "default":
                 raise
-            return math.inf  # this model cannot be computed so
-        while len(times) < 3 or (len(times) < 15 and time.perf_counter() < end):
-            begin = time.perf_counter()
-            step()
-            times.append(time.perf_counter() - begin)
-    return 1000 * min(times)
+            return False
+    return True
 
 
 def _key(replica: Replica, batch: tuple[Tree, Tree], kind: str) -> str:

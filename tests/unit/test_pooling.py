@@ -144,3 +144,16 @@ def test_a_copy_pools_on_its_own():
     other[0].kernel_size = other[0].stride = 4
     x = torch.randn(2, 3, 8, 8)
     assert (model(x).shape, other(x).shape) == ((2, 3, 4, 4), (2, 3, 2, 2))
+
+
+def test_gradients_of_gradients_are_pytorch_s(seen):
+    """A loss may hold a gradient's length."""
+    model, x = nn.MaxPool2d(2), torch.randn(2, 3, 8, 8, requires_grad=True)
+    found = []
+    for _ in range(2):
+        (g,) = torch.autograd.grad(model(x).pow(3).sum(), x, create_graph=True)
+        found.append(torch.autograd.grad(g.square().sum(), x)[0])
+        pooling.install(model)
+    assert torch.equal(*found)
+    assert found[0].any()
+    assert seen

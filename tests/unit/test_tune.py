@@ -39,7 +39,7 @@ def test_the_fastest_is_chosen_and_remembered(replica):
 
 
 def test_the_slowest_worker_decides(replica):
-    said = iter([[9.0, 9.0, 1.0, 9.0], [3.0, 2.0], [3.0, 0.5, 4.0]])
+    said = iter([[9.0, 9.0, 1.0, 9.0], [3.0, 2.0], [3.0, 0.5, 4.0], []])
 
     def slowest(values):
         return np.array(next(said))
@@ -51,7 +51,7 @@ def test_the_slowest_worker_decides(replica):
 
 
 def test_layers_that_are_better_left_out_are_left_out(replica):
-    said = iter([[9.0, 3.0, 9.0, 9.0], [2.5, 2.0], [3.0, 3.0, 1.5]])
+    said = iter([[9.0, 3.0, 9.0, 9.0], [2.5, 2.0], [3.0, 3.0, 1.5], []])
     chosen = tune.choose(replica, batch(), lambda values: np.array(next(said)), alone)
     assert chosen.choice == "native+gemm:conv1,conv2"
     assert chosen.milliseconds["native+gemm"] == 2.0
@@ -62,7 +62,7 @@ def test_layers_that_are_better_left_out_are_left_out(replica):
     [([3.0, 3.0, 3.0], "native+pool"), ([3.0, 1.0, 3.0], "native+pool+gemm:conv2")],
 )
 def test_pooling_is_tried_alone_and_then_beside_products(replica, last, expected):
-    said = iter([[9.0, 3.0, 9.0, 9.0], [2.0, 4.0], last])
+    said = iter([[9.0, 3.0, 9.0, 9.0], [2.0, 4.0], last, []])
     chosen = tune.choose(replica, batch(), lambda values: np.array(next(said)), alone)
     assert chosen.choice == expected
     layers = replica.module
@@ -84,15 +84,32 @@ def test_a_model_without_max_pooling_is_not_timed_with_it(replica):
 
 
 def test_what_else_the_machine_does_decides_nothing(replica, monkeypatch):
-    clock = [0.0]
-    lengths = iter([0.5, 0.002, 0.3, 0.4])  # the first is not counted, the last two are disturbed
+    """Two take turns; the first step of each is not counted, and several are disturbed."""
+    lengths = {"default": [0.5, 0.3, 0.4, 0.4, 0.4, 0.002, 0.4], "native": [0.1, 0.003] + 5 * [0.9]}
+    clock, turns = [0.0], []
 
     def step():
-        clock[0] += next(lengths)
+        name = "native" if not torch.backends.mkldnn.enabled else "default"
+        turns.append(name)
+        clock[0] += lengths[name].pop(0)
 
-    monkeypatch.setattr(tune, "_BUDGET", 0.01)
+    monkeypatch.setattr(tune, "_BUDGET", 16.0)
     monkeypatch.setattr(tune.time, "perf_counter", lambda: clock[0])
-    assert tune._time(replica, step, "default") == pytest.approx(2.0)
+    assert tune._time(replica, step, ["default", "native"]) == pytest.approx([2.0, 3.0])
+    assert turns == ["default", "native", *(3 * ["default"] + 3 * ["native"]) * 2]
+
+
+def test_those_that_differ_by_little_are_timed_again(replica, monkeypatch):
+    monkeypatch.setattr(tune, "_BUDGET", 8.0)
+    said = iter([[9.0, 5.2, 5.0, 9.0], [9.0, 9.0], [9.0, 9.0, 9.0], [4.8, 5.1]])
+    chosen = tune.choose(replica, batch(), lambda values: np.array(next(said)), alone)
+    assert chosen.choice == "native"
+    assert (chosen.milliseconds["native"], chosen.milliseconds["channels-last"]) == (4.8, 5.0)
+    given = {"layers": [], "images": True, "pools": True}
+    times = {"default": 9.0, "native": 5.2, "default+pool": 5.0}
+    assert tune._close(times=times, **given) == ["native", "default+pool"]
+    assert tune._close(times={"default": 9.0, "native": 5.2}, **given) == []
+    assert tune._close(times={"default": 1000.0, "native": 1001.0}, **given) == []
 
 
 def test_kernels_that_cannot_compute_a_model_are_not_chosen(replica, monkeypatch):
