@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,8 @@ FEW = 4
 # messages.
 BANDWIDTH_FROM = 32 << 10
 
-_last: tuple[Any, float] = (None, math.inf)  # the communicator last used, and its `_limit`
+# The communicator last used, and what `_known` says of it.
+_last: tuple[Any, int, bool] = (None, SMALL, False)
 _CHOSEN = {
     "ring": ring,
     "recursive-doubling": recursive_doubling,
@@ -60,14 +60,13 @@ def _shared_from(size: int) -> int:
     return SMALL if size <= FEW else SHARED_FROM * size
 
 
-def _limit(comm: Any) -> float:
-    """Return the bytes from which on it is shared memory; infinite if not all are on one host."""
+def _known(comm: Any) -> tuple[Any, int, bool]:
+    """Return it, below how many bytes it is MPI's own for sure, and whether all share a host."""
     global _last
     group = channel(comm)
     together = 1 < group.size == group.private.per_host
-    limit = _shared_from(group.size) if together else math.inf
-    _last = (comm, limit)
-    return limit
+    _last = (comm, _shared_from(group.size) if together else SMALL, together)
+    return _last
 
 
 def auto(send: Array, recv: Array, comm: Any, op: Op = np.add) -> None:
@@ -76,19 +75,17 @@ def auto(send: Array, recv: Array, comm: Any, op: Op = np.add) -> None:
     Guarantees: those that all the algorithms share. Every rank chooses alike, because the choice
     depends only on what all ranks must pass alike. Arguments as for `naive`.
     """
-    if send.nbytes < SMALL and (own := native(op, send.dtype)) is not None:
-        by_name(send, recv, comm, own)  # at once: so few bytes take less than finding the group
-        return
-    asked, limit = _last
-    if asked is not comm:
-        limit = _limit(comm)
-    if send.nbytes >= limit:
+    asked, few, together = _last  # few: never less than SMALL, whose ever it is
+    if asked is not comm and send.nbytes >= SMALL:
+        asked, few, together = _known(comm)
+    if send.nbytes < few:
+        if (own := native(op, send.dtype)) is not None:
+            by_name(send, recv, comm, own)  # at once: it takes less than finding the group
+            return
+    elif together:
         in_group(send, recv, channel(comm), op)  # at once, too
         return
     own = native(op, send.dtype)
-    if own is not None and limit < math.inf:
-        by_name(send, recv, comm, own)  # without the group, which takes microseconds to find
-        return
     group = channel(comm)
     per_host = group.private.per_host
     name = choose(send.nbytes, group.size, per_host=per_host, native=own is not None)
