@@ -128,8 +128,11 @@ def _patched(layer: nn.Module) -> bool:
     return "forward" in layer.__dict__ and not changed(layer)
 
 
-def _pair(size: Any) -> Pair:
-    return size if isinstance(size, tuple) else (size, size)
+def _pair(size: int | Sequence[int]) -> Pair:
+    if isinstance(size, int):
+        return size, size
+    first, second = size
+    return first, second
 
 
 def _plain(layer: nn.Conv2d | nn.MaxPool2d, x: Tensor) -> Tensor:
@@ -138,8 +141,8 @@ def _plain(layer: nn.Conv2d | nn.MaxPool2d, x: Tensor) -> Tensor:
     return result
 
 
-def _convolve(conv: nn.Conv2d, pool: nn.MaxPool2d | None, x: Tensor) -> Tensor:
-    shape = _Shape.of(conv, pool, x)
+def _convolve(conv: nn.Conv2d, pool: nn.MaxPool2d | None, input: Tensor) -> Tensor:
+    x, shape = input, _Shape.of(conv, pool, input)
     if shape is None:
         y = _plain(conv, x)
         return y if pool is None else _plain(pool, y)
@@ -150,13 +153,13 @@ def _convolve(conv: nn.Conv2d, pool: nn.MaxPool2d | None, x: Tensor) -> Tensor:
     return result
 
 
-def _done(x: Tensor) -> Tensor:
+def _done(input: Tensor) -> Tensor:
     """Pool nothing: the convolution did."""
-    return x
+    return input
 
 
-def _pool(pool: nn.MaxPool2d, x: Tensor) -> Tensor:
-    (q, r) = _pair(pool.kernel_size)
+def _pool(pool: nn.MaxPool2d, input: Tensor) -> Tensor:
+    x, (q, r) = input, _pair(pool.kernel_size)
     if x.dim() != 4 or x.shape[2] < q or x.shape[3] < r or not torch.is_grad_enabled():
         return _plain(pool, x)
     result: Tensor = _Pooling.apply(x, (q, r))  # type: ignore[no-untyped-call]

@@ -49,14 +49,14 @@ def changed(layer: nn.Module) -> bool:
     return isinstance(forward, partial) and forward.func is _pooled
 
 
-def _pooled(pool: nn.MaxPool2d, x: Tensor) -> Tensor:
-    if not _worthwhile(x):
-        plain: Tensor = nn.MaxPool2d.forward(pool, x)
+def _pooled(pool: nn.MaxPool2d, input: Tensor) -> Tensor:
+    if pool.return_indices or not _worthwhile(input):
+        plain: Tensor = nn.MaxPool2d.forward(pool, input)
         return plain
     settings = _settings(pool)
     if not torch.is_grad_enabled():
-        return _moved(x, settings)[0]
-    result: Tensor = _Pooling.apply(x, settings)  # type: ignore[no-untyped-call]
+        return _moved(input, settings)[0]
+    result: Tensor = _Pooling.apply(input, settings)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -68,7 +68,7 @@ def _worthwhile(x: Tensor) -> bool:
 def _settings(pool: nn.MaxPool2d) -> tuple[Any, ...]:
     """Return what PyTorch's operators want to know of a pooling, behind its input."""
     sizes = (pool.kernel_size, pool.stride, pool.padding, pool.dilation)
-    return (*(s if isinstance(s, tuple) else (s, s) for s in sizes), pool.ceil_mode)
+    return (*((s, s) if isinstance(s, int) else tuple(s) for s in sizes), pool.ceil_mode)
 
 
 def _moved(x: Tensor, settings: tuple[Any, ...]) -> tuple[Tensor, Tensor]:

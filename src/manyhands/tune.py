@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from manyhands.forms import Tree
     from manyhands.replica import Replica
 
-_BUDGET = 2.0  # seconds for all candidates together
+_BUDGET = 2.0  # seconds for eight candidates
 _EACH = 6  # layers at the most that are tried one by one
 _TURNS = 5  # of three steps each, at the most
 _NEAR = 1.1  # kernels that take so many times as long as the best are timed again
@@ -114,13 +114,13 @@ def choose(
         takes_part: Whether this process computes gradients in training, and so is timed.
     """
     images = any(leaf.dim() == 4 for leaf in forms.leaves(batch[0]))
-    path = _cache_folder() / f"kernels-{_key(replica, batch, kind)}.json"
+    layers = [unit.name for unit in _units(replica)] if kind == "plain" else []
+    pools = kind == "plain" and bool(pooling.found(replica.module))
+    path = _cache_folder() / f"kernels-{_key(replica, batch, kind, layers)}.json"
     # Only rank 0's view of the cache counts: workers must not disagree.
     times, source = share(_read(path)), "cached"
     if not times:
         source, timed = "measured", step or partial(replica.gradient, *batch)
-        layers = [unit.name for unit in _units(replica)] if kind == "plain" else []
-        pools = kind == "plain" and bool(pooling.found(replica.module))
         for propose in (_libraries, _ours, _toggled, _close):
             names = propose(layers, times, images=images, pools=pools)
             mine = _time(replica, timed, names) if takes_part else [0.0] * len(names)
@@ -174,7 +174,7 @@ def _time(replica: Replica, step: Callable[[], object], names: list[str]) -> lis
     """
     shortest = dict.fromkeys(names, math.inf)
     usable = [name for name in names if _computes(replica, step, name)]
-    end = time.perf_counter() + len(names) * _BUDGET / 8  # about so many candidates
+    end = time.perf_counter() + len(names) * _BUDGET / 8
     with replica.undisturbed():
         for turn in range(_TURNS):
             if turn and time.perf_counter() >= end:
@@ -194,14 +194,14 @@ def _computes(replica: Replica, step: Callable[[], object], choice: str) -> bool
     with replica.undisturbed():
         try:
             step()
-        except RuntimeError:
+        except (RuntimeError, TypeError):
             if choice == "default":
                 raise
             return False
     return True
 
 
-def _key(replica: Replica, batch: tuple[Tree, Tree], kind: str) -> str:
+def _key(replica: Replica, batch: tuple[Tree, Tree], kind: str, layers: list[str]) -> str:
     described = [
         platform.node(),
         platform.machine(),
@@ -211,6 +211,7 @@ def _key(replica: Replica, batch: tuple[Tree, Tree], kind: str) -> str:
         ", ".join(str(tuple(leaf.shape)) for leaf in forms.leaves(batch[0])),
         str(replica.params.dtype),
         repr(replica.module),
+        ", ".join(layers),  # fewer where somebody looks at what passes between them
         "pooled",  # times of before there was such a way do not know it
         *([] if kind == "plain" else [kind]),
     ]

@@ -42,6 +42,7 @@ def assert_equal(model, x, tolerance=1e-12):
         ({"kernel_size": 3, "stride": 3, "bias": False}, {"kernel_size": 3}),
         ({"kernel_size": 1}, None),
         ({"kernel_size": 4, "stride": 2, "padding": 2}, None),
+        ({"kernel_size": 3}, {"kernel_size": [2, 3], "stride": [2, 3]}),
         ({"kernel_size": 3}, {"kernel_size": 2, "stride": 1}),  # overlapping: PyTorch's own pooling
         ({"kernel_size": 3, "groups": 2}, {"kernel_size": 2}),  # likewise this convolution
     ],
@@ -170,3 +171,12 @@ def test_what_somebody_else_patched_is_left_alone():
     assert [unit.name for unit in gemm.units(model)] == ["pool1", "conv2", "pool3"]
     gemm.remove(model)
     assert model.conv1.forward is forward
+
+
+def test_inputs_may_be_given_by_their_name():
+    torch.manual_seed(0)
+    conv, pool, x = nn.Conv2d(2, 4, 3).double(), nn.MaxPool2d(2), torch.randn(3, 2, 9, 9).double()
+    expected = pool(input=conv(input=x))
+    for layer in (conv, pool):
+        gemm.install(gemm.units(layer))
+    torch.testing.assert_close(pool(input=conv(input=x)), expected, rtol=1e-12, atol=1e-12)

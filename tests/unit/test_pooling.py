@@ -31,10 +31,15 @@ def both_ways(model, x, *, changed=1):
     return found
 
 
+def bits(tensor):
+    """As numbers that are equal only where all bits are: 0.0 is not -0.0."""
+    return tensor.detach().view({2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.itemsize])
+
+
 def assert_same_bits(model, x, **options):
     theirs, ours = both_ways(model, x, **options)
     for a, b in zip(theirs, ours, strict=True):
-        assert torch.equal(a, b)
+        assert torch.equal(bits(a), bits(b))
         assert a.is_contiguous() == b.is_contiguous()
 
 
@@ -59,6 +64,7 @@ def seen(monkeypatch):
         {"kernel_size": 3, "stride": 2, "padding": 1},  # as in a ResNet: these overlap
         {"kernel_size": 2, "dilation": 2, "stride": (2, 1)},
         {"kernel_size": 2, "ceil_mode": True},
+        {"kernel_size": [2, 3], "stride": [1, 2]},
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -78,21 +84,27 @@ def test_single_examples_channels_and_places(shape, seen):
 def test_a_gradient_goes_to_the_first_of_equals(seen):
     torch.manual_seed(0)
     assert_same_bits(nn.MaxPool2d(2), torch.randint(0, 2, (4, 3, 8, 8)).float())
+    nothing = torch.zeros(4, 3, 8, 8).copysign(torch.randn(4, 3, 8, 8))  # of either sign
+    assert_same_bits(nn.MaxPool2d(2), nothing)
     assert seen
 
 
-def test_what_is_not_a_number_stays_where_pytorch_has_it():
+def test_what_is_not_a_number_stays_where_pytorch_has_it(seen):
+    torch.manual_seed(0)
     x = torch.randn(2, 3, 8, 8)
     x[torch.rand_like(x) < 0.1] = torch.nan
     x[0, 0, :2, :2] = -torch.inf
     (y, g), (ours, own) = both_ways(nn.MaxPool2d(2), x)
+    assert y.isnan().any()
     assert torch.equal(y.nan_to_num(9.0), ours.nan_to_num(9.0))
     assert torch.equal(g, own)
+    assert seen
 
 
-def test_an_activation_behind_it_may_work_in_place():
+def test_an_activation_behind_it_may_work_in_place(seen):
     torch.manual_seed(0)
     assert_same_bits(nn.Sequential(nn.MaxPool2d(2), nn.ReLU(inplace=True)), torch.randn(2, 3, 8, 8))
+    assert seen
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
@@ -124,6 +136,18 @@ def test_the_cnn_s_gradient_is_the_same(seen):
 
 def test_who_asks_where_the_largest_were_keeps_pytorch_s():
     assert pooling.found(nn.MaxPool2d(2, return_indices=True)) == []
+    later, x = nn.MaxPool2d(2), torch.randn(2, 3, 8, 8)
+    pooling.install(later)
+    later.return_indices = True
+    assert len(later(x)) == 2
+
+
+def test_the_input_may_be_given_by_its_name(seen):
+    model, x = nn.MaxPool2d(2), torch.randn(2, 3, 8, 8)
+    expected = model(input=x)
+    pooling.install(model)
+    assert torch.equal(model(input=x), expected)
+    assert seen
 
 
 def test_what_somebody_else_patched_is_left_alone():

@@ -116,11 +116,21 @@ def test_kernels_that_cannot_compute_a_model_are_not_chosen(replica, monkeypatch
     def broken(*given):
         raise RuntimeError("no such kernel")
 
-    for function in (gemm._Convolution, gemm._Pooling):
+    for function in (gemm._Convolution, gemm._Pooling, pooling._Pooling):
         monkeypatch.setattr(function, "apply", broken)
+    monkeypatch.setattr(pooling, "_FEW", 0)
     chosen = tune.choose(replica, batch(), alone, alone)
     assert chosen.milliseconds
-    assert not any("gemm" in name for name in (chosen.choice, *chosen.milliseconds))
+    assert not any("+" in name for name in (chosen.choice, *chosen.milliseconds))
+
+
+def test_times_are_of_the_layers_that_could_be_changed_then(replica):
+    tune.choose(replica, batch(), alone, alone)
+    handle = replica.module.pool1.register_forward_hook(lambda *given: None)
+    watched = tune.choose(replica, batch(), alone, alone)
+    assert watched.source == "measured"  # pool1 is a layer of its own now
+    handle.remove()
+    assert tune.choose(replica, batch(), alone, alone).source == "cached"
 
 
 def test_a_private_step_has_the_libraries_kernels(replica):
