@@ -11,8 +11,8 @@ Only on the CPU: anywhere else layers compute as PyTorch has them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache, partial, reduce
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache, reduce
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -20,6 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+
+from manyhands import forwards
 
 _PATCHES = 64 << 20  # bytes of one layer's patches; from there on libraries do better
 _INCREASING = (nn.ReLU, nn.Tanh)  # pooling may come before them: the largest stays the largest
@@ -54,28 +56,21 @@ def install(parts: Iterable[Unit]) -> None:
     """Let these layers compute by matrix products from now on."""
     for _, conv, pool in parts:
         if conv is not None:
-            _give(conv, partial(_convolve, conv, pool))
+            forwards.give(conv, _convolve, conv, pool)
             if pool is not None:
-                _give(pool, partial(_done))
+                forwards.give(pool, _done)
         elif pool is not None:
-            _give(pool, partial(_pool, pool))
+            forwards.give(pool, _pool, pool)
 
 
 def remove(module: nn.Module) -> None:
     """Let all layers compute as PyTorch has them."""
-    for layer in module.modules():
-        if changed(layer):
-            del layer.__dict__["forward"]
+    forwards.remove(module, _convolve, _done, _pool)
 
 
 def changed(layer: nn.Module) -> bool:
     """Say whether a layer computes by matrix products."""
-    forward = layer.__dict__.get("forward")
-    return isinstance(forward, partial) and forward.func in (_convolve, _done, _pool)
-
-
-def _give(layer: nn.Module, forward: Callable[[Tensor], Tensor]) -> None:
-    layer.__dict__["forward"] = forward
+    return forwards.changed(layer, _convolve, _done, _pool)
 
 
 def _chain(module: nn.Module) -> Iterator[nn.Module]:
@@ -125,7 +120,7 @@ def _pools(layer: Any) -> bool:
 
 def _patched(layer: nn.Module) -> bool:
     """Say whether somebody else has given the layer another way to compute."""
-    return "forward" in layer.__dict__ and not changed(layer)
+    return forwards.patched(layer, _convolve, _done, _pool)
 
 
 def _pair(size: int | Sequence[int]) -> Pair:

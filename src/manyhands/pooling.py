@@ -10,11 +10,12 @@ Values and gradients are PyTorch's, bit for bit; the first of equals is the same
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from manyhands import forwards
 
 _FEW = 1 << 13  # numbers below which moving them costs more than it saves
 
@@ -26,27 +27,24 @@ def found(module: nn.Module) -> list[nn.MaxPool2d]:
         for layer in module.modules()
         if type(layer) is nn.MaxPool2d
         and not layer.return_indices
-        and ("forward" not in layer.__dict__ or changed(layer))
+        and not forwards.patched(layer, _pooled)
     ]
 
 
 def install(module: nn.Module) -> None:
     """Let these layers compute so from now on."""
     for layer in found(module):
-        layer.__dict__["forward"] = partial(_pooled, layer)
+        forwards.give(layer, _pooled, layer)
 
 
 def remove(module: nn.Module) -> None:
     """Let all layers compute as PyTorch has them."""
-    for layer in module.modules():
-        if changed(layer):
-            del layer.__dict__["forward"]
+    forwards.remove(module, _pooled)
 
 
 def changed(layer: nn.Module) -> bool:
     """Say whether a layer computes so."""
-    forward = layer.__dict__.get("forward")
-    return isinstance(forward, partial) and forward.func is _pooled
+    return forwards.changed(layer, _pooled)
 
 
 def _pooled(pool: nn.MaxPool2d, input: Tensor) -> Tensor:
