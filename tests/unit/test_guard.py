@@ -211,6 +211,7 @@ def test_one_who_comes_and_goes_unseen_may_have_been_the_first(board, tmp_path, 
             time.sleep(0.02)
             enter(board, 1, workers[1].pid, "start")
             workers[1].kill()
+            os.waitid(os.P_PID, workers[1].pid, os.WEXITED | os.WNOWAIT)  # it is dead now
             if buried:
                 workers[1].wait()
             workers[0].kill()
