@@ -155,7 +155,7 @@ def main() -> None:
         return float(times.mean())
 
     ways = {name: way(*of) for name, of in steps.items()} | {WAITING: waiting}
-    found = in_turns(ways, asked.rounds)
+    found = in_turns(ways, range(asked.rounds))
     if COMM.rank == 0:
         equal, comes, alone = BARS.get((asked.model, COMM.size, asked.batch_size), (None,) * 3)
         bars = {

@@ -193,7 +193,7 @@ def main() -> None:
 
         return timed
 
-    found = in_turns({name: way(*of) for name, of in ways.items()}, asked.rounds)
+    found = in_turns({name: way(*of) for name, of in ways.items()}, range(asked.rounds))
     this = [sys.executable, __file__, "--batch-size", str(asked.batch_size), "--out", "-"]
     grown = {
         name: [

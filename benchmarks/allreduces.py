@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from statistics import median
 
-from turns import Record, parser, record, write
+from turns import Record, in_time, parser, record, write
 
 from manyhands import bench
 from manyhands.allreduce import ALGORITHMS
@@ -48,7 +48,7 @@ def main() -> None:
     asked = options.parse_args()
     groups = [int(part) for part in asked.workers.split(",")]
     points: dict[tuple[int, int], list[dict[str, float]]] = {}
-    for number in range(asked.rounds):
+    for number in in_time(range(asked.rounds), asked.seconds):
         for point in bench.measure(groups, asked.sizes, asked.algorithms.split(",")):
             if not point["correct"]:
                 raise RuntimeError(f"{point['algorithm']} gave a wrong result")

@@ -18,7 +18,7 @@ import torch.multiprocessing as mp
 import torch.nn.functional as F
 from images import Images
 from torch.utils.data import DataLoader
-from turns import in_turns, parser, record, write
+from turns import in_time, in_turns, parser, record, write
 from yardstick import BATCH, trained
 
 import manyhands as mh
@@ -83,7 +83,7 @@ def main() -> None:
         return float(run["result"]["examples_per_second"])
 
     ways = {"ours": ours, "PyTorch's example": lambda: theirs(workers, steps, data)}
-    found = in_turns(ways, asked.rounds)
+    found = in_turns(ways, in_time(range(asked.rounds), asked.seconds))
     bars = {"PyTorch's example": (2.0, False)}
     facts = {"workers": workers, "batch_per_worker": BATCH, "kernels": kernels}
     what = f"hogwild, P={workers}"

@@ -65,7 +65,7 @@ def main() -> None:
     shared = COMM.Split_type(MPI.COMM_TYPE_SHARED)
     folder = Path(shared.bcast(tempfile.mkdtemp(prefix="manyhands-") if shared.rank == 0 else None))
     worker, choice = our_worker(folder, asked.batch_size)
-    found = in_turns(ways(worker, in_memory(worker), folder, asked.steps), asked.rounds)
+    found = in_turns(ways(worker, in_memory(worker), folder, asked.steps), range(asked.rounds))
     if COMM.rank == 0:
         what = f"step with checkpoints and watchdog, P={COMM.size}, batch {asked.batch_size}"
         bars = {"without": (1.02, True)}

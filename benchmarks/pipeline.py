@@ -15,7 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from turns import HERE, in_turns, parser, record, write
+from turns import HERE, in_time, in_turns, parser, record, write
 
 import manyhands as mh
 from manyhands.mpis import command, find_mpi
@@ -67,7 +67,7 @@ def main() -> None:
     ways: dict[str, Callable[[], float]] = {name: partial(ours, name) for name in RUNS}
     ways[THEIRS] = lambda: theirs(kernels[OURS], size, steps)
     ways[AS_IT_COMES] = lambda: theirs("default", size, steps)
-    found = in_turns(ways, asked.rounds)
+    found = in_turns(ways, in_time(range(asked.rounds), asked.seconds))
     bars = {THEIRS: (1.15, False), "rpc, whole batches": (1.35, False)}
     what = f"two stages, batch {size}"
     facts = {"batch_size": size, "kernels": kernels, "cut": CUT}

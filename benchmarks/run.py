@@ -73,7 +73,12 @@ LARGE = (
     Part(
         "yardstick",
         "yardstick.py",
-        ("--workers", 16, "--batch", 32, "--masters", 4, "--together", "--steps", 900),
+        ("--workers", 16, "--batch", 32, "--ways", "averaging,hogwild,gossip", "--steps", 900),
+    ),
+    Part(
+        "server",
+        "yardstick.py",
+        ("--workers", 16, "--batch", 32, "--ways", "sync,server", "--masters", 4, "--together"),
     ),
     Part("cpu", "yardstick.py", ("--workers", 16, "--batch", 64, "--ways", "sync")),
     Part("balance", "balance.py", ("--workers", 4)),
@@ -139,6 +144,7 @@ def main() -> int:
     parser.add_argument("--parts", help="only these, by name")
     parser.add_argument("--minutes", type=float, help="leave out what would not fit into these")
     parser.add_argument("--rounds", type=int, help="instead of each part's own")
+    parser.add_argument("--seconds", type=float, help="of a part: begin no round after these")
     parser.add_argument("--out", type=Path, help="by default benchmarks/results/MACHINE")
     asked = parser.parse_args()
     known = {part.name: part for part in PARTS[asked.machine]}
@@ -155,6 +161,8 @@ def main() -> int:
         part, begin = known[name], time.monotonic()
         path = out / f"{name}.json"
         arguments = (*part.arguments, *(("--rounds", asked.rounds) if asked.rounds else ()))
+        if asked.seconds and not part.processes:
+            arguments += ("--seconds", asked.seconds)
         line = " ".join(map(str, (part.script, *arguments)))
         if begin + last_time(path, line) > end:
             left_out.append(name)

@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from turns import HERE, in_turns, parser, record, write
+from turns import HERE, in_time, in_turns, parser, record, write
 
 import manyhands as mh
 from manyhands.data import store
@@ -56,7 +56,7 @@ def main() -> None:
         "ours": lambda: ours(asked.workers, asked.strategy),
         "the solution": lambda: theirs(asked.workers, data),
     }
-    found = in_turns(ways, asked.rounds)
+    found = in_turns(ways, in_time(range(asked.rounds), asked.seconds))
     bar = {"the solution": (6.0 if asked.workers < 8 else 10.0, False)}
     what = f"time to 98 % on MNIST, {asked.strategy}, P={asked.workers}"
     facts = {"workers": asked.workers, "strategy": asked.strategy}

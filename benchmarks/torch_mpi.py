@@ -55,7 +55,7 @@ def compared(
     def way(call: Callable[[], None]) -> Callable[[], float]:
         return lambda: seconds(lambda i: call(), times, COMM.Barrier)
 
-    found = in_turns({name: way(call) for name, call in ways.items()}, rounds)
+    found = in_turns({name: way(call) for name, call in ways.items()}, range(rounds))
     what = f"{what}, P={COMM.size}"
     return record(what, found, unit="ms", ours="mpi4py", bars={"gloo": (bar, False)})
 

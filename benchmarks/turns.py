@@ -14,26 +14,42 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from manyhands.mpis import command, find_mpi
 
 HERE = Path(__file__).parent
 Found = dict[str, list[float]]
 Record = dict[str, Any]
+T = TypeVar("T")
 
 
-def in_turns(ways: Mapping[str, Callable[[], float]], rounds: int) -> Found:
+def in_time(items: Sequence[T], seconds: float, least: int = 1) -> Iterator[T]:
+    """Yield the items one by one, the first `least` at least, others while there is time.
+
+    >>> list(in_time(range(5), seconds=0, least=2))
+    [0, 1]
+    """
+    begin = time.monotonic()
+    for done, item in enumerate(items):
+        spent = time.monotonic() - begin
+        if done >= least and spent + spent / done > seconds:
+            return  # it would not end in time, if it takes as long as those before
+        yield item
+
+
+def in_turns(ways: Mapping[str, Callable[[], float]], rounds: Iterable[object]) -> Found:
     """Return what each way gives, by round; a noisy machine disturbs all of them alike."""
     found: Found = {name: [] for name in ways}
-    for _ in range(rounds):
+    for _ in rounds:
         for name, way in ways.items():
             found[name].append(way())
     return found
@@ -124,6 +140,9 @@ def parser(doc: str | None, *, rounds: int, steps: int) -> argparse.ArgumentPars
     """Return a parser with the options that every benchmark has."""
     made = argparse.ArgumentParser(description=doc)
     made.add_argument("--rounds", type=int, default=rounds)
+    made.add_argument(
+        "--seconds", type=float, default=math.inf, help="begin no round that would end after these"
+    )
     made.add_argument("--steps", type=int, default=steps, help="steps of one way in one round")
     made.add_argument("--out", type=Path, required=True, help="where the records go")
     return made

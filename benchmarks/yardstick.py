@@ -5,23 +5,26 @@ starts, with the same batches per worker and the same kernels. The ways take tur
 with a run of the yardstick before and after each: a machine that becomes slower or faster meanwhile
 disturbs little, since each run is set against the mean of the two beside it.
 `server` (with masters on top) is set against `sync` with as many workers, or with `--together` as
-many processes. What `sync` costs in CPU seconds comes from the same runs.
+many processes. What `sync` costs in CPU seconds comes from the same runs; so does where the time
+of a step went.
 """
 
 from __future__ import annotations
 
+import statistics
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from turns import beside, bracketed, parser, record, write
+from turns import beside, bracketed, in_time, parser, record, write
 
 import manyhands as mh
 from manyhands.strategies.strategy import Strategy, Supports
 
 BATCH = 64  # examples per worker and step
 TRAIN = 60_000
+PHASES = ("training", "compute", "wait", "communicate", "update")
 SMALL = {"averaging": 0.95, "hogwild": 0.95, "gossip": 0.9, "server": 0.8}
 LARGE = {"averaging": 0.99, "hogwild": 0.97, "gossip": 0.9, "server": 0.65}
 
@@ -81,6 +84,14 @@ def processor(run: dict[str, Any]) -> float:
     return float(seconds / run["result"]["examples"])
 
 
+def spent(run: dict[str, Any]) -> dict[str, float]:
+    """Return where a step's time went in one run: milliseconds, the mean over the workers."""
+    crew = [w for w in run["workers"] if w["role"] == "worker"]
+    each = {phase: [1e3 * w[phase] / w["steps"] for w in crew] for phase in PHASES}
+    means = {phase: round(statistics.mean(values), 3) for phase, values in each.items()}
+    return means | {"slowest": round(max(each["training"]), 3)}
+
+
 def main() -> None:
     options = parser(__doc__, rounds=5, steps=400)
     options.add_argument("--workers", type=int, default=2)
@@ -103,12 +114,16 @@ def main() -> None:
     bases |= {"server": "sync"} if "server" in ways else {}
     rates: list[tuple[str, float]] = []
     costs: list[tuple[str, float]] = []
-    for name in bracketed(bases) * asked.rounds:
+    times: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
+    order = bracketed(bases)
+    for name in in_time(order * asked.rounds, asked.seconds, least=len(order)):
         strategy, count = ways[name]
         run = trained(strategy, count, asked.steps, kernels, asked.batch)
         rates.append((name, run["result"]["examples_per_second"]))
         costs.append((name, 1e6 * processor(run)))
-    facts = {"workers": workers, "batch_per_worker": asked.batch, "kernels": kernels}
+        times[name].append(spent(run))
+    facts: dict[str, Any] = {"workers": workers, "batch_per_worker": asked.batch}
+    facts |= {"kernels": kernels, "milliseconds": times}
     bars, records = SMALL if workers < 8 else LARGE, []
     for name in (name for name in bases if name in bars):
         masters_too = f", M={masters}" if name == "server" else ""
