@@ -93,8 +93,19 @@ def test_the_yardstick_is_as_long_as_it_was_at_the_time():
 def test_ways_take_turns():
     heard = []
     ways = {name: lambda name=name: float(heard.append(name) or len(heard)) for name in "ab"}
-    assert turns.in_turns(ways, 2) == {"a": [1.0, 3.0], "b": [2.0, 4.0]}
+    assert turns.in_turns(ways, range(2)) == {"a": [1.0, 3.0], "b": [2.0, 4.0]}
     assert heard == list("abab")
+
+
+@pytest.mark.parametrize(("limit", "begun"), [(0, 2), (25, 2), (30, 3), (49, 4), (1000, 5)])
+def test_no_round_begins_that_would_end_too_late(monkeypatch, limit, begun):
+    now = [0.0]
+    monkeypatch.setattr(turns.time, "monotonic", lambda: now[0])
+    found = []
+    for number in turns.in_time(range(5), limit, least=2):
+        found.append(number)
+        now[0] += 10  # seconds that each of them takes
+    assert found == list(range(begun))
 
 
 def test_every_part_is_a_script_of_its_own_name():
