@@ -166,8 +166,22 @@ def test_help_follows_from_what_was_measured() -> None:
     )
     talking = summary(shares(timed("sync", 2, 10), wait=0.05, communicate=0.45))
     assert "exchange less (sync with 2 workers spends 45 %" in said(causes.help_wanted(talking))
-    idle = summary(shares(timed("sync", 2, 10), wait=0.3, communicate=0.05))
-    assert "wait less (sync with 2 workers spends 30 %" in said(causes.help_wanted(idle))
+    idle = shares(timed("sync", 2, 10), wait=0.3, communicate=0.05)
+    told = said(causes.help_wanted(summary(idle)))
+    assert "wait less (sync with 2 workers spends 30 %" in told
+    assert "--balance" not in told  # such a record does not say whether it was balanced
+
+
+def test_a_balance_is_named_only_where_it_is_there_to_be_switched_on() -> None:
+    def told(strategy: str, balance: str, partition: str = "balanced") -> str:
+        record = shares(timed(strategy, 2, 10), wait=0.3, communicate=0.05)
+        record["config"] |= {"balance": balance, "partition": partition}
+        return said(causes.help_wanted(summary(record)))
+
+    assert "give slow workers less to do (--balance speed), or" in told("sync", "none")
+    assert "give slow workers less to do, or" in told("sync", "speed")
+    assert "give slow workers less to do, or" in told("sync", "none", "by-label")
+    assert "give slow workers less to do, or" in told("gossip", "none")
 
 
 def test_traffic_of_naive_and_ring_is_compared() -> None:

@@ -123,6 +123,12 @@ def _masters(summary: Summary) -> list[str]:
     ]
 
 
+def _could_balance(run: Run) -> bool:
+    """Say whether parts that follow the workers' speeds are one option away."""
+    equal = run.config.get("balance") == "none" and run.config.get("partition") == "balanced"
+    return run.strategy == "sync" and equal
+
+
 def help_wanted(summary: Summary) -> list[str]:
     """Say what would help, from what was measured; nothing where nothing stands out."""
     said = []
@@ -141,9 +147,10 @@ def help_wanted(summary: Summary) -> list[str]:
     idle = [r for r in fitting if r.shares.get("wait", 0) > 2 * NOTABLE]
     if idle:
         most = max(idle, key=lambda r: r.shares["wait"])
+        how = " (--balance speed)" if _could_balance(middle(most)) else ""
         said.append(
             f"wait less ({name(summary, most)} spends {percent(most.shares['wait'])} of its time "
-            "on it): give slow workers less to do, or use a strategy that does not wait"
+            f"on it): give slow workers less to do{how}, or use a strategy that does not wait"
         )
     return [f"What would help here: {'; '.join(said)}."] if said else []
 
