@@ -80,7 +80,7 @@ LARGE = (
         "yardstick.py",
         ("--workers", 16, "--batch", 32, "--ways", "sync,server", "--masters", 4, "--together"),
     ),
-    Part("cpu", "yardstick.py", ("--workers", 16, "--batch", 64, "--ways", "sync")),
+    Part("sync", "yardstick.py", ("--workers", 16, "--batch", 64, "--ways", "sync,balanced")),
     Part("balance", "balance.py", ("--workers", 4)),
     Part("hogwild", "hogwild_example.py", ("--workers", 2, "--rounds", 3, "--steps", 150)),
     Part("pipeline", "pipeline.py", ("--rounds", 3, "--steps", 200)),

@@ -25,8 +25,9 @@ from manyhands.strategies.strategy import Strategy, Supports
 BATCH = 64  # examples per worker and step
 TRAIN = 60_000
 PHASES = ("training", "compute", "wait", "communicate", "update")
-SMALL = {"averaging": 0.95, "hogwild": 0.95, "gossip": 0.9, "server": 0.8}
-LARGE = {"averaging": 0.99, "hogwild": 0.97, "gossip": 0.9, "server": 0.65}
+BALANCED = "balanced"  # sync, with parts that follow the workers' speeds
+SMALL = {"averaging": 0.95, "hogwild": 0.95, "gossip": 0.9, "server": 0.8, BALANCED: 1 / 1.05}
+LARGE = {"averaging": 0.99, "hogwild": 0.97, "gossip": 0.9, "server": 0.65, BALANCED: 1 / 1.05}
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class NeverTalk(Strategy):
 
 
 def trained(
-    strategy: Any, workers: int, steps: int, kernels: str, batch: int = BATCH
+    strategy: Any, workers: int, steps: int, kernels: str, batch: int = BATCH, **options: Any
 ) -> dict[str, Any]:
     """Train for so many steps of `batch` examples per worker; returns the run's record."""
     whole = strategy.supports.whole_batches
@@ -75,6 +76,7 @@ def trained(
             threads=1,
             output=str(Path(place) / "run"),
             progress=False,
+            **options,
         ).record
 
 
@@ -106,6 +108,7 @@ def main() -> None:
         "hogwild": (mh.Hogwild(), workers),
         "gossip": (mh.Gossip(), workers),
         "sync": (mh.Sync(), workers),
+        BALANCED: (mh.Sync(), workers),
         "server": (mh.Server(masters=masters), workers - masters if asked.together else workers),
     }
     ways = {"never talk": (NeverTalk(), workers)} | {n: known[n] for n in asked.ways.split(",")}
@@ -118,7 +121,8 @@ def main() -> None:
     order = bracketed(bases)
     for name in in_time(order * asked.rounds, asked.seconds, least=len(order)):
         strategy, count = ways[name]
-        run = trained(strategy, count, asked.steps, kernels, asked.batch)
+        parts = {"balance": "speed"} if name == BALANCED else {}
+        run = trained(strategy, count, asked.steps, kernels, asked.batch, **parts)
         rates.append((name, run["result"]["examples_per_second"]))
         costs.append((name, 1e6 * processor(run)))
         times[name].append(spent(run))
@@ -127,7 +131,8 @@ def main() -> None:
     bars, records = SMALL if workers < 8 else LARGE, []
     for name in (name for name in bases if name in bars):
         masters_too = f", M={masters}" if name == "server" else ""
-        what = f"{name}, P={ways[name][1]}{masters_too}, batch {asked.batch} per worker"
+        called = "sync, balanced by speed" if name == BALANCED else name
+        what = f"{called}, P={ways[name][1]}{masters_too}, batch {asked.batch} per worker"
         pair, limit = beside(rates, name, bases[name]), {bases[name]: (bars[name], False)}
         records.append(
             record(what, pair, unit="examples/s", ours=name, rates=True, bars=limit, **facts)
