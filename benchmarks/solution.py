@@ -50,13 +50,14 @@ def main() -> None:
     parser.add_argument("data", type=Path)
     parser.add_argument("--target", type=float, default=0.98)
     parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=1234)
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    torch.manual_seed(1234)
+    torch.manual_seed(asked.seed)
     images, labels, *test = (
         np.load(asked.data / f"{part}.npy") for part in ("train_x", "train_y", "test_x", "test_y")
     )
-    order = np.random.default_rng(1234).permutation(len(labels))
+    order = np.random.default_rng(asked.seed).permutation(len(labels))
     mine = np.array_split(order, COMM.size)[COMM.rank]
     loader = DataLoader(
         Subset(Images(images, labels), mine.tolist()), batch_size=128 // COMM.size, shuffle=True
