@@ -22,6 +22,7 @@ import model_parallel
 import partitioning
 import performance
 import private_cost
+import rates
 from sweeps import rows_of
 
 from manyhands.report import build
@@ -29,7 +30,7 @@ from manyhands.report import build
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = ("results.md", "partitioning.md", "model-parallel.md", "examples.md", "spark.md")
 WRITERS = {**partitioning.WRITERS, **model_parallel.WRITERS, **examples.WRITERS}
-WRITERS |= flights_tables.WRITERS | arrivals.WRITERS
+WRITERS |= flights_tables.WRITERS | arrivals.WRITERS | rates.WRITERS
 WRITERS["cost"] = private_cost.table
 FIGURES = ("speedup", "accuracy")
 

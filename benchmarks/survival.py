@@ -35,6 +35,7 @@ def fit(workers: int, epochs: int, seed: int, output: Path, kernels: str) -> mh.
         workers=workers,
         epochs=epochs,
         seed=seed,
+        lr=0.05,
         threads=1,
         kernels=kernels,
         on_failure="continue",

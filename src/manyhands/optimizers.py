@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     import torch
 
-_LR = "learning rate; 0.05 by default for sgd, 0.001 for adam and adamw"
+_LR = "learning rate; 0.02 by default for sgd, 0.001 for adam and adamw"
 _DECAY = "weight decay"
 
 
@@ -28,7 +28,7 @@ class SGD:
     """Stochastic gradient descent, with momentum if asked for."""
 
     name: ClassVar[str] = "sgd"
-    lr: float = field(default=0.05, metadata={"help": _LR})
+    lr: float = field(default=0.02, metadata={"help": _LR})
     momentum: float = field(default=0.9, metadata={"help": "momentum of SGD"})
     nesterov: bool = field(default=False, metadata={"help": "Nesterov's momentum"})
     weight_decay: float = field(default=0.0, metadata={"help": _DECAY})

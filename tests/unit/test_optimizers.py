@@ -50,7 +50,7 @@ def test_the_bits_are_torchs(chosen, needs_grad):
 
 @pytest.mark.parametrize("missing", [0, 1])
 def test_a_parameter_without_gradient_stays(missing):
-    ways = [SGD(weight_decay=0.1).build, lambda p: torch.optim.SGD(p, 0.05, 0.9, weight_decay=0.1)]
+    ways = [SGD(weight_decay=0.1).build, lambda p: torch.optim.SGD(p, 0.02, 0.9, weight_decay=0.1)]
     ends = []
     for build in ways:
         params, optimizer = _trained(build, steps=3, needs_grad=False)

@@ -1,0 +1,30 @@
+"""Test accuracy by strategy and learning rate: a sweep's table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import fmean
+
+from sweeps import rows_of
+
+
+def table(folder: Path) -> str:
+    """Return the table as Markdown: means, with the range over the seeds."""
+    _, runs = rows_of(folder)
+    rates = sorted({run["lr"] for run in runs})
+    lines = ["| strategy | " + " | ".join(f"{rate:g}" for rate in rates) + " |"]
+    lines.append("|" + "---|" * (len(rates) + 1))
+    for strategy in dict.fromkeys(run["strategy"] for run in runs):
+        cells = [
+            _told([100 * r["accuracy"] for r in runs if (r["strategy"], r["lr"]) == (strategy, lr)])
+            for lr in rates
+        ]
+        lines.append("| " + " | ".join([strategy, *cells]) + " |")
+    return "\n".join(lines)
+
+
+def _told(accuracies: list[float]) -> str:
+    return f"{fmean(accuracies):.2f} % ({min(accuracies):.2f} to {max(accuracies):.2f})"
+
+
+WRITERS = {"rates": table}
