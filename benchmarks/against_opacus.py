@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from mpi4py import MPI
-from turns import in_turns, parser, record, seconds, write
+from turns import in_time, in_turns, parser, record, seconds, write
 
 from manyhands import assemble
 from manyhands.board import BOARD_FILE, Board
@@ -193,7 +193,8 @@ def main() -> None:
 
         return timed
 
-    found = in_turns({name: way(*of) for name, of in ways.items()}, range(asked.rounds))
+    turns = {name: way(*of) for name, of in ways.items()}
+    found = in_turns(turns, in_time(asked.rounds, asked.seconds))
     this = [sys.executable, __file__, "--batch-size", str(asked.batch_size), "--out", "-"]
     grown = {
         name: [

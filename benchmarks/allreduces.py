@@ -48,7 +48,7 @@ def main() -> None:
     asked = options.parse_args()
     groups = [int(part) for part in asked.workers.split(",")]
     points: dict[tuple[int, int], list[dict[str, float]]] = {}
-    for number in in_time(range(asked.rounds), asked.seconds):
+    for number in in_time(asked.rounds, asked.seconds):
         for point in bench.measure(groups, asked.sizes, asked.algorithms.split(",")):
             if not point["correct"]:
                 raise RuntimeError(f"{point['algorithm']} gave a wrong result")

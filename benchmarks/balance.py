@@ -61,7 +61,7 @@ def main() -> None:
     facts: dict[str, Any] = {"workers": workers, "batch_per_worker": batch, "factor": FACTOR}
     names = {"equal parts": "none", "by speed": "speed"}
     ways = {n: way(b, workers, batch, asked.steps, facts) for n, b in names.items()}
-    found = in_turns(ways, in_time(range(asked.rounds), asked.seconds))
+    found = in_turns(ways, in_time(asked.rounds, asked.seconds))
     bar = {"equal parts": (BARS.get(workers, 1.0), False)}
     what = f"sync, P={workers}, batch {batch} per worker, one {FACTOR:g}× slower, balanced"
     kwargs: dict[str, Any] = {"unit": "examples/s", "ours": "by speed", "rates": True}

@@ -83,7 +83,7 @@ def main() -> None:
         return float(run["result"]["examples_per_second"])
 
     ways = {"ours": ours, "PyTorch's example": lambda: theirs(workers, steps, data)}
-    found = in_turns(ways, in_time(range(asked.rounds), asked.seconds))
+    found = in_turns(ways, in_time(asked.rounds, asked.seconds))
     bars = {"PyTorch's example": (2.0, False)}
     facts = {"workers": workers, "batch_per_worker": BATCH, "kernels": kernels}
     what = f"hogwild, P={workers}"

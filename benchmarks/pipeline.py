@@ -67,7 +67,7 @@ def main() -> None:
     ways: dict[str, Callable[[], float]] = {name: partial(ours, name) for name in RUNS}
     ways[THEIRS] = lambda: theirs(kernels[OURS], size, steps)
     ways[AS_IT_COMES] = lambda: theirs("default", size, steps)
-    found = in_turns(ways, in_time(range(asked.rounds), asked.seconds))
+    found = in_turns(ways, in_time(asked.rounds, asked.seconds))
     bars = {THEIRS: (1.15, False), "rpc, whole batches": (1.35, False)}
     what = f"two stages, batch {size}"
     facts = {"batch_size": size, "kernels": kernels, "cut": CUT}

@@ -24,6 +24,8 @@ def table(folder: Path) -> str:
 
 
 def _told(accuracies: list[float]) -> str:
+    if not accuracies:
+        return "–"
     return f"{fmean(accuracies):.2f} % ({min(accuracies):.2f} to {max(accuracies):.2f})"
 
 

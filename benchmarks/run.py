@@ -121,6 +121,7 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
+LIMIT = "of a part: begin no round that would end after these; not for parts under mpiexec"
 HEAD = ("what", "ours", "theirs", "ratio", "quartiles", "bar", "")
 
 
@@ -144,7 +145,7 @@ def main() -> int:
     parser.add_argument("--parts", help="only these, by name")
     parser.add_argument("--minutes", type=float, help="leave out what would not fit into these")
     parser.add_argument("--rounds", type=int, help="instead of each part's own")
-    parser.add_argument("--seconds", type=float, help="of a part: begin no round after these")
+    parser.add_argument("--seconds", type=float, help=LIMIT)
     parser.add_argument("--out", type=Path, help="by default benchmarks/results/MACHINE")
     asked = parser.parse_args()
     known = {part.name: part for part in PARTS[asked.machine]}

@@ -60,7 +60,7 @@ def main() -> None:
         "ours": lambda: ours(asked.workers, asked.strategy, next(seeds)),
         "the solution": lambda: theirs(asked.workers, data, next(their_seeds)),
     }
-    found = in_turns(ways, in_time(range(asked.rounds), asked.seconds))
+    found = in_turns(ways, in_time(asked.rounds, asked.seconds))
     bar = {"the solution": (6.0 if asked.workers < 8 else 10.0, False)}
     what = f"time to 98 % on MNIST, {asked.strategy}, P={asked.workers}"
     facts = {"workers": asked.workers, "strategy": asked.strategy}

@@ -22,28 +22,27 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from manyhands.mpis import command, find_mpi
 
 HERE = Path(__file__).parent
 Found = dict[str, list[float]]
 Record = dict[str, Any]
-T = TypeVar("T")
 
 
-def in_time(items: Sequence[T], seconds: float, least: int = 1) -> Iterator[T]:
-    """Yield the items one by one, the first `least` at least, others while there is time.
+def in_time(rounds: int, seconds: float) -> Iterator[int]:
+    """Yield the numbers of the rounds: the first, and each that will end in time as those before.
 
-    >>> list(in_time(range(5), seconds=0, least=2))
-    [0, 1]
+    >>> list(in_time(5, seconds=0))
+    [0]
     """
     begin = time.monotonic()
-    for done, item in enumerate(items):
+    for done in range(rounds):
         spent = time.monotonic() - begin
-        if done >= least and spent + spent / done > seconds:
-            return  # it would not end in time, if it takes as long as those before
-        yield item
+        if done and spent + spent / done > seconds:
+            return
+        yield done
 
 
 def in_turns(ways: Mapping[str, Callable[[], float]], rounds: Iterable[object]) -> Found:

@@ -98,7 +98,7 @@ def main() -> None:
             "ours": lambda: first_step(lambda place: ours(workers, 2, place)),
             "torchrun + DDP": lambda: first_step(lambda _: theirs(workers, 2, data, loader=False)),
         }
-        found = in_turns(ways, in_time(range(asked.rounds), asked.seconds))
+        found = in_turns(ways, in_time(asked.rounds, asked.seconds))
         what = f"start to first step, P={workers}"
         bars = {"torchrun + DDP": (1.0, True)}
         records.append(record(what, found, unit="s", bars=bars, **facts))
@@ -109,7 +109,7 @@ def main() -> None:
                 lambda _: theirs(workers, asked.steps, data, loader=True)
             ),
         }
-        found = in_turns(ways, in_time(range(max(1, asked.rounds // 3)), asked.seconds))
+        found = in_turns(ways, in_time(max(1, asked.rounds // 3), asked.seconds))
         what = f"memory of all processes (PSS), P={workers}"
         bars = {"DDP, DataLoader": (0.5, True)}
         records.append(record(what, found, unit="MB", bars=bars, **facts))

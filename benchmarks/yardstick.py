@@ -118,8 +118,7 @@ def main() -> None:
     rates: list[tuple[str, float]] = []
     costs: list[tuple[str, float]] = []
     times: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
-    order = bracketed(bases)
-    for name in in_time(order * asked.rounds, asked.seconds, least=len(order)):
+    for name in (name for _ in in_time(asked.rounds, asked.seconds) for name in bracketed(bases)):
         strategy, count = ways[name]
         parts = {"balance": "speed"} if name == BALANCED else {}
         run = trained(strategy, count, asked.steps, kernels, asked.batch, **parts)

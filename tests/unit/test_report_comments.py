@@ -173,15 +173,17 @@ def test_help_follows_from_what_was_measured() -> None:
 
 
 def test_a_balance_is_named_only_where_it_is_there_to_be_switched_on() -> None:
-    def told(strategy: str, balance: str, partition: str = "balanced") -> str:
+    def told(strategy: str, balance: str, **more: object) -> str:
         record = shares(timed(strategy, 2, 10), wait=0.3, communicate=0.05)
-        record["config"] |= {"balance": balance, "partition": partition}
+        record["config"] |= {"balance": balance, "partition": "balanced", **more}
         return said(causes.help_wanted(summary(record)))
 
     assert "give slow workers less to do (--balance speed), or" in told("sync", "none")
     assert "give slow workers less to do, or" in told("sync", "speed")
-    assert "give slow workers less to do, or" in told("sync", "none", "by-label")
     assert "give slow workers less to do, or" in told("gossip", "none")
+    refusing = {"partition": "by-label", "shares": [1.0, 2.0], "on_failure": "continue"}
+    for refused in ({name: value} for name, value in refusing.items()):
+        assert "give slow workers less to do, or" in told("sync", "none", **refused)
 
 
 def test_traffic_of_naive_and_ring_is_compared() -> None:

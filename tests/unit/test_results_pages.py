@@ -17,6 +17,7 @@ import flights_tables
 import model_parallel
 import partitioning
 import private_cost
+import rates
 import repeatability
 import results
 
@@ -230,6 +231,22 @@ def test_a_synchronous_server_is_compared_with_what_makes_updates_of_its_size(
         ["server, synchronous", "4", "512", "1.00"],
         ["sequential", "1", "128", "–"],
         ["server", "4", "128", "3.00"],
+    ]
+
+
+def test_accuracies_stand_by_strategy_and_rate(tmp_path: Path) -> None:
+    def run(strategy: str, lr: float, seed: int, accuracy: float) -> dict[str, Any]:
+        found = records.record(strategy, 2, repeat=seed, lr=lr)
+        found["result"]["accuracy"] = accuracy
+        return found
+
+    runs = [run("sync", 0.05, 0, 0.9), run("sync", 0.05, 1, 0.8), run("sync", 0.02, 0, 0.98)]
+    runs.append(run("gossip", 0.02, 0, 0.97))
+    lines = rates.table(records.sweep(tmp_path / "sweep", runs, source=[])).splitlines()
+    assert lines[0] == "| strategy | 0.02 | 0.05 |"
+    assert sorted(lines[2:]) == [
+        "| gossip | 97.00 % (97.00 to 97.00) | – |",
+        "| sync | 98.00 % (98.00 to 98.00) | 85.00 % (80.00 to 90.00) |",
     ]
 
 

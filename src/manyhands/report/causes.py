@@ -124,9 +124,14 @@ def _masters(summary: Summary) -> list[str]:
 
 
 def _could_balance(run: Run) -> bool:
-    """Say whether parts that follow the workers' speeds are one option away."""
-    equal = run.config.get("balance") == "none" and run.config.get("partition") == "balanced"
-    return run.strategy == "sync" and equal
+    """Say whether parts that follow the workers' speeds are one option away, and not refused.
+
+    Private runs, where they are, never get here: how long their workers waited is not read.
+    """
+    given = run.config
+    equal = given.get("balance") == "none" and given.get("partition") == "balanced"
+    fixed = given.get("shares") or given.get("on_failure") == "continue"
+    return run.strategy == "sync" and equal and not fixed
 
 
 def help_wanted(summary: Summary) -> list[str]:
