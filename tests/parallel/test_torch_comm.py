@@ -40,7 +40,7 @@ def test_private_training_ends_where_it_does_over_mpi(strategy, over, tmp_path):
     """With the same keys: the same samples, clipped alike, and the same noise."""
     data = store("blobs", tmp_path / "data")
     given = {"strategy": strategy, "dtype": "float64", "epochs": 2, "batch_size": 60, "limit": 300}
-    given |= {"private": True, "noise_multiplier": 1.0, "clip": 0.5, "fixed_key": 7}
+    given |= {"private": True, "noise_multiplier": 1.0, "clip": 0.5, "fixed_key": 7, "lr": 0.05}
     ends = []
     for comm, sigma in (("mpi", 1.0), (over, 1.0), (over, 1.1)):
         folder = tmp_path / f"{comm.replace(':', '-')}-{sigma}"
