@@ -3,7 +3,7 @@
 Run under mpiexec: `python benchmarks/solution.py DATA --target 0.98`. A partition by fractions, the
 batch of 128 divided by P, a DataLoader, one all-reduce per parameter, SGD with lr 0.01 and
 momentum 0.5, rank 0 tests. Repaired: the all-reduced gradient is used. Prints the seconds of
-training, tests left out, or "null" if the target was not reached.
+training, tests left out, and the epochs, or "null" if the target was not reached.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def main() -> None:
     )
     model = cnn()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.5)
-    spent, reached = 0.0, False
-    for _ in range(asked.epochs):
+    spent, epochs, reached = 0.0, 0, False
+    while epochs < asked.epochs and not reached:
         COMM.Barrier()
         begin = time.perf_counter()
         for x, y in loader:
@@ -75,11 +75,10 @@ def main() -> None:
             optimizer.step()
         COMM.Barrier()
         spent += time.perf_counter() - begin
+        epochs += 1
         reached = COMM.bcast(COMM.rank == 0 and accuracy(model, *test) >= asked.target)
-        if reached:
-            break
     if COMM.rank == 0:
-        print(json.dumps(spent if reached else None), flush=True)
+        print(json.dumps({"seconds": spent, "epochs": epochs} if reached else None), flush=True)
 
 
 if __name__ == "__main__":

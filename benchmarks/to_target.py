@@ -13,6 +13,7 @@ import subprocess
 import tempfile
 from itertools import count
 from pathlib import Path
+from typing import NamedTuple
 
 from turns import HERE, in_time, in_turns, parser, record, write
 
@@ -23,8 +24,15 @@ from manyhands.mpis import command, find_mpi
 TARGET = 0.98
 
 
-def ours(workers: int, strategy: str, seed: int) -> float:
-    """Return the seconds of our run."""
+class Reached(NamedTuple):
+    """When a run had reached the target: seconds of training, and the epoch it was."""
+
+    seconds: float
+    epochs: int
+
+
+def ours(workers: int, strategy: str, seed: int) -> Reached:
+    """Return the seconds and epochs of our run."""
     with tempfile.TemporaryDirectory(prefix="manyhands-bench-") as place:
         run = mh.fit(
             "cnn", "mnist", strategy=strategy, workers=workers, epochs=20,
@@ -33,11 +41,11 @@ def ours(workers: int, strategy: str, seed: int) -> float:
     reached = run.record["result"]["seconds_to_target"]
     if reached is None:
         raise RuntimeError(f"{strategy} did not reach {TARGET}")
-    return float(reached)
+    return Reached(reached, len(run.record["epochs"]))
 
 
-def theirs(workers: int, data: Path, seed: int) -> float:
-    """Return the seconds of the solution."""
+def theirs(workers: int, data: Path, seed: int) -> Reached:
+    """Return the seconds and epochs of the solution."""
     arguments = [str(HERE / "solution.py"), str(data), "--target", str(TARGET)]
     arguments += ["--seed", str(seed)]
     line, environment = command(find_mpi(), workers, arguments)
@@ -46,7 +54,7 @@ def theirs(workers: int, data: Path, seed: int) -> float:
     reached = json.loads(done.stdout.splitlines()[-1])
     if reached is None:
         raise RuntimeError(f"the solution did not reach {TARGET}")
-    return float(reached)
+    return Reached(**reached)
 
 
 def main() -> None:
@@ -60,10 +68,12 @@ def main() -> None:
         "ours": lambda: ours(asked.workers, asked.strategy, next(seeds)),
         "the solution": lambda: theirs(asked.workers, data, next(their_seeds)),
     }
-    found = in_turns(ways, in_time(asked.rounds, asked.seconds))
+    runs = in_turns(ways, in_time(asked.rounds, asked.seconds))
+    found = {way: [run.seconds for run in those] for way, those in runs.items()}
+    epochs = {way: [run.epochs for run in those] for way, those in runs.items()}
     bar = {"the solution": (6.0 if asked.workers < 8 else 10.0, False)}
     what = f"time to 98 % on MNIST, {asked.strategy}, P={asked.workers}"
-    facts = {"workers": asked.workers, "strategy": asked.strategy}
+    facts = {"workers": asked.workers, "strategy": asked.strategy, "epochs": epochs}
     write(asked.out, record(what, found, unit="s", bars=bar, **facts))
 
 

@@ -22,13 +22,14 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from manyhands.mpis import command, find_mpi
 
 HERE = Path(__file__).parent
 Found = dict[str, list[float]]
 Record = dict[str, Any]
+T = TypeVar("T")
 
 
 def in_time(rounds: int, seconds: float) -> Iterator[int]:
@@ -45,9 +46,9 @@ def in_time(rounds: int, seconds: float) -> Iterator[int]:
         yield done
 
 
-def in_turns(ways: Mapping[str, Callable[[], float]], rounds: Iterable[object]) -> Found:
+def in_turns(ways: Mapping[str, Callable[[], T]], rounds: Iterable[object]) -> dict[str, list[T]]:
     """Return what each way gives, by round; a noisy machine disturbs all of them alike."""
-    found: Found = {name: [] for name in ways}
+    found: dict[str, list[T]] = {name: [] for name in ways}
     for _ in rounds:
         for name, way in ways.items():
             found[name].append(way())
