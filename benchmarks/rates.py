@@ -9,7 +9,7 @@ from sweeps import rows_of
 
 
 def table(folder: Path) -> str:
-    """Return the table as Markdown: means, with the range over the seeds."""
+    """Return the table as Markdown: means, with the range where there are several seeds."""
     _, runs = rows_of(folder)
     rates = sorted({run["lr"] for run in runs})
     lines = ["| strategy | " + " | ".join(f"{rate:g}" for rate in rates) + " |"]
@@ -26,7 +26,8 @@ def table(folder: Path) -> str:
 def _told(accuracies: list[float]) -> str:
     if not accuracies:
         return "–"
-    return f"{fmean(accuracies):.2f} % ({min(accuracies):.2f} to {max(accuracies):.2f})"
+    extent = f" ({min(accuracies):.2f} to {max(accuracies):.2f})" if len(accuracies) > 1 else ""
+    return f"{fmean(accuracies):.2f} %{extent}"
 
 
 WRITERS = {"rates": table}

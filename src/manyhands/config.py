@@ -93,8 +93,10 @@ class RunConfig:
         "after a half and after three quarters), or package.module:factory of a torch scheduler",
     )
     warmup: float = option(0.0, "part of the run (0 to 1) over which the learning rate rises")
-    lr_scaling: Literal["none", "linear", "sqrt"] = option(
-        "none", "multiply the learning rate by the number of workers, or by its root"
+    lr_scaling: Literal["none", "linear", "sqrt", "inverse"] = option(
+        "none",
+        "multiply the learning rate by the number of workers (linear) or by its root (sqrt), or "
+        "divide it by them (inverse)",
     )
     clip_norm: float | None = option(
         None, "shorten a gradient that is longer than this; in server, each push"

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
     import torch
 
-_LR = "learning rate; 0.02 by default for sgd, 0.001 for adam and adamw"
+_LR = (
+    "learning rate; by default 0.001 for adam and adamw, 0.02 for sgd, which averaging, hogwild "
+    "and server divide by the workers if no momentum is given either"
+)
 _DECAY = "weight decay"
 
 

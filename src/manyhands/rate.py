@@ -16,7 +16,7 @@ from manyhands.errors import ConfigError
 from manyhands.optimizers import SGD
 
 KINDS = ("constant", "linear", "cosine", "step")
-SCALINGS = ("none", "linear", "sqrt")
+_POWERS = {"none": 0.0, "linear": 1.0, "sqrt": 0.5, "inverse": -1.0}
 
 
 @dataclass(frozen=True)
@@ -110,5 +110,5 @@ _OTHERS = ("momentum", "weight_decay", "dampening", "nesterov")
 
 
 def scale(kind: str, workers: int) -> float:
-    """Return by how much the rate grows with the workers."""
-    return {"none": 1.0, "linear": float(workers), "sqrt": math.sqrt(workers)}[kind]
+    """Return what the rate is multiplied by for so many workers."""
+    return float(workers ** _POWERS[kind])

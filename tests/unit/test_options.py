@@ -85,6 +85,49 @@ def test_objects_and_names_mean_the_same():
     assert by_name == by_object
 
 
+@pytest.mark.parametrize(
+    ("strategy", "expected"),
+    [
+        (mh.Sync(), "none"),
+        (mh.Gossip(), "none"),
+        (mh.Gossip(asynchronous=True), "inverse"),
+        (mh.Pipeline(), "none"),
+        (mh.Averaging(), "inverse"),
+        (mh.Averaging(period=1, period_unit="epochs"), "inverse"),
+        (mh.Averaging(period=10), "none"),
+        (mh.Hogwild(), "inverse"),
+        (mh.Server(), "inverse"),
+        (mh.Server(staleness=3), "inverse"),
+        (mh.Server(staleness=0), "none"),
+        (mh.Server(staleness_aware=True), "none"),
+    ],
+)
+def test_the_default_rate_is_divided_where_workers_update_on_their_own(strategy, expected):
+    assert configure({"strategy": strategy}).lr_scaling == expected
+    assert configure({"strategy": strategy, "optimizer": "sgd"}).lr_scaling == expected
+
+
+@pytest.mark.parametrize("name", sorted(STRATEGIES))
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"lr": 0.02},
+        {"momentum": 0.0},
+        {"optimizer": "adam"},
+        {"optimizer": mh.SGD()},
+        {"lr_scaling": "none"},
+    ],
+)
+def test_a_rate_that_is_given_stays_as_it_is(name, given):
+    assert configure({"strategy": name, **given}).lr_scaling == "none"
+
+
+def test_a_rate_read_back_from_a_record_is_divided_no_more_and_no_less():
+    config = configure({"strategy": "hogwild", "workers": 4})
+    again = configure(flatten(config))
+    assert (again.lr_scaling, again.optimizer) == (config.lr_scaling, config.optimizer)
+
+
 def test_every_option_has_a_sentence_of_help():
     assert all(option.help for option in options().values())
 

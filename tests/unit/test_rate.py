@@ -98,7 +98,8 @@ def test_a_scheduler_that_looks_at_more_than_steps_is_refused(make: Any, told: s
 
 
 def test_scales_with_the_workers() -> None:
-    assert [scale(kind, 4) for kind in ("none", "linear", "sqrt")] == [1.0, 4.0, 2.0]
+    kinds = ("none", "linear", "sqrt", "inverse")
+    assert [scale(kind, 4) for kind in kinds] == [1.0, 4.0, 2.0, 0.25]
 
 
 @pytest.mark.parametrize(

@@ -273,6 +273,21 @@ def test_numbers_in_words() -> None:
     assert points(0.01) == "1.00 percentage point"
 
 
+def test_a_rate_that_follows_the_workers_in_some_strategies_only_is_named() -> None:
+    def told(**scalings: str) -> str:
+        runs = several(*((name, 2, 5, 0.97) for name in scalings), ("sync", 1, 10, 0.98), repeats=1)
+        for run in runs:
+            run["config"]["lr_scaling"] = scalings[run["config"]["strategy"]]
+        return comments.rates(summary(*runs))
+
+    assert told(sync="none", gossip="none") == ""
+    assert told(sync="inverse", gossip="inverse") == ""
+    assert "divided by the workers in averaging:" in told(sync="none", averaging="inverse")
+    both = told(sync="linear", averaging="inverse", hogwild="inverse")
+    assert "multiplied by the workers in sync" in both
+    assert "divided by the workers in averaging and hogwild" in both
+
+
 def test_one_repeat_is_not_spoken_of_as_several() -> None:
     from manyhands.report.page import notes
 

@@ -262,6 +262,7 @@ def notes(summary: Summary) -> list[str]:
             f"that {each}at least half of the configurations reached; it is looked at "
             "when a run is evaluated."
         )
+    said.append(comments.rates(summary))
     said.append("Start-up and evaluation are not part of the time; they are listed further down.")
     return [sentence for sentence in said if sentence]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from manyhands import validate
 from manyhands.errors import ConfigError
-from manyhands.strategies.strategy import Strategy, Supports
+from manyhands.strategies.strategy import Scaling, Strategy, Supports
 from manyhands.strategies.sync import AllReduce
 
 if TYPE_CHECKING:
@@ -91,6 +91,11 @@ class Averaging(Strategy):
                     f"{name} is {getattr(self, name)!r} without a period, and would be ignored; "
                     f"give a period, or leave {name} out"
                 )
+
+    @property
+    def lr_scaling(self) -> Scaling:
+        """Divided by the workers, as the batch is, unless they meet every so many steps."""
+        return "none" if self.period and self.period_unit == "steps" else "inverse"
 
     def run(self, worker: Worker) -> None:
         """Train alone, meet every period and at the end, and record what that last meeting did."""

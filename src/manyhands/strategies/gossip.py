@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 from manyhands import validate
 from manyhands.errors import ConfigError
 from manyhands.strategies import staleness
-from manyhands.strategies.strategy import Strategy, Supports
+from manyhands.strategies.strategy import Scaling, Strategy, Supports
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -99,6 +99,11 @@ class Gossip(Strategy):
                 "a gradient is computed, are all that it does; leave one of them out"
             )
         object.__setattr__(self, "supports", _APART)
+
+    @property
+    def lr_scaling(self) -> Scaling:
+        """Divided by the workers where these do not step together."""
+        return "inverse" if self.asynchronous else "none"
 
     def validate(self, config: RunConfig) -> None:
         """Refuse a topology that leaves a worker alone, and weights that would not mix."""

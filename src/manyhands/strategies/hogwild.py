@@ -12,7 +12,7 @@ from manyhands.errors import ConfigError
 from manyhands.optimizers import SGD, Adam, AdamW
 from manyhands.strategies import staleness
 from manyhands.strategies.meeting import Meeting
-from manyhands.strategies.strategy import Strategy, Supports
+from manyhands.strategies.strategy import Scaling, Strategy, Supports
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -89,6 +89,11 @@ class Hogwild(Strategy):
     shared_state: bool = field(
         default=False, metadata={"help": "share momentum or Adam's moments, not only parameters"}
     )
+
+    @property
+    def lr_scaling(self) -> Scaling:
+        """Divided by the workers: an update is stale by those of all others."""
+        return "inverse"
 
     def on_gpu(self, config: RunConfig) -> bool:
         """Say whether the optimizer can step x while the model is in x̂: ours hold neither."""

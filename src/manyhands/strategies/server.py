@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from manyhands import slowing, validate
 from manyhands.errors import ConfigError
-from manyhands.strategies.strategy import Exposure, Strategy, Supports
+from manyhands.strategies.strategy import Exposure, Scaling, Strategy, Supports
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -133,6 +133,11 @@ class Server(Strategy):
                 raise ConfigError(
                     f"layerwise is given with {name} {value!r}, but {reason}; leave one of them out"
                 )
+
+    @property
+    def lr_scaling(self) -> Scaling:
+        """Divided by the workers, unless no push is stale or each is divided by its staleness."""
+        return "none" if self.staleness == 0 or self.staleness_aware else "inverse"
 
     @property
     def exposure(self) -> Exposure:

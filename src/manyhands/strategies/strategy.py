@@ -43,6 +43,11 @@ FEATURES = {
 # once the masters have it; or every worker's own message.
 Exposure = Literal["sum", "masters", "each"]
 
+# Where workers step together an update is what one alone would make. Where each makes its own, of a
+# part of the batch or for parameters that all others have changed meanwhile, updates have to be the
+# shorter the more workers there are.
+Scaling = Literal["none", "inverse"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Supports:
@@ -151,6 +156,11 @@ class Strategy(Protocol):
     def exposure(self) -> Exposure:
         """What others see of a worker's gradient; decides who adds how much noise."""
         return "each"
+
+    @property
+    def lr_scaling(self) -> Scaling:
+        """How SGD's learning rate follows the workers where neither it nor momentum is given."""
+        return "none"
 
     def validate(self, config: RunConfig) -> None:
         """Refuse what cannot work with the run's other options, before anything is started."""
