@@ -96,7 +96,8 @@ class RunConfig:
     lr_scaling: Literal["none", "linear", "sqrt", "inverse"] = option(
         "none",
         "multiply the learning rate by the number of workers (linear) or by its root (sqrt), or "
-        "divide it by them (inverse)",
+        "divide it by that number (inverse: the default with that of lr in averaging, hogwild and "
+        "server)",
     )
     clip_norm: float | None = option(
         None, "shorten a gradient that is longer than this; in server, each push"

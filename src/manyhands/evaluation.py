@@ -58,7 +58,7 @@ def evaluate(
     if not math.isfinite(sums[0]):
         raise DivergedError(
             f"the loss outside of training is {sums[0]} after step {worker.step}; try a smaller "
-            "learning rate",
+            f"learning rate than {worker.lr:.3g}",
             rank=worker.rank,
         )
     values = {metric.name: metric.value() for metric in worker.metrics}

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _LR = (
     "learning rate; by default 0.001 for adam and adamw, 0.02 for sgd, which averaging, hogwild "
-    "and server divide by the workers if no momentum is given either"
+    "and server divide by the workers unless momentum is 0"
 )
 _DECAY = "weight decay"
 

@@ -119,7 +119,8 @@ def configure(given: Mapping[str, Any]) -> RunConfig:
     parts = (*_RUN_ONLY, _PRIVATE)
     run = {n: v for n, v in given.items() if table[n].owners == ("run",) and n not in parts}
     run = {"workers": _workers(run, strategy), **run}
-    if not {"lr", "momentum"} & set(given) and given.get("optimizer", SGD.name) == SGD.name:
+    named = given.get("optimizer", SGD.name) == SGD.name
+    if named and "lr" not in given and optimizer.momentum:
         run = {"lr_scaling": strategy.lr_scaling, **run}
     return RunConfig(strategy=strategy, optimizer=optimizer, privacy=privacy, **run)
 

@@ -6,7 +6,11 @@ import math
 import sys
 from typing import TYPE_CHECKING, Any
 
+from manyhands.rate import scale
+
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from manyhands.board import Note
     from manyhands.config import RunConfig
 
@@ -146,7 +150,8 @@ def doubt(record: dict[str, Any]) -> str | None:
         return None
     told = (
         f"nothing was learned: the test loss, {found['loss']:.4g}, is no better than that of "
-        f"guessing among {classes} classes, {math.log(classes):.4g}; try a smaller lr"
+        f"guessing among {classes} classes, {math.log(classes):.4g}; try "
+        f"{_smaller(record['config'])}"
     )
     stale = record["strategy"].get("staleness")
     if stale and stale["mean"] >= 1:
@@ -155,6 +160,14 @@ def doubt(record: dict[str, Any]) -> str | None:
             "updates on average"
         )
     return told
+
+
+def _smaller(config: Mapping[str, Any]) -> str:
+    """Name a smaller learning rate than the one in effect, which the workers may have changed."""
+    if "lr" not in config:
+        return "a smaller learning rate"
+    rate = config["lr"] * scale(config.get("lr_scaling", "none"), config["workers"])
+    return f"an lr below {rate:.3g}"
 
 
 def said(name: str, value: float) -> str:

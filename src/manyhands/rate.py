@@ -27,7 +27,7 @@ class Rate:
         kind: constant; linear and cosine fall to zero at the end; step divides by ten after one
             half and after three quarters of the run.
         warmup: The part of the run over which the rate rises from zero.
-        scale: A factor throughout, where the rate grows with the workers.
+        scale: A factor throughout, where the rate follows the workers.
         steps: How many updates the run has.
         table: The factor for each of them, where a scheduler of torch decides.
     """

@@ -247,7 +247,8 @@ class Worker:
         if not math.isfinite(loss.mean):
             raise DivergedError(
                 f"the loss is {loss.mean} at step {step or self.step + 1} of worker {self.rank}; "
-                "try a smaller learning rate, or look for bad values in the data",
+                f"try a smaller learning rate than {self.lr:.3g}, or look for bad values in the "
+                "data",
                 rank=self.rank,
             )
         epoch = self.epochs[-1]

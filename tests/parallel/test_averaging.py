@@ -35,6 +35,14 @@ def test_averaging_every_step_is_sync(blobs, tmp_path, partition, batch_size):
     assert distance(sync.params, averaging.params) < 1e-10
 
 
+def test_the_default_rate_is_divided_by_the_workers(blobs, tmp_path):
+    given = {"strategy": "averaging", "max_steps": 20, "dtype": "float64"}
+    default = train(smooth, blobs, WORLD, tmp_path, **given)
+    divided = train(smooth, blobs, WORLD, tmp_path, lr=mh.SGD().lr / WORLD.size, **given)
+    assert distance(default.params, divided.params) < 1e-10
+    assert default.lr == pytest.approx(divided.lr)
+
+
 def test_averages_are_weighted_by_the_examples_seen(blobs, tmp_path):
     size = WORLD.size
     shares = tuple(np.arange(1, size + 1) / np.arange(1, size + 1).sum())

@@ -369,13 +369,16 @@ def test_a_model_is_tried_on_zeros_and_never_on_records(tmp_path: Path) -> None:
     assert not seen[0].any()
 
 
+PLAIN = {"loss": None, "workers": 4, "lr": 0.02}
+
+
 def of_classes(loss: float | None, **changes: Any) -> dict[str, Any]:
     """Return what `doubt` looks at, of a run of 200 updates."""
     return {
         "result": {"loss": loss, "examples": 6400},
         "data": {"classes": 10},
         "batch": {"update": 32},
-        "config": {"loss": None},
+        "config": PLAIN,
         "strategy": {},
         **changes,
     }
@@ -384,7 +387,13 @@ def of_classes(loss: float | None, **changes: Any) -> dict[str, Any]:
 def test_who_has_learned_nothing_is_told() -> None:
     told = doubt(of_classes(2.31))
     assert told is not None
-    assert told.endswith("guessing among 10 classes, 2.303; try a smaller lr")
+    assert told.endswith("guessing among 10 classes, 2.303; try an lr below 0.02")
+    divided = doubt(of_classes(2.31, config={**PLAIN, "lr_scaling": "inverse"}))
+    assert divided is not None
+    assert divided.endswith("try an lr below 0.005")
+    own = doubt(of_classes(2.31, config={"loss": None}))
+    assert own is not None
+    assert own.endswith("try a smaller learning rate")
     stale = doubt(of_classes(40.0, strategy={"staleness": {"mean": 13.9}}))
     assert stale is not None
     assert stale.endswith("fewer workers: gradients were stale by 14 updates on average")

@@ -104,7 +104,8 @@ def test_objects_and_names_mean_the_same():
 )
 def test_the_default_rate_is_divided_where_workers_update_on_their_own(strategy, expected):
     assert configure({"strategy": strategy}).lr_scaling == expected
-    assert configure({"strategy": strategy, "optimizer": "sgd"}).lr_scaling == expected
+    named = {"optimizer": "sgd", "momentum": 0.9}
+    assert configure({"strategy": strategy, **named}).lr_scaling == expected
 
 
 @pytest.mark.parametrize("name", sorted(STRATEGIES))
@@ -112,7 +113,7 @@ def test_the_default_rate_is_divided_where_workers_update_on_their_own(strategy,
     "given",
     [
         {"lr": 0.02},
-        {"momentum": 0.0},
+        {"momentum": 0.0},  # what is left undivided is stood without momentum
         {"optimizer": "adam"},
         {"optimizer": mh.SGD()},
         {"lr_scaling": "none"},
@@ -126,6 +127,8 @@ def test_a_rate_read_back_from_a_record_is_divided_no_more_and_no_less():
     config = configure({"strategy": "hogwild", "workers": 4})
     again = configure(flatten(config))
     assert (again.lr_scaling, again.optimizer) == (config.lr_scaling, config.optimizer)
+    older = {name: value for name, value in flatten(config).items() if name != "lr_scaling"}
+    assert configure(older).lr_scaling == "none"
 
 
 def test_every_option_has_a_sentence_of_help():

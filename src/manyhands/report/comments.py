@@ -39,13 +39,13 @@ def rates(summary: Summary) -> str:
     """Say where the learning rate follows the workers, if it does not do so everywhere."""
     found: dict[str, list[str]] = {}
     for row in summary.rows:
-        kind = str(row.runs[0].config.get("lr_scaling"))
-        if row.workers > 1 and row.label not in found.setdefault(kind, []):
+        kind = str(row.runs[0].config.get("lr_scaling")) if row.workers > 1 else "none"
+        if row.label not in found.setdefault(kind, []):
             found[kind].append(row.label)
     said = [f"{_SCALED[k]} in {join(names)}" for k, names in found.items() if k in _SCALED]
     if len(found) < 2 or not said:
         return ""
-    return f"The learning rate is {'; '.join(said)}: what they reach differs by that as well."
+    return f"The learning rate is {'; '.join(said)}: accuracies differ for that reason too."
 
 
 def time(summary: Summary) -> list[str]:

@@ -94,7 +94,7 @@ class Averaging(Strategy):
 
     @property
     def lr_scaling(self) -> Scaling:
-        """Divided by the workers, as the batch is, unless they meet every so many steps."""
+        """Divided by the workers, who drift apart, unless they meet every so many steps."""
         return "none" if self.period and self.period_unit == "steps" else "inverse"
 
     def run(self, worker: Worker) -> None:

@@ -43,9 +43,9 @@ FEATURES = {
 # once the masters have it; or every worker's own message.
 Exposure = Literal["sum", "masters", "each"]
 
-# Where workers step together an update is what one alone would make. Where each makes its own, of a
-# part of the batch or for parameters that all others have changed meanwhile, updates have to be the
-# shorter the more workers there are.
+# Where a worker's updates are corrected soon, by a sum or an average of all, they may be as long as
+# one's alone. Where it goes its own way for long, or its updates come late, they have to be the
+# shorter the more workers there are, above all with momentum.
 Scaling = Literal["none", "inverse"]
 
 
@@ -159,7 +159,7 @@ class Strategy(Protocol):
 
     @property
     def lr_scaling(self) -> Scaling:
-        """How SGD's learning rate follows the workers where neither it nor momentum is given."""
+        """How SGD's default learning rate follows the workers."""
         return "none"
 
     def validate(self, config: RunConfig) -> None:
