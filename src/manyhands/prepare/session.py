@@ -128,15 +128,16 @@ def _quietly() -> Iterator[None]:
 @contextmanager
 def told(where: str) -> Iterator[None]:
     """Turn what Spark raises into one message that begins with `where`."""
-    from py4j.protocol import Py4JError, Py4JJavaError
+    from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
     try:
         yield
     except (PySparkException, Py4JError, ConnectionError, EOFError) as error:
-        # A Java that is being killed may still answer, with nonsense.
-        answered = isinstance(error, (PySparkException, Py4JJavaError))
-        if _cut_off(error) or not _alive(0.0 if answered else _DYING):
+        # A Java that is being killed may still answer, with nonsense: neither a result nor an
+        # exception of its own, which Spark's Python may take for something that it cannot read.
+        nonsense = any(type(each) is Py4JError for each in _behind(error))
+        if _cut_off(error) or not _alive(_DYING if nonsense else 0.0):
             raise ManyhandsError(
                 f"{where}: Spark ended before it was done (out of memory, or killed); nothing was "
                 "committed"
@@ -144,15 +145,19 @@ def told(where: str) -> Iterator[None]:
         raise ConfigError(f"{where}: {shortened(str(error))}") from error
 
 
-def _cut_off(error: BaseException | None) -> bool:
+def _cut_off(error: BaseException) -> bool:
     """Say whether the error, or one that led to it, is that nobody answered."""
     from py4j.protocol import Py4JNetworkError
 
+    silent = (Py4JNetworkError, ConnectionError, EOFError)
+    return any(isinstance(each, silent) for each in _behind(error))
+
+
+def _behind(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error, and those that led to it."""
     while error is not None:
-        if isinstance(error, (Py4JNetworkError, ConnectionError, EOFError)):
-            return True
+        yield error
         error = error.__cause__ or error.__context__
-    return False
 
 
 def _alive(seconds: float) -> bool:
