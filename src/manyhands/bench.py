@@ -34,7 +34,7 @@ from manyhands.mpis import command, find_mpi
 Record = dict[str, Any]
 _UNITS = {"": 1, "B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
 _SECONDS = 0.2  # for one algorithm at one size, within the limits on repeats
-_REPEATS = (7, 200)
+_REPEATS = (7, 600)
 _GATHERING = ("naive", "allgather")  # need P n bytes on each of P processes
 _GATHERED_MEMORY = 4 << 30  # bytes of a host that they may take
 
