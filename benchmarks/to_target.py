@@ -3,23 +3,26 @@
 `python benchmarks/to_target.py --workers 2 --out FILE.json`. Ours has the product's default
 settings; theirs is `solution.py` with the settings of its source. Tests, which both do after each
 epoch, and start-up are left out of both times. Each round has the next seed: whether an epoch ends
-just above the target or just below is luck.
+just above the target or just below is luck. With `--share 32` ours runs once more in each round,
+with a batch of 32 examples a worker, and a learning rate that has grown by the root of as much.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import tempfile
 from itertools import count
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from turns import HERE, in_time, in_turns, parser, record, write
 
 import manyhands as mh
 from manyhands.data import store
 from manyhands.mpis import command, find_mpi
+from manyhands.options import options
 
 TARGET = 0.98
 
@@ -31,17 +34,23 @@ class Reached(NamedTuple):
     epochs: int
 
 
-def ours(workers: int, strategy: str, seed: int) -> Reached:
-    """Return the seconds and epochs of our run."""
+def ours(workers: int, strategy: str, seed: int, **over: Any) -> Reached:
+    """Return the seconds and epochs of our run; `over` are options that have not their defaults."""
     with tempfile.TemporaryDirectory(prefix="manyhands-bench-") as place:
         run = mh.fit(
             "cnn", "mnist", strategy=strategy, workers=workers, epochs=20,
-            target_accuracy=TARGET, seed=seed, output=f"{place}/run", progress=False,
+            target_accuracy=TARGET, seed=seed, output=f"{place}/run", progress=False, **over,
         )  # fmt: skip
     reached = run.record["result"]["seconds_to_target"]
     if reached is None:
         raise RuntimeError(f"{strategy} did not reach {TARGET}")
     return Reached(reached, len(run.record["epochs"]))
+
+
+def larger(batch_size: int) -> dict[str, Any]:
+    """Return the options of a larger batch than the default: the rate grows by its root."""
+    factor = math.sqrt(batch_size / options()["batch_size"].default)
+    return {"batch_size": batch_size, "lr": factor * mh.SGD().lr}
 
 
 def theirs(workers: int, data: Path, seed: int) -> Reached:
@@ -58,16 +67,21 @@ def theirs(workers: int, data: Path, seed: int) -> Reached:
 
 
 def main() -> None:
-    options = parser(__doc__, rounds=1, steps=0)
-    options.add_argument("--workers", type=int, default=2)
-    options.add_argument("--strategy", default="sync")
-    asked = options.parse_args()
+    arguments = parser(__doc__, rounds=1, steps=0)
+    arguments.add_argument("--workers", type=int, default=2)
+    arguments.add_argument("--strategy", default="sync")
+    arguments.add_argument("--share", type=int, help="examples a worker of another run of ours")
+    asked = arguments.parse_args()
     data = store("mnist", Path(tempfile.gettempdir()))
-    seeds, their_seeds = count(), count(1234)
+    seeds, other_seeds, their_seeds = count(), count(), count(1234)
     ways = {
         "ours": lambda: ours(asked.workers, asked.strategy, next(seeds)),
         "the solution": lambda: theirs(asked.workers, data, next(their_seeds)),
     }
+    if asked.share:
+        over = larger(asked.share * asked.workers)
+        name = f"ours, batch {over['batch_size']}, lr {over['lr']:.3g}"
+        ways[name] = lambda: ours(asked.workers, asked.strategy, next(other_seeds), **over)
     runs = in_turns(ways, in_time(asked.rounds, asked.seconds))
     found = {way: [run.seconds for run in those] for way, those in runs.items()}
     epochs = {way: [run.epochs for run in those] for way, those in runs.items()}
