@@ -96,8 +96,8 @@ class RunConfig:
     lr_scaling: Literal["none", "linear", "sqrt", "inverse"] = option(
         "none",
         "multiply the learning rate by the number of workers (linear) or by its root (sqrt), or "
-        "divide it by that number (inverse: the default with that of lr in averaging, hogwild and "
-        "server)",
+        "divide it by that number (inverse: with the default of lr that of averaging, hogwild, "
+        "server and asynchronous gossip)",
     )
     clip_norm: float | None = option(
         None, "shorten a gradient that is longer than this; in server, each push"

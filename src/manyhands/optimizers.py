@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     import torch
 
 _LR = (
-    "learning rate; by default 0.001 for adam and adamw, 0.02 for sgd, which averaging, hogwild "
-    "and server divide by the workers unless momentum is 0"
+    "learning rate; by default 0.001 for adam and adamw, 0.02 for sgd, which lr_scaling may divide"
 )
 _DECAY = "weight decay"
 
