@@ -62,7 +62,7 @@ format: $(DEV)  ## format the code and fix what can be fixed
 
 bench: $(DEV)  ## compare the speed with PyTorch DDP, MPI, gloo, Opacus …, for ten minutes
 	@$(PIP) -e '.[bench]'
-	$(BIN)/python benchmarks/run.py --machine small --minutes 9.5
+	$(BIN)/python benchmarks/run.py --machine small --minutes 9.7
 
 bench-large: $(DEV)  ## the same on a machine of sixteen cores
 	@$(PIP) -e '.[bench]'

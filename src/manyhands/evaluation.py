@@ -84,5 +84,7 @@ def average_buffers(worker: Worker) -> None:
     """Average BatchNorm's statistics and the like, so that all judge one model. Collective."""
     if worker.comm.size > 1:
         for buffer, ours in worker.replica.shared_buffers():
-            mine = buffer.cpu().numpy().astype(np.float64) * (ours and worker.role != "master")
+            mine = buffer.cpu().numpy().astype(np.float64)
+            if not ours or worker.role == "master":
+                mine = np.zeros_like(mine)  # not a product: of an infinity that would be NaN
             buffer.copy_(torch.as_tensor(worker.comm.sum(mine) / worker.config.workers))

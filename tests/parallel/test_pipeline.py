@@ -73,6 +73,44 @@ def normed():
     )  # fmt: skip
 
 
+class Scale(nn.Module):
+    """What it multiplies by is another module's buffer."""
+
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = [factor]
+
+    def forward(self, x):
+        return x * self.factor[0]
+
+
+class Floor(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("least", torch.full((16,), -torch.inf))
+
+    def forward(self, x):
+        return torch.maximum(x, self.least)
+
+
+class Buffered(nn.Module):
+    """A buffer that no stage holds, and one of infinities."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("factor", torch.full((20,), 0.5))
+        self.one, self.norm, self.floor = nn.Linear(20, 16), nn.BatchNorm1d(16), Floor()
+        self.two = nn.Linear(16, 4)
+
+    def stages(self):
+        return [Scale(self.factor), self.one, self.norm, self.floor, self.two]
+
+    def forward(self, x):
+        for stage in self.stages():
+            x = stage(x)
+        return x
+
+
 def piped(model, data, place, comm=WORLD, **given):
     """Train a pipeline over all of `comm`; returns the whole model's parameters."""
     place.mkdir(exist_ok=True)
@@ -178,6 +216,19 @@ def test_the_saved_model_has_every_stage_and_its_statistics(blobs, folder):
     batches = found["result"]["steps"] * 2
     assert int(saved["1.num_batches_tracked"]) == int(saved["4.num_batches_tracked"]) == batches
     assert bool((saved["4.running_mean"] != 0).all())
+
+
+@pytest.mark.parametrize("strategy", ["pipeline", "tensor", "sync"])
+def test_buffers_stay_what_they_are(blobs, folder, strategy):
+    """Also where a short last batch of two has to do for BatchNorm: 2000 = 6 · 333 + 2."""
+    parts = 1 if SIZE % 2 or strategy == "sync" else 2
+    given = {"pipeline": {"stages": parts, "micro_batches": 4}, "tensor": {"slices": parts}}
+    record(Buffered, blobs, folder, strategy=strategy, workers=SIZE // parts, epochs=1,
+           batch_size=333 if SIZE // parts == 1 else 50, **given.get(strategy, {}))  # fmt: skip
+    saved = load_file(f"{folder}/model.safetensors")
+    assert saved["factor"].tolist() == [0.5] * 20
+    assert saved["floor.least"].tolist() == [-torch.inf] * 16
+    assert bool((saved["norm.running_mean"] != 0).all())
 
 
 def test_the_record_tells_what_each_stage_did(blobs, folder):

@@ -68,9 +68,12 @@ def test_no_schedule_can_deadlock_and_the_bubble_is_that_of_theory(kind, stages)
     assert 1 - 2 * m / max(clocks) == pytest.approx(ideal_bubble(stages, m))
 
 
-def test_chunks_are_near_equal_and_never_empty():
+def test_chunks_are_near_equal_and_none_has_one_example_alone():
     assert chunks(10, 4) == (2, 3, 2, 3)
-    assert chunks(2, 4) == (1, 1)
+    assert chunks(7, 4) == (2, 2, 3)
+    assert chunks(3, 4) == (3,)
+    assert chunks(2, 4) == (2,)
+    assert chunks(1, 4) == (1,)
     assert chunks(0, 4) == ()
 
 
@@ -101,6 +104,24 @@ def test_what_has_no_parameters_goes_with_the_layer_before():
     found = blocks(replica().module)
     assert [block.name for block in found] == ["conv1", "conv2", "fc1", "fc2"]
     assert [len(block.modules) for block in found] == [3, 6, 2, 2]
+
+
+def test_stages_made_on_the_spot_are_called_as_their_first_layer():
+    """By that name a run that goes on finds its cut again."""
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+            self.head = nn.Linear(4, 2)
+
+        def stages(self):
+            return [self.body[:1], nn.Sequential(nn.ReLU(), self.body[1]), nn.Sequential(self.head)]
+
+    model = Net()
+    assert [block.name for block in blocks(model)] == ["body.0", "body.1", "head"]
+    layers = ("body.0", "body.1", "head")
+    mh.Pipeline(stages=3, cut="body.1,head").check_model(layers=layers)
 
 
 def test_two_stages_are_convolutions_and_fully_connected():

@@ -43,6 +43,37 @@ def test_what_is_narrower_than_the_team_stays_whole():
     ]
 
 
+def test_layers_whose_weight_a_hook_makes_stay_whole():
+    normed = nn.utils.spectral_norm(nn.Linear(9, 8))
+    watched = nn.Linear(8, 8)
+    watched.register_forward_hook(lambda *_: None)
+    model = nn.Sequential(normed, nn.ReLU(), watched, nn.ReLU(), nn.Linear(8, 4))
+    assert kinds(model) == [nn.Linear, nn.Linear, Inputs]
+
+
+def test_what_a_team_holds_is_summed_alike_whatever_else_a_slice_has():
+    """By an algorithm whose sums follow the place in the vector, as a ring's do."""
+
+    class Twins:
+        size = 3
+
+        def allreduce(self, vector, algorithm):
+            vector += torch.arange(len(vector))
+
+    found = []
+    for rank in range(3):
+        whole = Replica(MODELS["cnn"]((1, 28, 28), 10), nn.functional.cross_entropy)
+        mine = Slice(whole, team(rank, 3), [True] * len(whole.named))
+        mine.grad.zero_()
+        mh.TensorParallel(slices=3)._sum(mine, Twins())
+        held = zip(mine.held, mine._grads, strict=True)
+        found.append(torch.cat([g.flatten() for h, g in held if h.axis is None]))
+        assert len(mine.grad) - len(found[-1]) == sum(len(view) for view in mine.apart[1])
+    assert len({len(v) for v in found}) == 1
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
 @pytest.mark.parametrize("name", ["cnn", "mlp6"])
 def test_the_slices_together_are_the_model(name, size):

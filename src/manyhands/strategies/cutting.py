@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -64,9 +64,11 @@ def blocks(model: nn.Module) -> list[Block]:
 
 def _chain(model: nn.Module) -> list[tuple[str, nn.Module]]:
     if hasattr(model, "stages"):
-        names = {id(module): name for name, module in model.named_modules()}
+        names = {id(part): name for name, part in (*_layers(model), *model.named_modules())}
         stages: Callable[[], Sequence[nn.Module]] = model.stages  # type: ignore[assignment]
-        return [(names.get(id(m), str(i)), m) for i, m in enumerate(stages())]
+        # One that is made there has no name in the model: it has that of its first layer.
+        known = ((str(i), m, next(m.parameters(), m)) for i, m in enumerate(stages()))
+        return [(names.get(id(m), names.get(id(first), i)), m) for i, m, first in known]
     if isinstance(model, nn.Sequential):
         return list(model._modules.items())  # also what comes twice
     raise ConfigError(
@@ -74,6 +76,12 @@ def _chain(model: nn.Module) -> list[tuple[str, nn.Module]]:
         "nn.Sequential, or a method stages() that returns its modules in the order in which data "
         "passes through them, each taking one tensor and giving one"
     )
+
+
+def _layers(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield each parameter with the name of its layer."""
+    for name, p in model.named_parameters():
+        yield name.rpartition(".")[0] or name, p
 
 
 def _check(model: nn.Module, found: Sequence[Block]) -> None:

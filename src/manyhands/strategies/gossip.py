@@ -157,10 +157,12 @@ class Gossip(Strategy):
         if self.overlap:
             arrive = worker.comm.exchange(x, received)
             g = worker.gradient(xi)
-            with worker.exchanging():
-                arrive()
-                _mix(x, w, i, received)
-            worker.update(g)
+            try:
+                with worker.exchanging():
+                    arrive()
+                    _mix(x, w, i, received)
+            finally:  # also without a neighbour that has died: others go on from here
+                worker.update(g)
         else:
             worker.update(worker.gradient(xi))
             with worker.exchanging():

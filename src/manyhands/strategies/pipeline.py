@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from manyhands import validate
 from manyhands.errors import ConfigError, nearest
-from manyhands.strategies.schedule import Kind
+from manyhands.strategies.schedule import Kind, chunks
 from manyhands.strategies.strategy import Exposure, Strategy, Supports
 
 if TYPE_CHECKING:
@@ -172,8 +172,8 @@ class Pipeline(Strategy):
         return workers * self.stages if self.transport == "mpi" else 1 + self.stages
 
     def at_once(self, examples: int) -> int:
-        """Return the examples of a micro-batch."""
-        return -(-examples // self.parts)
+        """Return the examples of the largest micro-batch."""
+        return max(chunks(examples, self.parts), default=0)
 
     def follows(self, rank: int, workers: int) -> int:
         """Return which pipeline a process is of: rank s·W + w is stage s of pipeline w."""

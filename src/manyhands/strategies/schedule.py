@@ -53,7 +53,13 @@ def ideal_bubble(stages: int, micro_batches: int) -> float:
 
 @cache
 def chunks(examples: int, micro_batches: int) -> tuple[int, ...]:
-    """Cut a batch into near-equal micro-batches; returns their sizes, none of them zero."""
-    count = min(examples, micro_batches)
+    """Cut a batch into near-equal micro-batches; returns their sizes.
+
+    None has one example alone, of which BatchNorm would have no statistics, unless there is but
+    one.
+    """
+    from manyhands.data.plan import FEWEST
+
+    count = min(micro_batches, max(1, examples // FEWEST)) if examples else 0
     edges = [i * examples // count for i in range(count + 1)] if count else [0]
     return tuple(stop - start for start, stop in pairwise(edges))

@@ -148,6 +148,7 @@ class Slice(Portion):
     Attributes:
         key: What decides the numbers that random layers draw: the same in the whole team.
         sliced: The names of the parameters of which each process holds a part.
+        apart: Of the gradient, as views: what the whole team holds, and what is cut.
     """
 
     def __init__(self, whole: Replica, team: Team, reached: Sequence[bool]) -> None:
@@ -162,6 +163,11 @@ class Slice(Portion):
         ]
         named = [(name, held.parameter) for (name, _), held in pairs]
         super().__init__(whole, children, named, reached)
+        grads = list(zip(self._grads, self.held, strict=True))
+        self.apart = [
+            [g.view(-1) for g, held in grads if (held.axis is None) == common]
+            for common in (True, False)
+        ]
         self.key: tuple[int, ...] = (0,)
         self.forward = lambda x: self.through(x, *self.key)
 
@@ -223,4 +229,11 @@ def sliced(
 
 
 def _divisible(module: nn.Module) -> bool:
-    return type(module) is nn.Linear and all(p.requires_grad for p in module.parameters())
+    """Say whether a module is a fully connected layer and no more: its weight is what is trained.
+
+    `torch.nn.utils.spectral_norm` and the like make the weight of something else, by a hook.
+    """
+    if type(module) is not nn.Linear or set(module._parameters) != {"weight", "bias"}:
+        return False
+    hooks = (getattr(module, f"_{kind}_hooks") for kind in ("forward", "forward_pre", "backward"))
+    return not any(hooks) and all(p.requires_grad for p in module.parameters())

@@ -96,6 +96,9 @@ class Stage(Portion):
         owned = [{id(p) for block in part for p in block.parameters()} for part in parts]
         self.cuts = [part[0].name for part in parts[1:]]
         self.spans = [[places[id(p)] for _, p in whole.named if id(p) in ids] for ids in owned]
+        modules = [module for part in parts for block in part for _, module in block.modules]
+        held = {id(b) for module in modules for b in module.buffers()}
+        self._buffers = [b for b in whole.judged.buffers() if id(b) in held]
         ids = set() if index is None else owned[index]
         flags = zip(whole.named, reached, strict=True)
         super().__init__(
@@ -106,6 +109,6 @@ class Stage(Portion):
         )
 
     def shared_buffers(self) -> list[tuple[Tensor, bool]]:
-        """Return every buffer of the whole model, and whether it is this stage's."""
+        """Return every buffer that some stage holds, and whether it is this one's."""
         mine = {id(b) for b in self.module.buffers()}
-        return [(b, id(b) in mine) for b in self.judged.buffers()]
+        return [(b, id(b) in mine) for b in self._buffers]

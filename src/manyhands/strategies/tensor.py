@@ -128,11 +128,27 @@ class TensorParallel(Strategy):
             worker.clock.exchange(worker.clock.computed[-1], time.monotonic())
             if twins:
                 with worker.exchanging():
-                    twins.allreduce(g, self.allreduce)
+                    self._sum(mine, twins)
             worker.update(g)
         held = len(worker.params)
         row = {"rank": worker.rank, "slice": index, "team": member, "parameters": held}
         worker.facts |= {"slices": worker.comm.gather(row), "sliced": mine.sliced}
+
+    def _sum(self, mine: Slice, twins: Communicator) -> None:
+        """Sum the gradient over the teams; what the whole team holds is a vector of its own.
+
+        An algorithm may add in an order that follows the place in the vector, and that place is
+        another for another slice. Two numbers have one order.
+        """
+        import torch
+
+        if twins.size == 2:
+            twins.allreduce(mine.grad, self.allreduce)
+            return
+        for views in filter(None, mine.apart):
+            vector = torch.cat(views)
+            twins.allreduce(vector, self.allreduce)
+            torch._foreach_copy_(views, torch.split(vector, [len(view) for view in views]))
 
     def consensus(self, worker: Worker) -> Tensor:
         """Return the whole model's parameters: every slice from the first team. Collective."""
