@@ -49,11 +49,14 @@ class Case:
             raise ConfigError(f"{workers} workers cannot share {self.batch_size} examples")
         batch = math.ceil(self.batch_size / workers) if shared else self.batch_size
         threads = self.known.options.get("threads")
-        return Crew(workers=workers, batch=batch, network=self.network, threads=threads)
+        update = self.batch_size if shared else None
+        return Crew(
+            workers=workers, batch=batch, network=self.network, threads=threads, update=update
+        )
 
     def steps(self, crew: Crew) -> float:
         """Return how many steps a worker takes in all."""
-        return max(1.0, self.epochs * self.known.examples / (crew.workers * crew.batch))
+        return max(1.0, self.epochs * self.known.examples / crew.examples)
 
 
 def _sequential(strategy: Any, case: Case, workers: int) -> Forecast:

@@ -45,15 +45,22 @@ class Crew:
 
     Attributes:
         workers: P.
-        batch: Examples of one worker's step.
+        batch: Examples of one worker's step, the largest part where a batch is shared out.
         network: What lies between hosts; None: all are on the host that was measured.
         threads: Threads per worker; None: the host's cores, shared out.
+        update: Examples behind one step of all; None: as many times `batch`.
     """
 
     workers: int
     batch: int
     network: Network | None = None
     threads: int | None = None
+    update: int | None = None
+
+    @property
+    def examples(self) -> int:
+        """Examples of one step of all workers."""
+        return self.update or self.workers * self.batch
 
     def here(self) -> int:
         """Return how many workers share a host."""
@@ -118,7 +125,7 @@ def together(
     step = met + talk
     return Forecast(
         step=step,
-        rate=crew.workers * crew.batch / step,
+        rate=crew.examples / step,
         compute=compute,
         wait=met - compute,
         communicate=talk,
@@ -134,7 +141,7 @@ def apart(known: Calibration, crew: Crew) -> Forecast:
     outcome = simulate(free)
     return Forecast(
         step=compute,
-        rate=crew.workers * crew.batch / compute,
+        rate=crew.examples / compute,
         compute=compute,
         wait=0.0,
         communicate=0.0,

@@ -32,9 +32,13 @@ def _without_best(summary: Summary) -> tuple[str, ...]:
     if len(summary.rows) == 1:
         return (f"{capital(name(summary, row))} trained in {_time(row)}{_reached(row)}.",)
     last = summary.rows[-1]
+    row = summary.of(last.group)[0]
+    if row is last:
+        return (f"{capital(name(summary, row))} trained in {_time(row)}{_reached(row)}.",)
     along = summary.layout.x.replace("_", " ")
+    of = f", {last.label}" if len(summary.groups) > 1 else ""
     return (
-        f"From {along} {row.x:g} to {last.x:g} the training time goes from {_time(row)} to "
+        f"From {along} {row.x:g} to {last.x:g} the training time{of} goes from {_time(row)} to "
         f"{_time(last)}.",
     )
 

@@ -94,15 +94,16 @@ def _flatness(summary: Summary) -> str:
         rows = [row for row in summary.of(group) if row.seconds]
         if len(rows) > 1 and rows[0].scaling == "weak":
             ends = f"{seconds(_median(rows[0]))} to {seconds(_median(rows[-1]))}"
-            said.append(f"{group.label} goes from {ends} with {rows[-1].workers} times the work")
+            grown = rows[-1].workers / rows[0].workers
+            said.append(f"{group.label} goes from {ends} with {grown:.3g} times the work")
     return f"The work grows with the workers, and {join(said)}." if said else ""
 
 
 def _noise(rows: Sequence[Row]) -> str:
-    half = [
-        row.seconds.half / row.seconds.median for row in rows if row.seconds and row.seconds.half
+    off = [
+        max(s.high - s.median, s.median - s.low) / s.median for row in rows if (s := row.seconds)
     ]
-    return f"Repeats lie within ±{percent(max(half), 1)} of their median." if half else ""
+    return f"Repeats lie within ±{percent(max(off), 1)} of their median." if any(off) else ""
 
 
 def _apart(rows: Sequence[Row]) -> str:

@@ -20,9 +20,10 @@ WIDE = 1.2  # the least ratio of examples that makes a curve
 def series(summary: Summary) -> dict[str, list[Row]]:
     """Return the rows that differ in the amount of work alone, by what they have in common."""
     found: dict[str, list[Row]] = {}
+    several = len({row.group.source for row in summary.rows}) > 1
     for row in summary.rows:
         if row.seconds and row.examples and row.scaling == "strong":
-            found.setdefault(_name(row), []).append(row)
+            found.setdefault(_name(row, several), []).append(row)
     for rows in found.values():
         rows.sort(key=lambda row: row.examples or 0)
     return {name: rows for name, rows in found.items() if _examples(rows)[-1] > _least(rows)}
@@ -40,11 +41,13 @@ def _times(rows: Sequence[Row]) -> list[float]:
     return [row.seconds.median for row in rows if row.seconds]
 
 
-def _name(row: Row) -> str:
+def _name(row: Row, several: bool) -> str:
     """Name a row without what makes it another amount of work."""
     rest = {k: v for k, v in row.group.options.items() if k not in AMOUNT}
-    parts = [row.group.strategy, *(option(name, value) for name, value in rest.items() if value)]
-    if row.group.strategy != "sequential":
+    source, strategy = row.group.source, row.group.strategy
+    parts = [source, strategy] if several else [strategy]
+    parts += [option(name, value) for name, value in rest.items() if value]
+    if strategy != "sequential":
         parts.append(plural(row.workers, "worker"))
     return " · ".join(parts)
 

@@ -298,7 +298,7 @@ def parse(record: Mapping[str, Any], *, identity: str, where: str, scaling: str 
         facts=mapping(record.get("strategy")),
         workers=workers,
         processes=int(number(record, "processes") or len(team) or workers),
-        cores=int(number(record, "machine", "cores") or 0) or None,
+        cores=_cores(record),
         scaling=text(record, "config", "scaling") or scaling,
         seconds=seconds,
         startup=number(record, "seconds", "startup"),
@@ -317,6 +317,13 @@ def parse(record: Mapping[str, Any], *, identity: str, where: str, scaling: str 
         story=tuple(mapping(event) for event in sequence(record.get("story"))),
         epochs=_epochs(record, seconds, examples, metric),
     )
+
+
+def _cores(record: Mapping[str, Any]) -> int | None:
+    """Return the cores of all hosts; simulated ones share theirs. A record has one host's."""
+    machine = mapping(record.get("machine"))
+    hosts = 1 if machine.get("lab") else len(sequence(machine.get("hosts"))) or 1
+    return int(number(machine, "cores") or 0) * hosts or None
 
 
 def _metric(record: Mapping[str, Any]) -> tuple[str, bool]:

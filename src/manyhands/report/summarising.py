@@ -6,10 +6,11 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from manyhands.report.groups import Group, layout
+from manyhands.report.groups import IGNORED, Group, layout
 from manyhands.report.load import Loaded, Run
 from manyhands.report.scaling import Fit, fit
 from manyhands.report.tables import AMOUNT, Row, Summary, median, spread
+from manyhands.report.values import text
 from manyhands.report.wording import percent
 
 # Options that make it another task: a sequential run that differs here is no baseline.
@@ -31,14 +32,16 @@ def summarise(loaded: Loaded) -> Summary:
         for group, members in arranged.members.items()
         for x, found in sorted(_by(members, arranged.position).items())
     ]
-    if arranged.x == "workers":
-        rows = [replace(row, scaling=_scaling(row.group.source, rows)) for row in rows]
+    by_workers = arranged.x == "workers"
+    rows = [replace(row, scaling=_scaling(row.group.source, rows, by_workers)) for row in rows]
     metrics = {run.metric for row in rows for run in row.runs}
     metric = metrics.pop() if len(metrics) == 1 else ""
     target, given = _target(rows)
-    rows = [_with_target(_with_speedup(row, rows), target, given) for row in rows]
+    alone = {row.group: row for row in rows if by_workers and row.workers == 1}
+    rows = [_with_speedup(row, rows, alone.get(row.group)) for row in rows]
+    rows = [_with_target(row, target, given) for row in rows]
     rows.sort(key=_order(rows))
-    comparable = arranged.x not in AMOUNT
+    comparable = arranged.x not in AMOUNT and (_judged(rows) or not _amounts(rows))
     best, rule = _best(rows, target if given else None) if comparable else (None, "")
     rows = [replace(row, best=row is best) for row in rows]
     fits = {g: f for g in arranged.members if (f := _fit([r for r in rows if r.group is g]))}
@@ -54,7 +57,7 @@ def summarise(loaded: Loaded) -> Summary:
         higher=all(run.higher for row in rows for run in row.runs),
         best=next((row for row in rows if row.best), None),
         rule=rule,
-        fits=fits if arranged.x == "workers" else {},
+        fits=fits if by_workers else {},
     )
 
 
@@ -109,11 +112,23 @@ def _shares(runs: Sequence[Run]) -> dict[str, float]:
     }
 
 
-def _scaling(source: str, everything: Sequence[Row]) -> str:
+def _judged(rows: Sequence[Row]) -> bool:
+    """Say whether all are judged, so that one that has done less is known to be worse."""
+    return all(row.accuracy or row.score for row in rows)
+
+
+def _amounts(rows: Sequence[Row]) -> bool:
+    """Say whether some were to do more than others, but for what grows with the workers."""
+    fields = [f for f in AMOUNT if f != "limit" or _common(rows) == "strong"]
+    configs = [row.runs[0].config for row in rows]
+    return any(len({config.get(field) for config in configs}) > 1 for field in fields)
+
+
+def _scaling(source: str, everything: Sequence[Row], by_workers: bool) -> str:
     """Return "weak" if the records say so, or if the work grew in step with the workers."""
     rows = [row for row in everything if row.group.source == source]
     stated = {run.scaling for row in rows for run in row.runs if run.scaling}
-    if stated:
+    if stated or not by_workers:
         return "weak" if stated == {"weak"} else "strong"
     groups = {row.group for row in rows}
     grown = [_grows([r for r in rows if r.group is group]) for group in groups]
@@ -133,21 +148,21 @@ def _grows(rows: Sequence[Row]) -> bool | None:
     return max(ratios) < 1.1 * min(ratios)
 
 
-def _with_speedup(row: Row, rows: Sequence[Row]) -> Row:
-    base = _baseline(row, rows)
-    own = next((r for r in rows if r.group is row.group and r.x == r.workers == 1), None)
-    return replace(
-        row,
-        speedup=_ratio(base, row),
-        own_speedup=_ratio(own, row),
-    )
+def _with_speedup(row: Row, rows: Sequence[Row], own: Row | None) -> Row:
+    """Add the speed-up against the sequential run, and against the same with one worker."""
+    return replace(row, speedup=_ratio(_baseline(row, rows), row), own_speedup=_ratio(own, row))
 
 
 def _baseline(row: Row, rows: Sequence[Row]) -> Row | None:
-    """Return the sequential run of the same task on the same machine, if there is one."""
+    """Return the sequential run of the same task on the same machine, if there is one.
+
+    Of several it is the one that is most like it: with as many threads, and so on.
+    """
     strong = row.scaling == "strong"
     fields = [f for f in TASK if strong or f not in AMOUNT]
     config, behind = row.runs[0].config, row.runs[0].update
+    processor = text(row.runs[0].machine, "cpu")
+    found: list[Row] = []
     for other in rows:
         if other.group.strategy != "sequential" or other.group.source != row.group.source:
             continue
@@ -156,9 +171,20 @@ def _baseline(row: Row, rows: Sequence[Row]) -> Row | None:
             continue
         if bool(other.runs[0].privacy) != bool(row.runs[0].privacy):
             continue
+        if processor and text(other.runs[0].machine, "cpu") not in ("", processor):
+            continue
         if all(theirs.get(f) == config.get(f) for f in fields if f in theirs and f in config):
-            return other
-    return None
+            found.append(other)
+    return max(found, key=lambda other: _likeness(row, other), default=None)
+
+
+def _likeness(row: Row, other: Row) -> tuple[bool, int]:
+    """Say how much the runs of two rows are alike: a worker's batch first, then the options."""
+    mine, theirs = row.runs[0], other.runs[0]
+    batches = [run.update / run.workers for run in (mine, theirs) if run.update]
+    names = set(theirs.config) - IGNORED
+    same = sum(theirs.config[name] == mine.config.get(name) for name in names)
+    return row.scaling == "weak" and len(set(batches)) == 1, same
 
 
 def _ratio(base: Row | None, row: Row) -> float | None:

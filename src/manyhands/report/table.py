@@ -15,6 +15,7 @@ from manyhands.report.tables import Row, Spread, Summary
 # What a printed table shows of each row: the column, its head, and how its values are written.
 _SHOWN = (
     ("label", "", "{}"),
+    ("workers", "workers", "{}"),
     ("seconds", "seconds", "{:.2f}"),
     ("speedup", "speed-up", "{:.2f}"),
     ("accuracy", "accuracy", "{:.2%}"),
