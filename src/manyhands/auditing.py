@@ -89,6 +89,13 @@ class Audit:
         """Whether the claim is refuted, at an error of ALPHA."""
         return max(self.certain, self.estimate.epsilon) > self.claimed
 
+    @property
+    def ceiling(self) -> float:
+        """The most that so many canaries could estimate, if every guess were right."""
+        inside = int(self.inside.sum())
+        whole = (0, len(self.inside) - inside), (0, inside)
+        return gaussian_estimate(*whole, delta=self.delta, alpha=ALPHA).epsilon
+
     def as_dict(self) -> dict[str, Any]:
         """Return it as `audit.json` has it."""
         return {
@@ -100,6 +107,7 @@ class Audit:
             "alpha": ALPHA,
             "bound": {"epsilon": self.bound, "alpha": SHOWN},
             "estimate": asdict(self.estimate),
+            "ceiling": self.ceiling,
             "canaries": len(self.scores),
             "guesses": {"made": self.guesses[0], "right": self.guesses[1]},
             "scores": {
@@ -315,6 +323,8 @@ def told(found: Sequence[Audit], output: Path) -> str:
 
 def _lines(found: Audit) -> list[str]:
     verdict = "the claim is broken" if found.broken else "nothing speaks against the claim"
+    if not found.broken and found.ceiling <= found.claimed:
+        verdict = f"too few canaries to tell, which refute {found.ceiling:.3g} at the most"
     made, right = found.guesses
     return [
         f"{found.kind} {CLIPPING[found.clipping]}",

@@ -32,6 +32,8 @@ class Clock:
 
     def exchange(self, begin: float, end: float) -> None:
         """Count this time as exchange: the current step's, or else the last one's."""
+        if not self.computed:  # nothing was left to do
+            return
         if len(self.updated) == len(self.computed):  # the last step is over: make it longer
             self.exchanged[-1] += end - begin
             self.updated[-1] += end - begin

@@ -122,7 +122,8 @@ def open_ledger(worker: Worker, output: Path, remembered: dict[str, Any] | None)
                 path, run=known.get("run"), terms=terms.as_dict(), at_least=known.get("spent", 0)
             )
         else:
-            mechanism.ledger = Ledger.begin(path, run=run, limit=terms.steps, terms=terms.as_dict())
+            head = {"run": run, "limit": terms.steps, "terms": terms.as_dict()}
+            mechanism.ledger = Ledger.begin(path, **head, data=worker.data.name)
         spent = mechanism.ledger.spent
     if together:  # they can only end together
         spent = int(worker.comm.maximum(np.array([max(spent, before)]))[0])

@@ -27,7 +27,7 @@ from manyhands.job import Job, join
 from manyhands.meeting import asked, expect_shared, host_leader
 from manyhands.options import flatten
 from manyhands.privacy import ledger
-from manyhands.privacy.terms import Terms, statement
+from manyhands.privacy.terms import UNSAID, Terms, statement
 from manyhands.progress import Progress
 from manyhands.record import SCHEMA, cores, write_json
 from manyhands.refusals import check_torch
@@ -179,7 +179,12 @@ class Run:
                 f"{wanted} workers{with_others} are {needed} processes, but "
                 f"this group has {size}; start as many as are needed, or change workers"
             )
-        return wanted if chosen else fits[-1]
+        if self.checkpoint and not chosen and wanted not in fits:
+            raise ConfigError(
+                f"the checkpoint is of {wanted} workers, but this group has {size} processes; "
+                "start as many as before, or say by workers that it is to be another number"
+            )
+        return wanted if chosen or self.checkpoint else fits[-1]
 
     def _in_group(self, group: Communicator) -> tuple[dict[str, Any], Path]:
         begin = time.time()
@@ -331,11 +336,16 @@ def write_failure(
         "command": command,
         "status": "interrupted" if getattr(error, "exit_code", 1) > 128 else "failed",
         "config": flatten(config),
-        "error": str(error),
-        "story": list(story),
+        "error": UNSAID if config.privacy else str(error),
+        "story": [_said(event, config) for event in story],
         **spent(output, config),
     }
     write_json(output / "run.json", failure)
+
+
+def _said(event: dict[str, Any], config: RunConfig) -> dict[str, Any]:
+    """Return an event of a run's story without messages where these may tell of private data."""
+    return {**event, "failed": UNSAID} if config.privacy and "failed" in event else event
 
 
 def spent(output: Path, config: RunConfig) -> dict[str, Any]:
@@ -343,4 +353,5 @@ def spent(output: Path, config: RunConfig) -> dict[str, Any]:
     terms = ledger.terms(output) if config.privacy else None
     if terms is None:
         return {}
-    return {"privacy": statement(config, Terms(**terms)), "data": {"name": config.data}}
+    name = ledger.data(output) or config.data
+    return {"privacy": statement(config, Terms(**terms)), "data": {"name": name}}

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from manyhands.replica import Replica
 
 _CHAINS = (nn.Sequential, nn.ModuleList)  # and no subclass, whose forward could be anything
-_LOSSES = (F.cross_entropy, F.nll_loss, F.mse_loss)  # means over the examples of a batch
+_LOSSES = (F.cross_entropy, F.nll_loss, F.mse_loss)  # means over the examples of a batch, and more
+_IGNORED = -100  # the target that the first two pass over
 
 
 class Trace(NamedTuple):
@@ -131,7 +132,13 @@ class Layerwise:
     def judge(self, trace: Trace, y: Tensor) -> Tensor:
         """Return the sum of the examples' losses."""
         loss = self.replica.loss
-        return loss(trace.y, _like(trace.y, y, loss)) * len(trace.y)
+        target = _like(trace.y, y, loss)
+        each = _rows(loss(trace.y, target, reduction="none"))
+        if loss is F.mse_loss or target.is_floating_point():
+            return each.mean(1).sum()
+        # A mean over all would be one over what is not ignored: one record in everybody's gradient.
+        counted = _rows(target != _IGNORED).sum(1).clamp(min=1)
+        return (each.sum(1) / counted).sum()
 
     def parts(self, inputs: Sequence[Tensor], back: Sequence[Tensor]) -> list[Part]:
         """Return what each layer adds, from its input and the gradient by its output."""
@@ -157,6 +164,11 @@ class Layerwise:
                 if not isinstance(layer, nn.Linear) or h.dim() > 2:  # gradients that may be made
                     count += sum(p.numel() for p in layer.parameters())
         return int(count * self.replica.params.element_size())
+
+
+def _rows(values: Tensor) -> Tensor:
+    """Return what belongs to each example as a row; shape (n, any)."""
+    return values[:, None] if values.dim() == 1 else values.flatten(1)
 
 
 def _like(h: Tensor, y: Tensor, loss: Any) -> Tensor:

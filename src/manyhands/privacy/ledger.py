@@ -61,7 +61,14 @@ class Ledger:
 
     @classmethod
     def begin(
-        cls, path: Path, *, run: str, limit: int, terms: Mapping[str, Any], block: int = BLOCK
+        cls,
+        path: Path,
+        *,
+        run: str,
+        limit: int,
+        terms: Mapping[str, Any],
+        data: str = "",
+        block: int = BLOCK,
     ) -> Ledger:
         """Open the account of a new run.
 
@@ -70,10 +77,12 @@ class Ledger:
             run: The run's id.
             limit: Steps that the budget allows.
             terms: What a step costs (rate, noise multiplier, clip, delta …); it may not change.
+            data: The name of what is spent on.
             block: Steps paid at a time.
         """
         validate.at_least(1, limit=limit, block=block)
         head = {"schema": SCHEMA, "run": run, "limit": limit, "block": block, "terms": dict(terms)}
+        head["data"] = data
         line, chain = _sealed(head, "")
         try:
             with path.open("xb") as file:
@@ -174,6 +183,12 @@ def terms(folder: Path) -> dict[str, Any] | None:
     for path in sorted(folder.glob("ledger-*.jsonl")):
         return dict(_read(path).head["terms"])
     return None
+
+
+def data(folder: Path) -> str:
+    """Return the name of the data that the private run in `folder` spends on, where it is known."""
+    paths = sorted(folder.glob("ledger-*.jsonl"))
+    return str(_read(paths[0]).head.get("data", "")) if paths else ""
 
 
 def paid(folder: Path) -> int:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from manyhands.privacy.terms import UNSAID
+
 Record = Mapping[str, Any]
 
 # What the statement of a private run consists of, in reading order.
@@ -31,7 +33,6 @@ _EPOCH = ("epoch", "steps", "seconds", "test_loss", "test_accuracy", "test_metri
 _RESULT = ("seconds", "steps", "stopped", "target", "target_accuracy", "seconds_to_target")
 _FACTS = ("staleness", "own_accuracy", "consensus_distance", "shares")
 _NOT_PRIVATE = (*_FACTS, "profile")  # of a run with a fixed key, which promises nothing
-UNSAID = "its message is not shown, since it may tell of the private data; its own log has it"
 
 
 def published(record: Record) -> Record:
