@@ -72,7 +72,7 @@ def _mpi() -> Iterator[Finding]:
         label = f"MPI {mpi.kind}" + (" (the default)" if mpi == chosen else "")
         problem = _try(mpi)
         found = mpi.mpiexec if problem is None else f"two processes failed: {problem}"
-        remedy = "" if problem is None else f"pip install --force-reinstall {mpi.kind}"
+        remedy = "" if problem is None else mpis.repair(mpi.kind)
         worst = "broken" if mpi == chosen else "missing"
         yield Finding(label, "ok" if problem is None else worst, found, remedy)
 

@@ -64,6 +64,7 @@ class Guard:
         self.start, self._begun = start, time.monotonic()
         self.spare, self._pardoned = spare, 0.0
         self.board, self.logs, self.timeout, self.end = board, logs, timeout, end
+        self.ended = False  # by a second signal, at once
         self.segments: set[str] = set()
         self._before = set(leftovers.listed())  # not our workers' making, whoever maps it
         self._looked = 0.0
@@ -98,6 +99,7 @@ class Guard:
     def _hear(self, signum: int, frame: FrameType | None) -> None:
         """Ask the workers to stop after their step; the second time, end them at once."""
         if self.board.asked():
+            self.ended = True
             self.end()
         else:
             self.board.ask(signum)
@@ -183,7 +185,8 @@ class Guard:
         To read the maps of one worker takes a millisecond, for which another worker may wait.
         """
         pids = {n.pid for n in notes if n.pid}
-        strange = set(leftovers.listed()) - self._before - self.segments
+        listed = {path for path in leftovers.listed() if leftovers.named(path)}
+        strange = listed - self._before - self.segments
         if strange - self._strange or pids - self._known:
             self._settled = now + _MAPPED
         self._strange, self._known = strange, pids
@@ -304,15 +307,14 @@ def _state(pid: int) -> str:
 
 
 def _segments(pid: int) -> set[str]:
-    """Return the files in shared memory that a process has mapped."""
+    """Return the segments that a process has mapped; what a user keeps there is the user's."""
     try:
         with open(f"/proc/{pid}/maps") as file:
             lines = file.read().splitlines()
     except OSError:
         return set()
     paths = {line[line.index(SHARED) :] for line in lines if SHARED in line}
-    # MPI's segments lie right there; folders in shared memory are somebody's own.
-    return {path for path in paths if "/" not in path[len(SHARED) :] and "(deleted)" not in path}
+    return {path for path in paths if leftovers.named(path) and "(deleted)" not in path}
 
 
 def _size(path: Path) -> int:
@@ -329,6 +331,7 @@ def _sizes(paths: Iterable[Path]) -> dict[Path, int]:
 def _stack(path: Path, start: int) -> list[str]:
     """Return what a worker's log has gained since: its stack."""
     try:
-        return ["    " + line for line in path.read_text(errors="replace")[start:].splitlines()]
+        gained = path.read_bytes()[start:].decode(errors="replace")
+        return ["    " + line for line in gained.splitlines()]
     except OSError:
         return []

@@ -139,10 +139,11 @@ def inside(folder: Path) -> int:
     for number, name in enumerate(lab.names, 1):
         _make(lab, folder, number, name)
     launcher = folder / "enter"
-    launcher.write_text(_ENTER.format(folder=folder))
+    launcher.write_text(_ENTER.format(folder=shlex.quote(str(folder))))
     launcher.chmod(0o700)
     line = [str(launcher), lab.names[0], f"exec {shlex.join(command)}"]
     code = subprocess.call(line, env=_environment(lab, launcher))
+    code = 128 - code if code < 0 else code  # ended by a signal
     (folder / "traffic.json").write_text(json.dumps(_traffic(lab)))
     return code
 
@@ -159,10 +160,11 @@ exec nsenter -t "$pid" -n -u -i -m -- sh -c 'cd "$0" && eval "$1"' "$PWD" "$*"
 def _make(lab: Lab, folder: Path, number: int, name: str) -> None:
     """Make one host and plug it into the bridge."""
     note = folder / f"{name}.pid"
+    hosts, there, then = (shlex.quote(str(p)) for p in (folder / "hosts", f"{note}.part", note))
     script = (
-        f"hostname {name}; mount --bind {folder}/hosts /etc/hosts; "
-        f"mount -t tmpfs -o mode=1777 tmpfs /dev/shm; echo $$ > {note}.part; "
-        f"mv {note}.part {note}; exec sleep infinity"
+        f"hostname {name}; mount --bind {hosts} /etc/hosts; "
+        f"mount -t tmpfs -o mode=1777 tmpfs /dev/shm; echo $$ > {there}; "
+        f"mv {there} {then}; exec sleep infinity"
     )
     subprocess.Popen(["unshare", "--net", "--uts", "--ipc", "--mount", "sh", "-ec", script])
     deadline = time.monotonic() + 10

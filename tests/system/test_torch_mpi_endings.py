@@ -30,6 +30,29 @@ def run(request, tmp_path):
     return start
 
 
+@pytest.mark.parametrize("mpi", ["mpich", "openmpi"])
+def test_the_first_group_may_be_one_of_some_processes(mpi, tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text(
+        textwrap.dedent(f"""
+        import os, torch, torch.distributed as dist, manyhands.torch_mpi
+        rank = int(os.environ["RANK"])
+        dist.init_process_group(
+            "gloo", init_method="file://{tmp_path}/store", rank=rank, world_size=3
+        )
+        group = dist.new_group([0, 1], backend="mpi4py")
+        if rank < 2:
+            x = torch.ones(4)
+            dist.all_reduce(x, group=group)
+            assert x.tolist() == [2.0] * 4
+        dist.barrier()
+    """)
+    )
+    line, environment = mpis.command(mpis.find_mpi(mpi), 3, [str(path)])
+    done = ran(line, env=environment)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_rank_that_raises_ends_all(run):
     done = run("""
         if rank == 1:

@@ -52,23 +52,25 @@ def mapped(path):
         return mmap.mmap(file.fileno(), mmap.PAGESIZE)
 
 
-def test_what_was_there_before_and_what_lies_in_folders_is_spared(board, tmp_path):
-    mine = SHARED / f"mine-{os.getpid()}"
+def test_what_was_there_before_and_what_users_have_is_spared(board, tmp_path):
+    mine = SHARED / f"mpich_shm_mine-{os.getpid()}"
     folder = SHARED / f"folder-{os.getpid()}"
     folder.mkdir()
-    left = SHARED / f"left-{os.getpid()}"
+    theirs = SHARED / f"cache-{os.getpid()}.npy"
+    left = SHARED / f"mpich_shm_left-{os.getpid()}"
     try:
         maps = [mapped(mine)]
         enter(board, 0, os.getpid(), "gradient")
         with Guard(board, tmp_path, 100, end=lambda: None) as guard:
-            maps += [mapped(folder / "data"), mapped(left)]
+            maps += [mapped(folder / "data"), mapped(theirs), mapped(left)]
             guard.look()
         assert mine.exists()
         assert (folder / "data").exists()
+        assert theirs.exists()
         assert not left.exists()
         assert maps
     finally:
-        for path in (mine, folder / "data", left):
+        for path in (mine, folder / "data", theirs, left):
             path.unlink(missing_ok=True)
         folder.rmdir()
 
@@ -87,7 +89,9 @@ def test_maps_are_read_only_as_long_as_a_new_file_may_be_a_workers(board, tmp_pa
     with Guard(board, tmp_path, 100, end=lambda: None) as guard:
         enter(board, 0, os.getpid(), "gradient")
         assert not looked(guard)
-        listed.append("/dev/shm/new")
+        listed.append("/dev/shm/a-users")
+        assert not looked(guard)
+        listed.append("/dev/shm/mpich_shm_new")
         assert looked(guard) == [os.getpid()]
         assert looked(guard) == [os.getpid()]
         guard._settled = 0.0

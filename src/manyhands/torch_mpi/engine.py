@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 from mpi4py import MPI
 
 from manyhands.allreduce.wait import cores
+from manyhands.torch_mpi import rendezvous
 
 if TYPE_CHECKING:
     from manyhands.torch_mpi.work import MPIWork
@@ -45,10 +46,9 @@ class Engine:
     """All operations of one process that are under way."""
 
     def __init__(self) -> None:
-        host = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
-        self.crowded = host.size > len(cores())
-        self.spare = len(cores()) >= 2 * host.size
-        host.Free()
+        # Known since the import: the first group may be one that not all processes are in.
+        self.crowded = rendezvous.per_host > len(cores())
+        self.spare = len(cores()) >= 2 * rendezvous.per_host
         self._lock = threading.Lock()
         self._active: list[MPIWork] = []
         self._waiters = 0
@@ -159,8 +159,12 @@ class Engine:
             self._wanted.release()
         else:
             thread = threading.Thread(target=self._serve, name="manyhands-mpi", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # at the interpreter's end there are no new ones: who waits drives
+                self._drivers -= 1
+                return
             self._threads.append(thread)
-            thread.start()
 
     def _serve(self) -> None:
         """Be a background thread: drive until nobody needs it, then sleep, again and again."""

@@ -19,11 +19,15 @@ from urllib.parse import parse_qs, urlparse
 from mpi4py import MPI
 from torch._C._distributed_c10d import FileStore, HashStore, Store
 
+per_host = 1  # processes of this MPI on this host, once installed
+
 
 def install() -> None:
     """Fill RANK, WORLD_SIZE and their local kin in, and let `env://` mean what MPI says."""
+    global per_host
     world = MPI.COMM_WORLD
     host = world.Split_type(MPI.COMM_TYPE_SHARED)
+    per_host = host.size
     found = {
         "RANK": world.rank,
         "WORLD_SIZE": world.size,
