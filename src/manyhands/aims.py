@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -46,7 +47,9 @@ class Aim:
     def _badness(self, epoch: Epoch) -> float:
         if not self.chosen or self.metric is None:
             return epoch.validation_loss or 0.0
-        value = epoch.validation_metrics[self.metric]
+        value = epoch.validation_metrics.get(self.metric)
+        if value is None:
+            return math.inf
         return -value if self.higher else value
 
     def reached(self, found: Mapping[str, float]) -> bool:

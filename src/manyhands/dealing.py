@@ -33,7 +33,7 @@ class Worth(NamedTuple):
     """How much one worker's part of a batch counts."""
 
     weight: float
-    total: int
+    total: float
     examples: float
 
 

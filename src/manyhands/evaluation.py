@@ -62,7 +62,9 @@ def evaluate(
             rank=worker.rank,
         )
     values = {metric.name: metric.value() for metric in worker.metrics}
-    return float(sums[0] / sums[1]), values
+    # One that is no number, as of a constant output the correlation, is not known.
+    known = {name: value for name, value in values.items() if math.isfinite(value)}
+    return float(sums[0] / sums[1]), known
 
 
 def compare_replicas(worker: Worker) -> None:

@@ -106,8 +106,16 @@ class Foreign:
 
     of_model = False
 
-    def __init__(self, metric: Any, name: str | None = None, *, whole: bool = False) -> None:
+    def __init__(
+        self,
+        metric: Any,
+        name: str | None = None,
+        *,
+        whole: bool = False,
+        scored: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
         self.metric, self.whole = metric, whole  # whether it wants whole numbers as targets
+        self.scored = scored  # makes the scores that it wants of an output
         metric.sync_on_compute = metric._to_sync = False  # `merge` does, and only when asked
         self.name = name or type(metric).__name__
         self.higher = metric.higher_is_better is not False
@@ -128,6 +136,7 @@ class Foreign:
     def add(self, model: Model, x: Tree, y: Tree, output: Any) -> None:
         """Take in one batch."""
         output, y = (forms.each(_plain, part) for part in (output, y))
+        output = self.scored(output) if self.scored else output
         self.metric.update(output, y.long() if self.whole else y)
 
     def merge(self, group: Communicator) -> None:
@@ -291,4 +300,18 @@ def _auroc(labels: int, *, multi: bool) -> Foreign:
             "metric is 'auroc', which needs torchmetrics: pip install 'manyhands[metrics]'"
         ) from None
     made = MultilabelAUROC(num_labels=labels) if multi else MulticlassAUROC(num_classes=labels)
-    return Foreign(made, "auroc", whole=True)
+    return Foreign(made, "auroc", whole=True, scored=_sigmoid if multi else _probable)
+
+
+def _sigmoid(output: Tensor) -> Tensor:
+    """Return scores from 0 to 1 in the same order.
+
+    torchmetrics would do so where a batch of them needs it, and the value depend on the batches.
+    """
+    return output.double().sigmoid()
+
+
+def _probable(output: Tensor) -> Tensor:
+    """Return the probabilities of the classes, of which the output are the logarithms, or they."""
+    known = bool((output >= 0).all()) and torch.allclose(output.sum(1), output.new_ones(()))
+    return output.double() if known else output.double().softmax(1)

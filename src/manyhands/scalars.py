@@ -89,7 +89,7 @@ class Scalars:
         before = worker.step - len(losses)  # not remembered, where the group's size has changed
         ahead = time.time() - time.monotonic()
         for i in range(self._told, len(losses)):
-            if (before + i) % self._every == 0:
+            if (before + i) % self._every == 0 and losses[i] is not None:
                 then = self._opened if i < self._restored else worker.clock.updated[i] + ahead
                 self._writer.add_scalar("training_loss/by_step", losses[i], before + i + 1, then)
         self._told = len(losses)

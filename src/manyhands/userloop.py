@@ -79,7 +79,9 @@ class UserLoop:
             worth = Worth(1.0, 1, 1)
         elif examples is not None:
             total = float(self.comm.sum(np.array([float(examples)]))[0])
-            worth = Worth(examples / total, int(total), examples)
+            if not total > 0:
+                raise ConfigError("examples is 0 on all workers; expected more on one at least")
+            worth = Worth(examples / total, total, examples)
         elif len({one.weight for one in worths}) > 1:
             raise ConfigError(
                 f"{len(worths)} batches of different sizes were gathered for one step: a worker's "

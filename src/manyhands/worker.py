@@ -255,7 +255,7 @@ class Worker:
         epoch.loss = (epoch.loss or 0.0) + loss.mean * loss.examples
         epoch.correct = (epoch.correct or 0) + loss.correct if self.replica.classifies else None
         epoch.examples += loss.examples
-        self.losses.append(loss.mean)
+        self.losses.append(loss.mean if loss.examples else None)
 
     def note_nothing(self, expected: float) -> None:
         """Note a step of so many examples, or so many expected, whose loss stays unknown here."""

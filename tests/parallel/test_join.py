@@ -222,6 +222,18 @@ def test_data_divided_by_the_user_counts_by_its_examples(rank, size):
     assert float((weights(one) - weights(many)).abs().max()) < 1e-10
 
 
+def test_fractions_of_examples_count_as_such(rank, size):
+    """Averages of what all have alike stay where they are."""
+    model = smooth()
+    before = weights(model)
+    strategy = mh.Averaging(period=1, period_unit="steps")
+    with mh.join(model, torch.optim.SGD(model.parameters(), lr=0.0), strategy=strategy) as hands:
+        x, y = examples(6)
+        for part in (0.75, 0.25):
+            hands.step(F.cross_entropy(model(x), y), examples=part)
+    assert float((weights(model) - before).abs().max()) < 1e-12
+
+
 def test_all_begin_with_what_worker_0_has(rank, comm):
     model = nn.Sequential(smooth(seed=rank), nn.BatchNorm1d(3, dtype=torch.float64))
     model[1].running_mean.fill_(rank + 1.0)

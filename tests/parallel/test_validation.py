@@ -51,6 +51,16 @@ def test_patience_ends_the_run_and_the_best_model_is_kept(blobs, tmp_path, strat
     assert loss == pytest.approx(min(losses), abs=1e-8)
 
 
+def constant(output, target):
+    return float("nan")
+
+
+def test_a_metric_that_is_no_number_is_not_known(blobs, folder):
+    found = record(smooth, blobs, folder, metrics=(constant,), epochs=1, batch_size=50)
+    assert found["status"] == "finished"
+    assert found["result"]["metrics"] == {}
+
+
 def test_a_run_starts_from_given_weights(blobs, tmp_path):
     first = record(smooth, blobs, tmp_path, strategy="sync", **GIVEN)
     folder = WORLD.bcast(str(tmp_path))

@@ -61,6 +61,18 @@ def test_every_form_gives_the_same_data(train, tmp_path):
     assert (found.y.dtype, found.y.tolist()) == (torch.int64, Y.tolist())
 
 
+def test_numbers_of_which_the_first_is_whole_stay_what_they_are(tmp_path):
+    class Numbers(Dataset):
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, row):
+            return np.ones(2, np.float32), (3, 2.5, 0.75)[row]
+
+    stored = Stored.open(store(Data(Numbers()), tmp_path), dtype="float64")
+    assert stored.train.batch(np.arange(3))[1].flatten().tolist() == [3, 2.5, 0.75]
+
+
 def test_a_dataset_is_read_once():
     dataset = Counted()
     Data(dataset)

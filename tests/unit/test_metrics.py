@@ -34,6 +34,23 @@ def judged(given, output, y, classes=None, parts=(0, 101)):
     return metric.value()
 
 
+def test_auroc_does_not_depend_on_how_the_set_is_cut():
+    """Scores of one part within 0 and 1, of the other not: all are made probabilities, or none."""
+    output = torch.tensor([[0.9, 0.9], [0.8, 0.2], [2.0, -1.0], [0.1, 0.3]])
+    y = torch.tensor([[0.0, 1.0], [0.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+    whole = judged("auroc", output, y, parts=(0, 4))
+    assert (
+        whole
+        == judged("auroc", output, y, parts=(0, 2, 4))
+        == judged("auroc", output, y, None, range(5))
+    )
+    labels = torch.tensor([0, 1, 0, 1])
+    parts = [judged("auroc", output, labels, 2, p) for p in ((0, 4), (0, 2, 4), (0, 1, 4))]
+    assert len(set(parts)) == 1
+    sure = output.softmax(1)
+    assert judged("auroc", sure, labels, 2, (0, 4)) == parts[0]
+
+
 KNOWN = [
     ("accuracy", SCORES, LABELS, lambda o, y: (o.argmax(1) == y).double().mean()),
     ("top-2", SCORES, LABELS, lambda o, y: published.multiclass_accuracy(

@@ -109,12 +109,14 @@ def _stacked(dataset: Any, where: str) -> tuple[Tree, Tree | None]:
             columns = [np.empty((len(dataset), *value.shape), value.dtype) for value in values]
         if found != like:
             raise DataError(f"{where}: item {row} does not look like item 0")
-        for column, value in zip(columns, values, strict=True):
+        for place, (column, value) in enumerate(zip(columns, values, strict=True)):
             if value.shape != column.shape[1:]:
                 raise DataError(
                     f"{where}: item {row} has shape {value.shape}; item 0 has {column.shape[1:]}"
                 )
-            column[row] = value
+            if value.dtype != column.dtype:  # as where a list of numbers begins with a whole one
+                columns[place] = column.astype(np.result_type(column, value))
+            columns[place][row] = value
     features = len(forms.leaves(x))
     grown = forms.grown(like[0], columns[:features])
     return grown, None if y is None else forms.grown(like[1][0], columns[features:])

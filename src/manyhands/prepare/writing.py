@@ -97,6 +97,13 @@ def count(made: Labelled, kitchen: Kitchen) -> dict[str, Any]:
             f"{kitchen.recipe.path}: the label {kitchen.recipe.label} is missing, or none of "
             f"{made.classes}, in {lost} of {whole} rows; filter them, or declare classes"
         )
+    homeless = sum(row["rows"] for row in rows if row[TEST] is None)
+    if homeless:
+        raise DataError(
+            f"{kitchen.recipe.path}: split says of {homeless} of {whole} rows neither that they "
+            "are for training nor for testing; name a part for every value of its column, or "
+            "filter the others"
+        )
     counts = _by_side(rows, made)
     _refuse_counts(counts, made, kitchen)
     return counts

@@ -105,7 +105,7 @@ class Part(Protocol):
         """Its share of the update's examples."""
 
     @property
-    def total(self) -> int:
+    def total(self) -> float:
         """The examples behind the whole update, over all workers."""
 
     @property
