@@ -6,6 +6,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from manyhands.record import usage
+
 
 @dataclass
 class Clock:
@@ -25,6 +27,13 @@ class Clock:
     paused: float = 0.0
     before: float = 0.0  # seconds of training before the run was interrupted
     evaluation: float = 0.0
+    used: tuple[float, float] = (0.0, 0.0)  # user and system seconds before it was interrupted
+    begun_with: tuple[float, float] = (0.0, 0.0)  # those of this process when all were ready
+
+    def processor(self) -> tuple[float, float]:
+        """Return the user and system seconds of training so far, those before included."""
+        now, then = usage(), self.begun_with
+        return self.used[0] + now["user"] - then[0], self.used[1] + now["system"] - then[1]
 
     def seconds(self) -> float:
         """Return the training seconds so far."""

@@ -301,6 +301,8 @@ def capture(worker: Worker) -> Part:
         "epochs": [asdict(epoch) for epoch in worker.epochs],
         "seconds": clock.seconds(),
         "evaluation": clock.evaluation,
+        "processor": clock.processor(),
+        "costs": worker.comm.meter.as_dict(),
         "facts": worker.facts,
         "strategy": counts,
         "balance": worker.balance.state() if worker.balance else None,
@@ -356,6 +358,10 @@ def restore(worker: Worker, checkpoint: Checkpoint) -> None:
     held = {i: tensors[f"kept.{i}"].to(worker.params.device) for i in numbers_kept}
     worker.kept = [held.get(i) for i in range(max(numbers_kept, default=-1) + 1)]
     worker.clock = Clock(evaluation=numbers["evaluation"], before=numbers["seconds"])
+    if known:  # checkpoints of older versions do not tell
+        user, system = numbers.get("processor", (0.0, 0.0))
+        worker.clock.used = user, system
+        worker.comm.meter.take(numbers.get("costs", {}))
     if not resized and not worker.mechanism:
         losses = tensors["losses"].tolist()
         worker.losses = [None if math.isnan(loss) else loss for loss in losses]

@@ -30,10 +30,12 @@ if TYPE_CHECKING:
 
 
 def begin(worker: Worker) -> dict[str, float]:
-    """Wait until all are ready; returns when that was, and what this process had used by then."""
+    """Wait until all are ready; returns when that was."""
     worker.comm.barrier()
     worker.clock.started = time.monotonic()
-    return {"ready": time.time(), **records.usage()}
+    used = records.usage()
+    worker.clock.begun_with = used["user"], used["system"]
+    return {"ready": time.time()}
 
 
 def train(
@@ -53,7 +55,7 @@ def train(
         profiled(worker, output, lambda: worker.config.strategy.run(worker))
     else:
         worker.config.strategy.run(worker)
-    seconds, after = worker.clock.seconds(), records.usage()
+    seconds, (user, system) = worker.clock.seconds(), worker.clock.processor()
     if worker.mechanism:
         worker.mechanism.close()
     if worker.lifecycle:
@@ -65,9 +67,9 @@ def train(
         "ready": begun["ready"],
         "training": seconds,
         "evaluation": worker.clock.evaluation,
-        "user": after["user"] - begun["user"],
-        "system": after["system"] - begun["system"],
-        "peak_rss_bytes": after["peak_rss_bytes"],
+        "user": user,
+        "system": system,
+        "peak_rss_bytes": records.usage()["peak_rss_bytes"],
     }
 
 

@@ -84,6 +84,20 @@ def test_a_loss_that_nobody_knows_is_still_unknown_after_going_on(tmp_path):
     assert other.losses == [1.0, None, 3.0]
 
 
+def test_what_was_sent_and_computed_before_counts_after_going_on(tmp_path):
+    before, writer = working(), Writer(tmp_path, 0, 1, 3)
+    before.comm.meter.add("allreduce ring", payload=8, sent=12, messages=2, seconds=0.5)
+    before.clock.used = (1e4, 1e3)  # seconds
+    writer.write(4, capture(before), {})
+    writer.wait()
+    other = working(losses=[])
+    restore(other, checkpoint.newest(tmp_path, print))
+    assert other.comm.meter.as_dict() == before.comm.meter.as_dict()
+    user, system = other.clock.used
+    assert user > 1e4
+    assert system > 1e3
+
+
 def test_a_smaller_group_remembers_with_how_many_it_began(tmp_path):
     config = SimpleNamespace(checkpoint_every="10steps", keep=3, timeout=9.0, workers=4)
     worker = SimpleNamespace(config=config, rank=0, comm=Alone())

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 
 @dataclass
@@ -59,6 +60,10 @@ class Meter:
         cost.messages = (
             None if messages is None or cost.messages is None else cost.messages + messages
         )
+
+    def take(self, costs: Mapping[str, Mapping[str, Any]]) -> None:
+        """Go on from what `as_dict` gave."""
+        self.costs = {name: Cost(**cost) for name, cost in costs.items()}
 
     def as_dict(self) -> dict[str, dict[str, float | int | None]]:
         """Return the costs as JSON can hold them."""
