@@ -137,6 +137,10 @@ class Watched:
         """Say whether `error` only tells that another worker is gone."""
         return self._group.lost(error)
 
+    def release(self) -> None:
+        """Let go of what was made for one run."""
+        self._group.release()
+
     def abort(self, code: int) -> None:
         """End this process with that exit code, and with it the group."""
         self._group.abort(code)

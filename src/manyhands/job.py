@@ -211,7 +211,9 @@ def join(job: Job, group: Communicator, folder: Path, *, leader: bool) -> dict[s
     try:
         if heart:
             heart.start()
-        return perform(job, group, folder)
+        found = perform(job, group, folder)
+        group.release()
+        return found
     except BaseException as error:
         if group.size == 1:
             raise

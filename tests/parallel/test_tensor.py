@@ -9,6 +9,7 @@ from torch import nn
 from training import distance, record, same_everywhere, train
 
 import manyhands as mh
+from manyhands.comm.mpi import MPICommunicator
 from manyhands.data import Stored
 
 WORLD = MPI.COMM_WORLD
@@ -148,3 +149,12 @@ def test_a_model_without_such_a_layer_is_refused_by_all(blobs, tmp_path):
 
     with pytest.raises(mh.ConfigError, match="no fully connected layer"):
         sliced(narrow, blobs, tmp_path / "split")
+
+
+def test_groups_that_were_split_off_are_let_go_of():
+    group = MPICommunicator(WORLD)
+    part = group.split(WORLD.rank % 2)
+    part.split(0).allreduce(torch.ones(50_000))  # in a window of its own
+    group.release()
+    assert part.comm == MPI.COMM_NULL
+    assert group.gather(WORLD.rank) == list(range(SIZE))

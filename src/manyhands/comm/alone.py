@@ -55,6 +55,9 @@ class Alone:
         """Say no: there is nobody to lose."""
         return False
 
+    def release(self) -> None:
+        """Let go of nothing."""
+
     def abort(self, code: int) -> None:
         """End this process with that exit code."""
         raise SystemExit(code)

@@ -79,5 +79,8 @@ class Communicator(Protocol):
     def lost(self, error: BaseException) -> bool:
         """Say whether `error` only tells that another worker is gone."""
 
+    def release(self) -> None:
+        """Let go of what was made for one run; the group itself stays. Collective."""
+
     def abort(self, code: int) -> None:
         """End this process with that exit code and with it the group; its output is passed on."""

@@ -34,6 +34,7 @@ class MPICommunicator:
         self.rank: int = comm.rank
         self.size: int = comm.size
         self.meter = Meter()
+        self._parts: list[MPICommunicator] = []
 
     def allreduce(self, vector: Tensor, algorithm: str = "auto") -> None:
         """Sum `vector` over the group, in place; the same bits on every worker."""
@@ -92,6 +93,7 @@ class MPICommunicator:
         """Return the group of those who give the same colour; it counts on this group's meter."""
         part = MPICommunicator(self.comm.Split(colour, self.rank))
         part.meter = self.meter
+        self._parts.append(part)
         return part
 
     def sum(self, values: np.ndarray) -> np.ndarray:
@@ -130,6 +132,13 @@ class MPICommunicator:
     def lost(self, error: BaseException) -> bool:
         """Say whether `error` only tells that another worker is gone; MPI ends us all instead."""
         return False
+
+    def release(self) -> None:
+        """Free the groups that were split off, with what the all-reduces keep for them."""
+        while self._parts:
+            part = self._parts.pop()
+            part.release()
+            part.comm.Free()
 
     def abort(self, code: int) -> None:
         """End all processes that MPI started, with that exit code, once our output is passed on."""

@@ -25,7 +25,8 @@ class Staged:
         self.meter = inner.meter
         self.sum, self.maximum, self.gather = inner.sum, inner.maximum, inner.gather
         self.begin_maximum = inner.begin_maximum
-        self.barrier, self.lost, self.abort = inner.barrier, inner.lost, inner.abort
+        self.barrier, self.release = inner.barrier, inner.release
+        self.lost, self.abort = inner.lost, inner.abort
         self._inner = inner
         self._pinned: dict[tuple[object, ...], Tensor] = {}
 

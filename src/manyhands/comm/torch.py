@@ -52,9 +52,18 @@ def meet(backend: str) -> TorchCommunicator:
     return TorchCommunicator(backend, _over(talk), _over(backend))
 
 
+# Groups of everybody, by backend, each with the world that it was made in.
+_beside: dict[str, tuple[Any, dist.ProcessGroup]] = {}
+
+
 def _over(backend: str) -> dist.ProcessGroup | None:
     """Return the group of everybody over that backend; None is the default one."""
-    return None if dist.get_backend() == backend else dist.new_group(backend=backend)
+    if dist.get_backend() == backend:
+        return None
+    world = dist.group.WORLD
+    if backend not in _beside or _beside[backend][0] is not world:
+        _beside[backend] = world, dist.new_group(backend=backend)
+    return _beside[backend][1]
 
 
 def _leave() -> None:
@@ -165,6 +174,9 @@ class TorchCommunicator:
     def lost(self, error: BaseException) -> bool:
         """Say whether `error` only tells that another worker is gone."""
         return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _GONE)
+
+    def release(self) -> None:
+        """Let go of nothing: groups beside the default one are kept for the next run."""
 
     def abort(self, code: int) -> None:
         """End this process with that exit code; torchrun then ends the others."""
