@@ -5,7 +5,7 @@ from __future__ import annotations
 from test_report_comments import said
 from test_report_tables import summary, timed
 
-from manyhands.report import comments
+from manyhands.report import causes, comments
 from manyhands.report.answer import answer
 from manyhands.report.table import tabulate
 
@@ -80,3 +80,13 @@ def test_a_printed_table_tells_the_workers() -> None:
     assert [line.split()[:3] for line in table.splitlines()[1:]] == [
         ["sync", "1", "12.00"], ["sync", "2", "7.00"],
     ]  # fmt: skip
+
+
+def test_threads_that_differ_with_the_same_workers_are_told() -> None:
+    runs = []
+    for count in (1, 2):
+        runs.append(timed("sync", 2, 10 / count, threads=count))
+        runs[-1]["machine"]["threads_per_worker"] = count
+    assert (
+        causes.threads(summary(*runs)) == "Workers have 1 and 2 threads, as the configurations say."
+    )

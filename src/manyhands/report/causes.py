@@ -53,7 +53,11 @@ def crowding(summary: Summary) -> str:
 
 def threads(summary: Summary) -> str:
     """Say so where workers had several threads, or not all the same number of them."""
-    found = {row.workers: t for row in summary.rows if (t := _threads(row))}
+    pairs = {(row.workers, t) for row in summary.rows if (t := _threads(row))}
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        counts = join([str(count) for count in sorted({t for _, t in pairs})])
+        return f"Workers have {counts} threads, as the configurations say."
     if not found or set(found.values()) == {1}:
         return ""
     if len(set(found.values())) == 1:
