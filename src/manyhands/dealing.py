@@ -109,11 +109,12 @@ class Shared:
 
         Worker 0's random numbers decide; the others keep their own for everything else.
         """
-        common, many = _Common(self.group), iter(batches)
+        common, many = _Common(self.group), None
         self._share_generators()
         first = True
         while True:
             with common.drawing():
+                many = iter(batches) if many is None else many  # which may draw as well
                 batch = next(many, None)
             if first:
                 self._compare(batch)

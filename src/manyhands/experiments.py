@@ -230,12 +230,17 @@ def _check_names(given: Iterable[str]) -> None:
         _refuse_unknown([name], table(), "option")
 
 
+_LISTS = ("metric", "no_decay")  # texts with commas of their own
+
+
 def from_text(name: str, text: str) -> Alternatives:
     """Return the alternatives that a flag's text holds: values between commas.
 
-    Where one value is itself a list (`shares`), alternatives stand between semicolons.
+    Where one value is itself a list (`shares`, `metric`), alternatives stand between semicolons.
     """
     kind = table()[name].type
+    if name in _LISTS:
+        return tuple(_value(name, part.strip(), kind) for part in text.split(";"))
     if _is_list(kind):
         return tuple(tuple(_value(name, p, float) for p in v.split(",")) for v in text.split(";"))
     return tuple(_value(name, part.strip(), kind) for part in text.split(","))

@@ -37,11 +37,15 @@ class Unit(NamedTuple):
     pool: nn.MaxPool2d | None
 
 
-def units(module: nn.Module) -> list[Unit]:
-    """Return what can be computed this way in a model, in its order."""
+def units(module: nn.Module, *, fuse: bool = True) -> list[Unit]:
+    """Return what can be computed this way in a model, in its order.
+
+    With `fuse`, a convolution and the pooling behind it are one: nobody may look between them.
+    """
     found: list[Unit] = []
     fused: set[int] = set()
-    behind = {id(conv): pool for conv, pool in _pairs(list(_chain(module)))}
+    pairs = _pairs(list(_chain(module))) if fuse else ()
+    behind = {id(conv): pool for conv, pool in pairs}
     for name, layer in module.named_modules():
         if _convolves(layer):
             pool = behind.get(id(layer))

@@ -77,8 +77,11 @@ def launch(job: Job, processes: int, folder: Path, watch: Watch | None = None) -
             finally:
                 _end(group, board)
                 helpers.close()
-    if guard.ended and group.returncode and not (folder / ERROR_FILE).exists():
-        ended = ManyhandsError(f"ended at once by a second signal {board.asked()}")
+    if board.asked() and group.returncode and not (folder / ERROR_FILE).exists():
+        why = f"ended at once by a second signal {board.asked()}"
+        if not guard.ended:
+            why = str(_explain(folder, board, group.returncode, guard.died))
+        ended = ManyhandsError(why)  # and not one that a restart follows
         ended.exit_code = 128 + board.asked()
         raise ended
     failed = bool(group.returncode)

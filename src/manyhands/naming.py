@@ -14,6 +14,8 @@ from manyhands.errors import ConfigError, nearest
 def factory(spec: str, field: str) -> Any:
     """Import what `package.module:name` names; the current folder counts as a place to look."""
     module_name, _, attribute = spec.partition(":")
+    if not attribute or not all(part.isidentifier() for part in module_name.split(".")):
+        raise ConfigError(f"{field} is {spec!r}; expected package.module:factory")
     # Like `python -m`: a user's own module lies where the command is given.
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.insert(0, os.getcwd())
@@ -26,8 +28,6 @@ def factory(spec: str, field: str) -> Any:
         raise ConfigError(
             f"{field} is {spec!r}; there is no module {error.name!r}.{nearest(error.name, known)}"
         ) from error
-    except (ValueError, TypeError) as error:
-        raise ConfigError(f"{field} is {spec!r}; expected package.module:factory") from error
     if not hasattr(module, attribute):
         raise ConfigError(
             f"{field} is {spec!r}; module {module_name} has no {attribute!r}."

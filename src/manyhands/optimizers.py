@@ -13,6 +13,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from manyhands import validate
+from manyhands.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,6 +39,8 @@ class SGD:
     def __post_init__(self) -> None:
         validate.positive(lr=self.lr)
         validate.non_negative(momentum=self.momentum, weight_decay=self.weight_decay)
+        if self.nesterov and not self.momentum:
+            raise ConfigError("nesterov is given, but momentum is 0; give a momentum, or leave it")
 
     def build(self, params: Any, *, cuda: bool = False) -> torch.optim.Optimizer:
         """Return torch's optimizer over `params`, which may be on a GPU."""

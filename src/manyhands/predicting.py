@@ -132,9 +132,8 @@ def _check_same(known: Calibration, asked: Mapping[str, Any]) -> None:
 
 
 def _names(strategies: str | Sequence[str] | None) -> list[str]:
-    if strategies is None or strategies == "all":
-        return list(STRATEGIES)
-    return [strategies] if isinstance(strategies, str) else list(strategies)
+    names = [strategies] if isinstance(strategies, str) else list(strategies or ["all"])
+    return list(STRATEGIES) if names == ["all"] else names
 
 
 def _split(given: Mapping[str, Any], names: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -84,7 +84,9 @@ def tabulated(factory: Callable[..., Any], optimizer: Any, steps: int) -> tuple[
 
     base = float(optimizer.param_groups[0]["lr"])
     tried = SGD(lr=base).build([nn.Parameter(zeros(1))])
-    two = len(inspect.signature(factory).parameters) > 1
+    parameters = inspect.signature(factory).parameters
+    needed = [p for p in parameters.values() if p.default is p.empty and p.kind < p.VAR_POSITIONAL]
+    two = len(needed) > 1 or "steps" in parameters
     scheduler = factory(tried, steps) if two else factory(tried)
     name = type(scheduler).__name__
     if not isinstance(scheduler, LRScheduler) or isinstance(scheduler, ReduceLROnPlateau):

@@ -225,7 +225,8 @@ class Replica:
         return int(self._right(output, y))
 
     def _right(self, output: Tensor, y: Tensor) -> Tensor:
-        return (output.detach().argmax(1) == y).sum()
+        label = y.argmax(1) if y.dim() == output.dim() else y  # of soft ones the largest
+        return (output.detach().argmax(1) == label).sum()
 
     @contextmanager
     def holding(self, params: Tensor) -> Iterator[None]:

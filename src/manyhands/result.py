@@ -84,9 +84,11 @@ class Result:
         return self._load("best.safetensors")
 
     def _load(self, name: str) -> nn.Module:
+        import torch
         from safetensors.torch import load_file
 
         about = self.record["data"]
         module = self.run.build(tuple(about["shape"]), about["outputs"])
+        module.to(getattr(torch, self.record["model"]["dtype"]))
         module.load_state_dict(load_file(self.output / name))
         return module.eval()

@@ -207,6 +207,7 @@ class Run:
                 checkpoints.forget_after(Path(output), self.checkpoint.step)
             group.barrier()
             job = self._job(Path(stored), Path(output), name, begin, self.config.threads)
+            job = dataclasses.replace(job, model=_own(job.model))
             return join(job, group, folder, leader=group.rank == leader), Path(output)
         finally:
             if group.rank == leader:
@@ -319,6 +320,15 @@ def _check_plan(stored: Path, config: RunConfig) -> None:
     labels = labels if labels is None or labels.ndim == 1 else None
     config.strategy.check_data(about.features, about.targets)
     plan(config, examples=examples, rank=0, labels=labels)
+
+
+def _own(model: Any) -> Any:
+    """Return a copy of a module: here training would change the caller's."""
+    import copy
+
+    from torch import nn
+
+    return copy.deepcopy(model) if isinstance(model, nn.Module) else model
 
 
 def write_failure(

@@ -19,6 +19,7 @@ from manyhands.experiments import Experiment
 from manyhands.fitting import fit
 from manyhands.options import configure
 from manyhands.planning import Planned, Schedule
+from manyhands.privacy.terms import UNSAID
 from manyhands.record import SCHEMA, cores, cpu_name, write_json
 from manyhands.running import spent
 from manyhands.scoreboard import Scoreboard
@@ -190,7 +191,7 @@ class Sweep:
             "command": self.command,
             "status": "failed",
             "config": _plain(run.config),
-            "error": f"{kind}{error}",
+            "error": UNSAID if run.config.get("private") else f"{kind}{error}",
             **(spent(place, configure(run.given)) if run.config.get("private") else {}),
         }
 

@@ -72,7 +72,7 @@ def _units(replica: Replica) -> list[gemm.Unit]:
     """Return what can be matrix products; all layers compute as PyTorch has them from now on."""
     gemm.remove(replica.module)
     pooling.remove(replica.module)
-    return gemm.units(replica.module)
+    return gemm.units(replica.module, fuse=not replica.of_model)  # such a loss may look inside
 
 
 def _named(units: list[gemm.Unit], which: str) -> list[gemm.Unit]:
@@ -214,6 +214,7 @@ def _key(replica: Replica, batch: tuple[Tree, Tree], kind: str, layers: list[str
         ", ".join(layers),  # fewer where somebody looks at what passes between them
         "pooled",  # times of before there was such a way do not know it
         *([] if kind == "plain" else [kind]),
+        *(["of the model"] if replica.of_model else []),  # a loss that may go back twice
     ]
     return hashlib.blake2b("\n".join(described).encode(), digest_size=12).hexdigest()
 

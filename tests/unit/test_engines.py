@@ -98,7 +98,7 @@ class Alone:
     """A group of one, as far as placing workers asks."""
 
     name, rank, size, meter = "mpi", 0, 1, None
-    sum = maximum = begin_maximum = barrier = lost = abort = None
+    sum = maximum = begin_maximum = barrier = release = lost = abort = None
 
     def gather(self, value):
         return [value]
@@ -116,7 +116,7 @@ class Pair:
     """One process that plays two of them, whose vectors are equal."""
 
     name, rank, size, meter = "mpi", 0, 2, None
-    sum = maximum = begin_maximum = gather = barrier = lost = abort = None
+    sum = maximum = begin_maximum = gather = barrier = release = lost = abort = None
 
     def allreduce(self, vector, algorithm="auto"):
         vector.mul_(2)

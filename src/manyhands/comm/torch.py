@@ -68,6 +68,7 @@ def _over(backend: str) -> dist.ProcessGroup | None:
 
 def _leave() -> None:
     """End the group's threads; one of gloo's that outlives the interpreter aborts the process."""
+    _beside.clear()
     if dist.is_initialized():
         dist.destroy_process_group()
 

@@ -114,8 +114,9 @@ def _stacked(dataset: Any, where: str) -> tuple[Tree, Tree | None]:
                 raise DataError(
                     f"{where}: item {row} has shape {value.shape}; item 0 has {column.shape[1:]}"
                 )
-            if value.dtype != column.dtype:  # as where a list of numbers begins with a whole one
-                columns[place] = column.astype(np.result_type(column, value))
+            wide = np.result_type(column.dtype, value.dtype)
+            if wide != column.dtype:  # as where a list of numbers begins with a whole one
+                columns[place] = column.astype(wide)
             columns[place][row] = value
     features = len(forms.leaves(x))
     grown = forms.grown(like[0], columns[:features])

@@ -16,7 +16,7 @@ RELATION = "one record added or removed; the number of records counts as public"
 # Where a record's place decides who has it, or whether it takes part, another one that came or went
 # would move it.
 IN_PLACE = "one record blanked in its place; the number of records and their order count as public"
-UNSAID = "its message is not shown, since it may tell of the private data; its own log has it"
+UNSAID = "its message was printed when it failed, and is kept in no record: it may tell of the data"
 SAMPLER = {
     True: "Poisson, one secret sample of all records for each step",
     False: "Poisson, every worker its own secret sample of its own records for each step",

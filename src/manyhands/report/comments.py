@@ -90,9 +90,10 @@ def _turning(summary: Summary) -> str:
 def _flatness(summary: Summary) -> str:
     """Say how the time changes when the work grows with the workers; ideally it does not."""
     said = []
+    by_workers = summary.layout.x == "workers"
     for group in summary.groups:
         rows = [row for row in summary.of(group) if row.seconds]
-        if len(rows) > 1 and rows[0].scaling == "weak":
+        if by_workers and len(rows) > 1 and rows[0].scaling == "weak":
             ends = f"{seconds(_median(rows[0]))} to {seconds(_median(rows[-1]))}"
             grown = rows[-1].workers / rows[0].workers
             said.append(f"{group.label} goes from {ends} with {grown:.3g} times the work")

@@ -273,6 +273,6 @@ def _fit(rows: Sequence[Row]) -> Fit | None:
     law = "Gustafson" if rows[0].scaling == "weak" else "Amdahl"
     pairs = [(row.workers, row.shown_speedup) for row in rows]
     extra = max((row.processes - row.workers for row in rows), default=0)
-    cores = next((row.cores for row in rows if row.cores), None)
+    cores = max((row.cores for row in rows if row.cores), default=None)
     known = [(float(p), s) for p, s in pairs if s is not None]
     return fit(law, known, max(cores - extra, 1) if cores else None)

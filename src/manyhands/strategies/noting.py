@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from manyhands.strategies.schedule import ideal_bubble
+from manyhands.strategies.schedule import chunks, ideal_bubble
 from manyhands.strategies.stage import Stage
 
 if TYPE_CHECKING:
@@ -54,6 +54,12 @@ class Notes:
         self._done += 1
         if self._keeps:
             self.steps.append([])
+
+    @property
+    def _micro_batches(self) -> int:
+        """Of a whole batch."""
+        config = self.worker.config
+        return len(chunks(config.batch_size // config.workers, self.pipeline.parts))
 
     @property
     def _keeps(self) -> bool:
@@ -107,6 +113,7 @@ class Notes:
             "communicate": round(spent - compute - sum(clock.waited), 6),
             "bubble": round(1 - compute / spent, 6) if spent else None,
             "in_flight": self.in_flight,
+            "micro_batches": self._micro_batches,
             "bytes": {
                 "parameters": stage.params.nbytes,
                 "gradients": stage.grad.nbytes,
@@ -135,12 +142,15 @@ class Span:
 
 def merged(pipeline: Pipeline, noted: list[dict[str, Any]]) -> dict[str, Any]:
     """Return what all stages noted, the bubble in theory, and one step in full: a median one."""
-    rows = [{k: v for k, v in note.items() if k != "steps"} for note in noted]
+    parts = noted[0]["micro_batches"]
+    rows = [
+        {k: v for k, v in note.items() if k not in ("steps", "micro_batches")} for note in noted
+    ]
     return {
         "stages": rows,
         "cut": [row["layers"][0] for row in rows if row["stage"] and row["pipeline"] == 0],
-        "micro_batches": pipeline.parts,
-        "ideal_bubble": round(ideal_bubble(pipeline.stages, pipeline.parts), 6),
+        "micro_batches": parts,
+        "ideal_bubble": round(ideal_bubble(pipeline.stages, parts), 6),
         "timeline": _timeline(noted),
     }
 
