@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
-
-from manyhands.record import usage
 
 
 @dataclass
@@ -30,9 +29,12 @@ class Clock:
     used: tuple[float, float] = (0.0, 0.0)  # user and system seconds before it was interrupted
     begun_with: tuple[float, float] = (0.0, 0.0)  # those of this process when all were ready
 
-    def processor(self) -> tuple[float, float]:
-        """Return the user and system seconds of training so far, those before included."""
-        now, then = usage(), self.begun_with
+    def processor(self, now: Mapping[str, float]) -> tuple[float, float]:
+        """Return the user and system seconds of training so far, those before included.
+
+        `now` is what this process has used in all.
+        """
+        then = self.begun_with
         return self.used[0] + now["user"] - then[0], self.used[1] + now["system"] - then[1]
 
     def seconds(self) -> float:

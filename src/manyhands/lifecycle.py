@@ -22,6 +22,7 @@ from manyhands.checkpoint import Checkpoint, Part, Writer, parse_every
 from manyhands.clock import Clock, Epoch
 from manyhands.comm.communicator import Ready
 from manyhands.errors import ManyhandsError, ShortHandedError, StoppedError
+from manyhands.record import usage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -301,7 +302,7 @@ def capture(worker: Worker) -> Part:
         "epochs": [asdict(epoch) for epoch in worker.epochs],
         "seconds": clock.seconds(),
         "evaluation": clock.evaluation,
-        "processor": clock.processor(),
+        "processor": clock.processor(usage()),
         "costs": worker.comm.meter.as_dict(),
         "facts": worker.facts,
         "strategy": counts,

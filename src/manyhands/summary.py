@@ -55,7 +55,8 @@ def train(
         profiled(worker, output, lambda: worker.config.strategy.run(worker))
     else:
         worker.config.strategy.run(worker)
-    seconds, (user, system) = worker.clock.seconds(), worker.clock.processor()
+    seconds, after = worker.clock.seconds(), records.usage()
+    user, system = worker.clock.processor(after)
     if worker.mechanism:
         worker.mechanism.close()
     if worker.lifecycle:
@@ -69,7 +70,7 @@ def train(
         "evaluation": worker.clock.evaluation,
         "user": user,
         "system": system,
-        "peak_rss_bytes": records.usage()["peak_rss_bytes"],
+        "peak_rss_bytes": after["peak_rss_bytes"],
     }
 
 
