@@ -12,8 +12,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import torch
@@ -99,9 +97,8 @@ def ddp_step(name: str, kernels: str, **options: bool) -> Callable[[Batch], None
     """Return one step of DDP as its tutorial has it; `options` are DDP's own."""
     torch.manual_seed(0)
     module: nn.Module = MODELS[name][0]()
-    holder: Any = SimpleNamespace(module=module)
-    tune.apply(holder, kernels)
-    prepare, loss = holder.prepare, F.nll_loss if name == "cnn" else F.cross_entropy
+    _, prepare = tune.install(module, kernels)
+    loss = F.nll_loss if name == "cnn" else F.cross_entropy
     model = DistributedDataParallel(module, **options)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.5)
 

@@ -10,8 +10,6 @@ import argparse
 import tempfile
 import time
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -40,8 +38,7 @@ def main() -> None:
     dist.init_process_group("gloo", init_method=meeting, rank=COMM.rank, world_size=COMM.size)
     torch.manual_seed(0)
     whole = cnn()
-    holder: Any = SimpleNamespace(module=whole)
-    tune.apply(holder, asked.kernels)
+    _, prepare = tune.install(whole, asked.kernels)
     names = [name for name, _ in whole.named_children()]
     cut = names.index(asked.cut) - (asked.cut == "fc1")  # the stage begins with the flattening
     part: nn.Module = whole[:cut] if COMM.rank == 0 else whole[cut:]
@@ -49,7 +46,7 @@ def main() -> None:
     schedule = Schedule1F1B(stage, n_microbatches=MICRO_BATCHES, loss_fn=F.nll_loss)
     optimizer = torch.optim.SGD(part.parameters(), lr=0.01, momentum=0.5)
     x = torch.randn(asked.batch_size, 1, 28, 28)
-    x = holder.prepare(x) if holder.prepare else x
+    x = prepare(x) if prepare else x
     y = torch.randint(10, (asked.batch_size,))
     begin = 0.0
     for done in range(asked.steps + 1):

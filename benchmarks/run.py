@@ -12,6 +12,7 @@ import argparse
 import datetime
 import json
 import math
+import re
 import statistics
 import subprocess
 import sys
@@ -58,7 +59,7 @@ SMALL = (
     Part("hogwild", "hogwild_example.py", ("--workers", 2, "--rounds", 3, "--steps", 150)),
     Part("torch-mpi", "torch_mpi.py", ("--rounds", 7, "--sizes", "10,16,20,24"), 2),
     Part("balance", "balance.py", ("--workers", 2, "--rounds", 3, "--batch", 128)),
-    Part("to-98", "to_target.py", ("--workers", 2)),
+    Part("to-98", "to_target.py", ("--workers", 2, "--rounds", 1)),
     Part("yardstick", "yardstick.py", ("--workers", 2, "--rounds", 2, "--steps", 900)),
 )
 LARGE = (
@@ -86,12 +87,24 @@ LARGE = (
     Part("pipeline", "pipeline.py", ("--rounds", 3, "--steps", 200)),
 )
 PARTS = {"small": SMALL, "large": LARGE}
+ROUNDS = re.compile(r" --rounds (\d+)")
 
 
 def last_time(path: Path, script: str) -> float:
-    """Return the seconds that a part took when its record was made so; 0 where that is unknown."""
+    """Return the seconds that a part takes by its record, which may have had other rounds.
+
+    Returns 0 where there is no record of it that was made so.
+    """
     found: Record = json.loads(path.read_text()) if path.exists() else {}
-    return float(found.get("seconds", 0)) if found.get("script") == script else 0.0
+    before = str(found.get("script", ""))
+    if ROUNDS.sub("", before) != ROUNDS.sub("", script):
+        return 0.0
+    return float(found.get("seconds", 0)) * rounds(script) / rounds(before)
+
+
+def rounds(script: str) -> int:
+    """Return how many rounds a line asks for; one where it does not say."""
+    return int([1, *ROUNDS.findall(script)][-1])
 
 
 def rows(record: Record) -> list[tuple[str, ...]]:

@@ -21,11 +21,11 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from manyhands import forms, gemm, pooling
 from manyhands.errors import ConfigError
@@ -55,24 +55,31 @@ class Kernels:
 
 def apply(replica: Replica, choice: str) -> None:
     """Make `replica` compute with these kernels; oneDNN is switched for the whole process."""
+    fuse = not replica.of_model  # such a loss may look inside
+    replica.forward, replica.prepare = install(replica.module, choice, fuse=fuse)
+
+
+def install(
+    module: nn.Module, choice: str, *, fuse: bool = True
+) -> tuple[Callable[..., Any], Callable[[Tensor], Tensor] | None]:
+    """Put these kernels into a model; returns what to call, and what its inputs go through."""
     libraries, _, ours = choice.partition("+gemm")
     base, _, pool = libraries.partition("+")
     torch.backends.mkldnn.enabled = not base.startswith("native")  # type: ignore[assignment]
-    images = base.endswith("channels-last")
-    replica.prepare = _channels_last if images else None
-    replica.forward = torch.compile(replica.module) if base == "compile" else replica.module
-    units = _units(replica)
+    units = _units(module, fuse=fuse)
     if pool:
-        pooling.install(replica.module)
+        pooling.install(module)
     if "+gemm" in choice:
         gemm.install(_named(units, ours))
+    forward = torch.compile(module) if base == "compile" else module
+    return forward, _channels_last if base.endswith("channels-last") else None
 
 
-def _units(replica: Replica) -> list[gemm.Unit]:
+def _units(module: nn.Module, *, fuse: bool) -> list[gemm.Unit]:
     """Return what can be matrix products; all layers compute as PyTorch has them from now on."""
-    gemm.remove(replica.module)
-    pooling.remove(replica.module)
-    return gemm.units(replica.module, fuse=not replica.of_model)  # such a loss may look inside
+    gemm.remove(module)
+    pooling.remove(module)
+    return gemm.units(module, fuse=fuse)
 
 
 def _named(units: list[gemm.Unit], which: str) -> list[gemm.Unit]:
@@ -114,7 +121,8 @@ def choose(
         takes_part: Whether this process computes gradients in training, and so is timed.
     """
     images = any(leaf.dim() == 4 for leaf in forms.leaves(batch[0]))
-    layers = [unit.name for unit in _units(replica)] if kind == "plain" else []
+    plain, fuse = kind == "plain", not replica.of_model
+    layers = [unit.name for unit in _units(replica.module, fuse=fuse)] if plain else []
     pools = kind == "plain" and bool(pooling.found(replica.module))
     path = _cache_folder() / f"kernels-{_key(replica, batch, kind, layers)}.json"
     # Only rank 0's view of the cache counts: workers must not disagree.

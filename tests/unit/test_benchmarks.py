@@ -49,7 +49,9 @@ def test_the_time_of_a_part_is_known_from_a_record_made_the_same_way(tmp_path):
     assert run.last_time(path, "steps.py --rounds 2") == 0
     path.write_text('{"script": "steps.py --rounds 2", "seconds": 300, "records": []}')
     assert run.last_time(path, "steps.py --rounds 2") == 300
-    assert run.last_time(path, "steps.py --rounds 3") == 0
+    assert run.last_time(path, "steps.py --rounds 2 --rounds 3") == 450
+    assert run.last_time(path, "steps.py") == 150
+    assert run.last_time(path, "steps.py --rounds 2 --workers 4") == 0
     path.write_text('{"script": "steps.py --rounds 2", "records": []}')
     assert run.last_time(path, "steps.py --rounds 2") == 0
 
