@@ -79,15 +79,15 @@ def in_memory(worker: Worker, count: int = 16) -> list[Batch]:
 
 
 def our_step(worker: Worker, *, talk: bool) -> Callable[[Batch], None]:
-    """Return one step of the product's own worker, as `Sync` has it."""
+    """Return one step of the product's own worker; without `talk`, with its gradient alone."""
 
     def step(batch: Batch) -> None:
         worker.clock.begun.append(time.monotonic())
         worker.board.note(worker.rank, worker.step, "gradient")
-        gradient = worker.gradient(batch)
         if talk:
-            worker.allreduce(gradient)
-        worker.update(gradient)
+            worker.config.strategy.step(worker, batch)
+        else:
+            worker.update(worker.gradient(batch))
         worker.end_step(worker.epochs[-1])
 
     return step

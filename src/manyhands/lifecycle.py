@@ -281,6 +281,7 @@ def capture(worker: Worker) -> Part:
     times of its steps, which tell how many examples they had.
     """
     clock = worker.clock
+    held, counts = worker.config.strategy.state(worker)  # first: it may complete the others
     tensors = {"params": _copy(worker.params)}
     if not worker.mechanism:
         tensors["random"] = torch.get_rng_state()
@@ -295,7 +296,6 @@ def capture(worker: Worker) -> Part:
     tensors |= {f"kept.{i}": one.cpu() for i, one in kept if one is not None}
     for index, state in enumerate(optimizer_states(worker)):
         tensors |= {f"optimizer.{index}.{name}": _copy(value) for name, value in state.items()}
-    held, counts = worker.config.strategy.state(worker)
     tensors |= {f"strategy.{name}": _copy(value) for name, value in held.items()}
     numbers = {
         "step": worker.step,

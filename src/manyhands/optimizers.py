@@ -16,9 +16,10 @@ from manyhands import validate
 from manyhands.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     import torch
+    from torch import Tensor
 
 _LR = (
     "learning rate; by default 0.001 for adam and adamw, 0.02 for sgd, which lr_scaling may divide"
@@ -114,13 +115,18 @@ def _descend(optimizer: Any) -> bool:
                 return False  # above all the first step, which makes the momentum
             steps.append((group, w, g, v))
     for group, w, g, v in steps:
-        if group["weight_decay"]:
-            g = g.add(w, alpha=group["weight_decay"])
-        if v is not None:
-            v.mul_(group["momentum"]).add_(g, alpha=1 - group["dampening"])
-            g = g.add(v, alpha=group["momentum"]) if group["nesterov"] else v
-        w.add_(g, alpha=-group["lr"])
+        w.add_(direction(group, w, g, v), alpha=-group["lr"])
     return True
+
+
+def direction(group: Mapping[str, Any], w: Tensor, g: Tensor, v: Tensor | None) -> Tensor:
+    """Return what torch.optim.SGD goes along, at `w` with gradient `g`; `v` is the momentum."""
+    if group["weight_decay"]:
+        g = g.add(w, alpha=group["weight_decay"])
+    if v is None:
+        return g
+    v.mul_(group["momentum"]).add_(g, alpha=1 - group["dampening"])
+    return g.add(v, alpha=group["momentum"]) if group["nesterov"] else v
 
 
 @cache

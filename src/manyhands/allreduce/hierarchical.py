@@ -56,7 +56,7 @@ def hierarchical(
         by_blocks(rounds)
     else:
         across = Channel(levels.across, whole.meter)
-        by_blocks(rounds, lambda piece: ring_in_place(piece, across, op))
+        by_blocks(rounds, lambda piece, _: ring_in_place(piece, across, op))
     deliver(y, recv)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from manyhands.errors import ConfigError
 # less to read. Measured; see docs/algorithms/allreduce.md.
 ONE_ROUND = 256 << 10
 ONE_ROUND_WAITING = 384 << 10
+
+# What makes of a reduced piece, in place, what everyone gets; the slice says where it belongs.
+Through: TypeAlias = Callable[[Array, slice], None]
 
 
 def shared_memory(send: Array, recv: Array, comm: Any, op: Op = np.add) -> None:
@@ -63,6 +66,18 @@ def in_group(send: Array, recv: Array, group: Channel, op: Op) -> None:
     else:
         by_blocks(Rounds(x, y, group, op, window, lone=True))
     deliver(y, recv)
+
+
+def reduce_through(send: Array, recv: Array, comm: Any, op: Op, through: Through) -> None:
+    """Do what `shared_memory` does by blocks, but let `through` change what was reduced.
+
+    Every part of the array is one rank's to reduce. There `through(reduced, place)` is called,
+    which puts in place of the reduced numbers those that all ranks get in `recv[place]`. Which rank
+    has which place is the same in all calls with arrays alike. `send` and `recv` are flat, and
+    apart.
+    """
+    group = channel(comm)
+    by_blocks(Rounds(*flatten(send, recv), group, op, _window(group), lone=True), through)
 
 
 def fits_one_round(nbytes: int, size: int, crowded: bool) -> bool:
@@ -149,21 +164,19 @@ def _whole(window: Window, number: int, x: Array, rows: bool) -> list[Array] | A
     return parts if rows else list(parts)
 
 
-def by_blocks(rounds: Rounds, exchange: Callable[[Array], None] | None = None) -> None:
-    """Run the rounds of `shared_memory`; `exchange` is applied to each reduced piece."""
+def by_blocks(rounds: Rounds, through: Through | None = None) -> None:
+    """Run the rounds of `shared_memory`; each reduced piece goes `through` this on its way."""
     if rounds.count > 1:
-        for _ in block_steps(rounds, exchange):
+        for _ in block_steps(rounds, through):
             pass  # what follows each step waits by itself
         return
     number = rounds.begin()
     rounds.copy_in(number, 0)
-    rounds.reduce(number, 0, exchange)
+    rounds.reduce(number, 0, through)
     rounds.copy_out(number, 0)
 
 
-def block_steps(
-    rounds: Rounds, exchange: Callable[[Array], None] | None = None
-) -> Iterator[tuple[int, int]]:
+def block_steps(rounds: Rounds, through: Through | None = None) -> Iterator[tuple[int, int]]:
     """Do the same; before each wait yields which flag is waited for, and its value.
 
     Why two input and three result slots suffice, for round k:
@@ -188,7 +201,7 @@ def block_steps(
             rounds.copy_in(number + 1, turn + 1)
         if turn < count:
             yield COPIED, number + 1
-            rounds.reduce(number, turn, exchange)
+            rounds.reduce(number, turn, through)
         if turn > 0:
             yield REDUCED, number
             rounds.copy_out(number - 1, turn - 1)
@@ -257,7 +270,7 @@ class Rounds:
         self.window.signal(COPIED, number + 1)
         self.group.count_shared((length - (high - low)) * x.itemsize)
 
-    def reduce(self, number: int, turn: int, exchange: Callable[[Array], None] | None) -> None:
+    def reduce(self, number: int, turn: int, through: Through | None) -> None:
         """Reduce this rank's piece from everyone's slots to where its result goes, and to y."""
         window = self.window
         start, block = self._block(number, turn)
@@ -270,8 +283,8 @@ class Rounds:
                 combine(self.op, [own if p is None else p for p in parts], out=result)
             else:
                 combine(self.op, parts, out=result)
-            if exchange is not None:
-                exchange(result)
+            if through is not None:
+                through(result, piece)
             window.signal(REDUCED, number + 1)
             if not self.short:
                 self.y[piece] = result

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from mpi4py import MPI
 
-from manyhands.allreduce import ALGORITHMS, Metered
+from manyhands.allreduce import ALGORITHMS, Metered, choose
 from manyhands.allreduce.private import channel
+from manyhands.allreduce.shared_memory import Through, reduce_through
 from manyhands.comm.communicator import Pending, Ready
 from manyhands.comm.meter import Meter
 from manyhands.surroundings import pass_on_output
@@ -43,17 +44,47 @@ class MPICommunicator:
         array = vector.numpy()
         if algorithm == "auto" and not self.windows:
             algorithm = "mpi"
-        counted = self.metered.meter
-        counted.reset()
+        self.metered.meter.reset()
         begin = time.perf_counter()
         ALGORITHMS[algorithm](array, array, self.metered)
+        self._count(algorithm, array.nbytes, time.perf_counter() - begin)
+
+    def shares(self, nbytes: int) -> bool:
+        """Say whether `auto` sums so many bytes in memory that the whole group shares."""
+        per_host = channel(self.comm).private.per_host if self.windows else 0
+        return self.size == per_host and choose(nbytes, self.size) == "shared-memory"
+
+    def allreduce_through(self, vector: Tensor, out: Tensor, through: Through) -> float:
+        """Sum `vector` over the group, whose members share memory, into what `through` makes of it.
+
+        It is called for those parts of the sum that are this worker's to reduce, with the numbers
+        and their place in the vector, and puts what all get in that place of `out` in their stead.
+        Returns the seconds that it took, which are off the meter.
+        """
+        inside = 0.0
+
+        def timed(reduced: np.ndarray, place: slice) -> None:
+            nonlocal inside
+            begin = time.perf_counter()
+            through(reduced, place)
+            inside += time.perf_counter() - begin
+
+        self.metered.meter.reset()
+        begin = time.perf_counter()
+        reduce_through(vector.numpy(), out.numpy(), self.metered, np.add, timed)
+        self._count("auto", vector.nbytes, time.perf_counter() - begin - inside)
+        return inside
+
+    def _count(self, algorithm: str, payload: int, seconds: float) -> None:
+        """Put an all-reduce that is over on the meter."""
+        counted = self.metered.meter
         inside = counted.collectives > 0  # what MPI's own collective sends, MPI does not tell
         self.meter.add(
             f"allreduce {algorithm}",
-            payload=array.nbytes,
+            payload=payload,
             sent=None if inside else counted.bytes + counted.shared,
             messages=None if inside else counted.messages,
-            seconds=time.perf_counter() - begin,
+            seconds=seconds,
         )
 
     def broadcast(self, vector: Tensor, root: int = 0) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from manyhands.strategies.piecewise import piecewise
 from manyhands.strategies.strategy import Exposure, Strategy, Supports
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor
 
     from manyhands.strategies.strategy import Hand, Part
@@ -44,6 +47,7 @@ class Sync(Strategy):
           every P and batch size, since parts are weighted by their exact number of examples.
         - All replicas are bit-identical after every step; they are hashed each epoch.
     Cost per step: one all-reduce of dim numbers (see `manyhands.allreduce` for messages and bytes).
+    Workers of one host update a large model together, each a part (see `piecewise`).
     """
 
     name: ClassVar[str] = "sync"
@@ -67,16 +71,29 @@ class Sync(Strategy):
         """Others see the sum only."""
         return "sum"
 
+    def prepare(self, worker: Worker) -> None:
+        """Find out whether the workers had better update the model together."""
+        worker.state = piecewise(worker, self.allreduce)
+
     def run(self, worker: Worker) -> None:
         """Train: gradient of my part, sum over all, the same update everywhere."""
         for batch in worker.batches():
             self.step(worker, batch)
 
+    def state(self, worker: Worker) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
+        """Return nothing, but let every worker hold the whole momentum. Collective."""
+        if worker.state:
+            worker.state.gather()
+        return {}, {}
+
     def step(self, worker: Hand, batch: Part) -> None:
         """Do one update, the same on every worker."""
         gradient = worker.gradient(batch)
-        worker.allreduce(gradient, self.allreduce)
-        worker.update(gradient)
+        if worker.state:  # a large model, on one host
+            worker.state.step(worker, gradient)
+        else:
+            worker.allreduce(gradient, self.allreduce)
+            worker.update(gradient)
 
     def consensus(self, worker: Hand) -> Tensor:
         """Return this replica's parameters: all replicas hold the same."""
