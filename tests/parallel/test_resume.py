@@ -12,7 +12,7 @@ import pytest
 import torch
 from mpi4py import MPI
 from torch import nn
-from training import UP_TO_THREE, WORLD
+from training import UP_TO_THREE, WORLD, large
 
 import manyhands as mh
 from manyhands import assemble
@@ -145,6 +145,18 @@ def test_going_on_is_never_having_stopped(folder, strategy, optimizer):
 STAGES = {1: 1, 2: 2, 3: 3, 4: 2}.get(WORLD.size, 1)
 
 
+def test_a_model_that_was_updated_together_goes_on(folder):
+    """Each worker has a part of the momentum, which is gathered for every checkpoint."""
+    given = {"strategy": "sync", "checkpoint_every": "10steps", "model": large, "dtype": "float64"}
+    whole = train(folder, max_steps=45, **given)
+    assert (whole.state is not None) == (WORLD.size > 1)
+    resumed = train(folder, checkpoint=at(folder, 30), max_steps=45, **given)
+    assert resumed.step == 45
+    assert torch.equal(resumed.params, whole.params)
+    again = train(folder, checkpoint=at(folder, 40), max_steps=45, **given)  # one of the second run
+    assert torch.equal(again.params, whole.params)
+
+
 def test_a_pipeline_goes_on_stage_by_stage(folder):
     pipeline = mh.Pipeline(stages=STAGES, micro_batches=3, cut="time")
     given = {"strategy": pipeline, "workers": WORLD.size // STAGES, "optimizer": "adam"}
@@ -186,12 +198,13 @@ def smooth():
     return nn.Sequential(nn.Linear(20, 16), nn.Tanh(), nn.Linear(16, 4))
 
 
-def test_another_number_of_workers_sees_the_same_global_batches(folder):
+@pytest.mark.parametrize("model", [smooth, large], ids=["small", "large"])
+def test_another_number_of_workers_sees_the_same_global_batches(folder, model):
     """All of the group write a checkpoint; rank 0 alone goes on, and ends at the same weights.
 
     The learning rate stays the one of a run that began with so many.
     """
-    given = {"strategy": "sync", "checkpoint_every": "10steps", "dtype": "float64", "model": smooth}
+    given = {"strategy": "sync", "checkpoint_every": "10steps", "dtype": "float64", "model": model}
     given |= {"lr": 0.02, "lr_scaling": "linear"}
     whole = train(folder, **given)
     found = at(folder, 40)

@@ -26,6 +26,11 @@ def smooth():
     return nn.Sequential(nn.Linear(20, 16), nn.Tanh(), nn.Linear(16, 4))
 
 
+def large():
+    """The same of more than a megabyte in float64, and of no round number."""
+    return nn.Sequential(nn.Linear(20, 401), nn.Tanh(), nn.Linear(401, 400), nn.Linear(400, 4))
+
+
 def with_dropout():
     return nn.Sequential(nn.Linear(20, 64), nn.Dropout(0.5), nn.Linear(64, 4))
 

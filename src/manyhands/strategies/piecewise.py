@@ -6,9 +6,9 @@
     everyone copies the new w[p] of the others' pieces
 
 After an all-reduce all workers would do the same update of everything. Here each does 1 / P of it,
-while the sums are in its cache, and holds 1 / P of the momentum; what travels are new parameters
-instead of sums, as many bytes. The arithmetic is the same, number by number. This is the first
-stage of ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054), within a host.
+while the sums are in its cache, and remembers the momentum of that alone; what travels are new
+parameters instead of sums, as many bytes. The arithmetic is the same, number by number. This is the
+first stage of ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054), within a host.
 """
 
 from __future__ import annotations
