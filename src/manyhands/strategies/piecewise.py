@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from manyhands.worker import Worker
 
 # Bytes of parameters from which on this takes less time. Measured; see docs/decisions.md.
-LARGE = 1 << 20
+LARGE = 512 << 10
 _MOMENTUM = "momentum_buffer"  # torch.optim.SGD's name for it
 
 
