@@ -217,7 +217,10 @@ class Strategy(Protocol):
         return {}
 
     def state(self, worker: Worker) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
-        """Return what a checkpoint needs beside parameters and optimizer: tensors and numbers."""
+        """Return what a checkpoint needs beside parameters and optimizer: tensors and numbers.
+
+        Asked before those are copied. Collective where workers step together.
+        """
         return {}, {}
 
     def restore(
