@@ -22,7 +22,7 @@ from manyhands.augmenting import Augment
 from manyhands.backward import wake
 from manyhands.balancing import Balance
 from manyhands.board import BOARD_FILE, EVENTS_FILE, Board
-from manyhands.checkpoint import Checkpoint, check
+from manyhands.checkpoint import BEST, Checkpoint, check, put_back_best
 from manyhands.config import RunConfig
 from manyhands.data import Plan, Stored, StreamPlan
 from manyhands.errors import ConfigError, nearest
@@ -148,8 +148,9 @@ def _save_best(output: Path, replica: Replica, params: torch.Tensor) -> None:
     """Write the model with these parameters down as the best so far, all or nothing."""
     with replica.holding(params):
         state = {k: v.detach().clone() for k, v in replica.judged.state_dict().items()}
-    save_file(state, output / ".best.safetensors")
-    (output / ".best.safetensors").replace(output / "best.safetensors")
+    temporary = output / f".{BEST}"
+    save_file(state, temporary)
+    temporary.replace(output / BEST)
 
 
 def _augment(job: Job, worker: int) -> Augment | None:
@@ -211,6 +212,8 @@ def _go_on(job: Job, worker: Worker, found: Checkpoint) -> None:
     verify(found, worker, _own_name(job.loss))
     restore(worker, found)
     cast("Lifecycle", worker.lifecycle).mark = Mark(found.step)
+    if worker.rank == 0:
+        put_back_best(found, Path(job.output))
 
 
 def _remembered(worker: Worker, found: Checkpoint | None) -> Any:

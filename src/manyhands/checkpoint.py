@@ -3,6 +3,7 @@
     OUTPUT/checkpoints/step-00000500/
         rank-0.safetensors …   what a process holds: parameters, optimizer, buffers, random state
         rank-0.json …          its numbers
+        best.safetensors       the best model so far, where something is kept aside to judge by
         checkpoint.json        written last: what this belongs to, and the SHA-256 of every file
 
 Each process writes its own part from a background thread; rank 0's thread waits for all parts,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 SCHEMA = 2
 FOLDER = "checkpoints"
 MANIFEST = "checkpoint.json"
+BEST = "best.safetensors"  # also in a run's folder
 # What reading JSON that is not what it should be may end in.
 MISUNDERSTOOD = (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError)
 
@@ -114,12 +116,24 @@ class Writer:
             for left in self.folder.glob(".step-*.part"):
                 shutil.rmtree(left, ignore_errors=True)
 
-    def write(self, step: int, part: Part, about: Mapping[str, Any]) -> None:
-        """Begin to write; `part`'s tensors must be copies that nobody changes any more."""
+    def write(
+        self, step: int, part: Part, about: Mapping[str, Any], best: Path | None = None
+    ) -> None:
+        """Begin to write; `part`'s tensors must be copies that nobody changes any more.
+
+        `best` is where rank 0 finds the best model, if there is one.
+        """
         self.wait()
+        if best and best.exists():  # now: a better one may come while this is written
+            temporary = self._temporary(step)
+            temporary.mkdir(parents=True, exist_ok=True)
+            _place(best, temporary / BEST)
         arguments = (step, part, {**about, "schema": SCHEMA, "step": step, "processes": self.size})
         self._thread = threading.Thread(target=self._guarded, args=arguments, daemon=True)
         self._thread.start()
+
+    def _temporary(self, step: int) -> Path:
+        return self.folder / f".step-{step:08d}.part"
 
     def wait(self) -> None:
         """Wait until the checkpoint under way is written; raises what went wrong with it."""
@@ -145,14 +159,14 @@ class Writer:
 
     def _write(self, step: int, part: Part, about: dict[str, Any]) -> None:
         final = self.folder / f"step-{step:08d}"
-        temporary = self.folder / f".step-{step:08d}.part"
+        temporary = self._temporary(step)
         temporary.mkdir(parents=True, exist_ok=True)
         _write_part(temporary, self.rank, part)
         if self.rank != 0:
             return
         names = [f"rank-{rank}.json" for rank in range(self.size)]
         _await(temporary, names, lambda: self.patience)
-        files = sorted(temporary.glob("rank-*"))
+        files = sorted([*temporary.glob("rank-*"), *temporary.glob(BEST)])
         about["sha256"] = {p.name: _sha256(p) for p in files if not p.name.endswith(".part")}
         _write_file(temporary / MANIFEST, _sealed(about))
         if final.exists():  # damaged, or of a run that was abandoned here
@@ -181,6 +195,23 @@ def _write_file(path: Path, data: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
+
+
+def _place(path: Path, other: Path) -> None:
+    """Let `other` be what `path` is now, which is never written again but replaced."""
+    temporary = other.with_name(f".{other.name}.placed")
+    temporary.unlink(missing_ok=True)
+    try:
+        temporary.hardlink_to(path)
+    except OSError:  # not everywhere
+        shutil.copyfile(path, temporary)
+    temporary.replace(other)
+
+
+def put_back_best(found: Checkpoint, output: Path) -> None:
+    """Let the best model be that of the checkpoint: what came after it is to come again."""
+    if (found.folder / BEST).exists():
+        _place(found.folder / BEST, output / BEST)
 
 
 def _sync_folder(path: Path) -> None:

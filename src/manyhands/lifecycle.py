@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import numpy as np
 import torch
 
-from manyhands.checkpoint import Checkpoint, Part, Writer, parse_every
+from manyhands.checkpoint import BEST, Checkpoint, Part, Writer, parse_every
 from manyhands.clock import Clock, Epoch
 from manyhands.comm.communicator import Ready
 from manyhands.errors import ManyhandsError, ShortHandedError, StoppedError
@@ -231,7 +231,8 @@ class Lifecycle:
         """Begin to write this process's part of a checkpoint; after the last one, stop."""
         worker.board.note(worker.number, worker.step, "checkpoint")
         about = {**self.about, "epoch": worker.epochs[-1].epoch if worker.epochs else 0}
-        self.writer.write(mark.step, part or capture(worker), about)
+        best = self.output / BEST if worker.keep_best else None
+        self.writer.write(mark.step, part or capture(worker), about, best)
         self.written = time.monotonic()
         self.mark = mark
         if mark.signum:
