@@ -71,7 +71,7 @@ def left(tmp_path, monkeypatch):
         worker = SimpleNamespace(
             config=config, rank=0, number=0, comm=Alone(), board=board, step=step, epochs=[],
             settle=lambda: None, clock=SimpleNamespace(ended=None), params=torch.zeros(3),
-            mechanism=None, stopped="epochs",
+            mechanism=None, keep_best=None, stopped="epochs",
         )  # fmt: skip
         monkeypatch.setattr("manyhands.lifecycle.capture", captured)
         lifecycle = Lifecycle(worker, tmp_path, {"options": {"workers": 2}}, grows=grows)

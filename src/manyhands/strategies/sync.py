@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from manyhands.strategies.piecewise import piecewise
 from manyhands.strategies.strategy import Exposure, Strategy, Supports
 
 if TYPE_CHECKING:
@@ -73,6 +72,8 @@ class Sync(Strategy):
 
     def prepare(self, worker: Worker) -> None:
         """Find out whether the workers had better update the model together."""
+        from manyhands.strategies.piecewise import piecewise
+
         worker.state = piecewise(worker, self.allreduce)
 
     def run(self, worker: Worker) -> None:
