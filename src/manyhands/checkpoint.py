@@ -34,6 +34,7 @@ SCHEMA = 2
 FOLDER = "checkpoints"
 MANIFEST = "checkpoint.json"
 BEST = "best.safetensors"  # also in a run's folder
+_HELD = ".best"  # until it is copied
 # What reading JSON that is not what it should be may end in.
 MISUNDERSTOOD = (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError)
 
@@ -124,10 +125,10 @@ class Writer:
         `best` is where rank 0 finds the best model, if there is one.
         """
         self.wait()
-        if best and best.exists():  # now: a better one may come while this is written
+        if best and best.exists():  # now: a better one may take its place while this is written
             temporary = self._temporary(step)
             temporary.mkdir(parents=True, exist_ok=True)
-            _place(best, temporary / BEST)
+            _hold(best, temporary / _HELD)
         arguments = (step, part, {**about, "schema": SCHEMA, "step": step, "processes": self.size})
         self._thread = threading.Thread(target=self._guarded, args=arguments, daemon=True)
         self._thread.start()
@@ -166,6 +167,9 @@ class Writer:
             return
         names = [f"rank-{rank}.json" for rank in range(self.size)]
         _await(temporary, names, lambda: self.patience)
+        if (held := temporary / _HELD).exists():
+            _write_file(temporary / BEST, held.read_bytes())
+            held.unlink()
         files = sorted([*temporary.glob("rank-*"), *temporary.glob(BEST)])
         about["sha256"] = {p.name: _sha256(p) for p in files if not p.name.endswith(".part")}
         _write_file(temporary / MANIFEST, _sealed(about))
@@ -197,21 +201,19 @@ def _write_file(path: Path, data: bytes) -> None:
     temporary.replace(path)
 
 
-def _place(path: Path, other: Path) -> None:
-    """Let `other` be what `path` is now, which is never written again but replaced."""
-    temporary = other.with_name(f".{other.name}.placed")
-    temporary.unlink(missing_ok=True)
+def _hold(path: Path, other: Path) -> None:
+    """Let `other` be what `path` is now, whatever replaces that: a link, or else a copy."""
+    other.unlink(missing_ok=True)
     try:
-        temporary.hardlink_to(path)
-    except OSError:  # not everywhere
-        shutil.copyfile(path, temporary)
-    temporary.replace(other)
+        other.hardlink_to(path)
+    except OSError:
+        shutil.copyfile(path, other)
 
 
 def put_back_best(found: Checkpoint, output: Path) -> None:
     """Let the best model be that of the checkpoint: what came after it is to come again."""
     if (found.folder / BEST).exists():
-        _place(found.folder / BEST, output / BEST)
+        _write_file(output / BEST, (found.folder / BEST).read_bytes())
 
 
 def _sync_folder(path: Path) -> None:

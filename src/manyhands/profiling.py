@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from manyhands.worker import Worker
 
 TOP = 15  # rows of a table
-PHASES = ("gradient", "exchange", "update")
+PHASES = ("gradient", "exchange", "update", "exchange and update")
 
 
 def profiled(worker: Worker, output: Path, run: Callable[[], None]) -> None:
@@ -75,7 +75,7 @@ def _place(file: str, line: int, name: str) -> str:
 @contextmanager
 def _named_phases(worker: Worker) -> Iterator[None]:
     """Name a step's phases in the trace, for this worker and this while only."""
-    changing = ("gradient", "update", "allreduce", "exchanging")
+    changing = ("gradient", "update", "allreduce", "allreduce_through", "exchanging")
     plain = {name: getattr(worker, name) for name in changing}
 
     @contextmanager
@@ -93,6 +93,7 @@ def _named_phases(worker: Worker) -> Iterator[None]:
     changed: Any = worker
     changed.gradient, changed.update = named("gradient", "gradient"), named("update", "update")
     changed.allreduce, changed.exchanging = named("allreduce", "exchange"), exchanging
+    changed.allreduce_through = named("allreduce_through", "exchange and update")
     try:
         yield
     finally:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 
@@ -23,10 +23,12 @@ from manyhands.slowing import Slow, slowed
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from manyhands.allreduce.shared_memory import Through
     from manyhands.augmenting import Augment
     from manyhands.balancing import Balance
     from manyhands.board import Board
     from manyhands.comm import Communicator
+    from manyhands.comm.mpi import MPICommunicator
     from manyhands.config import RunConfig
     from manyhands.data import Stored, StreamPlan
     from manyhands.data.plan import Shares
@@ -207,6 +209,18 @@ class Worker:
         begin = time.monotonic()
         self.comm.allreduce(vector, algorithm)
         self.clock.exchange(begin, time.monotonic())
+
+    def allreduce_through(self, vector: Tensor, algorithm: str, through: Through) -> None:
+        """Sum `vector` over workers who share memory, and let `through` make new parameters of it.
+
+        See `MPICommunicator.allreduce_through`; what `through` does is the update.
+        """
+        self.board.note(self.number, self.step, "exchange")
+        begin = time.monotonic()
+        comm = cast("MPICommunicator", self.comm)
+        updating = comm.allreduce_through(vector, self.params, algorithm, through)
+        self.clock.exchange(begin, time.monotonic() - updating)
+        self.board.note(self.number, self.step, "update")
 
     @contextmanager
     def exchanging(self) -> Iterator[None]:

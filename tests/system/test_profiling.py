@@ -6,6 +6,7 @@ import gzip
 import json
 
 import pytest
+from torch import nn
 
 import manyhands as mh
 from manyhands.report import build
@@ -33,6 +34,14 @@ def test_a_profile_says_where_the_time_goes(tmp_path):
     page = build([tmp_path / "run"], tmp_path / "report").read_text()
     assert "by operation" in page
     assert "by phase" in page
+
+
+def test_a_profile_of_a_model_that_is_updated_together_says_so(tmp_path):
+    options = {"workers": 2, "threads": 1, "kernels": "default", "max_steps": 5, "profile": True}
+    large = nn.Sequential(nn.Linear(20, 400), nn.ReLU(), nn.Linear(400, 400), nn.Linear(400, 4))
+    found = mh.fit(large, "blobs", **options, output=str(tmp_path / "run"))
+    phases = {row["name"]: row["calls"] for row in found.record["strategy"]["profile"]["phases"]}
+    assert phases == {"gradient": 5, "exchange and update": 5}
 
 
 @pytest.mark.parametrize("steps", [None, 501])

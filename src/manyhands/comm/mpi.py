@@ -54,12 +54,15 @@ class MPICommunicator:
         per_host = channel(self.comm).private.per_host if self.windows else 0
         return self.size == per_host and choose(nbytes, self.size) == "shared-memory"
 
-    def allreduce_through(self, vector: Tensor, out: Tensor, through: Through) -> float:
+    def allreduce_through(
+        self, vector: Tensor, out: Tensor, algorithm: str, through: Through
+    ) -> float:
         """Sum `vector` over the group, whose members share memory, into what `through` makes of it.
 
         It is called for those parts of the sum that are this worker's to reduce, with the numbers
         and their place in the vector, and puts what all get in that place of `out` in their stead.
-        Returns the seconds that it took, which are off the meter.
+        Returns the seconds that it took, which are off the meter; there this is an all-reduce by
+        `algorithm`.
         """
         inside = 0.0
 
@@ -72,7 +75,7 @@ class MPICommunicator:
         self.metered.meter.reset()
         begin = time.perf_counter()
         reduce_through(vector.numpy(), out.numpy(), self.metered, np.add, timed)
-        self._count("auto", vector.nbytes, time.perf_counter() - begin - inside)
+        self._count(algorithm, vector.nbytes, time.perf_counter() - begin - inside)
         return inside
 
     def _count(self, algorithm: str, payload: int, seconds: float) -> None:

@@ -13,7 +13,6 @@ first stage of ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054), within a host.
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
@@ -44,19 +43,18 @@ class Cut(NamedTuple):
 class Piecewise:
     """The all-reduce and the update of one worker, in one. Made by all workers together."""
 
-    def __init__(self, worker: Worker) -> None:
-        self._comm = cast("MPICommunicator", worker.comm)
+    def __init__(self, worker: Worker, algorithm: str) -> None:
+        self._comm, self._algorithm = worker.comm, algorithm
         self._params, self._optimizer = worker.params, worker.optimizer
+        self._stepped = False  # since the momentum was whole, on all workers alike
         self._cuts: dict[int, list[Cut]] = {}  # of this worker's pieces, by where they begin
 
     def step(self, worker: Worker, gradient: Tensor) -> None:
         """Sum the gradient over all workers and let the optimizer step along it. Collective."""
-        worker.board.note(worker.number, worker.step, "exchange")
         if worker.rate:
             worker.rate.set(self._optimizer, worker.step)
-        begin = time.monotonic()
-        updating = self._comm.allreduce_through(gradient, self._params, self._update)
-        worker.clock.exchange(begin, time.monotonic() - updating)
+        worker.allreduce_through(gradient, self._algorithm, self._update)
+        self._stepped = True
 
     def _update(self, reduced: np.ndarray, place: slice) -> None:
         """Put the new parameters in the place of their gradient; the worker's own follow them."""
@@ -94,18 +92,20 @@ class Piecewise:
     def gather(self) -> None:
         """Let every worker remember the whole momentum, as a checkpoint has it. Collective."""
         groups = [group for group in self._optimizer.param_groups if group["momentum"]]
-        if not self._cuts or not groups:
+        if not self._stepped or not groups:
             return
         whole = torch.zeros_like(self._params)  # everyone's pieces, and 0 for those of others
         for place, cuts in self._cuts.items():
             for cut in cuts:
                 if cut.v is not None:
                     whole[place + cut.inside.start : place + cut.inside.stop] = cut.v
-        self._comm.allreduce(whole)
+        with self._comm.meter.off():
+            self._comm.allreduce(whole)
         for p in (p for group in groups for p in group["params"]):
             offset = p.storage_offset()
             self._optimizer.state[p][_MOMENTUM] = whole[offset : offset + p.numel()].clone()
         self._cuts.clear()
+        self._stepped = False
 
 
 def piecewise(worker: Worker, algorithm: str) -> Piecewise | None:
@@ -123,4 +123,4 @@ def piecewise(worker: Worker, algorithm: str) -> Piecewise | None:
     nbytes = worker.params.nbytes
     if nbytes < LARGE or not cast("MPICommunicator", worker.comm).shares(nbytes):
         return None
-    return Piecewise(worker)
+    return Piecewise(worker, algorithm)
