@@ -20,6 +20,7 @@ LONG = {
     "step-cnn-2-128": "the script is that of the other steps",
     "step-mlp-11m-2-64": "the same",
     "step-resnet-18-2-32": "the same",
+    "start": "the script is that of `memory`",
     "opacus": "its library is no part of the tests' environment",
     "to-98": "trains until an accuracy is reached, twice",
 }
