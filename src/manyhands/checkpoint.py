@@ -34,7 +34,6 @@ SCHEMA = 2
 FOLDER = "checkpoints"
 MANIFEST = "checkpoint.json"
 BEST = "best.safetensors"  # also in a run's folder
-_HELD = ".best"  # until it is copied
 # What reading JSON that is not what it should be may end in.
 MISUNDERSTOOD = (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError)
 
@@ -118,23 +117,17 @@ class Writer:
                 shutil.rmtree(left, ignore_errors=True)
 
     def write(
-        self, step: int, part: Part, about: Mapping[str, Any], best: Path | None = None
+        self, step: int, part: Part, about: Mapping[str, Any], best: bytes | None = None
     ) -> None:
         """Begin to write; `part`'s tensors must be copies that nobody changes any more.
 
-        `best` is where rank 0 finds the best model, if there is one.
+        `best` is the file of the best model, where rank 0 has one.
         """
         self.wait()
-        if best and best.exists():  # now: a better one may take its place while this is written
-            temporary = self._temporary(step)
-            temporary.mkdir(parents=True, exist_ok=True)
-            _hold(best, temporary / _HELD)
-        arguments = (step, part, {**about, "schema": SCHEMA, "step": step, "processes": self.size})
+        about = {**about, "schema": SCHEMA, "step": step, "processes": self.size}
+        arguments = (step, part, about, best)
         self._thread = threading.Thread(target=self._guarded, args=arguments, daemon=True)
         self._thread.start()
-
-    def _temporary(self, step: int) -> Path:
-        return self.folder / f".step-{step:08d}.part"
 
     def wait(self) -> None:
         """Wait until the checkpoint under way is written; raises what went wrong with it."""
@@ -152,24 +145,23 @@ class Writer:
             self._thread.join()
         self._thread = self._error = None
 
-    def _guarded(self, step: int, part: Part, about: dict[str, Any]) -> None:
+    def _guarded(self, step: int, part: Part, about: dict[str, Any], best: bytes | None) -> None:
         try:
-            self._write(step, part, about)
+            self._write(step, part, about, best)
         except BaseException as error:  # handed to the worker by wait()
             self._error = error
 
-    def _write(self, step: int, part: Part, about: dict[str, Any]) -> None:
+    def _write(self, step: int, part: Part, about: dict[str, Any], best: bytes | None) -> None:
         final = self.folder / f"step-{step:08d}"
-        temporary = self._temporary(step)
+        temporary = self.folder / f".step-{step:08d}.part"
         temporary.mkdir(parents=True, exist_ok=True)
         _write_part(temporary, self.rank, part)
         if self.rank != 0:
             return
         names = [f"rank-{rank}.json" for rank in range(self.size)]
         _await(temporary, names, lambda: self.patience)
-        if (held := temporary / _HELD).exists():
-            _write_file(temporary / BEST, held.read_bytes())
-            held.unlink()
+        if best is not None:
+            _write_file(temporary / BEST, best)
         files = sorted([*temporary.glob("rank-*"), *temporary.glob(BEST)])
         about["sha256"] = {p.name: _sha256(p) for p in files if not p.name.endswith(".part")}
         _write_file(temporary / MANIFEST, _sealed(about))
@@ -199,15 +191,6 @@ def _write_file(path: Path, data: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
-
-
-def _hold(path: Path, other: Path) -> None:
-    """Let `other` be what `path` is now, whatever replaces that: a link, or else a copy."""
-    other.unlink(missing_ok=True)
-    try:
-        other.hardlink_to(path)
-    except OSError:
-        shutil.copyfile(path, other)
 
 
 def put_back_best(found: Checkpoint, output: Path) -> None:

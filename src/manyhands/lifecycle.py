@@ -231,7 +231,8 @@ class Lifecycle:
         """Begin to write this process's part of a checkpoint; after the last one, stop."""
         worker.board.note(worker.number, worker.step, "checkpoint")
         about = {**self.about, "epoch": worker.epochs[-1].epoch if worker.epochs else 0}
-        best = self.output / BEST if worker.keep_best else None
+        path = self.output / BEST  # read now: a better one may take its place meanwhile
+        best = path.read_bytes() if worker.keep_best and path.exists() else None
         self.writer.write(mark.step, part or capture(worker), about, best)
         self.written = time.monotonic()
         self.mark = mark

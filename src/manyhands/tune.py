@@ -123,7 +123,7 @@ def choose(
     images = any(leaf.dim() == 4 for leaf in forms.leaves(batch[0]))
     plain, fuse = kind == "plain", not replica.of_model
     layers = [unit.name for unit in _units(replica.module, fuse=fuse)] if plain else []
-    pools = kind == "plain" and bool(pooling.found(replica.module))
+    pools = plain and bool(pooling.found(replica.module))
     path = _cache_folder() / f"kernels-{_key(replica, batch, kind, layers)}.json"
     # Only rank 0's view of the cache counts: workers must not disagree.
     times, source = share(_read(path)), "cached"
