@@ -134,14 +134,14 @@ def main() -> None:
 
     def way(kernels: str, step: Callable[[Batch], None]) -> Callable[[], float]:
         def timed() -> float:
-            torch.backends.mkldnn.enabled = not kernels.startswith("native")
+            tune.switch(kernels)
             return seconds(lambda i: step(batches[i % len(batches)]), asked.steps, COMM.Barrier)
 
         return timed
 
     def waiting() -> float:
         """Return the seconds of the slowest worker, at the mean of all steps, without talking."""
-        torch.backends.mkldnn.enabled = not choice.startswith("native")
+        tune.switch(choice)
         step, times = steps["never talk"][1], np.empty(asked.steps)
         COMM.Barrier()
         for i in range(asked.steps):

@@ -29,7 +29,7 @@ from manyhands.data import store
 from manyhands.job import Job
 from manyhands.models import tanh_cnn
 from manyhands.options import configure
-from manyhands.tune import _channels_last
+from manyhands.tune import _channels_last, switch
 from manyhands.worker import Batch, Epoch, Worker
 
 SIGMA, CLIP, LR, MOMENTUM = 1.23, 0.1, 0.5, 0.9
@@ -149,7 +149,7 @@ def memory(name: str, batch_size: int, steps: int) -> None:
     """Print by how many bytes the largest resident set grows in a few steps of one way."""
     with tempfile.TemporaryDirectory() as folder:
         kernels, step, batches = made(name, Path(folder) / "run", batch_size)
-        torch.backends.mkldnn.enabled = not kernels.startswith("native")
+        switch(kernels)
         Path("/proc/self/clear_refs").write_text("5")  # forget the peak of tuning
         before = resident()
         for i in range(steps):
@@ -188,7 +188,7 @@ def main() -> None:
 
     def way(kernels: str, step: Step, batches: list[Batch]) -> Callable[[], float]:
         def timed() -> float:
-            torch.backends.mkldnn.enabled = not kernels.startswith("native")
+            switch(kernels)
             return seconds(lambda i: step(batches[i % len(batches)]), asked.steps, lambda: None)
 
         return timed

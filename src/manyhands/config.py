@@ -28,7 +28,7 @@ MODELS = {
 LOSSES = ("cross-entropy", "nll", "mse", "mae", "bce")
 METRICS = ("accuracy", "top-K", "f1", "mse", "mae", "auroc")
 SCHEDULES = ("constant", "linear", "cosine", "step")
-_LIBRARIES = ("default", "native", "channels-last", "native-channels-last")
+_LIBRARIES = ("default", "native", "nnpack", "channels-last", "native-channels-last")
 _OURS = r"(pool|(pool\+)?gemm(:[^,+]+(,[^,+]+)*)?)"
 KERNELS = ("auto", *_LIBRARIES, "compile", "graphs")
 
@@ -148,9 +148,10 @@ class RunConfig:
     dtype: Literal["float32", "float64"] = option("float32", "the type of the parameters")
     kernels: str = option(
         "auto",
-        "auto (time a few, keep the fastest), default (as PyTorch comes), native (oneDNN off), "
-        "channels-last, native-channels-last, compile; with +pool behind it max-pooling in "
-        "another layout, with +gemm our own convolutions, +gemm:LAYER,LAYER for some layers only; "
+        "auto (time a few, keep the fastest), default (as PyTorch comes), native (oneDNN and "
+        "NNPACK off), nnpack (oneDNN off), channels-last, native-channels-last, compile; with "
+        "+pool behind it max-pooling in another layout, with +gemm our own convolutions, "
+        "+gemm:LAYER,LAYER for some layers only; "
         "on a GPU graphs (a step captured once, then replayed), which is its auto",
     )
     device: Literal["cpu", "cuda", "auto"] = option(

@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -38,6 +38,7 @@ _BUDGET = 2.0  # seconds for eight candidates
 _EACH = 6  # layers at the most that are tried one by one
 _TURNS = 5  # of three steps each, at the most
 _NEAR = 1.1  # kernels that take so many times as long as the best are timed again
+_NNPACK = 16  # examples from which on PyTorch lets NNPACK convolve, where oneDNN does not
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Kernels:
 
 
 def apply(replica: Replica, choice: str) -> None:
-    """Make `replica` compute with these kernels; oneDNN is switched for the whole process."""
+    """Make `replica` compute with these kernels; libraries are switched for the whole process."""
     fuse = not replica.of_model  # such a loss may look inside
     replica.forward, replica.prepare = install(replica.module, choice, fuse=fuse)
 
@@ -65,7 +66,7 @@ def install(
     """Put these kernels into a model; returns what to call, and what its inputs go through."""
     libraries, _, ours = choice.partition("+gemm")
     base, _, pool = libraries.partition("+")
-    torch.backends.mkldnn.enabled = not base.startswith("native")  # type: ignore[assignment]
+    switch(choice)
     units = _units(module, fuse=fuse)
     if pool:
         pooling.install(module)
@@ -73,6 +74,13 @@ def install(
         gemm.install(_named(units, ours))
     forward = torch.compile(module) if base == "compile" else module
     return forward, _channels_last if base.endswith("channels-last") else None
+
+
+def switch(choice: str) -> None:
+    """Let the libraries compute that these kernels are of, and no others, in this process."""
+    own = choice.startswith("native")
+    torch.backends.mkldnn.enabled = not (own or choice.startswith("nnpack"))  # type: ignore[assignment]
+    torch.backends.nnpack.set_flags(not own)  # type: ignore[no-untyped-call]
 
 
 def _units(module: nn.Module, *, fuse: bool) -> list[gemm.Unit]:
@@ -120,17 +128,14 @@ def choose(
         kind: A name for what is timed, which the times are remembered under.
         takes_part: Whether this process computes gradients in training, and so is timed.
     """
-    images = any(leaf.dim() == 4 for leaf in forms.leaves(batch[0]))
-    plain, fuse = kind == "plain", not replica.of_model
-    layers = [unit.name for unit in _units(replica.module, fuse=fuse)] if plain else []
-    pools = plain and bool(pooling.found(replica.module))
-    path = _cache_folder() / f"kernels-{_key(replica, batch, kind, layers)}.json"
+    offer = _Offer.of(replica, batch, plain=kind == "plain")
+    path = _cache_folder() / f"kernels-{_key(replica, batch, kind, offer.layers)}.json"
     # Only rank 0's view of the cache counts: workers must not disagree.
     times, source = share(_read(path)), "cached"
     if not times:
         source, timed = "measured", step or partial(replica.gradient, *batch)
         for propose in (_libraries, _ours, _toggled, _close):
-            names = propose(layers, times, images=images, pools=pools)
+            names = propose(offer, times)
             mine = _time(replica, timed, names) if takes_part else [0.0] * len(names)
             for name, found in zip(names, map(float, slowest(np.array(mine))), strict=True):
                 times[name] = min(found, times.get(name, math.inf))
@@ -145,21 +150,40 @@ def _best(times: dict[str, float]) -> str:
     return min(times, key=times.__getitem__)
 
 
-def _libraries(
-    layers: list[str], times: dict[str, float], *, images: bool, pools: bool
-) -> list[str]:
+class _Offer(NamedTuple):
+    """What there is to choose from for a model and a batch."""
+
+    layers: list[str]  # that can be matrix products
+    images: bool
+    pools: bool  # whether max-pooling can have another layout
+    nnpack: bool  # whether NNPACK would convolve
+
+    @classmethod
+    def of(cls, replica: Replica, batch: tuple[Tree, Tree], *, plain: bool) -> _Offer:
+        """Return it; other steps than the plain one look between layers."""
+        module, images = replica.module, [x for x in forms.leaves(batch[0]) if x.dim() == 4]
+        layers = [unit.name for unit in _units(module, fuse=not replica.of_model)] if plain else []
+        convolves = any(type(layer) is nn.Conv2d for layer in module.modules())
+        many = any(len(x) >= _NNPACK for x in images) and torch.backends.nnpack.is_available()  # type: ignore[no-untyped-call]
+        pools = plain and bool(pooling.found(module))
+        return cls(layers, bool(images), pools, convolves and many)
+
+
+def _libraries(offer: _Offer, times: dict[str, float]) -> list[str]:
     """Propose what PyTorch has for the whole model."""
-    names = ["default", "native"]
-    return [*names, "channels-last", "native-channels-last"] if images else names
+    last = ["channels-last", "native-channels-last"] if offer.images else []
+    return ["default", "native", *last, *(["nnpack"] if offer.nnpack else [])]
 
 
-def _ours(layers: list[str], times: dict[str, float], *, images: bool, pools: bool) -> list[str]:
+def _ours(offer: _Offer, times: dict[str, float]) -> list[str]:
     """Propose our own ways for all layers, beside the best of the libraries' kernels."""
-    return [f"{_best(times)}{way}" for way, some in (("+pool", pools), ("+gemm", layers)) if some]
+    ways = (("+pool", offer.pools), ("+gemm", offer.layers))
+    return [f"{_best(times)}{way}" for way, some in ways if some]
 
 
-def _toggled(layers: list[str], times: dict[str, float], *, images: bool, pools: bool) -> list[str]:
+def _toggled(offer: _Offer, times: dict[str, float]) -> list[str]:
     """Propose to change each layer back, or each one alone if all together were slower."""
+    layers = offer.layers
     if not 1 < len(layers) <= _EACH:
         return []
     base, products, _ = _best(times).partition("+gemm")
@@ -167,7 +191,7 @@ def _toggled(layers: list[str], times: dict[str, float], *, images: bool, pools:
     return [f"{base}+gemm:{','.join(names)}" for names in sets]
 
 
-def _close(layers: list[str], times: dict[str, float], *, images: bool, pools: bool) -> list[str]:
+def _close(offer: _Offer, times: dict[str, float]) -> list[str]:
     """Propose those again that differ by little, where steps are so short that it matters."""
     near = [name for name in times if times[name] <= _NEAR * times[_best(times)]]
     seconds = 3 * sum(times[name] for name in near) / 1000
@@ -220,7 +244,7 @@ def _key(replica: Replica, batch: tuple[Tree, Tree], kind: str, layers: list[str
         str(replica.params.dtype),
         repr(replica.module),
         ", ".join(layers),  # fewer where somebody looks at what passes between them
-        "pooled",  # times of before there was such a way do not know it
+        "pooled, without nnpack",  # times of before there were such ways do not know them
         *([] if kind == "plain" else [kind]),
         *(["of the model"] if replica.of_model else []),  # a loss that may go back twice
     ]

@@ -1,5 +1,7 @@
 """Kernels: the fastest measured is chosen and remembered, alike everywhere; results agree."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -19,11 +21,11 @@ def replica(monkeypatch, tmp_path):
     monkeypatch.setattr(tune, "_BUDGET", 0.05)
     torch.manual_seed(0)
     yield Replica(cnn().eval(), F.nll_loss)
-    torch.backends.mkldnn.enabled = True
+    tune.switch("default")
 
 
-def batch():
-    return torch.randn(4, 1, 28, 28), torch.randint(10, (4,))
+def batch(examples=4):
+    return torch.randn(examples, 1, 28, 28), torch.randint(10, (examples,))
 
 
 def alone(values):
@@ -83,6 +85,31 @@ def test_a_model_without_max_pooling_is_not_timed_with_it(replica):
     assert "+pool" not in str(chosen.milliseconds)
 
 
+def test_nnpack_is_timed_from_as_many_examples_as_pytorch_gives_it(replica, monkeypatch):
+    assert "nnpack" not in tune.choose(replica, batch(15), alone, alone).milliseconds
+    assert "nnpack" in tune.choose(replica, batch(16), alone, alone).milliseconds
+    flat = Replica(nn.Sequential(nn.Flatten(), nn.Linear(784, 10)), F.cross_entropy)
+    assert "nnpack" not in tune.choose(flat, batch(16), alone, alone).milliseconds
+    monkeypatch.setattr(torch.backends.nnpack, "is_available", lambda: False)
+    monkeypatch.setenv("MANYHANDS_CACHE", os.devnull)
+    assert "nnpack" not in tune.choose(replica, batch(16), alone, alone).milliseconds
+
+
+@pytest.mark.parametrize(
+    ("kernels", "libraries"),
+    [
+        ("default", (True, True)),
+        ("nnpack", (False, True)),
+        ("native-channels-last", (False, False)),
+    ],
+)
+def test_kernels_switch_libraries(replica, kernels, libraries):
+    for before in ("default", "native"):
+        tune.switch(before)
+        tune.apply(replica, f"{kernels}+pool")
+        assert (torch.backends.mkldnn.enabled, torch._C._get_nnpack_enabled()) == libraries
+
+
 def test_what_else_the_machine_does_decides_nothing(replica, monkeypatch):
     """Two take turns; the first step of each is not counted, and several are disturbed."""
     lengths = {"default": [0.5, 0.3, 0.4, 0.4, 0.4, 0.002, 0.4], "native": [0.1, 0.003] + 5 * [0.9]}
@@ -105,11 +132,11 @@ def test_those_that_differ_by_little_are_timed_again(replica, monkeypatch):
     chosen = tune.choose(replica, batch(), lambda values: np.array(next(said)), alone)
     assert chosen.choice == "native"
     assert (chosen.milliseconds["native"], chosen.milliseconds["channels-last"]) == (4.8, 5.0)
-    given = {"layers": [], "images": True, "pools": True}
+    offer = tune._Offer([], images=True, pools=True, nnpack=False)
     times = {"default": 9.0, "native": 5.2, "default+pool": 5.0}
-    assert tune._close(times=times, **given) == ["native", "default+pool"]
-    assert tune._close(times={"default": 9.0, "native": 5.2}, **given) == []
-    assert tune._close(times={"default": 1000.0, "native": 1001.0}, **given) == []
+    assert tune._close(offer, times) == ["native", "default+pool"]
+    assert tune._close(offer, {"default": 9.0, "native": 5.2}) == []
+    assert tune._close(offer, {"default": 1000.0, "native": 1001.0}) == []
 
 
 def test_kernels_that_cannot_compute_a_model_are_not_chosen(replica, monkeypatch):
@@ -177,11 +204,12 @@ def test_a_damaged_cache_is_measured_again(replica, tmp_path):
 
 
 def test_all_kernels_compute_the_same_gradient(replica):
-    x, y = batch()
+    x, y = batch(16)
     gradients = {}
     for name in (
         "default",
         "native",
+        "nnpack",
         "channels-last",
         "native-channels-last",
         "default+gemm",
