@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import epochs
 from run import HEAD, PARTS, rows
 from turns import HERE
 
@@ -44,8 +45,14 @@ def told(kept: list[dict[str, Any]]) -> str:
 
 def write(text: str) -> str:
     """Return the page with everything between its marks made anew."""
-    pattern = r"(<!-- bars ([\w-]+) -->\n)(.*?)(<!-- end -->)"
-    return re.sub(pattern, lambda m: f"{m[1]}{table(m[2])}\n{m[4]}", text, flags=re.S)
+    pattern = r"(<!-- (bars|epochs) ([\w-]+) -->\n)(.*?)(<!-- end -->)"
+
+    def made(mark: re.Match[str]) -> str:
+        kind, machine = mark[2], mark[3]
+        path = HERE / "results" / machine / "epochs.json"
+        return f"{mark[1]}{table(machine) if kind == 'bars' else epochs.table(path)}\n{mark[5]}"
+
+    return re.sub(pattern, made, text, flags=re.S)
 
 
 def main(page: Path = PAGE) -> int:

@@ -1,0 +1,93 @@
+"""After how many epochs the CNN reaches 98 % on MNIST, by batch size, learning rate and schedule.
+
+`python benchmarks/epochs.py --rounds 12 --out FILE.json`. Each round has the next seed. One worker
+alone, on one core, and as many at a time as there are cores: how many workers share a batch does
+not change what is computed, but for how numbers are rounded. Runs have the default of three epochs;
+a run that has not reached the target by then counts as four. docs/performance.md has the table.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from to_target import RECIPE, TARGET
+from turns import parser, write
+
+import manyhands as mh
+from manyhands.record import cores
+
+Setting = dict[str, Any]
+
+CONSTANT: tuple[Setting, ...] = (
+    {"batch_size": 128, "lr": 0.01},
+    {"batch_size": 128, "lr": 0.02},
+    {"batch_size": 128, "lr": 0.03},
+    {"batch_size": 128, "lr": 0.05},
+    {"batch_size": 256, "lr": 0.02},
+    {"batch_size": 256, "lr": 0.05},
+)
+FALLING: tuple[Setting, ...] = (
+    {"batch_size": 128, "lr": 0.04, "schedule": "linear", "warmup": 0.1},
+    RECIPE,
+)
+
+
+def accuracies(setting: Setting, seed: int) -> list[float]:
+    """Return the test accuracy after each epoch."""
+    with tempfile.TemporaryDirectory(prefix="manyhands-bench-") as place:
+        done = mh.fit(
+            "cnn", "mnist", strategy="sequential", workers=1, threads=1, seed=seed,
+            output=f"{place}/run", progress=False, **setting,
+        )  # fmt: skip
+    return [epoch["test_accuracy"] for epoch in done.record["epochs"]]
+
+
+def reached(those: list[float]) -> int:
+    """Return the first epoch with the target; one more than there were if none has it."""
+    return next((e for e, one in enumerate(those, 1) if one >= TARGET), len(those) + 1)
+
+
+def table(path: Path) -> str:
+    """Return a record as Markdown: each setting, its runs by epoch, and how well they ended."""
+    found = json.loads(path.read_text())["records"][0]
+    lines = [
+        "| batch | learning rate | schedule | 2 epochs or fewer | 3 | more | accuracy after 3 |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for one in found["settings"]:
+        after = [reached(those) for those in one["accuracies"]]
+        last = [those[-1] for those in one["accuracies"]]
+        counts = (sum(e <= 2 for e in after), after.count(3), sum(e > 3 for e in after))
+        warmup = f", warm-up {one['warmup']}" if "warmup" in one else ""
+        schedule = one.get("schedule", "constant") + warmup
+        mean = f"{statistics.mean(last):.2%} ({min(last):.2%} to {max(last):.2%})"
+        cells = (one["batch_size"], one["lr"], schedule, *counts, mean.replace("%", " %"))
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    asked = parser(__doc__, rounds=12, steps=0).parse_args()
+    settings, seeds = (*CONSTANT, *FALLING), range(asked.rounds)
+    with ProcessPoolExecutor(cores()) as pool:
+        runs = {
+            (i, seed): pool.submit(accuracies, setting, seed)
+            for seed in seeds
+            for i, setting in enumerate(settings)
+        }
+    told = [
+        {**setting, "accuracies": [runs[i, seed].result() for seed in seeds]}
+        for i, setting in enumerate(settings)
+    ]
+    what = f"epochs to {TARGET:.0%} on MNIST, one worker"
+    nothing: dict[str, Any] = {"medians": {}, "ratios": {}, "bars": {}}
+    write(asked.out, {"what": what, "unit": "epochs", "ours": "", **nothing, "settings": told})
+
+
+if __name__ == "__main__":
+    main()
