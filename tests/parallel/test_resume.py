@@ -145,9 +145,11 @@ def test_going_on_is_never_having_stopped(folder, strategy, optimizer):
 STAGES = {1: 1, 2: 2, 3: 3, 4: 2}.get(WORLD.size, 1)
 
 
-def test_a_model_that_was_updated_together_goes_on(folder):
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_a_model_that_was_updated_together_goes_on(folder, optimizer):
     """Each worker has a part of the momentum, which is gathered for every checkpoint."""
     given = {"strategy": "sync", "checkpoint_every": "10steps", "model": large, "dtype": "float64"}
+    given |= {"optimizer": optimizer}
     whole = train(folder, max_steps=45, **given)
     assert (whole.state is not None) == (WORLD.size > 1)
     resumed = train(folder, checkpoint=at(folder, 30), max_steps=45, **given)
@@ -198,14 +200,19 @@ def smooth():
     return nn.Sequential(nn.Linear(20, 16), nn.Tanh(), nn.Linear(16, 4))
 
 
-@pytest.mark.parametrize("model", [smooth, large], ids=["small", "large"])
-def test_another_number_of_workers_sees_the_same_global_batches(folder, model):
+@pytest.mark.parametrize(
+    ("model", "optimizer"),
+    [(smooth, "sgd"), (large, "sgd"), (large, "adam")],
+    ids=["small", "large", "large, adam"],
+)
+def test_another_number_of_workers_sees_the_same_global_batches(folder, model, optimizer):
     """All of the group write a checkpoint; rank 0 alone goes on, and ends at the same weights.
 
     The learning rate stays the one of a run that began with so many.
     """
     given = {"strategy": "sync", "checkpoint_every": "10steps", "dtype": "float64", "model": model}
     given |= {"lr": 0.002, "lr_scaling": "linear"}  # small: rounding stays rounding with many
+    given |= {"optimizer": optimizer}
     whole = train(folder, **given)
     found = at(folder, 40)
     if WORLD.rank == 0:
