@@ -194,6 +194,8 @@ def join(job: Job, group: Communicator, folder: Path, *, leader: bool) -> dict[s
     them is its `leader` and watches over the others. These watch as well, with more patience: it
     may be the leader who hangs.
     """
+    from manyhands import tune
+
     if group.size == 1 or not (folder / BOARD_FILE).exists():
         _make_board(folder, group.size)
     board = Board(folder / BOARD_FILE, group.size)
@@ -211,7 +213,8 @@ def join(job: Job, group: Communicator, folder: Path, *, leader: bool) -> dict[s
     try:
         if heart:
             heart.start()
-        found = perform(job, group, folder)
+        with tune.put_back():
+            found = perform(job, group, folder)
         group.release()
         return found
     except BaseException as error:

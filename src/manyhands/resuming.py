@@ -103,6 +103,19 @@ def expect_all(found: checkpoints.Checkpoint, config: RunConfig) -> None:
         )
 
 
+def event(found: checkpoints.Checkpoint, config: RunConfig) -> dict[str, Any]:
+    """Return the line of the story: from where a run goes on, and of what length it was till then.
+
+    The latter where the learning rate follows the length: it does from here on, by the new one.
+    """
+    made: dict[str, Any] = {"resumed_from": found.step}
+    before = {name: found.about["options"].get(name) for name in sorted(BUDGETED)}
+    rated = config.schedule != "constant" or config.warmup
+    if rated and before != {name: getattr(config, name) for name in before}:
+        made["planned"] = {name: value for name, value in before.items() if value is not None}
+    return made
+
+
 def _flat(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options with strategy and optimizer taken apart, as checkpoints have them."""
     flat: dict[str, Any] = {}

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from manyhands import checkpoint as checkpoints
-from manyhands import forms, launch, mpis
+from manyhands import forms, launch, mpis, resuming
 from manyhands.config import RunConfig
 from manyhands.data import store
 from manyhands.data.shards import row_groups
@@ -229,7 +229,7 @@ class Run:
             launched=begin,
             threads=threads,
             checkpoint=str(self.checkpoint.folder) if self.checkpoint else None,
-            story=({"resumed_from": self.checkpoint.step},) if self.checkpoint else (),
+            story=(resuming.event(self.checkpoint, self.config),) if self.checkpoint else (),
         )
 
     def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:

@@ -16,8 +16,8 @@ import os
 import platform
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -39,6 +39,7 @@ _EACH = 6  # layers at the most that are tried one by one
 _TURNS = 5  # of three steps each, at the most
 _NEAR = 1.1  # kernels that take so many times as long as the best are timed again
 _NNPACK = 16  # examples from which on PyTorch lets NNPACK convolve, where oneDNN does not
+_WIDE = 17  # the width of kernels from which on it does not
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,19 @@ def switch(choice: str) -> None:
     own = choice.startswith("native")
     torch.backends.mkldnn.enabled = not (own or choice.startswith("nnpack"))  # type: ignore[assignment]
     torch.backends.nnpack.set_flags(not own)  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def put_back() -> Iterator[None]:
+    """Leave libraries and threads as they were: the process is somebody else's."""
+    onednn, nnpack = torch.backends.mkldnn.enabled, torch._C._get_nnpack_enabled()
+    threads = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.backends.mkldnn.enabled = onednn
+        torch.backends.nnpack.set_flags(nnpack)  # type: ignore[no-untyped-call]
+        torch.set_num_threads(threads)
 
 
 def _units(module: nn.Module, *, fuse: bool) -> list[gemm.Unit]:
@@ -128,7 +142,7 @@ def choose(
         kind: A name for what is timed, which the times are remembered under.
         takes_part: Whether this process computes gradients in training, and so is timed.
     """
-    offer = _Offer.of(replica, batch, plain=kind == "plain")
+    offer = _Offer.of(replica, batch, kind)
     path = _cache_folder() / f"kernels-{_key(replica, batch, kind, offer.layers)}.json"
     # Only rank 0's view of the cache counts: workers must not disagree.
     times, source = share(_read(path)), "cached"
@@ -159,14 +173,24 @@ class _Offer(NamedTuple):
     nnpack: bool  # whether NNPACK would convolve
 
     @classmethod
-    def of(cls, replica: Replica, batch: tuple[Tree, Tree], *, plain: bool) -> _Offer:
+    def of(cls, replica: Replica, batch: tuple[Tree, Tree], kind: str) -> _Offer:
         """Return it; other steps than the plain one look between layers."""
         module, images = replica.module, [x for x in forms.leaves(batch[0]) if x.dim() == 4]
-        layers = [unit.name for unit in _units(module, fuse=not replica.of_model)] if plain else []
-        convolves = any(type(layer) is nn.Conv2d for layer in module.modules())
-        many = any(len(x) >= _NNPACK for x in images) and torch.backends.nnpack.is_available()  # type: ignore[no-untyped-call]
-        pools = plain and bool(pooling.found(module))
-        return cls(layers, bool(images), pools, convolves and many)
+        if kind != "plain":
+            layers, pools = [], False
+        else:
+            layers = [unit.name for unit in _units(module, fuse=not replica.of_model)]
+            pools = bool(pooling.found(module))
+        many = any(len(x) >= _NNPACK for x in images) and kind != "bfloat16"
+        return cls(layers, bool(images), pools, many and any(map(_convolves, module.modules())))
+
+
+def _convolves(layer: nn.Module) -> bool:
+    """Say whether NNPACK can compute the layer."""
+    if not isinstance(layer, nn.Conv2d) or not torch.backends.nnpack.is_available():  # type: ignore[no-untyped-call]
+        return False
+    small = max(layer.kernel_size) < _WIDE and layer.dilation == (1, 1)
+    return small and layer.weight.dtype == torch.float32
 
 
 def _libraries(offer: _Offer, times: dict[str, float]) -> list[str]:
@@ -217,6 +241,8 @@ def _time(replica: Replica, step: Callable[[], object], names: list[str]) -> lis
                     begin = time.perf_counter()
                     step()
                     shortest[name] = min(shortest[name], time.perf_counter() - begin)
+                    if not turn and time.perf_counter() >= end:  # steps are long: one has to do
+                        break
     return [1000 * shortest[name] for name in names]
 
 

@@ -25,6 +25,27 @@ def test_the_library_of_that_mpiexec_is_loaded(tmp_path, kind):
     assert done.stdout.count("of training") == 1
 
 
+def test_a_script_goes_on_with_the_libraries_that_it_had(tmp_path):
+    """Training chooses kernels and threads; the processes are those of whoever started them."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, torch, manyhands as mh\n"
+        "def state(): return (torch.backends.mkldnn.enabled, torch._C._get_nnpack_enabled(),\n"
+        "                     torch.get_num_threads())\n"
+        "torch.set_num_threads(2)\n"
+        "before = state()\n"
+        "mh.fit('mlp', 'blobs', epochs=1, threads=1, kernels='native', output=sys.argv[1],\n"
+        "       progress=False)\n"
+        "print('the same' if state() == before else f'{before} became {state()}')\n"
+    )
+    line, environment = mpis.command(
+        mpis.find_mpi("mpich"), 2, [str(script), str(tmp_path / "run")]
+    )
+    done = ran(line, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("the same") == 2, done.stdout
+
+
 @pytest.mark.parametrize(("mpiexec", "library"), [("mpich", "openmpi"), ("openmpi", "mpich")])
 def test_two_kinds_of_mpi_are_explained_once(tmp_path, mpiexec, library):
     line, environment = mpis.command(

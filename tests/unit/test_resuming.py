@@ -44,6 +44,23 @@ def test_other_deals_are_refused(found, given, why, tmp_path):
         resuming.options(found, tmp_path, given)
 
 
+@pytest.mark.parametrize(
+    ("given", "planned"),
+    [
+        ({"schedule": "cosine", "epochs": 4}, {"epochs": 2}),
+        ({"warmup": 0.1, "max_steps": 50}, {"epochs": 2}),
+        ({"schedule": "cosine"}, None),
+        ({"epochs": 4}, None),
+    ],
+    ids=["longer", "other steps", "as long", "constant"],
+)
+def test_the_story_tells_of_another_length_where_the_rate_follows_it(given, planned):
+    options = {"epochs": 2, **given}
+    before = {**flatten(configure({**options, "epochs": 2})), "max_steps": None}
+    told = resuming.event(checkpoint("sync", 2, options=before), configure(options))
+    assert told == {"resumed_from": 5, **({"planned": planned} if planned else {})}
+
+
 class Falling:
     """A scheduler's factory that only its user can make again."""
 

@@ -110,6 +110,53 @@ def test_kernels_switch_libraries(replica, kernels, libraries):
         assert (torch.backends.mkldnn.enabled, torch._C._get_nnpack_enabled()) == libraries
 
 
+@pytest.mark.parametrize(
+    ("layer", "timed"),
+    [
+        (nn.Conv2d(1, 2, 3), True),
+        (nn.Conv2d(1, 2, 17), False),
+        (nn.Conv2d(1, 2, 3, dilation=2), False),
+        (nn.Conv2d(1, 2, 3).double(), False),
+    ],
+    ids=["plain", "wide", "dilated", "float64"],
+)
+def test_nnpack_is_timed_where_it_would_compute(replica, layer, timed):
+    layers = nn.Sequential(layer, nn.Flatten(), nn.LazyLinear(10, dtype=layer.weight.dtype))
+    x, y = batch(16)
+    x = x.to(layer.weight.dtype)
+    layers(x)
+    made = Replica(layers, F.cross_entropy)
+    assert ("nnpack" in tune.choose(made, (x, y), alone, alone).milliseconds) == timed
+    assert "nnpack" not in tune.choose(made, (x, y), alone, alone, kind="bfloat16").milliseconds
+
+
+def test_a_process_of_somebody_else_is_left_as_it_was(replica):
+    def state():
+        nnpack = torch._C._get_nnpack_enabled()
+        return torch.backends.mkldnn.enabled, nnpack, torch.get_num_threads()
+
+    for before in ("default", "native"):
+        tune.switch(before)
+        found = state()
+        with tune.put_back():
+            tune.switch("nnpack")
+            torch.set_num_threads(found[-1] + 1)
+            assert state() != found
+        assert state() == found
+
+
+def test_where_steps_are_long_one_of_each_has_to_do(replica, monkeypatch):
+    clock, turns = [0.0], []
+
+    def step():
+        turns.append(torch.backends.mkldnn.enabled)
+        clock[0] += 5.0
+
+    monkeypatch.setattr(tune.time, "perf_counter", lambda: clock[0])
+    assert tune._time(replica, step, ["default", "native"]) == [5000.0, 5000.0]
+    assert turns == [True, False, True, False]  # one to see whether it computes, one timed
+
+
 def test_what_else_the_machine_does_decides_nothing(replica, monkeypatch):
     """Two take turns; the first step of each is not counted, and several are disturbed."""
     lengths = {"default": [0.5, 0.3, 0.4, 0.4, 0.4, 0.002, 0.4], "native": [0.1, 0.003] + 5 * [0.9]}

@@ -175,8 +175,19 @@ def _befell(run: Run, event: Mapping[str, Any]) -> str:
         return f"{_identity(run)}: rank {join(lost)} died; {went}"
     for name, how in (("restarted_from", "started again"), ("resumed_from", "resumed")):
         if (step := number(event, name)) is not None:
-            return f"{_identity(run)}: {how} from step {step:.0f}"
+            return f"{_identity(run)}: {how} from step {step:.0f}{_planned(event)}"
     return ""
+
+
+def _planned(event: Mapping[str, Any]) -> str:
+    """Return the length that a run had until then, where its learning rate had followed it."""
+    lengths = mapping(event.get("planned"))
+    told = [
+        f"{count:.0f} {word}"
+        for name, word in (("epochs", "epochs"), ("max_steps", "steps"))
+        if (count := number(lengths, name)) is not None
+    ]
+    return f"; until then the learning rate was that of a run of {join(told)}" if told else ""
 
 
 def _heir(taken: Any) -> str:
