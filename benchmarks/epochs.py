@@ -1,9 +1,9 @@
 """After how many epochs the CNN reaches 98 % on MNIST, by batch size, learning rate and schedule.
 
 `python benchmarks/epochs.py --rounds 12 --out FILE.json`. Each round has the next seed. One worker
-alone, on one core, and as many at a time as there are cores: how many workers share a batch does
-not change what is computed, but for how numbers are rounded. Runs have the default of three epochs;
-a run that has not reached the target by then counts as four. docs/performance.md has the table.
+alone, on one core, and as many at a time as there are cores: with many workers the numbers are
+rounded otherwise and dropout's masks are others, so that a seed's run is another, but one of the
+same kind. Runs have the default of three epochs; docs/performance.md has the table.
 """
 
 from __future__ import annotations
@@ -54,6 +54,8 @@ def reached(those: list[float]) -> int:
 
 def table(path: Path) -> str:
     """Return a record as Markdown: each setting, its runs by epoch, and how well they ended."""
+    if not path.exists():
+        return "No records yet."
     found = json.loads(path.read_text())["records"][0]
     lines = [
         "| batch | learning rate | schedule | 2 epochs or fewer | 3 | more | accuracy after 3 |",

@@ -148,6 +148,8 @@ def choose(
     times, source = share(_read(path)), "cached"
     if not times:
         source, timed = "measured", step or partial(replica.gradient, *batch)
+        # Of an uneven batch some workers have fewer examples, and would propose less.
+        offer = offer._replace(nnpack="nnpack" in share({"nnpack": 1.0} if offer.nnpack else {}))
         for propose in (_libraries, _ours, _toggled, _close):
             names = propose(offer, times)
             mine = _time(replica, timed, names) if takes_part else [0.0] * len(names)
@@ -228,21 +230,22 @@ def _time(replica: Replica, step: Callable[[], object], names: list[str]) -> lis
     Whatever else the machine does makes steps longer, never shorter: of few the shortest says most.
     They take turns, since a machine may be slower for a while.
     """
-    shortest = dict.fromkeys(names, math.inf)
+    shortest, budget = dict.fromkeys(names, math.inf), len(names) * _BUDGET / 8
+    begin = time.perf_counter()
     usable = [name for name in names if _computes(replica, step, name)]
-    end = time.perf_counter() + len(names) * _BUDGET / 8
+    tried = time.perf_counter()
+    # The first step of three finds in the caches what another has left there; long ones bear that.
+    steps = 1 if 3 * (tried - begin) > budget else 3
     with replica.undisturbed():
         for turn in range(_TURNS):
-            if turn and time.perf_counter() >= end:
+            if turn and time.perf_counter() >= tried + budget:
                 break
             for name in usable:
                 apply(replica, name)
-                for _ in range(3):  # the first finds in the caches what another has left there
+                for _ in range(steps):
                     begin = time.perf_counter()
                     step()
                     shortest[name] = min(shortest[name], time.perf_counter() - begin)
-                    if not turn and time.perf_counter() >= end:  # steps are long: one has to do
-                        break
     return [1000 * shortest[name] for name in names]
 
 

@@ -229,10 +229,10 @@ def test_what_befell_a_run_is_told() -> None:
 def test_a_rate_that_followed_another_length_is_told() -> None:
     from manyhands.report.provenance import problems
 
-    story = [{"resumed_from": 16, "planned": {"epochs": 2, "max_steps": 40}}]
+    story = [{"resumed_from": 16, "planned": {"epochs": 1, "max_steps": 40}}]
     (told,) = problems(summary(timed("sync", 4, 9) | {"story": story}, timed("sync", 2, 9)))
     (line,) = told["lines"]
-    assert line.endswith("until then the learning rate was that of a run of 2 epochs and 40 steps")
+    assert line.endswith("the learning rate was that of a run of 1 epoch, at most 40 steps")
 
 
 def test_where_too_few_were_left_nobody_is_said_to_have_gone_on() -> None:

@@ -86,6 +86,7 @@ def test_a_model_without_max_pooling_is_not_timed_with_it(replica):
 
 
 def test_nnpack_is_timed_from_as_many_examples_as_pytorch_gives_it(replica, monkeypatch):
+    monkeypatch.setattr(torch.backends.nnpack, "is_available", lambda: True)
     assert "nnpack" not in tune.choose(replica, batch(15), alone, alone).milliseconds
     assert "nnpack" in tune.choose(replica, batch(16), alone, alone).milliseconds
     flat = Replica(nn.Sequential(nn.Flatten(), nn.Linear(784, 10)), F.cross_entropy)
@@ -110,6 +111,15 @@ def test_kernels_switch_libraries(replica, kernels, libraries):
         assert (torch.backends.mkldnn.enabled, torch._C._get_nnpack_enabled()) == libraries
 
 
+@pytest.mark.parametrize(("mine", "first"), [(15, 16), (16, 15)])
+def test_rank_0_says_whether_nnpack_is_timed(replica, monkeypatch, mine, first):
+    """Of a batch of 31, one of two workers has 16 examples and the other 15."""
+    monkeypatch.setattr(torch.backends.nnpack, "is_available", lambda: True)
+    said = iter([{}, {"nnpack": 1.0} if first >= 16 else {}])
+    chosen = tune.choose(replica, batch(mine), alone, lambda own: next(said))
+    assert ("nnpack" in chosen.milliseconds) == (first >= 16)
+
+
 @pytest.mark.parametrize(
     ("layer", "timed"),
     [
@@ -120,7 +130,8 @@ def test_kernels_switch_libraries(replica, kernels, libraries):
     ],
     ids=["plain", "wide", "dilated", "float64"],
 )
-def test_nnpack_is_timed_where_it_would_compute(replica, layer, timed):
+def test_nnpack_is_timed_where_it_would_compute(replica, monkeypatch, layer, timed):
+    monkeypatch.setattr(torch.backends.nnpack, "is_available", lambda: True)
     layers = nn.Sequential(layer, nn.Flatten(), nn.LazyLinear(10, dtype=layer.weight.dtype))
     x, y = batch(16)
     x = x.to(layer.weight.dtype)

@@ -183,11 +183,11 @@ def _planned(event: Mapping[str, Any]) -> str:
     """Return the length that a run had until then, where its learning rate had followed it."""
     lengths = mapping(event.get("planned"))
     told = [
-        f"{count:.0f} {word}"
-        for name, word in (("epochs", "epochs"), ("max_steps", "steps"))
+        f"{most}{plural(int(count), word)}"
+        for name, most, word in (("epochs", "", "epoch"), ("max_steps", "at most ", "step"))
         if (count := number(lengths, name)) is not None
     ]
-    return f"; until then the learning rate was that of a run of {join(told)}" if told else ""
+    return f"; until then the learning rate was that of a run of {', '.join(told)}" if told else ""
 
 
 def _heir(taken: Any) -> str:

@@ -63,7 +63,7 @@ class Piecewise:
             worker.rate.set(self._optimizer, worker.step)
         if self._adapts:
             for _, p in self._each():
-                self._state(p)["step"] += 1
+                self._optimizer.state[p].setdefault("step", torch.zeros(())).add_(1)
         worker.allreduce_through(gradient, self._algorithm, self._update)
         self._stepped = True
 
@@ -77,8 +77,6 @@ class Piecewise:
         for name in self._names:
             if state.get(name) is None:
                 state[name] = torch.zeros_like(p)
-        if self._adapts:
-            state.setdefault("step", torch.zeros(()))
         return state
 
     def _update(self, reduced: np.ndarray, place: slice) -> None:
