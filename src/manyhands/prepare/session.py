@@ -89,7 +89,8 @@ def session(master: str, memory: str) -> Iterator[Any]:
     finally:
         with _quietly():
             spark.stop()
-        logging.getLogger().removeFilter(_not_py4j)
+    # After a failure it stays: what is left of Spark's objects talks to a process that may be gone.
+    logging.getLogger().removeFilter(_not_py4j)
 
 
 def _not_py4j(record: logging.LogRecord) -> bool:
