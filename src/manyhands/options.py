@@ -24,6 +24,12 @@ from manyhands.strategies import STRATEGIES
 _RUN_ONLY = ("strategy", "optimizer", "privacy")
 _PRIVATE = "private"  # owns the options of `Privacy`
 
+# SGD where its rate is left open: one that rises first and falls later needs fewer epochs, and
+# bears batches that are large enough for many to share. benchmarks/epochs.py compares several.
+_BATCH, _LR = 192, 0.06
+_COURSE = MappingProxyType({"schedule": "linear", "warmup": 0.1})
+_RATE = frozenset({"lr", "momentum", "nesterov", "schedule", "warmup", "lr_scaling"})
+
 
 @dataclass(frozen=True)
 class Option:
@@ -105,8 +111,9 @@ def configure(given: Mapping[str, Any]) -> RunConfig:
         if name not in _RUN_ONLY:
             _check_type(name, value, table[name].type)
     strategy = _part("strategy", given, STRATEGIES, "sync", table)
-    optimizer = _part("optimizer", given, OPTIMIZERS, SGD.name, table)
     privacy = _privacy(whole, given, table)
+    given = {**_usual(given, strategy, private=privacy is not None), **given}
+    optimizer = _part("optimizer", given, OPTIMIZERS, SGD.name, table)
     mine = {getattr(strategy, "name", None), getattr(optimizer, "name", None), "run"}
     mine |= {_PRIVATE} if privacy else set()
     for name in given:
@@ -119,10 +126,20 @@ def configure(given: Mapping[str, Any]) -> RunConfig:
     parts = (*_RUN_ONLY, _PRIVATE)
     run = {n: v for n, v in given.items() if table[n].owners == ("run",) and n not in parts}
     run = {"workers": _workers(run, strategy), **run}
-    named = given.get("optimizer", SGD.name) == SGD.name
-    if named and "lr" not in given and optimizer.momentum:
-        run = {"lr_scaling": strategy.lr_scaling, **run}
     return RunConfig(strategy=strategy, optimizer=optimizer, privacy=privacy, **run)
+
+
+def _usual(given: Mapping[str, Any], strategy: Any, *, private: bool) -> dict[str, Any]:
+    """Return what suits the strategy where the user says nothing of SGD's learning rate."""
+    named = given.get("optimizer", SGD.name) == SGD.name
+    if not named or "lr" in given or not given.get("momentum", SGD.momentum):
+        return {}
+    scaling = {"lr_scaling": strategy.lr_scaling}
+    if private or strategy.cautious or _RATE & set(given):
+        return scaling
+    batch = given.get("batch_size", _BATCH)
+    rate = _LR * min(max(batch, 1), _BATCH) / _BATCH
+    return {**scaling, "batch_size": batch, "lr": rate, **_COURSE}
 
 
 def _workers(run: Mapping[str, Any], strategy: Any) -> int:

@@ -15,7 +15,7 @@ import itertools
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from manyhands import validate
@@ -115,7 +115,7 @@ def schedule(
     Raises:
         ConfigError: If a combination cannot work, or an option would be ignored everywhere.
     """
-    products = _products(experiment)
+    products = _alike(_products(experiment), experiment)
     tried = [choice for product in products for choice in _choices(product, experiment)]
     _refuse_ignored(products, [choice.given for choice in tried])
     accepted, left_out = _accepted(tried, carried, lenient=ALL in experiment.strategies)
@@ -169,14 +169,40 @@ def _products(experiment: Experiment) -> list[_Product]:
     return found
 
 
+def _alike(products: list[_Product], experiment: Experiment) -> list[_Product]:
+    """Return them with one batch size for all where none is given: the least that is a default."""
+    beside = (BASELINE,) if experiment.baseline else ()
+    sizes = [
+        _batch_size(_taken(strategy, given))
+        for product in products
+        for given in _combinations(product.values)
+        for strategy in (product.strategy, *beside)
+        if "batch_size" not in given
+    ]
+    least = min((size for size in sizes if size), default=None)
+    if least is None:
+        return products
+    return [replace(p, values={"batch_size": (least,), **p.values}) for p in products]
+
+
+def _batch_size(given: Mapping[str, Any]) -> int | None:
+    with suppress(ConfigError):  # refused when all are, by name
+        return configure(given).batch_size
+    return None
+
+
+def _combinations(values: Mapping[str, Alternatives]) -> Iterator[dict[str, Any]]:
+    for combination in itertools.product(*values.values()):
+        yield dict(zip(values, combination, strict=True))
+
+
 def _expanded(strategies: Alternatives) -> list[Any]:
     named = [list(STRATEGIES) if s == ALL else [s] for s in strategies]
     return list(dict.fromkeys(itertools.chain(*named)))
 
 
 def _choices(product: _Product, experiment: Experiment) -> Iterator[_Combination]:
-    for combination in itertools.product(*product.values.values()):
-        given = dict(zip(product.values, combination, strict=True))
+    for given in _combinations(product.values):
         own = _taken(product.strategy, given)
         weak = experiment.scaling == "weak"
         base = _alone(own, given, grows=weak) if experiment.baseline else None
@@ -220,7 +246,8 @@ def _grown(given: dict[str, Any]) -> dict[str, Any]:
     """Return the options for weak scaling: what is stated is for one worker.
 
     Each worker keeps `limit` examples an epoch and `batch_size` examples an update, so both are
-    multiplied by the workers; where a batch belongs to one worker already, `batch_size` stays.
+    multiplied by the workers; where a batch belongs to one worker already, `batch_size` stays, and
+    so does a learning rate that nobody gives.
     """
     if given.get("limit") is None:
         raise ConfigError(
@@ -231,7 +258,17 @@ def _grown(given: dict[str, Any]) -> dict[str, Any]:
     grown = {**given, "limit": given["limit"] * workers}
     if kind is None or not kind.supports.whole_batches:
         grown["batch_size"] = given.get("batch_size", table()["batch_size"].default) * workers
-    return grown
+    return {**_settled_rate(given), **grown}
+
+
+def _settled_rate(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of the learning rate as they are for these; an object has its own."""
+    if not isinstance(given.get("optimizer", ""), str):
+        return {}
+    with suppress(ConfigError):  # refused when all are, by name
+        flat = flatten(configure(given))
+        return {name: flat[name] for name in ("lr", "schedule", "warmup", "lr_scaling")}
+    return {}
 
 
 def _refuse_ignored(products: list[_Product], taken: list[Mapping[str, Any]]) -> None:

@@ -101,10 +101,13 @@ def predict(
     names = _names(strategies)
     own, shared = _split(given, names)
     network = _network(latency, bandwidth, per_host)
+    asked = variants(names, own)
     loss = shared.pop("loss", None)
     if calibration is None:
         configure({"strategy": "sync", "workers": 1, **shared})  # refused before measuring
-        deciding = {name: value for name, value in shared.items() if name != "epochs"}
+        alone = ({**shared, "strategy": one, "workers": 1} for one in asked)
+        deciding = {"batch_size": min(configure(one).batch_size for one in alone), **shared}
+        deciding.pop("epochs", None)
         known = calibrate(model, data, loss=loss, say=say, **deciding)
     else:
         known = calibration if isinstance(calibration, Calibration) else read(Path(calibration))
@@ -116,7 +119,7 @@ def predict(
         batch_size=shared.get("batch_size") or known.options["batch_size"],
         epochs=shared.get("epochs") or options()["epochs"].default,
     )
-    found, missing = rows(variants(names, own), case, counts(workers))
+    found, missing = rows(asked, case, counts(workers))
     return Prediction(tuple(found), tuple(missing), case)
 
 
@@ -204,10 +207,12 @@ def choose_workers(
             "workers is 'auto', which measures this machine alone, but hosts or hostfile is given; "
             "leave workers out: as many as fit are started there"
         )
-    strategy = configure({**given, "workers": 1}).strategy
+    config = configure({**given, "workers": 1})
+    strategy = config.strategy
     table = options()
     mine = {n for n in given if n in DECIDING or set(table[n].owners) & set(OPTIMIZERS)}
     deciding = {n: given[n] for n in mine - {"model", "data", "loss"}}
+    deciding["batch_size"] = config.batch_size
     known = calibrate(model, data, loss=loss, say=say, **deciding)
     case = Case(known=known, batch_size=known.options["batch_size"])
     masters = strategy.processes(1) - 1

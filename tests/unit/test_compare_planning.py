@@ -50,6 +50,25 @@ def test_each_task_has_its_own_baseline() -> None:
         assert run.baseline == base[run.config["batch_size"]]
 
 
+def test_all_have_one_batch_size_by_default() -> None:
+    def sizes(*strategies: str, **about: Any) -> set[int]:
+        return {run.config["batch_size"] for run in planned(*strategies, **about).runs}
+
+    assert sizes("sync", "averaging", workers=(1, 2)) == {192}
+    assert sizes("sync", "hogwild", workers=(1, 2)) == {128}
+    assert sizes("hogwild", workers=2) == {128}  # and so has the sequential run beside it
+    assert sizes("sync", workers=2, optimizer=("sgd", "adam")) == {128}
+    assert sizes("sync", cases=({"strategy": ("server",), "workers": (2,)},)) == {128}
+    assert sizes("sync", "hogwild", workers=2, batch_size=32) == {32}
+
+
+def test_one_strategy_with_more_workers_is_otherwise_the_same() -> None:
+    for name in (name for name, kind in STRATEGIES.items() if kind.supports.many):
+        found = planned(name, workers=(2, 4), baseline=False)
+        others = [{k: v for k, v in r.config.items() if k != "workers"} for r in found.runs]
+        assert all(other == others[0] for other in others), name
+
+
 def test_a_server_that_waits_for_all_is_measured_against_as_many_examples_an_update() -> None:
     found = planned("server", workers=(1, 2, 4), staleness=(None, 0), batch_size=64)
     alone = {r.case: r for r in found.runs if r.config["strategy"] == "sequential"}
@@ -129,6 +148,14 @@ def test_weak_scaling_keeps_batch_and_examples_per_worker() -> None:
         config = run.config
         assert config["batch_size"] == 32 * config["workers"]
         assert config["limit"] == 1000 * config["workers"]
+
+
+def test_weak_scaling_keeps_the_rate_of_one_worker() -> None:
+    found = planned("sync", workers=(1, 2, 8), limit=640, batch_size=64, scaling="weak")
+    assert {r.config["batch_size"] for r in found.runs} == {64, 128, 512}
+    assert {(r.config["lr"], r.config["schedule"]) for r in found.runs} == {(0.02, "linear")}
+    own = planned("sync", workers=(1, 2), limit=640, optimizer=SGD(lr=0.5), scaling="weak")
+    assert {r.config["lr"] for r in own.runs} == {0.5}
 
 
 def test_weak_scaling_leaves_a_batch_that_is_one_workers_already() -> None:

@@ -108,6 +108,55 @@ def test_the_default_rate_is_divided_where_workers_update_on_their_own(strategy,
     assert configure({"strategy": strategy, **named}).lr_scaling == expected
 
 
+def course(given):
+    """Return what decides how far an update goes, and when."""
+    config = configure(given)
+    return config.batch_size, config.optimizer.lr, config.schedule, config.warmup
+
+
+RISING = (192, 0.06, "linear", 0.1)
+STEADY = (128, 0.02, "constant", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "expected"),
+    [
+        *((name, RISING) for name in ("sequential", "sync", "gossip")),
+        *((name, RISING) for name in ("pipeline", "tensor", "averaging")),
+        (mh.Averaging(period=1, period_unit="epochs"), RISING),
+        (mh.Averaging(period=10), STEADY),
+        ("hogwild", STEADY),
+        ("server", STEADY),
+        (mh.Server(staleness=0), STEADY),
+    ],
+)
+def test_a_rate_that_is_left_open_rises_and_falls_unless_updates_are_late(strategy, expected):
+    assert course({"strategy": strategy}) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"batch_size": 64}, (64, 0.02, "linear", 0.1)),  # as many examples, as far
+        ({"batch_size": 1024}, (1024, 0.06, "linear", 0.1)),
+        ({"optimizer": "sgd", "weight_decay": 0.1}, RISING),
+        ({"lr": 0.1}, (128, 0.1, "constant", 0.0)),
+        ({"schedule": "step"}, (128, 0.02, "step", 0.0)),
+        ({"schedule": "constant"}, STEADY),
+        ({"warmup": 0.2}, (128, 0.02, "constant", 0.2)),
+        ({"momentum": 0.9}, STEADY),
+        ({"nesterov": True}, STEADY),
+        ({"lr_scaling": "linear"}, STEADY),
+        ({"private": True, "epsilon": 3.0}, STEADY),
+        ({"optimizer": mh.SGD()}, STEADY),
+        ({"optimizer": "adam"}, (128, 0.001, "constant", 0.0)),
+    ],
+    ids=str,
+)
+def test_who_says_anything_of_the_rate_says_all_of_it(given, expected):
+    assert course(given) == expected
+
+
 @pytest.mark.parametrize("name", sorted(STRATEGIES))
 @pytest.mark.parametrize(
     "given",
@@ -123,10 +172,11 @@ def test_a_rate_that_is_given_stays_as_it_is(name, given):
     assert configure({"strategy": name, **given}).lr_scaling == "none"
 
 
-def test_a_rate_read_back_from_a_record_is_divided_no_more_and_no_less():
-    config = configure({"strategy": "hogwild", "workers": 4})
+@pytest.mark.parametrize("name", ["hogwild", "averaging", "sync"])
+def test_a_rate_read_back_from_a_record_is_divided_no_more_and_no_less(name):
+    config = configure({"strategy": name, "workers": 4})
     again = configure(flatten(config))
-    assert (again.lr_scaling, again.optimizer) == (config.lr_scaling, config.optimizer)
+    assert flatten(again) == flatten(config)
     older = {name: value for name, value in flatten(config).items() if name != "lr_scaling"}
     assert configure(older).lr_scaling == "none"
 

@@ -140,6 +140,11 @@ class Server(Strategy):
         return "none" if self.staleness == 0 or self.staleness_aware else "inverse"
 
     @property
+    def cautious(self) -> bool:
+        """Pushes come late, and each is a whole batch."""
+        return True
+
+    @property
     def exposure(self) -> Exposure:
         """With s = 0 the masters use nothing but the sum of all pushes; else every push."""
         return "masters" if self.staleness == 0 else "each"
