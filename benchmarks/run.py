@@ -70,7 +70,7 @@ LARGE = (
     Part("allreduce-16", "allreduces.py", ("--workers", "2,4,8,16")),
     Part("start", "whole_scripts.py", ("--parts", "start", "--workers", 4)),
     Part("memory", "whole_scripts.py", ("--parts", "memory", "--workers", 16, "--rounds", 3)),
-    Part("to-98", "to_target.py", ("--workers", 16, "--rounds", 6)),
+    Part("to-98", "to_target.py", ("--workers", 16, "--rounds", 4)),
     Part("epochs", "epochs.py", ("--rounds", 12)),
     Part(
         "yardstick",
