@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from sweeps import rows_of
 
@@ -14,13 +16,18 @@ def table(folder: Path) -> str:
     rates = sorted({run["lr"] for run in runs})
     lines = ["| strategy | " + " | ".join(f"{rate:g}" for rate in rates) + " |"]
     lines.append("|" + "---|" * (len(rates) + 1))
-    for strategy in dict.fromkeys(run["strategy"] for run in runs):
+    for name in dict.fromkeys(map(_name, runs)):
         cells = [
-            _told([100 * r["accuracy"] for r in runs if (r["strategy"], r["lr"]) == (strategy, lr)])
+            _told([100 * r["accuracy"] for r in runs if (_name(r), r["lr"]) == (name, lr)])
             for lr in rates
         ]
-        lines.append("| " + " | ".join([strategy, *cells]) + " |")
+        lines.append("| " + " | ".join([name, *cells]) + " |")
     return "\n".join(lines)
+
+
+def _name(run: Mapping[str, Any]) -> str:
+    often = f", every {run['period']} steps" if run.get("period") else ""
+    return f"{run['strategy']}{often}"
 
 
 def _told(accuracies: list[float]) -> str:

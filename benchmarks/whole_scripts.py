@@ -26,7 +26,7 @@ def ours(workers: int, steps: int, folder: Path) -> list[str]:
     """Return the command line of our run."""
     line = [sys.executable, "-m", "manyhands", "train", "--model", "first_step:noted_cnn"]
     line += ["--loss", "nll", "--workers", workers, "--max-steps", steps, "--epochs", 9]
-    line += ["--kernels", "default", "--output", folder / "run", "--json"]
+    line += ["--kernels", "default", "--batch-size", 128, "--output", folder / "run", "--json"]
     return list(map(str, line))
 
 

@@ -82,7 +82,7 @@ class RunConfig:
     batch_size: int = option(
         128,
         "examples behind one update; split over the workers where they step together, "
-        "whole per push in hogwild and server; 192 where lr is left open, see there",
+        "whole per push in hogwild and server",
     )
     accumulate: int = option(
         1, "compute a worker's part of a batch in so many pieces, to save memory; the same update"
@@ -90,8 +90,7 @@ class RunConfig:
     schedule: str = option(
         "constant",
         "the learning rate over the run: constant, linear or cosine (down to zero), step (a tenth "
-        "after a half and after three quarters), or package.module:factory of a torch scheduler; "
-        "where lr is left open, see there",
+        "after a half and after three quarters), or package.module:factory of a torch scheduler",
     )
     warmup: float = option(0.0, "part of the run (0 to 1) over which the learning rate rises")
     lr_scaling: Literal["none", "linear", "sqrt", "inverse"] = option(

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _LR = (
-    "learning rate; by default 0.001 for adam and adamw. For sgd 0.06 with a batch of 192, and "
-    "less in proportion with a smaller one, which rises over the first tenth of the run and then "
-    "falls to zero; 0.02 if momentum, schedule, warmup or lr_scaling is given, in private "
-    "training, in hogwild and server, and where averaging has a period of steps; lr_scaling may "
-    "divide it"
+    "learning rate; by default 0.001 for adam and adamw. For sgd 0.06 with a batch_size of 192, or "
+    "less in proportion to a smaller one that is given, with a linear schedule and a warmup of "
+    "0.1; 0.02 with a batch_size of 128, a constant schedule and no warmup if any of momentum, "
+    "nesterov, schedule, warmup and lr_scaling is given, in private training, in hogwild and "
+    "server, and where averaging has a period of steps"
 )
 _DECAY = "weight decay"
 

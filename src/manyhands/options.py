@@ -29,6 +29,8 @@ _PRIVATE = "private"  # owns the options of `Privacy`
 _BATCH, _LR = 192, 0.06
 _COURSE = MappingProxyType({"schedule": "linear", "warmup": 0.1})
 _RATE = frozenset({"lr", "momentum", "nesterov", "schedule", "warmup", "lr_scaling"})
+# What is declared for these holds only where something of _RATE is given; the help of lr has more.
+FOLLOWING = frozenset({"batch_size", "schedule", "warmup", "lr_scaling"})
 
 
 @dataclass(frozen=True)

@@ -170,24 +170,26 @@ def _products(experiment: Experiment) -> list[_Product]:
 
 
 def _alike(products: list[_Product], experiment: Experiment) -> list[_Product]:
-    """Return them with one batch size for all where none is given: the least that is a default."""
+    """Return them with one learning rate for all: if it falls by default in some, it is constant.
+
+    Rates that differ would make other tasks of the runs. With a constant one batches are alike too.
+    """
     beside = (BASELINE,) if experiment.baseline else ()
-    sizes = [
-        _batch_size(_taken(strategy, given))
+    falls = {
+        _falls(_taken(strategy, given))
         for product in products
         for given in _combinations(product.values)
         for strategy in (product.strategy, *beside)
-        if "batch_size" not in given
-    ]
-    least = min((size for size in sizes if size), default=None)
-    if least is None:
+        if "schedule" not in given
+    }
+    if not falls >= {True, False}:
         return products
-    return [replace(p, values={"batch_size": (least,), **p.values}) for p in products]
+    return [replace(p, values={"schedule": ("constant",), **p.values}) for p in products]
 
 
-def _batch_size(given: Mapping[str, Any]) -> int | None:
+def _falls(given: Mapping[str, Any]) -> bool | None:
     with suppress(ConfigError):  # refused when all are, by name
-        return configure(given).batch_size
+        return configure(given).schedule != "constant"
     return None
 
 
@@ -255,20 +257,24 @@ def _grown(given: dict[str, Any]) -> dict[str, Any]:
         )
     kind = STRATEGIES.get(_name(given["strategy"]))
     workers = given.get("workers", table()["workers"].default)
-    grown = {**given, "limit": given["limit"] * workers}
+    grown = {**_of_one(given), **given, "limit": given["limit"] * workers}
     if kind is None or not kind.supports.whole_batches:
-        grown["batch_size"] = given.get("batch_size", table()["batch_size"].default) * workers
-    return {**_settled_rate(given), **grown}
+        grown["batch_size"] *= workers
+    return grown
 
 
-def _settled_rate(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of the learning rate as they are for these; an object has its own."""
-    if not isinstance(given.get("optimizer", ""), str):
-        return {}
-    with suppress(ConfigError):  # refused when all are, by name
-        flat = flatten(configure(given))
-        return {name: flat[name] for name in ("lr", "schedule", "warmup", "lr_scaling")}
-    return {}
+def _of_one(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return one worker's batch size and learning rate; an optimizer that is an object has its own.
+
+    Refused options have the batch size that is declared: they are named when all are.
+    """
+    alone = {name: v for name, v in given.items() if name not in _DIVIDING} | {"workers": 1}
+    rate = ("lr", "schedule", "warmup", "lr_scaling")
+    with suppress(ConfigError):
+        flat = flatten(configure(alone))
+        settled = ("batch_size", *(rate if isinstance(given.get("optimizer", ""), str) else ()))
+        return {name: flat[name] for name in settled}
+    return {"batch_size": table()["batch_size"].default}
 
 
 def _refuse_ignored(products: list[_Product], taken: list[Mapping[str, Any]]) -> None:

@@ -6,9 +6,10 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from manyhands import judging, validate
 from manyhands.calibrating import DECIDING, calibrate
@@ -20,6 +21,9 @@ from manyhands.prospects import Case, best, rows, variants
 from manyhands.record import cores, write_json
 from manyhands.strategies import STRATEGIES
 from manyhands.surroundings import group_size
+
+if TYPE_CHECKING:
+    from manyhands.strategies.strategy import Strategy
 
 
 @dataclass(frozen=True)
@@ -105,8 +109,7 @@ def predict(
     loss = shared.pop("loss", None)
     if calibration is None:
         configure({"strategy": "sync", "workers": 1, **shared})  # refused before measuring
-        alone = ({**shared, "strategy": one, "workers": 1} for one in asked)
-        deciding = {"batch_size": min(configure(one).batch_size for one in alone), **shared}
+        deciding = {"batch_size": _batch_size(asked, shared), **shared}
         deciding.pop("epochs", None)
         known = calibrate(model, data, loss=loss, say=say, **deciding)
     else:
@@ -121,6 +124,15 @@ def predict(
     )
     found, missing = rows(asked, case, counts(workers))
     return Prediction(tuple(found), tuple(missing), case)
+
+
+def _batch_size(strategies: Sequence[Strategy], given: Mapping[str, Any]) -> int:
+    """Return the least of their defaults, as where they are compared."""
+    sizes = []
+    for one in strategies:
+        with suppress(ConfigError):  # left out later, with the reason
+            sizes.append(configure({**given, "strategy": one, "workers": 1}).batch_size)
+    return min(sizes, default=options()["batch_size"].default)
 
 
 def _check_same(known: Calibration, asked: Mapping[str, Any]) -> None:

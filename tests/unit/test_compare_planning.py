@@ -12,7 +12,7 @@ from manyhands.errors import ConfigError
 from manyhands.experiments import Experiment
 from manyhands.optimizers import SGD
 from manyhands.planning import Schedule, schedule
-from manyhands.strategies import STRATEGIES, Sync
+from manyhands.strategies import STRATEGIES, Averaging, Sync
 
 
 def planned(*strategies: Any, repeats: int = 1, cases: Any = (), **about: Any) -> Schedule:
@@ -50,16 +50,21 @@ def test_each_task_has_its_own_baseline() -> None:
         assert run.baseline == base[run.config["batch_size"]]
 
 
-def test_all_have_one_batch_size_by_default() -> None:
-    def sizes(*strategies: str, **about: Any) -> set[int]:
-        return {run.config["batch_size"] for run in planned(*strategies, **about).runs}
+def test_all_have_one_rate_by_default() -> None:
+    def courses(*strategies: Any, **about: Any) -> set[tuple[Any, ...]]:
+        found = planned(*strategies, **about).runs
+        return {tuple(r.config[k] for k in ("batch_size", "lr", "schedule")) for r in found}
 
-    assert sizes("sync", "averaging", workers=(1, 2)) == {192}
-    assert sizes("sync", "hogwild", workers=(1, 2)) == {128}
-    assert sizes("hogwild", workers=2) == {128}  # and so has the sequential run beside it
-    assert sizes("sync", workers=2, optimizer=("sgd", "adam")) == {128}
-    assert sizes("sync", cases=({"strategy": ("server",), "workers": (2,)},)) == {128}
-    assert sizes("sync", "hogwild", workers=2, batch_size=32) == {32}
+    rising, steady = {(192, 0.06, "linear")}, {(128, 0.02, "constant")}
+    assert courses("sync", "averaging", workers=(1, 2)) == rising
+    assert courses("sync", "hogwild", workers=(1, 2)) == steady
+    assert courses("hogwild", workers=2) == steady  # and so has the sequential run beside it
+    assert courses(Averaging(period=16), workers=2) == steady
+    assert courses("sync", cases=({"strategy": ("server",), "workers": (2,)},)) == steady
+    assert courses("sync", "hogwild", batch_size=32) == {(32, 0.02, "constant")}
+    assert courses("sync", "hogwild", schedule="step") == {(128, 0.02, "step")}
+    either = courses("sync", optimizer=("sgd", "adam"))
+    assert either == steady | {(128, 0.001, "constant")}
 
 
 def test_one_strategy_with_more_workers_is_otherwise_the_same() -> None:
@@ -154,8 +159,14 @@ def test_weak_scaling_keeps_the_rate_of_one_worker() -> None:
     found = planned("sync", workers=(1, 2, 8), limit=640, batch_size=64, scaling="weak")
     assert {r.config["batch_size"] for r in found.runs} == {64, 128, 512}
     assert {(r.config["lr"], r.config["schedule"]) for r in found.runs} == {(0.02, "linear")}
+    few = planned("sync", workers=(1, 8), limit=640, batch_size=4, scaling="weak")
+    assert {(r.config["batch_size"], r.config["lr"]) for r in few.runs} == {
+        (4, 1 / 800),
+        (32, 1 / 800),
+    }
     own = planned("sync", workers=(1, 2), limit=640, optimizer=SGD(lr=0.5), scaling="weak")
     assert {r.config["lr"] for r in own.runs} == {0.5}
+    assert {r.config["batch_size"] for r in own.runs} == {128, 256}
 
 
 def test_weak_scaling_leaves_a_batch_that_is_one_workers_already() -> None:

@@ -288,18 +288,6 @@ def test_a_rate_that_follows_the_workers_in_some_strategies_only_is_named() -> N
     assert "divided by the workers in averaging and hogwild" in both
 
 
-def test_a_rate_that_falls_in_some_strategies_only_is_named() -> None:
-    def told(**schedules: str) -> str:
-        runs = several(*((name, 2, 5, 0.97) for name in schedules), repeats=1)
-        for run in runs:
-            run["config"]["schedule"] = schedules[run["config"]["strategy"]]
-        return comments.rates(summary(*runs))
-
-    assert told(sync="cosine", averaging="cosine") == ""
-    assert told(sync="cosine", averaging="linear") == ""
-    assert "is falling in sync; constant in hogwild:" in told(sync="cosine", hogwild="constant")
-
-
 def test_one_repeat_is_not_spoken_of_as_several() -> None:
     from manyhands.report.page import notes
 

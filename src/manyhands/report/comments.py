@@ -5,8 +5,7 @@ A rule that the records do not support says nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from manyhands.report import causes
 from manyhands.report.groups import Group
@@ -36,29 +35,17 @@ _SCALED = {
 }
 
 
-_COURSE = {"constant": "constant", "linear": "falling", "cosine": "falling", "step": "falling"}
-
-
 def rates(summary: Summary) -> str:
-    """Say where the learning rate follows the workers or falls, if it is not so everywhere."""
-    scaled = _by(summary, lambda row: row.workers > 1 and row.runs[0].config.get("lr_scaling"))
-    course = _by(summary, lambda row: _COURSE.get(str(row.runs[0].config.get("schedule"))))
-    said = [f"{_SCALED[k]} in {join(names)}" for k, names in scaled.items() if k in _SCALED]
-    said = said if len(scaled) > 1 else []
-    if len(course) > 1:
-        said += [f"{kind} in {join(names)}" for kind, names in course.items() if kind]
-    if not said:
+    """Say where the learning rate follows the workers, if it does not do so everywhere."""
+    found: dict[str, list[str]] = {}
+    for row in summary.rows:
+        kind = str(row.runs[0].config.get("lr_scaling")) if row.workers > 1 else "none"
+        if row.label not in found.setdefault(kind, []):
+            found[kind].append(row.label)
+    said = [f"{_SCALED[k]} in {join(names)}" for k, names in found.items() if k in _SCALED]
+    if len(found) < 2 or not said:
         return ""
     return f"The learning rate is {'; '.join(said)}: accuracies differ for that reason too."
-
-
-def _by(summary: Summary, kind: Callable[[Row], Any]) -> dict[Any, list[str]]:
-    """Return the labels of the rows of each kind."""
-    found: dict[Any, list[str]] = {}
-    for row in summary.rows:
-        names = found.setdefault(kind(row), [])
-        names += [row.label] if row.label not in names else []
-    return found
 
 
 def time(summary: Summary) -> list[str]:

@@ -141,7 +141,7 @@ class Server(Strategy):
 
     @property
     def cautious(self) -> bool:
-        """Pushes come late, and each is a whole batch."""
+        """Each push is a whole batch, and comes late unless all wait for each other."""
         return True
 
     @property
