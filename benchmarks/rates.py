@@ -27,7 +27,8 @@ def table(folder: Path) -> str:
 
 def _name(run: Mapping[str, Any]) -> str:
     often = f", every {run['period']} steps" if run.get("period") else ""
-    return f"{run['strategy']}{often}"
+    apart = ", asynchronous" if run.get("asynchronous") else ""
+    return f"{run['strategy']}{often}{apart}"
 
 
 def _told(accuracies: list[float]) -> str:

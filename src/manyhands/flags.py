@@ -17,7 +17,7 @@ def single(option: Option) -> inspect.Parameter:
     """Turn an option into a flag; None means "not given": defaults stay where they are declared."""
     owners = "" if option.owners == ("run",) else f" ({', '.join(option.owners)})"
     default = "" if option.default is None else f" [default: {option.default}]"
-    default = " [default: as lr says]" if option.name in FOLLOWING else default
+    default = " [default: see train --lr]" if option.name in FOLLOWING else default
     flags: dict[str, Any] = {"help": f"{option.help}{owners}{default}", "show_default": False}
     if option.name == "shares" and option.type is not str:
         flags |= {"converter": _fractions, "n_tokens": 1, "negative": ""}

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import manyhands as mh
-from manyhands import gemm
+from manyhands import gemm, predicting
 from manyhands.experiments import from_text
 from manyhands.naming import factory
 from manyhands.predicting import _names
@@ -64,3 +64,26 @@ def test_nothing_is_fused_where_a_loss_sees_the_model():
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2))
     assert [unit.name for unit in gemm.units(model)] == ["0"]
     assert [unit.name for unit in gemm.units(model, fuse=False)] == ["0", "2"]
+
+
+@pytest.mark.parametrize(
+    ("strategies", "given", "size"),
+    [
+        ("sync,averaging", {}, 192),
+        ("sync,hogwild", {}, 128),
+        ("sync", {"lr": 0.1}, 128),
+        ("sync,pipeline", {"kernels": "compile"}, 192),  # a pipeline is left out, not an error
+        ("all", {"batch_size": 2}, 2),
+    ],
+)
+def test_what_is_predicted_has_the_batches_of_what_would_run(strategies, given, size, monkeypatch):
+    measured = {}
+
+    def calibrate(*_, **options):
+        measured.update(options)
+        raise KeyError
+
+    monkeypatch.setattr(predicting, "calibrate", calibrate)
+    with pytest.raises(KeyError):
+        predicting.predict(strategies=strategies.split(","), **given)
+    assert measured["batch_size"] == size
