@@ -126,6 +126,8 @@ def _prepare(
     config = configure(given)
     if checkpoint:
         resuming.expect_all(checkpoint, config)
+        if "planned" in resuming.event(checkpoint, config):
+            _warn("the learning rate follows the new length of the run from here on")
     if isinstance(config.loss, str) and ":" in config.loss:
         loss = factory(config.loss, "loss")
     if callable(loss) and forms.takes_model(loss):

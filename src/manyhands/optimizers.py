@@ -23,10 +23,11 @@ if TYPE_CHECKING:
 
 _LR = (
     "learning rate; by default 0.001 for adam and adamw. For sgd 0.06 with a batch_size of 192, or "
-    "less in proportion to a smaller one that is given, with a linear schedule and a warmup of "
-    "0.1; 0.02 with a batch_size of 128, a constant schedule and no warmup if any of momentum, "
-    "nesterov, schedule, warmup and lr_scaling is given, in private training, in hogwild and "
-    "server, and where averaging has a period of steps"
+    "less in proportion to a smaller one that is given, a linear schedule and a warmup of 0.1. "
+    "Where this, another momentum, nesterov, schedule, warmup or lr_scaling is given, with adam, "
+    "adamw or an optimizer that is an object, in private training, in hogwild and server, and "
+    "where averaging has a period of steps: a batch_size of 128, a constant schedule, no warmup, "
+    "and 0.02 for sgd"
 )
 _DECAY = "weight decay"
 

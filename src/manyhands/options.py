@@ -137,7 +137,8 @@ def _usual(given: Mapping[str, Any], strategy: Any, *, private: bool) -> dict[st
     if not named or "lr" in given or not given.get("momentum", SGD.momentum):
         return {}
     scaling = {"lr_scaling": strategy.lr_scaling}
-    if private or strategy.cautious or _RATE & set(given):
+    said = {n for n in _RATE & set(given) if given[n] != getattr(SGD, n, None)}
+    if private or strategy.cautious or said:
         return scaling
     batch = given.get("batch_size", _BATCH)
     rate = _LR * min(max(batch, 1), _BATCH) / _BATCH
@@ -182,6 +183,8 @@ def _part(
     """Return the strategy or the optimizer that the options describe."""
     chosen = given.get(role, default)
     if not isinstance(chosen, str):
+        if role == "strategy" and not hasattr(chosen, "supports"):
+            raise ConfigError(f"strategy is {chosen!r}; expected a name, or e.g. manyhands.Sync()")
         own = [n for n in given if getattr(chosen, "name", "") in table[n].owners]
         if own:
             raise ConfigError(f"{own[0]} is given beside {role}={chosen!r}; give it to that object")

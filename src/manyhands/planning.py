@@ -180,7 +180,6 @@ def _alike(products: list[_Product], experiment: Experiment) -> list[_Product]:
         for product in products
         for given in _combinations(product.values)
         for strategy in (product.strategy, *beside)
-        if "schedule" not in given
     }
     if not falls >= {True, False}:
         return products
@@ -188,8 +187,9 @@ def _alike(products: list[_Product], experiment: Experiment) -> list[_Product]:
 
 
 def _falls(given: Mapping[str, Any]) -> bool | None:
+    """Say whether the rate falls though nobody says so."""
     with suppress(ConfigError):  # refused when all are, by name
-        return configure(given).schedule != "constant"
+        return "schedule" not in given and configure(given).schedule != "constant"
     return None
 
 

@@ -63,6 +63,8 @@ def test_all_have_one_rate_by_default() -> None:
     assert courses("sync", cases=({"strategy": ("server",), "workers": (2,)},)) == steady
     assert courses("sync", "hogwild", batch_size=32) == {(32, 0.02, "constant")}
     assert courses("sync", "hogwild", schedule="step") == {(128, 0.02, "step")}
+    cases = ({"strategy": ("sync",), "schedule": ("cosine",)}, {"strategy": ("averaging",)})
+    assert courses(cases=cases, baseline=False) == steady | {(128, 0.02, "cosine")}
     either = courses("sync", optimizer=("sgd", "adam"))
     assert either == steady | {(128, 0.001, "constant")}
 

@@ -144,7 +144,8 @@ def test_a_rate_that_is_left_open_rises_and_falls_unless_updates_are_late(strate
         ({"schedule": "step"}, (128, 0.02, "step", 0.0)),
         ({"schedule": "constant"}, STEADY),
         ({"warmup": 0.2}, (128, 0.02, "constant", 0.2)),
-        ({"momentum": 0.9}, STEADY),
+        ({"momentum": 0.9, "nesterov": False}, RISING),  # as it is
+        ({"momentum": 0.8}, STEADY),
         ({"nesterov": True}, STEADY),
         ({"lr_scaling": "linear"}, STEADY),
         ({"private": True, "epsilon": 3.0}, STEADY),
