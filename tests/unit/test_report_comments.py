@@ -296,3 +296,19 @@ def test_one_repeat_is_not_spoken_of_as_several() -> None:
         found = summary(*several(*cases, repeats=repeats))
         told = said([*lessons.to_target(found), *notes(found), *answer(found)])
         assert ("every repeat" in told) == (repeats > 1)
+
+
+def test_seeds_that_learn_alike_are_not_told_apart_by_the_noise_of_their_times() -> None:
+    learned = (0.95, 0.85, 0.90)  # by seed, the same for both
+    noise = {"sequential": (10, 11, 12), "sync": (6, 5, 7)}
+    runs = [
+        timed(name, 1, times[seed], learned[seed], repeat=seed)
+        for name, times in noise.items()
+        for seed in range(3)
+    ]
+    for i, run in enumerate(runs):
+        run["epochs"] = [{**epoch, "test_accuracy": learned[i % 3]} for epoch in run["epochs"]]
+    (told,) = lessons.accuracy_over_examples(summary(*runs))
+    assert told.startswith("At the first evaluation all have 90.00")
+    runs[0]["epochs"] = runs[0]["epochs"][:1]  # one that was stopped
+    assert len(lessons.accuracy_over_examples(summary(*runs))) == 1

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from manyhands.report.comments import spread
 from manyhands.report.load import Epoch
-from manyhands.report.plots import featured, middle, name
+from manyhands.report.plots import course, featured, name
 from manyhands.report.tables import Row, Spread, Summary
 from manyhands.report.wording import count, join, percent, plural, points, seconds, some
 
@@ -123,7 +123,7 @@ def loss_over_time(summary: Summary) -> list[str]:
         return []
     row, least = min(ends, key=lambda pair: pair[1])
     alike = len(ends) > 1 and max(end for _, end in ends) <= 1.01 * least
-    rising = [name(summary, r) for r, end in ends if end > 1.1 * min(_values(r, lambda e: e.loss))]
+    rising = [name(summary, r) for r, end in ends if end > 1.1 * min(course(r, lambda e: e.loss))]
     return some(
         f"The test loss ends at {least:.4f}."
         if len(ends) == 1
@@ -150,20 +150,18 @@ def loss_over_examples(summary: Summary) -> list[str]:
 
 def accuracy_over_examples(summary: Summary) -> list[str]:
     """Comment on the accuracy after the first evaluation."""
-    rows = [(row, v[0]) for row in featured(summary) if (v := _values(row, lambda e: e.accuracy))]
+    rows = [(row, v[0]) for row in featured(summary) if (v := course(row, lambda e: e.accuracy))]
     if len(rows) < 2:
         return some(f"The first evaluation gives {percent(rows[0][1], 2)}." if rows else "")
     (top, high), (low_row, low) = (f(rows, key=lambda pair: pair[1]) for f in (max, min))
+    if high == low:
+        return [f"At the first evaluation all have {percent(high, 2)}."]
     return [
         f"At the first evaluation {name(summary, top)} leads with {percent(high, 2)}, "
         f"{name(summary, low_row)} is last with {percent(low, 2)}."
     ]
 
 
-def _values(row: Row, value: Callable[[Epoch], float | None]) -> list[float]:
-    return [v for e in middle(row).epochs if (v := value(e)) is not None]
-
-
 def _last(row: Row, value: Callable[[Epoch], float | None]) -> float | None:
-    values = _values(row, value)
+    values = course(row, value)
     return values[-1] if values else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -176,6 +177,12 @@ def middle(row: Row) -> Run:
     """Return the repeat whose time is the median one."""
     ordered = sorted(row.runs, key=lambda run: run.seconds or 0)
     return ordered[(len(ordered) - 1) // 2]
+
+
+def course(row: Row, value: Callable[[Epoch], float | None]) -> list[float]:
+    """Return the median over the repeats at each evaluation that all of them have."""
+    found = [[v for e in run.epochs if (v := value(e)) is not None] for run in row.runs]
+    return [median(those) for those in zip(*filter(None, found), strict=False)]
 
 
 def curves(

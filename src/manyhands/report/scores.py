@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from manyhands.report.plots import featured, middle, name
+from manyhands.report.plots import course, featured, name
 from manyhands.report.tables import Row, Spread, Summary
 
 
@@ -46,6 +46,8 @@ def first(summary: Summary) -> list[str]:
     if len(rows) < 2:
         return [f"The first evaluation gives {rows[0].value:.4g}."] if rows else []
     best, worst = _extremes(summary, rows)
+    if best.value == worst.value:
+        return [f"At the first evaluation all have {best.value:.4g}."]
     return [
         f"At the first evaluation {name(summary, best.row)} leads with {best.value:.4g}, "
         f"{name(summary, worst.row)} is last with {worst.value:.4g}."
@@ -66,4 +68,4 @@ def _beyond(one: Spread | None, other: Spread | None) -> str:
 
 
 def _values(row: Row) -> list[float]:
-    return [epoch.score for epoch in middle(row).epochs if epoch.score is not None]
+    return course(row, lambda epoch: epoch.score)
