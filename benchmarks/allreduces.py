@@ -13,7 +13,6 @@ from statistics import median
 from turns import Record, in_time, parser, record, write
 
 from manyhands import bench
-from manyhands.allreduce import ALGORITHMS
 from manyhands.record import cores
 
 BEST = "the best of all"
@@ -44,12 +43,11 @@ def main() -> None:
     options = parser(__doc__, rounds=5, steps=0)
     options.add_argument("--workers", default="2,4")
     options.add_argument("--sizes", default="256B..64MB")
-    options.add_argument("--algorithms", default=",".join(ALGORITHMS))
+    options.add_argument("--algorithms")
     asked = options.parse_args()
-    groups = [int(part) for part in asked.workers.split(",")]
     points: dict[tuple[int, int], list[dict[str, float]]] = {}
     for number in in_time(asked.rounds, asked.seconds):
-        for point in bench.measure(groups, asked.sizes, asked.algorithms.split(",")):
+        for point in bench.measure(asked.workers, asked.sizes, asked.algorithms):
             if not point["correct"]:
                 raise RuntimeError(f"{point['algorithm']} gave a wrong result")
             rounds = points.setdefault((point["workers"], point["bytes"]), [])

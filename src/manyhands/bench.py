@@ -1,6 +1,6 @@
 """Time the all-reduces: one process of the benchmark, and what is made of its records.
 
-    mpiexec -n P python -m manyhands.bench --sizes 1KB..64MB --out records.json
+    mpiexec -n P manyhands allreduce --sizes 1KB..64MB
 
 Every algorithm is timed on the same arrays in turn, so that what disturbs the machine disturbs
 all of them alike; slow ones sit out rounds, so that they take no more time than others and follow
@@ -10,18 +10,16 @@ over the repeats. Every result is checked.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,7 +27,13 @@ from manyhands import validate
 from manyhands.allreduce import ALGORITHMS, Metered, cost
 from manyhands.allreduce.buffers import Array
 from manyhands.errors import ConfigError, LaunchError
-from manyhands.mpis import command, find_mpi
+from manyhands.meeting import compare_versions, surrounding
+from manyhands.mpis import command, find_mpi, load_matching
+from manyhands.place import host, kernel
+from manyhands.surroundings import group_size
+
+if TYPE_CHECKING:
+    from manyhands.comm import Communicator
 
 Record = dict[str, Any]
 _UNITS = {"": 1, "B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
@@ -37,6 +41,8 @@ _SECONDS = 0.2  # for one algorithm at one size, within the limits on repeats
 _REPEATS = (7, 600)
 _GATHERING = ("naive", "allgather")  # need P n bytes on each of P processes
 _GATHERED_MEMORY = 4 << 30  # bytes of a host that they may take
+GLOO = "gloo"  # PyTorch's own, timed beside ours
+_NEEDS_MPI = ("auto", "mpi", "shared-memory", "hierarchical")  # the others only send and receive
 
 
 def parse_sizes(text: str) -> list[int]:
@@ -67,28 +73,36 @@ def size_name(nbytes: int) -> str:
     return f"{nbytes} B"
 
 
+def chosen(algorithms: str | None) -> list[str]:
+    """Return what is timed: all, or those that are named and MPI's own to compare them with."""
+    known = [*ALGORITHMS, GLOO]
+    if algorithms is None:
+        return known
+    names = algorithms.split(",")
+    for name in names:
+        validate.one_of(known, algorithms=name)
+    return [name for name in known if name in names or name == "mpi"]
+
+
 def allreduce_bench_worker(
-    comm: Any, sizes: Sequence[int], algorithms: Sequence[str], *, gloo: bool = True
+    comm: Any, sizes: Sequence[int], algorithms: Sequence[str]
 ) -> list[Record]:
     """Time `algorithms` on float32 arrays of `sizes` bytes; every rank of `comm` must call.
 
     Args:
-        comm: An mpi4py communicator.
+        comm: An mpi4py communicator, or a `TorchMessages`.
         sizes: Bytes of the arrays; rounded up to whole items.
-        algorithms: Names out of `manyhands.allreduce.ALGORITHMS`.
-        gloo: Whether to time PyTorch's gloo too; only on one host.
+        algorithms: Names out of `manyhands.allreduce.ALGORITHMS`, and "gloo", PyTorch's own.
 
     Returns:
         One record per size and algorithm, the same on all ranks; none for those that gather
         everything where their memory, P² n on the host, would pass 4 GB.
     """
-    for algorithm in algorithms:
-        validate.one_of(ALGORITHMS, algorithm=algorithm)
-    functions: dict[str, Callable[..., None]] = {name: ALGORITHMS[name] for name in algorithms}
+    functions = {name: ALGORITHMS[name] for name in algorithms if name != GLOO}
     records: list[Record] = []
     with contextlib.ExitStack() as stack:
-        if gloo:
-            functions["gloo"] = stack.enter_context(_gloo(comm))
+        if GLOO in algorithms:
+            functions[GLOO] = stack.enter_context(_gloo(comm))
         for nbytes in sizes:
             fitting = {
                 name: function
@@ -100,19 +114,37 @@ def allreduce_bench_worker(
 
 
 def measure(
-    workers: Sequence[int], sizes: str, algorithms: Sequence[str], *, mpi: str = "auto"
+    workers: str | None, sizes: str, algorithms: str | None, *, mpi: str = "auto"
 ) -> list[Record]:
-    """Start one group for each number of workers, and return all of their records."""
-    parse_sizes(sizes)
-    validate.at_least(1, **{"workers": min(workers)})
-    for name in algorithms:
-        validate.one_of(ALGORITHMS, algorithms=name)
+    """Time the all-reduces in the group that we are in, or in groups that this starts.
+
+    Args:
+        workers: Sizes of the groups, such as "2,4"; None is 2 and 4, or the group that we are in.
+        sizes: As `parse_sizes` reads them.
+        algorithms: Names, separated by commas; None means all.
+        mpi: Which MPI starts the groups.
+
+    Returns:
+        The records, on every process of a group that somebody else started.
+
+    Raises:
+        ConfigError: The group that we are in is of another size than `workers`.
+    """
+    names, nbytes = chosen(algorithms), parse_sizes(sizes)
+    load_matching()
+    size = group_size()
+    if size is not None and size > 1:
+        if workers not in (None, str(size)):
+            raise ConfigError(
+                f"workers is {workers!r}, but this group has {size} processes; leave it out"
+            )
+        return _joined(surrounding(size), names, nbytes, everything=algorithms is None)
+    counts = [_count(part, workers) for part in (workers or "2,4").split(",")]
     records: list[Record] = []
     with tempfile.TemporaryDirectory(prefix="manyhands-") as folder:
-        for count in workers:
+        for count in counts:
             out = Path(folder) / f"{count}.json"
-            arguments = ["-m", "manyhands.bench", "--sizes", sizes, "--out", str(out)]
-            arguments += ["--algorithms", ",".join(algorithms)]
+            arguments = ["-m", "manyhands.bench", sizes, ",".join(names), str(out)]
             line, environment = command(find_mpi(mpi), count, arguments)
             environment |= {"OMP_NUM_THREADS": "1", "TMPDIR": folder}
             done = subprocess.run(
@@ -124,6 +156,35 @@ def measure(
                 )
             records += json.loads(out.read_text())
     return records
+
+
+def _count(part: str, workers: str | None) -> int:
+    if not part.strip().isdecimal() or int(part) < 1:
+        raise ConfigError(f"workers is {workers!r}; expected sizes of groups such as 2,4,8")
+    return int(part)
+
+
+def _joined(
+    group: Communicator, names: Sequence[str], nbytes: Sequence[int], *, everything: bool
+) -> list[Record]:
+    """Take part in the benchmark of a group that somebody else started."""
+    compare_versions(group)
+    one_host = len(set(map(tuple, group.gather([host(), kernel()])))) == 1
+    if group.name != "mpi":
+        from manyhands.comm.torch_messages import TorchMessages
+
+        lacking = [name for name in names if name in _NEEDS_MPI and name != "mpi"]
+        if lacking and not everything:
+            raise ConfigError(
+                f"algorithms has {lacking[0]}, which needs MPI, but this group was started by "
+                f"torchrun; leave it out, or use mpiexec"
+            )
+        kept = [name for name in names if name not in _NEEDS_MPI]
+        return allreduce_bench_worker(TorchMessages(), nbytes, list(dict.fromkeys([*kept, GLOO])))
+    from mpi4py import MPI
+
+    kept = [name for name in names if name != GLOO or one_host or not everything]
+    return allreduce_bench_worker(MPI.COMM_WORLD, nbytes, kept)
 
 
 def _point(comm: Any, length: int, functions: dict[str, Callable[..., None]]) -> list[Record]:
@@ -185,8 +246,8 @@ def _record(
     meter, nbytes = metered.meter, 4 * length
     facts = _gathered(comm, (meter.bytes, meter.messages, meter.shared, correct))
     sent, messages, shared, right = facts.T.astype(np.int64)
-    own = name in ("mpi", "gloo") or meter.collectives > 0  # the library keeps it to itself
-    theory = cost(name, length, comm.size) if name not in ("mpi", "gloo", "auto") else None
+    own = name in ("mpi", GLOO) or meter.collectives > 0  # the library keeps it to itself
+    theory = cost(name, length, comm.size) if name not in ("mpi", GLOO, "auto") else None
     median = float(np.median(seconds))
     low, high = np.percentile(seconds, [25, 75])
     return {
@@ -209,15 +270,16 @@ def _record(
 
 @contextlib.contextmanager
 def _gloo(comm: Any) -> Iterator[Callable[..., None]]:
-    """Make a gloo group, which meets in a file, and give its all-reduce under our contract."""
+    """Make a gloo group where there is none, and give its all-reduce under our contract."""
     import torch
     import torch.distributed as dist
 
-    folder = tempfile.mkdtemp(prefix="manyhands-") if comm.rank == 0 else ""
-    store = Path(comm.bcast(folder)) / "store"
-    dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=comm.rank, world_size=comm.size
-    )
+    made = not dist.is_initialized()
+    if made:
+        from manyhands.torch_mpi.rendezvous import shared_store
+
+        store = shared_store(comm)
+        dist.init_process_group(GLOO, store=store, rank=comm.rank, world_size=comm.size)
 
     def gloo(send: Array, recv: Array, comm: Any) -> None:
         np.copyto(recv, send)
@@ -226,9 +288,8 @@ def _gloo(comm: Any) -> Iterator[Callable[..., None]]:
     try:
         yield gloo
     finally:
-        dist.destroy_process_group()
-        if folder:
-            shutil.rmtree(folder, ignore_errors=True)
+        if made:
+            dist.destroy_process_group()
 
 
 def table(records: Sequence[Record]) -> str:
@@ -298,24 +359,16 @@ def _line(
         )
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run this process's part of the benchmark; rank 0 writes the records."""
-    parser = argparse.ArgumentParser(prog="python -m manyhands.bench", description=__doc__)
-    parser.add_argument("--sizes", default="1KB..64MB")
-    parser.add_argument("--algorithms", default=",".join(ALGORITHMS))
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--gloo", action=argparse.BooleanOptionalAction, default=True)
-    options = parser.parse_args(arguments)
-    sizes = parse_sizes(options.sizes)
+def main() -> int:
+    """Run this process's part of a group that `measure` started; rank 0 writes the records."""
+    sizes, names, out = sys.argv[1:]
     from mpi4py import MPI
 
     comm = MPI.COMM_WORLD
-    records = allreduce_bench_worker(comm, sizes, options.algorithms.split(","), gloo=options.gloo)
+    records = allreduce_bench_worker(comm, parse_sizes(sizes), names.split(","))
     if comm.rank == 0:
-        print(table(records), flush=True)
-        if options.out:
-            options.out.write_text(json.dumps(records, indent=1) + "\n")
-    return 0 if all(record["correct"] for record in records) else 1
+        Path(out).write_text(json.dumps(records, indent=1) + "\n")
+    return 0
 
 
 if __name__ == "__main__":

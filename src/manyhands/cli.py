@@ -16,7 +16,7 @@ from cyclopts import App, Parameter
 from manyhands._version import __version__
 from manyhands.errors import ConfigError, ManyhandsError, WorkerError, nearest
 from manyhands.flags import takes_options
-from manyhands.foresight import predict, several_counts
+from manyhands.foresight import predict
 from manyhands.options import audited, options
 from manyhands.reporting import compare, report
 from manyhands.surroundings import group_rank
@@ -111,28 +111,32 @@ app.command(predict)
 @app.command
 def allreduce(
     *,
-    workers: Annotated[str, Parameter(help="group sizes, e.g. 2,4,8")] = "2,4",
+    workers: Annotated[
+        str | None,
+        Parameter(
+            help="group sizes, e.g. 2,4,8 [default: 2,4; under mpiexec, srun or torchrun: theirs]"
+        ),
+    ] = None,
     sizes: Annotated[
         str, Parameter(help="bytes: 1KB..64MB in steps of four, or 4KB,1MB")
     ] = "1KB..64MB",
-    algorithms: Annotated[str | None, Parameter(help="some of them; by default all")] = None,
+    algorithms: Annotated[
+        str | None, Parameter(help="some of them, timed beside MPI's own [default: all, and gloo]")
+    ] = None,
     mpi: Annotated[str, Parameter(help="auto, mpich, openmpi or site")] = "auto",
     output: Annotated[Path, Parameter(help="folder for records and picture")] = Path("allreduce"),
 ) -> None:
-    """Time the all-reduces, MPI's own and gloo's against each other; every result is checked."""
+    """Time the all-reduces against each other, MPI's and gloo's own; every result is checked."""
     from manyhands import bench
-    from manyhands.allreduce import ALGORITHMS
 
-    counts = several_counts(workers)
-    counts = [counts] if isinstance(counts, int) else counts or []
-    names = algorithms.split(",") if algorithms else list(ALGORITHMS)
-    records = bench.measure(counts, sizes, names, mpi=mpi)
-    output.mkdir(parents=True, exist_ok=True)
-    (output / "allreduce.json").write_text(json.dumps(records, indent=1) + "\n")
-    bench.figure(records, output / "allreduce.png")
-    print("microseconds, median over the repeats, of the slowest process")
-    print(bench.table(records))
-    print(f"records and picture: {output}")
+    records = bench.measure(workers, sizes, algorithms, mpi=mpi)
+    if not _silent():
+        output.mkdir(parents=True, exist_ok=True)
+        (output / "allreduce.json").write_text(json.dumps(records, indent=1) + "\n")
+        bench.figure(records, output / "allreduce.png")
+        print("microseconds, median over the repeats, of the slowest process")
+        print(bench.table(records))
+        print(f"records and picture: {output}")
     if not all(record["correct"] for record in records):
         raise SystemExit(1)
 

@@ -1,5 +1,6 @@
 """Under somebody's own mpiexec: one group, or one message that says why there is none."""
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -23,6 +24,29 @@ def test_the_library_of_that_mpiexec_is_loaded(tmp_path, kind):
     done = ran(line, env=environment)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("of training") == 1
+
+
+def benchmark(tmp_path, *words):
+    line = ["-m", "manyhands", "allreduce", "--sizes", "1KB,4KB", "--output", str(tmp_path / "out")]
+    command, environment = mpis.command(mpis.find_mpi("mpich"), 3, [*line, *words])
+    return ran(command, env=environment)
+
+
+def test_the_benchmark_of_all_reduces_is_one_of_that_group(tmp_path):
+    done = benchmark(tmp_path, "--algorithms", "ring,naive")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("records and picture") == 1
+    records = json.loads((tmp_path / "out/allreduce.json").read_text())
+    assert {r["workers"] for r in records} == {3}
+    assert {r["algorithm"] for r in records} == {"mpi", "naive", "ring"}
+    assert all(r["correct"] for r in records)
+
+
+def test_a_benchmark_of_another_size_than_the_group_is_refused_once(tmp_path):
+    done = benchmark(tmp_path, "--workers", "2")
+    assert done.returncode == 2
+    assert done.stderr.count("workers is '2', but this group has 3 processes") == 1, done.stderr
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_script_goes_on_with_the_libraries_that_it_had(tmp_path):

@@ -1,6 +1,7 @@
 """Slurm, for real: one node, started for these tests and stopped after them."""
 
 import getpass
+import json
 import os
 import random
 import shutil
@@ -114,6 +115,15 @@ def test_srun_starts_one_group_with_the_threads_it_grants(cluster, tmp_path, cor
     assert (run["processes"], run["config"]["workers"]) == (3, 3)
     assert run["machine"]["threads_per_worker"] == cores
     assert "MPICH" in run["machine"]["mpi"]
+
+
+def test_srun_starts_one_benchmark_of_all_reduces(cluster, tmp_path):
+    given = ["--sizes", "1KB", "--algorithms", "ring", "--output", tmp_path / "out"]
+    done = slurm(cluster, "srun", "-n", 3, "--mpi=pmi2", *MANYHANDS, "allreduce", *given)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("records and picture") == 1
+    records = json.loads((tmp_path / "out/allreduce.json").read_text())
+    assert [(r["workers"], r["algorithm"]) for r in records] == [(3, "mpi"), (3, "ring")]
 
 
 JOINS = """

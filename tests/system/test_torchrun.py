@@ -53,6 +53,21 @@ def test_a_run_without_any_mpi(environment, tmp_path):
         assert calls == record["result"]["steps"] > 0
 
 
+def test_all_reduces_that_only_send_messages_are_timed_over_gloo(environment, tmp_path):
+    line = ["-m", "manyhands", "allreduce", "--sizes", "4B,1KB", "--output", tmp_path / "out"]
+    done = run(environment, *line, processes=3)
+    assert done.returncode == 0, done.stderr
+    records = json.loads((tmp_path / "out/allreduce.json").read_text())
+    names = {"naive", "allgather", "ring", "recursive-doubling", "rabenseifner", "gloo"}
+    assert {r["algorithm"] for r in records} == names
+    assert all(r["correct"] and r["workers"] == 3 for r in records)
+    sent = {r["algorithm"]: r["bytes_sent_each"] for r in records if r["bytes"] == 1024}
+    assert sent["naive"] == 2 * 1024
+    refused = run(environment, *line, "--algorithms", "shared-memory", processes=3)
+    assert refused.returncode == 1  # torchrun's own
+    assert "shared-memory, which needs MPI" in refused.stderr
+
+
 SCRIPT = """
 import json, os, sys, tempfile
 from pathlib import Path

@@ -16,7 +16,7 @@ from manyhands.allreduce.neighbours import same_host, same_kernel
 from manyhands.allreduce.wait import cores, wait_all
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from mpi4py import MPI
 
@@ -58,6 +58,10 @@ class Private:
             self._kept[key] = make()
         return self._kept[key]
 
+    def wait(self, requests: Sequence[MPI.Request]) -> None:
+        """Return when all `requests` are complete."""
+        wait_all(requests, self.crowded)
+
     def free(self) -> None:
         """Free what is kept, latest first, then the duplicate; all ranks together."""
         while self._kept:
@@ -70,17 +74,17 @@ class Channel:
 
     __slots__ = ("comm", "crowded", "meter", "private", "rank", "size")
 
-    def __init__(self, private: Private, meter: Meter | None) -> None:
+    def __init__(self, private: Any, meter: Meter | None) -> None:
         self.private = private
         self.meter = meter
         self.comm = private.comm if meter is None else Metered(private.comm, meter)
-        self.rank = private.rank
-        self.size = private.size
-        self.crowded = private.crowded
+        self.rank: int = private.rank
+        self.size: int = private.size
+        self.crowded: bool = private.crowded
 
     def wait(self, *requests: Any) -> None:
         """Return when all `requests` are complete."""
-        wait_all(requests, self.crowded)
+        self.private.wait(requests)
 
     def count_shared(self, nbytes: int) -> None:
         """Note that `nbytes` were written into shared memory."""
@@ -106,6 +110,8 @@ def duplicate(comm: MPI.Comm) -> MPI.Comm | None:
 
 def _private(comm: Any) -> Private:
     global _keyval
+    if hasattr(comm, "private"):  # not MPI's: it brings its own
+        return comm.private  # type: ignore[no-any-return]
     if _keyval is None:
         from mpi4py import MPI
 
