@@ -19,6 +19,7 @@ from manyhands.meeting import agreed, compare_versions, surrounding
 from manyhands.mpis import load_matching
 from manyhands.naming import factory
 from manyhands.options import FOLLOWING, configure, options
+from manyhands.privacy.accountant import expect_library
 from manyhands.progress import doubt
 from manyhands.result import Result
 from manyhands.running import Run
@@ -124,6 +125,8 @@ def _prepare(
 
         given["workers"] = choose_workers(model, data, given, loss=loss, say=_warn)
     config = configure(given)
+    if config.privacy:
+        expect_library()
     if checkpoint:
         resuming.expect_all(checkpoint, config)
         if "planned" in resuming.event(checkpoint, config):

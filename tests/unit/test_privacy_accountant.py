@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import manyhands as mh
 from manyhands.errors import ConfigError
 from manyhands.privacy.accountant import (
     Event,
@@ -148,3 +149,11 @@ def test_without_the_library_one_line_says_what_to_install(monkeypatch: pytest.M
     with pytest.raises(ConfigError, match=r"pip install 'manyhands\[private\]'"):
         epsilon(Event(7, 0.123, 1.7), DELTA)
     assert epsilon(Event(7, 0.123, 1.7), DELTA, "rdp") > 0  # this method is our own
+
+
+def test_a_missing_package_is_refused_before_anything_is_started(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    given = {"private": True, "epsilon": 3.0, "output": str(tmp_path / "run")}
+    with pytest.raises(ConfigError, match=r"dp-accounting; install it with pip install"):
+        mh.fit("logistic", "blobs", workers=1, **given)
+    assert not (tmp_path / "run").exists()

@@ -20,6 +20,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from importlib.util import find_spec
 from typing import Any, Literal
 
 import numpy as np
@@ -30,6 +31,7 @@ from manyhands.errors import ConfigError
 Method = Literal["pld", "rdp"]
 
 INSTALL = "pip install 'manyhands[private]'"
+_MISSING = f"accounting for privacy needs the package dp-accounting; install it with {INSTALL}"
 # The orders that the field tries: fine where the best one usually is.
 ORDERS = (*(1 + i / 10 for i in range(1, 100)), *range(11, 64), 128, 256, 512, 1024)
 INTERVAL = 1e-4  # of the discretised privacy loss, for an epsilon between the next two
@@ -155,13 +157,21 @@ def _loss(rate: float, sigma: float, interval: float) -> Any:
     )
 
 
+def expect_library() -> None:
+    """Refuse where dp-accounting is not installed; nothing is imported.
+
+    Raises:
+        ConfigError: What to install.
+    """
+    if find_spec("dp_accounting") is None:
+        raise ConfigError(_MISSING)
+
+
 def _library() -> Any:
     try:
         from dp_accounting.pld import privacy_loss_distribution
     except ImportError:
-        raise ConfigError(
-            f"accounting for privacy needs the package dp-accounting; install it with {INSTALL}"
-        ) from None
+        raise ConfigError(_MISSING) from None
     return privacy_loss_distribution
 
 
