@@ -99,9 +99,15 @@ def run(lab: Lab, command: list[str], traffic: Path | None = None) -> int:
 
     Raises:
         LaunchError: This system cannot make namespaces.
+        ConfigError: The program does not exist.
     """
     if why := obstacle():
         raise LaunchError(why)
+    if not shutil.which(command[0]):
+        raise ConfigError(
+            f"there is no program {command[0]!r}; expected a command of manyhands such as train, "
+            "or a program on the PATH"
+        )
     with tempfile.TemporaryDirectory(prefix="manyhands-lab-") as folder:
         plan = {**asdict(lab), "command": command}
         (Path(folder) / "plan.json").write_text(json.dumps(plan))
