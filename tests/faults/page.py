@@ -103,6 +103,7 @@ def written(outcomes: list[Outcome], tested: list[dict[str, Any]], facts: dict[s
         failed="\n".join([_verdict(failed, len(outcomes)), *_left(facts.get("left", []))]),
         machine=_machine(facts) + "".join(f"; some cases again on {day}" for day in later),
         survival=survival(),
+        commands=commands(),
         fuzz=fuzz(),
         soak=soak(),
     )
@@ -165,6 +166,22 @@ def fuzz() -> str:
         rows.append("| " + " | ".join(map(str, cells)) + " |")
     bounds = f"{found['limit_seconds']:g} s and {found['limit_bytes'] >> 20} MB for each input"
     where = f"{found['inputs']:,} inputs in {found['seconds']} s ({bounds}; {_machine(found)}):"
+    return "\n".join([where, "", *rows])
+
+
+def commands() -> str:
+    """Return what became of odd command lines, as recorded."""
+    found = _recorded("commands.json")
+    if found is None:
+        return "No record of it is committed yet: `python tests/faults/commands.py`."
+    first = ("tried", "done", "refused", "failed")
+    defects = [name for name in next(iter(found["kinds"].values())) if name not in first]
+    rows = ["| command | " + " | ".join([*first, *defects]) + " |"]
+    rows += ["|---" * (1 + len(first) + len(defects)) + "|"]
+    for kind, counts in found["kinds"].items():
+        rows.append(f"| {kind} | " + " | ".join(str(counts[name]) for name in counts) + " |")
+    tried = sum(counts["tried"] for counts in found["kinds"].values())
+    where = f"{tried:,} command lines in {found['seconds']} s ({_machine(found)}):"
     return "\n".join([where, "", *rows])
 
 

@@ -1,0 +1,30 @@
+"""A few of the odd command lines that `tests/faults/commands.py` tries by the thousand."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
+import commands
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("numbers", [range(i, i + 12) for i in range(0, 60, 12)], ids=str)
+def test_odd_command_lines_finish_or_end_with_a_message(numbers):
+    lines = [commands.run(commands.line(number)) for number in numbers]
+    assert [one for one in lines if one.defects] == []
+    assert any(one.code == 2 for one in lines)
+    assert any(one.code == 0 for one in lines)
+
+
+def test_a_traceback_and_an_end_without_a_message_are_defects():
+    broken = commands.run(commands.Line(0, "own", ["train", "--model", "own:make", "--limit", "9"]))
+    assert broken.code not in (None, 0)
+    silent = commands.Line(0, "own", ["train"], code=1)
+    assert commands.judged(silent, "nothing that helps") == ["unclear"]
+    assert commands.judged(silent, "Traceback (most recent call last)\nmanyhands: it failed") == [
+        "traceback"
+    ]
+    killed = commands.Line(0, "own", ["train"], code=-11)
+    assert commands.judged(killed, "") == ["crashed"]
