@@ -48,6 +48,28 @@ def test_the_end_is_that_of_one_host(tmp_path, mpi):
     assert losses[0] == pytest.approx(losses[1], rel=1e-10)
 
 
+def test_a_model_over_three_hosts_by_rpc_ends_with_the_bits_of_one_host(tmp_path):
+    given = ["--strategy", "pipeline", "--transport", "rpc", "--cut", "fc2", "--batch-size", "50"]
+    given = ["train", *SMALL, *given, "--limit", "500"]
+    alone = ran([*MANYHANDS, *given, "--workers", "1", "--output", tmp_path / "alone"])
+    assert alone.returncode == 0, alone.stderr
+    traffic = tmp_path / "traffic.json"
+    done = in_lab(*given, "--output", tmp_path / "apart", hosts=3, traffic=traffic)
+    assert done.returncode == 0, done.stderr
+    one, three = (record(tmp_path / name) for name in ("alone", "apart"))
+    assert [w["host"] for w in three["workers"]] == ["host1", "host2", "host3"]
+    assert one["result"]["loss"] == three["result"]["loss"]
+    by_rank = [w["operations"] for w in three["workers"]]
+    counted = [{n: c["bytes"] for n, c in found.items() if "rpc" in n} for found in by_rank]
+    features, hidden, classes = 20, 128, 4
+    sent = [features + hidden, hidden + classes], [hidden], [classes, hidden]
+    for found, numbers in zip(counted, sent, strict=True):
+        assert list(found.values()) == [500 * 4 * count for count in numbers]
+    cards = json.loads(traffic.read_text())
+    for found, card in zip(counted, cards.values(), strict=True):
+        assert card["sent"] > sum(found.values())
+
+
 def test_job_and_data_are_sent_to_hosts_that_do_not_see_them(tmp_path):
     # /dev/shm is each host's own: what the launcher keeps there no other host sees.
     (tmp_path / "mine.py").write_text(

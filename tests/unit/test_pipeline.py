@@ -234,7 +234,6 @@ def test_modules_that_may_draw_are_known(module, random):
         ({"transport": "rpc", "workers": 2}, "one worker drives"),
         ({"transport": "rpc", "checkpoint_every": "10steps"}, "cannot go on from a checkpoint"),
         ({"kernels": "compile"}, "pipeline cannot use"),
-        ({"transport": "rpc", "hosts": "here:3"}, "runs on one host"),
         ({"clip_norm": 1.0}, "no process that knows the length"),
         ({"private": True, "epsilon": 3.0, "transport": "rpc"}, "cannot be private as it is asked"),
         ({"private": True, "epsilon": 3.0, "distrust": True}, "whose stages trust one another"),

@@ -132,8 +132,6 @@ class Pipeline(Strategy):
                 f"batch_size is {config.batch_size} for {config.workers} × {self.parts} "
                 "micro-batches (workers × micro_batches); expected at least one example for each"
             )
-        if self.transport == "rpc" and (config.hosts or config.hostfile):
-            raise ConfigError("transport rpc runs on one host; use transport mpi, or no hosts")
         if self.transport == "rpc" and config.checkpoint_every is not None:
             raise ConfigError(
                 f"checkpoint_every is {config.checkpoint_every!r} with transport rpc, whose runs "
@@ -168,8 +166,8 @@ class Pipeline(Strategy):
                 )
 
     def processes(self, workers: int) -> int:
-        """Return the stages of all pipelines; by RPC, a driver and the stages."""
-        return workers * self.stages if self.transport == "mpi" else 1 + self.stages
+        """Return the stages of all pipelines, by RPC with a driver for each."""
+        return workers * (self.stages + (self.transport == "rpc"))
 
     def at_once(self, examples: int) -> int:
         """Return the examples of the largest micro-batch."""

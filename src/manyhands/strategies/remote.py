@@ -18,6 +18,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from manyhands.errors import ConfigError
@@ -29,6 +30,7 @@ from manyhands.strategies.stage import Stage
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from manyhands.comm import Communicator
     from manyhands.strategies.pipeline import Pipeline
     from manyhands.worker import Batch, Worker
 
@@ -55,12 +57,11 @@ def work(worker: Worker, pipeline: Pipeline) -> dict[str, Any]:
 
 
 def _connect(worker: Worker) -> None:
-    """Let the processes call each other, on this host's loopback only. Collective.
+    """Let the processes call each other. Collective.
 
-    Torch cannot begin again once it has ended RPC, so it lasts as long as the process.
+    On one host they listen on its loopback only. Torch cannot begin again once it has ended RPC, so
+    it lasts as long as the process.
     """
-    if len(set(worker.comm.gather(host()))) > 1:
-        raise ConfigError("transport rpc runs on one host; use transport mpi on several")
     logging.getLogger("torch.distributed.optim.optimizer").setLevel(logging.ERROR)
     with warnings.catch_warnings():
         # They are about how torch's own RPC is made; there is nothing a user could do.
@@ -80,12 +81,19 @@ def _begin(worker: Worker) -> None:
     """Start RPC in every process of the group. Collective."""
     from torch.distributed import rpc
 
-    folder = tempfile.mkdtemp(prefix="manyhands-rpc-") if worker.rank == 0 else ""
-    folder = worker.comm.gather(folder)[0]
-    os.environ["TP_SOCKET_IFNAME"] = "lo"
+    folder = _shared_folder(worker.comm)
+    ways: dict[str, Any] = {}
+    if len(set(worker.comm.gather(host()))) == 1:
+        os.environ["TP_SOCKET_IFNAME"] = "lo"
+    else:
+        # Torch knows hosts by their kernel, and would pass by a simulated network.
+        ways = {"_transports": ["uv"], "_channels": ["basic"]}
+        if interface := os.environ.get("GLOO_SOCKET_IFNAME"):  # set where one was chosen
+            os.environ.setdefault("TP_SOCKET_IFNAME", interface)
     options = rpc.TensorPipeRpcBackendOptions(
         init_method=f"file://{folder}/store",
         rpc_timeout=0,  # the launcher watches over hangs
+        **ways,
     )
     size = worker.comm.size
     name = _name(worker.rank, size)
@@ -94,6 +102,29 @@ def _begin(worker: Worker) -> None:
     worker.comm.barrier()
     if worker.rank == 0:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _shared_folder(group: Communicator) -> str:
+    """Return a new folder that all processes see; rank 0 removes it. Collective.
+
+    Raises:
+        ConfigError: The hosts share no folder.
+    """
+    places = [tempfile.gettempdir(), os.getcwd(), str(Path.home())]
+    for place in group.gather(places)[0]:
+        made = ""
+        if group.rank == 0:
+            with suppress(OSError):
+                made = tempfile.mkdtemp(prefix="manyhands-rpc-", dir=place)
+        made = group.gather(made)[0]
+        if all(group.gather(bool(made) and Path(made).is_dir())):
+            return str(made)
+        if group.rank == 0 and made:
+            shutil.rmtree(made, ignore_errors=True)
+    raise ConfigError(
+        "transport is 'rpc', whose processes meet in a folder, but the hosts share neither of "
+        f"{', '.join(places)}; set TMPDIR to one that they share, or use transport mpi"
+    )
 
 
 def _end() -> None:
@@ -153,6 +184,7 @@ class Part:
             self.over.set()
             raise
         self.notes.spent("forward", 0, begin, time.monotonic())
+        _count(worker, "forward", y)
         y.register_hook(self._enter)  # type: ignore[no-untyped-call]
         if x.requires_grad:
             x.register_hook(self._leave)  # type: ignore[no-untyped-call]
@@ -162,9 +194,11 @@ class Part:
         """Note when the backward pass comes to this stage."""
         self.begun = time.monotonic()
 
-    def _leave(self, _: Tensor) -> None:
+    def _leave(self, gradient: Tensor) -> None:
         """Note that the backward pass has left this stage."""
         self.notes.spent("backward", 0, self.begun, time.monotonic())
+        if self.notes.index:  # of the first stage it is a parameter's, which stays
+            _count(self.worker, "backward", gradient)
 
     def step(self, parameters: list[Tensor]) -> None:
         """Let the optimizer step along what distributed autograd found."""
@@ -233,6 +267,13 @@ def _drive(worker: Worker, notes: Notes) -> None:
                 optimizer.step(context)  # type: ignore[no-untyped-call]
 
 
+def _count(worker: Worker, what: str, sent: Tensor) -> None:
+    """Count one message of a tensor, without what RPC wraps around it."""
+    worker.comm.meter.add(
+        f"rpc {what}", payload=sent.nbytes, sent=sent.nbytes, messages=1, seconds=0.0
+    )
+
+
 @contextmanager
 def _patience() -> Iterator[None]:
     """Where a call fails, leave its part some time: to tell why, or to be missed."""
@@ -250,7 +291,9 @@ def _pass(worker: Worker, notes: Notes, batch: Batch, parts: list[str], context:
     stage, x = worker.replica, batch.x
     with notes.spending("wait", 0):
         for part in parts:
+            _count(worker, "forward", x)
             x = rpc.rpc_sync(part, _forward, args=(x,))
+            _count(worker, "backward", x)  # its gradient goes back, as large
     with notes.spending("forward", 0):
         loss = stage.loss(x, batch.y)
         noted = Loss(loss.item(), stage.correct(x, batch.y), len(batch.x))
