@@ -7,6 +7,8 @@ from typing import Any
 
 NONE = "–"
 NAMED = ("balance", "slow")  # their values say nothing without the option's name
+# Options that are decided elsewhere where nobody gives them: without a value they are not absent.
+DECIDED = ("cut", "micro_batches", "order", "threads", "loss", "metric")
 THIN = "\u202f"  # a narrow space that does not break: between a number and its unit
 
 
@@ -85,6 +87,8 @@ def short(label: str, most: int = 34) -> str:
 def option(name: str, value: Any) -> str:
     """Return an option as a label: text speaks for itself, a number needs its name."""
     spoken = name.replace("_", " ")
+    if value is None and name in DECIDED:
+        return f"default {spoken}"
     if value is None or value == "none":
         return f"{'any' if name == 'staleness' else 'no'} {spoken}"  # there it is no limit
     if isinstance(value, bool):
