@@ -27,9 +27,11 @@ from manyhands import validate
 from manyhands.allreduce import ALGORITHMS, Metered, cost
 from manyhands.allreduce.buffers import Array
 from manyhands.errors import ConfigError, LaunchError
+from manyhands.leftovers import kill_starters
 from manyhands.meeting import compare_versions, surrounding
 from manyhands.mpis import command, find_mpi, load_matching
 from manyhands.place import host, kernel
+from manyhands.scratch import private_folder
 from manyhands.surroundings import group_size
 
 if TYPE_CHECKING:
@@ -141,19 +143,15 @@ def measure(
         return _joined(surrounding(size), names, nbytes, everything=algorithms is None)
     counts = [_count(part, workers) for part in (workers or "2,4").split(",")]
     records: list[Record] = []
-    with tempfile.TemporaryDirectory(prefix="manyhands-") as folder:
+    with private_folder() as folder:
         for count in counts:
-            out = Path(folder) / f"{count}.json"
+            out = folder / f"{count}.json"
             arguments = ["-m", "manyhands.bench", sizes, ",".join(names), str(out)]
             line, environment = command(find_mpi(mpi), count, arguments)
-            environment |= {"OMP_NUM_THREADS": "1", "TMPDIR": folder}
-            done = subprocess.run(
-                line, env=environment, capture_output=True, text=True, check=False
-            )
+            environment |= {"OMP_NUM_THREADS": "1", "TMPDIR": str(folder)}
+            said = _ran(line, environment, folder)
             if not out.exists():
-                raise LaunchError(
-                    f"the benchmark of {count} processes failed:\n{done.stderr[-2000:]}"
-                )
+                raise LaunchError(f"the benchmark of {count} processes failed:\n{said[-2000:]}")
             records += json.loads(out.read_text())
     return records
 
@@ -185,6 +183,27 @@ def _joined(
 
     kept = [name for name in names if name != GLOO or one_host or not everything]
     return allreduce_bench_worker(MPI.COMM_WORLD, nbytes, kept)
+
+
+def _ran(line: list[str], environment: dict[str, str], folder: Path) -> str:
+    """Run an mpiexec to its end, in a session of its own: Ctrl-C is for us; returns its stderr."""
+    with tempfile.TemporaryFile("w+") as said:
+        process = subprocess.Popen(
+            line, env=environment, stdout=said, stderr=said, start_new_session=True
+        )
+        try:
+            process.wait()
+        except BaseException:
+            process.terminate()  # it ends its workers, if it can
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(5)
+            raise
+        finally:
+            process.kill()
+            process.wait()
+            kill_starters(folder)
+        said.seek(0)
+        return said.read()
 
 
 def _point(comm: Any, length: int, functions: dict[str, Callable[..., None]]) -> list[Record]:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
 from manyhands.fitting import fit
 from manyhands.forecast import Calibration
-from manyhands.launch import private_folder
 from manyhands.options import options
 from manyhands.probe import Probe
 from manyhands.record import cores
+from manyhands.scratch import private_folder
+from manyhands.signals import stopping
 from manyhands.strategies.sync import AllReduce
 
 SECONDS = 0.4  # for one measurement; there are about fifteen in a group
@@ -49,11 +49,10 @@ def calibrate(
         say: Called with what is being measured.
         **given: The options of `fit` that decide a step: batch_size, optimizer, threads …
     """
-    folder = private_folder()
     given = {name: value for name, value in given.items() if value is not None}
     given.setdefault("batch_size", options()["batch_size"].default)
     records = []
-    try:
+    with stopping(), private_folder() as folder:
         for size in groups or sizes():
             if say:
                 say(f"measuring {size} worker{'s' if size > 1 else ''}")
@@ -72,8 +71,6 @@ def calibrate(
             )
             records.append(result.record)
             given["kernels"] = result.record["kernels"]["choice"]  # one choice for all
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     return merge(records, threads=given.get("threads"))
 
 

@@ -13,13 +13,15 @@ from typing import Annotated, Any, Literal
 import cyclopts
 from cyclopts import App, Parameter
 
+from manyhands import signals
 from manyhands._version import __version__
 from manyhands.errors import ConfigError, ManyhandsError, WorkerError, nearest
 from manyhands.flags import takes_options
 from manyhands.foresight import predict
 from manyhands.options import audited, options
 from manyhands.reporting import compare, report
-from manyhands.surroundings import group_rank
+from manyhands.signals import SignalReceived
+from manyhands.surroundings import among_others, group_rank
 
 app = App(
     name="manyhands",
@@ -305,7 +307,25 @@ def doctor() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; errors become one message and an exit code."""
+    """Run the command line; errors become one message and an exit code, and so do signals."""
+    if among_others():  # they would wait for this process: it ends at once, and they with it
+        before = signals.install(signals.exit_at_once)
+        try:
+            _run(arguments)
+        finally:
+            signals.restore(before)
+        return
+    with signals.Raising(command=True) as raising:
+        try:
+            _run(arguments)
+        except BaseException as error:
+            if not raising.received or getattr(error, "code", 0) == 128 + raising.received:
+                raise
+        if raising.received:  # other code has swallowed it, or made another error of it
+            _fail(signals.describe(raising.received), 128 + raising.received)
+
+
+def _run(arguments: Sequence[str] | None) -> None:
     try:
         app(
             sys.argv[1:] if arguments is None else list(arguments),
@@ -321,8 +341,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             lines = error.traceback.rstrip().splitlines()
             print("\n".join(f"[rank {error.rank}] {line}" for line in lines), file=sys.stderr)
         _fail(str(error), error.exit_code, error.teller)
-    except KeyboardInterrupt as error:
-        _fail(str(error) or "interrupted", 130)
+    except (KeyboardInterrupt, SignalReceived) as error:
+        _fail(str(error) or "interrupted", 128 + signals.number(error))
 
 
 def _unknown(error: cyclopts.UnknownOptionError) -> str:

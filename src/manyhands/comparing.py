@@ -20,6 +20,7 @@ from manyhands.experiments import ALL, Experiment, alternatives, read
 from manyhands.planning import Schedule, schedule, uses_workers
 from manyhands.record import cores
 from manyhands.scoreboard import first_line
+from manyhands.signals import stopping
 from manyhands.surroundings import group_size
 from manyhands.sweeping import Sweep, label
 
@@ -173,13 +174,14 @@ def sweep(
     runs.open()
     if announce:
         announce(planned, folder)
-    records = runs.run(progress)
-    titles = {run.id: run.title for run in planned.runs}
-    failed = {titles[n]: first_line(r) for n, r in records.items() if r["status"] != "finished"}
-    if len(failed) == len(records):
-        name, said = next(iter(failed.items()))
-        raise ManyhandsError(f"none of the {len(records)} runs finished; {name} said: {said}")
-    return Comparison(report.results([folder]), report.build([folder], folder), failed)
+    with stopping():
+        records = runs.run(progress)
+        titles = {run.id: run.title for run in planned.runs}
+        failed = {titles[n]: first_line(r) for n, r in records.items() if r["status"] != "finished"}
+        if len(failed) == len(records):
+            name, said = next(iter(failed.items()))
+            raise ManyhandsError(f"none of the {len(records)} runs finished; {name} said: {said}")
+        return Comparison(report.results([folder]), report.build([folder], folder), failed)
 
 
 def _command() -> str:

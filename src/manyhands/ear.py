@@ -1,4 +1,4 @@
-"""Hears that somebody asked a sweep to stop, also while a run keeps the signals to itself."""
+"""Records the signals that ask a sweep to stop, also while a run owns the handlers."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import signal
 import threading
 from contextlib import suppress
 
+from manyhands.signals import ENDING
+
 
 class Ear:
-    """A context manager that notes SIGINT and SIGTERM, whoever handles them.
+    """A context manager that records the signals in ENDING, whatever handles them.
 
     During a run its guard handles them and passes them on to the workers; one that comes when they
     have done their last step would otherwise be heard by nobody.
@@ -33,10 +35,10 @@ class Ear:
             for end in self._pipe:
                 os.close(end)
 
-    def heard(self) -> bool:
-        """Say whether one came since the last time."""
+    def heard(self) -> int:
+        """Return one that came since the last time and is not ignored; 0 if none did."""
         numbers = b""
         if self._pipe:
             with suppress(BlockingIOError):
                 numbers = os.read(self._pipe[0], 64)
-        return bool({signal.SIGINT, signal.SIGTERM} & set(numbers))
+        return next((number for number in numbers if number in ENDING), 0)

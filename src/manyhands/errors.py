@@ -8,9 +8,11 @@ ManyhandsError                 anything manyhands itself reports
 │   ├── DivergedError          the loss is no longer finite; carries rank and step; exit 1
 │   └── TooFewError            so many died that the others stopped, with a checkpoint; exit 1
 ├── ShortHandedError           some died, the others ended at a checkpoint; all start again from it
-└── StoppedError               a signal asked the run to stop; exit 128 + the signal's number
+├── StoppedError               a signal asked the run to stop; exit 128 + the signal's number
+└── LateSignalError            likewise, but the run had finished: its record and model are there
 
-Where that signal was SIGINT (Ctrl-C), `fit` raises a KeyboardInterrupt with the same words.
+Where that signal was SIGINT (Ctrl-C), `fit` raises a KeyboardInterrupt with the same words. A
+signal outside of training is a plain ManyhandsError with that exit code (`stopped_by`).
 """
 
 from __future__ import annotations
@@ -75,6 +77,23 @@ class StoppedError(ManyhandsError):
         fate = kept if checkpoint else lost
         super().__init__(f"stopped after step {step} by signal {signum}; {fate}")
         self.exit_code = 128 + signum
+
+
+class LateSignalError(ManyhandsError):
+    """A signal came when the workers had done their last step: the run has finished."""
+
+    def __init__(self, signum: int, output: object) -> None:
+        super().__init__(
+            f"signal {signum} came when the run had finished; its record and model are in {output}"
+        )
+        self.exit_code = 128 + signum
+
+
+def stopped_by(signum: int, message: str) -> ManyhandsError:
+    """Return the error of a command that a signal ended; no run restarts after it."""
+    error = ManyhandsError(message)
+    error.exit_code = 128 + signum
+    return error
 
 
 # What other libraries call things: no spelling is near to what they are called here.

@@ -23,6 +23,7 @@ from manyhands.privacy.accountant import expect_library
 from manyhands.progress import doubt
 from manyhands.result import Result
 from manyhands.running import Run
+from manyhands.signals import stopping
 from manyhands.surroundings import group_rank, group_size
 
 if TYPE_CHECKING:
@@ -87,13 +88,14 @@ def fit(
     load_matching()
     size = group_size()
     group = surrounding(size) if size is not None and size > 1 else None
-    run = _together(prepare, group) if group else prepare()
     try:
-        if size is None or (size == 1 and run.config.strategy.supports.shares_memory):
-            record, output = run.launched(progress)
-        else:
-            chosen = given.get("workers") is not None
-            record, output = run.joined(group or surrounding(size), chosen=chosen)
+        with stopping():
+            run = _together(prepare, group) if group else prepare()
+            if size is None or (size == 1 and run.config.strategy.supports.shares_memory):
+                record, output = run.launched(progress)
+            else:
+                chosen = given.get("workers") is not None
+                record, output = run.joined(group or surrounding(size), chosen=chosen)
     except ManyhandsError as error:
         if error.exit_code != 128 + signal.SIGINT:
             raise

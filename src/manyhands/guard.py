@@ -9,7 +9,6 @@ import math
 import os
 import select
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -17,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from manyhands import leftovers
+from manyhands import leftovers, signals
 from manyhands.board import AFTER, OWN, Board, Note
 from manyhands.errors import WorkerError
 from manyhands.leftovers import SHARED
@@ -25,6 +24,7 @@ from manyhands.leftovers import SHARED
 _LOOK = 0.5  # seconds between two looks after the workers
 _SOON = 0.05  # seconds at the most until one who has begun is watched
 _MAPPED = 3.0  # seconds in which a file that is new in shared memory is mapped by who made it
+_ABORTING = 10.0  # seconds in which a group ends of which one has failed; others wait five of them
 _LEAVING = 3.0  # seconds that a group which has lost members has to leave MPI
 _HALF_A_NOTE = 0.01  # seconds in which whoever writes a note has written all of it
 _STACKS = 0.5  # seconds for the workers to write their stacks
@@ -36,7 +36,7 @@ _WAITS = ("exchange", "agree", "evaluate", "regroup", "checkpoint", "serve")
 
 
 class Guard:
-    """One group's guard; a context manager that hears SIGINT and SIGTERM while it lasts.
+    """One group's guard; a context manager that handles SIGINT, SIGTERM and SIGHUP meanwhile.
 
     Args:
         board: Where the workers note what they do.
@@ -47,6 +47,7 @@ class Guard:
             note of any; None where not all of them are to be seen on this board.
         spare: Those who are left can go on: whoever hangs is ended alone, and counts as dead.
         group: The process that started the workers; `wait` does not outlast it.
+        end_early: End at the first signal where no worker has completed a step: nothing is lost.
     """
 
     def __init__(
@@ -59,15 +60,17 @@ class Guard:
         *,
         spare: bool = False,
         group: int | None = None,
+        end_early: bool = False,
     ) -> None:
-        self.group = group
+        self.group, self.end_early = group, end_early
         self.start, self._begun = start, time.monotonic()
         self.spare, self._pardoned = spare, 0.0
         self.board, self.logs, self.timeout, self.end = board, logs, timeout, end
-        self.ended = False  # by a second signal, at once
+        self.ended = ""  # by a signal, at once: in which way
         self.segments: set[str] = set()
         self._before = set(leftovers.listed())  # not our workers' making, whoever maps it
         self._looked = 0.0
+        self._emptied = self._failed = math.inf  # since when no worker lives; since when one failed
         self._strange: set[str] = set()  # new in shared memory, and not seen to be a worker's
         self._known: set[int] = set()  # the workers who were there at the last look
         self._settled = 0.0  # when what is strange will count as somebody else's
@@ -82,14 +85,11 @@ class Guard:
             self._watch = select.epoll()
             if self.group is not None:
                 self._hold(self._watch, _GROUP, self.group)
-        if threading.current_thread() is threading.main_thread():
-            for signum in (signal.SIGINT, signal.SIGTERM):
-                self._handlers[signum] = signal.signal(signum, self._hear)
+        self._handlers = signals.install(self._hear)
         return self
 
     def __exit__(self, *exc: object) -> None:
-        for signum, handler in self._handlers.items():
-            signal.signal(signum, handler)
+        signals.restore(self._handlers)
         for handle in self._held:
             os.close(handle)
         if self._watch:
@@ -97,12 +97,22 @@ class Guard:
         self._clear_segments()
 
     def _hear(self, signum: int, frame: FrameType | None) -> None:
-        """Ask the workers to stop after their step; the second time, end them at once."""
+        """Ask the workers to stop after their step; the second time, end them at once.
+
+        The first time, too, where there is nothing to write a checkpoint of.
+        """
         if self.board.asked():
-            self.ended = True
-            self.end()
-        else:
+            self.ended = f"ended at once by a second signal {signum}"
+        elif self.end_early and self._untrained():
+            self.ended = f"{signals.describe(signum)} before the first step"
+        if not self.board.asked():
             self.board.ask(signum)
+        if self.ended:
+            self.end()
+
+    def _untrained(self) -> bool:
+        """Say whether no worker has completed a step; measuring is none."""
+        return all(n.step == 0 or n.operation in _BEFORE for n in self.board.read())
 
     def wait(self, seconds: float) -> None:
         """Return after so many seconds at most, and remember which worker is gone first.
@@ -204,14 +214,28 @@ class Guard:
             hanging = [n for n in hanging if n.pid and _state(n.pid) not in ("Z", "")]
         return hanging
 
-    def over(self) -> bool:
-        """Say whether all who live were done a while ago: MPI may not let them go alone."""
-        if not self.spare:
-            return False
+    def over(self, *, failed: bool = False) -> bool:
+        """Say whether mpiexec should have ended a while ago: no worker is left, or one `failed`.
+
+        MPI may not let survivors go alone; and a helper of mpiexec may be stopped.
+        """
         now, notes = time.monotonic(), self.board.read()
+        self._failed = min(self._failed, now) if failed and not self.spare else math.inf
+        if now - self._failed > _ABORTING:
+            return sum(bool(n.pid) for n in notes) == len(self.board.rows)
+        if not self.spare and not self._ending(notes):
+            return False
         living = [n for n in notes if n.pid and _state(n.pid) not in ("Z", "")]
-        late = [n for n in living if n.operation == "done" and now - n.time > _LEAVING]
-        return 0 < len(living) == len(late) < len(notes)
+        if self.spare:
+            late = [n for n in living if n.operation == "done" and now - n.time > _LEAVING]
+            return 0 < len(living) == len(late) < len(notes)
+        self._emptied = math.inf if living else min(self._emptied, now)
+        return now - self._emptied > _LEAVING
+
+    def _ending(self, notes: list[Note]) -> bool:
+        """Say whether all workers are on this host and about to end: asked to, or done."""
+        here = sum(bool(n.pid) for n in notes) == len(self.board.rows)
+        return here and (bool(self.board.asked()) or all(n.operation == "done" for n in notes))
 
     def _end_alone(self, hanging: list[Note], now: float) -> bool:
         """End those who hang, so that the others can go on; returns whether there were such.

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 from manyhands.board import AFTER, BOARD_FILE, OWN, Board
 from manyhands.comm.communicator import Ready
 from manyhands.heart import TURN, Heart, tell_stack
-from manyhands.launch import private_folder
+from manyhands.leftovers import Janitor, hold
 from manyhands.meeting import asked, host_leader
+from manyhands.scratch import new_name
 
 if TYPE_CHECKING:
     import numpy as np
@@ -47,7 +48,10 @@ class Watched:
         if not all(group.gather(free and threading.current_thread() is threading.main_thread())):
             return  # the signal is the user's own
         leader = host_leader(group)
-        self._folder = Path(asked(group, lambda: str(_made(group.size)), leader=leader))
+        self._janitor: Janitor | None = None
+        self._folder = Path(asked(group, lambda: str(self._make()), leader=leader))
+        # The janitor removes the folder once every process of the host has let go of it or ended.
+        self._let_go = self._janitor.release if self._janitor else _held(self._folder)
         self._board = Board(self._folder / BOARD_FILE, group.size)
         self._board.enter(self.rank)
         self._log = (self._folder / f"rank-{self.rank}.log").open("w")
@@ -57,6 +61,14 @@ class Watched:
         group.barrier()  # every log is there before the first may go
         self._board.note(self.rank, 0, OWN)
         self._heart.start()
+
+    def _make(self) -> Path:
+        """Make a folder with an empty board, and what removes it if processes are killed."""
+        folder = new_name()
+        folder.mkdir(mode=0o700)
+        self._janitor = Janitor(folder)
+        Board(folder / BOARD_FILE, self.size, create=True)
+        return folder
 
     def close(self) -> None:
         """Watch no more; whoever is the last of its host clears away."""
@@ -71,6 +83,7 @@ class Watched:
             (self._folder / f"rank-{self.rank}.log").unlink()
             if not any(self._folder.glob("rank-*.log")):
                 shutil.rmtree(self._folder)
+        self._let_go()
 
     def stepped(self, steps: int) -> None:
         """Note how many steps this worker has done."""
@@ -146,8 +159,9 @@ class Watched:
         self._group.abort(code)
 
 
-def _made(size: int) -> Path:
-    """Return a folder with an empty board."""
-    folder = private_folder()
-    Board(folder / BOARD_FILE, size, create=True)
-    return folder
+def _held(folder: Path) -> Callable[[], None]:
+    """Hold a folder of this host's leader; returns what lets go of it."""
+    try:
+        return hold(folder)
+    except OSError:  # the file system has no named pipes: the leader alone decides
+        return lambda: None

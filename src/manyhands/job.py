@@ -23,10 +23,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from manyhands import signals
 from manyhands.board import BOARD_FILE, Board
 from manyhands.callbacks import tell
 from manyhands.config import RunConfig
-from manyhands.errors import LaunchError, ManyhandsError
+from manyhands.errors import LateSignalError, LaunchError, ManyhandsError
 from manyhands.heart import TURN, Heart, put_aside, tell_stack
 
 if TYPE_CHECKING:
@@ -205,18 +206,16 @@ def join(job: Job, group: Communicator, folder: Path, *, leader: bool) -> dict[s
         tell_no_more = tell_stack()  # for which the leader asks
         patience = job.config.timeout + (0.0 if leader else TURN * group.rank)
         heart = Heart(folder, group.size, Path(job.output), patience)
-    handlers = {}
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        with suppress(ValueError):  # only the main thread may; elsewhere signals stay the caller's
-            handlers[signum] = signal.signal(signum, lambda received, _: board.ask(received))
+    # Only the main thread may; elsewhere signals stay the caller's.
+    handlers = signals.install(lambda received, _: board.ask(received))
     group.barrier()  # whoever fails after this may take the folder away
     try:
         if heart:
             heart.start()
         with tune.put_back():
             found = perform(job, group, folder)
+        late = max(group.gather(board.asked()))
         group.release()
-        return found
     except BaseException as error:
         if group.size == 1:
             raise
@@ -230,8 +229,10 @@ def join(job: Job, group: Communicator, folder: Path, *, leader: bool) -> dict[s
             heart.stop()
         if tell_no_more:
             tell_no_more()
-        for signum, handler in handlers.items():
-            signal.signal(signum, handler)
+        signals.restore(handlers)
+    if late:
+        raise LateSignalError(late, job.output)
+    return found
 
 
 def _tell(folder: Path, group: Communicator, error: BaseException) -> None:

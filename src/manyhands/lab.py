@@ -23,8 +23,9 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from manyhands import validate
+from manyhands import signals, validate
 from manyhands.errors import ConfigError, LaunchError
 from manyhands.hosts import LAB
 from manyhands.launch import end_with_parent
@@ -114,10 +115,11 @@ def run(lab: Lab, command: list[str], traffic: Path | None = None) -> int:
         inside = [sys.executable, "-m", "manyhands.lab", folder]
         line = ["unshare", *_NAMESPACES, "--fork", "--kill-child", "--mount-proc", *inside]
         process = subprocess.Popen(line, preexec_fn=partial(end_with_parent, signal.SIGKILL))
-        before = {
+        before: dict[int, Any] = {
             signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),  # the command hears it too
-            signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: sys.exit(143)),
         }
+        for other in {*signals.handled()} - {signal.SIGINT}:
+            before[other] = signal.signal(other, lambda signum, _: sys.exit(128 + signum))
         try:
             code = process.wait()
         finally:

@@ -10,21 +10,27 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from manyhands import validate
+from manyhands import signals, validate
 from manyhands.board import BOARD_FILE, EVENTS_FILE, Board, Note
 from manyhands.carrying import DIGEST, LAUNCHER
-from manyhands.errors import LaunchError, ManyhandsError, WorkerError
+from manyhands.errors import (
+    LateSignalError,
+    LaunchError,
+    ManyhandsError,
+    ShortHandedError,
+    WorkerError,
+    stopped_by,
+)
 from manyhands.guard import STARTING, Guard
 from manyhands.hosts import lab
 from manyhands.job import ERROR_FILE, Job, put_note, raised, spoke
-from manyhands.leftovers import janitor
+from manyhands.leftovers import kill_starters
 from manyhands.mpis import command, find_mpi
 from manyhands.place import host
 from manyhands.wire import Listener, without
@@ -51,16 +57,12 @@ def launch(job: Job, processes: int, folder: Path, watch: Watch | None = None) -
     Raises:
         ManyhandsError: What the first worker to fail reported, or which one died.
     """
+    record = Path(job.output) / "run.json"
+    before = written(record)
     digest = job.write(folder)
     board = Board(folder / BOARD_FILE, processes, create=True)
-    listener = _listener(folder)
-    line, environment = _command(job, processes, folder, digest, forks=listener is not None)
-    with (folder / LOG_FILE).open("wb") as log, ExitStack() as helpers:
-        if listener:
-            with listener:
-                if str(STANDIN) in line:
-                    helpers.enter_context(_nursery(listener, folder, environment, log))
-        group = _started(line, environment, log)
+    with (folder / LOG_FILE).open("wb") as log, ExitStack() as started:
+        group = _start(job, board, folder, digest, log, started)
         logs, timeout = Path(job.output), job.config.timeout
         guard = Guard(
             board,
@@ -70,25 +72,72 @@ def launch(job: Job, processes: int, folder: Path, watch: Watch | None = None) -
             start=timeout + STARTING,
             spare=job.config.on_failure == "continue",
             group=group.pid,
+            end_early=True,
         )
-        with janitor(), guard:
+        with guard:
             try:
                 _follow(group, board, folder, guard, watch)
+            except WorkerError as hang:
+                if board.asked():
+                    raise stopped_by(board.asked(), str(hang)) from None
+                raise
             finally:
-                _end(group, board)
-                helpers.close()
-    if board.asked() and group.returncode and not (folder / ERROR_FILE).exists():
-        why = f"ended at once by a second signal {board.asked()}"
-        if not guard.ended:
-            why = str(_explain(folder, board, group.returncode, guard.died))
-        ended = ManyhandsError(why)  # and not one that a restart follows
-        ended.exit_code = 128 + board.asked()
-        raise ended
-    failed = bool(group.returncode)
+                started.close()
+    failed = bool(group.returncode) and not finished(record, before)
     if job.config.on_failure == "continue":  # what mpiexec says depends on when somebody died
         failed = not any(note.operation == "done" for note in board.read())
     if failed or (folder / ERROR_FILE).exists():
-        raise _explain(folder, board, group.returncode, guard.died)
+        raise _failure(folder, board, group.returncode, guard)
+    if board.asked():  # too late for the workers, but whoever called us must hear of it
+        raise LateSignalError(board.asked(), job.output)
+
+
+def _failure(folder: Path, board: Board, code: int, guard: Guard) -> ManyhandsError:
+    """Return why a group failed; where a signal asked it to stop, not an error to restart after."""
+    spoken = (folder / ERROR_FILE).exists()
+    if guard.ended and not spoken:
+        return stopped_by(board.asked(), guard.ended)
+    error = _explain(folder, board, code, guard.died)
+    died = type(error) is WorkerError and not error.traceback
+    if board.asked() and (died or not spoken or isinstance(error, ShortHandedError)):
+        return stopped_by(board.asked(), str(error))
+    return error
+
+
+def written(record: Path) -> tuple[int, int] | None:
+    """Return what tells one version of a run's record from the next; None if there is none."""
+    try:
+        found = record.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
+def finished(record: Path, before: tuple[int, int] | None) -> bool:
+    """Say whether a record was written since, of a run that finished: then its model is whole."""
+    if written(record) in (None, before):
+        return False
+    try:
+        return bool(json.loads(record.read_text())["status"] == "finished")
+    except (OSError, ValueError, KeyError):
+        return False
+
+
+def _start(
+    job: Job, board: Board, folder: Path, digest: str, log: BinaryIO, started: ExitStack
+) -> subprocess.Popen[bytes]:
+    """Start the workers; `started` ends what was started, in whichever way it is left."""
+    listener = _listener(folder)
+    processes = len(board.rows)
+    line, environment = _command(job, processes, folder, digest, forks=listener is not None)
+    with signals.deferred():  # so that no process is forgotten
+        if listener:
+            with listener:
+                if str(STANDIN) in line:
+                    started.enter_context(_nursery(listener, folder, environment, log))
+        group = _started(line, environment, log)
+        started.callback(_end, group, board, folder)
+    return group
 
 
 def _started(
@@ -192,7 +241,7 @@ def _follow(
             new += [json.loads(line) for line in complete.splitlines()]
         if watch:
             watch(board.read(), new)
-        if ended or guard.over():
+        if ended or guard.over(failed=(folder / ERROR_FILE).exists()):
             guard.wait(0.0)  # who went first may have done so just now
             return
         guard.look()
@@ -213,7 +262,7 @@ def _heard(elsewhere: Listener, board: Board, folder: Path) -> list[dict[str, An
     return events
 
 
-def _end(group: subprocess.Popen[bytes], board: Board) -> None:
+def _end(group: subprocess.Popen[bytes], board: Board, folder: Path) -> None:
     """Make sure that nobody is left: mpiexec first, then any worker it did not take along."""
     if group.poll() is None:
         kill_all(group, board)
@@ -229,6 +278,8 @@ def _end(group: subprocess.Popen[bytes], board: Board) -> None:
     for pid in left:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+    if group.returncode:
+        kill_starters(folder)
 
 
 def kill_all(group: subprocess.Popen[bytes], board: Board) -> None:
@@ -268,7 +319,8 @@ def _explain(folder: Path, board: Board, code: int, gone: int | None) -> Manyhan
         for teller, words in board.heard():
             return WorkerError(f"rank {teller} failed: {words}", rank=teller)
     if not notes:
-        return LaunchError(f"the group ended with {code} before any worker started:\n{said}")
+        when = "after all workers had ended" if board.read() else "before any worker started"
+        return LaunchError(f"the group ended with {code} {when}:\n{said}")
     where = "; ".join(f"rank {n.rank} at step {n.step} ({n.operation})" for n in notes)
     rank = next(iter(_told(said, pids)), None) if gone is None else gone
     who = "a worker" if rank is None else f"rank {rank}"
@@ -283,8 +335,3 @@ def _told(said: str, workers: dict[int, int]) -> list[int]:
     told = [rank for rank, pid in workers.items() if pid in pids]
     named = [int(found[1]) for found in re.finditer(r"(?:process rank|rank:?) (\d+)", said)]
     return told + [rank for rank in named if rank in workers]
-
-
-def private_folder() -> Path:
-    """Return a new folder that only this user can open."""
-    return Path(tempfile.mkdtemp(prefix="manyhands-"))

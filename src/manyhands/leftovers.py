@@ -1,7 +1,7 @@
-"""What MPI and CUDA leave in shared memory when processes are killed, and how it is cleared away.
+"""What killed processes leave, in shared memory and in private folders, and how it is cleared away.
 
 A launcher clears after its workers. When it is killed itself nobody would: so for as long as its
-workers run it holds a `janitor`, a small process that runs this very file and imports nothing else.
+workers run it has a `Janitor`, a small process that runs this very file and imports nothing else.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -22,6 +24,13 @@ _NAMES = ("mpich_shm_", "mpich_shar_tmp", "sm_segment", "osc_", "ucx_shm", "sem.
 _OTHERS = ("Intel_MPI", "vader_segment", "psm_shm", "psm2_shm", "psm3_shm", "mv2", "cray-", "nccl-")
 # How torch and CUDA name what a process shares a GPU's memory by: with its number.
 _OF_ONE = re.compile(r"torch_(?P<pid>\d+)_|cuda\.shm\.[0-9a-f]+\.(?P<hex>[0-9a-f]+)\.")
+_STARTERS = (
+    b"hydra_",
+    b"mpiexec",
+    b"prte",
+    b"orte",
+)  # what MPIs call the processes that start ours
+_HELD = "held"  # a named pipe in a private folder: whoever has it open keeps the folder
 _PATIENCE, _LOOK = 8.0, 0.25  # seconds for workers to go after their launcher; between two looks
 
 
@@ -51,40 +60,116 @@ def clear(paths: Iterable[str]) -> None:
             os.unlink(path)
 
 
+class Janitor:
+    """A small process that cleans up when this one is killed: shared memory, and one folder.
+
+    Args:
+        folder: A private folder to remove once every process that holds it (`hold`) has ended.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        reading, self._channel = _channel(folder)
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", __file__],
+                stdin=reading,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                start_new_session=True,
+            )
+        finally:
+            os.close(reading)
+        plan = {"before": listed(), "folder": None if folder is None else str(folder)}
+        self._write(json.dumps(plan).encode() + b"\n")
+
+    def dismiss(self) -> None:
+        """End it: everything is cleaned up."""
+        self._write(b"done\n")
+        self.release()
+        self._process.wait()
+
+    def release(self) -> None:
+        """Leave it to itself: it cleans up once no process holds the folder."""
+        os.close(self._channel)
+        _released.append(self._process)
+
+    def _write(self, content: bytes) -> None:
+        with suppress(BrokenPipeError):
+            while content:
+                content = content[os.write(self._channel, content) :]
+
+
+_released: list[subprocess.Popen[bytes]] = []  # so that none is collected while it runs
+
+
 @contextmanager
 def janitor() -> Iterator[None]:
-    """Have someone who clears shared memory away if this process is killed meanwhile."""
-    if not os.path.isdir(SHARED):
+    """Have shared memory cleared if this process is killed meanwhile."""
+    one = Janitor()
+    try:
         yield
-        return
-    with subprocess.Popen(
-        [sys.executable, "-I", "-S", __file__],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        cwd="/",
-        start_new_session=True,
-    ) as process:
-        assert process.stdin is not None
-        with suppress(BrokenPipeError):
-            process.stdin.write(json.dumps(listed()).encode() + b"\n")
-            process.stdin.flush()
-        try:
-            yield
-        finally:
-            with suppress(BrokenPipeError):
-                process.stdin.write(b"done\n")
-                process.stdin.close()
+    finally:
+        one.dismiss()
+
+
+def hold(folder: Path) -> Callable[[], None]:
+    """Keep another process's private folder until this one ends, or calls what is returned."""
+    channel = os.open(folder / _HELD, os.O_WRONLY)
+    return lambda: os.close(channel)
+
+
+def _channel(folder: Path | None) -> tuple[int, int]:
+    """Return a pipe, for reading and for writing; other processes find it in `folder`."""
+    if folder is None:
+        return os.pipe()
+    try:
+        os.mkfifo(folder / _HELD, 0o600)
+    except OSError:  # the file system has no named pipes
+        return os.pipe()
+    reading = os.open(folder / _HELD, os.O_RDONLY | os.O_NONBLOCK)
+    os.set_blocking(reading, True)
+    return reading, os.open(folder / _HELD, os.O_WRONLY)
+
+
+def remove(folder: Path) -> None:
+    """Remove a private folder, also one that was renamed to be removed."""
+    for path in _existing(folder):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _existing(folder: Path) -> list[Path]:
+    return [path for path in (folder, *folder.parent.glob(f"{folder.name}-*")) if path.exists()]
+
+
+def kill_starters(folder: Path) -> None:
+    """Kill what an mpiexec has left of its helpers: one that is stopped ends by nothing else.
+
+    Args:
+        folder: The TMPDIR that they were given, which is that of one run alone.
+    """
+    given = b"\0TMPDIR=" + os.fsencode(folder) + b"\0"
+    for entry in os.scandir("/proc") if os.path.isdir("/proc/self") else ():
+        if entry.name.isdigit():
+            with suppress(OSError):
+                place = Path(entry.path)
+                names = place.joinpath("comm").read_bytes(), place.joinpath("cmdline").read_bytes()
+                helper = names[0].startswith(_STARTERS) or b"/manyhands/standin.py" in names[1]
+                if helper and given in b"\0" + place.joinpath("environ").read_bytes() + b"\0":
+                    os.kill(int(entry.name), signal.SIGKILL)
 
 
 def _main() -> None:
-    before = json.loads(sys.stdin.readline())
-    if sys.stdin.readline():
-        return  # the launcher is done, and has cleared away itself
+    plan = json.loads(sys.stdin.readline())
+    folder = Path(plan["folder"]) if plan["folder"] else None
+    if sys.stdin.readline() or (folder and not _existing(folder)):
+        return  # whoever made it has cleaned up
     end = time.monotonic() + _PATIENCE
     while time.monotonic() < end:
+        if folder:
+            remove(folder)
         time.sleep(_LOOK)
-        clear(abandoned(before))
+        clear(abandoned(plan["before"]))
 
 
 def _mapped() -> set[int]:

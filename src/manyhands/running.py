@@ -7,11 +7,11 @@ import datetime
 import json
 import math
 import os
-import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,14 @@ from manyhands.config import RunConfig
 from manyhands.data import store
 from manyhands.data.shards import row_groups
 from manyhands.data.stored import About, Stored
-from manyhands.errors import ConfigError, ManyhandsError, ShortHandedError, WorkerError
+from manyhands.errors import (
+    ConfigError,
+    LateSignalError,
+    ManyhandsError,
+    ShortHandedError,
+    WorkerError,
+    stopped_by,
+)
 from manyhands.job import Job, join
 from manyhands.meeting import asked, expect_shared, host_leader
 from manyhands.options import flatten
@@ -31,7 +38,9 @@ from manyhands.privacy.terms import UNSAID, Terms, statement
 from manyhands.progress import Progress
 from manyhands.record import SCHEMA, cores, write_json
 from manyhands.refusals import check_torch
+from manyhands.scratch import private_folder
 from manyhands.sharing import plan, streamed
+from manyhands.signals import SignalReceived, deferred, describe
 
 if TYPE_CHECKING:
     from torch import nn
@@ -60,8 +69,7 @@ class Run:
     def launched(self, progress: bool | None) -> tuple[dict[str, Any], Path]:
         """Start the workers ourselves; returns the record and where it lies."""
         begin, config = time.time(), self.config
-        folder = launch.private_folder()
-        try:
+        with private_folder() as folder:
             # Everything that can be refused is refused before anything is written.
             stored = store(self.data, folder / "data", stream=config.stream is not None)
             _check_plan(stored, config)
@@ -83,8 +91,6 @@ class Run:
                 checkpoints.forget_after(output, self.checkpoint.step)
             with Progress(config, shown=progress) as bar:
                 self._watched(job, folder, bar)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
         return json.loads((output / "run.json").read_text()), output
 
     def _check_model(self, stored: Path) -> None:
@@ -110,32 +116,51 @@ class Run:
 
     def _watched(self, job: Job, folder: Path, bar: Progress) -> None:
         """Launch; where a worker died and that was asked for, again from the last checkpoint."""
+        record = Path(job.output) / "run.json"
+        before = launch.written(record)
         grows = self.config.min_workers is not None
         restarts = self.config.max_restarts if grows or self.config.on_failure == "restart" else 0
-        for attempt in range(restarts + 1):
-            place = folder / str(attempt)
-            place.mkdir()
-            deaths: list[dict[str, Any]] = []  # that others outlived
-            job = dataclasses.replace(job, grows=grows and attempt < restarts)
-            try:
-                launch.launch(job, self.config.processes, place, _noting(deaths, bar.watch))
-                return
-            except ManyhandsError as error:
-                if self.checkpoint and isinstance(error, ConfigError):
-                    raise  # refused before anything was done: the record stays what it was
-                job = dataclasses.replace(job, story=(*job.story, *deaths))
+        try:
+            for attempt in range(restarts + 1):
+                place = folder / str(attempt)
+                place.mkdir()
+                job = dataclasses.replace(job, grows=grows and attempt < restarts)
+                job, error = self._attempted(job, place, bar)
+                if error is None:
+                    return
                 # An error of the user's own code or options would only come again.
                 died = type(error) is WorkerError and not error.traceback
                 short = isinstance(error, ShortHandedError)
                 if not (died or short) or attempt == restarts:
-                    with suppress(OSError):  # a full disk must not hide what happened
-                        write_failure(
-                            Path(job.output), self.config, job.name, job.command, error, job.story
-                        )
-                    raise
-                job = _again(job, error, bar.say)
+                    self._record(job, error)
+                    raise error
+                with deferred():  # so that the story is complete when a signal ends it
+                    job = _again(job, error, bar.say)
                 if died:
                     time.sleep(_BACK_OFF * 2**attempt)
+        except (KeyboardInterrupt, SignalReceived) as stop:  # between two launches
+            if not launch.finished(record, before):
+                signum = getattr(stop, "signum", signal.SIGINT)
+                self._record(job, stopped_by(signum, describe(signum)))
+            raise
+
+    def _attempted(self, job: Job, place: Path, bar: Progress) -> tuple[Job, ManyhandsError | None]:
+        """Launch once; returns the job with what befell it, and the error if a restart may help."""
+        deaths: list[dict[str, Any]] = []  # that others outlived
+        try:
+            launch.launch(job, self.config.processes, place, _noting(deaths, bar.watch))
+        except LateSignalError:
+            raise  # the record is that of a run that finished
+        except ManyhandsError as error:
+            if self.checkpoint and isinstance(error, ConfigError):
+                raise  # refused before anything was done: the record stays what it was
+            return dataclasses.replace(job, story=(*job.story, *deaths)), error
+        return job, None
+
+    def _record(self, job: Job, error: ManyhandsError) -> None:
+        """Leave the record of a run that failed or was stopped."""
+        with suppress(OSError):  # a full disk must not hide what happened
+            write_failure(Path(job.output), self.config, job.name, job.command, error, job.story)
 
     def joined(self, group: Communicator, *, chosen: bool) -> tuple[dict[str, Any], Path]:
         """Take part in the group that somebody else started; returns record and folder to all."""
@@ -189,8 +214,9 @@ class Run:
     def _in_group(self, group: Communicator) -> tuple[dict[str, Any], Path]:
         begin = time.time()
         leader = host_leader(group)
-        folder = Path(asked(group, lambda: str(launch.private_folder()), leader=leader))
-        try:
+        with ExitStack() as own:
+            made = asked(group, lambda: str(own.enter_context(private_folder())), leader=leader)
+            folder = Path(made)
             # One process of each host stores the data; the others of the host map the same files.
             stream = self.config.stream is not None
             stored = asked(
@@ -209,9 +235,6 @@ class Run:
             job = self._job(Path(stored), Path(output), name, begin, self.config.threads)
             job = dataclasses.replace(job, model=_own(job.model))
             return join(job, group, folder, leader=group.rank == leader), Path(output)
-        finally:
-            if group.rank == leader:
-                shutil.rmtree(folder, ignore_errors=True)
 
     def _job(self, data: Path, output: Path, name: str, begin: float, threads: int | None) -> Job:
         return Job(

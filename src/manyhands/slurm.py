@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from manyhands import resuming, validate
+from manyhands import resuming, signals, validate
 from manyhands.config import RunConfig
 from manyhands.errors import ConfigError, LaunchError
 from manyhands.options import configure
@@ -164,7 +164,12 @@ def submit(batch: Batch) -> int:
         job = done.stdout.strip().partition(";")[0]
         print(f"job {job} is submitted; its output goes to {log}", file=sys.stderr, flush=True)
         cancelling.submitted(job)
-        return _followed(job, folder, cancelling.asked)
+        try:
+            code = _followed(job, folder, cancelling.asked)
+        except LaunchError as error:
+            error.exit_code = cancelling.code(error.exit_code)
+            raise
+        return cancelling.code(code)
 
 
 class _Cancelling:
@@ -178,6 +183,7 @@ class _Cancelling:
     def __init__(self) -> None:
         self.asked = threading.Event()
         self._job = ""
+        self._signum = 0
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> _Cancelling:
@@ -189,6 +195,10 @@ class _Cancelling:
         for signum, handler in self._before.items():
             signal.signal(signum, handler)
 
+    def code(self, code: int) -> int:
+        """Return the exit code: that of the first signal, or else the one given."""
+        return 128 + self._signum if self._signum else code
+
     def submitted(self, job: str) -> None:
         """Take the job's number."""
         self._job = job
@@ -197,7 +207,8 @@ class _Cancelling:
 
     def _hear(self, signum: int, _: object) -> None:
         if self.asked.is_set() and not self._job:
-            raise KeyboardInterrupt
+            raise signals.error(signum)
+        self._signum = self._signum or signum
         self.asked.set()
         if self._job:
             subprocess.run(["scancel", self._job], check=False)

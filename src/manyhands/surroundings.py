@@ -74,6 +74,16 @@ def group_size() -> int | None:
     return None
 
 
+def among_others() -> bool:
+    """Say whether this process is one of several of such a group, without loading MPI."""
+    if "MANYHANDS_PROCESSES" in os.environ:
+        return True
+    if torch_group():
+        return os.environ["WORLD_SIZE"] != "1"
+    sizes = [int(os.environ[name]) for name in SIZES if os.environ.get(name, "").isdigit()]
+    return max(sizes, default=2 if "PMIX_RANK" in os.environ else 1) > 1
+
+
 def _refuse_tasks_apart() -> None:
     tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "")
     if tasks.isdigit() and int(tasks) > 1:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from manyhands import signals
 from manyhands._version import __version__
 from manyhands.ear import Ear
 from manyhands.errors import ConfigError, ManyhandsError
@@ -23,8 +24,7 @@ from manyhands.privacy.terms import UNSAID
 from manyhands.record import SCHEMA, cores, cpu_name, write_json
 from manyhands.running import spent
 from manyhands.scoreboard import Scoreboard
-
-_SIGNALS = 128  # exit codes above it: a signal asked us to stop, which is no failure of the run
+from manyhands.signals import SignalReceived
 
 
 @dataclass(frozen=True)
@@ -118,9 +118,9 @@ class Sweep:
                 for run in [r for r in self.schedule.runs if r.id not in board.records]:
                     board.begin(run)
                     board.end(run, self._perform(run, self._kernels(run, board.records)))
-                    if ear.heard():
-                        raise KeyboardInterrupt
-        except KeyboardInterrupt:
+                    if signum := ear.heard():
+                        raise signals.error(signum)
+        except (KeyboardInterrupt, SignalReceived):
             print(
                 f"stopped after {len(board.records)} of {len(self.schedule.runs)} runs; the same "
                 f"command with --output {self.folder} goes on from there",
@@ -157,12 +157,12 @@ class Sweep:
                 command=self.command,
                 progress=False,
             )
-        except (Exception, KeyboardInterrupt) as error:
-            stopped = getattr(error, "exit_code", 1) > _SIGNALS
-            if stopped or isinstance(error, KeyboardInterrupt):
+        except (Exception, KeyboardInterrupt, SignalReceived) as error:
+            signum = signals.number(error)
+            if signum:
                 if self._finished(run) is None:  # one that was at its very end stays
                     self._clear(run)
-                raise KeyboardInterrupt from None  # the sweep itself says how to go on
+                raise signals.error(signum) from None  # the sweep itself says how to go on
             if not (place / "run.json").exists():
                 place.mkdir(parents=True, exist_ok=True)
                 write_json(place / "run.json", self._failure(run, error))
@@ -180,7 +180,7 @@ class Sweep:
         else:
             shutil.rmtree(place, ignore_errors=True)
 
-    def _failure(self, run: Planned, error: Exception) -> dict[str, Any]:
+    def _failure(self, run: Planned, error: BaseException) -> dict[str, Any]:
         """Return the record of a run that failed before it could write one."""
         place = self.folder / "runs" / run.id
         kind = "" if isinstance(error, ManyhandsError) else f"{type(error).__name__}: "

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from manyhands import signals
 from manyhands.errors import ConfigError
 from manyhands.report import build
 
@@ -41,7 +42,7 @@ _HEADERS = {
 
 
 def watch(folders: Sequence[Path], port: int = 0, say: Callable[[str], None] = print) -> None:
-    """Serve the report of `folders` until SIGINT or SIGTERM comes.
+    """Serve the report of `folders` until SIGINT, SIGTERM or SIGHUP comes.
 
     What is measured meanwhile has precedence: the process becomes as nice as it can, and builds
     nothing while no page is open. One that is opened later is old at first, asks, and is renewed.
@@ -50,7 +51,7 @@ def watch(folders: Sequence[Path], port: int = 0, say: Callable[[str], None] = p
         if not folder.is_dir():
             raise ConfigError(f"{folder} is not a folder; start the comparison first")
     os.nice(19)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signals.install(signal.default_int_handler)
     try:
         with serving(folders, port) as growing:
             say(f"report: {growing.address} (Ctrl-C ends it)")

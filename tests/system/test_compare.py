@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from running import MANYHANDS, PATIENCE, eventually, manyhands, ran
 
 TINY = ("--data", "blobs", "--model", "mlp", "--epochs", "1", "--threads", "1")
@@ -44,7 +45,8 @@ def test_a_comparison_ends_with_an_answer_and_the_report_can_be_built_again(
     assert (tmp_path / "other" / "results.csv").read_text() == rows
 
 
-def test_a_comparison_that_was_interrupted_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_comparison_that_was_interrupted_goes_on(tmp_path: Path, signum: int) -> None:
     line = ("compare", "--strategies", "sync", "--workers", "1,2", *TINY, "--repeats", "1")
     process = subprocess.Popen(
         [*MANYHANDS, *line, "--output", "sweep"],
@@ -54,9 +56,9 @@ def test_a_comparison_that_was_interrupted_goes_on(tmp_path: Path) -> None:
         start_new_session=True,
     )
     assert eventually(lambda: list(tmp_path.glob("sweep/runs/*/run.json")))
-    os.killpg(process.pid, signal.SIGINT)
+    os.killpg(process.pid, signum)
     _, said = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 130, said
+    assert process.returncode == 128 + signum, said
     assert "of 3 runs; the same command with --output sweep goes on from there" in said
     kept = {path: path.stat().st_mtime_ns for path in tmp_path.glob("sweep/runs/*/steps.jsonl")}
     assert 1 <= len(kept) < 3

@@ -5,7 +5,7 @@ import re
 import sys
 
 import pytest
-from running import ran
+from running import eventually, ran
 
 from manyhands import mpis
 
@@ -91,6 +91,39 @@ def test_a_loop_without_a_hang_leaves_nothing_behind(launcher, tmp_path, monkeyp
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("not reached") == 2
     assert not list(tmp_path.glob("manyhands-*"))
+
+
+DIES = """
+import os, signal, sys
+import torch
+import manyhands as mh
+
+how, rank = sys.argv[1], int(sys.argv[2])
+model = torch.nn.Linear(3, 1)
+with mh.join(model, torch.optim.SGD(model.parameters(), lr=0.1)) as hands:
+    for step in range(100):
+        if hands.rank == rank and step == 5:
+            if how == "exception":
+                raise ValueError("a bad day")
+            if how == "exit":
+                sys.exit(3)
+            os.kill(os.getpid(), signal.SIGKILL)
+        hands.step(model(torch.randn(4, 3)).square().mean())
+"""
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+@pytest.mark.parametrize(
+    ("launcher", "how"),
+    [("mpiexec", "exception"), ("mpiexec", "exit"), ("mpiexec", "kill"), ("torchrun", "kill")],
+)
+def test_a_loop_that_ends_early_leaves_nothing_behind(launcher, how, rank, tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    script = tmp_path / "script.py"
+    script.write_text(DIES)
+    done = started(launcher, script, how, rank)
+    assert done.returncode != 0
+    assert eventually(lambda: not list(tmp_path.glob("manyhands-*")), 60)
 
 
 @pytest.mark.parametrize(

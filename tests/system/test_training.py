@@ -209,7 +209,7 @@ def test_a_killed_launcher_takes_the_workers_along(long_run):
     assert eventually(lambda: not anybody_alive(), 60)
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_stops_the_run_between_two_steps_and_it_can_go_on(tmp_path, signum):
     output = tmp_path / "run"
     line = [*MANYHANDS, "train", "--epochs", "500", "--output", str(output)]

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 import records
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_it_follows_a_sweep_until_it_is_told_to_end(signum: int, tmp_path: Path) -> None:
     sweep = records.sweep(tmp_path / "sweep", [records.record("sync", 1)])
     (tmp_path / "tmp").mkdir()

@@ -119,9 +119,23 @@ class Stopped(ManyhandsError):
     exit_code = 130
 
 
-@pytest.mark.parametrize("stop", [KeyboardInterrupt, Stopped])
+class Terminated(ManyhandsError):
+    exit_code = 143
+
+
+@pytest.mark.parametrize(
+    ("stop", "kind"),
+    [
+        (KeyboardInterrupt, KeyboardInterrupt),
+        (Stopped, KeyboardInterrupt),
+        (Terminated, ManyhandsError),
+    ],
+)
 def test_finished_runs_are_kept(
-    tmp_path: Path, runs: Runs, stop: Callable[[], BaseException]
+    tmp_path: Path,
+    runs: Runs,
+    stop: Callable[[], BaseException],
+    kind: type[BaseException],
 ) -> None:
     def interrupt(given: dict[str, Any]) -> BaseException | None:
         if len(runs.asked) != 3:
@@ -130,8 +144,9 @@ def test_finished_runs_are_kept(
         return stop()
 
     runs.failing = interrupt
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(kind) as raised:
         small(tmp_path / "s")
+    assert kind is KeyboardInterrupt or getattr(raised.value, "exit_code", 0) == 143
     assert not Path(runs.asked[-1]["output"]).exists()
     assert sweep_json(tmp_path / "s")["finished"] is None
     started = sweep_json(tmp_path / "s")["started"]
@@ -161,15 +176,26 @@ def test_a_run_that_is_at_its_very_end_when_the_sweep_is_stopped_is_kept(
     assert len(runs.asked) == 6  # none of them again
 
 
-def test_a_signal_that_a_run_kept_to_itself_stops_the_sweep(tmp_path: Path, runs: Runs) -> None:
+@pytest.mark.parametrize(
+    ("signum", "kind"),
+    [
+        (signal.SIGINT, KeyboardInterrupt),
+        (signal.SIGTERM, ManyhandsError),
+        (signal.SIGHUP, ManyhandsError),
+    ],
+)
+def test_a_signal_that_a_run_kept_to_itself_stops_the_sweep(
+    tmp_path: Path, runs: Runs, signum: int, kind: type[BaseException]
+) -> None:
     def swallow(given: dict[str, Any]) -> None:
-        before = signal.signal(signal.SIGINT, lambda *_: None)
-        signal.raise_signal(signal.SIGINT)
-        signal.signal(signal.SIGINT, before)
+        before = signal.signal(signum, lambda *_: None)
+        signal.raise_signal(signum)
+        signal.signal(signum, before)
 
     runs.failing = swallow
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(kind) as raised:
         small(tmp_path / "s")
+    assert getattr(raised.value, "exit_code", 130) == 128 + signum
     assert runs.seen == ["sequential 1 0"]
     runs.failing = lambda given: None
     small(tmp_path / "s")

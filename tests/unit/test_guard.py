@@ -342,6 +342,57 @@ def test_the_first_signal_asks_and_the_second_ends(board, tmp_path):
         assert ended == [True]
 
 
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_before_the_first_step_ends_at_once(board, tmp_path, signum):
+    ended = []
+    before = signal.getsignal(signum)
+    enter(board, 0, os.getpid(), "gradient")
+    enter(board, 1, os.getpid(), "tune")
+    with Guard(board, tmp_path, 100, end=lambda: ended.append(True), end_early=True):
+        os.kill(os.getpid(), signum)
+        assert (board.asked(), ended) == (signum, [True])
+    assert signal.getsignal(signum) == before
+
+
+def test_a_signal_after_the_first_step_asks(board, tmp_path):
+    ended = []
+    enter(board, 0, os.getpid(), "exchange", step=1)
+    enter(board, 1, os.getpid(), "gradient")
+    with Guard(board, tmp_path, 100, end=lambda: ended.append(True), end_early=True):
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert (board.asked(), ended) == (signal.SIGHUP, [])
+
+
+def test_a_signal_that_nohup_ignores_stays_ignored(board, tmp_path):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Guard(board, tmp_path, 100, end=lambda: None):
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not board.asked()
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_an_mpiexec_that_does_not_end_after_its_workers_is_not_waited_for(
+    board, tmp_path, monkeypatch, failed
+):
+    """They are gone, having been asked to stop; or one has failed, and the others hang in MPI."""
+    monkeypatch.setattr(guards, "_LEAVING", 0.0)
+    monkeypatch.setattr(guards, "_ABORTING", 0.0)
+    pid = os.getpid() if failed else 2**22 + 1
+    for rank in range(2):
+        enter(board, rank, pid, "checkpoint", step=4)
+    with Guard(board, tmp_path, 100, end=lambda: None) as guard:
+        assert not guard.over()
+        if not failed:
+            board.ask(signal.SIGTERM)
+        guard.over(failed=failed)
+        time.sleep(0.01)
+        assert guard.over(failed=failed)
+
+
 def test_who_never_enters_is_not_waited_for_for_ever(board, tmp_path):
     board.announce(0)
     with Guard(board, tmp_path, 100, end=lambda: None, start=10) as guard:

@@ -109,8 +109,9 @@ def test_a_job_that_runs_before_its_number_is_known_is_cancelled(programs, monke
     programs("sbatch", "kill $PPID; sleep 0.2; echo 7")  # SIGTERM, while it submits
     programs("scancel", f"echo $1 >> {tmp_path}/cancelled")
     programs("squeue", "exit 0")
-    with pytest.raises(LaunchError, match="job 7 was ended by Slurm"):
+    with pytest.raises(LaunchError, match="job 7 was ended by Slurm") as ended:
         by_slurm({"output": str(tmp_path / "run")})
+    assert ended.value.exit_code == 143
     assert (tmp_path / "cancelled").read_text() == "7\n"
 
 
