@@ -170,16 +170,19 @@ def sweep(
     default = Path("runs") / f"{experiment.name}-{planned.digest}"
     folder = Path(output if output is not None else default)
     runs = Sweep(experiment, planned, folder, carried, keep_models, command or _command())
-    runs.open()
-    if announce:
-        announce(planned, folder)
-    records = runs.run(progress)
-    titles = {run.id: run.title for run in planned.runs}
-    failed = {titles[n]: first_line(r) for n, r in records.items() if r["status"] != "finished"}
-    if len(failed) == len(records):
-        name, said = next(iter(failed.items()))
-        raise ManyhandsError(f"none of the {len(records)} runs finished; {name} said: {said}")
-    return Comparison(report.results([folder]), report.build([folder], folder), failed)
+    claim = runs.open()
+    try:
+        if announce:
+            announce(planned, folder)
+        records = runs.run(progress)
+        titles = {run.id: run.title for run in planned.runs}
+        failed = {titles[n]: first_line(r) for n, r in records.items() if r["status"] != "finished"}
+        if len(failed) == len(records):
+            name, said = next(iter(failed.items()))
+            raise ManyhandsError(f"none of the {len(records)} runs finished; {name} said: {said}")
+        return Comparison(report.results([folder]), report.build([folder], folder), failed)
+    finally:
+        claim.release()
 
 
 def _command() -> str:
