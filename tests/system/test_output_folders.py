@@ -57,7 +57,7 @@ def resume(output):
 
 def test_of_two_runs_started_together_one_has_the_folder(tmp_path):
     same = tmp_path / "same"
-    runs = [begin("train", *SMALL, "--epochs", 400, "--output", same) for _ in range(2)]
+    runs = [begin("train", *SMALL, "--epochs", 200, "--output", same) for _ in range(2)]
     said = [run.communicate(timeout=PATIENCE)[1] for run in runs]
     codes = [run.returncode for run in runs]
     assert sorted(codes) == [0, 2], said
@@ -79,16 +79,7 @@ def test_a_run_that_runs_is_neither_resumed_nor_replaced(running):
     assert run.poll() is None
 
 
-def test_a_launcher_that_was_killed_leaves_a_run_that_is_resumed_at_once(tmp_path):
-    output = tmp_path / "run"
-    run = begin("train", *LONG, "--output", output)
-    assert eventually(lambda: any(output.glob("checkpoints/step-*")))
-    run.kill()
-    run.communicate()
-    resume(output)
-
-
-def test_a_group_whose_worker_was_killed_leaves_a_run_that_can_be_resumed(running):
+def test_a_run_whose_launcher_or_first_worker_was_killed_is_resumed_at_once(running):
     run, output = running
     holder = json.loads((output / ".lock").read_text())["pid"]
     os.kill(holder, signal.SIGKILL)
@@ -188,8 +179,8 @@ def test_where_all_checkpoints_are_damaged_the_last_line_says_how(tmp_path):
     refused = manyhands("train", "--resume", output)
     assert refused.returncode == 2
     last = refused.stderr.strip().splitlines()[-1]
-    assert "damaged" in refused.stderr.partition("error")[2] or "damaged" in last
-    assert "not a regular file" in refused.stderr
+    assert "every checkpoint there is damaged: " in last
+    assert last.count("not a regular file") == 2
     assert "holds no checkpoint" not in refused.stderr
 
 
