@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from manyhands import forms, gpus, rate, slowing, tasks, tune
+from manyhands import atomic, forms, gpus, rate, slowing, tasks, tune
 from manyhands._version import __version__
 from manyhands.allocating import keep_freed
 from manyhands.augmenting import Augment
@@ -148,9 +148,8 @@ def _save_best(output: Path, replica: Replica, params: torch.Tensor) -> None:
     """Write the model with these parameters down as the best so far, all or nothing."""
     with replica.holding(params):
         state = {k: v.detach().clone() for k, v in replica.judged.state_dict().items()}
-    temporary = output / f".{BEST}"
-    save_file(state, temporary)
-    temporary.replace(output / BEST)
+    with atomic.replacing(output / BEST) as temporary:
+        save_file(state, temporary)
 
 
 def _augment(job: Job, worker: int) -> Augment | None:

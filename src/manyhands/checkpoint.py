@@ -17,14 +17,15 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from manyhands import atomic
 from manyhands.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -34,6 +35,9 @@ SCHEMA = 2
 FOLDER = "checkpoints"
 MANIFEST = "checkpoint.json"
 BEST = "best.safetensors"  # also in a run's folder
+_NAME = re.compile(r"step-(\d{8}|[1-9]\d{8,})")  # of a checkpoint; anything else is not touched
+_PARTIAL = re.compile(rf"\.{_NAME.pattern}\.part")
+_FILES = re.compile(r"(rank-\d+\.(safetensors|json)|best\.safetensors|checkpoint\.json)(\.part)?")
 # What reading JSON that is not what it should be may end in.
 MISUNDERSTOOD = (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError)
 
@@ -88,7 +92,8 @@ class Checkpoint:
 
         path = self.folder / f"rank-{rank}"
         try:
-            numbers = json.loads(path.with_suffix(".json").read_bytes())["numbers"]
+            numbers = json.loads(atomic.read(path.with_suffix(".json")))["numbers"]
+            atomic.expect_regular(path.with_suffix(".safetensors"))
             return Part(load_file(path.with_suffix(".safetensors")), numbers)
         except (OSError, *MISUNDERSTOOD, SafetensorError) as error:
             raise DataError(f"{path} cannot be understood: {error}") from None
@@ -113,8 +118,8 @@ class Writer:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         if rank == 0:  # parts of a run that was killed must not be taken for this one's
-            for left in self.folder.glob(".step-*.part"):
-                shutil.rmtree(left, ignore_errors=True)
+            for left in filter(partial, self.folder.glob(".step-*.part")):
+                remove(left)
 
     def write(
         self, step: int, part: Part, about: Mapping[str, Any], best: bytes | None = None
@@ -152,9 +157,10 @@ class Writer:
             self._error = error
 
     def _write(self, step: int, part: Part, about: dict[str, Any], best: bytes | None) -> None:
-        final = self.folder / f"step-{step:08d}"
-        temporary = self.folder / f".step-{step:08d}.part"
-        temporary.mkdir(parents=True, exist_ok=True)
+        final = path(self.folder.parent, step)
+        temporary = final.with_name(f".{final.name}.part")
+        atomic.make_folder(self.folder)
+        atomic.make_folder(temporary)
         _write_part(temporary, self.rank, part)
         if self.rank != 0:
             return
@@ -165,13 +171,13 @@ class Writer:
         files = sorted([*temporary.glob("rank-*"), *temporary.glob(BEST)])
         about["sha256"] = {p.name: _sha256(p) for p in files if not p.name.endswith(".part")}
         _write_file(temporary / MANIFEST, _sealed(about))
-        if final.exists():  # damaged, or of a run that was abandoned here
-            shutil.rmtree(final)
+        if final in steps(self.folder):  # damaged, or of a run that was abandoned here
+            remove(final)
         temporary.rename(final)
         _sync_folder(self.folder)
         others = [path for path in steps(self.folder) if path != final]  # what is new stays
         for old in others[: max(0, len(others) + 1 - self.keep)]:
-            shutil.rmtree(old, ignore_errors=True)
+            remove(old)
 
 
 def _write_part(folder: Path, rank: int, part: Part) -> None:
@@ -185,18 +191,13 @@ def _write_part(folder: Path, rank: int, part: Part) -> None:
 
 def _write_file(path: Path, data: bytes) -> None:
     """Write, flush to the disk, rename: the file is there whole or not at all."""
-    temporary = path.with_name(path.name + ".part")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    atomic.write(path, data, flush=True)
 
 
 def put_back_best(found: Checkpoint, output: Path) -> None:
     """Let the best model be that of the checkpoint: what came after it is to come again."""
     if (found.folder / BEST).exists():
-        _write_file(output / BEST, (found.folder / BEST).read_bytes())
+        _write_file(output / BEST, atomic.read(found.folder / BEST))
 
 
 def _sync_folder(path: Path) -> None:
@@ -217,7 +218,7 @@ def _await(folder: Path, names: list[str], patience: Callable[[], float]) -> Non
 
 
 def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    return hashlib.sha256(atomic.read(path)).hexdigest()
 
 
 def _sealed(about: Mapping[str, Any]) -> bytes:
@@ -226,9 +227,16 @@ def _sealed(about: Mapping[str, Any]) -> bytes:
     return json.dumps({"about": text, "sha256": hashlib.sha256(text.encode()).hexdigest()}).encode()
 
 
+def path(output: Path, step: int) -> Path:
+    """Return where a run's checkpoint of that step is, or would be."""
+    return output / FOLDER / f"step-{step:08d}"
+
+
 def steps(folder: Path) -> list[Path]:
     """Return the finished checkpoints of a folder, oldest first."""
-    return sorted(path for path in folder.glob("step-*") if path.is_dir())
+    found = [path for path in folder.glob("step-*") if _NAME.fullmatch(path.name)]
+    own = [path for path in found if path.is_dir() and not path.is_symlink()]
+    return sorted(own, key=lambda path: int(path.name.removeprefix("step-")))
 
 
 def steps_in(output: Path) -> list[int]:
@@ -236,11 +244,31 @@ def steps_in(output: Path) -> list[int]:
     return [int(folder.name.removeprefix("step-")) for folder in steps(output / FOLDER)]
 
 
+def foreign(output: Path) -> list[Path]:
+    """Return what lies among a run's checkpoints under a similar name and is none."""
+    return sorted(set((output / FOLDER).glob("step-*")) - set(steps(output / FOLDER)))
+
+
+def partial(path: Path) -> bool:
+    """Say whether `path` is a checkpoint that was not written to its end."""
+    return bool(_PARTIAL.fullmatch(path.name)) and path.is_dir() and not path.is_symlink()
+
+
+def remove(folder: Path) -> None:
+    """Remove a checkpoint; what a user has put beside its files stays, and the folder with it."""
+    with suppress(OSError):
+        # First what makes it a checkpoint: one that is half removed must not be used.
+        for path in sorted(folder.iterdir(), key=lambda path: path.name != MANIFEST):
+            if _FILES.fullmatch(path.name):
+                path.unlink()
+        folder.rmdir()
+
+
 def forget_after(output: Path, step: int) -> None:
     """Remove the checkpoints past `step`: the run goes on from there, and will write its own."""
     for folder in steps(output / FOLDER):
         if int(folder.name.removeprefix("step-")) > step:
-            shutil.rmtree(folder, ignore_errors=True)
+            remove(folder)
 
 
 def check(folder: Path) -> Checkpoint:
@@ -251,7 +279,7 @@ def check(folder: Path) -> Checkpoint:
     """
     path = folder / MANIFEST
     try:
-        sealed = json.loads(path.read_bytes())
+        sealed = json.loads(atomic.read(path))
         text, expected = sealed["about"], sealed["sha256"]
         if hashlib.sha256(text.encode()).hexdigest() != expected:
             raise DataError(f"{path} is damaged: its checksum does not match")
@@ -271,10 +299,24 @@ def check(folder: Path) -> Checkpoint:
 
 
 def newest(output: Path, say: Callable[[str], None]) -> Checkpoint | None:
-    """Return the newest whole checkpoint of a run; `say` is told of each that is damaged."""
+    """Return the newest whole checkpoint of a run; `say` is told what is passed over, and why."""
+    for path in foreign(output):
+        say(f"{path} is not a checkpoint of manyhands and is left alone")
+    folders = steps(output / FOLDER)
+    while folders:
+        try:
+            return check(folders.pop())
+        except DataError as error:
+            say(f"{error}; using the one before it" if folders else str(error))
+    return None
+
+
+def damage(output: Path) -> str:
+    """Return what is wrong with each checkpoint of a run, newest first; empty if there is none."""
+    reasons = []
     for folder in reversed(steps(output / FOLDER)):
         try:
-            return check(folder)
+            check(folder)
         except DataError as error:
-            say(f"{error}; using the one before it")
-    return None
+            reasons.append(str(error))
+    return "; ".join(reasons)

@@ -171,10 +171,9 @@ def sweep(
     default = Path("runs") / f"{experiment.name}-{planned.digest}"
     folder = Path(output if output is not None else default)
     runs = Sweep(experiment, planned, folder, carried, keep_models, command or _command())
-    runs.open()
-    if announce:
-        announce(planned, folder)
-    with stopping():
+    with stopping(), runs.open():
+        if announce:
+            announce(planned, folder)
         records = runs.run(progress)
         titles = {run.id: run.title for run in planned.runs}
         failed = {titles[n]: first_line(r) for n, r in records.items() if r["status"] != "finished"}

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from manyhands import forms, resuming
+from manyhands import forms, outputs, resuming
 from manyhands.callbacks import EVENTS
 from manyhands.config import METRICS, MODELS, RunConfig
 from manyhands.errors import ConfigError, ManyhandsError, nearest
@@ -120,8 +120,12 @@ def _prepare(
     checkpoint = None
     if given.get("resume") is not None:
         folder = Path(given.pop("resume")).absolute()
+        if not group_rank():
+            outputs.check_resumed(folder)
         checkpoint = resuming.find(folder, say=_warn)
         given = resuming.options(checkpoint, folder, given)
+    elif given.get("output") is not None and not group_rank():
+        outputs.check(Path(given["output"]).absolute())  # before anything that takes long
     if given.get("workers") == "auto":
         from manyhands.predicting import choose_workers
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from manyhands import leftovers, signals
+from manyhands import atomic, leftovers, signals
 from manyhands.board import AFTER, OWN, Board, Note
 from manyhands.errors import WorkerError
 from manyhands.leftovers import SHARED
@@ -248,7 +248,8 @@ class Guard:
         guilty = stopped or [n for n in hanging if n.operation not in _WAITS]
         for pid, rank in [(n.pid, n.rank) for n in guilty if n.pid]:
             words = f"manyhands: no word for {self.timeout:g} s; the others go on without this one"
-            with suppress(OSError), (self.logs / f"rank-{rank}.log").open("a") as log:
+            path = self.logs / f"rank-{rank}.log"
+            with suppress(OSError), os.fdopen(atomic.append(path), "a") as log:
                 log.write(words + "\n")
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from manyhands import signals
+from manyhands import atomic, signals
 from manyhands.board import BOARD_FILE, Board
 from manyhands.callbacks import tell
 from manyhands.config import RunConfig
@@ -180,7 +180,7 @@ def spoke(folder: Path, rank: int) -> bool:
 
 def redirect(output: Path, rank: int) -> None:
     """Send everything this process prints, C libraries included, to its own log."""
-    log = os.open(output / f"rank-{rank}.log", os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o644)
+    log = atomic.append(output / f"rank-{rank}.log")
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
         os.dup2(log, stream.fileno())
@@ -188,12 +188,15 @@ def redirect(output: Path, rank: int) -> None:
     tell_stack()  # asked for by the launcher when somebody hangs
 
 
-def join(job: Job, group: Communicator, folder: Path, *, leader: bool) -> dict[str, Any]:
+def join(
+    job: Job, group: Communicator, folder: Path, *, leader: bool, release: Callable[[], None]
+) -> dict[str, Any]:
     """Do this process's part of a job in a group that somebody else started.
 
     Collective over `group`. `folder` is private to this host and shared by its processes; one of
     them is its `leader` and watches over the others. These watch as well, with more patience: it
-    may be the leader who hangs.
+    may be the leader who hangs. `release` unlocks the output folder; it is called by a process that
+    ends the whole group, which leaves no other process time to do it.
     """
     from manyhands import tune
 
@@ -222,6 +225,7 @@ def join(job: Job, group: Communicator, folder: Path, *, leader: bool) -> dict[s
         _tell(folder, group, error)
         if aside := put_aside(folder):  # this process does not come back
             shutil.rmtree(aside, ignore_errors=True)
+        release()
         group.abort(getattr(error, "exit_code", 1))
         raise
     finally:

@@ -203,6 +203,7 @@ def join(
         except BaseException as error:
             if watched:
                 watched.close()
+                loop.unlock()
                 _end_all(group, error)
             raise
         finally:

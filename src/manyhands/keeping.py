@@ -13,20 +13,22 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from manyhands import validate
+from manyhands import lock, outputs, validate
 from manyhands.checkpoint import (
-    FOLDER,
     MISUNDERSTOOD,
     Checkpoint,
     Part,
     Writer,
+    damage,
     forget_after,
     newest,
     steps_in,
 )
 from manyhands.errors import ConfigError, DataError
 from manyhands.lifecycle import optimizer_states, restore_optimizer
-from manyhands.meeting import agreed
+from manyhands.lock import Member
+from manyhands.meeting import agreed, asked
+from manyhands.outputs import Claim
 
 if TYPE_CHECKING:
     from manyhands.userloop import UserLoop
@@ -40,12 +42,13 @@ def save(loop: UserLoop, folder: Path, position: Mapping[str, Any], keep: int) -
     """Write a checkpoint, and return when it is whole on the disk. Collective.
 
     Raises:
-        ConfigError: On every worker, if `position` cannot be kept, or if the folder has checkpoints
-            past this one that the loop neither wrote nor loaded.
+        ConfigError: On every worker, if `position` cannot be kept, if another process uses the
+            folder, or if it has checkpoints past this one that the loop neither wrote nor loaded.
         DataError: On every worker, if one of them cannot write; the checkpoint before stays.
     """
     group = loop.comm
     part = agreed(group, lambda: _part(loop, folder, position, keep))
+    _claim(loop, folder)
     writer = Writer(folder, group.rank, group.size, keep)
     group.barrier()  # worker 0 has cleared away what a killed run left half written
 
@@ -77,6 +80,11 @@ def load(loop: UserLoop, folder: Path, say: Any) -> dict[str, Any]:
             the worker's own.
     """
     group = loop.comm
+    if group.rank == 0 and folder.resolve() not in loop.claims:
+        try:
+            lock.expect_ended(folder, str(folder))
+        except ConfigError as error:
+            say(f"{error}; loading is possible meanwhile, saving there is not")
     found = agreed(group, lambda: _found(loop, folder, say))
     steps = group.gather(found.step if found else None)
     if len(set(steps)) > 1:
@@ -87,6 +95,15 @@ def load(loop: UserLoop, folder: Path, say: Any) -> dict[str, Any]:
     position = agreed(group, lambda: _restored(loop, found)) if found else {}
     loop.folders.add(folder.resolve())
     return position
+
+
+def _claim(loop: UserLoop, folder: Path) -> None:
+    """Lock the folder for this loop, until it ends. Collective."""
+    group, place = loop.comm, folder.resolve()
+    if place not in loop.claims:
+        members = [Member(*each) for each in group.gather(Member.here())]
+        told = asked(group, lambda: outputs.hold(place, option="folder", members=members).to_json())
+        loop.claims[place] = Claim.from_json(told)
 
 
 def _about(loop: UserLoop) -> dict[str, Any]:
@@ -188,8 +205,11 @@ def _found(loop: UserLoop, folder: Path, say: Any) -> Checkpoint | None:
     loop.check_home()
     found = newest(folder, say)
     if found is None:
-        if any((folder / FOLDER).glob("step-*")):
-            raise DataError(f"no checkpoint in {folder} is whole; start anew in another folder")
+        if damaged := damage(folder):
+            raise DataError(
+                f"every checkpoint in {folder} is damaged: {damaged}; restore one of them, or "
+                "start anew in another folder"
+            )
         return None
     for name, mine in _about(loop).items():
         if found.about.get(name) != mine:

@@ -12,6 +12,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from manyhands import atomic
+
 SCHEMA = 1
 # Arm's own cores by part number, as their reference manuals give it (MIDR_EL1).
 _ARM = {
@@ -82,13 +84,11 @@ def usage() -> dict[str, float]:
 
 def write_json(path: Path, value: Any) -> None:
     """Write JSON under a temporary name, then rename: a reader never sees half of it."""
-    temporary = path.with_suffix(path.suffix + ".part")
-    temporary.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n")
-    temporary.replace(path)
+    atomic.write(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
 
 
 def write_steps(path: Path, rows: list[dict[str, Any]]) -> None:
     """Write one JSON object a line."""
-    with path.open("w") as file:
+    with atomic.replacing(path) as temporary, temporary.open("w") as file:
         for row in rows:
             file.write(json.dumps(row, separators=(",", ":")) + "\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,12 +29,33 @@ BUDGETED = {"epochs", "max_steps"}
 def find(folder: Path, say: Callable[[str], None]) -> checkpoints.Checkpoint:
     """Return the checkpoint to go on from."""
     found = checkpoints.newest(folder, say)
+    if found is None and (damage := checkpoints.damage(folder)):
+        raise DataError(
+            f"resume is {str(folder)!r}, and every checkpoint there is damaged: {damage}; restore "
+            "one of them, or start a new run in another folder"
+        )
     if found is None:
         raise ConfigError(
             f"resume is {str(folder)!r}, which holds no checkpoint; give the folder of a run that "
             "was trained with checkpoint_every"
         )
     return found
+
+
+def expect_newest(found: checkpoints.Checkpoint, folder: Path) -> None:
+    """Refuse a checkpoint that another process has gone on from since it was found."""
+    for newer in [step for step in checkpoints.steps_in(folder) if step > found.step]:
+        with suppress(DataError):  # a damaged one was passed over before
+            checkpoints.check(checkpoints.path(folder, newer))
+            raise ConfigError(
+                f"resume is {str(folder)!r}, where another process has written step {newer} since "
+                f"step {found.step} was read; start the command again"
+            )
+    if not found.folder.is_dir():
+        raise ConfigError(
+            f"resume is {str(folder)!r}, where another process has removed {found.folder.name} "
+            "since it was read; start the command again"
+        )
 
 
 def options(

@@ -6,7 +6,6 @@ import dataclasses
 import datetime
 import json
 import math
-import os
 import signal
 import sys
 import time
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from manyhands import checkpoint as checkpoints
-from manyhands import forms, launch, mpis, resuming
+from manyhands import forms, launch, mpis, outputs, resuming
 from manyhands.config import RunConfig
 from manyhands.data import store
 from manyhands.data.shards import row_groups
@@ -31,8 +30,10 @@ from manyhands.errors import (
     stopped_by,
 )
 from manyhands.job import Job, join
+from manyhands.lock import Member
 from manyhands.meeting import asked, expect_shared, host_leader
 from manyhands.options import flatten
+from manyhands.outputs import Claim
 from manyhands.privacy import ledger
 from manyhands.privacy.terms import UNSAID, Terms, statement
 from manyhands.progress import Progress
@@ -82,16 +83,17 @@ class Run:
                 mpis.find_mpi(config.mpi, lasting=config.on_failure == "continue")
                 if config.places:
                     config.places.check()
-            output, name = self._output()
             # On several hosts each finds out for itself how many cores it has.
             alone = None if config.places else max(1, cores() // config.processes)
             threads = config.threads or alone
-            job = self._job(stored, output, name, begin, threads)
-            if self.checkpoint:
-                checkpoints.forget_after(output, self.checkpoint.step)
-            with Progress(config, shown=progress) as bar:
-                self._watched(job, folder, bar)
-        return json.loads((output / "run.json").read_text()), output
+            with self._claim(job=str(folder)) as claim:
+                output = claim.folder
+                job = self._job(stored, output, begin, threads)
+                if self.checkpoint:
+                    checkpoints.forget_after(output, self.checkpoint.step)
+                with Progress(config, shown=progress) as bar:
+                    self._watched(job, folder, bar)
+                return json.loads((output / "run.json").read_text()), output
 
     def _check_model(self, stored: Path) -> None:
         """Refuse a user's model that cannot take the data's shape, before anybody is started.
@@ -214,6 +216,7 @@ class Run:
     def _in_group(self, group: Communicator) -> tuple[dict[str, Any], Path]:
         begin = time.time()
         leader = host_leader(group)
+        members = [Member(*each) for each in group.gather(Member.here())]
         with ExitStack() as own:
             made = asked(group, lambda: str(own.enter_context(private_folder())), leader=leader)
             folder = Path(made)
@@ -224,19 +227,22 @@ class Run:
                 lambda: str(store(self.data, folder / "data", stream=stream)),
                 leader=leader,
             )
-            output, name = json.loads(
-                asked(group, lambda: json.dumps([str(part) for part in self._output()]))
-            )
+            told = asked(group, lambda: self._claim(members=members).to_json())
+            claim = Claim.from_json(told)
+            if group.rank == 0:
+                own.callback(claim.release)
+            output = claim.folder
             if self.config.checkpoint_every:
-                expect_shared(group, Path(output))
+                expect_shared(group, output)
             if self.checkpoint and group.rank == 0:
-                checkpoints.forget_after(Path(output), self.checkpoint.step)
+                checkpoints.forget_after(output, self.checkpoint.step)
             group.barrier()
-            job = self._job(Path(stored), Path(output), name, begin, self.config.threads)
+            job = self._job(Path(stored), output, begin, self.config.threads)
             job = dataclasses.replace(job, model=_own(job.model))
-            return join(job, group, folder, leader=group.rank == leader), Path(output)
+            leads = group.rank == leader
+            return join(job, group, folder, leader=leads, release=claim.release), output
 
-    def _job(self, data: Path, output: Path, name: str, begin: float, threads: int | None) -> Job:
+    def _job(self, data: Path, output: Path, begin: float, threads: int | None) -> Job:
         return Job(
             config=self.config,
             model=self.model,
@@ -247,7 +253,7 @@ class Run:
             callbacks=self.callbacks,
             data=str(data),
             output=str(output),
-            name=name,
+            name=self._name,
             command=self.command,
             launched=begin,
             threads=threads,
@@ -267,29 +273,24 @@ class Run:
             return models.MODELS[self.model](shape, outputs)
         return copy.deepcopy(self.model) if isinstance(self.model, nn.Module) else self.model()
 
-    def _output(self) -> tuple[Path, str]:
-        """Return the run's folder (made, writable, without another run in it) and its name."""
-        config = self.config
-        name = config.name or f"{config.strategy.name}-{config.workers}"
-        stamp = time.strftime("%Y%m%d-%H%M%S")
-        safe = "".join(c if c.isalnum() or c in "-_." else "-" for c in name)
-        path = Path(config.output or Path("runs") / f"{safe}-{stamp}-{os.getpid()}").absolute()
-        traces = ("run.json", "rank-*.log", "checkpoints/step-*")
-        if self.checkpoint is None and any(next(path.glob(t), None) for t in traces):
-            raise ConfigError(
-                f"output is {str(path)!r}, which already holds a run; remove it, or "
-                "choose another folder"
-            )
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            probe = path / ".writable"
-            probe.touch()
-            probe.unlink()
-        except OSError as error:
-            raise ConfigError(
-                f"output is {str(path)!r}, which cannot be written: {error.strerror}"
-            ) from None
-        return path, name
+    @property
+    def _name(self) -> str:
+        return self.config.name or f"{self.config.strategy.name}-{self.config.workers}"
+
+    def _claim(self, **holder: Any) -> Claim:
+        """Lock the run's folder, which is made where there is none."""
+        output = self.config.output
+        if self.checkpoint:
+            claim = outputs.claim_resumed(Path(str(output)).absolute(), **holder)
+            try:
+                resuming.expect_newest(self.checkpoint, claim.folder)
+            except BaseException:
+                claim.release()
+                raise
+            return claim
+        if output is None:
+            return outputs.claim_new(self._name, **holder)
+        return outputs.claim(Path(output).absolute(), **holder)
 
 
 def _noting(deaths: list[dict[str, Any]], watch: launch.Watch) -> launch.Watch:

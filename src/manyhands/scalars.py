@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.tensorboard import SummaryWriter
 
+from manyhands import atomic
+from manyhands.outputs import TENSORBOARD
+
 if TYPE_CHECKING:
     from manyhands.worker import Worker
 
-FOLDER = "tensorboard"  # in the run's
 POINTS = 1000  # steps of a run that are shown at the most, about
 
 
@@ -29,7 +31,8 @@ class Scalars:
     """
 
     def __init__(self, worker: Worker, output: Path) -> None:
-        folder = output / FOLDER
+        folder = output / TENSORBOARD
+        atomic.make_folder(folder)
         for old in folder.glob("events.out.tfevents.*"):
             old.unlink()
         self._worker = worker

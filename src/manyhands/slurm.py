@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from manyhands import resuming, signals, validate
+from manyhands import atomic, outputs, resuming, signals, validate
 from manyhands.config import RunConfig
 from manyhands.errors import ConfigError, LaunchError
 from manyhands.options import configure
@@ -108,11 +108,15 @@ def _described(given: Mapping[str, Any]) -> tuple[RunConfig, Path]:
     """Return the run that the options describe, as its checkpoint has it if it goes on."""
     if "resume" in given:
         folder = Path(given["resume"]).absolute()
+        outputs.check_resumed(folder)
         now = {name: value for name, value in given.items() if name != "resume"}
         return configure(resuming.options(resuming.find(folder, _warn), folder, now)), folder
     config = configure(given)
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    return config, Path(config.output or f"runs/slurm-{stamp}-{os.getpid()}").absolute()
+    if config.output is None:
+        return config, outputs.unique_path("slurm")
+    folder = Path(config.output).absolute()
+    outputs.check(folder)
+    return config, folder
 
 
 def _warn(message: str) -> None:
@@ -151,7 +155,8 @@ def submit(batch: Batch) -> int:
         )
     folder, line = batch.folder, batch.command
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / SCRIPT_FILE).write_text(batch.script)
+    _expect_own_script(folder / SCRIPT_FILE)
+    atomic.write(folder / SCRIPT_FILE, batch.script)
     (folder / LOG_FILE).unlink(missing_ok=True)
     (folder / EXIT_FILE).unlink(missing_ok=True)
     log = folder / LOG_FILE
@@ -170,6 +175,14 @@ def submit(batch: Batch) -> int:
             error.exit_code = cancelling.code(error.exit_code)
             raise
         return cancelling.code(code)
+
+
+def _expect_own_script(path: Path) -> None:
+    """Refuse to replace a script of the user's."""
+    if path.exists() and " -m manyhands train " not in path.read_text(errors="replace"):
+        raise ConfigError(
+            f"{path} is there and was not written by manyhands; choose another output folder"
+        )
 
 
 class _Cancelling:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors.torch import save_file
 
-from manyhands import evaluation, measures
+from manyhands import atomic, evaluation, measures
 from manyhands import record as records
 from manyhands._version import __version__
 from manyhands.aims import REACHED
@@ -130,7 +130,8 @@ def record(job: Job, worker: Worker, kernels: Kernels, process: dict[str, float]
         output = Path(job.output)
         with worker.replica.holding(params):
             state = {k: v.contiguous() for k, v in _unshared(worker).items()}
-        save_file(state, output / "model.safetensors")
+        with atomic.replacing(output / "model.safetensors") as temporary:
+            save_file(state, temporary)
         pairs = zip(workers, every_step, strict=True)
         records.write_steps(
             output / "steps.jsonl",

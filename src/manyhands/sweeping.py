@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import datetime
 import json
-import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from manyhands import signals
+from manyhands import atomic, outputs, signals
 from manyhands._version import __version__
 from manyhands.ear import Ear
 from manyhands.errors import ConfigError, ManyhandsError
@@ -19,6 +18,7 @@ from manyhands.estimate import Estimate
 from manyhands.experiments import Experiment
 from manyhands.fitting import fit
 from manyhands.options import configure
+from manyhands.outputs import Claim
 from manyhands.planning import Planned, Schedule
 from manyhands.privacy.terms import UNSAID
 from manyhands.record import SCHEMA, cores, cpu_name, write_json
@@ -38,27 +38,34 @@ class Sweep:
     keep_models: bool
     command: str
 
-    def open(self) -> None:
-        """Make the folder, or make sure that it holds this very sweep."""
-        path = self.folder / "sweep.json"
-        machine = {"cpu": cpu_name(), "cores": cores(), "manyhands": __version__}
-        started = _now()
-        if path.exists():
-            there = _read_sweep(path)
-            started = there.get("started") or started
-            self._check_same(there, machine)
-        elif self.folder.is_dir() and any(self.folder.iterdir()):
-            raise ConfigError(
-                f"output is {str(self.folder)!r}, which holds other things; "
-                "choose a folder that is new or empty"
-            )
+    def open(self) -> Claim:
+        """Lock the folder, made where there is none, if it is empty or holds this very sweep."""
+        outputs.expect_unlocked(self.folder)
+        self._begun()  # refused before anything is touched
+        claim = outputs.hold(self.folder)
         try:
-            (self.folder / "runs").mkdir(parents=True, exist_ok=True)
-            write_json(path, self._about(started, machine))
-        except OSError as error:
-            raise ConfigError(
-                f"output is {str(self.folder)!r}, which cannot be written: {error.strerror}"
-            ) from None
+            about = self._about(self._begun(), _machine())
+            atomic.make_folder(self.folder / "runs")
+            write_json(self.folder / "sweep.json", about)
+        except BaseException as error:
+            claim.release()
+            if isinstance(error, OSError):
+                raise ConfigError(
+                    f"output is {str(self.folder)!r}, which cannot be written: {error.strerror}"
+                ) from None
+            raise
+        return claim
+
+    def _begun(self) -> str:
+        """Return when the sweep began, which may be now; refuses a folder with anything else."""
+        path = self.folder / "sweep.json"
+        if path.exists():
+            outputs.expect_no_links(self.folder)
+            there = _read_sweep(path)
+            self._check_same(there, _machine())
+            return str(there.get("started") or _now())
+        outputs.expect_empty(self.folder)
+        return _now()
 
     def _check_same(self, there: Mapping[str, Any], machine: Mapping[str, Any]) -> None:
         ours, theirs = {r.id for r in self.schedule.runs}, {p["id"] for p in there["planned"]}
@@ -178,7 +185,7 @@ class Sweep:
             before = len(list(place.parent.glob(f"{run.id}.spent-*")))
             place.rename(place.with_name(f"{run.id}.spent-{before + 1}"))
         else:
-            shutil.rmtree(place, ignore_errors=True)
+            outputs.remove_run(place)
 
     def _failure(self, run: Planned, error: BaseException) -> dict[str, Any]:
         """Return the record of a run that failed before it could write one."""
@@ -238,6 +245,10 @@ def label(part: Any) -> str:
 def _plain(value: Any) -> Any:
     """Return a value as JSON can hold it."""
     return json.loads(json.dumps(value, default=label))
+
+
+def _machine() -> dict[str, Any]:
+    return {"cpu": cpu_name(), "cores": cores(), "manyhands": __version__}
 
 
 def _now() -> str:

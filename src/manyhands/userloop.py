@@ -17,6 +17,7 @@ from manyhands.replica import Replica
 if TYPE_CHECKING:
     from manyhands.comm import Communicator
     from manyhands.config import RunConfig
+    from manyhands.outputs import Claim
 
 
 class UserLoop:
@@ -42,6 +43,7 @@ class UserLoop:
         self._clip: float | None = None
         self._worths: list[Worth] = []  # of the batches since the last step
         self.seeded = False
+        self.claims: dict[Path, Claim] = {}  # folders that this loop has locked
         self.folders: set[Path] = set()  # of checkpoints: those that it has written or loaded
         _compare(module, optimizer, config, group)
         self.replica = Replica(module, _no_loss)
@@ -146,10 +148,16 @@ class UserLoop:
         self.average_buffers()
 
     def leave(self) -> None:
-        """Give every parameter memory of its own again."""
+        """Give every parameter memory of its own again, and unlock the folders of checkpoints."""
+        self.unlock()
         for _, p in self.replica.named:
             p.data = p.data.clone()
         self._clear()
+
+    def unlock(self) -> None:
+        """Let other loops save where this one has."""
+        while self.claims:
+            self.claims.popitem()[1].release()
 
     def _clear(self) -> None:
         for _, p in self.replica.named:

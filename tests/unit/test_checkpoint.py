@@ -1,6 +1,7 @@
 """Checkpoints: what is written comes back; what is damaged is seen, and never executed."""
 
 import json
+import os
 import pickle
 import shutil
 
@@ -10,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manyhands import checkpoint
+from manyhands import atomic, checkpoint, resuming
 from manyhands.checkpoint import Every, Part, Writer, check, newest, parse_every
 from manyhands.errors import ConfigError, DataError
 
@@ -180,3 +181,104 @@ def test_how_often_is_read():
 def test_how_often_must_be_understood(text):
     with pytest.raises(ConfigError, match="checkpoint_every"):
         parse_every(text)
+
+
+FOREIGN = {
+    "a name without a number": lambda path: (path / "step-foo").mkdir(),
+    "a backup": lambda path: (path / "step-00000010-mybackup").mkdir(),
+    "a file": lambda path: (path / "step-00000030").write_text("mine"),
+    "a pipe": lambda path: os.mkfifo(path / "step-00000030"),
+    "a link to a folder": lambda path: (path / "step-00000030").symlink_to(path.parent),
+    "a link to a device": lambda path: (path / "step-00000030").symlink_to("/dev/zero"),
+    "a link to nothing": lambda path: (path / "step-00000030").symlink_to("nowhere"),
+}
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_what_is_no_checkpoint_is_left_alone_and_said(tmp_path, kind):
+    good = write(tmp_path, 20)
+    before = set(os.listdir(tmp_path / "checkpoints"))
+    FOREIGN[kind](tmp_path / "checkpoints")
+    (name,) = set(os.listdir(tmp_path / "checkpoints")) - before
+    said = []
+    assert newest(tmp_path, said.append).folder == good
+    (only,) = said
+    assert only.endswith(f"{name} is not a checkpoint of manyhands and is left alone")
+    assert checkpoint.steps_in(tmp_path) == [20]
+    checkpoint.forget_after(tmp_path, 0)
+    for step in (40, 50, 60):
+        write(tmp_path, step, keep=1)
+    assert set(os.listdir(tmp_path / "checkpoints")) == {name, "step-00000060"}
+
+
+@pytest.mark.parametrize("name", ["rank-0.safetensors", "rank-0.json", "checkpoint.json"])
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: os.symlink("/dev/zero", path)])
+def test_pipes_and_devices_in_a_checkpoint_are_not_opened(tmp_path, name, make):
+    good = write(tmp_path, 10)
+    bad = write(tmp_path, 20)
+    (bad / name).unlink()
+    make(bad / name)
+    said = []
+    assert newest(tmp_path, said.append).folder == good
+    assert "not a regular file" in said[0]
+    if name != "checkpoint.json":
+        with pytest.raises(DataError, match="not a regular file"):
+            checkpoint.Checkpoint(bad, {}).part(0)
+
+
+def test_a_file_of_the_user_s_in_a_checkpoint_stays(tmp_path):
+    old = write(tmp_path, 10)
+    (old / "why-this-one-is-good.txt").write_text("years of work")
+    write(tmp_path, 20, keep=1)
+    assert os.listdir(old) == ["why-this-one-is-good.txt"]
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "checkpoints/.step-00000010.part"])
+def test_checkpoints_are_not_written_through_links(tmp_path, name):
+    outside, run = tmp_path / "outside", tmp_path / "run"
+    outside.mkdir()
+    (run / name).parent.mkdir(parents=True)
+    (run / name).symlink_to(outside)
+    with pytest.raises(ConfigError, match="is a symbolic link"):
+        write(run, 10)
+    assert list(outside.iterdir()) == []
+
+
+def test_a_file_is_replaced_and_not_written_through_a_link(tmp_path):
+    (tmp_path / "victim").write_text("years of work")
+    for name in ("one", "one.part"):
+        (tmp_path / name).symlink_to(tmp_path / "victim")
+    atomic.write(tmp_path / "one", "new")
+    assert (tmp_path / "one").read_text() == "new"
+    assert not (tmp_path / "one").is_symlink()
+    (tmp_path / "log").symlink_to(tmp_path / "victim")
+    with pytest.raises(OSError, match="symbolic links"):
+        atomic.append(tmp_path / "log")
+    assert (tmp_path / "victim").read_text() == "years of work"
+
+
+def test_where_all_are_damaged_the_error_says_how(tmp_path):
+    first, second = write(tmp_path, 10), write(tmp_path, 20)
+    (first / "rank-0.json").write_text("{}")
+    (second / "checkpoint.json").unlink()
+    said = []
+    with pytest.raises(DataError, match="every checkpoint there is damaged") as refused:
+        resuming.find(tmp_path, said.append)
+    assert f"{first / 'rank-0.json'} is damaged: its checksum" in str(refused.value)
+    assert f"{second} is not a whole checkpoint" in str(refused.value)
+    assert [("using the one before it" in text) for text in said] == [True, False]
+    with pytest.raises(ConfigError, match="holds no checkpoint"):
+        resuming.find(tmp_path / "nowhere", said.append)
+
+
+def test_a_checkpoint_that_another_process_went_on_from_is_refused(tmp_path):
+    found = check(write(tmp_path, 10))
+    resuming.expect_newest(found, tmp_path)
+    write(tmp_path, 20)
+    with pytest.raises(ConfigError, match="has written step 20 since step 10 was read"):
+        resuming.expect_newest(found, tmp_path)
+    (tmp_path / "checkpoints" / "step-00000020" / "rank-0.json").unlink()
+    resuming.expect_newest(found, tmp_path)
+    checkpoint.remove(found.folder)
+    with pytest.raises(ConfigError, match="has removed step-00000010"):
+        resuming.expect_newest(found, tmp_path)

@@ -228,9 +228,47 @@ def test_a_sweep_of_another_machine_is_not_gone_on_with(tmp_path: Path, runs: Ru
 
 def test_a_folder_with_other_things_is_refused(tmp_path: Path, runs: Runs) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(ConfigError, match="holds other things"):
+    with pytest.raises(ConfigError, match=r"holds other things \(thesis\.tex\)"):
         small(tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_sweep_that_runs_has_its_folder_alone(tmp_path: Path, runs: Runs) -> None:
+    told: list[str] = []
+
+    def begin_again(given: dict[str, Any]) -> None:
+        with pytest.raises(ConfigError, match=r"in use by process \d+ on") as refused:
+            small(tmp_path / "s")
+        told.append(str(refused.value))
+
+    runs.failing = begin_again
+    small(tmp_path / "s", repeats=1)
+    assert len(told) == 3
+    assert not (tmp_path / "s" / ".lock").exists()
+    runs.failing = lambda given: WorkerError("boom")
+    with pytest.raises(ManyhandsError, match="none of the"):
+        small(tmp_path / "t")
+    assert not (tmp_path / "t" / ".lock").exists()
+
+
+def test_a_file_of_the_user_s_beside_a_failed_run_stays(tmp_path: Path, runs: Runs) -> None:
+    runs.failing = lambda given: WorkerError("boom") if given.get("workers") == 2 else None
+    small(tmp_path / "s", repeats=1)
+    (place,) = (tmp_path / "s" / "runs").glob("sync-2-*")
+    (place / "notes.txt").write_text("why it failed")
+    with suppress(FileExistsError):  # made-up runs want a new folder
+        small(tmp_path / "s", repeats=1)
+    assert (place / "notes.txt").read_text() == "why it failed"
+
+
+@pytest.mark.parametrize("name", ["sweep.json", "runs"])
+def test_a_sweep_does_not_write_through_links(tmp_path: Path, runs: Runs, name: str) -> None:
+    small(tmp_path / "s", repeats=1)
+    (tmp_path / "s" / name).rename(tmp_path / name)
+    (tmp_path / "s" / name).symlink_to(tmp_path / name)
+    with pytest.raises(ConfigError, match=f"{name} is a symbolic link"):
+        small(tmp_path / "s", repeats=2)
+    assert len(runs.asked) == 3
 
 
 def test_a_damaged_plan_is_refused(tmp_path: Path, runs: Runs) -> None:

@@ -11,7 +11,7 @@ import manyhands as mh
 from manyhands import keeping
 from manyhands.checkpoint import FOLDER, steps_in
 from manyhands.comm.alone import Alone
-from manyhands.errors import ConfigError
+from manyhands.errors import ConfigError, DataError
 from manyhands.options import configure
 from manyhands.userloop import UserLoop
 
@@ -162,3 +162,57 @@ def test_a_model_that_is_not_the_workers_own_is_neither_saved_nor_loaded(tmp_pat
             with pytest.raises(ConfigError, match=r"inside consensus\(\)"):
                 act()
     assert optimizer.param_groups[0]["lr"] == 0.25
+
+
+def test_two_loops_do_not_save_into_one_folder(tmp_path, capsys):
+    model, optimizer = made()
+    with mh.join(model, optimizer) as hands:
+        walk(hands, model, 1)
+        hands.save(tmp_path)
+        other, own = made()
+        with mh.join(other, own) as second:
+            assert second.load(tmp_path) == {}
+            assert "in use by process" in capsys.readouterr().err
+            walk(second, other, 1)
+            with pytest.raises(ConfigError, match=r"in use by process \d+ on"):
+                second.save(tmp_path)
+        assert steps_in(tmp_path) == [1]
+        walk(hands, model, 1)
+        hands.save(tmp_path)
+    assert not (tmp_path / ".lock").exists()
+    with mh.join(*made()) as hands:
+        hands.load(tmp_path)
+        hands.save(tmp_path)
+
+
+def test_a_folder_of_checkpoints_is_free_after_a_loop_that_failed(tmp_path):
+    def fail():
+        with mh.join(*made()) as hands:
+            hands.save(tmp_path)
+            raise RuntimeError("the loop's own")
+
+    with pytest.raises(RuntimeError, match="the loop's own"):
+        fail()
+    assert not (tmp_path / ".lock").exists()
+
+
+def test_other_files_beside_the_checkpoints_of_a_loop_stay(tmp_path):
+    (tmp_path / "notes.txt").write_text("years of work")
+    (tmp_path / FOLDER / "step-mine").mkdir(parents=True)
+    model, optimizer = made()
+    with mh.join(model, optimizer) as hands:
+        for _ in range(4):
+            walk(hands, model, 1)
+            hands.save(tmp_path, keep=1)
+    assert (tmp_path / "notes.txt").read_text() == "years of work"
+    assert sorted(p.name for p in (tmp_path / FOLDER).iterdir()) == ["step-00000004", "step-mine"]
+
+
+def test_where_all_checkpoints_are_damaged_a_loop_is_told_how(tmp_path):
+    model, optimizer = made()
+    with mh.join(model, optimizer) as hands:
+        hands.save(tmp_path)
+        (path,) = tmp_path.glob("checkpoints/step-*/rank-0.json")
+        path.write_text("{}")
+        with pytest.raises(DataError, match=r"is damaged: .*rank-0\.json is damaged: its checksum"):
+            hands.load(tmp_path)

@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 import pytest
 import records
 
+from manyhands.errors import ConfigError
 from manyhands.report import build
 
 NAME = "<script>alert(1)</script>&\"'$x$_\x00"
@@ -191,3 +192,20 @@ def test_every_shape_of_sweep_makes_a_page(tmp_path: Path, kind: str) -> None:
     }
     page = build([records.sweep(tmp_path / "s", shapes[kind])], tmp_path / "out")
     assert parsed(page).headings
+
+
+def test_the_report_is_not_written_through_links(tmp_path: Path) -> None:
+    victim, out = tmp_path / "victim", tmp_path / "out"
+    victim.write_text("years of work")
+    out.mkdir()
+    names = ("report.html", "results.csv", "runs.csv", "report.pdf")
+    for name in names:
+        (out / name).symlink_to(victim)
+    sweep = records.sweep(tmp_path / "sweep", records.psgd())
+    build([sweep], out, pdf=True)
+    assert victim.read_text() == "years of work"
+    assert not any((out / name).is_symlink() for name in names)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "figures").symlink_to(tmp_path)
+    with pytest.raises(ConfigError, match="figures is a symbolic link"):
+        build([sweep], tmp_path / "other")

@@ -133,3 +133,22 @@ def test_a_quote_that_is_not_closed_is_refused_before_anything_is_written(progra
     with pytest.raises(ConfigError, match=r"sbatch_options is .*No closing quotation"):
         by_slurm({"output": str(tmp_path / "run")}, options="--comment 'two words")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_job_does_not_go_where_the_user_s_files_are(programs, tmp_path):
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "model.safetensors").write_text("years of work")
+    with pytest.raises(ConfigError, match=r"holds other things \(model\.safetensors\)"):
+        by_slurm({"output": str(own)})
+    (own / "model.safetensors").unlink()
+    (own / "slurm.sh").write_text("years of work")
+    with pytest.raises(ConfigError, match=r"slurm\.sh .*not written by manyhands"):
+        by_slurm({"output": str(own)})
+    assert (own / "slurm.sh").read_text() == "years of work"
+
+
+def test_two_jobs_within_a_second_have_two_folders(submitted):
+    for _ in range(2):
+        by_slurm({"workers": 2})
+    assert submitted[0].folder != submitted[1].folder

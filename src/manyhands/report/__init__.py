@@ -28,6 +28,7 @@ def build(folders: Sequence[Path], output: Path, *, pdf: bool = False, live: str
     Raises:
         ConfigError: None of the folders holds a record that can be read.
     """
+    from manyhands import atomic
     from manyhands.report.chart import render
     from manyhands.report.figures import charts
     from manyhands.report.page import page
@@ -36,15 +37,16 @@ def build(folders: Sequence[Path], output: Path, *, pdf: bool = False, live: str
 
     summary = _summary(folders)
     figures = output / "figures"
-    figures.mkdir(parents=True, exist_ok=True)
+    atomic.make_folder(figures)
     drawn = [render(chart, figures) for chart in charts(summary)]
     table = tabulate(summary)
     table.to_csv(output / "results.csv")
     table.runs.to_csv(output / "runs.csv")
     if pdf:
-        write_pdf(summary, [d.chart for d in drawn], output / "report.pdf")
+        with atomic.replacing(output / "report.pdf") as temporary:
+            write_pdf(summary, [d.chart for d in drawn], temporary)
     path = output / "report.html"
-    path.write_text(page(summary, drawn, live), encoding="utf-8")
+    atomic.write(path, page(summary, drawn, live))
     return path
 
 

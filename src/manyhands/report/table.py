@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, overload
 
+from manyhands import atomic
 from manyhands.errors import ManyhandsError
 from manyhands.report.load import Run
 from manyhands.report.tables import Row, Spread, Summary
@@ -80,10 +82,11 @@ class Table(Sequence[Mapping[str, Any]]):
 
     def to_csv(self, path: Path) -> None:
         """Write the rows as CSV; what is not known is left empty."""
-        with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, self.columns, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows({k: _cell(v) for k, v in row.items()} for row in self._rows)
+        file = io.StringIO(newline="")
+        writer = csv.DictWriter(file, self.columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({k: _cell(v) for k, v in row.items()} for row in self._rows)
+        atomic.write(path, file.getvalue())
 
 
 def tabulate(summary: Summary) -> Table:

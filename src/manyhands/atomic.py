@@ -1,0 +1,85 @@
+"""Files that are replaced as a whole, and never written or read through something unexpected.
+
+A file is written under a temporary name and renamed: a reader sees the old content or the new one.
+The rename replaces a symbolic link itself, not the file that the link points to.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from manyhands.errors import ConfigError
+
+PART = ".part"  # ends the name of a file that is not complete
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give the path of a new, empty file; it replaces `path` when the block succeeds."""
+    temporary = path.with_name(path.name + PART)
+    temporary.unlink(missing_ok=True)  # what a killed process left, or a link
+    os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+    try:
+        yield temporary
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    temporary.replace(path)
+
+
+def write(path: Path, data: bytes | str, *, flush: bool = False) -> None:
+    """Replace the content of a file; with `flush` it is on the disk when this returns."""
+    content = data.encode() if isinstance(data, str) else data
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        file.write(content)
+        if flush:
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def append(path: Path) -> int:
+    """Open a file for appending, made where there is none; returns its descriptor.
+
+    Raises:
+        OSError: Also where `path` is a symbolic link.
+    """
+    return os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW, 0o644)
+
+
+def expect_regular(path: Path) -> None:
+    """Refuse pipes, devices and folders, without opening them.
+
+    Raises:
+        OSError: Saying what is expected; or if there is nothing.
+    """
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(errno.EINVAL, "not a regular file, so it is not opened", str(path))
+
+
+def read(path: Path) -> bytes:
+    """Return the content of a regular file; raises as `expect_regular`."""
+    expect_regular(path)
+    return path.read_bytes()
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder inside an output folder, or use the one that is there.
+
+    Raises:
+        ConfigError: A symbolic link or a file is in its place.
+        OSError: It cannot be made.
+    """
+    try:
+        path.mkdir(parents=True)
+    except FileExistsError:
+        if path.is_symlink() or not path.is_dir():
+            kind = "a symbolic link" if path.is_symlink() else "not a folder"
+            raise ConfigError(
+                f"{path} is {kind}; expected a folder inside the output folder: move it away, or "
+                "choose another output"
+            ) from None

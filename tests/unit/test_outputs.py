@@ -1,0 +1,189 @@
+"""Output folders: one for every run, nothing of the user's is touched, failures leave it free."""
+
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from manyhands import outputs
+from manyhands.errors import ConfigError
+from manyhands.lock import NAME
+from manyhands.place import host
+
+
+def files(folder):
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_a_run_without_an_output_has_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with ThreadPoolExecutor(8) as pool:
+        claims = list(pool.map(lambda _: outputs.claim_new("sync-2"), range(40)))
+    assert len({claim.folder for claim in claims}) == 40
+    assert all(claim.folder.name.startswith("sync-2-2") for claim in claims)
+    for claim in claims:
+        claim.release()
+    assert list(tmp_path.glob("runs/*")) == []
+
+
+def test_equal_names_in_two_containers_on_one_disk_do_not_meet(tmp_path, monkeypatch):
+    """Also where the clock and the process number are the same, and chance is."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("manyhands.outputs.time.strftime", lambda form: "20260101-000000")
+    names = iter(["aaaaaa", "aaaaaa", "aaaaaa", "bbbbbb"])
+    monkeypatch.setattr(
+        "manyhands.outputs.unique_path", lambda name: tmp_path / "runs" / f"{name}-{next(names)}"
+    )
+    first = outputs.claim_new("x")
+    first.held.release()  # of another container, which has ended
+    (first.folder / "run.json").write_text("{}")
+    second = outputs.claim_new("x")
+    assert [first.folder.name, second.folder.name] == ["x-aaaaaa", "x-bbbbbb"]
+    assert files(first.folder) == {"run.json": b"{}"}
+
+
+def test_an_empty_folder_is_used_and_stays(tmp_path):
+    outputs.claim(tmp_path).release()
+    assert tmp_path.is_dir()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_was_made_for_nothing_is_removed(tmp_path):
+    claim = outputs.claim(tmp_path / "a" / "b")
+    claim.release()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "name", ["thesis.tex", "model.safetensors", "steps.jsonl", "checkpoints/mine", ".git/config"]
+)
+def test_a_folder_with_a_file_of_the_user_s_is_refused(tmp_path, name):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("years of work")
+    with pytest.raises(ConfigError, match=f"holds other things \\({name.split('/')[0]}\\)"):
+        outputs.claim(tmp_path)
+    assert files(tmp_path) == {name: b"years of work"}
+
+
+@pytest.mark.parametrize(
+    "name", ["run.json", "rank-0.log", "ledger-0.jsonl", "checkpoints/step-00000010/rank-0.json"]
+)
+def test_a_folder_with_a_run_is_refused(tmp_path, name):
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(ConfigError, match="already holds a run"):
+        outputs.claim(tmp_path)
+    assert files(tmp_path) == {name: b"{}"}
+
+
+def test_a_folder_in_use_is_refused_untouched(tmp_path):
+    claim = outputs.claim(tmp_path)
+    (tmp_path / "rank-0.log").write_text("step 1")
+    before = files(tmp_path)
+    for attempt in (outputs.claim, outputs.check, outputs.claim_resumed, outputs.check_resumed):
+        with pytest.raises(ConfigError, match=f"in use by process {os.getpid()} on {host()}"):
+            attempt(tmp_path)
+    assert files(tmp_path) == before
+    claim.release()
+
+
+def failed(folder, **also):
+    (folder / "run.json").write_text(json.dumps({"schema": 1, "status": "failed", **also}))
+    (folder / "rank-0.log").write_text("Traceback")
+    (folder / "checkpoints" / ".step-00000010.part").mkdir(parents=True)
+    (folder / "checkpoints" / ".step-00000010.part" / "rank-0.json").touch()
+
+
+def test_a_run_that_failed_without_a_result_leaves_the_folder_free(tmp_path):
+    failed(tmp_path)
+    (tmp_path / "slurm.sh").write_text("#!/bin/sh")
+    claim = outputs.claim(tmp_path)
+    assert {p.name for p in tmp_path.iterdir()} == {NAME, "slurm.sh"}
+    claim.release()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.safetensors",
+        "best.safetensors",
+        "ledger-0.jsonl",
+        "notes.txt",
+        "checkpoints/step-00000010/checkpoint.json",
+        "checkpoints/mine",
+        "tensorboard/mine",
+    ],
+)
+def test_a_run_that_failed_and_left_something_of_value_keeps_it(tmp_path, name):
+    failed(tmp_path)
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).touch()
+    before = files(tmp_path)
+    with pytest.raises(ConfigError, match="already holds a run"):
+        outputs.claim(tmp_path)
+    assert files(tmp_path) == before
+
+
+def test_a_run_that_was_killed_before_any_result_leaves_the_folder_free(tmp_path):
+    script = "import sys; from manyhands import outputs; from pathlib import Path; import os; "
+    script += "outputs.claim(Path(sys.argv[1])); os.kill(os.getpid(), 9)"
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False)
+    (tmp_path / "rank-0.log").write_text("")
+    assert (tmp_path / NAME).exists()
+    outputs.check(tmp_path)
+    outputs.claim(tmp_path).release()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "name", ["steps.jsonl", "run.json", "model.safetensors", "best.safetensors", "rank-1.log"]
+)
+def test_links_in_a_run_that_is_resumed_are_refused(tmp_path, name):
+    (tmp_path / "victim").write_text("years of work")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / name).symlink_to(tmp_path / "victim")
+    with pytest.raises(ConfigError, match=rf"{name} is a symbolic link to .*victim"):
+        outputs.claim_resumed(folder)
+    assert (tmp_path / "victim").read_text() == "years of work"
+    assert os.listdir(folder) == [name]
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "tensorboard"])
+def test_folders_that_are_links_are_refused(tmp_path, name):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / name).symlink_to(tmp_path)
+    with pytest.raises(ConfigError, match=rf"{name} is a symbolic link"):
+        outputs.claim_resumed(folder)
+
+
+def test_the_folder_itself_may_be_a_link(tmp_path):
+    (tmp_path / "scratch").mkdir()
+    (tmp_path / "run").symlink_to(tmp_path / "scratch")
+    claim = outputs.claim(tmp_path / "run")
+    assert (tmp_path / "scratch" / NAME).exists()
+    claim.release()
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file", tmp_path / "file" / "run"):
+        with pytest.raises(ConfigError, match="cannot be written"):
+            outputs.claim(path)
+
+
+def test_what_a_run_wrote_is_removed_and_nothing_else(tmp_path):
+    run = tmp_path / "run"
+    (run / "checkpoints" / "step-00000010").mkdir(parents=True)
+    (run / "checkpoints" / "step-00000010" / "rank-0.json").touch()
+    (run / "model.safetensors").touch()
+    (run / "notes.txt").touch()
+    outputs.remove_run(run)
+    assert os.listdir(run) == ["notes.txt"]
+    (run / "notes.txt").unlink()
+    outputs.remove_run(run)
+    assert not run.exists()
