@@ -15,7 +15,7 @@ from manyhands.errors import ConfigError, DataError, nearest
 from manyhands.naming import factory
 
 Source: TypeAlias = Any
-"""(x, y), or x alone, of arrays or tensors, or a torch map-style Dataset of such items."""
+"""(x, y), or x alone, of arrays or tensors; a list, or a torch map-style Dataset, of examples."""
 
 NAMES = ("mnist", "blobs")
 KEYS = (
@@ -33,18 +33,21 @@ class Data:
     (classes, one or several for each example) or floats (regression).
 
     Features and targets are each one array, a tuple of arrays (the model is called `model(*x)`) or
-    a dictionary of arrays (`model(**x)`). Without targets the features are the targets, as an
-    autoencoder has it.
+    a dictionary or another mapping of arrays (`model(**x)`). Without targets the features are the
+    targets, as an autoencoder has it.
+
+    A tuple holds parts and a list holds examples, at every level: `(x, y)` is a set, and so is
+    `[(x0, y0), (x1, y1), …]`. What could be read in two ways is refused.
 
     >>> data = Data(train=(np.zeros((8, 3), np.float32), np.arange(8) % 2))
     >>> data.classes
     2
 
     Args:
-        train: (x, y) of NumPy arrays or torch tensors, or a torch map-style Dataset; without
-            targets, one array, a dictionary, or a tuple of three and more. A TensorDataset is
-            taken as it is; of any other each item is read once, so that random augmentation is
-            frozen (`fit(augment=…)` is not).
+        train: (x, y) of NumPy arrays or torch tensors, a list of examples (x, y), or a torch
+            map-style Dataset; without targets, one array, a dictionary, a list of arrays, or a
+            tuple of three and more. A TensorDataset is taken as it is; of any other each item is
+            read once, so that random augmentation is frozen (`fit(augment=…)` is not).
         test: Likewise; None for no test set.
         classes: How many classes there are; the largest label + 1 where it is not given.
         normalise: (mean, std) of the features (of x/255 for bytes): numbers, or one per channel.
@@ -75,7 +78,10 @@ class Data:
             raise ConfigError(f"Data has no {given!r}.{hint or nearest(given, known)}")
         self.name = name or "data"
         if train is None:
-            raise ConfigError("train is None; expected (x, y), x alone, or a Dataset with a length")
+            raise ConfigError(
+                "train is None; expected (x, y), x alone, a list of examples, or a Dataset with a "
+                "length"
+            )
         self.arrays: dict[str, np.ndarray] = {}
         _check_pair(train, test, self.name)
         trees = {
@@ -181,7 +187,12 @@ def load(spec: object) -> Data:
     """Return the `Data` that a specification other than "mnist" or a stored folder stands for."""
     if isinstance(spec, Data):
         return spec
-    if isinstance(spec, tuple) or (isinstance(spec, list) and len(spec) == 2):
+    if isinstance(spec, list) and sources.may_be_sets(spec) and sources.look_alike(*spec):
+        raise DataError(
+            "data is a list of two, which may be two examples or the training and the test set; "
+            f"give Data(train=…, test=…) ({sources.RULE})"
+        )
+    if isinstance(spec, tuple) or (isinstance(spec, list) and sources.may_be_sets(spec)):
         if len(spec) != 2:
             raise DataError(f"data is a tuple of {len(spec)}; expected (train, test)")
         return Data(*spec)
@@ -191,7 +202,7 @@ def load(spec: object) -> Data:
             "may be a dictionary of arrays"
         )
     if hasattr(spec, "__getitem__") and hasattr(spec, "__len__") and not isinstance(spec, str):
-        return Data(spec)  # a Dataset
+        return Data(spec)  # a Dataset, or a list of examples
     if not isinstance(spec, str):
         whole = " (the loader's own .dataset)" if hasattr(spec, "dataset") else ""
         raise ConfigError(
