@@ -14,7 +14,7 @@ import scipy.sparse
 import torch
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
-from manyhands.data import Data, Stored, datasets, partition, sources, store
+from manyhands.data import Data, Stored, datasets, partition, room, sources, store
 from manyhands.errors import ConfigError, DataError
 
 X = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32)
@@ -110,6 +110,8 @@ def change(array, row, value):
         ((X, Y), (X, change(Y, 2, 9)), {"classes": 4}, "test: row 2 has label 9"),
         ((X, Y * 1.0), None, {"classes": 4}, "labels are float64"),
         ((X, Y * 1.0), (X, Y), {}, "test: targets are int64; .*alike in the training"),
+        ((X, Y), (X, Y * 1.0), {}, "test: labels are float64"),
+        ((X, Y * 0 - 1), None, {}, "row 0 has label -1; expected 0 to 0"),
         ((X, Y[:, None]), None, {}, r"shape \(12, 1\)"),
         ((np.array(["a"] * 12), Y), None, {}, "features are <U1"),
         ((np.array([{}] * 12), Y), None, {}, "features are object"),
@@ -217,7 +219,7 @@ def test_unknown_data_is_refused(tmp_path, spec, message):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("module", [datasets, partition, sources])
+@pytest.mark.parametrize("module", [datasets, partition, room, sources])
 def test_examples_run(module):
     assert doctest.testmod(module).failed == 0
 

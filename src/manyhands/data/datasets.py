@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from manyhands import forms
-from manyhands.data import bundled, checking, npy, shards, sources, stored, streaming
+from manyhands.data import bundled, checking, npy, room, shards, sources, stored, streaming
 from manyhands.errors import ConfigError, DataError, nearest
 from manyhands.naming import factory
 
@@ -23,6 +23,7 @@ KEYS = (
     ("x_train", "y_train", "x_test", "y_test", "ids_train"),
     ("x", "y", "x_test", "y_test", "ids"),
 )
+CLASSES = "classes"  # of an .npz file, beside any of these
 
 
 class Data:
@@ -49,7 +50,8 @@ class Data:
             tuple of three and more. A TensorDataset is taken as it is; of any other each item is
             read once, so that random augmentation is frozen (`fit(augment=…)` is not).
         test: Likewise; None for no test set.
-        classes: How many classes there are; the largest label + 1 where it is not given.
+        classes: How many classes there are. Where it is not given, the largest label + 1, unless
+            most of these classes would have no example: then one label is likely to be wrong.
         normalise: (mean, std) of the features (of x/255 for bytes): numbers, or one per channel.
         ids: One for each training record, whole numbers or text: what `by-id` divides the data by.
             Records of one id stay together. By default a record's id is its row.
@@ -112,22 +114,24 @@ class Data:
         """Read an `.npz` file with the arrays train_x, train_y, test_x, test_y.
 
         The names x_train, y_train, x_test, y_test, or x and y, do as well; a test set is optional,
-        and so are the records' ids (train_ids, ids_train or ids). Pickled objects are refused.
+        and so are the records' ids (train_ids, ids_train or ids) and the number of classes
+        (`classes`). Other arrays are not read. Pickled objects are refused.
         """
         path = Path(path)
-        arrays = npy.read_npz(path)
-        for names in KEYS:
-            if names[0] in arrays and names[1] in arrays:
-                test = (arrays.get(names[2]), arrays.get(names[3]))
-                return cls(
-                    (arrays[names[0]], arrays[names[1]]),
-                    None if test[0] is None and test[1] is None else test,
-                    **{"name": path.stem, "ids": arrays.get(names[4]), **options},
-                )
-        raise DataError(
-            f"{path} holds {', '.join(sorted(arrays)) or 'nothing'}; "
-            "expected x, y and, for a test set, x_test, y_test; or train_x, train_y, test_x, test_y"
-        )
+        names, _ = _npz_names(path)
+        arrays = npy.read_npz(path, {*names, CLASSES})
+        test = (arrays.get(names[2]), arrays.get(names[3]))
+        about = {"name": path.stem, "ids": arrays.get(names[4]), **options}
+        if CLASSES in arrays:
+            about.setdefault("classes", _declared(arrays[CLASSES], path))
+        try:
+            return cls(
+                (arrays[names[0]], arrays[names[1]]),
+                None if test[0] is None and test[1] is None else test,
+                **about,
+            )
+        except DataError as error:
+            raise DataError(f"{path}: {str(error).removeprefix(about['name'] + ': ')}") from None
 
     def store(self, folder: str | os.PathLike[str]) -> Path:
         """Write the stored form, which workers map."""
@@ -139,6 +143,28 @@ class Data:
             normalise=self.normalise,
             **self.form,
         )
+
+
+def _npz_names(path: Path) -> tuple[tuple[str, ...], int]:
+    """Return the names that a file's arrays have, and how many bytes they take."""
+    found = npy.sizes(path)
+    for names in KEYS:
+        if names[0] in found and names[1] in found:
+            return names, sum(found.get(name, 0) for name in names)
+    raise DataError(
+        f"{path} holds {', '.join(sorted(found)) or 'nothing'}; "
+        "expected x, y and, for a test set, x_test, y_test; or train_x, train_y, test_x, test_y"
+    )
+
+
+def _declared(classes: np.ndarray, path: Path) -> int:
+    """Return the number of classes that a file states."""
+    if classes.size != 1 or classes.dtype.kind not in "ui":
+        raise DataError(
+            f"{path}: {CLASSES} is {classes.dtype} of shape {classes.shape}; expected one whole "
+            "number, how many classes there are"
+        )
+    return int(classes.reshape(()))
 
 
 def _check_pair(train: Source, test: Source | None, where: str) -> None:
@@ -180,6 +206,8 @@ def store(spec: object, folder: str | os.PathLike[str], *, stream: bool = False)
     if isinstance(spec, str) and (Path(spec) / "data.json").is_file():
         stored.check(Path(spec))
         return Path(spec)
+    if isinstance(spec, str) and spec.endswith(".npz"):
+        room.expect_disk(_npz_names(Path(spec))[1], Path(folder), f"a copy of {spec}")
     return load(spec).store(folder)
 
 
