@@ -28,7 +28,7 @@ from manyhands.data import Plan, Stored, StreamPlan
 from manyhands.errors import ConfigError, nearest
 from manyhands.lifecycle import Lifecycle, Mark, restore
 from manyhands.models import MODELS, OWN_LOSS
-from manyhands.optimizers import SGD, Adam, AdamW
+from manyhands.optimizers import SGD, Adam, AdamW, expect_no_closure
 from manyhands.options import flatten
 from manyhands.protecting import divide, open_ledger, protect
 from manyhands.replica import Replica
@@ -36,6 +36,7 @@ from manyhands.resuming import began_with, fingerprint, verify
 from manyhands.sharing import opened, planned_for
 from manyhands.surroundings import own_threads
 from manyhands.testing import striker
+from manyhands.trial import materialise
 from manyhands.worker import Worker
 
 if TYPE_CHECKING:
@@ -263,11 +264,13 @@ def _replica(job: Job, data: Stored, device: torch.device) -> Replica:
     config = job.config
     torch.manual_seed(config.seed)
     module, own_loss = _module(job.model, data)
+    loss = tasks.loss(job, own_loss, data)
+    # Drawn on the CPU, so that the first weights are the same on every device.
+    materialise(module, loss, data)
     if config.init:
         _load(module, Path(config.init))
-    # Drawn on the CPU, so that the first weights are the same on every device.
     module.to(device, getattr(torch, config.dtype)).train()
-    replica = Replica(module, tasks.loss(job, own_loss, data), classifies=False)
+    replica = Replica(module, loss, classifies=False)
     replica.pieces, replica.autocast = config.accumulate, config.autocast
     return replica
 
@@ -356,6 +359,7 @@ def _optimizer(
         if not isinstance(built, torch.optim.Optimizer):
             kind = type(built).__name__
             raise ConfigError(f"optimizer gave a {kind}; expected a torch.optim.Optimizer")
+        expect_no_closure(built)
         return built
     if not chosen.weight_decay:
         return chosen.build(replica.slices(0, len(replica.params)), cuda=replica.params.is_cuda)

@@ -35,9 +35,9 @@ class Augment:
         with _seeded(self.seed, self.worker, step):
             found = self.function(forms.joined(x, y))
         if y is x:
-            features = targets = found
+            features = targets = forms.each(lambda leaf: leaf, found)
         elif isinstance(found, tuple | list) and len(found) == 2:
-            features = found[0]
+            features = forms.each(lambda leaf: leaf, found[0])
             targets = forms.each(lambda leaf: leaf[:], found[1])  # never the same object
         else:
             raise ConfigError(f"augment gave a {type(found).__name__}; expected (x, y) as it got")

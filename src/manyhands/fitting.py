@@ -150,7 +150,7 @@ def _prepare(
         config.strategy.check_model(layers=MODELS[model])
     return Run(
         config=config,
-        model=factory(model, "model") if isinstance(model, str) and ":" in model else model,
+        model=_model(model),
         data=config.data if data is None else data,
         loss=loss if callable(loss) else None,
         metrics=tuple(_found(each, "metric") for each in metrics),
@@ -160,6 +160,17 @@ def _prepare(
         command=command or _command(),
         checkpoint=checkpoint,
     )
+
+
+def _model(given: Any) -> Any:
+    """Return a model as it travels: what a place stands for, and nothing that cannot be pickled."""
+    if isinstance(given, str):
+        return factory(given, "model") if ":" in given else given
+    if "torch" not in sys.modules:
+        return given
+    from manyhands.trial import portable
+
+    return portable(given)
 
 
 def _check_init(path: Path) -> None:

@@ -1,37 +1,37 @@
-"""What a batch may look like: one tensor, a tuple of tensors, or a dictionary of them.
+"""What a batch may look like: one tensor, a tuple of tensors, or a mapping of them.
 
 Features and targets each have such a form. A model is called with one tensor as `model(x)`, with a
-tuple as `model(*x)`, with a dictionary as `model(**x)`. Data without targets has its features as
-targets: they are the same object.
+tuple as `model(*x)`, with a dictionary or another mapping as `model(**x)`. Data without targets has
+its features as targets: they are the same object.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 Tree: TypeAlias = Any
-"""One array or tensor, a tuple of them, or a dictionary of them by name."""
+"""One array or tensor, a tuple of them, or a mapping of them by name."""
 
 Form: TypeAlias = int | list[str] | None
 """None for one tensor, the length of a tuple, the names of a dictionary."""
 
 
 def each(function: Callable[[Any], Any], tree: Tree) -> Tree:
-    """Apply `function` to every tensor.
+    """Apply `function` to every tensor; a mapping becomes a dictionary.
 
     >>> each(len, ("a", "bcd")), each(len, {"k": "ab"}), each(len, "a")
     ((1, 3), {'k': 2}, 1)
     """
-    if isinstance(tree, dict):
+    if isinstance(tree, Mapping):
         return {name: function(leaf) for name, leaf in tree.items()}
     return tuple(map(function, tree)) if isinstance(tree, tuple) else function(tree)
 
 
 def leaves(tree: Tree) -> list[Any]:
     """Return the tensors, in order."""
-    if isinstance(tree, dict):
+    if isinstance(tree, Mapping):
         return list(tree.values())
     return list(tree) if isinstance(tree, tuple) else [tree]
 
@@ -42,7 +42,7 @@ def form(tree: Tree) -> Form:
     >>> form("a"), form(("a", "b")), form({"k": "a"})
     (None, 2, ['k'])
     """
-    if isinstance(tree, dict):
+    if isinstance(tree, Mapping):
         return list(tree)
     return len(tree) if isinstance(tree, tuple) else None
 
@@ -72,7 +72,7 @@ def joined(x: Tree, y: Tree) -> Tree:
 
 def call(model: Callable[..., Any], x: Tree) -> Any:
     """Return what the model makes of the features."""
-    if isinstance(x, dict):
+    if isinstance(x, Mapping):
         return model(**x)
     return model(*x) if isinstance(x, tuple) else model(x)
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from manyhands import keeping
 from manyhands.comm.alone import Alone
@@ -22,6 +23,7 @@ from manyhands.errors import ConfigError
 from manyhands.hanging import Watched
 from manyhands.meeting import compare_versions, surrounding
 from manyhands.mpis import load_matching
+from manyhands.optimizers import expect_no_closure
 from manyhands.options import configure, options
 from manyhands.strategies import STRATEGIES
 from manyhands.surroundings import group_size, own_threads
@@ -270,9 +272,13 @@ def _check(model: Any, optimizer: Any) -> None:
         raise ConfigError(
             "model is a DistributedDataParallel, which sums gradients itself; expected model.module"
         )
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise ConfigError("optimizer is LBFGS, which needs a closure; expected one that does not")
+    expect_no_closure(optimizer)
     for name, p in model.named_parameters():
+        if is_lazy(p):
+            raise ConfigError(
+                f"{name} has no shape yet, as its layer is lazy; pass a batch through the model "
+                "before you make the optimizer"
+            )
         if p.device.type != "cpu" or p.dtype not in (torch.float32, torch.float64):
             raise ConfigError(
                 f"{name} is {p.dtype} on {p.device}; expected float32 or float64 on the cpu"

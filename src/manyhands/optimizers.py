@@ -97,6 +97,23 @@ Optimizer = SGD | Adam | AdamW
 OPTIMIZERS: dict[str, type[Optimizer]] = {kind.name: kind for kind in (SGD, Adam, AdamW)}
 
 
+def expect_no_closure(optimizer: Any) -> None:
+    """Refuse an optimizer that computes the loss several times in a step, such as LBFGS.
+
+    Raises:
+        ConfigError: If its `step` cannot be called without a closure.
+    """
+    try:
+        closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    except (AttributeError, TypeError, ValueError):
+        return
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise ConfigError(
+            f"optimizer is {type(optimizer).__name__}, which needs a closure; expected one that "
+            "does not: sgd, adam, adamw, or another class of torch.optim"
+        )
+
+
 def _placed(cuda: bool, **more: Any) -> dict[str, Any]:
     """Return what makes a step on a GPU one kernel, and on a CPU spares it to ask where it is."""
     return {"fused": True, **more} if cuda else {"foreach": False}

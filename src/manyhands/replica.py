@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -37,6 +37,12 @@ class Loss(NamedTuple):
     mean: float
     correct: int
     examples: int
+
+
+def _no_autograd(module: nn.Module) -> AbstractContextManager[object]:
+    """Return a context without gradients; after inference mode TorchScript cannot train."""
+    scripted = any(isinstance(part, torch.jit.ScriptModule) for part in module.modules())
+    return torch.no_grad() if scripted else torch.inference_mode()
 
 
 class Replica:
@@ -206,7 +212,7 @@ class Replica:
         for metric in metrics:
             metric.begin()
         self.judged.eval()
-        with torch.inference_mode():
+        with _no_autograd(self.judged):
             for x, y in batches:
                 loss, output = self.objective(self.judged, x, y)
                 total += loss.item() * forms.count(x)

@@ -96,25 +96,35 @@ class Run:
                 return json.loads((output / "run.json").read_text()), output
 
     def _check_model(self, stored: Path) -> None:
-        """Refuse a user's model that cannot take the data's shape, before anybody is started.
+        """Refuse a user's model that does not fit data, loss, optimizer or strategy.
 
-        Where it may be meant otherwise, or the launcher has no use for torch, the workers tell.
+        Nothing has been started then. Where it may be meant otherwise, or the launcher has no use
+        for torch, the workers tell.
         """
-        torch, loss = sys.modules.get("torch"), self.loss
-        mine = isinstance(self.model, str) or (loss is not None and forms.takes_model(loss))
-        if torch is None or mine or self.config.device != "cpu" or About.read(stored).streamed:
+        torch, config = sys.modules.get("torch"), self.config
+        if torch is None or isinstance(self.model, str):
             return
-        from manyhands.tasks import try_shapes
+        from manyhands import tasks, trial
 
+        trial.expect_portable(self.model)
         try:
             with torch.random.fork_rng([]):
                 module = self.build((), 0)
         except Exception:  # told by the workers, with its traceback
             return
-        if isinstance(module, torch.nn.Module):
-            whole = self.config.strategy.supports.whole_batches
-            rows = math.ceil(self.config.batch_size / (1 if whole else self.config.workers))
-            try_shapes(module, Stored.open(stored, dtype=self.config.dtype), rows)
+        if not isinstance(module, torch.nn.Module):
+            return
+        config.strategy.check_module(module)
+        if About.read(stored).streamed:
+            return
+        data = Stored.open(stored, dtype=config.dtype)
+        loss = tasks.loss(self, None, data)
+        with torch.random.fork_rng([]):
+            trial.materialise(module, loss, data)
+        trial.check_optimizer(config.optimizer, module)
+        if config.device == "cpu" and not forms.takes_model(loss):
+            split = 1 if config.strategy.supports.whole_batches else config.workers
+            tasks.try_shapes(module, data, math.ceil(config.batch_size / split), loss)
 
     def _watched(self, job: Job, folder: Path, bar: Progress) -> None:
         """Launch; where a worker died and that was asked for, again from the last checkpoint."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import re
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from manyhands import forms
 from manyhands.aims import Aim
-from manyhands.errors import ConfigError
+from manyhands.errors import ConfigError, DataError
 from manyhands.forms import leaves
 from manyhands.metrics import Metric, build, makes_sense
 from manyhands.models import LOSSES
@@ -28,13 +29,14 @@ if TYPE_CHECKING:
     from manyhands.forms import Tree
     from manyhands.job import Job
     from manyhands.replica import LossFunction, Replica
+    from manyhands.running import Run
 
 _SMALL = 5_000_000  # parameters, or numbers of a batch, with which a pass is tried beforehand
 _SHAPES = re.compile(r"shape|size|dimension|channel|dtype|scalar type", re.IGNORECASE)
 _MEETING = ("mse", "mae", "bce")  # losses of outputs that have the targets' shape
 
 
-def loss(job: Job, own: str | None, data: Stored) -> LossFunction:
+def loss(job: Job | Run, own: str | None, data: Stored) -> LossFunction:
     """Return the loss: the user's, the model's own, or what fits the targets."""
     if job.loss:
         return job.loss
@@ -83,8 +85,11 @@ def metrics(
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             if not _of_torch(error):
                 raise  # the user's own, with its traceback
+            _explain(replica, x, data)
             raise ConfigError(_trouble(error, batch, data.classes, replica.loss)) from error
         replica.module.train()
+    if not replica.of_model:
+        check_output(output, x, replica.loss, data)
     _check(replica, value, output, y)
     given = job.metrics or _usual(replica, output, y, data.classes)
     found = tuple(build(each, output, y, data.classes) for each in given)
@@ -93,26 +98,96 @@ def metrics(
     return found
 
 
-def try_shapes(module: nn.Module, data: Stored, rows: int) -> None:
+def try_shapes(
+    module: nn.Module, data: Stored, rows: int, loss: LossFunction | None = None
+) -> None:
     """Refuse a model that cannot take features of the data's shape, where that is cheap to see.
 
     It sees `rows` examples of zeros and never a record, in a copy, without its randomness. Only
-    what PyTorch says of shapes and types counts: zeros may be refused for what they are.
+    what PyTorch says of shapes and types counts: zeros may be refused for what they are. With a
+    `loss`, what the model returns is held against it, and against the labels.
 
     Raises:
-        ConfigError: If a layer cannot take what reaches it.
+        ConfigError: If a layer cannot take what reaches it, or the loss cannot take the output.
     """
     x, y = data.zeros(rows)
     try:
         if not _cheap(module, x):
             return
         with torch.no_grad(), torch.random.fork_rng([]):
-            forms.call(copy.deepcopy(module).to(data.train.dtype).eval(), x)
+            output = forms.call(copy.deepcopy(module).to(data.train.dtype).eval(), x)
     except RuntimeError as error:
         if _of_torch(error) and _SHAPES.search(str(error)):
             raise ConfigError(_trouble(error, (x, y), data.classes)) from error
+        return
     except Exception:  # the workers will tell, if it is not the zeros' fault
         return
+    if loss is not None:
+        check_output(output, x, loss, data)
+
+
+def check_output(output: Any, x: Tree, loss: LossFunction, data: Stored) -> None:
+    """Refuse what a loss of PyTorch's cannot take: no single tensor, or too few scores.
+
+    Raises:
+        ConfigError: With what to return instead.
+        DataError: With the first row whose label has no score.
+    """
+    home = str(getattr(loss, "__module__", None) or type(loss).__module__)
+    if loss not in LOSSES.values() and not home.startswith("torch."):
+        return  # the user's own knows what to do with it
+    if not isinstance(output, Tensor):
+        raise ConfigError(_several(output, x, loss))
+    kinds = (nn.CrossEntropyLoss, nn.NLLLoss)
+    scoring = isinstance(loss, kinds) or loss in (LOSSES["cross-entropy"], LOSSES["nll"])
+    if scoring and data.classes and output.dim() > 1:
+        _check_labels(output.shape[1], data, getattr(loss, "ignore_index", -100))
+
+
+def _several(output: Any, x: Tree, loss: LossFunction) -> str:
+    """Return what to do with a model that returns several things, such as a ModelOutput."""
+    kind, call = type(output).__name__, "x"
+    if forms.form(x) is not None:
+        call = "**x" if isinstance(x, dict) else "*x"
+    named = ", ".join(map(str, output)) if isinstance(output, Mapping) else ""
+    field = next((name for name in ("logits", "prediction") if hasattr(output, name)), "")
+    one = f" (.{field})" if field else ""
+    taken = f".{field}" if field else "[0]"
+    return (
+        f"the model returns a {kind}{f' of {named}' if named else ''}: return one tensor{one}, or "
+        f"give a loss of (model, batch): def loss(model, batch): x, y = batch; return "
+        f"{called(loss).replace('-', '_')}(model({call}){taken}, y)"
+    )
+
+
+def _check_labels(scores: int, data: Stored, ignored: int) -> None:
+    """Refuse a label for which the model gives no score; its row is named."""
+    if scores >= (data.classes or 0) or data.about.streamed:
+        return
+    for part, split in (("train", data.train), ("test", data.test)):
+        y = None if split is None else split.y
+        outside = (y >= scores) & (y != ignored) if isinstance(y, Tensor) else None
+        if y is None or outside is None or not outside.any():
+            continue
+        row = int(outside.reshape(len(y), -1).any(1).int().argmax())
+        label, most = int(y[row][outside[row]].flatten()[0]), int(y.max())
+        from_one = ", unless classes are counted from 1: then subtract it, here they begin at 0"
+        raise DataError(
+            f"{data.name}: {part}: row {data.given_row(part, row)} has label {label}, but the "
+            f"model gives {scores} scores; labels go up to {most}, so the model must give "
+            f"{most + 1} scores{from_one if int(y.min()) == 1 else ''}"
+        )
+
+
+def _explain(replica: Replica, x: Tree, data: Stored) -> None:
+    """Say more of a failed first batch, where the model's output tells."""
+    if replica.of_model:
+        return
+    try:
+        output = forms.call(replica.module, x)
+    except Exception:  # that was the failure
+        return
+    check_output(output, x, replica.loss, data)
 
 
 def _cheap(module: nn.Module, x: Tree) -> bool:
@@ -150,11 +225,7 @@ def _trouble(
     told = f"features {_said(x)}" + ("" if y is x else f", targets {_said(y)}")
     hint = ""
     if "out of bounds" in first and classes:
-        hint = f"; labels go up to {classes - 1}, so the model must give {classes} scores"
-        if min(int(leaf.min()) for leaf in leaves(y)) == 1:
-            hint += ", unless classes are counted from 1: then subtract it, here they begin at 0"
-    elif "must be Tensor, not tuple" in first:
-        hint = "; the model returns a tuple: return one tensor, or give a loss(model, batch)"
+        hint = f"; there are {classes} classes, so the model must give {classes} scores"
     elif "dtype to be Long" in first:
         hint = "; classes are whole numbers: give y.long(), or astype(int)"
     elif y is not x and loss in [LOSSES[name] for name in _MEETING]:

@@ -166,3 +166,20 @@ def test_a_regression_stops_at_its_target_and_claims_no_accuracy(tmp_path, strat
     assert all(row["accuracy"] is None for row in rows[0]["workers"])
     assert found["metrics"] == [{"name": "mae", "higher": False}]
     assert result["seconds_to_target"] is not None
+
+
+def lazy():
+    return nn.Sequential(nn.LazyLinear(16), nn.Tanh(), nn.LazyLinear(4))
+
+
+def scripted():
+    return torch.jit.script(smooth())
+
+
+@pytest.mark.parametrize("model", [lazy, scripted])
+def test_lazy_and_scripted_models_train_as_plain_ones(blobs, tmp_path, model):
+    given = {**GIVEN, "dtype": "float32", "strategy": "sync", "max_steps": 12}
+    plain = train(smooth, blobs, WORLD, tmp_path, **given)
+    other = train(model, blobs, WORLD, tmp_path, **given)
+    assert distance(plain.params, other.params) < 1e-6
+    assert plain.epochs[-1].test_metrics == other.epochs[-1].test_metrics != {}

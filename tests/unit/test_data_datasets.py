@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import doctest
 import sys
+from collections import UserDict
+from types import MappingProxyType
 
 import numpy as np
+import pandas as pd
 import pytest
+import scipy.sparse
 import torch
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
-from manyhands.data import Data, Stored, datasets, partition, store
+from manyhands.data import Data, Stored, datasets, partition, room, sources, store
 from manyhands.errors import ConfigError, DataError
 
 X = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32)
@@ -41,7 +45,7 @@ TENSORS = (torch.from_numpy(X), torch.from_numpy(Y))
     "train",
     [
         (X, Y),
-        [X, Y],
+        list(zip(X, Y, strict=True)),
         TENSORS,
         (X.tolist(), Y.tolist()),
         (X.astype(">f4"), Y.astype(">u4")),
@@ -106,6 +110,8 @@ def change(array, row, value):
         ((X, Y), (X, change(Y, 2, 9)), {"classes": 4}, "test: row 2 has label 9"),
         ((X, Y * 1.0), None, {"classes": 4}, "labels are float64"),
         ((X, Y * 1.0), (X, Y), {}, "test: targets are int64; .*alike in the training"),
+        ((X, Y), (X, Y * 1.0), {}, "test: labels are float64"),
+        ((X, Y * 0 - 1), None, {}, "row 0 has label -1; expected 0 to 0"),
         ((X, Y[:, None]), None, {}, r"shape \(12, 1\)"),
         ((np.array(["a"] * 12), Y), None, {}, "features are <U1"),
         ((np.array([{}] * 12), Y), None, {}, "features are object"),
@@ -213,6 +219,99 @@ def test_unknown_data_is_refused(tmp_path, spec, message):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("module", [datasets, partition])
+@pytest.mark.parametrize("module", [datasets, partition, room, sources])
 def test_examples_run(module):
     assert doctest.testmod(module).failed == 0
+
+
+class Encoding(UserDict):
+    """As BatchEncoding of transformers: a mapping that is no dict, its values by attribute too."""
+
+    def __getattr__(self, name):
+        try:
+            return self.data[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+def test_any_mapping_holds_parts_by_name(tmp_path):
+    ids, mask = np.arange(36).reshape(12, 3), X > 0
+    for place, values in enumerate(
+        (
+            Encoding(input_ids=torch.from_numpy(ids), attention_mask=torch.from_numpy(mask)),
+            Encoding(input_ids=ids.tolist(), attention_mask=mask.tolist()),
+            MappingProxyType({"input_ids": ids, "attention_mask": mask}),
+        )
+    ):
+        stored = Stored.open(Data((values, Y)).store(tmp_path / str(place)))
+        x, y = stored.train.batch(np.arange(12))
+        assert type(x) is dict
+        assert list(x) == ["input_ids", "attention_mask"]
+        assert torch.equal(x["input_ids"], torch.from_numpy(ids))
+        assert x["attention_mask"].dtype == torch.bool
+        assert y.tolist() == Y.tolist()
+
+
+def test_a_dataset_may_give_any_mapping():
+    class Items(Counted):
+        def __getitem__(self, row):
+            return Encoding(values=X[row]), int(Y[row])
+
+    data = Data(Items())
+    assert data.form == {"features": ["values"], "targets": None, "labelled": True}
+    np.testing.assert_array_equal(data.arrays["train_x.0"], X)
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float8_e4m3fn])
+def test_narrow_floats_are_stored_exactly(kind):
+    narrow = torch.from_numpy(X).to(kind)
+    for train in ((narrow, Y), list(zip(narrow, Y, strict=True))):
+        found = Data(train).arrays["train_x"]
+        assert found.dtype == np.float32
+        assert torch.equal(torch.from_numpy(found), narrow.float())
+    targets = Data((X, torch.from_numpy(X).to(kind))).arrays["train_y"]
+    assert targets.dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("values", "remedy"),
+    [
+        (torch.from_numpy(X).to_sparse(), r"to_dense\(\)"),
+        (torch.from_numpy(X).to_sparse_csr(), r"to_dense\(\)"),
+        (scipy.sparse.csr_matrix(X), r"toarray\(\)"),
+        (scipy.sparse.coo_array(X), r"toarray\(\)"),
+    ],
+)
+def test_sparse_data_is_named_with_what_to_do(values, remedy):
+    for train in ((values, Y), values, {"a": values}):
+        with pytest.raises(DataError, match=rf"x.* is sparse .*\(12, 3\).*with \.{remedy}"):
+            Data(train)
+
+
+def test_nullable_columns_without_missing_values_are_numbers():
+    labels = pd.Series(Y, dtype="Int64")
+    frame = pd.DataFrame({"a": pd.Series(X[:, 0], dtype="Float32"), "b": X[:, 1]})
+    mixed = pd.DataFrame({"a": pd.Series(Y, dtype="Int64"), "b": pd.Series(X[:, 0] > 0)})
+    data = Data((frame, labels))
+    assert data.arrays["train_x"].dtype == np.float32
+    np.testing.assert_array_equal(data.arrays["train_x"], X[:, :2])
+    assert data.arrays["train_y"].tolist() == Y.tolist()
+    assert Data((pd.Series(Y, dtype="UInt8"), Y)).arrays["train_x"].dtype == np.uint8
+    assert Data((X, pd.Series(Y == 1, dtype="boolean"))).classes == 2
+    np.testing.assert_array_equal(Data(mixed).arrays["train_x"], np.stack([Y, X[:, 0] > 0], 1))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pd.Series([0, 1, None] * 4, dtype="Int64"),
+        pd.Series([0, 1, None] * 4, dtype=object),
+        [0, 1, None] * 4,
+        np.array([0, 1, None] * 4),
+        pd.DataFrame({"a": Y, "b": pd.Series([0, 1, None] * 4, dtype="Int64")}),
+    ],
+)
+def test_a_missing_value_is_named(values):
+    for train, name in (((values, Y), "x"), ((X, values), "y")):
+        with pytest.raises(DataError, match=rf"{name}: row 2 has a missing value; drop such rows"):
+            Data(train)

@@ -8,13 +8,14 @@ import pickle
 import struct
 import tracemalloc
 import zipfile
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manyhands.data import Data, idx
+from manyhands.data import Data, idx, npy, room, store
 from manyhands.errors import DataError
 
 
@@ -181,3 +182,132 @@ def test_truncated_npz(tmp_path):
     whole.write_bytes(flipped)
     with pytest.raises(DataError, match="damaged"):
         Data.npz(whole)
+
+
+def labelled(path, wrong=None, **more):
+    """Write an `.npz` file of two classes with one label that may be wrong."""
+    y = np.arange(40) % 2
+    if wrong is not None:
+        y[17] = wrong
+    return npz(path, x=np.ones((40, 3), np.float32), y=y, **more)
+
+
+@pytest.mark.parametrize("wrong", [6, 41, 77, 3_000_000, 1 << 60])
+def test_one_wrong_label_does_not_decide_the_number_of_classes(tmp_path, wrong):
+    path = labelled(tmp_path / "mine.npz", wrong)
+    told = rf"{path}: train: row 17 has label {wrong}, the largest of 40; of {wrong + 1} classes, "
+    told += rf"{wrong - 2} would have no example\..*classes={wrong + 1} for Data"
+    tracemalloc.start()
+    with pytest.raises(DataError, match=told):
+        store(str(path), tmp_path / "stored")
+    assert tracemalloc.get_traced_memory()[1] < 1 << 24
+    tracemalloc.stop()
+    assert not (tmp_path / "stored").exists()
+
+
+def test_a_wrong_label_of_the_test_set_is_named(tmp_path):
+    path = labelled(tmp_path / "a.npz", x_test=np.ones((3, 3)), y_test=np.array([0, 1, 9]))
+    with pytest.raises(DataError, match="test: row 2 has label 9, the largest of 43"):
+        Data.npz(path)
+
+
+def test_the_number_of_classes_may_be_declared(tmp_path):
+    path = labelled(tmp_path / "declared.npz", 77, classes=np.array(78))
+    assert Data.npz(path).classes == 78
+    assert Data.npz(labelled(tmp_path / "plain.npz", 77), classes=100).classes == 100
+    assert Data.npz(path, classes=80).classes == 80
+    with pytest.raises(DataError, match=rf"{path}: train: row 17 has label 77; expected 0 to 9"):
+        Data.npz(path, classes=10)
+    with pytest.raises(DataError, match=r"classes is float64 of shape .*expected one whole number"):
+        Data.npz(labelled(tmp_path / "odd.npz", classes=np.array([2.0, 3.0])))
+
+
+def test_classes_of_which_half_have_examples_need_no_declaration():
+    assert Data((np.ones((4, 2)), np.array([0, 3, 3, 0]))).classes == 4
+    assert Data((np.ones((9, 2)), np.array([1, 2] * 4 + [1]))).classes == 3
+
+
+def bomb(path, name="x"):
+    """Write an `.npz` file of which one array is 48 MB of zeros in 48 kB."""
+    arrays = {
+        "x": np.ones((4, 2)),
+        "y": np.zeros(4, int),
+        name: np.zeros((4, 3_000_000), np.float32),
+    }
+    np.savez_compressed(path, **arrays)
+    assert path.stat().st_size < 60_000
+    return path
+
+
+def peak_of_refused(path, message):
+    tracemalloc.start()
+    with pytest.raises(DataError, match=message):
+        Data.npz(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return peak
+
+
+def test_what_a_few_bytes_stand_for_is_not_expanded(tmp_path, monkeypatch):
+    path = bomb(tmp_path / "bomb.npz")
+    assert Data.npz(path).arrays["train_x"].shape == (4, 3_000_000)  # below a gigabyte it is read
+    monkeypatch.setattr(npy, "_LARGE", 1 << 25)
+    message = (
+        r"bomb\.npz expands from 4\d\.\d kB to 48\.0 MB, .*write it uncompressed, with np\.savez"
+    )
+    assert peak_of_refused(path, message) < 1 << 22
+    npz(path, x=np.zeros((4, 3_000_000), np.float32), y=np.zeros(4, int))
+    assert Data.npz(path).arrays["train_x"].shape == (4, 3_000_000)
+
+
+def test_arrays_that_are_not_asked_for_are_not_read(tmp_path):
+    path = bomb(tmp_path / "beside.npz", name="junk")
+    tracemalloc.start()
+    assert Data.npz(path).arrays["train_x"].shape == (4, 2)
+    assert tracemalloc.get_traced_memory()[1] < 1 << 22
+    tracemalloc.stop()
+
+
+def test_data_larger_than_memory_or_disk_is_refused_before_it_is_read(tmp_path, monkeypatch):
+    path = npz(tmp_path / "mine.npz", x=np.ones((1000, 1000)), y=np.zeros(1000, int))
+    with monkeypatch.context() as patched:
+        patched.setattr(room, "free_memory", lambda: 7_000_000)
+        message = r"mine\.npz takes 8\.0 MB of memory, but 7\.0 MB is available; .*stream shards"
+        assert peak_of_refused(path, message) < 1 << 22
+    with monkeypatch.context() as patched:
+        patched.setattr(room, "free_memory", lambda: 9_000_000)
+        assert len(Data.npz(path).arrays["train_x"]) == 1000
+    usage = SimpleNamespace(free=7_000_000)
+    monkeypatch.setattr("manyhands.data.room.shutil.disk_usage", lambda _: usage)
+    message = rf"a copy of {path} takes 8\.0 MB in {tmp_path}, which has 7\.0 MB free; .*TMPDIR"
+    with pytest.raises(DataError, match=message):
+        store(str(path), tmp_path / "new" / "stored")
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "names", "base"),
+    [
+        ("0::/job/step", ("memory.max", "memory.current"), ""),
+        ("4:cpu,memory:/job/step", ("memory.limit_in_bytes", "memory.usage_in_bytes"), "memory"),
+    ],
+    ids=["version 2", "version 1"],
+)
+def test_free_memory_is_the_least_that_any_limit_leaves(tmp_path, monkeypatch, line, names, base):
+    proc, groups = tmp_path / "proc", tmp_path / "groups"
+    (proc / "self").mkdir(parents=True)
+    (proc / "meminfo").write_text("MemTotal: 9000 kB\nMemAvailable:   5000 kB\n")
+    monkeypatch.setattr(room, "_PROC", proc)
+    monkeypatch.setattr(room, "_CGROUPS", groups)
+    assert room.free_memory() == 5000 * 1024
+    (proc / "self" / "cgroup").write_text(f"{line}\n")
+    job = groups / base / "job"
+    (job / "step").mkdir(parents=True)
+    for name, value in zip(names, ("3000000", "2000000"), strict=True):
+        (job / name).write_text(f"{value}\n")
+        (job / "step" / name).write_text("max\n")
+    (job / "memory.stat").write_text("anon 7\nactive_file 300\ninactive_file 40\n")
+    assert room.free_memory() == 1_000_340
+    (proc / "meminfo").unlink()
+    (proc / "self" / "cgroup").unlink()
+    assert room.free_memory() is None

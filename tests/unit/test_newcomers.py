@@ -170,7 +170,11 @@ def judged(model: nn.Module, data: mh.Data, folder: Path, loss: Any = None) -> N
             (X, Y),
             r"cannot be multiplied.*features float32 \(4, 6\), targets",
         ),
-        (network(), (X, Y + 7), r"labels go up to 8, so the model must give 9 scores"),
+        (
+            network(),
+            mh.Data((X, Y + 7), classes=9),
+            r"labels go up to 8, so the model must give 9 scores",
+        ),
         (network(), (X.astype(np.int64), Y), "whole numbers reach the model as they are"),
         (nn.Linear(6, 1), (X, Y.astype(np.float32)), r"expected squeeze\(1\) in the model, or"),
         (nn.Linear(6, 3), (X, Y.astype(np.float32)), "give whole numbers for classes"),
@@ -183,7 +187,7 @@ def test_a_model_that_does_not_fit_the_data(
     model: nn.Module, data: Any, told: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=told):
-        judged(model, mh.Data(data), tmp_path)
+        judged(model, data if isinstance(data, mh.Data) else mh.Data(data), tmp_path)
 
 
 def test_the_line_of_one_s_own_code_is_named(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -31,11 +31,52 @@ def classes(parts: Mapping[str, tuple[Tree, Tree]], given: int | None, where: st
     if given is None and single and y.dtype.kind == "b":
         given = 2
     if given is None and single and y.dtype.kind in "iu":
-        given = 1 + max(int(labels.max(initial=0)) for _, labels in parts.values())
+        whole = {part: y for part, (_, y) in parts.items() if y.dtype.kind in "iu"}
+        given = _count_classes(whole, where)
     if given is not None and not single:
         raise DataError(f"{where}: classes is {given}, but there is no one target to have them")
     validate.at_least(1, classes=given)
     return given
+
+
+def _count_classes(labels: Mapping[str, np.ndarray], where: str) -> int:
+    """Return the largest label + 1.
+
+    Raises:
+        DataError: If that label exceeds the number of labels, or more than half of the classes
+            would have no example: one wrong label must not decide the model's size.
+    """
+    largest = {part: int(y.max(initial=0)) for part, y in labels.items()}
+    part = max(largest, key=lambda name: largest[name])
+    classes = largest[part] + 1
+    count = sum(y.size for y in labels.values())
+    # Above that number a table of all classes might not fit into memory.
+    within = classes <= count + 1
+    present = _present(labels, classes) if within else _distinct(labels.values())
+    if classes == 1 or (within and 2 * present >= classes):
+        return classes
+    row = int((labels[part].reshape(len(labels[part]), -1) == classes - 1).any(axis=1).argmax())
+    raise DataError(
+        f"{where}: {part}: row {row} has label {classes - 1}, the largest of {count}; of "
+        f"{classes} classes, {classes - present} would have no example. Correct it, or state how "
+        f"many there are: classes={classes} for Data, or an array of that name in an .npz file; "
+        "numbers that are no classes are given as floats"
+    )
+
+
+def _distinct(labels: Iterable[np.ndarray]) -> int:
+    """Return how many different labels there are."""
+    return len(np.unique(np.concatenate([np.unique(y) for y in labels])))
+
+
+def _present(labels: Mapping[str, np.ndarray], classes: int) -> int:
+    """Return how many of the classes have an example."""
+    seen = np.zeros(classes, dtype=bool)
+    for y in labels.values():
+        for begin in range(0, len(y), ROWS_AT_ONCE):
+            some = y[begin : begin + ROWS_AT_ONCE]
+            seen[some[some >= 0]] = True
+    return int(seen.sum())
 
 
 def ready(

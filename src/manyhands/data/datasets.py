@@ -10,12 +10,12 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from manyhands import forms
-from manyhands.data import bundled, checking, npy, shards, sources, stored, streaming
+from manyhands.data import bundled, checking, npy, room, shards, sources, stored, streaming
 from manyhands.errors import ConfigError, DataError, nearest
 from manyhands.naming import factory
 
 Source: TypeAlias = Any
-"""(x, y), or x alone, of arrays or tensors, or a torch map-style Dataset of such items."""
+"""(x, y), or x alone, of arrays or tensors; a list, or a torch map-style Dataset, of examples."""
 
 NAMES = ("mnist", "blobs")
 KEYS = (
@@ -23,6 +23,7 @@ KEYS = (
     ("x_train", "y_train", "x_test", "y_test", "ids_train"),
     ("x", "y", "x_test", "y_test", "ids"),
 )
+CLASSES = "classes"  # of an .npz file, beside any of these
 
 
 class Data:
@@ -33,20 +34,24 @@ class Data:
     (classes, one or several for each example) or floats (regression).
 
     Features and targets are each one array, a tuple of arrays (the model is called `model(*x)`) or
-    a dictionary of arrays (`model(**x)`). Without targets the features are the targets, as an
-    autoencoder has it.
+    a dictionary or another mapping of arrays (`model(**x)`). Without targets the features are the
+    targets, as an autoencoder has it.
+
+    A tuple holds parts and a list holds examples, at every level: `(x, y)` is a set, and so is
+    `[(x0, y0), (x1, y1), …]`. What could be read in two ways is refused.
 
     >>> data = Data(train=(np.zeros((8, 3), np.float32), np.arange(8) % 2))
     >>> data.classes
     2
 
     Args:
-        train: (x, y) of NumPy arrays or torch tensors, or a torch map-style Dataset; without
-            targets, one array, a dictionary, or a tuple of three and more. A TensorDataset is
-            taken as it is; of any other each item is read once, so that random augmentation is
-            frozen (`fit(augment=…)` is not).
+        train: (x, y) of NumPy arrays or torch tensors, a list of examples (x, y), or a torch
+            map-style Dataset; without targets, one array, a dictionary, a list of arrays, or a
+            tuple of three and more. A TensorDataset is taken as it is; of any other each item is
+            read once, so that random augmentation is frozen (`fit(augment=…)` is not).
         test: Likewise; None for no test set.
-        classes: How many classes there are; the largest label + 1 where it is not given.
+        classes: How many classes there are. Where it is not given, the largest label + 1, unless
+            most of these classes would have no example: then one label is likely to be wrong.
         normalise: (mean, std) of the features (of x/255 for bytes): numbers, or one per channel.
         ids: One for each training record, whole numbers or text: what `by-id` divides the data by.
             Records of one id stay together. By default a record's id is its row.
@@ -75,7 +80,10 @@ class Data:
             raise ConfigError(f"Data has no {given!r}.{hint or nearest(given, known)}")
         self.name = name or "data"
         if train is None:
-            raise ConfigError("train is None; expected (x, y), x alone, or a Dataset with a length")
+            raise ConfigError(
+                "train is None; expected (x, y), x alone, a list of examples, or a Dataset with a "
+                "length"
+            )
         self.arrays: dict[str, np.ndarray] = {}
         _check_pair(train, test, self.name)
         trees = {
@@ -106,22 +114,24 @@ class Data:
         """Read an `.npz` file with the arrays train_x, train_y, test_x, test_y.
 
         The names x_train, y_train, x_test, y_test, or x and y, do as well; a test set is optional,
-        and so are the records' ids (train_ids, ids_train or ids). Pickled objects are refused.
+        and so are the records' ids (train_ids, ids_train or ids) and the number of classes
+        (`classes`). Other arrays are not read. Pickled objects are refused.
         """
         path = Path(path)
-        arrays = npy.read_npz(path)
-        for names in KEYS:
-            if names[0] in arrays and names[1] in arrays:
-                test = (arrays.get(names[2]), arrays.get(names[3]))
-                return cls(
-                    (arrays[names[0]], arrays[names[1]]),
-                    None if test[0] is None and test[1] is None else test,
-                    **{"name": path.stem, "ids": arrays.get(names[4]), **options},
-                )
-        raise DataError(
-            f"{path} holds {', '.join(sorted(arrays)) or 'nothing'}; "
-            "expected x, y and, for a test set, x_test, y_test; or train_x, train_y, test_x, test_y"
-        )
+        names, _ = _npz_names(path)
+        arrays = npy.read_npz(path, {*names, CLASSES})
+        test = (arrays.get(names[2]), arrays.get(names[3]))
+        about = {"name": path.stem, "ids": arrays.get(names[4]), **options}
+        if CLASSES in arrays:
+            about.setdefault("classes", _declared(arrays[CLASSES], path))
+        try:
+            return cls(
+                (arrays[names[0]], arrays[names[1]]),
+                None if test[0] is None and test[1] is None else test,
+                **about,
+            )
+        except DataError as error:
+            raise DataError(f"{path}: {str(error).removeprefix(about['name'] + ': ')}") from None
 
     def store(self, folder: str | os.PathLike[str]) -> Path:
         """Write the stored form, which workers map."""
@@ -133,6 +143,28 @@ class Data:
             normalise=self.normalise,
             **self.form,
         )
+
+
+def _npz_names(path: Path) -> tuple[tuple[str, ...], int]:
+    """Return the names that a file's arrays have, and how many bytes they take."""
+    found = npy.sizes(path)
+    for names in KEYS:
+        if names[0] in found and names[1] in found:
+            return names, sum(found.get(name, 0) for name in names)
+    raise DataError(
+        f"{path} holds {', '.join(sorted(found)) or 'nothing'}; "
+        "expected x, y and, for a test set, x_test, y_test; or train_x, train_y, test_x, test_y"
+    )
+
+
+def _declared(classes: np.ndarray, path: Path) -> int:
+    """Return the number of classes that a file states."""
+    if classes.size != 1 or classes.dtype.kind not in "ui":
+        raise DataError(
+            f"{path}: {CLASSES} is {classes.dtype} of shape {classes.shape}; expected one whole "
+            "number, how many classes there are"
+        )
+    return int(classes.reshape(()))
 
 
 def _check_pair(train: Source, test: Source | None, where: str) -> None:
@@ -174,6 +206,8 @@ def store(spec: object, folder: str | os.PathLike[str], *, stream: bool = False)
     if isinstance(spec, str) and (Path(spec) / "data.json").is_file():
         stored.check(Path(spec))
         return Path(spec)
+    if isinstance(spec, str) and spec.endswith(".npz"):
+        room.expect_disk(_npz_names(Path(spec))[1], Path(folder), f"a copy of {spec}")
     return load(spec).store(folder)
 
 
@@ -181,7 +215,12 @@ def load(spec: object) -> Data:
     """Return the `Data` that a specification other than "mnist" or a stored folder stands for."""
     if isinstance(spec, Data):
         return spec
-    if isinstance(spec, tuple) or (isinstance(spec, list) and len(spec) == 2):
+    if isinstance(spec, list) and sources.may_be_sets(spec) and sources.look_alike(*spec):
+        raise DataError(
+            "data is a list of two, which may be two examples or the training and the test set; "
+            f"give Data(train=…, test=…) ({sources.RULE})"
+        )
+    if isinstance(spec, tuple) or (isinstance(spec, list) and sources.may_be_sets(spec)):
         if len(spec) != 2:
             raise DataError(f"data is a tuple of {len(spec)}; expected (train, test)")
         return Data(*spec)
@@ -191,7 +230,7 @@ def load(spec: object) -> Data:
             "may be a dictionary of arrays"
         )
     if hasattr(spec, "__getitem__") and hasattr(spec, "__len__") and not isinstance(spec, str):
-        return Data(spec)  # a Dataset
+        return Data(spec)  # a Dataset, or a list of examples
     if not isinstance(spec, str):
         whole = " (the loader's own .dataset)" if hasattr(spec, "dataset") else ""
         raise ConfigError(

@@ -8,12 +8,18 @@ import os
 import struct
 import zipfile
 import zlib
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, NamedTuple
 
 import numpy as np
 
+from manyhands.data import room
 from manyhands.errors import DataError
+
+_LARGE = 1 << 30  # bytes below which an archive may hold anything
+_CONSTANT = 1000  # times that deflate shrinks an array of one value; 1032 is its limit
 
 # What a zip file may end in that is none, or asks for a password or for another compression.
 _DAMAGED = (
@@ -73,25 +79,68 @@ def map_rows(path: Path) -> np.ndarray:
         raise DataError(f"{path} is missing") from None
 
 
-def read_npz(path: Path) -> dict[str, np.ndarray]:
-    """Read all arrays of an `.npz` file.
+def read_npz(path: Path, names: Collection[str] | None = None) -> dict[str, np.ndarray]:
+    """Read the arrays of an `.npz` file, all of them or those with these names.
 
     Raises:
-        DataError: If it is missing or damaged, or if an array is pickled or larger than the file
-            can hold.
+        DataError: If it is missing or damaged, if an array is pickled or larger than the file can
+            hold, or if there is no memory for them.
     """
+    with _opened(path) as archive:
+        chosen = _members(archive, names)
+        _expect_room(chosen.values(), path)
+        try:
+            return {name: _member(archive, entry, path) for name, entry in chosen.items()}
+        except MemoryError:
+            total = room.size(sum(entry.file_size for entry in chosen.values()))
+            raise DataError(f"{path} takes {total} of memory, more than can be had") from None
+
+
+def sizes(path: Path) -> dict[str, int]:
+    """Return the bytes of each array of an `.npz` file, as the file itself declares them.
+
+    Raises:
+        DataError: If it is missing or damaged.
+    """
+    with _opened(path) as archive:
+        return {name: entry.file_size for name, entry in _members(archive).items()}
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
     try:
         with zipfile.ZipFile(path) as archive:
-            return {
-                entry.filename.removesuffix(".npy"): _member(archive, entry, path)
-                for entry in archive.infolist()
-            }
+            yield archive
     except FileNotFoundError:
         raise DataError(f"{path} is missing") from None
     except DataError:
         raise
     except _DAMAGED as error:
         raise DataError(f"{path} is a damaged .npz file: {error}") from error
+
+
+def _members(
+    archive: zipfile.ZipFile, names: Collection[str] | None = None
+) -> dict[str, zipfile.ZipInfo]:
+    """Return the files of an archive by the names of their arrays; of equal ones the last."""
+    found = {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}
+    return {name: entry for name, entry in found.items() if names is None or name in names}
+
+
+def _expect_room(entries: Collection[zipfile.ZipInfo], path: Path) -> None:
+    """Refuse arrays that do not fit into memory, or that a few bytes stand for.
+
+    What deflate shrinks by more than a thousand is one value all over: an archive made to fill a
+    machine. Real data, even a one-hot table, stays below.
+    """
+    total = sum(entry.file_size for entry in entries)
+    packed = sum(entry.compress_size for entry in entries)
+    if total > _LARGE and total > _CONSTANT * packed:
+        raise DataError(
+            f"{path} expands from {room.size(packed)} to {room.size(total)}, as only arrays of one "
+            "value do, and is not read; if that is meant, write it uncompressed, with np.savez"
+        )
+    room.expect_memory(total, str(path))
 
 
 def _member(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path) -> np.ndarray:

@@ -1,41 +1,100 @@
-"""What users give, as arrays: features and targets, each one array or several in a form."""
+"""What users give, as arrays: features and targets, each one array or several in a form.
+
+A tuple holds parts and a list holds examples: `(x, y)` is a set, and so is `[(x0, y0), (x1, y1)]`,
+example by example, as a torch Dataset yields it. This holds inside x and y, too. In an example a
+list of numbers is one array; what could be read in two ways is refused.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from manyhands import forms
+from manyhands.data.arrays import array, is_array
 from manyhands.errors import DataError
 from manyhands.forms import Tree
+
+RULE = "a list holds examples, a tuple holds parts"
 
 
 def tree(source: Any, where: str) -> tuple[Tree, Tree]:
     """Return features and targets as arrays of the same length; the same tree without targets.
 
     Args:
-        source: (x, y), one array, a dictionary, a tuple of three arrays or more, or a Dataset.
+        source: (x, y), one array, a mapping, a tuple of three arrays or more, a list of examples,
+            or a Dataset.
         where: What errors call it.
     """
     source = getattr(source, "tensors", source)  # what a TensorDataset holds
-    if isinstance(source, tuple | list | dict) or hasattr(source, "__array__"):
+    if isinstance(source, list):
+        x, y = _examples(source, where)
+    elif isinstance(source, tuple | Mapping) or is_array(source):
         x, y = _halves(source, where)
-        x, y = (forms.each(_array, x), None if y is None else forms.each(_array, y))
-    elif hasattr(source, "__getitem__") and hasattr(source, "__len__"):
-        x, y = _stacked(source, where)
+        x, y = (_columns(x, f"{where}: x"), None if y is None else _columns(y, f"{where}: y"))
+    elif _is_dataset(source):
+        x, y = _stacked(source, where, halved=True)
     else:
         whole = " (the loader's own .dataset)" if hasattr(source, "dataset") else ""
         raise DataError(
-            f"{where} is a {type(source).__name__}; expected (x, y), x alone, or a Dataset with a "
-            f"length{whole}"
+            f"{where} is a {type(source).__name__}; expected (x, y), x alone, a list of examples, "
+            f"or a Dataset with a length{whole}"
         )
     _check_lengths(x, y, where)
     # The same array may be given for both; being the same object means that there are no targets.
-    return x, x if y is None else forms.each(lambda array: array[:], y)
+    return x, x if y is None else forms.each(lambda column: column[:], y)
 
 
-def _halves(item: Any, where: str) -> tuple[Tree, Tree | None]:
+def may_be_sets(items: Sequence[Any]) -> bool:
+    """Say whether a list of two may be two sets, or features and targets, instead of two examples.
+
+    >>> may_be_sets([(np.ones((4, 2)), np.ones(4)), (np.ones((3, 2)), np.ones(3))])
+    True
+    >>> may_be_sets([(np.ones(2), 0), (np.ones(2), 1)])
+    False
+    """
+    return len(items) == 2 and all(map(_may_be_set, items))
+
+
+def look_alike(one: Any, other: Any) -> bool:
+    """Say whether two items may be examples of one set: their arrays have the same shapes."""
+    if _is_dataset(one) or _is_dataset(other):
+        return False
+    return forms.form(one) == forms.form(other) and _shapes(one) == _shapes(other)
+
+
+def _may_be_set(item: Any) -> bool:
+    shapes = _shapes(item)
+    return _is_dataset(item) or (all(shapes) and len({s[0] for s in shapes if s}) == 1)
+
+
+def _is_dataset(item: Any) -> bool:
+    plain = isinstance(item, list | tuple | Mapping | str) or is_array(item)
+    return not plain and hasattr(item, "__getitem__") and hasattr(item, "__len__")
+
+
+def _shapes(item: Any) -> list[tuple[int, ...] | None]:
+    """Return the shapes of the arrays of an item or a set."""
+    return [_shape(part) for half in forms.leaves(item) for part in forms.leaves(half)]
+
+
+def _shape(values: Any) -> tuple[int, ...] | None:
+    """Return the shape of an array or of nested lists; None where it has none."""
+    if not (isinstance(values, list | int | float) or hasattr(values, "shape")):
+        return None
+    try:
+        return tuple(np.shape(values))
+    except (ValueError, TypeError, RuntimeError):  # ragged
+        return None
+
+
+def _has_parts(item: Any) -> bool:
+    return isinstance(item, tuple | Mapping)
+
+
+def _halves(item: Any, where: str) -> tuple[Any, Any | None]:
     """Take a set, or one item of it, apart: features, and targets if there are any."""
     if not isinstance(item, tuple | list):
         return item, None
@@ -46,23 +105,74 @@ def _halves(item: Any, where: str) -> tuple[Tree, Tree | None]:
     return (item[0], None) if len(item) == 1 else (tuple(item), None)
 
 
+def _columns(half: Any, where: str) -> Tree:
+    """Return features or targets of all examples, in their form."""
+    if isinstance(half, list):
+        return _stacked(half, where, halved=False)[0] if half else array(half, where)
+    if not _has_parts(half):
+        return array(half, where)
+    found = [
+        _columns(part, name)
+        for name, part in zip(_names(where, half), forms.leaves(half), strict=True)
+    ]
+    for name, column in zip(_names(where, half), found, strict=True):
+        if _has_parts(column):
+            raise DataError(
+                f"{name} has parts of its own; expected one array for each part, with a row for "
+                f"each example ({RULE})"
+            )
+    return forms.grown(forms.form(half), found)
+
+
+def _examples(items: list[Any], where: str) -> tuple[Tree, Tree | None]:
+    """Read a list of examples: (x, y) or x each."""
+    if may_be_sets(items):
+        raise DataError(
+            f"{where} is a list of two, which may be two examples or features and targets; give "
+            f"the tuple (x, y), or np.stack(…) of the examples ({RULE})"
+        )
+    if not items or not isinstance(items[0], list):
+        return _stacked(items, where, halved=True)
+    shapes = {_shape(part) for part in items[0]}
+    if any(map(_has_parts, items[0])) or len(shapes) > 1:  # only parts may differ
+        parted = [tuple(item) if isinstance(item, list) else item for item in items]
+        return _stacked(parted, where, halved=True)
+    if len(items[0]) == 2 or not _is_numbers(items[0]):
+        raise DataError(
+            f"{where}: item 0 is a list of {len(items[0])}, which may be its parts or one array; "
+            f"give tuples such as (x, y) for parts, or np.array(…) for one array ({RULE})"
+        )
+    return _stacked(items, where, halved=False)
+
+
+def _is_numbers(values: Any) -> bool:
+    """Say whether this is a number or nested lists, by its first element, not arrays in a list."""
+    if isinstance(values, list):
+        return _is_numbers(values[0]) if values else True
+    return isinstance(values, int | float | np.generic)
+
+
 def _check_lengths(x: Tree, y: Tree | None, where: str) -> None:
     """Refuse arrays of which one has more rows than another."""
-    arrays = [*_named("x", x), *([] if y is None else _named("y", y))]
+    named = [*_named("x", x), *([] if y is None else _named("y", y))]
     if not forms.leaves(x):
         raise DataError(f"{where}: there are no features")
-    if any(a.ndim == 0 for _, a in arrays) or len({len(a) for _, a in arrays}) > 1:
-        shapes = " and ".join(f"{name} {a.shape}" for name, a in arrays)
-        raise DataError(f"{where}: {shapes.replace(' ', ' has shape ', 1)}; expected equal lengths")
+    if any(a.ndim == 0 for _, a in named) or len({len(a) for _, a in named}) > 1:
+        shapes = " and ".join(f"{name} {a.shape}" for name, a in named)
+        raise DataError(
+            f"{where}: {shapes.replace(' ', ' has shape ', 1)}; expected equal lengths ({RULE})"
+        )
 
 
 def _named(name: str, tree: Tree) -> list[tuple[str, np.ndarray]]:
-    names = [name]
-    if isinstance(tree, dict):
-        names = [f"{name}[{key!r}]" for key in tree]
-    elif isinstance(tree, tuple):
-        names = [f"{name}[{i}]" for i in range(len(tree))]
-    return list(zip(names, forms.leaves(tree), strict=True))
+    return list(zip(_names(name, tree), forms.leaves(tree), strict=True))
+
+
+def _names(name: str, tree: Any) -> list[str]:
+    """Return what errors call the arrays of a tree."""
+    if isinstance(tree, Mapping):
+        return [f"{name}[{key!r}]" for key in tree]
+    return [f"{name}[{i}]" for i in range(len(tree))] if isinstance(tree, tuple) else [name]
 
 
 def form(x: Tree, y: Tree) -> dict[str, Any]:
@@ -82,42 +192,62 @@ def same_form(found: dict[str, Any], expected: dict[str, Any], where: str) -> No
             )
 
 
-def _array(values: Any) -> np.ndarray:
-    """Return an array of a type that torch knows, in this machine's byte order."""
-    if hasattr(values, "detach"):  # a tensor, perhaps on another device
-        values = values.detach().cpu()
-    array = np.asarray(values)
-    if array.dtype.kind == "f" and array.itemsize > 8:
-        return array.astype(np.float64)
-    if array.dtype.kind == "u" and array.itemsize > 1:
-        return array.astype(np.int64)
-    return array.astype(array.dtype.newbyteorder("="), copy=False)
+def _stacked(dataset: Any, where: str, *, halved: bool) -> tuple[Tree, Tree | None]:
+    """Read each item of a list or a map-style Dataset once.
 
-
-def _stacked(dataset: Any, where: str) -> tuple[Tree, Tree | None]:
-    """Read each item of a map-style Dataset once."""
+    Args:
+        dataset: Its items are examples.
+        where: What errors call it.
+        halved: Whether an item of two parts is features and targets.
+    """
     if len(dataset) == 0:
         return np.empty((0, 1), np.float32), np.empty(0, np.int64)
+    if isinstance(dataset, list) and _is_numbers(dataset[0]):
+        return array(dataset, where), None  # at once
     like: Any = None
     columns: list[np.ndarray] = []
     for row in range(len(dataset)):
-        x, y = _halves(dataset[row], f"{where}: item {row}")
+        name = f"{where}: item {row}"
+        x, y = _halves(dataset[row], name) if halved else (dataset[row], None)
+        x, y = _parts(x, name), None if y is None else _parts(y, name)
         found = (forms.form(x), None if y is None else [forms.form(y)])
-        values = [_array(v) for half in (x, y) if half is not None for v in forms.leaves(half)]
+        values = [array(v, name) for half in (x, y) if half is not None for v in forms.leaves(half)]
         if not columns:
             like = found
             columns = [np.empty((len(dataset), *value.shape), value.dtype) for value in values]
         if found != like:
             raise DataError(f"{where}: item {row} does not look like item 0")
-        for place, (column, value) in enumerate(zip(columns, values, strict=True)):
-            if value.shape != column.shape[1:]:
-                raise DataError(
-                    f"{where}: item {row} has shape {value.shape}; item 0 has {column.shape[1:]}"
-                )
-            wide = np.result_type(column.dtype, value.dtype)
-            if wide != column.dtype:  # as where a list of numbers begins with a whole one
-                columns[place] = column.astype(wide)
-            columns[place][row] = value
+        _put(row, values, columns, where)
     features = len(forms.leaves(x))
     grown = forms.grown(like[0], columns[:features])
     return grown, None if y is None else forms.grown(like[1][0], columns[features:])
+
+
+def _parts(half: Any, where: str) -> Any:
+    """Return one example's features or targets with its parts as a tuple or a mapping.
+
+    A list of numbers is one array. Arrays in a list are parts if their shapes differ; if not, they
+    may be either.
+    """
+    if not isinstance(half, list) or _is_numbers(half):
+        return half
+    if len({_shape(part) for part in half}) == 1 and not any(map(_has_parts, half)):
+        raise DataError(
+            f"{where} has a list of {len(half)} arrays, which may be its parts or one array; give "
+            f"a tuple for parts, or np.stack(…) for one array ({RULE})"
+        )
+    return tuple(half)
+
+
+def _put(row: int, values: Sequence[np.ndarray], columns: list[np.ndarray], where: str) -> None:
+    """Put an example's arrays into the columns, which become wider if they must."""
+    for place, (column, value) in enumerate(zip(columns, values, strict=True)):
+        if value.shape != column.shape[1:]:
+            raise DataError(
+                f"{where}: item {row} has shape {value.shape}; item 0 has {column.shape[1:]}; "
+                f"expected one shape ({RULE})"
+            )
+        wide = np.result_type(column.dtype, value.dtype)
+        if wide != column.dtype:  # as where a list of numbers begins with a whole one
+            columns[place] = column.astype(wide)
+        columns[place][row] = value

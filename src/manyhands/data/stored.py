@@ -247,6 +247,11 @@ class Stored:
         like = Split(x, y, classes=about.classes, normalise=about.normalise, dtype=self._dtype)
         return like.batch(np.arange(count))
 
+    def given_row(self, part: str, row: int) -> int:
+        """Return the row that the user gave an example in, where a limit has left only some."""
+        limited = part == "train" and IDS in self._arrays and not self.about.ids
+        return int(self._arrays[IDS][row]) if limited else row
+
     def record(self) -> dict[str, object]:
         """Return what a run's record says about its data."""
         about = asdict(self.about)

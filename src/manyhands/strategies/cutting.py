@@ -43,7 +43,7 @@ class Block(NamedTuple):
         return list(dict.fromkeys(found))
 
 
-def blocks(model: nn.Module) -> list[Block]:
+def blocks(model: nn.Module, strategy: str = "pipeline") -> list[Block]:
     """Return the blocks of a model, in the order in which data passes through them.
 
     Raises:
@@ -51,18 +51,18 @@ def blocks(model: nn.Module) -> list[Block]:
             not hold every parameter exactly once.
     """
     found: list[Block] = []
-    for place, (name, module) in enumerate(_chain(model)):
+    for place, (name, module) in enumerate(_chain(model, strategy)):
         begins = any(p.requires_grad for p in module.parameters())
         if not found or (begins and found[-1].parameters()):
             found.append(Block(name, []))
         elif begins:  # before it came only what has no parameters
             found[-1] = Block(name, found[-1].modules)
         found[-1].modules.append((place, module))
-    _check(model, found)
+    _check(model, found, strategy)
     return found
 
 
-def _chain(model: nn.Module) -> list[tuple[str, nn.Module]]:
+def _chain(model: nn.Module, strategy: str) -> list[tuple[str, nn.Module]]:
     if hasattr(model, "stages"):
         names = {id(part): name for name, part in (*_layers(model), *model.named_modules())}
         stages: Callable[[], Sequence[nn.Module]] = model.stages  # type: ignore[assignment]
@@ -72,7 +72,7 @@ def _chain(model: nn.Module) -> list[tuple[str, nn.Module]]:
     if isinstance(model, nn.Sequential):
         return list(model._modules.items())  # also what comes twice
     raise ConfigError(
-        f"the model is a {type(model).__name__}, which pipeline cannot cut: expected an "
+        f"the model is a {type(model).__name__}, which {strategy} cannot cut: expected an "
         "nn.Sequential, or a method stages() that returns its modules in the order in which data "
         "passes through them, each taking one tensor and giving one"
     )
@@ -84,14 +84,14 @@ def _layers(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
         yield name.rpartition(".")[0] or name, p
 
 
-def _check(model: nn.Module, found: Sequence[Block]) -> None:
+def _check(model: nn.Module, found: Sequence[Block], strategy: str) -> None:
     """Refuse parameters that belong to no block, or to two."""
     owner: dict[int, str] = {}
     for block in found:
         for p in block.parameters():
             if id(p) in owner:
                 raise ConfigError(
-                    f"{owner[id(p)]} and {block.name} share a weight, and pipeline may put them "
+                    f"{owner[id(p)]} and {block.name} share a weight, and {strategy} may put them "
                     "into two processes; untie them, or let one stage of stages() hold both"
                 )
             owner[id(p)] = block.name

@@ -12,7 +12,7 @@ from manyhands.strategies.schedule import Kind, chunks
 from manyhands.strategies.strategy import Exposure, Strategy, Supports
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from manyhands.comm import Communicator
     from manyhands.config import RunConfig
@@ -164,6 +164,12 @@ class Pipeline(Strategy):
                     f"cut names {name!r}; expected {', '.join(WAYS)} or layers of the model: "
                     f"{', '.join(dict.fromkeys(tops))}.{nearest(name, [*tops, *WAYS])}"
                 )
+
+    def check_module(self, module: nn.Module) -> None:
+        """Refuse a module that is no chain of layers."""
+        from manyhands.strategies.cutting import blocks
+
+        blocks(module, self.name)
 
     def processes(self, workers: int) -> int:
         """Return the stages of all pipelines, by RPC with a driver for each."""

@@ -152,7 +152,7 @@ class Slice(Portion):
     """
 
     def __init__(self, whole: Replica, team: Team, reached: Sequence[bool]) -> None:
-        chain = [entry for block in blocks(whole.module) for entry in block.modules]
+        chain = [entry for block in blocks(whole.module, "tensor") for entry in block.modules]
         children, pieces = sliced(chain, team)
         self.team, self.first = team, team.group.rank == 0
         self.held = [pieces.get(id(p), Held(p)) for _, p in whole.named]

@@ -11,7 +11,7 @@ from manyhands.errors import ConfigError, WorkerError
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from torch import Tensor
+    from torch import Tensor, nn
     from torch.optim import Optimizer
     from typing_extensions import Self
 
@@ -176,6 +176,9 @@ class Strategy(Protocol):
 
     def check_model(self, *, layers: Sequence[str]) -> None:
         """Refuse a model that cannot be trained this way; `layers` names those with parameters."""
+
+    def check_module(self, module: nn.Module) -> None:
+        """Refuse a user's module that cannot be trained this way, before workers are started."""
 
     def check_data(self, features: Form, targets: Form) -> None:
         """Refuse batches of several tensors where one is all that can be taken."""

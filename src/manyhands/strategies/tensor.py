@@ -13,7 +13,7 @@ from manyhands.strategies.strategy import Strategy, Supports
 from manyhands.strategies.sync import AllReduce
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from manyhands.comm import Communicator
     from manyhands.config import RunConfig
@@ -88,6 +88,12 @@ class TensorParallel(Strategy):
                 "tensor cuts layers, so the optimizer must treat every number alone; expected sgd, "
                 "adam or adamw"
             )
+
+    def check_module(self, module: nn.Module) -> None:
+        """Refuse a module that is no chain of layers."""
+        from manyhands.strategies.cutting import blocks
+
+        blocks(module, self.name)
 
     def processes(self, workers: int) -> int:
         """Return the processes of all teams."""

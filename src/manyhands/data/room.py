@@ -1,0 +1,96 @@
+"""How much memory and disk is left, so that data that does not fit is refused before it is read."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from manyhands.errors import DataError
+
+_PROC = Path("/proc")
+_CGROUPS = Path("/sys/fs/cgroup")
+# Of a control group: its limit, what is used of it, and where version 1 has its folders.
+_VERSIONS = (
+    ("memory.max", "memory.current", ""),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory"),
+)
+
+
+def expect_memory(needed: int, what: str) -> None:
+    """Refuse to read `what` where it takes more memory than is available.
+
+    Raises:
+        DataError: With both numbers.
+    """
+    free = free_memory()
+    if free is not None and needed > free:
+        raise DataError(
+            f"{what} takes {size(needed)} of memory, but {size(free)} is available; use a larger "
+            "machine or fewer examples, or stream shards (`manyhands prepare`, --stream)"
+        )
+
+
+def expect_disk(needed: int, folder: Path, what: str) -> None:
+    """Refuse to copy `what` into a folder that has no room for it.
+
+    Raises:
+        DataError: With both numbers and the folder.
+    """
+    there = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
+    free = shutil.disk_usage(there).free
+    if needed > free:
+        raise DataError(
+            f"{what} takes {size(needed)} in {there}, which has {size(free)} free; make room, or "
+            "set TMPDIR to a larger disk"
+        )
+
+
+def free_memory() -> int | None:
+    """Return the bytes that this process can still take; None where the system does not say."""
+    return min([*_of_system(), *_of_groups()], default=None)
+
+
+def size(count: int) -> str:
+    """Return a number of bytes for people.
+
+    >>> size(512), size(5_800_000), size(5_900_000_000)
+    ('512 B', '5.8 MB', '5.9 GB')
+    """
+    units = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
+    return next(
+        (f"{count / unit:.1f} {name}" for unit, name in units if count >= unit), f"{count} B"
+    )
+
+
+def _of_system() -> Iterator[int]:
+    with suppress(OSError, ValueError, IndexError):
+        for line in (_PROC / "meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                yield int(line.split()[1]) * 1024
+
+
+def _of_groups() -> Iterator[int]:
+    """Yield what is left in each control group that this process is in, such as a container's."""
+    lines: list[str] = []
+    with suppress(OSError):
+        lines = (_PROC / "self" / "cgroup").read_text().splitlines()
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        for limit, used, base in _VERSIONS:
+            if (base or "") not in controllers.split(","):
+                continue
+            root = _CGROUPS / base
+            for folder in (root / path.lstrip("/"), *(root / path.lstrip("/")).parents):
+                with suppress(OSError, ValueError):  # "max": no limit
+                    most = int((folder / limit).read_text())
+                    yield most - int((folder / used).read_text()) + _cached(folder)
+                if folder == root:
+                    break
+
+
+def _cached(folder: Path) -> int:
+    """Return the bytes of files that a control group keeps in memory, and gives back first."""
+    fields = (line.split() for line in (folder / "memory.stat").read_text().splitlines())
+    return sum(int(value) for name, value in fields if name in ("active_file", "inactive_file"))
