@@ -30,9 +30,11 @@ from manyhands.allreduce import ALGORITHMS, Metered, cost
 from manyhands.allreduce.buffers import Array
 from manyhands.errors import ConfigError, LaunchError
 from manyhands.mpis import command, find_mpi
+from manyhands.ranges import PROCESSES
 
 Record = dict[str, Any]
 _UNITS = {"": 1, "B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
+_LARGEST = 1 << 36  # bytes that one all-reduce may have
 _SECONDS = 0.2  # for one algorithm at one size, within the limits on repeats
 _REPEATS = (7, 600)
 _GATHERING = ("naive", "allgather")  # need P n bytes on each of P processes
@@ -53,10 +55,13 @@ def parse_sizes(text: str) -> list[int]:
 
 
 def _nbytes(part: str, text: str) -> int:
-    found = re.fullmatch(r"\s*(\d+)\s*([KMG]?B?)\s*", part.upper())
+    found = re.fullmatch(r"\s*(\d{1,15})\s*([KMG]?B?)\s*", part.upper())
     if not found or found[2] not in _UNITS or int(found[1]) == 0:
         raise ConfigError(f"sizes is {text!r}; expected such as 1KB..64MB or 4KB,1MB")
-    return int(found[1]) * _UNITS[found[2]]
+    size = int(found[1]) * _UNITS[found[2]]
+    if size > _LARGEST:
+        raise ConfigError(f"sizes is {text!r}; expected {size_name(_LARGEST)} or less")
+    return size
 
 
 def size_name(nbytes: int) -> str:
@@ -104,7 +109,7 @@ def measure(
 ) -> list[Record]:
     """Start one group for each number of workers, and return all of their records."""
     parse_sizes(sizes)
-    validate.at_least(1, **{"workers": min(workers)})
+    PROCESSES.check("workers", workers)
     for name in algorithms:
         validate.one_of(ALGORITHMS, algorithms=name)
     records: list[Record] = []

@@ -214,7 +214,7 @@ def _metrics(given: Any) -> list[Any]:
     labels = [_label(each) for each in found]
     for one in found:
         known = not isinstance(one, str) or one in METRICS or ":" in one
-        if not known and not re.fullmatch(r"top-\d+", one):
+        if not known and not re.fullmatch(r"top-[1-9]\d{0,5}", one):
             raise ConfigError(
                 f"metric is {one!r}; expected {', '.join(METRICS)} with a number K, "
                 f"package.module:function or a function.{nearest(one, METRICS)}"

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from manyhands import validate
 from manyhands.checkpoint import (
     FOLDER,
     MISUNDERSTOOD,
@@ -27,6 +26,7 @@ from manyhands.checkpoint import (
 from manyhands.errors import ConfigError, DataError
 from manyhands.lifecycle import optimizer_states, restore_optimizer
 from manyhands.meeting import agreed
+from manyhands.ranges import COUNT
 
 if TYPE_CHECKING:
     from manyhands.userloop import UserLoop
@@ -107,7 +107,7 @@ def _tensors(loop: UserLoop) -> dict[str, torch.Tensor]:
 
 def _check_folder(loop: UserLoop, folder: Path, keep: int) -> None:
     """Refuse a folder where `load` would go on from what another loop has left."""
-    validate.at_least(1, keep=keep)
+    COUNT.check("keep", keep)
     last = max(steps_in(folder), default=0)
     if last > loop.step and folder.resolve() not in loop.folders:
         raise ConfigError(

@@ -16,8 +16,9 @@ from manyhands.calibrating import DECIDING, calibrate
 from manyhands.errors import ConfigError
 from manyhands.forecast import Calibration, Network, parse_bandwidth, parse_latency, telling
 from manyhands.optimizers import OPTIMIZERS
-from manyhands.options import configure, options
+from manyhands.options import check_number, configure, options
 from manyhands.prospects import Case, best, rows, variants
+from manyhands.ranges import PROCESSES
 from manyhands.record import cores, write_json
 from manyhands.strategies import STRATEGIES
 from manyhands.surroundings import group_size
@@ -102,6 +103,7 @@ def predict(
     """
     validate.one_of(("strong", "weak"), scaling=scaling)
     given = {name: value for name, value in given.items() if value is not None}
+    tried = counts(workers)
     names = _names(strategies)
     own, shared = _split(given, names)
     network = _network(latency, bandwidth, per_host)
@@ -122,7 +124,7 @@ def predict(
         batch_size=shared.get("batch_size") or known.options["batch_size"],
         epochs=shared.get("epochs") or options()["epochs"].default,
     )
-    found, missing = rows(asked, case, counts(workers))
+    found, missing = rows(asked, case, tried)
     return Prediction(tuple(found), tuple(missing), case)
 
 
@@ -152,11 +154,12 @@ def _names(strategies: str | Sequence[str] | None) -> list[str]:
 
 
 def _split(given: Mapping[str, Any], names: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the options of the strategies, and those of every run."""
+    """Return the options of the strategies, and those of every run; refuse senseless numbers."""
     table = options()
     for name in given:
         if name not in table:
             raise ConfigError(f"unknown option {name!r}; expected options of `manyhands predict`")
+        check_number(name, given[name])
     of = {name: set(table[name].owners) & set(STRATEGIES) for name in given}
     for name, owners in of.items():
         if owners and not owners & set(names):
@@ -177,17 +180,19 @@ def _network(latency: str | None, bandwidth: str | None, per_host: int | None) -
     return Network(
         latency=parse_latency(latency),
         bandwidth=parse_bandwidth(bandwidth),
-        per_host=per_host or 1,
+        per_host=1 if per_host is None else per_host,
     )
 
 
 def counts(workers: int | Sequence[int] | None) -> list[int]:
     """Return the numbers of workers: those given, or 1, 2, 4 … up to the one given."""
     if workers is not None and not isinstance(workers, int):
-        validate.at_least(1, workers=min(workers, default=0))
+        if not workers:
+            raise ConfigError("workers is an empty list; expected at least one number")
+        PROCESSES.check("workers", list(workers))
         return sorted(set(workers))
     most = cores() if workers is None else workers
-    validate.at_least(1, workers=most)
+    PROCESSES.check("workers", most)
     return sorted({1 << i for i in range(most.bit_length()) if 1 << i <= most} | {most})
 
 

@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from manyhands import validate
 from manyhands.errors import ConfigError
 from manyhands.flags import several, takes_options
 from manyhands.progress import said
+from manyhands.ranges import Range
 
 
 @partial(takes_options, flag=several, without=("strategy", "name", "resume", "hosts"))
@@ -125,6 +125,7 @@ def report(
     """Build the report again, from the records alone."""
     if not folders:
         raise ConfigError("no folder is given; expected a sweep's or a run's")
+    Range(1024, 65535).check("port", port)
     if watch:
         _watch(folders, output, pdf, port)
         return
@@ -143,7 +144,6 @@ def _watch(folders: tuple[Path, ...], output: Path | None, pdf: bool, port: int 
         raise ConfigError(
             f"{unused} is given with watch, which writes nothing; leave one of them out"
         )
-    validate.between(1024, 65535, port=port)
     from manyhands.watching import watch
 
     watch(folders, port or 0, partial(print, flush=True))

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from manyhands.dealing import Worth
 from manyhands.errors import ConfigError
+from manyhands.ranges import NON_NEGATIVE, POSITIVE
 from manyhands.replica import Replica
 
 if TYPE_CHECKING:
@@ -73,6 +74,8 @@ class UserLoop:
     def do(self, examples: float | None, clip_norm: float | None) -> None:
         """Do one update with the gradients that are there."""
         self.check_home()
+        NON_NEGATIVE.check("examples", examples)
+        POSITIVE.check("clip_norm", clip_norm)
         size, worths = self.comm.size, self._worths
         worth, self._worths = (worths[-1] if worths else None), []
         if size == 1:
