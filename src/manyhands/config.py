@@ -40,6 +40,8 @@ MODELS = {
     "mlp6": ("fc1", "fc2", "fc3", "fc4", "fc5", "fc6"),
     "tanh-cnn": ("conv1", "conv2", "fc1", "fc2"),
 }
+# The convolutional ones take square pictures; the least height and width of these, in pixels.
+SMALLEST_PICTURES = {"cnn": 20, "tanh-cnn": 16}
 LOSSES = ("cross-entropy", "nll", "mse", "mae", "bce")
 METRICS = ("accuracy", "top-K", "f1", "mse", "mae", "auroc")
 SCHEDULES = ("constant", "linear", "cosine", "step")

@@ -5,10 +5,8 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
-import math
 import os
 import shutil
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -17,11 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from manyhands import checkpoint as checkpoints
-from manyhands import forms, launch, mpis, resuming
+from manyhands import launch, mpis, preflight, resuming
 from manyhands.config import RunConfig
 from manyhands.data import store
-from manyhands.data.shards import row_groups
-from manyhands.data.stored import About, Stored
 from manyhands.errors import ConfigError, ManyhandsError, ShortHandedError, WorkerError
 from manyhands.job import Job, join
 from manyhands.meeting import asked, expect_shared, host_leader
@@ -31,7 +27,6 @@ from manyhands.privacy.terms import UNSAID, Terms, statement
 from manyhands.progress import Progress
 from manyhands.record import SCHEMA, cores, write_json
 from manyhands.refusals import check_torch
-from manyhands.sharing import plan, streamed
 
 if TYPE_CHECKING:
     from torch import nn
@@ -63,9 +58,7 @@ class Run:
         folder = launch.private_folder()
         try:
             # Everything that can be refused is refused before anything is written.
-            stored = store(self.data, folder / "data", stream=config.stream is not None)
-            _check_plan(stored, config)
-            self._check_model(stored)
+            stored = self._checked(folder / "data", stream=config.stream is not None)
             if config.device == "cuda" and not config.places:
                 from manyhands.gpus import expect_cuda
 
@@ -87,26 +80,19 @@ class Run:
             shutil.rmtree(folder, ignore_errors=True)
         return json.loads((output / "run.json").read_text()), output
 
-    def _check_model(self, stored: Path) -> None:
-        """Refuse a user's model that cannot take the data's shape, before anybody is started.
+    def _checked(self, folder: Path, *, stream: bool) -> Path:
+        """Store the data; refuse what does not fit it. Returns where it lies."""
+        stored = store(self.data, folder, stream=stream)
+        preflight.check(self, stored)
+        return stored
 
-        Where it may be meant otherwise, or the launcher has no use for torch, the workers tell.
-        """
-        torch, loss = sys.modules.get("torch"), self.loss
-        mine = isinstance(self.model, str) or (loss is not None and forms.takes_model(loss))
-        if torch is None or mine or self.config.device != "cpu" or About.read(stored).streamed:
-            return
-        from manyhands.tasks import try_shapes
-
+    def check(self) -> None:
+        """Refuse what a run with these options would, without starting it."""
+        folder = launch.private_folder()
         try:
-            with torch.random.fork_rng([]):
-                module = self.build((), 0)
-        except Exception:  # told by the workers, with its traceback
-            return
-        if isinstance(module, torch.nn.Module):
-            whole = self.config.strategy.supports.whole_batches
-            rows = math.ceil(self.config.batch_size / (1 if whole else self.config.workers))
-            try_shapes(module, Stored.open(stored, dtype=self.config.dtype), rows)
+            self._checked(folder / "data", stream=self.config.stream is not None)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _watched(self, job: Job, folder: Path, bar: Progress) -> None:
         """Launch; where a worker died and that was asked for, again from the last checkpoint."""
@@ -194,9 +180,7 @@ class Run:
             # One process of each host stores the data; the others of the host map the same files.
             stream = self.config.stream is not None
             stored = asked(
-                group,
-                lambda: str(store(self.data, folder / "data", stream=stream)),
-                leader=leader,
+                group, lambda: str(self._checked(folder / "data", stream=stream)), leader=leader
             )
             output, name = json.loads(
                 asked(group, lambda: json.dumps([str(part) for part in self._output()]))
@@ -303,23 +287,6 @@ def _settled(config: RunConfig, values: dict[str, Any]) -> RunConfig:
     run = {name: value for name, value in values.items() if name not in own}
     strategy: Any = config.strategy
     return dataclasses.replace(config, strategy=dataclasses.replace(strategy, **own), **run)
-
-
-def _check_plan(stored: Path, config: RunConfig) -> None:
-    """Refuse data that cannot be divided as asked."""
-    import numpy as np
-
-    about = About.read(stored)
-    if config.privacy:
-        config.privacy.check_data(about.learned)
-    if about.streamed:
-        streamed(config, row_groups(Path(about.streamed)), rank=0)
-        return
-    examples = min(about.train, config.limit or about.train)
-    labels = np.load(stored / "train_y.npy", mmap_mode="r")[:examples] if about.classes else None
-    labels = labels if labels is None or labels.ndim == 1 else None
-    config.strategy.check_data(about.features, about.targets)
-    plan(config, examples=examples, rank=0, labels=labels)
 
 
 def _own(model: Any) -> Any:
