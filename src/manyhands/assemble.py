@@ -17,6 +17,7 @@ from torch import nn
 
 from manyhands import forms, gpus, rate, slowing, tasks, tune
 from manyhands._version import __version__
+from manyhands.agreement import expect_same_model
 from manyhands.allocating import keep_freed
 from manyhands.augmenting import Augment
 from manyhands.backward import wake
@@ -72,6 +73,7 @@ def worker(job: Job, comm: MPI.Comm | Communicator, folder: Path) -> tuple[Worke
     rank = strategy.follows(comm.rank, config.workers)
     plan = planned_for(config, data, rank)
     replica = _replica(job, data, device)
+    expect_same_model(replica.module, group)
     strategy.check_model(layers=[layer.name for layer in replica.layers])
     strategy.check_data(data.about.features, data.about.targets)
     decays = _decaying(config.no_decay, replica)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from manyhands.agreement import expect_same_model
 from manyhands.dealing import Worth
 from manyhands.errors import ConfigError
 from manyhands.ranges import NON_NEGATIVE, POSITIVE
@@ -189,9 +190,8 @@ def _compare(
     module: nn.Module, optimizer: torch.optim.Optimizer, config: RunConfig, group: Communicator
 ) -> None:
     """Refuse a group whose workers bring different things. Collective."""
+    expect_same_model(module, group)
     mine = {
-        "model": [[n, list(p.shape), str(p.dtype)] for n, p in module.named_parameters()],
-        "buffers": [[n, list(b.shape), str(b.dtype)] for n, b in module.named_buffers()],
         "optimizer": type(optimizer).__name__,
         "learning rates": [float(g.get("lr", 0.0)) for g in optimizer.param_groups],
         "optimizer's state": [list(t.shape) for t in _state(optimizer)],
