@@ -98,6 +98,8 @@ def _say_comparison(found: Any) -> None:
         one = best["strategy"] == "sequential"
         name = best["label"] if one else f"{best['label']} × {best['workers']}"
         console.print(f"[bold]best: {escape(name)}[/bold], {', '.join(parts)}")
+    for doubt in found.table.doubts:
+        console.print(f"[yellow]{escape(doubt)}[/yellow]")
     for name, message in found.failed.items():
         console.print(f"[red]failed: {escape(name)}[/red]: {escape(message)}")
     console.print(f"report: {escape(str(found.report))}")
