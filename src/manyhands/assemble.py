@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from fnmatch import fnmatchcase
 from functools import partial
@@ -15,8 +16,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from manyhands import atomic, forms, gpus, rate, slowing, tasks, tune
+from manyhands import atomic, forms, gpus, halves, rate, slowing, tasks, tune
 from manyhands._version import __version__
+from manyhands.agreement import expect_same_model
 from manyhands.allocating import keep_freed
 from manyhands.augmenting import Augment
 from manyhands.backward import wake
@@ -73,6 +75,7 @@ def worker(job: Job, comm: MPI.Comm | Communicator, folder: Path) -> tuple[Worke
     rank = strategy.follows(comm.rank, config.workers)
     plan = planned_for(config, data, rank)
     replica = _replica(job, data, device)
+    expect_same_model(replica.module, group)
     strategy.check_model(layers=[layer.name for layer in replica.layers])
     strategy.check_data(data.about.features, data.about.targets)
     decays = _decaying(config.no_decay, replica)
@@ -80,6 +83,7 @@ def worker(job: Job, comm: MPI.Comm | Communicator, folder: Path) -> tuple[Worke
     batch = data.train.batch(_indices(config, plan))
     waking.join()  # here: two first backward passes at once would both make a forked engine anew
     metrics = tasks.metrics(job, replica, data, batch)
+    unlike = _unlike_halves(config, replica, batch) if comm.rank == 0 else ""
     sampler, mechanism = None, None
     if isinstance(plan, Plan) and config.privacy:
         sampler, mechanism = protect(config, plan, replica, batch, group)
@@ -117,6 +121,7 @@ def worker(job: Job, comm: MPI.Comm | Communicator, folder: Path) -> tuple[Worke
     )
     if comm.rank == 0:
         lead(job, made, folder)
+        _announce_warning(made, unlike)
     # Dropout must differ between workers; initial weights, drawn before this line, must not.
     if not config.privacy:
         seed = np.random.SeedSequence([config.seed, comm.rank]).generate_state(1)[0]
@@ -143,6 +148,20 @@ def lead(job: Job, worker: Worker, folder: Path) -> None:
     worker.announce = worker.announce or _Announcer(folder / EVENTS_FILE)
     worker.callbacks = worker.callbacks or list(job.callbacks)
     worker.keep_best = partial(_save_best, Path(job.output))
+
+
+def _unlike_halves(config: RunConfig, replica: Replica, batch: tuple[Tree, Tree]) -> str:
+    """Return a warning where the loss changes because the run computes it on parts of a batch."""
+    parts = halves.pieces(config)
+    found = None if parts == 1 or config.privacy else halves.compare(replica, batch)
+    return halves.warning(tasks.called(replica.loss), found, parts) if found else ""
+
+
+def _announce_warning(worker: Worker, text: str) -> None:
+    """Tell the launcher, and whoever reads this process's own messages."""
+    if text and worker.announce:
+        worker.announce({"warning": text})
+        print(f"manyhands: {text}", file=sys.stderr)
 
 
 def _save_best(output: Path, replica: Replica, params: torch.Tensor) -> None:

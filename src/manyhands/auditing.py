@@ -34,6 +34,7 @@ from manyhands.privacy.canaries import (
     directions,
     least_squares,
 )
+from manyhands.ranges import whole
 from manyhands.record import write_json
 from manyhands.result import Result
 
@@ -169,8 +170,8 @@ def audit(
         progress: Show a progress bar; by default on a terminal.
     """
     validate.one_of(get_args(Kind), kind=kind)
+    whole(100, 1_000_000).check("canaries", canaries)
     canaries = canaries or {"gradients": 10_000, "examples": 1_000}[kind]
-    validate.at_least(100, canaries=canaries)
     chosen = {name: value for name, value in given.items() if value is not None}
     _refuse_own(chosen)
     if chosen.get("epsilon") is None and chosen.get("noise_multiplier") is None:

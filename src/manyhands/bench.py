@@ -31,6 +31,7 @@ from manyhands.leftovers import kill_starters
 from manyhands.meeting import compare_versions, surrounding
 from manyhands.mpis import command, find_mpi, load_matching
 from manyhands.place import host, kernel
+from manyhands.ranges import PROCESSES
 from manyhands.scratch import private_folder
 from manyhands.surroundings import group_size
 
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 Record = dict[str, Any]
 _UNITS = {"": 1, "B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
+_LARGEST = 1 << 36  # bytes that one all-reduce may have
 _SECONDS = 0.2  # for one algorithm at one size, within the limits on repeats
 _REPEATS = (7, 600)
 _GATHERING = ("naive", "allgather")  # need P n bytes on each of P processes
@@ -61,10 +63,13 @@ def parse_sizes(text: str) -> list[int]:
 
 
 def _nbytes(part: str, text: str) -> int:
-    found = re.fullmatch(r"\s*(\d+)\s*([KMG]?B?)\s*", part.upper())
+    found = re.fullmatch(r"\s*(\d{1,15})\s*([KMG]?B?)\s*", part.upper())
     if not found or found[2] not in _UNITS or int(found[1]) == 0:
         raise ConfigError(f"sizes is {text!r}; expected such as 1KB..64MB or 4KB,1MB")
-    return int(found[1]) * _UNITS[found[2]]
+    size = int(found[1]) * _UNITS[found[2]]
+    if size > _LARGEST:
+        raise ConfigError(f"sizes is {text!r}; expected {size_name(_LARGEST)} or less")
+    return size
 
 
 def size_name(nbytes: int) -> str:
@@ -157,8 +162,9 @@ def measure(
 
 
 def _count(part: str, workers: str | None) -> int:
-    if not part.strip().isdecimal() or int(part) < 1:
+    if not part.strip().isdecimal():
         raise ConfigError(f"workers is {workers!r}; expected sizes of groups such as 2,4,8")
+    PROCESSES.check("workers", int(part))
     return int(part)
 
 

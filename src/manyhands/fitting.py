@@ -7,11 +7,12 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from manyhands import forms, outputs, resuming
+from manyhands import forms, initial, outputs, resuming
 from manyhands.callbacks import EVENTS
 from manyhands.config import METRICS, MODELS, RunConfig
 from manyhands.errors import ConfigError, ManyhandsError, nearest
@@ -126,29 +127,22 @@ def _prepare(
         given = resuming.options(checkpoint, folder, given)
     elif given.get("output") is not None and not group_rank():
         outputs.check(Path(given["output"]).absolute())  # before anything that takes long
-    if given.get("workers") == "auto":
-        from manyhands.predicting import choose_workers
-
-        given["workers"] = choose_workers(model, data, given, loss=loss, say=_warn)
-    config = configure(given)
+    automatic = given.get("workers") == "auto"
+    config = configure({**given, "workers": 1} if automatic else given)
     if config.privacy:
         expect_library()
-    if checkpoint:
-        resuming.expect_all(checkpoint, config)
-        if "planned" in resuming.event(checkpoint, config):
-            _warn("the learning rate follows the new length of the run from here on")
     if isinstance(config.loss, str) and ":" in config.loss:
         loss = factory(config.loss, "loss")
     if callable(loss) and forms.takes_model(loss):
         _check_model_loss(config, _label(loss))
     metrics = metrics or _metrics(config.metric)
     if config.init:
-        _check_init(Path(config.init))
+        initial.read_shapes(Path(config.init))
     model = config.model if model is None else model
     if isinstance(model, str) and ":" not in model:
         _check_model_name(model)
         config.strategy.check_model(layers=MODELS[model])
-    return Run(
+    run = Run(
         config=config,
         model=_model(model),
         data=config.data if data is None else data,
@@ -160,6 +154,13 @@ def _prepare(
         command=command or _command(),
         checkpoint=checkpoint,
     )
+    if automatic:
+        run = _with_measured_workers(run, model, data, given)
+    if checkpoint:
+        resuming.expect_all(checkpoint, run.config)
+        if "planned" in resuming.event(checkpoint, run.config):
+            _warn("the learning rate follows the new length of the run from here on")
+    return run
 
 
 def _model(given: Any) -> Any:
@@ -173,18 +174,15 @@ def _model(given: Any) -> Any:
     return portable(given)
 
 
-def _check_init(path: Path) -> None:
-    """Refuse weights that are not there, or that torch.save wrote: unpickling runs their code."""
-    if not path.is_file():
-        raise ConfigError(f"init is {str(path)!r}; there is no such file")
-    with path.open("rb") as file:
-        head = file.read(9)
-    # The length of a safetensors header may begin like either; its JSON follows the eighth byte.
-    if head[:2] in (b"PK", b"\x80\x02") and head[8:] != b"{":
-        raise ConfigError(
-            f"init is {str(path)!r}, a file of torch.save; expected safetensors: "
-            "safetensors.torch.save_file(model.state_dict(), path)"
-        )
+def _with_measured_workers(run: Run, model: Any, data: Any, given: dict[str, Any]) -> Run:
+    """Return the run with the number of workers that measuring finds to be the fastest."""
+    from manyhands.predicting import choose_workers, expect_measurable
+
+    expect_measurable(run.config)
+    run.check()  # what the run itself would refuse, before minutes of measuring
+    loss = given.get("loss") if run.loss is None else run.loss
+    workers = choose_workers(model, data, given, run.config, loss=loss, say=_warn)
+    return replace(run, config=configure({**given, "workers": workers}))
 
 
 def _check_model_name(model: str) -> None:
@@ -234,7 +232,7 @@ def _metrics(given: Any) -> list[Any]:
     labels = [_label(each) for each in found]
     for one in found:
         known = not isinstance(one, str) or one in METRICS or ":" in one
-        if not known and not re.fullmatch(r"top-\d+", one):
+        if not known and not re.fullmatch(r"top-[1-9]\d{0,5}", one):
             raise ConfigError(
                 f"metric is {one!r}; expected {', '.join(METRICS)} with a number K, "
                 f"package.module:function or a function.{nearest(one, METRICS)}"

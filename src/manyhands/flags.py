@@ -43,7 +43,7 @@ def several(option: Option) -> inspect.Parameter:
     choices = get_args(option.type) if get_origin(option.type) is Literal else ()
     told = f": {', '.join(map(str, choices))}" if choices else ""
     default = "1,2,4 … up to the cores" if option.name == "workers" else option.default
-    return single(replace(option, help=option.help + told, type=str, default=default))
+    return single(replace(option, help=option.help + told, type=str, default=default, within=None))
 
 
 def takes_options(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -77,7 +78,7 @@ def several_counts(workers: str | None) -> int | list[int] | None:
     if workers is None:
         return None
     parts = workers.split(",")
-    if not all(part.strip().isdigit() for part in parts):
+    if not all(re.fullmatch(r"\d{1,9}", part.strip()) for part in parts):
         raise ConfigError(f"workers is {workers!r}; expected a number such as 64, or 1,3,5")
     numbers = [int(part) for part in parts]
     return numbers if len(numbers) > 1 else numbers[0]

@@ -115,7 +115,7 @@ def read(path: str) -> tuple[tuple[str, int], ...]:
 def _slot(option: str, text: str) -> tuple[str, int]:
     name, _, count = text.partition(":")
     count = count or "1"
-    if not _NAME.fullmatch(name) or not count.isdigit() or int(count) < 1:
+    if not _NAME.fullmatch(name) or not re.fullmatch(r"0*[1-9]\d{0,4}", count):
         raise ConfigError(f"{option} has {text!r}; expected names with processes: node1:4,node2:4")
     return name, int(count)
 

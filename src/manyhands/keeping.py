@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from manyhands import lock, outputs, validate
+from manyhands import lock, outputs
 from manyhands.checkpoint import (
     MISUNDERSTOOD,
     Checkpoint,
@@ -29,6 +29,7 @@ from manyhands.lifecycle import optimizer_states, restore_optimizer
 from manyhands.lock import Member
 from manyhands.meeting import agreed, asked
 from manyhands.outputs import Claim
+from manyhands.ranges import COUNT
 
 if TYPE_CHECKING:
     from manyhands.userloop import UserLoop
@@ -124,7 +125,7 @@ def _tensors(loop: UserLoop) -> dict[str, torch.Tensor]:
 
 def _check_folder(loop: UserLoop, folder: Path, keep: int) -> None:
     """Refuse a folder where `load` would go on from what another loop has left."""
-    validate.at_least(1, keep=keep)
+    COUNT.check("keep", keep)
     last = max(steps_in(folder), default=0)
     if last > loop.step and folder.resolve() not in loop.folders:
         raise ConfigError(

@@ -25,10 +25,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from manyhands import signals, validate
+from manyhands import signals
 from manyhands.errors import ConfigError, LaunchError
 from manyhands.hosts import LAB
 from manyhands.launch import end_with_parent
+from manyhands.ranges import whole
 
 INTERFACE = "eth0"
 _NAMESPACES = ("--user", "--map-root-user", "--net", "--mount", "--uts", "--ipc", "--pid")
@@ -52,9 +53,8 @@ class Lab:
     bandwidth: int | None = None
 
     def __post_init__(self) -> None:
-        validate.at_least(1, hosts=self.hosts, workers_per_host=self.slots)
-        if self.hosts > 200:
-            raise ConfigError(f"hosts is {self.hosts}; expected at most 200")
+        whole(1, 200).check("hosts", self.hosts)
+        whole(1, 1024).check("workers_per_host", self.slots)
 
     @property
     def names(self) -> list[str]:
@@ -64,7 +64,7 @@ class Lab:
 
 def parse_bandwidth(text: str) -> int:
     """Read "100Mbit", "1Gbit" or "512kbit" as bits per second."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kMG])bit", text.strip())
+    found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)\s*([kMG])bit", text.strip())
     bits = round(float(found[1]) * {"k": 10**3, "M": 10**6, "G": 10**9}[found[2]]) if found else 0
     if bits < 1000:
         raise ConfigError(f"bandwidth is {text!r}; expected such as 100Mbit, 1Gbit or 512kbit")

@@ -8,12 +8,12 @@ named parameters instead.
 from __future__ import annotations
 
 import inspect
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from manyhands import validate
 from manyhands.errors import ConfigError
+from manyhands.ranges import NON_NEGATIVE, POSITIVE, Range, check_declared, option
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -30,6 +30,7 @@ _LR = (
     "and 0.02 for sgd"
 )
 _DECAY = "weight decay"
+_MOMENTUM = Range(0.0, 1.0, whole=False, below=True)  # at 1 no gradient is ever forgotten
 
 
 @dataclass(frozen=True)
@@ -37,14 +38,13 @@ class SGD:
     """Stochastic gradient descent, with momentum if asked for."""
 
     name: ClassVar[str] = "sgd"
-    lr: float = field(default=0.02, metadata={"help": _LR})
-    momentum: float = field(default=0.9, metadata={"help": "momentum of SGD"})
-    nesterov: bool = field(default=False, metadata={"help": "Nesterov's momentum"})
-    weight_decay: float = field(default=0.0, metadata={"help": _DECAY})
+    lr: float = option(0.02, _LR, POSITIVE)
+    momentum: float = option(0.9, "momentum of SGD", _MOMENTUM)
+    nesterov: bool = option(False, "Nesterov's momentum")
+    weight_decay: float = option(0.0, _DECAY, NON_NEGATIVE)
 
     def __post_init__(self) -> None:
-        validate.positive(lr=self.lr)
-        validate.non_negative(momentum=self.momentum, weight_decay=self.weight_decay)
+        check_declared(self)
         if self.nesterov and not self.momentum:
             raise ConfigError("nesterov is given, but momentum is 0; give a momentum, or leave it")
 
@@ -60,12 +60,11 @@ class Adam:
     """Adam (Kingma & Ba 2015)."""
 
     name: ClassVar[str] = "adam"
-    lr: float = field(default=0.001, metadata={"help": _LR})
-    weight_decay: float = field(default=0.0, metadata={"help": _DECAY})
+    lr: float = option(0.001, _LR, POSITIVE)
+    weight_decay: float = option(0.0, _DECAY, NON_NEGATIVE)
 
     def __post_init__(self) -> None:
-        validate.positive(lr=self.lr)
-        validate.non_negative(weight_decay=self.weight_decay)
+        check_declared(self)
 
     def build(self, params: Any, *, cuda: bool = False) -> torch.optim.Optimizer:
         """Return torch's optimizer over `params`, which may be on a GPU."""
@@ -79,12 +78,11 @@ class AdamW:
     """Adam with decoupled weight decay (Loshchilov & Hutter 2019)."""
 
     name: ClassVar[str] = "adamw"
-    lr: float = field(default=0.001, metadata={"help": _LR})
-    weight_decay: float = field(default=0.01, metadata={"help": _DECAY})
+    lr: float = option(0.001, _LR, POSITIVE)
+    weight_decay: float = option(0.01, _DECAY, NON_NEGATIVE)
 
     def __post_init__(self) -> None:
-        validate.positive(lr=self.lr)
-        validate.non_negative(weight_decay=self.weight_decay)
+        check_declared(self)
 
     def build(self, params: Any, *, cuda: bool = False) -> torch.optim.Optimizer:
         """Return torch's optimizer over `params`, which may be on a GPU."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from functools import cache
 from types import MappingProxyType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -19,6 +19,7 @@ from manyhands.errors import ConfigError, nearest
 from manyhands.hosts import named
 from manyhands.optimizers import OPTIMIZERS, SGD
 from manyhands.privacy.config import Privacy
+from manyhands.ranges import Range, shown
 from manyhands.strategies import STRATEGIES
 
 _RUN_ONLY = ("strategy", "optimizer", "privacy")
@@ -37,7 +38,8 @@ FOLLOWING = frozenset({"batch_size", "schedule", "warmup", "lr_scaling"})
 class Option:
     """One option: its type, its default and who takes it.
 
-    The owners are "run", "private", or the names of strategies and optimizers.
+    The owners are "run", "private", or the names of strategies and optimizers. A number, and only a
+    number, has a range `within` which it must be.
     """
 
     name: str
@@ -45,12 +47,31 @@ class Option:
     default: Any
     help: str
     owners: tuple[str, ...]
+    within: Range | None = None
+
+    def __post_init__(self) -> None:
+        if _is_number(self.type) != (self.within is not None):
+            raise TypeError(f"option {self.name} is {self.type}: a number needs a range")
+
+    def check(self, value: Any) -> None:
+        """Refuse a value of another type, or outside the option's range."""
+        if not _is(value, self.type):
+            raise ConfigError(f"{self.name} is {shown(value)}; expected {_describe(self.type)}")
+        if self.within:
+            self.within.check(self.name, value)
 
 
 def _declared(kind: type, owner: str) -> dict[str, Option]:
     hints = typing.get_type_hints(kind, localns={"Strategy": Any, "Privacy": Privacy})
     return {
-        f.name: Option(f.name, hints[f.name], f.default, f.metadata["help"], (owner,))
+        f.name: Option(
+            f.name,
+            hints[f.name],
+            f.default,
+            f.metadata["help"],
+            (owner,),
+            f.metadata.get("within"),
+        )
         for f in fields(kind)
         if f.name not in _RUN_ONLY and f.default is not MISSING
     }
@@ -74,8 +95,15 @@ def options() -> Mapping[str, Option]:
             known = table.get(option.name)
             owners = (*known.owners, name) if known else (name,)
             default = option.default if not known or known.default == option.default else None
-            table[option.name] = Option(option.name, option.type, default, option.help, owners)
+            table[option.name] = replace(option, default=default, owners=owners)
     return MappingProxyType(table)
+
+
+def check_number(name: str, value: Any) -> None:
+    """Refuse a value that no run could have, where the option is known and a number."""
+    option = options().get(name)
+    if option and option.within and value is not None:
+        option.check(value)
 
 
 # What an audit decides itself, beside all of the optimizer's options.
@@ -111,7 +139,7 @@ def configure(given: Mapping[str, Any]) -> RunConfig:
         if name not in table:
             raise ConfigError(f"unknown option {name!r}.{nearest(name, table)}")
         if name not in _RUN_ONLY:
-            _check_type(name, value, table[name].type)
+            table[name].check(value)
     strategy = _part("strategy", given, STRATEGIES, "sync", table)
     privacy = _privacy(whole, given, table)
     given = {**_usual(given, strategy, private=privacy is not None), **given}
@@ -128,7 +156,12 @@ def configure(given: Mapping[str, Any]) -> RunConfig:
     parts = (*_RUN_ONLY, _PRIVATE)
     run = {n: v for n, v in given.items() if table[n].owners == ("run",) and n not in parts}
     run = {"workers": _workers(run, strategy), **run}
-    return RunConfig(strategy=strategy, optimizer=optimizer, privacy=privacy, **run)
+    config = RunConfig(strategy=strategy, optimizer=optimizer, privacy=privacy, **run)
+    if config.partition is not None and config.stream is None:
+        from manyhands.data import partition  # not needed for --help
+
+        partition.parse(config.partition)
+    return config
 
 
 def _usual(given: Mapping[str, Any], strategy: Any, *, private: bool) -> dict[str, Any]:
@@ -211,9 +244,11 @@ def flatten(config: RunConfig) -> dict[str, Any]:
     return flat
 
 
-def _check_type(name: str, value: Any, expected: Any) -> None:
-    if not _is(value, expected):
-        raise ConfigError(f"{name} is {value!r}; expected {_describe(expected)}")
+def _is_number(kind: Any) -> bool:
+    """Say whether values of a type are numbers, or lists of them."""
+    if get_origin(kind) in (Union, types.UnionType, tuple):
+        return any(_is_number(arm) for arm in get_args(kind))
+    return kind in (int, float)
 
 
 def _is(value: Any, expected: Any) -> bool:

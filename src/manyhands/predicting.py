@@ -16,13 +16,15 @@ from manyhands.calibrating import DECIDING, calibrate
 from manyhands.errors import ConfigError
 from manyhands.forecast import Calibration, Network, parse_bandwidth, parse_latency, telling
 from manyhands.optimizers import OPTIMIZERS
-from manyhands.options import configure, options
-from manyhands.prospects import Case, best, rows, variants
+from manyhands.options import check_number, configure, options
+from manyhands.prospects import Case, best, check_modelled, rows, variants
+from manyhands.ranges import PROCESSES
 from manyhands.record import cores, write_json
 from manyhands.strategies import STRATEGIES
 from manyhands.surroundings import group_size
 
 if TYPE_CHECKING:
+    from manyhands.config import RunConfig
     from manyhands.strategies.strategy import Strategy
 
 
@@ -102,6 +104,7 @@ def predict(
     """
     validate.one_of(("strong", "weak"), scaling=scaling)
     given = {name: value for name, value in given.items() if value is not None}
+    tried = counts(workers)
     names = _names(strategies)
     own, shared = _split(given, names)
     network = _network(latency, bandwidth, per_host)
@@ -122,7 +125,7 @@ def predict(
         batch_size=shared.get("batch_size") or known.options["batch_size"],
         epochs=shared.get("epochs") or options()["epochs"].default,
     )
-    found, missing = rows(asked, case, counts(workers))
+    found, missing = rows(asked, case, tried)
     return Prediction(tuple(found), tuple(missing), case)
 
 
@@ -152,11 +155,12 @@ def _names(strategies: str | Sequence[str] | None) -> list[str]:
 
 
 def _split(given: Mapping[str, Any], names: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the options of the strategies, and those of every run."""
+    """Return the options of the strategies, and those of every run; refuse senseless numbers."""
     table = options()
     for name in given:
         if name not in table:
             raise ConfigError(f"unknown option {name!r}; expected options of `manyhands predict`")
+        check_number(name, given[name])
     of = {name: set(table[name].owners) & set(STRATEGIES) for name in given}
     for name, owners in of.items():
         if owners and not owners & set(names):
@@ -177,17 +181,19 @@ def _network(latency: str | None, bandwidth: str | None, per_host: int | None) -
     return Network(
         latency=parse_latency(latency),
         bandwidth=parse_bandwidth(bandwidth),
-        per_host=per_host or 1,
+        per_host=1 if per_host is None else per_host,
     )
 
 
 def counts(workers: int | Sequence[int] | None) -> list[int]:
     """Return the numbers of workers: those given, or 1, 2, 4 … up to the one given."""
     if workers is not None and not isinstance(workers, int):
-        validate.at_least(1, workers=min(workers, default=0))
+        if not workers:
+            raise ConfigError("workers is an empty list; expected at least one number")
+        PROCESSES.check("workers", list(workers))
         return sorted(set(workers))
     most = cores() if workers is None else workers
-    validate.at_least(1, workers=most)
+    PROCESSES.check("workers", most)
     return sorted({1 << i for i in range(most.bit_length()) if 1 << i <= most} | {most})
 
 
@@ -200,8 +206,33 @@ def read(path: Path) -> Calibration:
     return Calibration.from_dict(found.get("calibration", found))
 
 
+def expect_measurable(config: RunConfig) -> None:
+    """Refuse a run whose number of workers cannot be chosen by measuring.
+
+    Raises:
+        ConfigError: If the group is there already or on other hosts, or no model predicts its time.
+    """
+    if group_size() is not None:
+        raise ConfigError("workers is 'auto', but the group is there already; leave workers out")
+    if config.hosts or config.hostfile:
+        raise ConfigError(
+            "workers is 'auto', which measures this machine alone, but hosts or hostfile is given; "
+            "leave workers out: as many as fit are started there"
+        )
+    try:
+        check_modelled(config.strategy)
+    except ConfigError as error:
+        raise ConfigError(f"workers is 'auto', but {error}; give a number") from None
+
+
 def choose_workers(
-    model: Any, data: Any, given: Mapping[str, Any], *, loss: Any, say: Callable[[str], None]
+    model: Any,
+    data: Any,
+    given: Mapping[str, Any],
+    config: RunConfig,
+    *,
+    loss: Any,
+    say: Callable[[str], None],
 ) -> int:
     """Return the number of workers on this machine that gets through most examples per second.
 
@@ -209,17 +240,10 @@ def choose_workers(
         model: As in `fit`.
         data: As in `fit`.
         given: The options of the run.
+        config: The run with one worker; `expect_measurable` has taken it.
         loss: As in `fit`.
         say: Told what is measured, and what was found.
     """
-    if group_size() is not None:
-        raise ConfigError("workers is 'auto', but the group is there already; leave workers out")
-    if given.get("hosts") or given.get("hostfile"):
-        raise ConfigError(
-            "workers is 'auto', which measures this machine alone, but hosts or hostfile is given; "
-            "leave workers out: as many as fit are started there"
-        )
-    config = configure({**given, "workers": 1})
     strategy = config.strategy
     table = options()
     mine = {n for n in given if n in DECIDING or set(table[n].owners) & set(OPTIMIZERS)}
@@ -228,10 +252,10 @@ def choose_workers(
     known = calibrate(model, data, loss=loss, say=say, **deciding)
     case = Case(known=known, batch_size=known.options["batch_size"])
     masters = strategy.processes(1) - 1
-    found, _ = rows([strategy], case, range(1, max(1, cores() - masters) + 1))
+    found, missing = rows([strategy], case, range(1, max(1, cores() - masters) + 1))
     chosen = best(found)
     if chosen is None:
-        raise ConfigError(f"workers is 'auto', but there is no model of {strategy.name}'s time")
+        raise ConfigError(f"workers is 'auto', but {missing[0]}; give a number")
     many = f"{chosen['workers']} worker{'s' if chosen['workers'] > 1 else ''}"
     say(f"{many}: {chosen['speedup']:.2f} times the sequential strategy is expected")
     return int(chosen["workers"])

@@ -74,7 +74,9 @@ class Progress:
     def watch(self, notes: list[Note], events: list[dict[str, Any]]) -> None:
         """Take in where the workers are and what rank 0 has announced."""
         for event in events:
-            if "lost" in event:
+            if "warning" in event:
+                self.say(event["warning"])
+            elif "lost" in event:
                 self.say(bereaved(event))
             elif self.bar:
                 self.bar.console.print(describe(event))

@@ -82,8 +82,6 @@ def _averaging(strategy: Any, case: Case, workers: int) -> Forecast:
 
 
 def _gossip(strategy: Any, case: Case, workers: int) -> Forecast:
-    if strategy.asynchronous:
-        raise ConfigError("there is no model of asynchronous gossip's time")
     crew = case.crew(workers, whole=False)
     if strategy.topology in ("ring", "pairs"):
         neighbours = min(2 if strategy.topology == "ring" else 1, workers - 1)
@@ -108,6 +106,7 @@ def _hogwild(strategy: Any, case: Case, workers: int) -> Forecast:
 
 def _server(strategy: Any, case: Case, workers: int) -> Forecast:
     layers = case.known.layers
+    strategy.check_model(layers=[str(size) for size in layers])
     spans = deal(layers, strategy.masters)
     shares = [sum(layers[a:b]) / case.known.parameters for a, b in spans]
     crew = case.crew(workers, whole=True)
@@ -124,14 +123,24 @@ _EXPECTED: Mapping[str, Callable[[Any, Case, int], Forecast]] = {
 }
 
 
+_UNMODELLED = "there is no model of {}'s time"
+
+
+def check_modelled(strategy: Strategy) -> None:
+    """Refuse a strategy whose time no model predicts."""
+    if strategy.name not in _EXPECTED:
+        raise ConfigError(_UNMODELLED.format(strategy.name))
+    if getattr(strategy, "asynchronous", False):
+        raise ConfigError(_UNMODELLED.format(f"asynchronous {strategy.name}"))
+
+
 def expected(strategy: Strategy, case: Case, workers: int) -> Forecast:
     """Return what is to be expected of a strategy.
 
     Raises:
         ConfigError: It cannot be run so, or there is no model of it.
     """
-    if strategy.name not in _EXPECTED:
-        raise ConfigError(f"there is no model of {strategy.name}'s time")
+    check_modelled(strategy)
     allreduce = getattr(strategy, "allreduce", "auto")
     spread = case.network is not None and workers > case.network.per_host
     if spread and allreduce in forecast.ONE_HOST:

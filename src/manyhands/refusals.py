@@ -66,17 +66,13 @@ def _check_batch(config: RunConfig) -> None:
 
 
 def _check_validation(config: RunConfig) -> None:
-    """Refuse a part kept aside that is none, or that tells of private records."""
+    """Refuse a part kept aside that nobody judges by, or that tells of private records."""
     if config.validation is None:
         if config.patience is not None:
             raise ConfigError(
                 f"patience is {config.patience}, but nothing is kept aside to judge by; add "
                 "validation, e.g. 0.1"
             )
-    elif not 0 < config.validation < 1:
-        raise ConfigError(
-            f"validation is {config.validation}; expected a number above 0 and below 1"
-        )
     elif config.privacy:
         raise ConfigError(
             f"validation is {config.validation} in a private run: how the model does on records "

@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from manyhands import validate
 from manyhands.errors import ConfigError
 from manyhands.flags import several, takes_options
 from manyhands.progress import said
+from manyhands.ranges import Range
 
 
 @partial(takes_options, flag=several, without=("strategy", "name", "resume", "hosts"))
@@ -98,6 +98,8 @@ def _say_comparison(found: Any) -> None:
         one = best["strategy"] == "sequential"
         name = best["label"] if one else f"{best['label']} × {best['workers']}"
         console.print(f"[bold]best: {escape(name)}[/bold], {', '.join(parts)}")
+    for doubt in found.table.doubts:
+        console.print(f"[yellow]{escape(doubt)}[/yellow]")
     for name, message in found.failed.items():
         console.print(f"[red]failed: {escape(name)}[/red]: {escape(message)}")
     console.print(f"report: {escape(str(found.report))}")
@@ -125,6 +127,7 @@ def report(
     """Build the report again, from the records alone."""
     if not folders:
         raise ConfigError("no folder is given; expected a sweep's or a run's")
+    Range(1024, 65535).check("port", port)
     if watch:
         _watch(folders, output, pdf, port)
         return
@@ -143,7 +146,6 @@ def _watch(folders: tuple[Path, ...], output: Path | None, pdf: bool, port: int 
         raise ConfigError(
             f"{unused} is given with watch, which writes nothing; leave one of them out"
         )
-    validate.between(1024, 65535, port=port)
     from manyhands.watching import watch
 
     watch(folders, port or 0, partial(print, flush=True))

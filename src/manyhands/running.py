@@ -5,9 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
-import math
 import signal
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
@@ -16,11 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from manyhands import checkpoint as checkpoints
-from manyhands import forms, launch, mpis, outputs, resuming
+from manyhands import launch, mpis, outputs, preflight, resuming
 from manyhands.config import RunConfig
 from manyhands.data import store
-from manyhands.data.shards import row_groups
-from manyhands.data.stored import About, Stored
 from manyhands.errors import (
     ConfigError,
     LateSignalError,
@@ -40,7 +36,6 @@ from manyhands.progress import Progress
 from manyhands.record import SCHEMA, cores, write_json
 from manyhands.refusals import check_torch
 from manyhands.scratch import private_folder
-from manyhands.sharing import plan, streamed
 from manyhands.signals import SignalReceived, deferred, describe
 
 if TYPE_CHECKING:
@@ -72,9 +67,7 @@ class Run:
         begin, config = time.time(), self.config
         with private_folder() as folder:
             # Everything that can be refused is refused before anything is written.
-            stored = store(self.data, folder / "data", stream=config.stream is not None)
-            _check_plan(stored, config)
-            self._check_model(stored)
+            stored = self._checked(folder / "data", stream=config.stream is not None)
             if config.device == "cuda" and not config.places:
                 from manyhands.gpus import expect_cuda
 
@@ -95,36 +88,16 @@ class Run:
                     self._watched(job, folder, bar)
                 return json.loads((output / "run.json").read_text()), output
 
-    def _check_model(self, stored: Path) -> None:
-        """Refuse a user's model that does not fit data, loss, optimizer or strategy.
+    def _checked(self, folder: Path, *, stream: bool) -> Path:
+        """Store the data; refuse what does not fit it. Returns where it lies."""
+        stored = store(self.data, folder, stream=stream)
+        preflight.check(self, stored)
+        return stored
 
-        Nothing has been started then. Where it may be meant otherwise, or the launcher has no use
-        for torch, the workers tell.
-        """
-        torch, config = sys.modules.get("torch"), self.config
-        if torch is None or isinstance(self.model, str):
-            return
-        from manyhands import tasks, trial
-
-        trial.expect_portable(self.model)
-        try:
-            with torch.random.fork_rng([]):
-                module = self.build((), 0)
-        except Exception:  # told by the workers, with its traceback
-            return
-        if not isinstance(module, torch.nn.Module):
-            return
-        config.strategy.check_module(module)
-        if About.read(stored).streamed:
-            return
-        data = Stored.open(stored, dtype=config.dtype)
-        loss = tasks.loss(self, None, data)
-        with torch.random.fork_rng([]):
-            trial.materialise(module, loss, data)
-        trial.check_optimizer(config.optimizer, module)
-        if config.device == "cpu" and not forms.takes_model(loss):
-            split = 1 if config.strategy.supports.whole_batches else config.workers
-            tasks.try_shapes(module, data, math.ceil(config.batch_size / split), loss)
+    def check(self) -> None:
+        """Refuse what a run with these options would, without starting it."""
+        with private_folder() as folder:
+            self._checked(folder / "data", stream=self.config.stream is not None)
 
     def _watched(self, job: Job, folder: Path, bar: Progress) -> None:
         """Launch; where a worker died and that was asked for, again from the last checkpoint."""
@@ -233,9 +206,7 @@ class Run:
             # One process of each host stores the data; the others of the host map the same files.
             stream = self.config.stream is not None
             stored = asked(
-                group,
-                lambda: str(store(self.data, folder / "data", stream=stream)),
-                leader=leader,
+                group, lambda: str(self._checked(folder / "data", stream=stream)), leader=leader
             )
             told = asked(group, lambda: self._claim(members=members).to_json())
             claim = Claim.from_json(told)
@@ -337,23 +308,6 @@ def _settled(config: RunConfig, values: dict[str, Any]) -> RunConfig:
     run = {name: value for name, value in values.items() if name not in own}
     strategy: Any = config.strategy
     return dataclasses.replace(config, strategy=dataclasses.replace(strategy, **own), **run)
-
-
-def _check_plan(stored: Path, config: RunConfig) -> None:
-    """Refuse data that cannot be divided as asked."""
-    import numpy as np
-
-    about = About.read(stored)
-    if config.privacy:
-        config.privacy.check_data(about.learned)
-    if about.streamed:
-        streamed(config, row_groups(Path(about.streamed)), rank=0)
-        return
-    examples = min(about.train, config.limit or about.train)
-    labels = np.load(stored / "train_y.npy", mmap_mode="r")[:examples] if about.classes else None
-    labels = labels if labels is None or labels.ndim == 1 else None
-    config.strategy.check_data(about.features, about.targets)
-    plan(config, examples=examples, rank=0, labels=labels)
 
 
 def _own(model: Any) -> Any:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from manyhands.forms import Tree
     from manyhands.replica import Replica
 
+_SLOWEST = 1000  # times as long as without
+
 
 class Slow(NamedTuple):
     """Who is slow, and how much; `sleep` leaves its core to others in the meantime."""
@@ -31,7 +33,7 @@ def parse(slow: str) -> Slow:
     Slow(rank=1, factor=2.5, sleep=False)
 
     Raises:
-        ConfigError: If it is not of that form, or the factor is not a finite number of 1 or more.
+        ConfigError: If it is not of that form, or the factor is not a number from 1 to 1000.
     """
     rank, _, rest = slow.partition(":")
     factor, colon, how = rest.partition(":")
@@ -39,10 +41,10 @@ def parse(slow: str) -> Slow:
         found = Slow(int(rank), float(factor), how == "sleep")
     except ValueError:
         found = Slow(-1, math.nan)
-    if found.rank < 0 or not 1 <= found.factor < math.inf or how != "sleep" * len(colon):
+    if found.rank < 0 or not 1 <= found.factor <= _SLOWEST or how != "sleep" * len(colon):
         raise ConfigError(
             f"slow is {slow!r}; expected RANK:FACTOR or RANK:FACTOR:sleep with a finite FACTOR of "
-            "1 or more, for instance 1:3"
+            f"1 or more, at most {_SLOWEST}, for instance 1:3"
         )
     return found
 

@@ -20,6 +20,7 @@ from manyhands import atomic, outputs, resuming, signals, validate
 from manyhands.config import RunConfig
 from manyhands.errors import ConfigError, LaunchError
 from manyhands.options import configure
+from manyhands.ranges import PROCESSES
 
 SCRIPT_FILE, LOG_FILE, EXIT_FILE = "slurm.sh", "slurm.log", "slurm.exit"
 _ASK = 10.0  # seconds between two questions whether the job is still there
@@ -89,7 +90,7 @@ def train(
         raise ConfigError(
             "nodes or sbatch_options is given without slurm; add slurm, or leave it out"
         )
-    validate.at_least(1, nodes=nodes)
+    PROCESSES.check("nodes", nodes)
     given = {name: value for name, value in given.items() if value is not None}
     if given.get("workers") == "auto":
         raise ConfigError(

@@ -9,9 +9,10 @@ from __future__ import annotations
 import copy
 import re
 import traceback
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +22,7 @@ from manyhands.aims import Aim
 from manyhands.errors import ConfigError, DataError
 from manyhands.forms import leaves
 from manyhands.metrics import Metric, build, makes_sense
-from manyhands.models import LOSSES
+from manyhands.models import LOSSES, OWN_LOSS
 
 if TYPE_CHECKING:
     from manyhands.config import RunConfig
@@ -29,19 +30,44 @@ if TYPE_CHECKING:
     from manyhands.forms import Tree
     from manyhands.job import Job
     from manyhands.replica import LossFunction, Replica
-    from manyhands.running import Run
 
 _SMALL = 5_000_000  # parameters, or numbers of a batch, with which a pass is tried beforehand
 _SHAPES = re.compile(r"shape|size|dimension|channel|dtype|scalar type", re.IGNORECASE)
 _MEETING = ("mse", "mae", "bce")  # losses of outputs that have the targets' shape
 
 
-def loss(job: Job | Run, own: str | None, data: Stored) -> LossFunction:
+class Asked(Protocol):
+    """What a run is asked to train and to judge by, as a run and its job have it."""
+
+    @property
+    def config(self) -> RunConfig:
+        """The options."""
+
+    @property
+    def model(self) -> Any:
+        """A model, a function that makes one, or a name."""
+
+    @property
+    def loss(self) -> Any:
+        """The user's loss, if any."""
+
+    @property
+    def metrics(self) -> tuple[Any, ...]:
+        """The metrics, if any are asked for."""
+
+
+def loss(job: Asked, own: str | None, data: Stored) -> LossFunction:
     """Return the loss: the user's, the model's own, or what fits the targets."""
     if job.loss:
-        return job.loss
+        return job.loss  # type: ignore[no-any-return]
     name = job.config.loss or own or _fitting(data)
     return LOSSES[name]
+
+
+def planned_loss(asked: Asked, data: Stored) -> LossFunction:
+    """Return the loss that the workers will use, as far as it is known before they start."""
+    own = OWN_LOSS[asked.model] if isinstance(asked.model, str) and data.classes else None
+    return loss(asked, own, data)
 
 
 def called(loss: Any) -> str:
@@ -90,40 +116,40 @@ def metrics(
         replica.module.train()
     if not replica.of_model:
         check_output(output, x, replica.loss, data)
-    _check(replica, value, output, y)
-    given = job.metrics or _usual(replica, output, y, data.classes)
+    _check(replica.loss, value, output, y)
+    given = job.metrics
+    if not given and not replica.of_model:
+        given = _usual(replica.loss, output, y, data.classes)
     found = tuple(build(each, output, y, data.classes) for each in given)
     labelled = data.train.labelled and not replica.of_model
     replica.classifies = labelled and any(metric.name == "accuracy" for metric in found)
     return found
 
 
-def try_shapes(
-    module: nn.Module, data: Stored, rows: int, loss: LossFunction | None = None
-) -> None:
+def try_shapes(module: nn.Module, data: Stored, rows: int, asked: Asked | None = None) -> None:
     """Refuse a model that cannot take features of the data's shape, where that is cheap to see.
 
     It sees `rows` examples of zeros and never a record, in a copy, without its randomness. Only
-    what PyTorch says of shapes and types counts: zeros may be refused for what they are. With a
-    `loss`, what the model returns is held against it, and against the labels.
+    what PyTorch says of shapes and types counts: zeros may be refused for what they are. Where
+    `asked` is given, the loss and the named metrics are tried on the outputs.
 
     Raises:
-        ConfigError: If a layer cannot take what reaches it, or the loss cannot take the output.
+        ConfigError: If a layer or the loss cannot take what reaches it.
     """
-    x, y = data.zeros(rows)
+    batch = data.zeros(rows)
     try:
-        if not _cheap(module, x):
+        if not _cheap(module, batch[0]):
             return
         with torch.no_grad(), torch.random.fork_rng([]):
-            output = forms.call(copy.deepcopy(module).to(data.train.dtype).eval(), x)
+            output = forms.call(copy.deepcopy(module).to(data.train.dtype).eval(), batch[0])
     except RuntimeError as error:
         if _of_torch(error) and _SHAPES.search(str(error)):
-            raise ConfigError(_trouble(error, (x, y), data.classes)) from error
+            raise ConfigError(_trouble(error, batch, data.classes)) from error
         return
     except Exception:  # the workers will tell, if it is not the zeros' fault
         return
-    if loss is not None:
-        check_output(output, x, loss, data)
+    if asked is not None:
+        _try_loss(asked, data, output, batch)
 
 
 def check_output(output: Any, x: Tree, loss: LossFunction, data: Stored) -> None:
@@ -190,6 +216,32 @@ def _explain(replica: Replica, x: Tree, data: Stored) -> None:
     check_output(output, x, replica.loss, data)
 
 
+def _try_loss(asked: Asked, data: Stored, output: Any, batch: tuple[Tree, Tree]) -> None:
+    """Refuse a loss, metrics and a target that do not fit outputs for zeros."""
+    chosen = planned_loss(asked, data)
+    check_output(output, batch[0], chosen, data)
+    try:
+        with torch.no_grad(), torch.random.fork_rng([]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of shapes, which are checked below
+            value = chosen(output, batch[1])
+    except (RuntimeError, ValueError) as error:
+        if _computed(error) and _SHAPES.search(str(error)):
+            raise ConfigError(_trouble(error, batch, data.classes, chosen)) from error
+        return
+    except Exception:  # likewise
+        return
+    _check(chosen, value, output, batch[1])
+    if all(isinstance(each, str) for each in asked.metrics):
+        given = asked.metrics or _usual(chosen, output, batch[1], data.classes)
+        aim(asked.config, tuple(build(each, output, batch[1], data.classes) for each in given))
+
+
+def _computed(error: Exception) -> bool:
+    """Say whether PyTorch refused to compute something, also where the user's code asked for it."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return _of_torch(error) or not (last.line or "raise").startswith("raise")
+
+
 def _cheap(module: nn.Module, x: Tree) -> bool:
     """Say whether a pass of these features through a copy of the model is soon done here."""
     parameters = [*module.parameters()]
@@ -228,6 +280,8 @@ def _trouble(
         hint = f"; there are {classes} classes, so the model must give {classes} scores"
     elif "dtype to be Long" in first:
         hint = "; classes are whole numbers: give y.long(), or astype(int)"
+    elif y is not x and classes and loss in [LOSSES[name] for name in _MEETING]:
+        hint = f"; the targets are classes, and loss is {called(loss)!r}: give cross-entropy"
     elif y is not x and loss in [LOSSES[name] for name in _MEETING]:
         hint = "; such targets are met by outputs of their shape: give whole numbers for classes"
     elif any(not (leaf.is_floating_point() or leaf.dtype == torch.uint8) for leaf in leaves(x)):
@@ -247,21 +301,19 @@ def _said(tree: Tree) -> str:
     return ", ".join(f"{name} {one}".strip() for name, one in zip(names, said, strict=True))
 
 
-def _usual(replica: Replica, output: Any, y: Tree, classes: int | None) -> list[str]:
+def _usual(loss: LossFunction, output: Any, y: Tree, classes: int | None) -> tuple[str, ...]:
     """Return the metrics where nobody names any: none is claimed that makes no sense."""
-    if replica.of_model:
-        return []
-    name = "f1" if replica.loss is LOSSES["bce"] else "accuracy"
-    return [name] if makes_sense(name, output, y, classes) else []
+    name = "f1" if loss is LOSSES["bce"] else "accuracy"
+    return (name,) if makes_sense(name, output, y, classes) else ()
 
 
-def _check(replica: Replica, value: Any, output: Any, y: Tree) -> None:
+def _check(loss: LossFunction, value: Any, output: Any, y: Tree) -> None:
     """Refuse a loss that gives no number, or would compare what has another shape."""
     if not isinstance(value, Tensor) or value.dim():
         shape = f"a shape of {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
         raise ConfigError(f"loss gave {shape}; expected one number, the mean over the batch")
     for name in _MEETING:
-        if replica.loss is LOSSES[name] and output.shape != y.shape:
+        if loss is LOSSES[name] and output.shape != y.shape:
             one = output.dim() == y.dim() + 1 and output.shape[1] == 1
             remedy = "squeeze(1) in the model, or targets[:, None]" if one else "equal shapes"
             raise ConfigError(

@@ -10,8 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from manyhands.agreement import expect_same_model
 from manyhands.dealing import Worth
 from manyhands.errors import ConfigError
+from manyhands.ranges import NON_NEGATIVE, POSITIVE
 from manyhands.replica import Replica
 
 if TYPE_CHECKING:
@@ -75,6 +77,8 @@ class UserLoop:
     def do(self, examples: float | None, clip_norm: float | None) -> None:
         """Do one update with the gradients that are there."""
         self.check_home()
+        NON_NEGATIVE.check("examples", examples)
+        POSITIVE.check("clip_norm", clip_norm)
         size, worths = self.comm.size, self._worths
         worth, self._worths = (worths[-1] if worths else None), []
         if size == 1:
@@ -194,9 +198,8 @@ def _compare(
     module: nn.Module, optimizer: torch.optim.Optimizer, config: RunConfig, group: Communicator
 ) -> None:
     """Refuse a group whose workers bring different things. Collective."""
+    expect_same_model(module, group)
     mine = {
-        "model": [[n, list(p.shape), str(p.dtype)] for n, p in module.named_parameters()],
-        "buffers": [[n, list(b.shape), str(b.dtype)] for n, b in module.named_buffers()],
         "optimizer": type(optimizer).__name__,
         "learning rates": [float(g.get("lr", 0.0)) for g in optimizer.param_groups],
         "optimizer's state": [list(t.shape) for t in _state(optimizer)],

@@ -16,12 +16,11 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import manyhands as mh
-from manyhands import tasks
+from manyhands import initial, tasks
 from manyhands.cli import main
 from manyhands.data import Stored
 from manyhands.data.datasets import load
 from manyhands.errors import ConfigError, DataError, nearest
-from manyhands.fitting import _check_init
 from manyhands.job import Job
 from manyhands.options import configure, options
 from manyhands.progress import Progress, doubt, last_loss
@@ -149,7 +148,7 @@ def test_safetensors_that_begin_like_something_else_are_taken(tmp_path: Path, le
     path = tmp_path / "first.safetensors"
     path.write_bytes(length.to_bytes(8, "little") + header.ljust(length).encode() + bytes(4))
     assert list(load_file(path)) == ["x"]
-    _check_init(path)
+    assert initial.read_shapes(path) == {"x": (1,)}
 
 
 def judged(model: nn.Module, data: mh.Data, folder: Path, loss: Any = None) -> None:

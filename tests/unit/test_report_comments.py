@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import records
 from test_report_tables import summary, timed
 
+from manyhands import report, reporting
+from manyhands.comparing import Comparison
 from manyhands.report import causes, comments, facts, lessons, traffic
 from manyhands.report.answer import answer
 from manyhands.report.figures import charts
@@ -247,6 +251,21 @@ def test_the_answer_when_sequential_is_best_and_when_nothing_can_be_compared() -
     assert "No run finished" in answer(summary(timed("sync", 2, 9) | {"status": "failed"}))[0]
     grown = summary(*[timed("sequential", 1, n / 100, limit=n) for n in (1000, 2000)])
     assert "From limit 1000 to 2000" in answer(grown)[0]
+
+
+@pytest.mark.parametrize(("took", "doubted"), [(2, True), (15, False)])
+def test_compare_ends_with_the_doubts_of_the_report(
+    took: float, doubted: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, one in (("a", timed("sequential", 1, 30)), ("b", timed("sync", 2, took))):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "run.json").write_text(json.dumps(one))
+    table = report.results([tmp_path / "runs" / "a", tmp_path / "runs" / "b"])
+    reporting._say_comparison(Comparison(table, tmp_path / "report.html", {}))
+    shown = capsys.readouterr().out
+    assert f"speed-up {30 / took:.2f}" in shown
+    sentence = "That is more than 2 workers can give"
+    assert (sentence in shown) == (sentence in str(table)) == doubted
 
 
 def test_the_answer_says_if_other_programs_had_the_cores() -> None:

@@ -102,6 +102,21 @@ class About:
         )
 
 
+def kept_aside(part: float, whole: int) -> int:
+    """Return how many of `whole` examples a part for validation has.
+
+    Raises:
+        ConfigError: If one of the two parts would be empty.
+    """
+    count = round(part * whole)
+    if not 0 < count < whole:
+        raise ConfigError(
+            f"validation is {part}, which is {count} of {whole} examples; expected one example at "
+            "least to keep aside, and one to train on"
+        )
+    return count
+
+
 def _keys(name: str, form: Form) -> list[str]:
     """Return the names of the arrays that hold a tree of that form."""
     if form is None:
@@ -154,9 +169,7 @@ class Stored:
             ConfigError: If one of the two parts would be empty.
         """
         whole = self.about.train
-        count = round(part * whole)
-        if not 0 < count < whole:
-            raise ConfigError(f"validation is {part}, which is {count} of {whole} examples")
+        count = kept_aside(part, whole)
         order = permutation(whole, seed, "validation")
         self._rows = {"validation": np.sort(order[:count]), "train": np.sort(order[count:])}
         digest = hashlib.sha256(f"{self.sha256} without {part} {seed}".encode()).hexdigest()

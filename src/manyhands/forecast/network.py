@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from manyhands import validate
 from manyhands.errors import ConfigError
+from manyhands.ranges import POSITIVE, PROCESSES
 
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
 _PREFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
@@ -27,8 +27,9 @@ class Network:
     per_host: int = 1
 
     def __post_init__(self) -> None:
-        validate.positive(latency=self.latency, bandwidth=self.bandwidth)
-        validate.at_least(1, per_host=self.per_host)
+        POSITIVE.check("latency", self.latency)
+        POSITIVE.check("bandwidth", self.bandwidth)
+        PROCESSES.check("per_host", self.per_host)
 
 
 def parse_latency(text: str) -> float:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from manyhands import validate
-from manyhands.config import option
 from manyhands.errors import ConfigError
+from manyhands.ranges import INNER_PART, POSITIVE, SEED, check_declared, option, whole
 
 if TYPE_CHECKING:
     from manyhands.config import RunConfig
@@ -33,11 +33,13 @@ class Privacy:
     (epsilon, delta); the number of records counts as public.
     """
 
-    epsilon: float | None = option(None, "the budget: what the whole run may spend; solves sigma")
-    delta: float = option(1e-5, "the delta of (epsilon, delta)")
-    clip: float = option(1.0, "bound on the norm of one example's whole gradient")
+    epsilon: float | None = option(
+        None, "the budget: what the whole run may spend; solves sigma", POSITIVE
+    )
+    delta: float = option(1e-5, "the delta of (epsilon, delta)", INNER_PART)
+    clip: float = option(1.0, "bound on the norm of one example's whole gradient", POSITIVE)
     noise_multiplier: float | None = option(
-        None, "sigma: the noise's standard deviation over clip; instead of epsilon"
+        None, "sigma: the noise's standard deviation over clip; instead of epsilon", POSITIVE
     )
     distrust: bool = option(
         False, "let each worker add all of the noise: no worker and no master is trusted"
@@ -48,21 +50,19 @@ class Privacy:
     preprocessing: Literal["none", "public"] = option(
         "none", "public: what was learned from the data while preparing it may be known to all"
     )
-    chunk_mb: int = option(256, "megabytes that gradients of single examples may take at a time")
+    chunk_mb: int = option(
+        256, "megabytes that gradients of single examples may take at a time", whole(1, 2**20)
+    )
     fixed_key: int | None = option(
         None,
         "for tests and profiles only: a sample and noise that can be guessed; the run is NOT "
         "PRIVATE",
+        SEED,
     )
 
     def __post_init__(self) -> None:
-        validate.positive(epsilon=self.epsilon, delta=self.delta, clip=self.clip)
-        validate.positive(noise_multiplier=self.noise_multiplier)
-        validate.at_least(1, chunk_mb=self.chunk_mb)
-        validate.at_least(0, fixed_key=self.fixed_key)
+        check_declared(self)
         validate.one_of(("none", "public"), preprocessing=self.preprocessing)
-        if self.delta >= 1:
-            raise ConfigError(f"delta is {self.delta!r}; expected a number between 0 and 1")
         if (self.epsilon is None) == (self.noise_multiplier is None):
             given = "neither" if self.epsilon is None else "both"
             raise ConfigError(

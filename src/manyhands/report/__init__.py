@@ -52,9 +52,13 @@ def build(folders: Sequence[Path], output: Path, *, pdf: bool = False, live: str
 
 def results(folders: Sequence[Path]) -> Table:
     """Return one row per configuration, as dictionaries; `.runs` has one row per run."""
+    from manyhands.report.answer import doubts
     from manyhands.report.table import tabulate
 
-    return tabulate(_summary(folders))
+    summary = _summary(folders)
+    table = tabulate(summary)
+    table.doubts = doubts(summary)
+    return table
 
 
 def _summary(folders: Sequence[Path]) -> Summary:

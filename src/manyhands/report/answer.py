@@ -6,7 +6,6 @@ from manyhands.report.plots import name
 from manyhands.report.tables import Row, Summary
 from manyhands.report.wording import capital, join, percent, plural, points, seconds
 
-_SUSPECT = 1.25  # a speed-up of so many times the workers is no parallelism
 _ROBBED = 0.15  # so much of its computing without a core is more than a quiet machine takes
 
 
@@ -19,12 +18,18 @@ def answer(summary: Summary) -> tuple[str, ...]:
     best = summary.best
     sentences = (
         _headline(summary, best),
-        _doubt(best),
-        _robbed(summary),
+        *doubts(summary),
         _lead(summary, best),
         _caveat(summary, best),
     )
     return tuple(s for s in sentences if s)
+
+
+def doubts(summary: Summary) -> tuple[str, ...]:
+    """Return why the times should not be relied on; the report and `compare` say the same."""
+    best = summary.best
+    found = (_doubt(best) if best else "", _robbed(summary))
+    return tuple(sentence for sentence in found if sentence)
 
 
 def _without_best(summary: Summary) -> tuple[str, ...]:
@@ -71,7 +76,7 @@ def _headline(summary: Summary, best: Row) -> str:
 
 def _doubt(best: Row) -> str:
     """Say so if the speed-up is more than so many workers can give."""
-    if best.shown_speedup is None or best.shown_speedup < _SUSPECT * best.workers:
+    if not best.implausible:
         return ""
     return (
         f"That is more than {plural(best.workers, 'worker')} can give: what it is measured against "

@@ -30,12 +30,14 @@ class Table(Sequence[Mapping[str, Any]]):
     Attributes:
         runs: One row for each single run.
         report: The page that shows all of it, where one was made.
+        doubts: Why the times should not be relied on, in the report's sentences; often none.
     """
 
     def __init__(self, rows: Sequence[Mapping[str, Any]], runs: Table | None = None) -> None:
         self._rows = tuple(rows)
         self.runs = runs if runs is not None else self
         self.report: Path | None = None
+        self.doubts: tuple[str, ...] = ()
 
     @overload
     def __getitem__(self, index: int) -> Mapping[str, Any]: ...
@@ -65,6 +67,7 @@ class Table(Sequence[Mapping[str, Any]]):
             "  ".join(c.rjust(w) if i else c.ljust(w) for i, (c, w) in enumerate(pairs)).rstrip()
             for pairs in ([*zip(line, widths, strict=True)] for line in lines)
         ]
+        text += self.doubts
         return "\n".join([*text, f"all of it: {self.report}"] if self.report else text)
 
     @property

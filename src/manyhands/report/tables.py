@@ -10,6 +10,7 @@ from manyhands.report.groups import Group, Layout
 from manyhands.report.load import Loaded, Run
 from manyhands.report.scaling import Fit
 
+_SUSPECT = 1.25  # a speed-up of so many times the workers is no parallelism
 AMOUNT = ("limit", "epochs", "max_steps")  # options that say how much is trained
 
 
@@ -65,6 +66,11 @@ class Row:
     def label(self) -> str:
         """The group's label."""
         return self.group.label
+
+    @property
+    def implausible(self) -> bool:
+        """Whether the speed-up is more than so many workers can give."""
+        return self.shown_speedup is not None and self.shown_speedup >= _SUSPECT * self.workers
 
     @property
     def shown_speedup(self) -> float | None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from manyhands import validate
 from manyhands.errors import ConfigError
+from manyhands.ranges import AMOUNT, check_declared, option
 from manyhands.strategies.strategy import Scaling, Strategy, Supports
 from manyhands.strategies.sync import AllReduce
 
@@ -69,19 +70,15 @@ class Averaging(Strategy):
         join=True,
     )
 
-    period: int | None = field(
-        default=None, metadata={"help": "average every so many; by default only once, at the end"}
+    period: int | None = option(
+        None, "average every so many; by default only once, at the end", AMOUNT
     )
-    period_unit: Unit = field(default="steps", metadata={"help": "what the period counts"})
-    average_optimizer: Fate = field(
-        default="keep", metadata={"help": "what becomes of momentum when weights are averaged"}
-    )
-    allreduce: AllReduce = field(
-        default="auto", metadata={"help": "how vectors are summed; auto picks by size and group"}
-    )
+    period_unit: Unit = option("steps", "what the period counts")
+    average_optimizer: Fate = option("keep", "what becomes of momentum when weights are averaged")
+    allreduce: AllReduce = option("auto", "how vectors are summed; auto picks by size and group")
 
     def __post_init__(self) -> None:
-        validate.at_least(1, period=self.period)
+        check_declared(self)
         validate.one_of(get_args(Unit), period_unit=self.period_unit)
         validate.one_of(get_args(Fate), average_optimizer=self.average_optimizer)
         validate.one_of(get_args(AllReduce), allreduce=self.allreduce)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from manyhands import validate
 from manyhands.errors import ConfigError, nearest
+from manyhands.ranges import COUNT, PROCESSES, check_declared, option
 from manyhands.strategies.schedule import Kind, chunks
 from manyhands.strategies.strategy import Exposure, Strategy, Supports
 
@@ -65,30 +66,24 @@ class Pipeline(Strategy):
         },
     )
 
-    stages: int = field(default=2, metadata={"help": "parts that the model is cut into"})
-    cut: str | None = field(
-        default=None,
-        metadata={
-            "help": "the layers at which a new stage begins (fc1, or conv2,fc1), or what to "
-            "balance: time, parameters; by default convolutions | fully connected, else time"
-        },
+    stages: int = option(2, "parts that the model is cut into", PROCESSES)
+    cut: str | None = option(
+        None,
+        "the layers at which a new stage begins (fc1, or conv2,fc1), or what to "
+        "balance: time, parameters; by default convolutions | fully connected, else time",
     )
-    micro_batches: int | None = field(
-        default=None, metadata={"help": "parts of a batch that flow one after the other; 4 by MPI"}
+    micro_batches: int | None = option(
+        None, "parts of a batch that flow one after the other; 4 by MPI", COUNT
     )
-    order: Kind | None = field(
-        default=None,
-        metadata={
-            "help": "gpipe: all forward passes first; 1f1b: backward as soon as possible [1f1b]"
-        },
+    order: Kind | None = option(
+        None, "gpipe: all forward passes first; 1f1b: backward as soon as possible [1f1b]"
     )
-    transport: Transport = field(
-        default="mpi",
-        metadata={"help": "how activations travel: MPI messages, or torch RPC from a driver"},
+    transport: Transport = option(
+        "mpi", "how activations travel: MPI messages, or torch RPC from a driver"
     )
 
     def __post_init__(self) -> None:
-        validate.at_least(1, stages=self.stages, micro_batches=self.micro_batches)
+        check_declared(self)
         validate.one_of(get_args(Transport), transport=self.transport)
         validate.one_of(get_args(Kind), order=self.order)
         if self._names and len(self._names) != self.stages - 1:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from manyhands import slowing, validate
+from manyhands import slowing
 from manyhands.errors import ConfigError
+from manyhands.ranges import PROCESSES, check_declared, option, whole
 from manyhands.strategies.strategy import Exposure, Scaling, Strategy, Supports
 
 if TYPE_CHECKING:
@@ -70,28 +71,18 @@ class Server(Strategy):
         outlives=True,
     )
 
-    masters: int = field(
-        default=1, metadata={"help": "processes that own the layers, besides the workers"}
+    masters: int = option(1, "processes that own the layers, besides the workers", PROCESSES)
+    staleness: int | None = option(
+        None, "steps a worker may be ahead of the slowest; 0 steps together", whole(0, 10**12)
     )
-    staleness: int | None = field(
-        default=None,
-        metadata={"help": "steps a worker may be ahead of the slowest; 0 steps together"},
-    )
-    staleness_aware: bool = field(
-        default=False, metadata={"help": "divide a push's step by its staleness"}
-    )
-    prefetch: int = field(
-        default=0, metadata={"help": "1: compute on while the answer to a push travels"}
-    )
-    layerwise: bool = field(
-        default=False,
-        metadata={"help": "push each layer's gradient as soon as the backward pass has it"},
+    staleness_aware: bool = option(False, "divide a push's step by its staleness")
+    prefetch: int = option(0, "1: compute on while the answer to a push travels", whole(0, 1))
+    layerwise: bool = option(
+        False, "push each layer's gradient as soon as the backward pass has it"
     )
 
     def __post_init__(self) -> None:
-        validate.at_least(1, masters=self.masters)
-        validate.at_least(0, staleness=self.staleness)
-        validate.between(0, 1, prefetch=self.prefetch)
+        check_declared(self)
         if self.staleness == 0 and self.prefetch:
             raise ConfigError(
                 "prefetch is given with staleness=0, which promises that no push is stale; leave "

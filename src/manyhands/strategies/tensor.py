@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from manyhands import validate
 from manyhands.errors import ConfigError
 from manyhands.optimizers import SGD, Adam, AdamW
+from manyhands.ranges import PROCESSES, check_declared, option
 from manyhands.strategies.strategy import Strategy, Supports
 from manyhands.strategies.sync import AllReduce
 
@@ -63,15 +63,11 @@ class TensorParallel(Strategy):
         },
     )
 
-    slices: int = field(
-        default=2, metadata={"help": "processes that hold a slice of every fully connected layer"}
-    )
-    allreduce: AllReduce = field(
-        default="auto", metadata={"help": "how gradients are summed; auto picks by size and group"}
-    )
+    slices: int = option(2, "processes that hold a slice of every fully connected layer", PROCESSES)
+    allreduce: AllReduce = option("auto", "how gradients are summed; auto picks by size and group")
 
     def __post_init__(self) -> None:
-        validate.at_least(1, slices=self.slices)
+        check_declared(self)
 
     def validate(self, config: RunConfig) -> None:
         """Refuse what would not be the same for a layer in slices."""

@@ -1,0 +1,163 @@
+"""What does not fit is refused before anything is started or written: no folder is left behind."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+import manyhands as mh
+from manyhands import models
+from manyhands.cli import main
+from manyhands.config import MODELS, SMALLEST_PICTURES
+from manyhands.errors import ConfigError
+from manyhands.strategies import STRATEGIES
+
+X = np.random.default_rng(0).normal(size=(60, 6)).astype(np.float32)
+Y = np.arange(60) % 3
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def each(output: Tensor, target: Tensor) -> Tensor:
+    """Return a loss for each example rather than their mean."""
+    return nn.functional.cross_entropy(output, target, reduction="none")
+
+
+def subtract(output: Tensor, target: Tensor) -> Tensor:
+    return (output - target).square().mean()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("manyhands.launch.launch", lambda *_: pytest.fail("workers were started"))
+
+
+def refused(told: str, model: Any, data: Any, **given: Any) -> None:
+    with pytest.raises(ConfigError, match=told):
+        mh.fit(model, data, **{"output": "out", **given})
+    assert not Path("out").exists()
+
+
+@pytest.mark.parametrize("model", SMALLEST_PICTURES)
+@pytest.mark.parametrize("shape", [(20,), (1, 28), (1, 28, 20), (1, 12, 12), (2, 1, 28, 28)])
+def test_data_that_a_convolutional_model_cannot_take(model: str, shape: tuple[int, ...]) -> None:
+    data = mh.Data((np.zeros((8, *shape), np.float32), np.arange(8) % 2))
+    refused(rf"model is '{model}', which takes square pictures.*use mlp or logistic", model, data)
+
+
+@pytest.mark.parametrize("model", SMALLEST_PICTURES)
+def test_the_smallest_pictures_are_the_smallest(model: str) -> None:
+    side = SMALLEST_PICTURES[model]
+    assert models.MODELS[model]((3, side, side), 5)(torch.zeros(2, 3, side, side)).shape == (2, 5)
+    with pytest.raises((RuntimeError, ZeroDivisionError)):
+        models.MODELS[model]((3, side - 1, side - 1), 5)(torch.zeros(2, 3, side - 1, side - 1))
+
+
+def test_the_default_model_and_blobs(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "--data", "blobs", "--output", "out"])
+    assert ended.value.code == 2
+    assert "model is 'cnn', which takes square pictures" in capsys.readouterr().err
+    assert not Path("out").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"validation": 0.001, "limit": 40}, "validation is 0.001, which is 0 of 40 examples"),
+        ({"validation": 0.99, "limit": 40}, "which is 40 of 40 examples"),
+        ({"validation": 0.9, "limit": 20, "workers": 3, "batch_size": 6}, "3 workers for 2"),
+        ({"private": True, "epsilon": 3.0, "batch_size": 61}, "batch_size is 61, more than the 60"),
+        ({"loss": "mse"}, "loss is 'mse': give cross-entropy|targets are classes"),
+        ({"loss": "bce"}, "the targets are classes, and loss is 'bce': give cross-entropy"),
+        ({"loss": each}, r"loss gave a shape of \(\d+,\); expected one number"),
+        ({"loss": subtract}, r"do not fit the data: .*test_preflight\.py, line"),
+        ({"metric": "top-7"}, "metric is 'top-7', but there are 3 classes"),
+        ({"target_accuracy": 0.9, "metric": "mae"}, "target_accuracy is 0.9"),
+        ({"strategy": "server", "masters": 3}, "masters is 3, but the model has 2 layers"),
+        ({"strategy": "pipeline", "stages": 3}, "stages is 3, but the model has 2 layers"),
+    ],
+)
+def test_options_that_do_not_fit_the_data(given: dict[str, Any], told: str) -> None:
+    refused(told, network, mh.Data((X, Y)), **{"workers": 2, "batch_size": 30, **given})
+
+
+def damaged(kind: str) -> str:
+    state = network().state_dict()
+    if kind == "wrong shapes":
+        state["0.weight"] = torch.zeros(8, 7)
+    elif kind == "wrong names":
+        state = {f"net.{name}": value for name, value in state.items()}
+    elif kind == "fewer":
+        del state["2.bias"]
+    save_file(state, "first.safetensors")
+    whole = Path("first.safetensors").read_bytes()
+    cut = {"truncated": whole[:-9], "half a header": whole[:20], "empty": b"", "noise": X.tobytes()}
+    Path("first.safetensors").write_bytes(cut.get(kind, whole))
+    return "first.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("wrong shapes", r"0\.weight has the shape \(8, 7\), and in the model \(8, 6\)"),
+        ("wrong names", r"it lacks 0\.weight.* and 1 more; it has net\.0"),
+        ("fewer", r"it lacks 2\.bias"),
+        ("truncated", "9 bytes are missing"),
+        ("half a header", "no complete header"),
+        ("empty", "no complete header"),
+        ("noise", "not a complete safetensors file"),
+    ],
+)
+def test_weights_that_do_not_fit(kind: str, told: str) -> None:
+    refused(f"init is 'first.safetensors'.*{told}", network, mh.Data((X, Y)), init=damaged(kind))
+
+
+def test_weights_of_another_model_of_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    save_file(models.MODELS["mlp"]((20,), 4).state_dict(), "first.safetensors")
+    words = ["--data=blobs", "--model=logistic", "--init=first.safetensors", "--output=out"]
+    with pytest.raises(SystemExit) as ended:
+        main(["train", *words])
+    assert ended.value.code == 2
+    assert "does not fit the model: it has fc2" in capsys.readouterr().err
+    assert not Path("out").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"strategy": "tensor"}, "there is no model of tensor's time; give a number"),
+        ({"strategy": "gossip", "asynchronous": True}, "asynchronous gossip's time"),
+        ({"strategy": "server", "masters": 5}, "masters is 5"),
+        ({"validation": 0.001}, "validation is 0.001"),
+        ({"private": True, "epsilon": 3.0, "batch_size": 61}, "batch_size is 61"),
+        ({"loss": "mse"}, "targets are classes"),
+    ],
+)
+@pytest.mark.parametrize("model", [network, "mlp"], ids=["own", "ours"])
+def test_nothing_is_measured_for_a_run_that_would_be_refused(
+    model: Any, given: dict[str, Any], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("manyhands.calibrating.fit", lambda *_, **__: pytest.fail("measured"))
+    refused(told, model, mh.Data((X, Y)), **{"workers": "auto", **given})
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("data", ["blobs", "mnist"])
+def test_bundled_models_data_and_strategies_are_taken_or_refused(
+    data: str, model: str, strategy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = []
+    monkeypatch.setattr("manyhands.launch.launch", lambda *_: started.append(True))
+    # FileNotFoundError: the record that nobody wrote
+    with pytest.raises((ConfigError, FileNotFoundError)) as ended:
+        mh.fit(model, data, strategy=strategy, limit=200, output="out")
+    assert bool(started) == (ended.type is FileNotFoundError) == Path("out").exists()
