@@ -304,6 +304,7 @@ def capture(worker: Worker) -> Part:
         "epochs": [asdict(epoch) for epoch in worker.epochs],
         "seconds": clock.seconds(),
         "evaluation": clock.evaluation,
+        "callbacks": clock.callbacks,
         "processor": clock.processor(usage()),
         "costs": worker.comm.meter.as_dict(),
         "facts": worker.facts,
@@ -361,6 +362,7 @@ def restore(worker: Worker, checkpoint: Checkpoint) -> None:
     held = {i: tensors[f"kept.{i}"].to(worker.params.device) for i in numbers_kept}
     worker.kept = [held.get(i) for i in range(max(numbers_kept, default=-1) + 1)]
     worker.clock = Clock(evaluation=numbers["evaluation"], before=numbers["seconds"])
+    worker.clock.callbacks = numbers.get("callbacks", 0.0)  # older checkpoints do not tell
     if known:  # checkpoints of older versions do not tell
         user, system = numbers.get("processor", (0.0, 0.0))
         worker.clock.used = user, system

@@ -83,6 +83,7 @@ def figures(
     sent = [cost["bytes"] for cost in operations.values()]
     messages = [cost["messages"] for cost in operations.values()]
     phases = ("compute", "wait", "communicate", "update")
+    callbacks = 0.0 if worker.mechanism else process["callbacks"]
     spent = worker.spent or {k: sum(row[k] for row in rows) for k in phases}
     return {
         "rank": worker.number,
@@ -96,7 +97,9 @@ def figures(
         "ready": process["ready"],
         "training": process["training"],
         "evaluation": process["evaluation"],
-        "wall": process["training"] + process["evaluation"],
+        # In a private run, when workers wait for callbacks would tell how large samples were.
+        "callbacks": None if worker.mechanism else callbacks,
+        "wall": process["training"] + process["evaluation"] + callbacks,
         "user": process["user"],
         "system": process["system"],
         # In a private run the most memory would tell the largest sample.

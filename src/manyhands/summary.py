@@ -68,6 +68,7 @@ def train(
         "ready": begun["ready"],
         "training": seconds,
         "evaluation": worker.clock.evaluation,
+        "callbacks": worker.clock.callbacks,
         "user": user,
         "system": system,
         "peak_rss_bytes": after["peak_rss_bytes"],
@@ -169,6 +170,7 @@ def _record(
         machine["lab"] = {"bandwidth": json.loads(os.environ[LAB])["bandwidth"]}
     ready = max(w["ready"] for w in workers)
     evaluation = max(w["evaluation"] for w in workers)
+    callbacks = None if config.privacy else round(max(w["callbacks"] for w in workers), 6)
     return {
         "schema": records.SCHEMA,
         "manyhands": __version__,
@@ -211,6 +213,7 @@ def _record(
             "startup": round(ready - job.launched, 6),
             "training": round(_training(workers), 6),
             "evaluation": round(evaluation, 6),
+            "callbacks": callbacks,
             "total": round(time.time() - job.launched, 6),
         },
     }
