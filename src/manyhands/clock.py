@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from manyhands.history import Column
+
 
 @dataclass
 class Clock:
@@ -16,12 +18,12 @@ class Clock:
     The update may come before the exchange or after it. Evaluation and callbacks are left out.
     """
 
-    begun: list[float] = field(default_factory=list)
-    computed: list[float] = field(default_factory=list)
-    entered: list[float] = field(default_factory=list)
-    exchanged: list[float] = field(default_factory=list)
-    updated: list[float] = field(default_factory=list)
-    waited: list[float] = field(default_factory=list)  # where a strategy knows it for each step
+    begun: Column = field(default_factory=Column)
+    computed: Column = field(default_factory=Column)
+    entered: Column = field(default_factory=Column)
+    exchanged: Column = field(default_factory=Column)
+    updated: Column = field(default_factory=Column)
+    waited: Column = field(default_factory=Column)  # where a strategy knows it for each step
     started: float = 0.0
     ended: float | None = None
     paused: float = 0.0

@@ -85,10 +85,3 @@ def write_json(path: Path, value: Any) -> None:
     temporary = path.with_suffix(path.suffix + ".part")
     temporary.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n")
     temporary.replace(path)
-
-
-def write_steps(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Write one JSON object a line."""
-    with path.open("w") as file:
-        for row in rows:
-            file.write(json.dumps(row, separators=(",", ":")) + "\n")

@@ -23,6 +23,8 @@ from manyhands.options import flatten
 from manyhands.privacy.terms import statement
 from manyhands.tasks import called
 
+STEPS = "steps.jsonl"
+
 if TYPE_CHECKING:
     from manyhands.job import Job
     from manyhands.tune import Kernels
@@ -104,10 +106,10 @@ def record(job: Job, worker: Worker, kernels: Kernels, process: dict[str, float]
     rows = measures.steps(worker)
     workers = worker.comm.gather(measures.figures(worker, process, rows))
     seen = worker.comm.gather([[*e.seen(), e.steps, e.seconds] for e in worker.epochs])
-    every_step = worker.comm.gather(rows)
     shares: Iterator[Any] = worker.plan.epoch(1)
     first = [share.examples for share in islice(shares, 1)] or [0]
     firsts = [count for (count,) in worker.comm.gather(first)][: worker.config.workers]
+    measures.write_steps(worker, rows, Path(job.output) / STEPS if worker.rank == 0 else None)
     merged: dict[str, Any] = {}
     if worker.rank == 0:
         merged = _record(job, worker, kernels, workers)
@@ -132,11 +134,6 @@ def record(job: Job, worker: Worker, kernels: Kernels, process: dict[str, float]
         with worker.replica.holding(params):
             state = {k: v.contiguous() for k, v in _unshared(worker).items()}
         save_file(state, output / "model.safetensors")
-        pairs = zip(workers, every_step, strict=True)
-        records.write_steps(
-            output / "steps.jsonl",
-            [{"rank": who["rank"], **row} for who, mine in pairs for row in mine],
-        )
         records.write_json(output / "run.json", merged)
     merged = worker.comm.gather(merged)[0]
     worker.board.note(worker.number, worker.step, "done")

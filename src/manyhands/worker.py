@@ -19,6 +19,7 @@ from manyhands.clock import Clock, Epoch
 from manyhands.data import Plan
 from manyhands.data.ahead import Ahead
 from manyhands.errors import DivergedError
+from manyhands.history import Column, StepFile
 from manyhands.slowing import Slow, slowed
 
 if TYPE_CHECKING:
@@ -76,7 +77,8 @@ class Worker:
     clock: Clock = field(default_factory=Clock)
     epochs: list[Epoch] = field(default_factory=list)
     kept: list[Tensor | None] = field(default_factory=list)  # worker 0's copies, judged later
-    losses: list[float | None] = field(default_factory=list)
+    losses: Column = field(default_factory=Column)  # None where a loss is unknown
+    history: StepFile = field(default_factory=StepFile)  # of the losses and the clock
     spent: dict[str, float] = field(default_factory=dict)  # a master's seconds, by phase
     facts: dict[str, Any] = field(default_factory=dict)
     state: Any = None  # what the strategy keeps from step to step, if anything
