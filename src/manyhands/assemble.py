@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from manyhands import atomic, forms, gpus, halves, rate, slowing, tasks, tune
+from manyhands import atomic, forms, gpus, halves, history, rate, slowing, tasks, tune
 from manyhands._version import __version__
 from manyhands.agreement import expect_same_model
 from manyhands.allocating import keep_freed
@@ -24,7 +24,7 @@ from manyhands.augmenting import Augment
 from manyhands.backward import wake
 from manyhands.balancing import Balance
 from manyhands.board import BOARD_FILE, EVENTS_FILE, Board
-from manyhands.checkpoint import BEST, Checkpoint, check, put_back_best
+from manyhands.checkpoint import BEST, FOLDER, Checkpoint, check, put_back_best
 from manyhands.config import RunConfig
 from manyhands.data import Plan, Stored, StreamPlan
 from manyhands.errors import ConfigError, nearest
@@ -119,6 +119,9 @@ def worker(job: Job, comm: MPI.Comm | Communicator, folder: Path) -> tuple[Worke
         data=data,
         board=board,
     )
+    # When a private run's steps ended tells how many examples they had: on no disk under a name.
+    resumable = (config.checkpoint_every or found) and not config.privacy
+    history.keep(made, Path(job.output) / FOLDER if resumable else None)
     if comm.rank == 0:
         lead(job, made, folder)
         _announce_warning(made, unlike)

@@ -135,7 +135,7 @@ class Balance:
 
 def computing(worker: Worker) -> float:
     """Return the seconds that the last step's gradient took, its batch included."""
-    return worker.clock.computed[-1] - worker.clock.begun[-1]
+    return float(worker.clock.computed[-1] - worker.clock.begun[-1])
 
 
 def explained(n: float, t: float, weight: float, sum_n: float, sum_t: float) -> bool:

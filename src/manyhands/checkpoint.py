@@ -4,6 +4,8 @@
         rank-0.safetensors …   what a process holds: parameters, optimizer, buffers, random state
         rank-0.json …          its numbers
         best.safetensors       the best model so far, where something is kept aside to judge by
+    OUTPUT/checkpoints/history-0 …
+                               losses and times by step of a long run; a part says how many are its
         checkpoint.json        written last: what this belongs to, and the SHA-256 of every file
 
 Each process writes its own part from a background thread; rank 0's thread waits for all parts,
@@ -63,10 +65,14 @@ def parse_every(text: str) -> Every:
 
 @dataclass(frozen=True)
 class Part:
-    """What one process needs to go on: tensors by name, and numbers that JSON can hold."""
+    """What one process needs to go on: tensors by name, and numbers that JSON can hold.
+
+    `sync` puts files on the disk that the part refers to.
+    """
 
     tensors: Mapping[str, Tensor]
     numbers: Mapping[str, Any]
+    sync: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True)
@@ -183,6 +189,7 @@ class Writer:
 def _write_part(folder: Path, rank: int, part: Part) -> None:
     from safetensors.torch import save
 
+    part.sync()
     data = save({name: tensor.contiguous() for name, tensor in part.tensors.items()})
     _write_file(folder / f"rank-{rank}.safetensors", data)
     numbers = json.dumps({"numbers": dict(part.numbers)}).encode()

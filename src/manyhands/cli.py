@@ -95,8 +95,9 @@ def _say_result(result: Any) -> None:
         f"{''.join(judged)}{found['examples']:,} examples in [bold]{found['seconds']:.1f} s[/bold] "
         f"of training ({found['examples_per_second']:,.0f}/s)"
     )
+    called = f"{seconds['callbacks']:.1f} s in callbacks, " if seconds.get("callbacks") else ""
     console.print(
-        f"{seconds['startup']:.1f} s to start, {seconds['evaluation']:.1f} s to evaluate, "
+        f"{seconds['startup']:.1f} s to start, {seconds['evaluation']:.1f} s to evaluate, {called}"
         f"kernels: {record['kernels']['choice']}"
     )
     if record["machine"]["oversubscribed"]:

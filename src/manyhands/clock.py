@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+
+from manyhands.history import Column
 
 
 @dataclass
 class Clock:
     """When each step began, had its gradient, entered and left its exchange, and was over.
 
-    The update may come before the exchange or after it. Evaluation is left out.
+    The update may come before the exchange or after it. Evaluation and callbacks are left out.
     """
 
-    begun: list[float] = field(default_factory=list)
-    computed: list[float] = field(default_factory=list)
-    entered: list[float] = field(default_factory=list)
-    exchanged: list[float] = field(default_factory=list)
-    updated: list[float] = field(default_factory=list)
-    waited: list[float] = field(default_factory=list)  # where a strategy knows it for each step
+    begun: Column = field(default_factory=Column)
+    computed: Column = field(default_factory=Column)
+    entered: Column = field(default_factory=Column)
+    exchanged: Column = field(default_factory=Column)
+    updated: Column = field(default_factory=Column)
+    waited: Column = field(default_factory=Column)  # where a strategy knows it for each step
     started: float = 0.0
     ended: float | None = None
     paused: float = 0.0
     before: float = 0.0  # seconds of training before the run was interrupted
     evaluation: float = 0.0
+    callbacks: float = 0.0  # seconds in callbacks, or waiting for those of worker 0
     used: tuple[float, float] = (0.0, 0.0)  # user and system seconds before it was interrupted
     begun_with: tuple[float, float] = (0.0, 0.0)  # those of this process when all were ready
 
@@ -37,9 +41,41 @@ class Clock:
         then = self.begun_with
         return self.used[0] + now["user"] - then[0], self.used[1] + now["system"] - then[1]
 
-    def seconds(self) -> float:
-        """Return the training seconds so far."""
-        return self.before + (self.ended or time.monotonic()) - self.started - self.paused
+    def seconds(self, now: float | None = None) -> float:
+        """Return the training seconds until `now`, which is by default the present."""
+        until = self.ended or now or time.monotonic()
+        return self.before + until - self.started - self.paused
+
+    @contextmanager
+    def calling_back(self) -> Iterator[None]:
+        """Keep callbacks off the training clock; their seconds are counted separately."""
+        begin = time.monotonic()
+        yield
+        self._leave_out(time.monotonic() - begin)
+
+    def end_wait_for_callbacks(self, begin: float, until: float) -> None:
+        """Keep a wait for callbacks that ends now off the training clock.
+
+        Without callbacks the worker might have waited as well, for workers slower than itself.
+        That part stays on the clock, as exchange of the last step.
+
+        Args:
+            begin: When the wait began.
+            until: What `seconds` is to give from here on; not less than when the wait began.
+        """
+        waited = time.monotonic() - begin
+        slower = min(until - self.seconds(begin), waited)
+        self.exchange(begin, begin + slower)
+        self._leave_out(waited - slower)
+
+    def _leave_out(self, seconds: float) -> None:
+        self.paused += seconds
+        self.callbacks += seconds
+
+    @property
+    def has_exchanged(self) -> bool:
+        """Whether the last step had an exchange."""
+        return bool(self.exchanged) and self.exchanged[-1] > self.entered[-1]
 
     def exchange(self, begin: float, end: float) -> None:
         """Count this time as exchange: the current step's, or else the last one's."""

@@ -38,6 +38,39 @@ class _Captured:
     y: Tensor
 
 
+class StepResults:
+    """The losses of the last steps and how many predictions were right, kept on the device.
+
+    Adding a step starts kernels but never waits for the device, so a graph can capture it.
+
+    Args:
+        like: A tensor with the type of the losses, on the device.
+    """
+
+    def __init__(self, like: Tensor) -> None:
+        self._losses = like.new_zeros(_KEPT)
+        self._right = torch.zeros((), dtype=torch.int64, device=like.device)
+        self._place = torch.zeros(1, dtype=torch.int64, device=like.device)  # of the next loss
+
+    def add(self, loss: Tensor, right: Tensor | None) -> None:
+        """Keep the mean loss of one step; `right` is None where predictions are not counted."""
+        self._losses.index_copy_(0, self._place, loss.view(1).to(self._losses.dtype))
+        self._place.add_(1)
+        if right is not None:
+            self._right.add_(right)
+
+    def clear(self) -> None:
+        """Forget all steps."""
+        self._place.zero_()
+        self._right.zero_()
+
+    def take(self, steps: int) -> tuple[list[float], int]:
+        """Return and forget the losses of `steps` steps, and how many were right in all of them."""
+        found = self._losses[:steps].tolist(), int(self._right)
+        self.clear()
+        return found
+
+
 class Graphs:
     """The gradient and the update of one worker on its GPU, one graph each.
 
@@ -63,9 +96,7 @@ class Graphs:
         self.replica, self.optimizer, self.split = replica, optimizer, split
         self.captured, self._ours = captured, ours
         params = replica.params
-        self._losses = params.new_zeros(_KEPT)
-        self._right = torch.zeros((), dtype=torch.int64, device=params.device)
-        self._place = torch.zeros(1, dtype=torch.int64, device=params.device)  # in the losses
+        self._results = StepResults(params)
         self._waiting: list[tuple[int, int]] = []  # step and examples of those whose losses wait
         self._gradients: dict[int, _Captured] = {}
         self._update: torch.cuda.CUDAGraph | None = None
@@ -93,8 +124,7 @@ class Graphs:
         if self.captured and self._ours:
             self._sign = self._signature()
             self._update = self._capture(self.optimizer.step)
-        self._place.zero_()
-        self._right.zero_()
+        self._results.clear()
         torch.cuda.synchronize()
 
     def batch(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
@@ -133,10 +163,8 @@ class Graphs:
         """
         torch.cuda.synchronize()
         waiting, self._waiting = self._waiting, []
-        losses = self._losses[: len(waiting)].tolist()
-        right = [0] * (len(waiting) - 1) + [int(self._right)] * bool(waiting)
-        self._place.zero_()
-        self._right.zero_()
+        losses, counted = self._results.take(len(waiting))
+        right = [0] * (len(waiting) - 1) + [counted] * bool(waiting)
         pairs = zip(waiting, losses, right, strict=True)
         return [(step, Loss(mean, count, n)) for (step, n), mean, count in pairs]
 
@@ -169,10 +197,7 @@ class Graphs:
 
     def _compute(self, x: Tensor, y: Tensor) -> None:
         """Fill `grad`; keep the loss at the next place, and count how many were right."""
-        loss, right = self.replica.write_gradient(x, y)
-        self._losses.index_copy_(0, self._place, loss.view(1))
-        self._place.add_(1)
-        self._right.add_(right)
+        self._results.add(*self.replica.write_gradient(x, y))
 
     def _try_out(self, indices: np.ndarray) -> None:
         """Compute the gradient of a batch as large as this one, and capture it if asked for."""

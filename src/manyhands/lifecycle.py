@@ -9,7 +9,6 @@ step together, their strategy finds a moment (`pause`).
 from __future__ import annotations
 
 import copy
-import math
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import numpy as np
 import torch
 
+from manyhands import history
 from manyhands.checkpoint import BEST, Checkpoint, Part, Writer, parse_every
 from manyhands.clock import Clock, Epoch
 from manyhands.comm.communicator import Ready
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 AGREE_EVERY = 4  # steps between two questions whether to stop, at the least …
 AGREE_AT_MOST, _SECONDS = 64, 0.25  # … and at the most; between these as many as take so long
 _UNKNOWN = 1_000_000_000  # microseconds per step before anybody has told: ask again soon
-_LISTS = ("begun", "computed", "entered", "exchanged", "updated", "waited")
 
 
 class Mark(NamedTuple):
@@ -282,17 +281,16 @@ def capture(worker: Worker) -> Part:
     A private run's randomness is in no checkpoint: who goes on draws anew, and pays. Nor are the
     times of its steps, which tell how many examples they had.
     """
-    clock = worker.clock
+    clock, written = worker.clock, {}
     held, counts = worker.config.strategy.state(worker)  # first: it may complete the others
     tensors = {"params": _copy(worker.params)}
     if not worker.mechanism:
         tensors["random"] = torch.get_rng_state()
         if worker.params.is_cuda:
             tensors["random.cuda"] = torch.cuda.get_rng_state(worker.params.device)
-        losses = [math.nan if loss is None else loss for loss in worker.losses]  # None: unknown
-        tensors["losses"] = torch.tensor(losses, dtype=torch.float64)
-        for name in _LISTS:
-            tensors[f"clock.{name}"] = torch.tensor(getattr(clock, name), dtype=torch.float64)
+        for name, column in history.columns(worker).items():
+            last, written[name] = column.state()
+            tensors[name] = torch.from_numpy(last)
     tensors |= {f"buffer.{n}": _copy(b) for n, b in worker.replica.module.named_buffers()}
     kept = enumerate(worker.kept)  # never written again
     tensors |= {f"kept.{i}": one.cpu() for i, one in kept if one is not None}
@@ -304,6 +302,7 @@ def capture(worker: Worker) -> Part:
         "epochs": [asdict(epoch) for epoch in worker.epochs],
         "seconds": clock.seconds(),
         "evaluation": clock.evaluation,
+        "callbacks": clock.callbacks,
         "processor": clock.processor(usage()),
         "costs": worker.comm.meter.as_dict(),
         "facts": worker.facts,
@@ -311,8 +310,10 @@ def capture(worker: Worker) -> Part:
         "balance": worker.balance.state() if worker.balance else None,
         "privacy": worker.mechanism.spent() if worker.mechanism else {},
         "others_saw": worker.others_saw,
+        "written": written,
     }
-    return Part(tensors, copy.deepcopy(numbers))  # written later, while the worker goes on
+    # Written later, while the worker goes on.
+    return Part(tensors, copy.deepcopy(numbers), worker.history.sync)
 
 
 def _copy(tensor: Tensor) -> Tensor:
@@ -360,16 +361,15 @@ def restore(worker: Worker, checkpoint: Checkpoint) -> None:
     numbers_kept = [int(n.removeprefix("kept.")) for n in tensors if n.startswith("kept.")]
     held = {i: tensors[f"kept.{i}"].to(worker.params.device) for i in numbers_kept}
     worker.kept = [held.get(i) for i in range(max(numbers_kept, default=-1) + 1)]
-    worker.clock = Clock(evaluation=numbers["evaluation"], before=numbers["seconds"])
+    times = {name: getattr(worker.clock, name) for name in history.TIMES}  # empty so far
+    worker.clock = Clock(evaluation=numbers["evaluation"], before=numbers["seconds"], **times)
+    worker.clock.callbacks = numbers.get("callbacks", 0.0)  # older checkpoints do not tell
     if known:  # checkpoints of older versions do not tell
         user, system = numbers.get("processor", (0.0, 0.0))
         worker.clock.used = user, system
         worker.comm.meter.take(numbers.get("costs", {}))
     if not resized and not worker.mechanism:
-        losses = tensors["losses"].tolist()
-        worker.losses = [None if math.isnan(loss) else loss for loss in losses]
-        for name in _LISTS:
-            setattr(worker.clock, name, tensors[f"clock.{name}"].tolist())
+        history.restore(worker, tensors, numbers.get("written", {}))
     own = {n.removeprefix("strategy."): t for n, t in tensors.items() if n.startswith("strategy.")}
     worker.config.strategy.restore(worker, own, numbers["strategy"])
 

@@ -24,6 +24,7 @@ from manyhands.errors import ConfigError
 
 TENSORBOARD = "tensorboard"
 _EVENTS = "events.out.tfevents.*"
+_HISTORY = re.compile(r"history-\d+")  # beside the checkpoints: losses and times by step
 # Beside a run: not the run's, and never touched by it.
 _BESIDE = re.compile(r"slurm\.(sh|log|exit)|lost\+found|\.nfs.*")
 # What a run leaves that cannot be had again without training.
@@ -206,8 +207,8 @@ def _remove_written(path: Path) -> None:
             entry.unlink()
     for entry in [*steps(path / CHECKPOINTS), *filter(partial, _inside(path / CHECKPOINTS))]:
         remove(entry)
-    for entry in _inside(path / TENSORBOARD):
-        if entry.match(_EVENTS):
+    for entry in [*_inside(path / CHECKPOINTS), *_inside(path / TENSORBOARD)]:
+        if entry.match(_EVENTS) or _HISTORY.fullmatch(entry.name):
             entry.unlink()
     _remove_folders(path / name for name in _RUN_FOLDERS)
 
@@ -272,7 +273,8 @@ def _is_worthless(path: Path, names: list[str], *, killed: bool) -> bool:
     if not ours or any((path / name).is_symlink() for name in names):
         return False
     contents = [*_inside(path / CHECKPOINTS), *_inside(path / TENSORBOARD)]
-    if any(not (partial(entry) or entry.match(_EVENTS)) for entry in contents):
+    known = (partial(e) or e.match(_EVENTS) or _HISTORY.fullmatch(e.name) for e in contents)
+    if not all(known):
         return False
     try:
         status = json.loads((path / "run.json").read_bytes())["status"]

@@ -85,10 +85,3 @@ def usage() -> dict[str, float]:
 def write_json(path: Path, value: Any) -> None:
     """Write JSON under a temporary name, then rename: a reader never sees half of it."""
     atomic.write(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
-
-
-def write_steps(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Write one JSON object a line."""
-    with atomic.replacing(path) as temporary, temporary.open("w") as file:
-        for row in rows:
-            file.write(json.dumps(row, separators=(",", ":")) + "\n")

@@ -176,11 +176,11 @@ class Replica:
         if not large and weight != 1.0:
             self.grad.mul_(weight)
 
-    def write_gradient(self, x: Tree, y: Tree) -> tuple[Tensor, Tensor]:
+    def write_gradient(self, x: Tree, y: Tree) -> tuple[Tensor, Tensor | None]:
         """Fill `grad` in as few kernels as possible; returns the mean loss and how many are right.
 
         `gradient` moves them one by one; here all are written at once. Nothing waits for the
-        device.
+        device. The count is None where the task has no right and wrong.
         """
         loss, output = self.objective(self.forward, x, y)
         named = [p for _, p in self.named]
@@ -188,8 +188,7 @@ class Replica:
         pairs = zip(named, found, strict=True)
         parts = [torch.zeros_like(p) if g is None else g for p, g in pairs]
         torch.cat([part.reshape(-1) for part in parts], out=self.grad)
-        loss = loss.detach()
-        return loss, self._right(output, y) if self.classifies else torch.zeros_like(loss)
+        return loss.detach(), self._right(output, y) if self.classifies else None
 
     def objective(self, model: Callable[..., Any], x: Tree, y: Tree) -> tuple[Tensor, Any]:
         """Return a batch's mean loss, and what the model made of it where the loss needs that."""

@@ -63,7 +63,7 @@ class Result:
 
     @property
     def seconds(self) -> float:
-        """Seconds of training, without start-up and evaluation."""
+        """Seconds of training, without start-up, evaluation and callbacks."""
         return self.record["result"]["seconds"]  # type: ignore[no-any-return]
 
     @property

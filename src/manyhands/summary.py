@@ -23,6 +23,8 @@ from manyhands.options import flatten
 from manyhands.privacy.terms import statement
 from manyhands.tasks import called
 
+STEPS = "steps.jsonl"
+
 if TYPE_CHECKING:
     from manyhands.job import Job
     from manyhands.tune import Kernels
@@ -68,6 +70,7 @@ def train(
         "ready": begun["ready"],
         "training": seconds,
         "evaluation": worker.clock.evaluation,
+        "callbacks": worker.clock.callbacks,
         "user": user,
         "system": system,
         "peak_rss_bytes": after["peak_rss_bytes"],
@@ -103,10 +106,10 @@ def record(job: Job, worker: Worker, kernels: Kernels, process: dict[str, float]
     rows = measures.steps(worker)
     workers = worker.comm.gather(measures.figures(worker, process, rows))
     seen = worker.comm.gather([[*e.seen(), e.steps, e.seconds] for e in worker.epochs])
-    every_step = worker.comm.gather(rows)
     shares: Iterator[Any] = worker.plan.epoch(1)
     first = [share.examples for share in islice(shares, 1)] or [0]
     firsts = [count for (count,) in worker.comm.gather(first)][: worker.config.workers]
+    measures.write_steps(worker, rows, Path(job.output) / STEPS if worker.rank == 0 else None)
     merged: dict[str, Any] = {}
     if worker.rank == 0:
         merged = _record(job, worker, kernels, workers)
@@ -132,11 +135,6 @@ def record(job: Job, worker: Worker, kernels: Kernels, process: dict[str, float]
             state = {k: v.contiguous() for k, v in _unshared(worker).items()}
         with atomic.replacing(output / "model.safetensors") as temporary:
             save_file(state, temporary)
-        pairs = zip(workers, every_step, strict=True)
-        records.write_steps(
-            output / "steps.jsonl",
-            [{"rank": who["rank"], **row} for who, mine in pairs for row in mine],
-        )
         records.write_json(output / "run.json", merged)
     merged = worker.comm.gather(merged)[0]
     worker.board.note(worker.number, worker.step, "done")
@@ -170,6 +168,7 @@ def _record(
         machine["lab"] = {"bandwidth": json.loads(os.environ[LAB])["bandwidth"]}
     ready = max(w["ready"] for w in workers)
     evaluation = max(w["evaluation"] for w in workers)
+    callbacks = None if config.privacy else round(max(w["callbacks"] for w in workers), 6)
     return {
         "schema": records.SCHEMA,
         "manyhands": __version__,
@@ -212,6 +211,7 @@ def _record(
             "startup": round(ready - job.launched, 6),
             "training": round(_training(workers), 6),
             "evaluation": round(evaluation, 6),
+            "callbacks": callbacks,
             "total": round(time.time() - job.launched, 6),
         },
     }

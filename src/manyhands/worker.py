@@ -9,15 +9,17 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+import numpy as np
 import torch
 
 from manyhands import evaluation
 from manyhands.aims import REACHED, Aim
-from manyhands.callbacks import tell
+from manyhands.callbacks import EVENTS, tell
 from manyhands.clock import Clock, Epoch
 from manyhands.data import Plan
 from manyhands.data.ahead import Ahead
 from manyhands.errors import DivergedError
+from manyhands.history import Column, StepFile
 from manyhands.slowing import Slow, slowed
 
 if TYPE_CHECKING:
@@ -75,7 +77,8 @@ class Worker:
     clock: Clock = field(default_factory=Clock)
     epochs: list[Epoch] = field(default_factory=list)
     kept: list[Tensor | None] = field(default_factory=list)  # worker 0's copies, judged later
-    losses: list[float | None] = field(default_factory=list)
+    losses: Column = field(default_factory=Column)  # None where a loss is unknown
+    history: StepFile = field(default_factory=StepFile)  # of the losses and the clock
     spent: dict[str, float] = field(default_factory=dict)  # a master's seconds, by phase
     facts: dict[str, Any] = field(default_factory=dict)
     state: Any = None  # what the strategy keeps from step to step, if anything
@@ -88,6 +91,7 @@ class Worker:
     aim: Aim = field(default_factory=Aim)
     augment: Augment | None = None
     callbacks: list[Any] = field(default_factory=list)  # worker 0's
+    events: frozenset[str] = frozenset()  # for which all workers wait until callbacks are over
     keep_best: Callable[[Replica, Tensor], None] | None = None  # rank 0's: writes it down
     rate: Rate | None = None  # where the learning rate changes over the run
     planned: list[int] = field(default_factory=list)  # the steps of each worker, for the rate
@@ -132,6 +136,7 @@ class Worker:
         """
         together = self.config.strategy.supports.together
         if together:
+            self._agree_on_events()
             self.comm.barrier()
         self.clock.started = time.monotonic()
         for number in range(self.epochs[-1].epoch if self.epochs else 1, self.config.epochs + 1):
@@ -151,6 +156,7 @@ class Worker:
                     x, y = self.augment(x, y, self.step)
                 yield Batch(x, y, share.examples / share.total, share.total, share.examples)
                 self.end_step(epoch)
+                self._wait_for_callbacks("on_step")
                 if self.balance:
                     self.balance.after_step(self, len(share.indices))
                 if self.lifecycle:
@@ -297,7 +303,8 @@ class Worker:
             # On a GPU the loss is known only when somebody waits for it.
             loss = self.losses[-1] if self.losses and not self.graphs else None
             about = {"step": self.step, "epoch": epoch.epoch, "loss": loss, "lr": self.lr}
-            tell(self.callbacks, "on_step", about)
+            with self.clock.calling_back():
+                tell(self.callbacks, "on_step", about)
 
     def _judge(self, epoch: Epoch) -> None:
         """Judge the model, all workers together."""
@@ -308,7 +315,10 @@ class Worker:
             params = self.config.strategy.consensus(self)
             evaluation.judge(self, epoch, params)
             self.stopped = self.aim.over(self.epochs) or self.stopped
-            self._announce(epoch, self.comm.gather(epoch.seen()))
+            seen = self.comm.gather(epoch.seen())
+            self._announce(epoch, seen)
+        self._end_epoch(epoch, seen)
+        self._wait_for_callbacks("on_epoch")
 
     def _keep(self, epoch: Epoch) -> None:
         """Keep a copy to judge later, or judge it now and alone if the run may have to stop."""
@@ -321,6 +331,7 @@ class Worker:
                 evaluation.judge(self, epoch, copy, alone=True)
                 self.stopped = self.aim.over(self.epochs) or self.stopped
             self._announce(epoch, [epoch.seen()])
+        self._end_epoch(epoch, [epoch.seen()])
 
     def _stop_at_last_step(self) -> None:
         if self.mechanism and self.mechanism.last is not None and self.step >= self.mechanism.last:
@@ -352,6 +363,33 @@ class Worker:
     def _announce(self, epoch: Epoch, workers: list[Any]) -> None:
         if self.announce:
             self.announce({**asdict(epoch), "workers": workers})
+
+    def _end_epoch(self, epoch: Epoch, workers: list[Any]) -> None:
         if self.callbacks:
-            seen = workers[: self.config.workers]
-            tell(self.callbacks, "on_epoch", epoch.row(self.step, seen))
+            with self.clock.calling_back():
+                row = epoch.row(self.step, workers[: self.config.workers])
+                tell(self.callbacks, "on_epoch", row)
+
+    def _agree_on_events(self) -> None:
+        """Find out for which events worker 0 has callbacks. Collective."""
+        mine = [any(getattr(one, event, None) for one in self.callbacks) for event in EVENTS]
+        with self.comm.meter.off():
+            known = self.comm.maximum(np.array(mine, dtype=np.int64))
+        self.events = frozenset(event for event, there in zip(EVENTS, known, strict=True) if there)
+
+    def _wait_for_callbacks(self, event: str) -> None:
+        """Wait until worker 0 has called its callbacks, off the training clock.
+
+        Collective, where workers step together and there are such callbacks. Otherwise the others
+        would wait for worker 0 in their next exchange, and count that as training. After a step
+        with an exchange all clocks go on from the latest: the workers had to meet anyway.
+        """
+        if event not in self.events or self.comm.size == 1:
+            return
+        self.board.note(self.number, self.step, "agree")
+        begin = time.monotonic()
+        mine = self.clock.seconds(begin)
+        with self.comm.meter.off():
+            latest = float(self.comm.maximum(np.array([mine]))[0])
+        meets = event == "on_step" and self.clock.has_exchanged
+        self.clock.end_wait_for_callbacks(begin, latest if meets else mine)

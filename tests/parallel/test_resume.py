@@ -15,7 +15,7 @@ from torch import nn
 from training import UP_TO_THREE, WORLD, large
 
 import manyhands as mh
-from manyhands import assemble
+from manyhands import assemble, measures
 from manyhands.board import BOARD_FILE, Board
 from manyhands.checkpoint import newest
 from manyhands.data import Data, store
@@ -139,6 +139,25 @@ def test_going_on_is_never_having_stopped(folder, strategy, optimizer):
         assert [e.test_metrics for e in resumed.epochs] == [e.test_metrics for e in whole.epochs]
         assert resumed.losses == whole.losses
         assert resumed.facts == whole.facts
+
+
+@UP_TO_THREE
+@pytest.mark.parametrize("strategy", ["sync", "gossip"])
+def test_a_long_run_s_checkpoints_are_as_large_as_a_short_one_s(folder, strategy, monkeypatch):
+    monkeypatch.setattr("manyhands.history.BLOCK", 16)  # steps that make a run long
+    given = {"strategy": strategy, "checkpoint_every": "16steps", "keep": 9, "max_steps": 64}
+    given |= {"epochs": 4, "optimizer": "adam"}
+    whole = train(folder, **given)
+    expected = whole.losses[:], whole.clock.updated[:48]
+    parts = sorted(Path(folder).glob(f"checkpoints/step-*/rank-{WORLD.rank}.safetensors"))
+    assert len(parts) == 4
+    assert len({part.stat().st_size for part in parts}) == 1
+    resumed = train(folder, checkpoint=at(folder, 48), **given)
+    assert torch.equal(resumed.params, whole.params)
+    assert resumed.losses == expected[0]
+    assert resumed.clock.updated[:48] == expected[1]
+    rows = [*measures.steps(resumed)]
+    assert [row["step"] for row in rows] == [*range(1, 65)]
 
 
 # The model has three layers with parameters; `cut` is measured, and must be kept.

@@ -54,6 +54,10 @@ def test_a_run_s_own_callback_hears_all_of_it(tmp_path, strategy):
     )
     found = json.loads((tmp_path / "heard.json").read_text())
     assert found["record"] == result.record
+    assert result.record["seconds"]["callbacks"] > 0
+    for worker in result.record["workers"]:
+        parts = [worker[part] for part in ("training", "evaluation", "callbacks")]
+        assert worker["wall"] == pytest.approx(sum(parts))
     assert found["steps"] == result.record["result"]["steps"]
     assert [epoch["epoch"] for epoch in found["epochs"]] == [1, 2]
     known = [epoch["test_metrics"] for epoch in found["epochs"]]

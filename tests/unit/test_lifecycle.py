@@ -16,6 +16,7 @@ from manyhands.clock import Clock, Epoch
 from manyhands.comm.alone import Alone
 from manyhands.comm.communicator import Ready
 from manyhands.errors import StoppedError
+from manyhands.history import Column, StepFile
 from manyhands.lifecycle import Lifecycle, Mark, capture, restore
 from manyhands.replica import Replica
 from manyhands.strategies import STRATEGIES
@@ -65,9 +66,10 @@ def working(**given):
     """Return a worker after its fourth step, as far as a checkpoint looks at it."""
     replica = Replica(nn.Linear(3, 2), nn.functional.mse_loss)
     made = {
-        "replica": replica, "params": replica.params, "clock": Clock(), "losses": [1.0], "kept": [],
+        "replica": replica, "params": replica.params, "clock": Clock(),
+        "losses": Column([1.0]), "kept": [],
         "step": 4, "balance": None, "mechanism": None, "rank": 0, "comm": Alone(), "facts": {},
-        "epochs": [Epoch(1, steps=4)], "state": None, "others_saw": False,
+        "epochs": [Epoch(1, steps=4)], "state": None, "history": StepFile(), "others_saw": False,
         "optimizer": torch.optim.SGD(replica.module.parameters(), lr=0.1, momentum=0.9),
         "config": SimpleNamespace(strategy=STRATEGIES["gossip"]()),
     }  # fmt: skip
@@ -77,9 +79,9 @@ def working(**given):
 def test_a_loss_that_nobody_knows_is_still_unknown_after_going_on(tmp_path):
     """After a death whoever takes over knows no loss of some steps."""
     writer = Writer(tmp_path, 0, 1, 3)
-    writer.write(4, capture(working(losses=[1.0, None, 3.0])), {})
+    writer.write(4, capture(working(losses=Column([1.0, None, 3.0]))), {})
     writer.wait()
-    other = working(losses=[])
+    other = working(losses=Column())
     restore(other, checkpoint.newest(tmp_path, print))
     assert other.losses == [1.0, None, 3.0]
 
@@ -90,7 +92,7 @@ def test_what_was_sent_and_computed_before_counts_after_going_on(tmp_path):
     before.clock.used = (1e4, 1e3)  # seconds
     writer.write(4, capture(before), {})
     writer.wait()
-    other = working(losses=[])
+    other = working(losses=Column())
     restore(other, checkpoint.newest(tmp_path, print))
     assert other.comm.meter.as_dict() == before.comm.meter.as_dict()
     user, system = other.clock.used

@@ -110,11 +110,14 @@ def _noise(rows: Sequence[Row]) -> str:
 def _apart(rows: Sequence[Row]) -> str:
     startup = [row.startup for row in rows if row.startup is not None]
     evaluation = [row.evaluation for row in rows if row.evaluation is not None]
+    callbacks = [row.callbacks for row in rows if row.callbacks]
     parts = []
     if startup:
         parts.append(f"start-up ({_range(startup)})")
     if evaluation:
         parts.append(f"evaluation ({_range(evaluation)})")
+    if callbacks:
+        parts.append(f"callbacks ({_range(callbacks)})")
     return f"Not counted: {join(parts)}." if parts else ""
 
 

@@ -91,6 +91,7 @@ class Run:
     seconds: float | None
     startup: float | None
     evaluation: float | None
+    callbacks: float | None
     accuracy: float | None
     metric: str  # what the run was judged by, where that is not accuracy
     higher: bool  # whether more of it is better
@@ -303,6 +304,7 @@ def parse(record: Mapping[str, Any], *, identity: str, where: str, scaling: str 
         seconds=seconds,
         startup=number(record, "seconds", "startup"),
         evaluation=number(record, "seconds", "evaluation"),
+        callbacks=number(record, "seconds", "callbacks"),
         accuracy=number(record, "result", "accuracy"),
         metric=metric,
         higher=higher,

@@ -94,6 +94,7 @@ def _row(group: Group, x: float, runs: Sequence[Run]) -> Row:
         examples=median(run.examples for run in runs),
         startup=median(run.startup for run in runs),
         evaluation=median(run.evaluation for run in runs),
+        callbacks=median(run.callbacks for run in runs),
         bytes=median(run.bytes for run in runs),
         messages=median(run.messages for run in runs),
         shares=_shares(runs),

@@ -52,6 +52,7 @@ class Row:
     examples: float | None
     startup: float | None
     evaluation: float | None
+    callbacks: float | None
     bytes: float | None
     messages: float | None
     shares: Mapping[str, float]
