@@ -7,6 +7,7 @@ import platform
 import resource
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
@@ -15,6 +16,7 @@ from pathlib import Path
 from manyhands import mpis
 from manyhands.errors import LaunchError
 from manyhands.lab import obstacle
+from manyhands.mpi_libraries import MPILibrary, installed_mpis
 from manyhands.prepare.session import JAVA, java_version
 from manyhands.record import cores, cpu_name
 
@@ -24,6 +26,13 @@ from mpi4py import MPI
 total = np.ones(1)
 MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, total)
 assert total[0] == 2, f"each process believes it is alone of {MPI.COMM_WORLD.size}"
+"""
+
+_LOADED = """
+import mpi4py
+mpi4py.rc.initialize = False
+from mpi4py import MPI
+print(MPI.Get_library_version())
 """
 
 
@@ -68,7 +77,7 @@ def _mpi() -> Iterator[Finding]:
     except LaunchError as error:
         yield Finding("MPI", "broken", str(error), "pip install mpich")
         return
-    for mpi in mpis.installed_mpis():
+    for mpi in installed_mpis():
         label = f"MPI {mpi.kind}" + (" (the default)" if mpi == chosen else "")
         problem = _try(mpi)
         found = mpi.mpiexec if problem is None else f"two processes failed: {problem}"
@@ -77,7 +86,7 @@ def _mpi() -> Iterator[Finding]:
         yield Finding(label, "ok" if problem is None else worst, found, remedy)
 
 
-def _try(mpi: mpis.MPILibrary) -> str | None:
+def _try(mpi: MPILibrary) -> str | None:
     """Start two processes that talk; returns what went wrong."""
     line, environment = mpis.command(mpi, 2, ["-c", _PROBE])
     try:
@@ -88,6 +97,28 @@ def _try(mpi: mpis.MPILibrary) -> str | None:
         return str(error)
     return (
         None if done.returncode == 0 else (done.stderr.strip().splitlines() or ["no message"])[-1]
+    )
+
+
+def _mpiexec() -> Finding:
+    """Compare plain `mpiexec` with the library that mpi4py loads in a script of the user's own."""
+    found = shutil.which("mpiexec")
+    if found is None:
+        remedy = "only needed to start scripts of your own"
+        return Finding("mpiexec", "missing", "not on the PATH", remedy)
+    starts = "Open MPI" if MPILibrary("system", found, None).is_openmpi else "MPICH"
+    line = [sys.executable, "-c", _LOADED]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+    loads = "Open MPI" if "Open MPI" in done.stdout else "MPICH"  # or one with MPICH's interface
+    if done.returncode or starts == loads:
+        return Finding("mpiexec", "ok", f"{found}, of {starts}")
+    fitting = [m.mpiexec for m in installed_mpis() if m.is_openmpi == (loads == "Open MPI")]
+    start = f"start scripts that import mpi4py with {fitting[0]}, or " if fitting else ""
+    return Finding(
+        "mpiexec",
+        "missing",
+        f"{found} is of {starts}, but mpi4py loads {loads}",
+        f"{start}import manyhands.torch_mpi or manyhands.allreduce before mpi4py",
     )
 
 
@@ -169,6 +200,7 @@ _CHECKS: tuple[Callable[[], Finding | Iterator[Finding]], ...] = (
     _torch,
     _mpi4py,
     _mpi,
+    _mpiexec,
     _processor,
     _shared_memory,
     _descriptors,

@@ -21,7 +21,7 @@ from manyhands.dealing import Shared
 from manyhands.errors import ConfigError
 from manyhands.hanging import Watched
 from manyhands.meeting import compare_versions, surrounding
-from manyhands.mpis import load_matching
+from manyhands.mpi_libraries import load_matching
 from manyhands.options import configure, options
 from manyhands.strategies import STRATEGIES
 from manyhands.surroundings import group_size, own_threads
