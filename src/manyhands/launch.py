@@ -269,10 +269,12 @@ def _is_ours(pid: int) -> bool:
         return False
 
 
-def _explain(folder: Path, board: Board, code: int, gone: int | None, kills: int) -> ManyhandsError:
+def _explain(
+    folder: Path, board: Board, code: int, gone: int | None, kills: int | None = None
+) -> ManyhandsError:
     """Return the failure as the user should see it.
 
-    `gone` is the rank that was seen to go first, `kills` the kernel's count from before the start.
+    `gone` is the rank that was seen to go first, `kills` is `memory_kills` from before the start.
     """
     said = without((folder / LOG_FILE).read_text(errors="replace")).strip()[-2000:]
     notes = [n for n in board.read() if n.operation != "done"]

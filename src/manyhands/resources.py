@@ -169,15 +169,15 @@ def _full_folders(error: BaseException, folders: dict[str, Path]) -> str:
     return f": {', '.join(places) or 'the disk is full'}; free some space, or {other}"
 
 
-def crash_cause(said: str, code: int, kills: int) -> str:
+def crash_cause(said: str, code: int, kills: int | None) -> str:
     """Return the resource for want of which a process was killed, where the signs are clear.
 
     Args:
         said: What mpiexec wrote.
         code: The exit code of the group.
-        kills: `memory_kills()` from before the group started.
+        kills: `memory_kills()` from before the group started; None where it was not counted.
     """
-    if memory_kills() > kills:
+    if kills is not None and memory_kills() > kills:
         return (
             "; the kernel has killed a process for lack of memory meanwhile, and "
             f"{size_text(memory_left())} are left now: use fewer workers, a smaller batch or "
