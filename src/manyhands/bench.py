@@ -29,7 +29,8 @@ from manyhands.allreduce.buffers import Array
 from manyhands.errors import ConfigError, LaunchError
 from manyhands.leftovers import kill_starters
 from manyhands.meeting import compare_versions, surrounding
-from manyhands.mpis import command, find_mpi, load_matching
+from manyhands.mpi_libraries import load_matching
+from manyhands.mpis import command, find_mpi
 from manyhands.place import host, kernel
 from manyhands.ranges import PROCESSES
 from manyhands.scratch import private_folder
@@ -133,9 +134,6 @@ def measure(
 
     Returns:
         The records, on every process of a group that somebody else started.
-
-    Raises:
-        ConfigError: The group that we are in is of another size than `workers`.
     """
     names, nbytes = chosen(algorithms), parse_sizes(sizes)
     load_matching()

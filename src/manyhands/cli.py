@@ -20,6 +20,7 @@ from manyhands.flags import takes_options
 from manyhands.foresight import predict
 from manyhands.options import audited, options
 from manyhands.reporting import compare, report
+from manyhands.resources import shortage, temporary_folder
 from manyhands.signals import SignalReceived
 from manyhands.surroundings import among_others, group_rank
 
@@ -344,6 +345,11 @@ def _run(arguments: Sequence[str] | None) -> None:
         _fail(str(error), error.exit_code, error.teller)
     except (KeyboardInterrupt, SignalReceived) as error:
         _fail(str(error) or "interrupted", 128 + signals.number(error))
+    except (OSError, MemoryError) as error:
+        text = shortage(error, {"output": Path.cwd(), "TMPDIR": temporary_folder()})
+        if text is None:
+            raise
+        _fail(text, 1)
 
 
 def _unknown(error: cyclopts.UnknownOptionError) -> str:

@@ -7,23 +7,35 @@ import platform
 import resource
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from manyhands import mpis
+from manyhands import mpis, resources
 from manyhands.errors import LaunchError
 from manyhands.lab import obstacle
+from manyhands.mpi_libraries import MPILibrary, installed_mpis
 from manyhands.prepare.session import JAVA, java_version
 from manyhands.record import cores, cpu_name
 
+_ENLARGE = "enlarge /dev/shm (docker run --shm-size=1g)"
+_MANY = 8  # workers for which files must suffice, also where there are fewer cores
+_SPACE = 256 << 20  # bytes below which a folder is called small
 _PROBE = """
 import numpy as np
 from mpi4py import MPI
 total = np.ones(1)
 MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, total)
 assert total[0] == 2, f"each process believes it is alone of {MPI.COMM_WORLD.size}"
+"""
+
+_LOADED = """
+import mpi4py
+mpi4py.rc.initialize = False
+from mpi4py import MPI
+print(MPI.Get_library_version())
 """
 
 
@@ -68,16 +80,18 @@ def _mpi() -> Iterator[Finding]:
     except LaunchError as error:
         yield Finding("MPI", "broken", str(error), "pip install mpich")
         return
-    for mpi in mpis.installed_mpis():
+    for mpi in installed_mpis():
         label = f"MPI {mpi.kind}" + (" (the default)" if mpi == chosen else "")
         problem = _try(mpi)
         found = mpi.mpiexec if problem is None else f"two processes failed: {problem}"
         remedy = "" if problem is None else mpis.repair(mpi.kind)
+        if resources.shareable() < (need := mpi.shared_bytes(2)):
+            remedy = f"{_ENLARGE}: it needs {resources.size_text(need)}"
         worst = "broken" if mpi == chosen else "missing"
         yield Finding(label, "ok" if problem is None else worst, found, remedy)
 
 
-def _try(mpi: mpis.MPILibrary) -> str | None:
+def _try(mpi: MPILibrary) -> str | None:
     """Start two processes that talk; returns what went wrong."""
     line, environment = mpis.command(mpi, 2, ["-c", _PROBE])
     try:
@@ -91,6 +105,28 @@ def _try(mpi: mpis.MPILibrary) -> str | None:
     )
 
 
+def _mpiexec() -> Finding:
+    """Compare plain `mpiexec` with the library that mpi4py loads in a script of the user's own."""
+    found = shutil.which("mpiexec")
+    if found is None:
+        remedy = "only needed to start scripts of your own"
+        return Finding("mpiexec", "missing", "not on the PATH", remedy)
+    starts = "Open MPI" if MPILibrary("system", found, None).is_openmpi else "MPICH"
+    line = [sys.executable, "-c", _LOADED]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+    loads = "Open MPI" if "Open MPI" in done.stdout else "MPICH"  # or one with MPICH's interface
+    if done.returncode or starts == loads:
+        return Finding("mpiexec", "ok", f"{found}, of {starts}")
+    fitting = [m.mpiexec for m in installed_mpis() if m.is_openmpi == (loads == "Open MPI")]
+    start = f"start scripts that import mpi4py with {fitting[0]}, or " if fitting else ""
+    return Finding(
+        "mpiexec",
+        "missing",
+        f"{found} is of {starts}, but mpi4py loads {loads}",
+        f"{start}import manyhands.torch_mpi or manyhands.allreduce before mpi4py",
+    )
+
+
 def _processor() -> Finding:
     return Finding("cores", "ok", f"{cores()} of {os.cpu_count()} usable, {cpu_name()}")
 
@@ -99,20 +135,50 @@ def _shared_memory() -> Finding:
     path = Path("/dev/shm")
     if not path.is_dir():
         return Finding("/dev/shm", "ok", "none on this system; temporary files are used instead")
-    free = shutil.disk_usage(path).free
-    text = f"{free / 2**20:,.0f} MiB free"
-    if free < 128 * 2**20:
-        remedy = "enlarge it (docker run --shm-size=1g) or use --allreduce mpi"
-        return Finding("/dev/shm", "missing", text, remedy)
-    return Finding("/dev/shm", "ok", text)
+    need = max(cores() * resources.SHARED_PER_WORKER, _starting_bytes())
+    return _room("/dev/shm", resources.shareable(), need, _ENLARGE)
+
+
+def _starting_bytes() -> int:
+    """Return the shared memory without which the default MPI does not start a worker per core."""
+    try:
+        return mpis.find_mpi().shared_bytes(max(2, cores()))
+    except LaunchError:
+        return 0
+
+
+def _room(what: str, free: float, need: float, remedy: str) -> Finding:
+    """Compare what is free of a resource with what a worker on each core needs."""
+    workers = "1 worker needs" if cores() == 1 else f"{cores()} workers need"
+    enough = free >= need
+    text = f"{resources.size_text(free)} free; {workers} {resources.size_text(need)}"
+    return Finding(what, "ok" if enough else "missing", text, "" if enough else remedy)
 
 
 def _descriptors() -> Finding:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    state = "ok" if soft >= 256 else "missing"
+    need = resources.files_needed(max(cores(), _MANY))
+    enough = soft == resource.RLIM_INFINITY or soft >= need
+    text = f"at most {soft}; {max(cores(), _MANY)} workers need {need}"
     return Finding(
-        "open files", state, f"at most {soft}", "" if state == "ok" else "ulimit -n 1024"
+        "open files", "ok" if enough else "missing", text, "" if enough else "ulimit -n 1024"
     )
+
+
+def _memory() -> Finding:
+    need = cores() * resources.MEMORY_PER_WORKER
+    return _room("memory", resources.memory_left(), need, "use fewer workers")
+
+
+def _folders() -> Iterator[Finding]:
+    """Look at where the data of a run is kept for its workers, and at where runs are written."""
+    places = {"TMPDIR": resources.temporary_folder(), "current folder": Path.cwd()}
+    for name, folder in places.items():
+        free = shutil.disk_usage(folder).free
+        enough = free >= _SPACE
+        text = f"{folder}, {resources.size_text(free)} free"
+        remedy = "" if enough else "free some space, or set TMPDIR or --output to another folder"
+        yield Finding(name, "ok" if enough else "missing", text, remedy)
 
 
 def _user() -> Finding:
@@ -169,9 +235,12 @@ _CHECKS: tuple[Callable[[], Finding | Iterator[Finding]], ...] = (
     _torch,
     _mpi4py,
     _mpi,
+    _mpiexec,
     _processor,
     _shared_memory,
     _descriptors,
+    _memory,
+    _folders,
     _user,
     _cuda,
     _slurm,

@@ -7,6 +7,7 @@ ManyhandsError                 anything manyhands itself reports
 ├── WorkerError                a worker failed; carries its rank and traceback; exit 1
 │   ├── DivergedError          the loss is no longer finite; carries rank and step; exit 1
 │   └── TooFewError            so many died that the others stopped, with a checkpoint; exit 1
+├── ResourceError              disk, shared memory, open files or memory ran out; exit 1
 ├── ShortHandedError           some died, the others ended at a checkpoint; all start again from it
 ├── StoppedError               a signal asked the run to stop; exit 128 + the signal's number
 └── LateSignalError            likewise, but the run had finished: its record and model are there
@@ -62,6 +63,10 @@ class DivergedError(WorkerError):
 
 class TooFewError(WorkerError):
     """Fewer workers are left than the run may go on with; a checkpoint was written."""
+
+
+class ResourceError(ManyhandsError):
+    """The machine ran out of disk space, shared memory, open files or memory."""
 
 
 class ShortHandedError(ManyhandsError):

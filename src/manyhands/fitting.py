@@ -17,7 +17,7 @@ from manyhands.callbacks import EVENTS
 from manyhands.config import METRICS, MODELS, RunConfig
 from manyhands.errors import ConfigError, ManyhandsError, nearest
 from manyhands.meeting import agreed, compare_versions, surrounding
-from manyhands.mpis import load_matching
+from manyhands.mpi_libraries import load_matching
 from manyhands.naming import factory
 from manyhands.options import FOLLOWING, configure, options
 from manyhands.privacy.accountant import expect_library

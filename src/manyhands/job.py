@@ -29,6 +29,7 @@ from manyhands.callbacks import tell
 from manyhands.config import RunConfig
 from manyhands.errors import LateSignalError, LaunchError, ManyhandsError
 from manyhands.heart import TURN, Heart, put_aside, tell_stack
+from manyhands.resources import explained, temporary_folder
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -113,6 +114,13 @@ def perform(
     Collective over `comm`. `folder` is this host's, for the board and for events; `ready` is called
     when the worker is built and has its data.
     """
+    with explained(output=job.output, TMPDIR=temporary_folder()):
+        return _perform(job, comm, folder, ready)
+
+
+def _perform(
+    job: Job, comm: MPI.Comm | Communicator, folder: Path, ready: Callable[[], None] | None
+) -> dict[str, Any]:
     from manyhands import assemble, summary
 
     worker, kernels = assemble.worker(job, comm, folder)
@@ -275,6 +283,8 @@ def raised(note: dict[str, Any]) -> ManyhandsError:
         stopped = errors.ManyhandsError(message)
         stopped.exit_code = note["exit_code"]
         return stopped
+    if kind is errors.ResourceError:
+        return errors.ResourceError(f"rank {rank} failed: {message}")
     if kind in (errors.ConfigError, errors.DataError, errors.LaunchError, errors.ShortHandedError):
         return kind(message)  # type: ignore[no-any-return]
     if kind in (errors.DivergedError, errors.TooFewError, errors.WorkerError):

@@ -22,7 +22,7 @@ from manyhands.dealing import Shared
 from manyhands.errors import ConfigError
 from manyhands.hanging import Watched
 from manyhands.meeting import compare_versions, surrounding
-from manyhands.mpis import load_matching
+from manyhands.mpi_libraries import load_matching
 from manyhands.optimizers import expect_no_closure
 from manyhands.options import configure, options
 from manyhands.strategies import STRATEGIES

@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-from manyhands import signals, validate
+from manyhands import resources, signals, validate
 from manyhands.board import BOARD_FILE, EVENTS_FILE, Board, Note
 from manyhands.carrying import DIGEST, LAUNCHER
 from manyhands.errors import (
@@ -34,6 +34,9 @@ from manyhands.leftovers import kill_starters
 from manyhands.mpis import command, find_mpi
 from manyhands.place import host
 from manyhands.wire import Listener, without
+
+if TYPE_CHECKING:
+    from manyhands.config import RunConfig
 
 LOG_FILE = "group.log"  # what mpiexec says, and workers that have no log yet
 SOCKET = "nursery"  # where stand-ins reach what makes workers
@@ -59,6 +62,7 @@ def launch(job: Job, processes: int, folder: Path, watch: Watch | None = None) -
     """
     record = Path(job.output) / "run.json"
     before = written(record)
+    kills = resources.memory_kills()
     digest = job.write(folder)
     board = Board(folder / BOARD_FILE, processes, create=True)
     with (folder / LOG_FILE).open("wb") as log, ExitStack() as started:
@@ -87,17 +91,19 @@ def launch(job: Job, processes: int, folder: Path, watch: Watch | None = None) -
     if job.config.on_failure == "continue":  # what mpiexec says depends on when somebody died
         failed = not any(note.operation == "done" for note in board.read())
     if failed or (folder / ERROR_FILE).exists():
-        raise _failure(folder, board, group.returncode, guard)
+        raise _failure(folder, board, group.returncode, guard, kills)
     if board.asked():  # too late for the workers, but whoever called us must hear of it
         raise LateSignalError(board.asked(), job.output)
 
 
-def _failure(folder: Path, board: Board, code: int, guard: Guard) -> ManyhandsError:
+def _failure(
+    folder: Path, board: Board, code: int, guard: Guard, kills: int | None
+) -> ManyhandsError:
     """Return why a group failed; where a signal asked it to stop, not an error to restart after."""
     spoken = (folder / ERROR_FILE).exists()
     if guard.ended and not spoken:
         return stopped_by(board.asked(), guard.ended)
-    error = _explain(folder, board, code, guard.died)
+    error = _explain(folder, board, code, guard.died, kills)
     died = type(error) is WorkerError and not error.traceback
     if board.asked() and (died or not spoken or isinstance(error, ShortHandedError)):
         return stopped_by(board.asked(), str(error))
@@ -138,6 +144,23 @@ def _start(
         group = _started(line, environment, log)
         started.callback(_end, group, board, folder)
     return group
+
+
+def expect_machine(config: RunConfig) -> None:
+    """Refuse a run for which this host has too few open files or too little shared memory.
+
+    Raises:
+        LaunchError: It says what is needed, and how to get it. Also where there is no MPI.
+    """
+    hosts = config.places or lab()
+    processes = config.processes
+    resources.expect_files(processes)
+    if config.strategy.supports.shares_memory:
+        return
+    mpi = find_mpi(config.mpi, lasting=config.on_failure == "continue")
+    if not hosts:
+        what = f"a group of {processes} processes under {mpi.kind}"
+        resources.expect_shared(mpi.shared_bytes(processes), what)
 
 
 def _started(
@@ -299,8 +322,13 @@ def _is_ours(pid: int) -> bool:
         return False
 
 
-def _explain(folder: Path, board: Board, code: int, gone: int | None) -> ManyhandsError:
-    """Return the failure as the user should see it; `gone` is who was seen to go first."""
+def _explain(
+    folder: Path, board: Board, code: int, gone: int | None, kills: int | None = None
+) -> ManyhandsError:
+    """Return the failure as the user should see it.
+
+    `gone` is the rank that was seen to go first, `kills` is `memory_kills` from before the start.
+    """
     said = without((folder / LOG_FILE).read_text(errors="replace")).strip()[-2000:]
     notes = [n for n in board.read() if n.operation != "done"]
     pids = {n.rank: board.pid(n.rank) for n in notes}
@@ -318,14 +346,17 @@ def _explain(folder: Path, board: Board, code: int, gone: int | None) -> Manyhan
     else:
         for teller, words in board.heard():
             return WorkerError(f"rank {teller} failed: {words}", rank=teller)
+    cause = resources.crash_cause(said, code, kills)
     if not notes:
         when = "after all workers had ended" if board.read() else "before any worker started"
-        return LaunchError(f"the group ended with {code} {when}:\n{said}")
+        ended = f"the group ended with {code} {when}"
+        return LaunchError(f"{ended}{cause}" if cause else f"{ended}:\n{said}")
     where = "; ".join(f"rank {n.rank} at step {n.step} ({n.operation})" for n in notes)
     rank = next(iter(_told(said, pids)), None) if gone is None else gone
     who = "a worker" if rank is None else f"rank {rank}"
     return WorkerError(
-        f"{who} died without a word (the group ended with {code}); last seen: {where}", rank=rank
+        f"{who} died without a word (the group ended with {code}); last seen: {where}{cause}",
+        rank=rank,
     )
 
 

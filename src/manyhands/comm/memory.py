@@ -19,6 +19,7 @@ import torch.multiprocessing  # teaches pipes to carry tensors
 
 from manyhands.comm.communicator import Ready
 from manyhands.comm.meter import Meter
+from manyhands.resources import expect_shared
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -51,6 +52,9 @@ class MemoryGroup:
         """
         shared: Tensor
         if self.rank == 0:
+            if not tensor.is_cuda:
+                what = f"a tensor of {tensor.numel():,} numbers that all workers share"
+                expect_shared(tensor.nbytes, what)
             shared = tensor.detach().clone().share_memory_()  # type: ignore[no-untyped-call]
             for end in self._ends:
                 end.send(shared)

@@ -36,6 +36,7 @@ from manyhands.data.shuffle import permutation
 from manyhands.data.split import Normalise, Split
 from manyhands.errors import ConfigError, DataError
 from manyhands.forms import Form, Tree
+from manyhands.resources import expect_space, explained
 
 if TYPE_CHECKING:
     import torch
@@ -338,6 +339,15 @@ def write(
         ids=IDS in arrays,
         **shape,
     )
+    need = sum(array.nbytes for array in arrays.values())
+    instead = "another folder (TMPDIR is the one for temporary files)"
+    expect_space(folder.parent, need, f"the data {name!r}", instead)
+    with explained(TMPDIR=folder.parent):
+        _write(folder, arrays, about, replace)
+    return folder
+
+
+def _write(folder: Path, arrays: Mapping[str, np.ndarray], about: About, replace: bool) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     part = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
@@ -347,7 +357,6 @@ def write(
         _install(part, folder, about, replace)
     finally:
         shutil.rmtree(part, ignore_errors=True)
-    return folder
 
 
 def _install(part: Path, folder: Path, about: About, replace: bool) -> None:

@@ -21,6 +21,7 @@ from manyhands.prepare.recipe import Recipe, check_persist, read
 from manyhands.prepare.session import java_version, require, session, told
 from manyhands.prepare.sources import infers, located, table
 from manyhands.prepare.statistics import statistics
+from manyhands.resources import explained, temporary_folder
 
 __all__ = ["prepare"]
 
@@ -70,7 +71,7 @@ def prepare(
         session(master, memory) if spark is None else nullcontext(spark)
     )
     try:
-        with own as running:
+        with explained(output=output.parent, TMPDIR=temporary_folder()), own as running:
             return _prepared(said, output, place, running, persist or said.persist)
     finally:
         shutil.rmtree(place, ignore_errors=True)

@@ -1,0 +1,202 @@
+"""What a run takes of this machine: shared memory, open files, disk space and memory.
+
+`expect_…` refuse a start that would fail for want of one; `explained` turns a failure into an
+error that names the resource, how much is left, and what helps.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import re
+import resource
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from manyhands.errors import LaunchError, ResourceError
+
+SHARED = Path("/dev/shm")
+LEAST_SPACE = 2**20  # bytes for the records of the shortest run
+SHARED_PER_WORKER = 8 << 20  # bytes: MPI's own and one all-reduce window, measured with MPICH 5
+MEMORY_PER_WORKER = 256 << 20  # bytes: Python, PyTorch and a small model, measured
+_MORE_SHARED = "enlarge it (docker run --shm-size=1g, or mount -o remount,size=1g /dev/shm)"
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# What torch and NumPy say where they keep no error number.
+_NO_SPACE = re.compile(r"No space left on device|^\d+ requested and \d+ written$")
+_NO_FILES = re.compile(r"Too many open files")
+_NO_MEMORY = re.compile(r"[Cc]an(?:no|')t allocate memory")
+_BUS_ERROR = re.compile(r"Bus error|ended with -7\b|signal 7\b")
+
+
+def size_text(count: float) -> str:
+    """Return a number of bytes in MiB.
+
+    >>> size_text(3 << 20), size_text(100 << 10)
+    ('3 MiB', '0.1 MiB')
+    """
+    mebi = count / 2**20
+    return f"{mebi:,.0f} MiB" if mebi >= 10 or mebi == int(mebi) else f"{mebi:.1f} MiB"
+
+
+def shareable(*, in_all: bool = False) -> float:
+    """Return how many bytes are left to share, or are there `in_all`; infinite where not known."""
+    try:
+        usage = shutil.disk_usage(SHARED)
+    except OSError:  # this system shares memory otherwise
+        return math.inf
+    return usage.total if in_all else usage.free
+
+
+def expect_shared(need: float, what: str, *, in_all: bool = False) -> None:
+    """Refuse to start where less than `need` bytes can be shared.
+
+    With `in_all` what is in use counts as free: the processes of the same group may have it.
+    """
+    if (free := shareable(in_all=in_all)) < need:
+        raise LaunchError(shared_shortage(free, need, what))
+
+
+def shared_shortage(free: float, need: float, what: str, instead: str = "") -> str:
+    """Return the message for too little shared memory."""
+    more = f"{_MORE_SHARED}, or {instead}" if instead else _MORE_SHARED
+    return f"{SHARED} has {size_text(free)} free, but {what} needs {size_text(need)}; {more}"
+
+
+def files_needed(processes: int) -> int:
+    """Return how many files a process of a run may have to keep open; measured."""
+    return 40 + 3 * processes
+
+
+def expect_files(processes: int) -> None:
+    """Refuse to start where the launcher or a worker would run out of open files."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < (need := files_needed(processes)):
+        raise LaunchError(
+            f"a process may keep {soft} files open here, but a run of {processes} processes needs "
+            f"{need}; raise the limit: ulimit -n 1024"
+        )
+
+
+def expect_space(folder: Path, need: float, what: str, instead: str = "another folder") -> None:
+    """Refuse to write `need` bytes into a folder that has not so much room."""
+    place = _existing(folder)
+    with suppress(OSError):
+        free = shutil.disk_usage(place).free
+        if free < need:
+            raise LaunchError(
+                f"{place} has {size_text(free)} free, but {what} needs {size_text(need)}; free "
+                f"some space there, or choose {instead}"
+            )
+
+
+def memory_left() -> float:
+    """Return the bytes of memory that processes can still take, here or in this container."""
+    left = math.inf
+    with suppress(OSError, ValueError, IndexError):
+        (line,) = re.findall(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
+        left = int(line) * 1024.0
+    with suppress(OSError, ValueError):
+        group = Path("/sys/fs/cgroup")
+        limit = float((group / "memory.max").read_text())
+        left = min(left, limit - float((group / "memory.current").read_text()))
+    return left
+
+
+def memory_kills() -> int:
+    """Return how many processes the kernel has killed for lack of memory since it started."""
+    with suppress(OSError):
+        for line in Path("/proc/vmstat").read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0
+
+
+@contextmanager
+def explained(**folders: Path | str) -> Iterator[None]:
+    """Raise a ResourceError for what fails inside for want of a resource of this machine.
+
+    Args:
+        **folders: Where files are written, by the option that chooses the folder.
+
+    Raises:
+        ResourceError: It names the resource, what is left of it, and what to do.
+    """
+    try:
+        yield
+    except (OSError, RuntimeError, MemoryError) as error:
+        if text := shortage(error, {name: Path(folder) for name, folder in folders.items()}):
+            raise ResourceError(text) from error
+        raise
+
+
+def shortage(error: BaseException, folders: dict[str, Path]) -> str | None:
+    """Return which resource an error was for want of, and what to do; None where it was not."""
+    number, text = getattr(error, "errno", None), str(error).partition("\n")[0]
+    if isinstance(error, RuntimeError) and "shared memory" in text and _NO_SPACE.search(text):
+        return f"{text}; {SHARED} has {size_text(shareable())} free: {_MORE_SHARED}"
+    if number in (errno.EMFILE, errno.ENFILE) or _NO_FILES.search(text):
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return f"{text}: this process may keep {soft}; raise the limit: ulimit -n 1024"
+    if number in _FULL or (isinstance(error, OSError) and _NO_SPACE.search(text)):
+        return f"{text}{_full_folders(error, folders)}"
+    if isinstance(error, MemoryError) or number == errno.ENOMEM or _NO_MEMORY.search(text):
+        return (
+            f"{text or 'out of memory'}; {size_text(memory_left())} of memory are left: use fewer "
+            "workers, a smaller batch or model, or a machine with more memory"
+        )
+    return None
+
+
+def _full_folders(error: BaseException, folders: dict[str, Path]) -> str:
+    """Return where there is no room, and what to do; all folders where none looks full."""
+    if isinstance(name := getattr(error, "filename", None), str):
+        folders = {"": Path(name).parent, **folders}
+    free = {}
+    for option, folder in folders.items():
+        with suppress(OSError):
+            free[option] = shutil.disk_usage(_existing(folder)).free
+    full = [option for option in free if free[option] < LEAST_SPACE] or list(free)
+    if getattr(error, "errno", None) == errno.EFBIG:
+        said = ", ".join(str(folders[option]) for option in full)
+        return f" in {said}: raise the limit on the size of files (ulimit -f unlimited)"
+    places = [f"{folders[option]} has {size_text(free[option])} free" for option in full]
+    named = " or ".join(dict.fromkeys(option for option in full if option))
+    other = f"set {named} to another folder" if named else "use another folder"
+    return f": {', '.join(places) or 'the disk is full'}; free some space, or {other}"
+
+
+def crash_cause(said: str, code: int, kills: int | None) -> str:
+    """Return the resource for want of which a process was killed, where the signs are clear.
+
+    Args:
+        said: What mpiexec wrote.
+        code: The exit code of the group.
+        kills: `memory_kills()` from before the group started; None where it was not counted.
+    """
+    if kills is not None and memory_kills() > kills:
+        return (
+            "; the kernel has killed a process for lack of memory meanwhile, and "
+            f"{size_text(memory_left())} are left now: use fewer workers, a smaller batch or "
+            "model, or a machine with more memory"
+        )
+    if code in (7, -7, 135) or _BUS_ERROR.search(said):
+        return (
+            f"; a bus error: the memory that processes share ran out, {SHARED} has "
+            f"{size_text(shareable())} free: {_MORE_SHARED}"
+        )
+    return ""
+
+
+def temporary_folder() -> Path:
+    """Return where this process puts temporary files."""
+    return Path(tempfile.gettempdir())
+
+
+def _existing(folder: Path) -> Path:
+    """Return the folder, or the nearest one above that exists."""
+    folder = folder.absolute()
+    return next((each for each in (folder, *folder.parents) if os.path.isdir(each)), Path("/"))
