@@ -21,13 +21,10 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+_SGD_LR, _ADAM_LR = 0.02, 0.001
 _LR = (
-    "learning rate; by default 0.001 for adam and adamw. For sgd 0.06 with a batch_size of 192, or "
-    "less in proportion to a smaller one that is given, a linear schedule and a warmup of 0.1. "
-    "Where this, another momentum, nesterov, schedule, warmup or lr_scaling is given, with adam, "
-    "adamw or an optimizer that is an object, in private training, in hogwild and server, and "
-    "where averaging has a period of steps: a batch_size of 128, a constant schedule, no warmup, "
-    "and 0.02 for sgd"
+    f"learning rate; by default {_SGD_LR} for sgd, which lr_scaling divides by the number of "
+    f"workers where they update independently, and {_ADAM_LR} for adam and adamw"
 )
 _DECAY = "weight decay"
 
@@ -37,7 +34,7 @@ class SGD:
     """Stochastic gradient descent, with momentum if asked for."""
 
     name: ClassVar[str] = "sgd"
-    lr: float = field(default=0.02, metadata={"help": _LR})
+    lr: float = field(default=_SGD_LR, metadata={"help": _LR})
     momentum: float = field(default=0.9, metadata={"help": "momentum of SGD"})
     nesterov: bool = field(default=False, metadata={"help": "Nesterov's momentum"})
     weight_decay: float = field(default=0.0, metadata={"help": _DECAY})
@@ -60,7 +57,7 @@ class Adam:
     """Adam (Kingma & Ba 2015)."""
 
     name: ClassVar[str] = "adam"
-    lr: float = field(default=0.001, metadata={"help": _LR})
+    lr: float = field(default=_ADAM_LR, metadata={"help": _LR})
     weight_decay: float = field(default=0.0, metadata={"help": _DECAY})
 
     def __post_init__(self) -> None:
@@ -79,7 +76,7 @@ class AdamW:
     """Adam with decoupled weight decay (Loshchilov & Hutter 2019)."""
 
     name: ClassVar[str] = "adamw"
-    lr: float = field(default=0.001, metadata={"help": _LR})
+    lr: float = field(default=_ADAM_LR, metadata={"help": _LR})
     weight_decay: float = field(default=0.01, metadata={"help": _DECAY})
 
     def __post_init__(self) -> None:
