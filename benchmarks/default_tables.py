@@ -86,7 +86,7 @@ TABLES: dict[str, Callable[[Record], str]] = {
 def write(text: str, results: Path = HERE / "results") -> str:
     """Return a page with the tables of `<!-- settings MACHINE -->` and `<!-- division … -->`."""
 
-    def made(mark: re.Match[str]) -> str:
+    def make_table(mark: re.Match[str]) -> str:
         path = results / mark[3] / "defaults.json"
         if not path.exists():
             return mark[0]
@@ -94,4 +94,4 @@ def write(text: str, results: Path = HERE / "results") -> str:
         return f"{mark[1]}{TABLES[mark[2]](found)}\n{mark[5]}"
 
     pattern = rf"(<!-- ({'|'.join(TABLES)}) ([\w-]+) -->\n)(.*?)(<!-- end -->)"
-    return re.sub(pattern, made, text, flags=re.S)
+    return re.sub(pattern, make_table, text, flags=re.S)

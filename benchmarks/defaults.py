@@ -37,15 +37,15 @@ WORKERS = 8
 
 
 @cache
-def made(task: str, quick: bool) -> Task:
+def build_task(task: str, quick: bool) -> Task:
     """Return a task, made once in each process."""
     make, count = TASKS[task]
     return make(count // 20 if quick else count)
 
 
-def trained(quick: bool, task: str, **given: Any) -> Run:
+def train_task(quick: bool, task: str, **given: Any) -> Run:
     """Train on a task; returns the validation loss, None if the run diverged, and the seconds."""
-    asked, begin = made(task, quick), time.perf_counter()
+    asked, begin = build_task(task, quick), time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="manyhands-bench-") as place:
         try:
             found = mh.fit(
@@ -61,15 +61,15 @@ def trained(quick: bool, task: str, **given: Any) -> Run:
     return {"loss": loss if finite else None, "seconds": took}
 
 
-def at_once(processes: int, todo: Sequence[Run], quick: bool) -> list[Run]:
+def run_at_once(processes: int, todo: Sequence[Run], quick: bool) -> list[Run]:
     """Return the runs with what each gave, so many at a time."""
     spawn = multiprocessing.get_context("spawn")  # forks of a process with threads may hang
     with ProcessPoolExecutor(min(processes, len(todo)), mp_context=spawn) as pool:
-        futures = [pool.submit(trained, quick, **one) for one in todo]
+        futures = [pool.submit(train_task, quick, **one) for one in todo]
         return [{**one, **future.result()} for one, future in zip(todo, futures, strict=True)]
 
 
-def alone(names: Iterable[str], seed: int, *, quick: bool) -> list[Run]:
+def run_grid(names: Iterable[str], seed: int, *, quick: bool) -> list[Run]:
     """Return the runs of one worker: every rate with every batch size on every task."""
     grid = list(product(RATES[1:4:2], BATCHES[:1]) if quick else product(RATES, BATCHES))
     shared = {"strategy": "sequential", "workers": 1, "seed": seed}
@@ -78,10 +78,10 @@ def alone(names: Iterable[str], seed: int, *, quick: bool) -> list[Run]:
         for task in names
         for lr, batch in grid
     ]
-    return at_once(cores(), todo, quick)
+    return run_at_once(cores(), todo, quick)
 
 
-def together(seed: int, *, quick: bool) -> list[Run]:
+def run_strategies(seed: int, *, quick: bool) -> list[Run]:
     """Return the runs of many workers with the default rate divided and undivided."""
     workers = 2 if quick else WORKERS
     shared = {"task": "MNIST CNN", "workers": workers, "seed": seed, "lr": mh.SGD().lr}
@@ -90,7 +90,7 @@ def together(seed: int, *, quick: bool) -> list[Run]:
         for given in INDEPENDENT.values()
         for scaling in ("inverse", "none")
     ]
-    return at_once(max(1, cores() // workers), todo, quick)
+    return run_at_once(max(1, cores() // workers), todo, quick)
 
 
 def main() -> None:
@@ -107,8 +107,8 @@ def main() -> None:
     division: list[Run] = []
     for seed in in_time(asked.rounds, asked.seconds):
         begin = time.perf_counter()
-        runs += alone(names, seed, quick=asked.quick)
-        division += together(seed, quick=asked.quick)
+        runs += run_grid(names, seed, quick=asked.quick)
+        division += run_strategies(seed, quick=asked.quick)
         print(f"seed {seed}: {time.perf_counter() - begin:.0f} s", flush=True)
     nothing: dict[str, Any] = {"ours": "", "medians": {}, "ratios": {}, "bars": {}}
     default = {"lr": mh.SGD().lr, "batch_size": options()["batch_size"].default}

@@ -83,7 +83,7 @@ def way(preset: str) -> str:
     return "ours, defaults" if preset == "none" else f"ours, preset {preset}"
 
 
-def described(what: str, preset: str, runs: Mapping[str, list[Reached]], bar: float) -> Record:
+def describe(what: str, preset: str, runs: Mapping[str, list[Reached]], bar: float) -> Record:
     """Return the record of our runs with one preset against the solution's."""
     mine = {name: runs[name] for name in (way(preset), THEIRS)}
     return record(
@@ -147,7 +147,7 @@ def main() -> None:
     bar = 6.0 if asked.workers < 8 else 10.0
     what = f"time to 98 % on MNIST, {asked.strategy}, P={asked.workers}"
     facts = {"workers": asked.workers, "strategy": asked.strategy}
-    write(asked.out, *({**described(what, p, runs, bar), **facts} for p in PRESETS))
+    write(asked.out, *({**describe(what, p, runs, bar), **facts} for p in PRESETS))
 
 
 if __name__ == "__main__":

@@ -156,7 +156,7 @@ def test_the_time_to_a_target_names_the_settings_of_both_sides_and_what_it_consi
         to_target.way("one-cycle"): [to_target.Reached(2.0, 2, 626, cycle)] * 2,
         to_target.THEIRS: [to_target.Reached(s, 9, 4221, {"lr": 0.01}) for s in (20.0, 30.0)],
     }
-    found = [to_target.described("to 98 %", preset, runs, 6.0) for preset in to_target.PRESETS]
+    found = [to_target.describe("to 98 %", preset, runs, 6.0) for preset in to_target.PRESETS]
     assert [record["what"] for record in found] == [
         "to 98 %, defaults",
         "to 98 %, preset one-cycle",
