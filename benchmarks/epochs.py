@@ -20,6 +20,7 @@ from to_target import TARGET
 from turns import parser, write
 
 import manyhands as mh
+from manyhands.presets import PRESETS
 from manyhands.record import cores
 
 Setting = dict[str, Any]
@@ -30,9 +31,12 @@ CONSTANT: tuple[Setting, ...] = (
     {"batch_size": 128, "lr": 0.05},
     {"batch_size": 256, "lr": 0.05},
 )
+CYCLE = PRESETS["one-cycle"].options
+# The preset's rate, as much per example of a batch, and a fall along a line or a cosine.
 FALLING: tuple[Setting, ...] = tuple(
-    {"batch_size": batch, "lr": lr, "schedule": schedule, "warmup": 0.1}
-    for batch, lr in ((128, 0.04), (192, 0.06), (256, 0.08))
+    {**CYCLE, "batch_size": batch, "lr": round(CYCLE["lr"] * batch / CYCLE["batch_size"], 6)}
+    | {"schedule": schedule}
+    for batch in (128, CYCLE["batch_size"], 256)
     for schedule in ("linear", "cosine")
 )
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import epochs
+import to_target
 from run import HEAD, PARTS, rows
 from turns import HERE
 
@@ -45,12 +46,13 @@ def told(kept: list[dict[str, Any]]) -> str:
 
 def write(text: str) -> str:
     """Return the page with everything between its marks made anew."""
-    pattern = r"(<!-- (bars|epochs) ([\w-]+) -->\n)(.*?)(<!-- end -->)"
+    pattern = r"(<!-- (bars|epochs|to-98) ([\w-]+) -->\n)(.*?)(<!-- end -->)"
+    tables = {"epochs": epochs.table, "to-98": to_target.table}
 
     def made(mark: re.Match[str]) -> str:
         kind, machine = mark[2], mark[3]
-        path = HERE / "results" / machine / "epochs.json"
-        return f"{mark[1]}{table(machine) if kind == 'bars' else epochs.table(path)}\n{mark[5]}"
+        path = HERE / "results" / machine / f"{kind}.json"
+        return f"{mark[1]}{tables[kind](path) if kind in tables else table(machine)}\n{mark[5]}"
 
     return re.sub(pattern, made, text, flags=re.S)
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import arrivals
+import default_tables
 import examples
 import flights_tables
 import model_parallel
@@ -101,7 +102,7 @@ def main() -> int:
             pictures(name)
     for page in PAGES:
         path = DOCS / page
-        path.write_text(flights_tables.write(write(path.read_text())))
+        path.write_text(default_tables.write(flights_tables.write(write(path.read_text()))))
     performance.main()
     divided = DOCS / "records" / "partitioning"
     if (divided / "runs").is_dir():

@@ -72,6 +72,7 @@ LARGE = (
     Part("memory", "whole_scripts.py", ("--parts", "memory", "--workers", 16, "--rounds", 3)),
     Part("to-98", "to_target.py", ("--workers", 16, "--rounds", 4)),
     Part("epochs", "epochs.py", ("--rounds", 12)),
+    Part("defaults", "defaults.py", ("--rounds", 3)),
     Part(
         "yardstick",
         "yardstick.py",

@@ -50,7 +50,6 @@ def calibrate(
         **given: The options of `fit` that decide a step: batch_size, optimizer, threads …
     """
     given = {name: value for name, value in given.items() if value is not None}
-    given.setdefault("batch_size", options()["batch_size"].default)
     records = []
     with stopping(), private_folder() as folder:
         for size in groups or sizes():
@@ -75,7 +74,7 @@ def calibrate(
 
 
 def _probe(size: int, given: Mapping[str, Any], seconds: float) -> Probe:
-    batch = int(given["batch_size"])
+    batch = int(given.get("batch_size") or options()["batch_size"].default)
     batches = {batch, -(-batch // size), max(1, batch // 4), max(1, batch // 16), 1}
     threads = {given.get("threads") or max(1, cores() // size)}
     if not given.get("threads"):  # a process more leaves each fewer threads

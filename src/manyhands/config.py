@@ -11,6 +11,7 @@ from manyhands import validate
 from manyhands.errors import ConfigError
 from manyhands.hosts import Hosts, named
 from manyhands.optimizers import SGD, Optimizer
+from manyhands.presets import HELP, NONE
 from manyhands.ranges import (
     AMOUNT,
     COUNT,
@@ -92,6 +93,7 @@ class RunConfig:
     )
     workers: int = option(2, "replicas that compute gradients", PROCESSES)
     epochs: int = option(3, "passes over the training set", EPOCHS)
+    preset: str = option(NONE, HELP)
     batch_size: int = option(
         128,
         "examples behind one update; split over the workers where they step together, "
@@ -112,8 +114,9 @@ class RunConfig:
     lr_scaling: Literal["none", "linear", "sqrt", "inverse"] = option(
         "none",
         "multiply the learning rate by the number of workers (linear) or by its root (sqrt), or "
-        "divide it by that number (inverse: with the default of lr that of averaging, hogwild, "
-        "server and asynchronous gossip)",
+        "divide it by that number (inverse). If lr is not given, the default is inverse where "
+        "workers update independently: hogwild, averaging at the end or every so many epochs, "
+        "asynchronous gossip, and server unless it waits for all or is staleness_aware",
     )
     clip_norm: float | None = option(
         None, "shorten a gradient that is longer than this; in server, each push", POSITIVE

@@ -19,7 +19,7 @@ from manyhands.errors import ConfigError, ManyhandsError, nearest
 from manyhands.meeting import agreed, compare_versions, surrounding
 from manyhands.mpi_libraries import load_matching
 from manyhands.naming import factory
-from manyhands.options import FOLLOWING, configure, options
+from manyhands.options import configure, options
 from manyhands.privacy.accountant import expect_library
 from manyhands.progress import doubt
 from manyhands.result import Result
@@ -326,11 +326,7 @@ fit.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
     [
         *[p for p in inspect.signature(fit).parameters.values() if p.kind is not p.VAR_KEYWORD],
         *[
-            inspect.Parameter(
-                o.name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=None if o.name in FOLLOWING else o.default,
-            )
+            inspect.Parameter(o.name, inspect.Parameter.KEYWORD_ONLY, default=o.default)
             for o in options().values()
             if o.name not in _OWN
         ],

@@ -10,14 +10,13 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from cyclopts import Parameter
 
 from manyhands.errors import ConfigError
-from manyhands.options import FOLLOWING, Option, options
+from manyhands.options import Option, options
 
 
 def single(option: Option) -> inspect.Parameter:
     """Turn an option into a flag; None means "not given": defaults stay where they are declared."""
     owners = "" if option.owners == ("run",) else f" ({', '.join(option.owners)})"
     default = "" if option.default is None else f" [default: {option.default}]"
-    default = " [default: see train --lr]" if option.name in FOLLOWING else default
     flags: dict[str, Any] = {"help": f"{option.help}{owners}{default}", "show_default": False}
     if option.name == "shares" and option.type is not str:
         flags |= {"converter": _fractions, "n_tokens": 1, "negative": ""}

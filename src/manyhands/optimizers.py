@@ -21,13 +21,10 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+_SGD_LR, _ADAM_LR = 0.02, 0.001
 _LR = (
-    "learning rate; by default 0.001 for adam and adamw. For sgd 0.06 with a batch_size of 192, or "
-    "less in proportion to a smaller one that is given, a linear schedule and a warmup of 0.1. "
-    "Where this, another momentum, nesterov, schedule, warmup or lr_scaling is given, with adam, "
-    "adamw or an optimizer that is an object, in private training, in hogwild and server, and "
-    "where averaging has a period of steps: a batch_size of 128, a constant schedule, no warmup, "
-    "and 0.02 for sgd"
+    f"learning rate; by default {_SGD_LR} for sgd, which lr_scaling divides by the number of "
+    f"workers where they update independently, and {_ADAM_LR} for adam and adamw"
 )
 _DECAY = "weight decay"
 _MOMENTUM = Range(0.0, 1.0, whole=False, below=True)  # at 1 no gradient is ever forgotten
@@ -38,7 +35,7 @@ class SGD:
     """Stochastic gradient descent, with momentum if asked for."""
 
     name: ClassVar[str] = "sgd"
-    lr: float = option(0.02, _LR, POSITIVE)
+    lr: float = option(_SGD_LR, _LR, POSITIVE)
     momentum: float = option(0.9, "momentum of SGD", _MOMENTUM)
     nesterov: bool = option(False, "Nesterov's momentum")
     weight_decay: float = option(0.0, _DECAY, NON_NEGATIVE)
@@ -60,7 +57,7 @@ class Adam:
     """Adam (Kingma & Ba 2015)."""
 
     name: ClassVar[str] = "adam"
-    lr: float = option(0.001, _LR, POSITIVE)
+    lr: float = option(_ADAM_LR, _LR, POSITIVE)
     weight_decay: float = option(0.0, _DECAY, NON_NEGATIVE)
 
     def __post_init__(self) -> None:
@@ -78,7 +75,7 @@ class AdamW:
     """Adam with decoupled weight decay (Loshchilov & Hutter 2019)."""
 
     name: ClassVar[str] = "adamw"
-    lr: float = option(0.001, _LR, POSITIVE)
+    lr: float = option(_ADAM_LR, _LR, POSITIVE)
     weight_decay: float = option(0.01, _DECAY, NON_NEGATIVE)
 
     def __post_init__(self) -> None:

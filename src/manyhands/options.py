@@ -14,6 +14,7 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any, Literal, Union, get_args, get_origin
 
+from manyhands import presets
 from manyhands.config import RunConfig
 from manyhands.errors import ConfigError, nearest
 from manyhands.hosts import named
@@ -24,14 +25,6 @@ from manyhands.strategies import STRATEGIES
 
 _RUN_ONLY = ("strategy", "optimizer", "privacy")
 _PRIVATE = "private"  # owns the options of `Privacy`
-
-# SGD where its rate is left open: one that rises first and falls later needs fewer epochs, and
-# bears batches that are large enough for many to share. benchmarks/epochs.py compares several.
-_BATCH, _LR = 192, 0.06
-_COURSE = MappingProxyType({"schedule": "linear", "warmup": 0.1})
-_RATE = frozenset({"lr", "momentum", "nesterov", "schedule", "warmup", "lr_scaling"})
-# What is declared for these holds only where something of _RATE is given; the help of lr has more.
-FOLLOWING = frozenset({"batch_size", "schedule", "warmup", "lr_scaling"})
 
 
 @dataclass(frozen=True)
@@ -111,7 +104,7 @@ _AUDIT_OWN = {"model", "data", "loss", "optimizer", "epochs", "batch_size", "max
 _AUDIT_OWN |= {"partition", "shares", "target_accuracy", "balance", "slow", "kernels", "name"}
 _AUDIT_OWN |= {"schedule", "warmup", "lr_scaling", "clip_norm", "staleness_aware", "init"}
 _AUDIT_OWN |= {"validation", "patience", "metric", "target", "accumulate", "no_decay", "autocast"}
-_AUDIT_OWN |= {"augment", "callbacks", "stream"}
+_AUDIT_OWN |= {"augment", "callbacks", "stream", "preset"}
 _AUDIT_OWN |= {"checkpoint_every", "keep", "resume", "on_failure", "max_restarts", "output"}
 _AUDIT_OWN |= {"min_workers"}
 _AUDIT_OWN |= {"tensorboard", _PRIVATE}
@@ -142,7 +135,9 @@ def configure(given: Mapping[str, Any]) -> RunConfig:
             table[name].check(value)
     strategy = _part("strategy", given, STRATEGIES, "sync", table)
     privacy = _privacy(whole, given, table)
-    given = {**_usual(given, strategy, private=privacy is not None), **given}
+    if given.get("optimizer", SGD.name) == SGD.name and "lr" not in given:
+        given = {"lr_scaling": strategy.lr_scaling, **given}
+    given = presets.apply(given)
     optimizer = _part("optimizer", given, OPTIMIZERS, SGD.name, table)
     mine = {getattr(strategy, "name", None), getattr(optimizer, "name", None), "run"}
     mine |= {_PRIVATE} if privacy else set()
@@ -162,20 +157,6 @@ def configure(given: Mapping[str, Any]) -> RunConfig:
 
         partition.parse(config.partition)
     return config
-
-
-def _usual(given: Mapping[str, Any], strategy: Any, *, private: bool) -> dict[str, Any]:
-    """Return what suits the strategy where the user says nothing of SGD's learning rate."""
-    named = given.get("optimizer", SGD.name) == SGD.name
-    if not named or "lr" in given or not given.get("momentum", SGD.momentum):
-        return {}
-    scaling = {"lr_scaling": strategy.lr_scaling}
-    said = {n for n in _RATE & set(given) if given[n] != getattr(SGD, n, None)}
-    if private or strategy.cautious or said:
-        return scaling
-    batch = given.get("batch_size", _BATCH)
-    rate = _LR * min(max(batch, 1), _BATCH) / _BATCH
-    return {**scaling, "batch_size": batch, "lr": rate, **_COURSE}
 
 
 def _workers(run: Mapping[str, Any], strategy: Any) -> int:

@@ -15,10 +15,10 @@ import itertools
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from manyhands import validate
+from manyhands import presets, validate
 from manyhands.config import MODELS
 from manyhands.contents import Marks
 from manyhands.errors import ConfigError
@@ -29,8 +29,9 @@ from manyhands.strategies import STRATEGIES
 BASELINE = "sequential"
 # How work is divided among workers: of no meaning where there is one.
 _DIVIDING = ("workers", "partition", "shares", "balance", "slow")
-# Names, folders and what else is written do not make another case.
-_UNHASHED = ("name", "output", "tensorboard")
+# Names, folders and what else is written do not make another case; nor does the name of a preset,
+# whose options are hashed.
+_UNHASHED = ("name", "output", "tensorboard", "preset")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +116,7 @@ def schedule(
     Raises:
         ConfigError: If a combination cannot work, or an option would be ignored everywhere.
     """
-    products = _alike(_products(experiment), experiment)
+    products = _products(experiment)
     tried = [choice for product in products for choice in _choices(product, experiment)]
     _refuse_ignored(products, [choice.given for choice in tried])
     accepted, left_out = _accepted(tried, carried, lenient=ALL in experiment.strategies)
@@ -169,42 +170,14 @@ def _products(experiment: Experiment) -> list[_Product]:
     return found
 
 
-def _alike(products: list[_Product], experiment: Experiment) -> list[_Product]:
-    """Return them with one learning rate for all: if it falls by default in some, it is constant.
-
-    Rates that differ would make other tasks of the runs. With a constant one batches are alike too.
-    """
-    beside = (BASELINE,) if experiment.baseline else ()
-    falls = {
-        _falls(_taken(strategy, given))
-        for product in products
-        for given in _combinations(product.values)
-        for strategy in (product.strategy, *beside)
-    }
-    if not falls >= {True, False}:
-        return products
-    return [replace(p, values={"schedule": ("constant",), **p.values}) for p in products]
-
-
-def _falls(given: Mapping[str, Any]) -> bool | None:
-    """Say whether the rate falls though nobody says so."""
-    with suppress(ConfigError):  # refused when all are, by name
-        return "schedule" not in given and configure(given).schedule != "constant"
-    return None
-
-
-def _combinations(values: Mapping[str, Alternatives]) -> Iterator[dict[str, Any]]:
-    for combination in itertools.product(*values.values()):
-        yield dict(zip(values, combination, strict=True))
-
-
 def _expanded(strategies: Alternatives) -> list[Any]:
     named = [list(STRATEGIES) if s == ALL else [s] for s in strategies]
     return list(dict.fromkeys(itertools.chain(*named)))
 
 
 def _choices(product: _Product, experiment: Experiment) -> Iterator[_Combination]:
-    for given in _combinations(product.values):
+    for combination in itertools.product(*product.values.values()):
+        given = dict(zip(product.values, combination, strict=True))
         own = _taken(product.strategy, given)
         weak = experiment.scaling == "weak"
         base = _alone(own, given, grows=weak) if experiment.baseline else None
@@ -248,8 +221,7 @@ def _grown(given: dict[str, Any]) -> dict[str, Any]:
     """Return the options for weak scaling: what is stated is for one worker.
 
     Each worker keeps `limit` examples an epoch and `batch_size` examples an update, so both are
-    multiplied by the workers; where a batch belongs to one worker already, `batch_size` stays, and
-    so does a learning rate that nobody gives.
+    multiplied by the workers; where a batch belongs to one worker already, `batch_size` stays.
     """
     if given.get("limit") is None:
         raise ConfigError(
@@ -257,24 +229,11 @@ def _grown(given: dict[str, Any]) -> dict[str, Any]:
         )
     kind = STRATEGIES.get(_name(given["strategy"]))
     workers = given.get("workers", table()["workers"].default)
-    grown = {**_of_one(given), **given, "limit": given["limit"] * workers}
+    grown = {**given, "limit": given["limit"] * workers}
     if kind is None or not kind.supports.whole_batches:
-        grown["batch_size"] *= workers
+        stated = presets.apply(given).get("batch_size", table()["batch_size"].default)
+        grown["batch_size"] = stated * workers
     return grown
-
-
-def _of_one(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return one worker's batch size and learning rate; an optimizer that is an object has its own.
-
-    Refused options have the batch size that is declared: they are named when all are.
-    """
-    alone = {name: v for name, v in given.items() if name not in _DIVIDING} | {"workers": 1}
-    rate = ("lr", "schedule", "warmup", "lr_scaling")
-    with suppress(ConfigError):
-        flat = flatten(configure(alone))
-        settled = ("batch_size", *(rate if isinstance(given.get("optimizer", ""), str) else ()))
-        return {name: flat[name] for name in settled}
-    return {"batch_size": table()["batch_size"].default}
 
 
 def _refuse_ignored(products: list[_Product], taken: list[Mapping[str, Any]]) -> None:

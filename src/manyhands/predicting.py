@@ -6,7 +6,6 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +24,6 @@ from manyhands.surroundings import group_size
 
 if TYPE_CHECKING:
     from manyhands.config import RunConfig
-    from manyhands.strategies.strategy import Strategy
 
 
 @dataclass(frozen=True)
@@ -108,12 +106,11 @@ def predict(
     names = _names(strategies)
     own, shared = _split(given, names)
     network = _network(latency, bandwidth, per_host)
-    asked = variants(names, own)
     loss = shared.pop("loss", None)
     if calibration is None:
-        configure({"strategy": "sync", "workers": 1, **shared})  # refused before measuring
-        deciding = {"batch_size": _batch_size(asked, shared), **shared}
-        deciding.pop("epochs", None)
+        config = configure({"strategy": "sync", "workers": 1, **shared})  # refused before measuring
+        deciding = {name: value for name, value in shared.items() if name != "epochs"}
+        deciding["batch_size"] = config.batch_size  # a preset may have one
         known = calibrate(model, data, loss=loss, say=say, **deciding)
     else:
         known = calibration if isinstance(calibration, Calibration) else read(Path(calibration))
@@ -125,17 +122,8 @@ def predict(
         batch_size=shared.get("batch_size") or known.options["batch_size"],
         epochs=shared.get("epochs") or options()["epochs"].default,
     )
-    found, missing = rows(asked, case, tried)
+    found, missing = rows(variants(names, own), case, tried)
     return Prediction(tuple(found), tuple(missing), case)
-
-
-def _batch_size(strategies: Sequence[Strategy], given: Mapping[str, Any]) -> int:
-    """Return the least of their defaults, as where they are compared."""
-    sizes = []
-    for one in strategies:
-        with suppress(ConfigError):  # left out later, with the reason
-            sizes.append(configure({**given, "strategy": one, "workers": 1}).batch_size)
-    return min(sizes, default=options()["batch_size"].default)
 
 
 def _check_same(known: Calibration, asked: Mapping[str, Any]) -> None:
@@ -248,7 +236,7 @@ def choose_workers(
     table = options()
     mine = {n for n in given if n in DECIDING or set(table[n].owners) & set(OPTIMIZERS)}
     deciding = {n: given[n] for n in mine - {"model", "data", "loss"}}
-    deciding["batch_size"] = config.batch_size
+    deciding["batch_size"] = config.batch_size  # a preset may have one
     known = calibrate(model, data, loss=loss, say=say, **deciding)
     case = Case(known=known, batch_size=known.options["batch_size"])
     masters = strategy.processes(1) - 1

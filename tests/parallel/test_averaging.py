@@ -38,8 +38,7 @@ def test_averaging_every_step_is_sync(blobs, tmp_path, partition, batch_size):
 def test_the_default_rate_is_divided_by_the_workers(blobs, tmp_path):
     given = {"strategy": "averaging", "max_steps": 20, "dtype": "float64"}
     default = train(smooth, blobs, WORLD, tmp_path, **given)
-    given |= {"batch_size": 192, "schedule": "linear", "warmup": 0.1}
-    divided = train(smooth, blobs, WORLD, tmp_path, lr=0.06 / WORLD.size, **given)
+    divided = train(smooth, blobs, WORLD, tmp_path, lr=mh.SGD().lr / WORLD.size, **given)
     assert distance(default.params, divided.params) < 1e-10
     assert default.lr == pytest.approx(divided.lr)
 
@@ -106,7 +105,7 @@ def test_who_waits_at_a_question_is_seen_waiting(blobs, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("period", [None, 1, 3])
 def test_one_worker_is_sequential_bit_for_bit(blobs, tmp_path, period):
-    given = {"max_steps": 20, "batch_size": 32, "lr": 0.02, "partition": "random-partition"}
+    given = {"max_steps": 20, "batch_size": 32, "partition": "random-partition"}
     one = train(with_dropout, blobs, MPI.COMM_SELF, tmp_path, strategy="sequential", **given)
     strategy = mh.Averaging(period=period)
     other = train(with_dropout, blobs, MPI.COMM_SELF, tmp_path, strategy=strategy, **given)

@@ -90,6 +90,13 @@ def test_p_workers_end_where_one_ends_in_float64(stored, tmp_path, optimizer, ba
     assert distance(alone, together) < 1e-10
 
 
+def test_p_workers_end_where_one_ends_by_defaults(stored, tmp_path):
+    alone = sequential(smooth, stored["blobs"], tmp_path, dtype="float64")
+    together = train(smooth, stored["blobs"], WORLD, tmp_path, strategy="sync", dtype="float64")
+    assert alone.step == together.step
+    assert distance(alone, together) < 1e-10
+
+
 @pytest.mark.parametrize("optimizer", ["momentum", "adam"])
 def test_p_workers_end_where_one_ends_in_float32(stored, tmp_path, optimizer):
     given = {"epochs": 1, "batch_size": 100, **OPTIMIZERS[optimizer]}
@@ -121,7 +128,7 @@ def test_every_all_reduce_gives_the_same_training(stored, tmp_path, allreduce):
 
 
 def test_one_worker_is_sequential_bit_for_bit(stored, tmp_path):
-    given = {"max_steps": 20, "batch_size": 32}
+    given = {"max_steps": 20}
     alone = sequential(with_dropout, stored["blobs"], tmp_path, **given)
     sync = train(with_dropout, stored["blobs"], MPI.COMM_SELF, tmp_path, strategy="sync", **given)
     assert torch.equal(alone.params, sync.params)

@@ -12,7 +12,7 @@ from manyhands.errors import ConfigError
 from manyhands.testing import Faults
 
 OPTIONS = {"model": "mlp", "data": "blobs", "epochs": 2, "batch_size": 50, "kernels": "default"}
-OPTIONS |= {"dtype": "float64", "progress": False, "schedule": "constant"}
+OPTIONS |= {"dtype": "float64", "progress": False}
 SURVIVE = {"workers": 3, "on_failure": "continue", "timeout": 60.0}
 
 

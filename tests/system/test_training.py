@@ -59,6 +59,22 @@ def test_training_leaves_the_promised_files_and_prints_json(tmp_path):
     assert len(steps) == 2 * record["result"]["steps"]
 
 
+def test_a_preset_is_recorded_with_its_options_and_kept_by_resume(tmp_path):
+    run, keep = tmp_path / "run", ("--checkpoint-every", "5steps", "--json")
+    begin = (*SMALL, "--workers", 1, "--preset", "one-cycle", "--output", run, *keep)
+    assert manyhands("train", *begin, "--max-steps", 5).returncode == 0
+    expected = {"preset": "one-cycle", "batch_size": 192, "lr": 0.06}
+    expected |= {"schedule": "linear", "warmup": 0.1}
+    for again in ((), ("--preset", "one-cycle")):
+        done = manyhands("train", "--resume", run, "--max-steps", 10, *again, "--json")
+        assert done.returncode == 0, done.stderr
+        config = json.loads((run / "run.json").read_text())["config"]
+        assert {name: config[name] for name in expected} == expected
+    refused = manyhands("train", "--resume", run, "--preset", "none")
+    assert refused.returncode == 2
+    assert "preset is 'none', but the run in" in refused.stderr
+
+
 @pytest.mark.parametrize("mpi", ["mpich", "openmpi"])
 def test_both_mpis_train_alike(tmp_path, mpi):
     done = manyhands(

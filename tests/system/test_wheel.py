@@ -60,7 +60,7 @@ def test_it_answers_help(installed):
 
 
 def test_it_trains_on_the_data_inside(installed, tmp_path):
-    line = [str(installed / "bin/manyhands"), "train", "--limit", "3000", "--epochs", "3", "--json"]
+    line = [str(installed / "bin/manyhands"), "train", "--limit", "3000", "--epochs", "1", "--json"]
     done = subprocess.run(
         [*line, "--output", str(tmp_path / "run")],
         capture_output=True,

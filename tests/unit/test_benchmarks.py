@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import performance
 import prediction
 import run
+import to_target
 import turns
 
 SECONDS = {"ours": [0.1, 0.2, 0.1], "theirs": [0.2, 0.2, 0.3], "alone": [0.1, 0.1, 0.1]}
@@ -146,3 +147,26 @@ def test_several_calibrations_become_their_medians():
     ]
     middle = {"cores": 2, "met": {"1": 2.0, "4": 1.5}, "spread": [0.6, 1.0], "service": None}
     assert prediction.middle(found) == middle
+
+
+def test_the_time_to_a_target_names_the_settings_of_both_sides_and_what_it_consists_of(tmp_path):
+    constant, cycle = {"batch_size": 128, "lr": 0.02}, {"batch_size": 192, "lr": 0.06}
+    runs = {
+        to_target.way("none"): [to_target.Reached(3.0, 3, 1407, constant)] * 2,
+        to_target.way("one-cycle"): [to_target.Reached(2.0, 2, 626, cycle)] * 2,
+        to_target.THEIRS: [to_target.Reached(s, 9, 4221, {"lr": 0.01}) for s in (20.0, 30.0)],
+    }
+    found = [to_target.describe("to 98 %", preset, runs, 6.0) for preset in to_target.PRESETS]
+    assert [record["what"] for record in found] == [
+        "to 98 %, defaults",
+        "to 98 %, preset one-cycle",
+    ]
+    assert [record["ratios"][to_target.THEIRS][1] for record in found] == [10.0, 15.0]
+    assert [len(run.rows(record)) for record in found] == [0, 1]
+    path = tmp_path / "to-98.json"
+    path.write_text(json.dumps({"records": found}))
+    assert to_target.table(path).splitlines()[2:] == [
+        "| ours, defaults | batch_size 128, lr 0.02 | 3 | 8.33 | 3, 3 | 469 |",
+        "| ours, preset one-cycle | batch_size 192, lr 0.06 | 2 | 12.50 | 2, 2 | 313 |",
+        "| the solution | lr 0.01 | 25 | – | 9, 9 | 175.9 |",
+    ]

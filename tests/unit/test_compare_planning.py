@@ -12,7 +12,7 @@ from manyhands.errors import ConfigError
 from manyhands.experiments import Experiment
 from manyhands.optimizers import SGD
 from manyhands.planning import Schedule, schedule
-from manyhands.strategies import STRATEGIES, Averaging, Sync
+from manyhands.strategies import STRATEGIES, Sync
 
 
 def planned(*strategies: Any, repeats: int = 1, cases: Any = (), **about: Any) -> Schedule:
@@ -50,23 +50,35 @@ def test_each_task_has_its_own_baseline() -> None:
         assert run.baseline == base[run.config["batch_size"]]
 
 
-def test_all_have_one_rate_by_default() -> None:
-    def courses(*strategies: Any, **about: Any) -> set[tuple[Any, ...]]:
-        found = planned(*strategies, **about).runs
-        return {tuple(r.config[k] for k in ("batch_size", "lr", "schedule")) for r in found}
+def test_all_runs_have_the_same_settings_by_default() -> None:
+    found = planned(*STRATEGIES, workers=(1, 2)).runs
+    names = ("batch_size", "lr", "schedule", "warmup")
+    assert {tuple(r.config[name] for name in names) for r in found} == {
+        (128, SGD().lr, "constant", 0.0)
+    }
 
-    rising, steady = {(192, 0.06, "linear")}, {(128, 0.02, "constant")}
-    assert courses("sync", "averaging", workers=(1, 2)) == rising
-    assert courses("sync", "hogwild", workers=(1, 2)) == steady
-    assert courses("hogwild", workers=2) == steady  # and so has the sequential run beside it
-    assert courses(Averaging(period=16), workers=2) == steady
-    assert courses("sync", cases=({"strategy": ("server",), "workers": (2,)},)) == steady
-    assert courses("sync", "hogwild", batch_size=32) == {(32, 0.02, "constant")}
-    assert courses("sync", "hogwild", schedule="step") == {(128, 0.02, "step")}
-    cases = ({"strategy": ("sync",), "schedule": ("cosine",)}, {"strategy": ("averaging",)})
-    assert courses(cases=cases, baseline=False) == steady | {(128, 0.02, "cosine")}
-    either = courses("sync", optimizer=("sgd", "adam"))
-    assert either == steady | {(128, 0.001, "constant")}
+
+def test_a_preset_may_be_one_of_several_values() -> None:
+    found = planned("sync", preset=("none", "one-cycle"), workers=2).runs
+    names = ("strategy", "batch_size", "lr", "schedule", "warmup")
+    assert [tuple(r.config[name] for name in names) for r in found] == [
+        ("sequential", 128, SGD().lr, "constant", 0.0),
+        ("sequential", 192, 0.06, "linear", 0.1),
+        ("sync", 128, SGD().lr, "constant", 0.0),
+        ("sync", 192, 0.06, "linear", 0.1),
+    ]
+    assert [run.label for run in found[2:]] == [
+        "sync × 2, preset none",
+        "sync × 2, preset one-cycle",
+    ]
+    assert [run.given["preset"] for run in found[2:]] == ["none", "one-cycle"]
+    assert [run.baseline for run in found[2:]] == [run.case for run in found[:2]]
+    assert planned("sync", workers=2).runs[1].id == found[2].id  # the name makes no other run
+
+
+def test_a_preset_that_does_not_fit_names_the_run() -> None:
+    with pytest.raises(ConfigError, match=r"^sync × 2, optimizer adam: preset is 'one-cycle'"):
+        planned("sync", preset="one-cycle", optimizer=("sgd", "adam"), workers=2, baseline=False)
 
 
 def test_one_strategy_with_more_workers_is_otherwise_the_same() -> None:
@@ -157,15 +169,12 @@ def test_weak_scaling_keeps_batch_and_examples_per_worker() -> None:
         assert config["limit"] == 1000 * config["workers"]
 
 
-def test_weak_scaling_keeps_the_rate_of_one_worker() -> None:
-    found = planned("sync", workers=(1, 2, 8), limit=640, batch_size=64, scaling="weak")
-    assert {r.config["batch_size"] for r in found.runs} == {64, 128, 512}
-    assert {(r.config["lr"], r.config["schedule"]) for r in found.runs} == {(0.02, "linear")}
-    few = planned("sync", workers=(1, 8), limit=640, batch_size=4, scaling="weak")
-    assert {(r.config["batch_size"], r.config["lr"]) for r in few.runs} == {
-        (4, 1 / 800),
-        (32, 1 / 800),
-    }
+def test_weak_scaling_keeps_the_rate_and_grows_the_default_batch() -> None:
+    for preset, batch, lr in (("none", 128, SGD().lr), ("one-cycle", 192, 0.06)):
+        found = planned("sync", workers=(1, 2, 8), limit=640, preset=preset, scaling="weak")
+        sizes = {batch, 2 * batch, 8 * batch}
+        assert {r.config["batch_size"] for r in found.runs} == sizes
+        assert {r.config["lr"] for r in found.runs} == {lr}
     own = planned("sync", workers=(1, 2), limit=640, optimizer=SGD(lr=0.5), scaling="weak")
     assert {r.config["lr"] for r in own.runs} == {0.5}
     assert {r.config["batch_size"] for r in own.runs} == {128, 256}

@@ -19,6 +19,7 @@ from manyhands.job import Job
 from manyhands.options import configure
 
 OPTIMIZERS = {
+    "defaults": {},
     "plain": {"optimizer": "sgd", "lr": 0.1, "momentum": 0.0},
     "momentum": {"optimizer": "sgd", "lr": 0.05, "momentum": 0.9, "weight_decay": 0.01},
     "adam": {"optimizer": "adam", "lr": 0.01},

@@ -104,58 +104,49 @@ def test_objects_and_names_mean_the_same():
 )
 def test_the_default_rate_is_divided_where_workers_update_on_their_own(strategy, expected):
     assert configure({"strategy": strategy}).lr_scaling == expected
-    named = {"optimizer": "sgd", "momentum": 0.9}
-    assert configure({"strategy": strategy, **named}).lr_scaling == expected
+    for beside in ({"momentum": 0.9}, {"momentum": 0.0}, {"preset": "one-cycle"}):
+        given = {"strategy": strategy, "optimizer": "sgd", **beside}
+        assert configure(given).lr_scaling == expected
 
 
-def course(given):
-    """Return what decides how far an update goes, and when."""
+def settings(given):
+    """Return the options that decide how far an update goes."""
     config = configure(given)
     return config.batch_size, config.optimizer.lr, config.schedule, config.warmup
 
 
-RISING = (192, 0.06, "linear", 0.1)
-STEADY = (128, 0.02, "constant", 0.0)
+DEFAULTS = (128, mh.SGD().lr, "constant", 0.0)
+
+
+@pytest.mark.parametrize("name", sorted(STRATEGIES))
+def test_every_strategy_has_the_same_defaults(name):
+    assert settings({"strategy": name}) == DEFAULTS
+    assert settings({"strategy": name, "workers": 1}) == DEFAULTS
 
 
 @pytest.mark.parametrize(
-    ("strategy", "expected"),
-    [
-        *((name, RISING) for name in ("sequential", "sync", "gossip")),
-        *((name, RISING) for name in ("pipeline", "tensor", "averaging")),
-        (mh.Averaging(period=1, period_unit="epochs"), RISING),
-        (mh.Averaging(period=10), STEADY),
-        ("hogwild", STEADY),
-        ("server", STEADY),
-        (mh.Server(staleness=0), STEADY),
-    ],
+    ("given", "place"),
+    [({"batch_size": 64}, 0), ({"lr": 0.1}, 1), ({"schedule": "step"}, 2), ({"warmup": 0.2}, 3)],
+    ids=str,
 )
-def test_a_rate_that_is_left_open_rises_and_falls_unless_updates_are_late(strategy, expected):
-    assert course({"strategy": strategy}) == expected
+def test_no_default_follows_another_option(given, place):
+    (value,) = given.values()
+    assert settings(given) == (*DEFAULTS[:place], value, *DEFAULTS[place + 1 :])
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    "given",
     [
-        ({"batch_size": 64}, (64, 0.02, "linear", 0.1)),  # as many examples, as far
-        ({"batch_size": 1024}, (1024, 0.06, "linear", 0.1)),
-        ({"optimizer": "sgd", "weight_decay": 0.1}, RISING),
-        ({"lr": 0.1}, (128, 0.1, "constant", 0.0)),
-        ({"schedule": "step"}, (128, 0.02, "step", 0.0)),
-        ({"schedule": "constant"}, STEADY),
-        ({"warmup": 0.2}, (128, 0.02, "constant", 0.2)),
-        ({"momentum": 0.9, "nesterov": False}, RISING),  # as it is
-        ({"momentum": 0.8}, STEADY),
-        ({"nesterov": True}, STEADY),
-        ({"lr_scaling": "linear"}, STEADY),
-        ({"private": True, "epsilon": 3.0}, STEADY),
-        ({"optimizer": mh.SGD()}, STEADY),
-        ({"optimizer": "adam"}, (128, 0.001, "constant", 0.0)),
+        {"momentum": 0.5, "nesterov": True},
+        {"lr_scaling": "linear"},
+        {"private": True, "epsilon": 3.0},
+        {"optimizer": mh.SGD()},
+        {"optimizer": "sgd", "weight_decay": 0.1},
     ],
     ids=str,
 )
-def test_who_says_anything_of_the_rate_says_all_of_it(given, expected):
-    assert course(given) == expected
+def test_what_is_said_of_other_options_changes_no_default(given):
+    assert settings(given) == DEFAULTS
 
 
 @pytest.mark.parametrize("name", sorted(STRATEGIES))
@@ -163,7 +154,6 @@ def test_who_says_anything_of_the_rate_says_all_of_it(given, expected):
     "given",
     [
         {"lr": 0.02},
-        {"momentum": 0.0},  # what is left undivided is stood without momentum
         {"optimizer": "adam"},
         {"optimizer": mh.SGD()},
         {"lr_scaling": "none"},

@@ -109,7 +109,7 @@ def test_scales_with_the_workers() -> None:
         ({"warmup": 1.5}, "warmup is 1.5"),
         ({"clip_norm": 0.0}, "clip_norm is 0.0"),
         ({"accumulate": 0}, "accumulate is 0"),
-        ({"accumulate": 65, "batch_size": 128}, "accumulate is 65, but .* has 64 examples"),
+        ({"accumulate": 65, "workers": 2}, "accumulate is 65, but .* has 64 examples"),
         ({"no_decay": "*.bias"}, "no_decay is .* the optimizer has no weight_decay"),
         ({"autocast": True, "dtype": "float64"}, "autocast is given with dtype float64"),
         ({"schedule": "a:b", "warmup": 0.1}, "warmup is 0.1, but schedule is a:b"),

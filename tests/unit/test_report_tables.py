@@ -254,3 +254,24 @@ def test_a_printed_table_shows_what_matters_and_where_the_rest_is() -> None:
         "sequential     1.50         –    97.00%",
         "all of it: runs/one/report.html",
     ]
+
+
+def test_what_a_preset_decides_is_told_by_its_name() -> None:
+    cycle = {"preset": "one-cycle", "batch_size": 192, "lr": 0.06}
+    runs = [
+        timed(strategy, workers, 12 / workers + given.get("lr", 0), **given)
+        for given in ({"preset": "none"}, cycle)
+        for strategy, workers in (("sequential", 1), ("sync", 2), ("sync", 4))
+    ]
+    found = summary(*runs)
+    assert found.layout.axes == ("preset",)
+    assert sorted(labels(found)) == [
+        "sequential · no preset",
+        "sequential · one-cycle",
+        "sync · no preset",
+        "sync · one-cycle",
+    ]
+    speedups = {row.label: row.speedup for row in found.rows if row.workers == 4}
+    assert speedups["sync · one-cycle"] == pytest.approx(12.06 / 3.06)
+    runs[1]["config"]["lr"] = 0.5  # beside a preset, and so a setting of its own
+    assert set(summary(*runs).layout.axes) == {"lr", "preset"}

@@ -12,6 +12,7 @@ import pytest
 import records
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+import default_tables
 import examples
 import flights_tables
 import model_parallel
@@ -132,7 +133,12 @@ def test_every_mark_of_the_committed_pages_can_be_written() -> None:
         text = (results.DOCS / page).read_text()
         marks = re.findall(r"<!-- (\w+) (\S+) -->", text)
         assert marks
-        assert {kind for kind, _ in marks} <= {"table", "spark", *results.WRITERS}
+        assert {kind for kind, _ in marks} <= {
+            "table",
+            "spark",
+            *default_tables.TABLES,
+            *results.WRITERS,
+        }
         assert text.count("<!-- end -->") == len(marks)
 
 
@@ -349,4 +355,41 @@ def test_every_page_is_what_its_records_give(page: str) -> None:
     """After a change of a record or of a table: `make results`."""
     text = (results.DOCS / page).read_text()
     assert "<!-- end -->" in text
-    assert results.write(text) == text
+    assert default_tables.write(results.write(text)) == text
+
+
+def test_the_study_of_defaults_compares_each_loss_with_the_best_of_its_task(tmp_path: Path) -> None:
+    losses = {
+        ("digits", 0.02): (0.1, 0.3), ("digits", 0.05): (0.2, 0.4),
+        ("table", 0.02): (2.0, 2.0), ("table", 0.05): (1.0, 1.0),
+        ("text", 0.02): (1.0, 1.0), ("text", 0.05): (1.0, None),
+    }  # fmt: skip
+    runs = [
+        {"task": task, "lr": lr, "batch_size": 64, "seed": seed, "loss": loss}
+        for (task, lr), found in losses.items()
+        for seed, loss in enumerate(found)
+    ]
+    division = [
+        {"strategy": given["strategy"], "workers": 8, "lr_scaling": scaling, "loss": loss}
+        for given in default_tables.INDEPENDENT.values()
+        for scaling, loss in (("inverse", 0.25), ("inverse", 0.75), ("none", 1.0), ("none", None))
+    ]
+    kept = tmp_path / "large"
+    kept.mkdir()
+    found = {"records": [{"runs": runs, "division": division}]}
+    (kept / "defaults.json").write_text(json.dumps(found))
+    marks = "<!-- {} large -->\nold\n<!-- end -->\n"
+    page = default_tables.write(marks.format("settings") + marks.format("division"), tmp_path)
+    lines = page.splitlines()
+    assert lines[1:5] == [
+        "| batch | learning rate | digits | table | text | worst | mean |",
+        "|---|---|---|---|---|---|---|",
+        "| 64 | 0.02 | 1.00 | 2.00 | 1.00 | 2.00 | 1.33 |",
+        "| 64 | 0.05 | 1.50 | 1.00 | diverged | diverged | diverged |",
+    ]
+    assert (
+        "| hogwild | 8 | 0.500 (0.250 to 0.750) | 1.000 (1.000 to 1.000), 1 of 2 diverged |"
+        in lines
+    )
+    absent = marks.format("division")
+    assert default_tables.write(absent, tmp_path / "none") == absent, "not measured: stays"

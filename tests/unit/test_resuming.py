@@ -50,10 +50,9 @@ def test_other_deals_are_refused(found, given, why, tmp_path):
         ({"schedule": "cosine", "epochs": 4}, {"epochs": 2}),
         ({"warmup": 0.1, "max_steps": 50}, {"epochs": 2}),
         ({"schedule": "cosine"}, None),
-        ({"epochs": 4}, {"epochs": 2}),
-        ({"schedule": "constant", "epochs": 4}, None),
+        ({"epochs": 4}, None),
     ],
-    ids=["longer", "other steps", "as long", "by default", "constant"],
+    ids=["longer", "other steps", "as long", "constant"],
 )
 def test_the_story_tells_of_another_length_where_the_rate_follows_it(given, planned):
     options = {"epochs": 2, **given}

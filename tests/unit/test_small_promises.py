@@ -67,23 +67,18 @@ def test_nothing_is_fused_where_a_loss_sees_the_model():
 
 
 @pytest.mark.parametrize(
-    ("strategies", "given", "size"),
-    [
-        ("sync,averaging", {}, 192),
-        ("sync,hogwild", {}, 128),
-        ("sync", {"lr": 0.1}, 128),
-        ("sync,pipeline", {"kernels": "compile"}, 192),  # a pipeline is left out, not an error
-        ("all", {"batch_size": 2}, 2),
-    ],
+    ("given", "size"), [({}, 128), ({"preset": "one-cycle"}, 192), ({"batch_size": 2}, 2)]
 )
-def test_what_is_predicted_has_the_batches_of_what_would_run(strategies, given, size, monkeypatch):
-    measured = {}
+def test_what_is_measured_beforehand_has_the_batches_of_the_run(given, size, monkeypatch):
+    measured = []
 
     def calibrate(*_, **options):
-        measured.update(options)
+        measured.append(options["batch_size"])
         raise KeyError
 
     monkeypatch.setattr(predicting, "calibrate", calibrate)
     with pytest.raises(KeyError):
-        predicting.predict(strategies=strategies.split(","), **given)
-    assert measured["batch_size"] == size
+        predicting.predict(strategies=["sync", "hogwild"], **given)
+    with pytest.raises(KeyError):
+        predicting.choose_workers("cnn", "mnist", given, loss=None, say=print)
+    assert measured == [size, size]

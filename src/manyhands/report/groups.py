@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from manyhands.presets import PRESETS
 from manyhands.report.load import Run
 from manyhands.report.values import clean
 from manyhands.report.wording import option, plural
@@ -17,6 +18,7 @@ IGNORED = frozenset(
     {"strategy", "workers", "seed", "repeat", "name", "output", "folder", "processes", "scaling"}
     | {"tensorboard"}
 )
+_PRESET = frozenset(name for preset in PRESETS.values() for name in preset.options)
 PRIVATE = "private"  # an axis like an option, known from the run's statement
 Key = tuple[str, str, tuple[str, ...]]
 
@@ -66,17 +68,30 @@ def varying(runs: Sequence[Run]) -> tuple[str, ...]:
 
     An option that differs between strategies only is a property of the strategy; one that is
     proportional to the workers (a batch that grows with them) is weak scaling, not another curve;
-    one that some records lack (an older version's) is not thereby another setting.
+    one that some records lack (an older version's) is not thereby another setting; and what a
+    preset decides is told by the preset's name.
     """
     cells: dict[tuple[str, str], list[Run]] = defaultdict(list)
     for run in runs:
         cells[run.source, run.strategy].append(run)
     names = dict.fromkeys((*(name for run in runs for name in run.config), PRIVATE))
-    return tuple(
+    axes = tuple(
         name
         for name in names
         if name not in IGNORED and any(_varies(name, cell) for cell in cells.values())
     )
+    if "preset" not in axes:
+        return axes
+    return tuple(a for a in axes if a not in _PRESET or not _follows_preset(a, cells.values()))
+
+
+def _follows_preset(name: str, cells: Iterable[Sequence[Run]]) -> bool:
+    """Say whether runs of one strategy and one preset all have the same value."""
+    for cell in cells:
+        for preset in {run.config.get("preset") for run in cell}:
+            if _varies(name, [run for run in cell if run.config.get("preset") == preset]):
+                return False
+    return True
 
 
 def _varies(name: str, runs: Iterable[Run]) -> bool:

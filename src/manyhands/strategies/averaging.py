@@ -92,12 +92,7 @@ class Averaging(Strategy):
     @property
     def lr_scaling(self) -> Scaling:
         """Divided by the workers, who drift apart, unless they meet every so many steps."""
-        return "none" if self.cautious else "inverse"
-
-    @property
-    def cautious(self) -> bool:
-        """Where they meet every so many steps, whose rate is not divided and has to be small."""
-        return bool(self.period) and self.period_unit == "steps"
+        return "none" if self.period and self.period_unit == "steps" else "inverse"
 
     def run(self, worker: Worker) -> None:
         """Train alone, meet every period and at the end, and record what that last meeting did."""

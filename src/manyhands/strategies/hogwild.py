@@ -95,11 +95,6 @@ class Hogwild(Strategy):
         """Divided by the workers: an update is stale by those of all others."""
         return "inverse"
 
-    @property
-    def cautious(self) -> bool:
-        """Pushes come late, and each is a whole batch."""
-        return True
-
     def on_gpu(self, config: RunConfig) -> bool:
         """Say whether the optimizer can step x while the model is in x̂: ours hold neither."""
         return isinstance(config.optimizer, SGD | Adam | AdamW)

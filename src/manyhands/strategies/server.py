@@ -131,11 +131,6 @@ class Server(Strategy):
         return "none" if self.staleness == 0 or self.staleness_aware else "inverse"
 
     @property
-    def cautious(self) -> bool:
-        """Each push is a whole batch, and comes late unless all wait for each other."""
-        return True
-
-    @property
     def exposure(self) -> Exposure:
         """With s = 0 the masters use nothing but the sum of all pushes; else every push."""
         return "masters" if self.staleness == 0 else "each"

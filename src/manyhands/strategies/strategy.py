@@ -162,11 +162,6 @@ class Strategy(Protocol):
         """How SGD's default learning rate follows the workers."""
         return "none"
 
-    @property
-    def cautious(self) -> bool:
-        """Whether SGD is by default one of small batches and a small, constant rate."""
-        return False
-
     def validate(self, config: RunConfig) -> None:
         """Refuse what cannot work with the run's other options, before anything is started."""
 
