@@ -24,7 +24,7 @@ from typing import Any
 
 from default_tables import INDEPENDENT, TABLES, Run
 from default_tasks import TASKS, Task, missing
-from turns import HERE, in_time, parser, write
+from turns import HERE, Record, in_time, parser, write
 
 import manyhands as mh
 from manyhands.options import options
@@ -105,19 +105,18 @@ def main() -> None:
         print(f"left out: {name}: {reason}", flush=True)
     runs: list[Run] = []
     division: list[Run] = []
+    found: Record = {
+        "what": "validation loss by learning rate and batch size", "unit": "loss", "ours": "",
+        "medians": {}, "ratios": {}, "bars": {}, "quick": asked.quick, "left_out": left_out,
+        "default": {"lr": mh.SGD().lr, "batch_size": options()["batch_size"].default},
+        "runs": runs, "division": division,
+    }  # fmt: skip
     for seed in in_time(asked.rounds, asked.seconds):
         begin = time.perf_counter()
         runs += run_grid(names, seed, quick=asked.quick)
         division += run_strategies(seed, quick=asked.quick)
+        write(asked.out, found)
         print(f"seed {seed}: {time.perf_counter() - begin:.0f} s", flush=True)
-    nothing: dict[str, Any] = {"ours": "", "medians": {}, "ratios": {}, "bars": {}}
-    default = {"lr": mh.SGD().lr, "batch_size": options()["batch_size"].default}
-    found = {
-        "what": "validation loss by learning rate and batch size", "unit": "loss", **nothing,
-        "default": default, "quick": asked.quick, "left_out": left_out,
-        "runs": runs, "division": division,
-    }  # fmt: skip
-    write(asked.out, found)
     for table in TABLES.values():
         print(f"\n{table(found)}")
 
