@@ -15,7 +15,8 @@ import numpy as np
 from manyhands import forms, initial
 from manyhands.config import LOSSES, SMALLEST_PICTURES
 from manyhands.data.shards import row_groups
-from manyhands.data.stored import About, Stored, kept_aside
+from manyhands.data.split import kept_aside
+from manyhands.data.stored import About, Stored
 from manyhands.errors import ConfigError
 from manyhands.privacy.terms import rate
 from manyhands.sharing import plan, streamed

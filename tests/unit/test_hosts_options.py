@@ -12,7 +12,7 @@ from manyhands.hosts import Hosts
 from manyhands.job import Job
 from manyhands.lab import Lab, parse_bandwidth
 from manyhands.options import configure
-from manyhands.predicting import choose_workers
+from manyhands.predicting import expect_measurable
 
 
 @pytest.fixture(autouse=True)
@@ -61,9 +61,11 @@ def test_what_cannot_work_is_refused(given, message):
 
 
 @pytest.mark.parametrize("option", ["hosts", "hostfile"])
-def test_workers_on_other_hosts_are_not_chosen_by_measuring_this_one(option):
+def test_workers_on_other_hosts_are_not_chosen_by_measuring_this_one(option, tmp_path):
+    (tmp_path / "hosts").write_text("a:2\n")
+    value = {"hosts": "a:2", "hostfile": str(tmp_path / "hosts")}[option]
     with pytest.raises(ConfigError, match="measures this machine alone"):
-        choose_workers(None, None, {option: "a:2"}, loss=None, say=print)
+        expect_measurable(configure({option: value, "workers": 1}))
 
 
 def test_a_launcher_that_is_not_installed_is_named(monkeypatch):

@@ -229,7 +229,7 @@ job.perform = perform
 made = SimpleNamespace(config=SimpleNamespace(timeout=60.0), output=sys.argv[1])
 group = SimpleNamespace(size=2, rank=0, barrier=lambda: None, release=lambda: None)
 group.gather = lambda value: [value, value]
-job.join(made, group, Path(sys.argv[1]), leader=True)
+job.join(made, group, Path(sys.argv[1]), leader=True, release=lambda: None)
 os.kill(os.getpid(), signal.SIGUSR1)
 print("lives")
 """

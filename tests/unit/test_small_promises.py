@@ -11,6 +11,7 @@ import manyhands as mh
 from manyhands import gemm, predicting
 from manyhands.experiments import from_text
 from manyhands.naming import factory
+from manyhands.options import configure
 from manyhands.predicting import _names
 from manyhands.rate import tabulated
 from manyhands.replica import Replica
@@ -80,5 +81,6 @@ def test_what_is_measured_beforehand_has_the_batches_of_the_run(given, size, mon
     with pytest.raises(KeyError):
         predicting.predict(strategies=["sync", "hogwild"], **given)
     with pytest.raises(KeyError):
-        predicting.choose_workers("cnn", "mnist", given, loss=None, say=print)
+        config = configure({**given, "workers": 1})
+        predicting.choose_workers("cnn", "mnist", given, config, loss=None, say=print)
     assert measured == [size, size]

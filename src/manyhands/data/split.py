@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from manyhands import forms
+from manyhands.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
@@ -169,3 +170,18 @@ class Column:
         shaped = [torch.from_numpy(np.reshape(v, channels)) for v in (scale, shift)]
         pair = [v.to(self.device, self.dtype) for v in shaped]
         return pair[0], pair[1]
+
+
+def kept_aside(part: float, whole: int) -> int:
+    """Return how many of `whole` examples a part for validation has.
+
+    Raises:
+        ConfigError: If one of the two parts would be empty.
+    """
+    count = round(part * whole)
+    if not 0 < count < whole:
+        raise ConfigError(
+            f"validation is {part}, which is {count} of {whole} examples; expected one example at "
+            "least to keep aside, and one to train on"
+        )
+    return count

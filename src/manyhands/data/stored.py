@@ -33,7 +33,7 @@ import numpy as np
 from manyhands import forms, validate
 from manyhands.data import npy
 from manyhands.data.shuffle import permutation
-from manyhands.data.split import Normalise, Split
+from manyhands.data.split import Normalise, Split, kept_aside
 from manyhands.errors import ConfigError, DataError
 from manyhands.forms import Form, Tree
 from manyhands.resources import expect_space, explained
@@ -101,21 +101,6 @@ class About:
             normalise=None if normalise is None else Normalise(**normalise),
             learned=None if learned is None else tuple(learned),
         )
-
-
-def kept_aside(part: float, whole: int) -> int:
-    """Return how many of `whole` examples a part for validation has.
-
-    Raises:
-        ConfigError: If one of the two parts would be empty.
-    """
-    count = round(part * whole)
-    if not 0 < count < whole:
-        raise ConfigError(
-            f"validation is {part}, which is {count} of {whole} examples; expected one example at "
-            "least to keep aside, and one to train on"
-        )
-    return count
 
 
 def _keys(name: str, form: Form) -> list[str]:
