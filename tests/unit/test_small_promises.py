@@ -80,7 +80,7 @@ def test_what_is_measured_beforehand_has_the_batches_of_the_run(given, size, mon
     monkeypatch.setattr(predicting, "calibrate", calibrate)
     with pytest.raises(KeyError):
         predicting.predict(strategies=["sync", "hogwild"], **given)
+    config = configure({**given, "workers": 1})
     with pytest.raises(KeyError):
-        config = configure({**given, "workers": 1})
         predicting.choose_workers("cnn", "mnist", given, config, loss=None, say=print)
     assert measured == [size, size]
