@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from manyhands import forms, gpus, rate, slowing, tasks, tune
+from manyhands import forms, gpus, randomness, rate, slowing, tasks, tune
 from manyhands._version import __version__
 from manyhands.allocating import keep_freed
 from manyhands.augmenting import Augment
@@ -83,6 +83,7 @@ def worker(job: Job, comm: MPI.Comm | Communicator, folder: Path) -> tuple[Worke
     if isinstance(plan, Plan) and config.privacy:
         sampler, mechanism = protect(config, plan, replica, batch, group)
     passed = forms.cut(*batch, slice(strategy.at_once(forms.count(batch[0]))))
+    others = [] if serves else randomness.prepare(config, replica, passed)
     step = partial(mechanism.try_out if mechanism else replica.gradient, *passed)
     kernels = _kernels(config, replica, passed, group, step)
     whole, replica = replica, strategy.part(replica, batch, group, config.workers)
@@ -116,7 +117,8 @@ def worker(job: Job, comm: MPI.Comm | Communicator, folder: Path) -> tuple[Worke
     )
     if comm.rank == 0:
         lead(job, made, folder)
-    # Dropout must differ between workers; initial weights, drawn before this line, must not.
+        randomness.warn(made, others)
+    # What a model draws of its own must differ between workers; initial weights must not.
     if not config.privacy:
         seed = np.random.SeedSequence([config.seed, comm.rank]).generate_state(1)[0]
         torch.manual_seed(int(seed))
@@ -317,6 +319,8 @@ def _kernels(
 ) -> tune.Kernels:
     """Apply the kernels asked for, or the fastest for what is `passed` at once."""
     if config.kernels != "auto":
+        if replica.masks and config.kernels.startswith("compile"):
+            replica.masks.outside_compilation()
         return tune.given(replica, config.kernels)
     if replica.params.is_cuda:  # how long a step takes kernel by kernel tells nothing of its graph
         return tune.given(replica, "default" if config.privacy else "graphs")

@@ -76,6 +76,8 @@ class Progress:
         for event in events:
             if "lost" in event:
                 self.say(bereaved(event))
+            elif "warning" in event:
+                self.say(event["warning"])
             elif self.bar:
                 self.bar.console.print(describe(event))
             elif self.lines:
