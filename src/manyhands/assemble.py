@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from fnmatch import fnmatchcase
 from functools import partial
@@ -16,7 +15,18 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from manyhands import atomic, forms, gpus, halves, history, rate, slowing, tasks, tune
+from manyhands import (
+    atomic,
+    forms,
+    gpus,
+    halves,
+    history,
+    randomness,
+    rate,
+    slowing,
+    tasks,
+    tune,
+)
 from manyhands._version import __version__
 from manyhands.agreement import expect_same_model
 from manyhands.allocating import keep_freed
@@ -88,6 +98,7 @@ def worker(job: Job, comm: MPI.Comm | Communicator, folder: Path) -> tuple[Worke
     if isinstance(plan, Plan) and config.privacy:
         sampler, mechanism = protect(config, plan, replica, batch, group)
     passed = forms.cut(*batch, slice(strategy.at_once(forms.count(batch[0]))))
+    others = [] if serves else randomness.prepare(config, replica, passed)
     step = partial(mechanism.try_out if mechanism else replica.gradient, *passed)
     kernels = _kernels(config, replica, passed, group, step)
     whole, replica = replica, strategy.part(replica, batch, group, config.workers)
@@ -124,8 +135,9 @@ def worker(job: Job, comm: MPI.Comm | Communicator, folder: Path) -> tuple[Worke
     history.keep(made, Path(job.output) / FOLDER if resumable else None)
     if comm.rank == 0:
         lead(job, made, folder)
-        _announce_warning(made, unlike)
-    # Dropout must differ between workers; initial weights, drawn before this line, must not.
+        randomness.announce(made, unlike)
+        randomness.warn(made, others)
+    # What a model draws of its own must differ between workers; initial weights must not.
     if not config.privacy:
         seed = np.random.SeedSequence([config.seed, comm.rank]).generate_state(1)[0]
         torch.manual_seed(int(seed))
@@ -158,13 +170,6 @@ def _unlike_halves(config: RunConfig, replica: Replica, batch: tuple[Tree, Tree]
     parts = halves.pieces(config)
     found = None if parts == 1 or config.privacy else halves.compare(replica, batch)
     return halves.warning(tasks.called(replica.loss), found, parts) if found else ""
-
-
-def _announce_warning(worker: Worker, text: str) -> None:
-    """Tell the launcher, and whoever reads this process's own messages."""
-    if text and worker.announce:
-        worker.announce({"warning": text})
-        print(f"manyhands: {text}", file=sys.stderr)
 
 
 def _save_best(output: Path, replica: Replica, params: torch.Tensor) -> None:
@@ -341,6 +346,8 @@ def _kernels(
 ) -> tune.Kernels:
     """Apply the kernels asked for, or the fastest for what is `passed` at once."""
     if config.kernels != "auto":
+        if replica.masks and config.kernels.startswith("compile"):
+            replica.masks.outside_compilation()
         return tune.given(replica, config.kernels)
     if replica.params.is_cuda:  # how long a step takes kernel by kernel tells nothing of its graph
         return tune.given(replica, "default" if config.privacy else "graphs")

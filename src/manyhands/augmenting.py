@@ -21,8 +21,8 @@ class Augment:
     """A function of a batch, as the user gave the data: features and targets, or features alone.
 
     Guarantees: what it draws, from torch's, NumPy's or Python's generator, depends on (seed,
-    worker, step) only. So a run that goes on draws the same, and what the model draws (dropout)
-    does not change.
+    worker, step) only. So a run that goes on draws the same, and what the model draws does not
+    change.
     """
 
     def __init__(self, function: Callable[[Any], Any], *, seed: int, worker: int) -> None:

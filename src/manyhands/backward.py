@@ -3,8 +3,9 @@
 `torch.autograd.backward(y, gradient)` compares two shapes, and imports symbolic algebra for it: the
 first time more than half a second, in every process, while others wait. What else it looks at takes
 longer than sending a gradient does (48 of 82 µs on an Arm core, for a layer of no work), and every
-micro-batch would pay for it. Left out is what nobody here needs: logging of the graph, modes of
-`__torch_function__`, and the context variables that code compiled for GPUs reads.
+micro-batch would pay for it. Left out is what nobody here needs: logging of the graph, and on the
+CPU the context variables that code compiled for GPUs reads. A torch-function mode stays on for what
+a backward pass computes again; `Tensor.backward` and `torch.autograd.grad` would switch it off.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 _engine = torch.autograd.Variable._execution_engine
+_run_elsewhere = torch.autograd.graph._engine_run_backward  # with those context variables
 
 
 def wake() -> threading.Thread:
@@ -34,7 +36,7 @@ def wake() -> threading.Thread:
 
 def back(loss: Tensor) -> None:
     """Do what `loss.backward()` does."""
-    if type(loss) is Tensor and loss.is_cpu and loss.is_floating_point() and loss.dim() == 0:
+    if type(loss) is Tensor and loss.is_floating_point() and loss.dim() == 0:
         go_back(loss, torch.ones_like(loss))
     else:
         loss.backward()  # type: ignore[no-untyped-call]
@@ -43,14 +45,26 @@ def back(loss: Tensor) -> None:
 def go_back(y: Tensor, gradient: Tensor) -> None:
     """Add up the gradients of the leaves behind `y`, where that by `y` is `gradient`."""
     _check(y, gradient)
-    _engine.run_backward((y,), (gradient,), False, False, (), True, accumulate_grad=True)
+    go_back_all((y,), (gradient,))
 
 
-def gradients(y: Tensor, gradient: Tensor, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Return the gradients by `inputs`, where that by `y` is `gradient`."""
+def go_back_all(outputs: tuple[Tensor, ...], gradients: tuple[Tensor, ...]) -> None:
+    """Do the same for several outputs, whose gradients have their shapes."""
+    run = _engine.run_backward if outputs[0].is_cpu else _run_elsewhere
+    run(outputs, gradients, False, False, (), True, accumulate_grad=True)
+
+
+def gradients(
+    y: Tensor, gradient: Tensor, inputs: Sequence[Tensor], *, unused: bool = False
+) -> tuple[Tensor, ...]:
+    """Return the gradients by `inputs`, where that by `y` is `gradient`.
+
+    With `unused`, the gradient by an input that `y` does not depend on is None, and no error.
+    """
     _check(y, gradient)
-    found: tuple[Tensor, ...] = _engine.run_backward(
-        (y,), (gradient,), False, False, tuple(inputs), False, accumulate_grad=False
+    run = _engine.run_backward if y.is_cpu else _run_elsewhere
+    found: tuple[Tensor, ...] = run(
+        (y,), (gradient,), False, False, tuple(inputs), unused, accumulate_grad=False
     )
     return found
 

@@ -6,13 +6,27 @@ It is a partial function in the layer's own dictionary: its class, hooks and par
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import torch
 
 if TYPE_CHECKING:
     from torch import nn
 
 Way = Callable[..., Any]
+Function = TypeVar("Function", bound=Way)
+
+
+def unobserved(function: Function) -> Function:
+    """Let no torch-function mode see what `function` calls: looking takes a while per call."""
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with torch._C.DisableTorchFunction():
+            return function(*args, **kwargs)
+
+    return cast("Function", call)
 
 
 def give(layer: nn.Module, way: Way, *bound: Any) -> None:

@@ -140,6 +140,7 @@ def _plain(layer: nn.Conv2d | nn.MaxPool2d, x: Tensor) -> Tensor:
     return result
 
 
+@forwards.unobserved
 def _convolve(conv: nn.Conv2d, pool: nn.MaxPool2d | None, input: Tensor) -> Tensor:
     x, shape = input, _Shape.of(conv, pool, input)
     if shape is None:
@@ -157,6 +158,7 @@ def _done(input: Tensor) -> Tensor:
     return input
 
 
+@forwards.unobserved
 def _pool(pool: nn.MaxPool2d, input: Tensor) -> Tensor:
     x, (q, r) = input, _pair(pool.kernel_size)
     if x.dim() != 4 or x.shape[2] < q or x.shape[3] < r or not torch.is_grad_enabled():
@@ -238,6 +240,7 @@ class _Convolution(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @forwards.unobserved
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         patches, shifted, *gains = ctx.saved_tensors
         shape, (out, channels, kh, kw) = ctx.shape, ctx.weight
@@ -304,6 +307,7 @@ class _Pooling(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @forwards.unobserved
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         dx = g.new_zeros(ctx.sizes)
         _share_out(g.permute(1, 2, 3, 0), ctx.saved_tensors, _places(dx, ctx.size))

@@ -132,9 +132,9 @@ class Graphs:
         made = self._gradients.get(len(indices))
         if made is None:
             return self.split.batch(indices)
-        if self.split.resident:
+        if self.split.resident or self.replica.masks:
             made.rows.copy_(torch.from_numpy(indices), non_blocking=True)
-        else:
+        if not self.split.resident:
             for static, new in zip((made.x, made.y), self.split.batch(indices), strict=True):
                 static.copy_(new, non_blocking=True)
         return made.x, made.y
@@ -208,6 +208,8 @@ class Graphs:
             if self.split.resident:
                 for static, new in zip((x, y), self.split.batch(rows), strict=True):
                     static.copy_(new)
+            if self.replica.masks:
+                self.replica.masks.take(rows)
             self._compute(x, y)
 
         self._aside(work)

@@ -47,6 +47,7 @@ def changed(layer: nn.Module) -> bool:
     return forwards.changed(layer, _pooled)
 
 
+@forwards.unobserved
 def _pooled(pool: nn.MaxPool2d, input: Tensor) -> Tensor:
     if pool.return_indices or not _worthwhile(input):
         plain: Tensor = nn.MaxPool2d.forward(pool, input)

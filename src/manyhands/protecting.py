@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from manyhands.data import Plan
+from manyhands.dropout import Masks
 from manyhands.errors import ConfigError
 from manyhands.privacy import keys, ledger, staged
 from manyhands.privacy.clipping import probe, refuse
@@ -67,8 +68,11 @@ def protect(
         partition=config.partition_kind,
     )
     noise = keys.Noise(None if privacy.secure_noise else own, secure=privacy.secure_noise)
-    # Dropout's masks must not be known either: a record more would shift who gets which.
-    torch.manual_seed(int.from_bytes(keys.derived(own, "dropout")[:8], "little"))
+    # Dropout masks are secret too. They belong to records: one record more changes no other's.
+    root = common if shared else own
+    replica.masks = Masks(keys.derived(root, "dropout"), replica.params.device)
+    # The model's own random calls draw from PyTorch's generator, of which 32 bits are secret.
+    torch.manual_seed(int.from_bytes(keys.derived(own, "random calls")[:8], "little"))
     return sampler, Mechanism(config, replica, terms, noise, example[0])
 
 

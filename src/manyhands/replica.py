@@ -10,15 +10,20 @@ import torch
 from torch import Tensor, nn
 
 from manyhands import forms
-from manyhands.backward import back
+from manyhands.backward import back, gradients
 from manyhands.errors import ConfigError
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from manyhands.dropout import Masks, Rows
     from manyhands.forms import Tree
     from manyhands.metrics import Metric
 
 _LARGE = 1 << 18  # numbers in the vector from which on passes over it cost more than calls
 _BLOCK = 1 << 17  # numbers that an update finds in a core's cache again, with gradient and momentum
+
+_NOTHING = nullcontext()
 
 LossFunction = Callable[..., Tensor]  # of (output, target), or of (model, batch)
 
@@ -53,6 +58,7 @@ class Replica:
 
     Attributes:
         watched: Whether somebody reads `grad` while the backward pass is still filling it.
+        masks: Dropout masks for training; None where the model has no dropout.
 
     Guarantees:
         - `params` and `grad` are never copied: writing to them is writing to the module.
@@ -60,6 +66,7 @@ class Replica:
     """
 
     watched = False
+    masks: Masks | None = None
 
     def __init__(self, module: nn.Module, loss: LossFunction, *, classifies: bool = True) -> None:
         self.module = self.judged = module  # what is trained here; what is judged and saved
@@ -132,10 +139,12 @@ class Replica:
             if count == 0:
                 continue
             some = forms.cut(x, y, part) if pieces > 1 else (x, y)
-            loss, output = self.objective(self.forward, *some)
+            with self.masked(part if pieces > 1 else None):
+                loss, output = self.objective(self.forward, *some)
             weighted = loss if count == examples else loss * (count / examples)
             if filled:
-                back(weighted)
+                with self.recomputing():
+                    back(weighted)
             else:
                 self._fill(weighted, weight if at_once else 1.0)
                 filled = True
@@ -155,7 +164,8 @@ class Replica:
         """
         for _, p in self.named:
             p.grad = None
-        back(loss)
+        with self.recomputing():
+            back(loss)
         large = self.grad.numel() >= _LARGE
         moved: tuple[list[Tensor], list[Tensor]] = ([], [])
         for (_, p), view in zip(self.named, self._grads, strict=True):
@@ -182,13 +192,23 @@ class Replica:
         `gradient` moves them one by one; here all are written at once. Nothing waits for the
         device. The count is None where the task has no right and wrong.
         """
-        loss, output = self.objective(self.forward, x, y)
+        with self.masked():
+            loss, output = self.objective(self.forward, x, y)
         named = [p for _, p in self.named]
-        found = torch.autograd.grad(loss, named, allow_unused=True)
+        with self.recomputing():
+            found = gradients(loss, torch.ones_like(loss), named, unused=True)
         pairs = zip(named, found, strict=True)
         parts = [torch.zeros_like(p) if g is None else g for p, g in pairs]
         torch.cat([part.reshape(-1) for part in parts], out=self.grad)
         return loss.detach(), self._right(output, y) if self.classifies else None
+
+    def masked(self, rows: Rows = None) -> AbstractContextManager[object]:
+        """Let dropout use `masks` in one forward pass, of the whole batch or some of its rows."""
+        return self.masks.forward(rows) if self.masks else _NOTHING
+
+    def recomputing(self) -> AbstractContextManager[object]:
+        """Let what a backward pass computes again use the masks of its forward pass."""
+        return self.masks if self.masks and self.masks.conceals else _NOTHING
 
     def objective(self, model: Callable[..., Any], x: Tree, y: Tree) -> tuple[Tensor, Any]:
         """Return a batch's mean loss, and what the model made of it where the loss needs that."""

@@ -11,10 +11,10 @@ each survivor, when a call fails because somebody is gone:
 The strategy's loop is begun anew from that position, as in a run that is resumed, only that nothing
 was read from a disk. Where replicas are identical, whoever was behind takes over the parameters of
 one who was not, so every update is made once and has all of its examples: the run ends where an
-undisturbed one does, up to rounding (and but for what depends on who has which examples: dropout,
-augmentation, BatchNorm). Elsewhere the strategy says what the survivors go on from.
-Where workers do not step together each goes on from where it is, and takes over whole batches; and
-the strategy knows who takes over what processes beside the workers held.
+undisturbed one does, up to rounding (and but for what depends on who has which examples:
+augmentation, BatchNorm, a model's own random calls). Elsewhere the strategy says what the survivors
+go on from. Where workers do not step together each goes on from where it is, and takes over whole
+batches; and the strategy knows who takes over what processes beside the workers held.
 """
 
 from __future__ import annotations

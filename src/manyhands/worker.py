@@ -154,6 +154,8 @@ class Worker:
                 x, y = ahead.batch()
                 if self.augment:
                     x, y = self.augment(x, y, self.step)
+                if self.replica.masks:
+                    self.replica.masks.begin(self.step, share.indices)
                 yield Batch(x, y, share.examples / share.total, share.total, share.examples)
                 self.end_step(epoch)
                 self._wait_for_callbacks("on_step")

@@ -117,6 +117,45 @@ def test_a_seed_gives_the_same_bits_and_another_other_dropout(train):
     assert not torch.equal(one.params, other.params)
 
 
+def dropping():
+    return nn.Sequential(
+        nn.Linear(20, 24), nn.Tanh(), nn.Dropout(0.3), nn.Unflatten(1, (8, 3)), nn.Dropout1d(0.4),
+        nn.Flatten(), nn.AlphaDropout(0.1), nn.Linear(24, 4),
+    )  # fmt: skip
+
+
+def recomputing():
+    """Its step cannot be captured: checkpoints look at the state of the GPU's generator."""
+    from torch.utils.checkpoint import checkpoint
+
+    class Recomputing(nn.Sequential):
+        def forward(self, x):
+            return checkpoint(super().forward, x, use_reentrant=False)
+
+    return Recomputing(*dropping())
+
+
+@pytest.mark.parametrize("model", [dropping, recomputing])
+def test_dropout_has_the_masks_of_the_cpu_in_every_replay(train, model, monkeypatch):
+    """A mask that was captured with the graph would be the same in every step."""
+    from manyhands import gpus
+
+    cpu, eager, auto = (
+        train(model, **where)
+        for where in ({"device": "cpu"}, {"kernels": "default"}, {"kernels": "auto"})
+    )
+    assert apart(cpu, eager) < 1e-9
+    assert apart(cpu, auto) < 1e-9
+    assert auto.graphs.captured == (model is dropping)
+    monkeypatch.setattr(gpus, "_SHARE", 0.0)
+    assert apart(cpu, train(model)) < 1e-9
+
+
+def test_private_masks_are_those_of_the_cpu(train):
+    private = {"private": True, "noise_multiplier": 1.0, "clip": 0.5, "fixed_key": 7}
+    assert apart(train(dropping, **private), train(dropping, **private, device="cpu")) < 1e-9
+
+
 def test_a_step_that_cannot_be_captured_is_done_kernel_by_kernel(train):
     from manyhands.errors import ConfigError
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+from functools import partialmethod
 
 import numpy as np
 import pytest
@@ -14,8 +15,11 @@ import manyhands as mh
 from manyhands import assemble
 from manyhands.board import BOARD_FILE, Board
 from manyhands.data import Stored, store
+from manyhands.dropout import key_of
 from manyhands.lifecycle import capture
 from manyhands.privacy import keys
+from manyhands.privacy.clipping import PerExample
+from manyhands.privacy.layerwise import Layerwise
 from manyhands.replica import Replica
 
 STEPS, LR = 20, 0.1
@@ -89,6 +93,60 @@ def test_a_synchronous_server_is_plain_training_too(blobs, tmp_path, distrust):
     expected = by_hand(blobs, drawn(worker), 20 * workers)
     if worker.role == "worker":
         assert distance(worker.params, expected) < 1e-10
+
+
+def _in_chunks(self, chunk, replica, chunk_mb, make=PerExample.__init__):
+    make(self, replica, chunk_mb=chunk_mb)
+    self.chunk = chunk
+
+
+class Branched(nn.Module):
+    """No chain of layers: its gradients of single examples are computed by vmap."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two, self.drop = nn.Linear(20, 16), nn.Linear(20, 16), nn.Dropout(0.4)
+        self.out = nn.Linear(16, 4)
+
+    def forward(self, x):
+        one = nn.functional.dropout(self.one(x), 0.2, self.training)
+        return self.out(self.drop(one + self.two(x).tanh()))
+
+
+def dropping():
+    return nn.Sequential(nn.Linear(20, 16), nn.Tanh(), nn.Dropout(0.5), nn.Linear(16, 4))
+
+
+@pytest.mark.parametrize("model", [dropping, Branched])
+@pytest.mark.parametrize("chunk", [None, 3])
+def test_dropout_masks_are_those_of_one_worker_with_the_same_key(
+    blobs, tmp_path, model, chunk, monkeypatch
+):
+    """Layer by layer and by vmap, in chunks of any size."""
+    given = {"sigma": 0.0, "clip": 0.1, "batch_size": 50, "dtype": "float64", "strategy": "sync"}
+
+    def trained(name, comm, key):
+        (tmp_path / name).mkdir()
+        return private(model, blobs, comm, tmp_path / name, fixed_key=key, **given).params
+
+    alone = trained("alone", MPI.COMM_SELF, 7)
+    if chunk:
+        monkeypatch.setattr(Layerwise, "chunk_for", lambda self, x: chunk)
+        monkeypatch.setattr(PerExample, "__init__", partialmethod(_in_chunks, chunk))
+    assert distance(alone, trained("together", WORLD, 7)) < 1e-10
+    assert distance(alone, trained("other", WORLD, 8)) > 1e-4
+
+
+def test_masks_of_a_private_run_do_not_follow_from_its_seed(blobs, tmp_path):
+    used = []
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        given = {"batch_size": 50, "strategy": "sync"}
+        worker = private(dropping, blobs, WORLD, tmp_path / name, **given)
+        used.append(worker.replica.masks.key)
+    assert used[0] != used[1]
+    assert key_of(0) not in used
+    assert len(set(WORLD.allgather(used[0]))) == 1  # the workers share each sample of all
 
 
 def test_one_worker_and_many_see_the_same_samples_with_the_same_key(blobs, tmp_path):

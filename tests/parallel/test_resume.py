@@ -219,10 +219,14 @@ def smooth():
     return nn.Sequential(nn.Linear(20, 16), nn.Tanh(), nn.Linear(16, 4))
 
 
+def dropping():
+    return nn.Sequential(nn.Linear(20, 16), nn.Tanh(), nn.Dropout(0.4), nn.Linear(16, 4))
+
+
 @pytest.mark.parametrize(
     ("model", "optimizer"),
-    [(smooth, "sgd"), (large, "sgd"), (large, "adam")],
-    ids=["small", "large", "large, adam"],
+    [(smooth, "sgd"), (large, "sgd"), (large, "adam"), (dropping, "sgd")],
+    ids=["small", "large", "large, adam", "with dropout"],
 )
 def test_another_number_of_workers_sees_the_same_global_batches(folder, model, optimizer):
     """All of the group write a checkpoint; rank 0 alone goes on, and ends at the same weights.

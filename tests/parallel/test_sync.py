@@ -7,6 +7,7 @@ import pytest
 import torch
 from mpi4py import MPI
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from training import once
 
 import manyhands as mh
@@ -22,14 +23,8 @@ WORLD = MPI.COMM_WORLD
 
 
 def smooth():
-    """A model without kinks or dropout: rounding stays rounding."""
+    """A model without kinks: rounding stays rounding."""
     return nn.Sequential(nn.Linear(20, 16), nn.Tanh(), nn.Linear(16, 4))
-
-
-def cnn_without_dropout():
-    model = cnn()
-    model.dropout = nn.Identity()
-    return model
 
 
 def with_batchnorm():
@@ -107,12 +102,53 @@ def test_p_workers_end_where_one_ends_in_float32(stored, tmp_path, optimizer):
 
 def test_the_cnn_agrees_for_fifty_steps_in_float32(stored, tmp_path):
     given = {"max_steps": 50, "batch_size": 128, "lr": 0.01, "momentum": 0.5}
-    alone = sequential(cnn_without_dropout, stored["mnist"], tmp_path, **given)
-    together = train(
-        cnn_without_dropout, stored["mnist"], WORLD, tmp_path, strategy="sync", **given
-    )
+    alone = sequential(cnn, stored["mnist"], tmp_path, **given)
+    together = train(cnn, stored["mnist"], WORLD, tmp_path, strategy="sync", **given)
     assert together.step == 50
     assert distance(alone, together) < 1e-5
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_the_cnn_as_it_is_agrees_in_float64(stored, tmp_path, accumulate):
+    """Dropout masks belong to the examples, whoever computes them and in how many pieces."""
+    given = {"max_steps": 20, "batch_size": 64, "lr": 0.05, "momentum": 0.9, "dtype": "float64"}
+    alone = sequential(cnn, stored["mnist"], tmp_path, **given)
+    given["accumulate"] = accumulate
+    together = train(cnn, stored["mnist"], WORLD, tmp_path, strategy="sync", **given)
+    assert distance(alone, together) < 1e-10
+
+
+class Functional(nn.Module):
+    """Calls dropout as functions, some of it in a part that the backward pass recomputes."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two, self.three = nn.Linear(20, 32), nn.Linear(32, 32), nn.Linear(32, 4)
+
+    def forward(self, x):
+        x = nn.functional.dropout(self.one(x).tanh(), 0.2)
+        x = checkpoint(self.middle, x, use_reentrant=False)
+        return self.three(nn.functional.alpha_dropout(x, 0.1, self.training))
+
+    def middle(self, x):
+        return nn.functional.dropout(self.two(x), 0.5, self.training).tanh()
+
+
+def test_dropout_calls_and_recomputed_layers_agree(stored, tmp_path):
+    given = {"max_steps": 20, "batch_size": 50, "dtype": "float64", "lr": 0.1}
+    alone = sequential(Functional, stored["blobs"], tmp_path, **given)
+    together = train(Functional, stored["blobs"], WORLD, tmp_path, strategy="sync", **given)
+    assert distance(alone, together) < 1e-10
+
+
+def test_unequal_parts_of_a_batch_have_the_same_masks(stored, tmp_path):
+    """The parts follow the speeds of the workers, which nobody knows beforehand."""
+    given = {"max_steps": 30, "batch_size": 50, "dtype": "float64", "lr": 0.1}
+    alone = sequential(with_dropout, stored["blobs"], tmp_path, **given)
+    if WORLD.size > 1:
+        given |= {"balance": "speed", "slow": "0:3"}
+    together = train(with_dropout, stored["blobs"], WORLD, tmp_path, strategy="sync", **given)
+    assert distance(alone, together) < 1e-10
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,14 @@ import pytest
 import torch
 from mpi4py import MPI
 from safetensors.torch import load_file
-from test_pipeline import certain, deep, normed, piped
+from test_pipeline import certain, deep, normed
 from torch import nn
 from training import distance, record, same_everywhere, train
 
 import manyhands as mh
 from manyhands.comm.mpi import MPICommunicator
-from manyhands.data import Stored
+from manyhands.data import Stored, store
+from manyhands.models import cnn
 
 WORLD = MPI.COMM_WORLD
 SIZE = WORLD.size
@@ -75,13 +76,12 @@ def test_whatever_optimizer_and_sum(blobs, tmp_path, optimizer, allreduce):
     assert distance(split, alone(convolving, blobs, tmp_path / "alone", **given)) < 1e-12
 
 
-@pytest.mark.parametrize("model", [deep, lone])
-def test_dropout_is_the_same_in_the_whole_team(blobs, tmp_path, model):
-    """As in a pipeline of one stage, which seeds every layer's use by the same key."""
-    _, split = sliced(model, blobs, tmp_path / "split")
-    _, whole = piped(model, blobs, tmp_path / "whole", MPI.COMM_SELF, stages=1, micro_batches=1,
-                     cut=None, dtype="float64")  # fmt: skip
-    assert distance(split, whole) < 1e-12
+@pytest.mark.parametrize("model", [deep, lone, cnn])
+def test_with_dropout_slices_equal_the_unsplit_model(blobs, tmp_path, model):
+    data = store("mnist", tmp_path / "mnist") if model is cnn else blobs
+    slices = 2 if SIZE % 2 == 0 else SIZE
+    _, split = sliced(model, data, tmp_path / "split", slices=slices, workers=SIZE // slices)
+    assert distance(split, alone(model, data, tmp_path / "alone")) < 1e-12
 
 
 def test_several_teams_equal_sequential(blobs, tmp_path):

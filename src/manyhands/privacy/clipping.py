@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,25 +31,39 @@ class PerExample:
         self.names = [name for name, _ in replica.named]
         size = 2 * replica.dim * replica.params.element_size()  # gradients, and their squares
         self.chunk = max(1, (chunk_mb << 20) // size)
-        gradient = torch.func.grad(self._loss)
-        self.gradients = torch.func.vmap(gradient, in_dims=(None, 0, 0), randomness="different")
 
-    def _loss(self, params: tuple[Tensor, ...], x: Tree, y: Tree) -> Tensor:
+    def gradients(self, x: Tree, y: Tree, mask: Tensor | None) -> tuple[Tensor, ...]:
+        """Return the gradients of single examples, of each parameter (n, …).
+
+        `mask`: what their dropout masks depend on, (n,); None to let PyTorch draw them.
+        """
+        params = tuple(p.detach() for _, p in self.replica.named)
+        axes = (None, 0, 0, None if mask is None else 0)
+        each = torch.func.vmap(torch.func.grad(self._loss), axes, randomness="different")
+        found: tuple[Tensor, ...] = each(params, x, y, mask)
+        return found
+
+    def _loss(self, params: tuple[Tensor, ...], x: Tree, y: Tree, mask: Tensor | None) -> Tensor:
         named = dict(zip(self.names, params, strict=True))
         module = self.replica.module
 
         def model(*args: Tensor, **kwargs: Tensor) -> Any:
             return torch.func.functional_call(module, named, args, kwargs)
 
-        output = forms.call(model, forms.each(lambda leaf: leaf[None], x))
-        return self.replica.loss(output, forms.each(lambda leaf: leaf[None], y))
+        masks = self.replica.masks
+        with nullcontext() if mask is None or masks is None else masks.single(mask):
+            output = forms.call(model, forms.each(lambda leaf: leaf[None], x))
+            return self.replica.loss(output, forms.each(lambda leaf: leaf[None], y))
 
     def add(self, x: Tree, y: Tree, clip: float, out: Tensor) -> None:
         """Add the sum of the clipped gradients of all examples to `out`, (dim,)."""
-        params = tuple(p.detach() for _, p in self.replica.named)
+        hashes = self.replica.masks.hashes() if self.replica.masks else None
         for start in range(0, forms.count(x), self.chunk):
-            some = forms.cut(x, y, slice(start, start + self.chunk))
-            grads = [g.flatten(1) for g in self.gradients(params, *some)]  # (n, size)
+            part = slice(start, start + self.chunk)
+            mask = None if hashes is None else hashes[part]
+            with self.replica.masked(part):
+                found = self.gradients(*forms.cut(x, y, part), mask)
+            grads = [g.flatten(1) for g in found]  # (n, size)
             norms = torch.stack([torch.linalg.vector_norm(g, dim=1) for g in grads])
             weights, finite = coefficients(torch.linalg.vector_norm(norms, dim=0), clip)
             offset = 0

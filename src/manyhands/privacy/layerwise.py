@@ -96,7 +96,8 @@ class Layerwise:
         chunk = self.chunk_for(x)
         for start in range(0, len(x), chunk):
             part = slice(start, start + chunk)
-            self._add(x[part], y[part], clip, out)
+            rows = torch.arange(start, min(start + chunk, len(x)), device=x.device)
+            self._add(x[part], y[part], clip, out, rows)
 
     def chunk_for(self, x: Tensor) -> int:
         """Return how many examples like these may be worked on at a time."""
@@ -104,8 +105,9 @@ class Layerwise:
             self.chunk = max(1, (self.chunk_mb << 20) // self._bytes(x[:1]))
         return self.chunk
 
-    def _add(self, x: Tensor, y: Tensor, clip: float, out: Tensor) -> None:
-        trace = self.forward(x)
+    def _add(self, x: Tensor, y: Tensor, clip: float, out: Tensor, rows: Tensor) -> None:
+        with self.replica.masked(rows):
+            trace = self.forward(x)
         back = torch.autograd.grad(self.judge(trace, y), trace.outputs)
         parts = self.parts(trace.inputs, back)
         squares = torch.stack([part.squares for part in parts]).sum(0)
@@ -113,7 +115,7 @@ class Layerwise:
         if finite is None:
             self.sum(parts, weights, out)
         elif bool(finite.any()):  # rare: without the others, since 0 × NaN is NaN
-            self._add(x[finite], y[finite], clip, out)
+            self._add(x[finite], y[finite], clip, out, rows[finite])
 
     def forward(self, x: Tensor) -> Trace:
         """Pass examples through the chain."""

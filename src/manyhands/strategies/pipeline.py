@@ -41,10 +41,12 @@ class Pipeline(Strategy):
 
     Guarantees:
         - g is the gradient of the unsplit model over the same micro-batches, bit for bit, wherever
-          the model is cut and under either schedule: random layers are seeded by (seed, pipeline,
-          step, micro-batch, layer), and gradients are added up in the order of the micro-batches.
-        - One micro-batch and no random layer: equal to `sequential`, bit for bit; M micro-batches
-          and W pipelines: up to rounding (statistics of BatchNorm are those of micro-batches).
+          the model is cut and under either schedule: dropout masks belong to the examples, and
+          gradients are added up in the order of the micro-batches. Whatever else draws random
+          numbers is seeded by (seed, pipeline, step, micro-batch, layer).
+        - One micro-batch: equal to `sequential`, bit for bit; M micro-batches and W pipelines: up
+          to rounding (but for BatchNorm, whose statistics are those of micro-batches, and for what
+          draws random numbers beside dropout).
         - A process holds the parameters, gradients and optimizer of its own stage only.
     Cost per step and cut, for c numbers of b bytes that cross it per example: M messages of
     48 + b·c·|B|/(W·M) bytes each way, non-blocking; with W pipelines one all-reduce of w_s per
@@ -53,6 +55,7 @@ class Pipeline(Strategy):
 
     name: ClassVar[str] = "pipeline"
     supports: ClassVar[Supports] = Supports(
+        equals_one=True,
         resume=True,
         private=True,
         workers=1,
@@ -188,10 +191,14 @@ class Pipeline(Strategy):
         self, whole: Replica, batch: tuple[Tensor, Tensor], group: Communicator, workers: int
     ) -> Replica:
         """Cut the model, on all processes alike, and keep this process's stage."""
-        from manyhands.strategies.cutting import cut
+        from manyhands.strategies.cutting import blocks, cut
         from manyhands.strategies.stage import Stage
 
         x, y = (part[: self.at_once(len(batch[0]))] for part in batch)
+        if whole.masks:
+            with whole.undisturbed():
+                chain = [entry for block in blocks(whole.module) for entry in block.modules]
+                whole.masks.locate(chain, x)
         parts = cut(whole, self.stages, self.cut, (x, y), lambda mine: group.gather(mine)[0])
         return Stage(whole, parts, self.stage_of(group.rank, workers), whole.reached(x, y))
 

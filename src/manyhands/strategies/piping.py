@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import time
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -175,12 +176,13 @@ class Pipe:
         x, y = batch.x[piece], batch.y[piece]
         sizes = chunks(len(x), self.pipeline.parts)
         parts = list(zip(x.split(sizes), y.split(sizes), strict=True))
+        edges = list(accumulate(sizes, initial=piece.start))
         for lane in self._receiving():
             for i in range(min(len(parts), len(lane.parcels))):
                 lane.expect(i)
         for pass_, i in self._turns(len(parts)):
             if pass_ == "forward":
-                self._forward(i, *parts[i], batch.total)
+                self._forward(i, *parts[i], batch.total, slice(edges[i], edges[i + 1]))
             else:
                 self._backward(i, sizes[i], len(parts))
         return [self.losses[i] for i in range(len(parts))] if self.passes.tells else []
@@ -188,13 +190,13 @@ class Pipe:
     def _receiving(self) -> list[Lane]:
         return [*([] if self.first else [self.inputs]), *([] if self.last else [self.gradients])]
 
-    def _forward(self, i: int, x: Tensor, target: Tensor, total: int) -> None:
+    def _forward(self, i: int, x: Tensor, target: Tensor, total: int, rows: slice) -> None:
         worker, count = self.worker, len(x)
         if not self.first:
             self._take(self.inputs, i)
             x = self.inputs.view(i, count).detach().requires_grad_()
         worker.board.note(worker.rank, worker.step, "gradient")
-        with self.notes.spending("forward", i):
+        with self.notes.spending("forward", i), self.stage.masked(rows):
             y = self.passes.forward(i, x, worker.config.seed, self.member, worker.step, i)
             if self.last and (loss := self.passes.judge(i, target, total)):
                 self.losses[i] = loss
@@ -208,7 +210,7 @@ class Pipe:
             self.losses[i] = self.gradients.loss(i)
             gradient = self.gradients.view(i, count)
         self.worker.board.note(self.worker.rank, self.worker.step, "gradient")
-        with self.notes.spending("backward", i):
+        with self.notes.spending("backward", i), self.stage.recomputing():
             found = self.passes.backward(i, gradient)
         if not self.first:
             self._send(self.returns, i, found, "gradients", self.losses.get(i))

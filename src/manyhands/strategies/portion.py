@@ -7,11 +7,15 @@ import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from manyhands.replica import Replica
+
+if TYPE_CHECKING:
+    from manyhands.dropout import Rows
 
 # Modules of torch.nn that draw no random numbers; any other is given a seed before each use.
 _CERTAIN = {"linear", "conv", "pooling", "flatten", "batchnorm", "normalization", "activation"}
@@ -42,7 +46,7 @@ class Portion(Replica):
         self.children = list(children)
         self.random = {place for place, module in self.children if draws(module)}
         self.module: nn.Module = nn.ModuleList([module for _, module in self.children])
-        self.judged = whole.judged
+        self.judged, self.masks = whole.judged, whole.masks
         self.loss, self.classifies, self.of_model = whole.loss, whole.classifies, False
         self.pieces, self.autocast = 1, False
         self.prepare, self.forward = whole.prepare, self.through
@@ -72,8 +76,18 @@ class Portion(Replica):
         for place, module in self.children:
             if place in self.random:
                 torch.default_generator.manual_seed(mixed(*key, place))
+                if self.masks:
+                    self.masks.seek(place)
             x = module(x)
         return x
+
+    @contextmanager
+    def masked(self, rows: Rows = None) -> Iterator[None]:
+        """Let dropout use `masks` in one forward pass; its calls are counted in the whole model."""
+        with super().masked(rows):
+            if self.masks and self.children:
+                self.masks.seek(self.children[0][0])
+            yield
 
     @contextmanager
     def holding(self, params: Tensor) -> Iterator[None]:

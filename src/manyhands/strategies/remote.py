@@ -178,7 +178,13 @@ class Part:
             self.probed = True
         begin = time.monotonic()
         try:
-            y = self.stage.compute(x, worker.config.seed, 0, worker.step, 0)
+            with self.stage.masked():
+                y = self.stage.compute(x, worker.config.seed, 0, worker.step, 0)
+            if self.stage.masks and self.stage.masks.conceals:
+                raise ConfigError(
+                    "a dropout layer is recomputed in the backward pass (torch.utils.checkpoint), "
+                    "which transport rpc cannot repeat; use transport mpi"
+                )
         except BaseException as error:
             self.failure = error  # the main thread tells of it
             self.over.set()

@@ -59,6 +59,8 @@ class Supports:
         many: More than one worker.
         whole_batches: `batch_size` is one worker's push, not split over the workers.
         together: Workers step together, so evaluation can be shared out between two steps.
+        equals_one: Several processes end where one worker ends, up to rounding; a model for which
+            that fails is warned of.
         identical: All replicas hold the same parameters after every step (hashed every epoch).
         partition: The partition used where the user names none.
         deterministic: The same seed gives the same result, bit for bit.
@@ -81,6 +83,7 @@ class Supports:
     many: bool = True
     whole_batches: bool = False
     together: bool = True
+    equals_one: bool = False
     identical: bool = False
     partition: str = "balanced"
     deterministic: bool = True

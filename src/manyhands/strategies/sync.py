@@ -43,7 +43,8 @@ class Sync(Strategy):
 
     Guarantees:
         - One worker equals `sequential`; P workers compute the same update up to rounding, for
-          every P and batch size, since parts are weighted by their exact number of examples.
+          every P and batch size, dropout included, since parts are weighted by their exact number
+          of examples and dropout masks belong to examples.
         - All replicas are bit-identical after every step; they are hashed each epoch.
     Cost per step: one all-reduce of dim numbers (see `manyhands.allreduce` for messages and bytes).
     Workers of one host update a large model together, each a part (see `piecewise`).
@@ -51,6 +52,7 @@ class Sync(Strategy):
 
     name: ClassVar[str] = "sync"
     supports: ClassVar[Supports] = Supports(
+        equals_one=True,
         identical=True,
         resume=True,
         balance=True,

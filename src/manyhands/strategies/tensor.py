@@ -41,8 +41,8 @@ class TensorParallel(Strategy):
     other layers are computed by every process of a team, on the same batch.
 
     Guarantees:
-        - Equal to `sequential` up to rounding; with random layers to `pipeline` with whole batches:
-          all processes of a team draw the same numbers.
+        - Equal to `sequential` up to rounding, dropout included; all processes of a team draw the
+          same numbers.
         - What every process of a team holds stays the same on all of them, bit for bit.
         - A process holds parameters, gradients and optimizer state of its own slices only.
     Cost per step, process and pair, for n examples of b-byte numbers: one all-reduce of b·n·|Z|
@@ -51,6 +51,7 @@ class TensorParallel(Strategy):
 
     name: ClassVar[str] = "tensor"
     supports: ClassVar[Supports] = Supports(
+        equals_one=True,
         resume=True,
         workers=1,
         beside="slice",

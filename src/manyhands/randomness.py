@@ -1,0 +1,182 @@
+"""Finds what a model draws at random: dropout that `Masks` covers, and everything else.
+
+Runs that divide a batch among processes end where one process ends, dropout included. Whatever else
+a model draws (attention's own dropout, dropout between the layers of an LSTM, random calls of its
+own), and statistics of a batch, depend on how the batch is divided: it is named in a warning.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode, resolve_name
+
+from manyhands import forms
+from manyhands.dropout import KINDS, Masks, key_of, parse
+
+if TYPE_CHECKING:
+    from manyhands.config import RunConfig
+    from manyhands.forms import Tree
+    from manyhands.replica import Replica
+    from manyhands.worker import Worker
+
+_NAMED = 4  # sources that a warning names; it counts the others
+
+
+class Survey(NamedTuple):
+    """What one forward pass in training mode drew at random.
+
+    Attributes:
+        drops: Whether `Masks` has anything to do.
+        others: Other sources, each named for a message.
+    """
+
+    drops: bool
+    others: list[str]
+
+
+def prepare(config: RunConfig, replica: Replica, batch: tuple[Tree, Tree]) -> list[str]:
+    """Give the replica its dropout masks, if it needs any; returns other sources of randomness.
+
+    A private run's masks were made before, from its secret key.
+    """
+    masks = replica.masks or Masks(key_of(config.seed), replica.params.device)
+    replica.masks = None
+    found = survey(replica, *batch)
+    replica.masks = masks if found.drops else None
+    return found.others
+
+
+def warn(worker: Worker, others: Sequence[str]) -> None:
+    """Name what makes a result depend on how batches are divided, where that is promised not to."""
+    config, strategy = worker.config, worker.config.strategy
+    examples = config.batch_size // config.workers
+    divided = config.workers > 1 or strategy.at_once(examples) < examples
+    named = [*others, *(_batch_statistics(worker.replica.judged) if divided else ())]
+    if not named or worker.comm.size == 1 or not strategy.supports.equals_one:
+        return
+    listed = ", ".join(named[:_NAMED])
+    more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
+    announce(
+        worker,
+        f"{strategy.name} will not end exactly where one worker ends, since these depend on how "
+        f"batches are divided: {listed}{more}",
+    )
+
+
+def announce(worker: Worker, warning: str) -> None:
+    """Send a warning, if there is one, to the launcher and to this process's own messages."""
+    if warning and worker.announce:
+        worker.announce({"warning": warning})
+        print(f"manyhands: {warning}", file=sys.stderr)
+
+
+def survey(replica: Replica, x: Tree, y: Tree) -> Survey:
+    """Pass a batch through the model once and note what it draws; nothing else changes."""
+    module = replica.module
+    drops = any(isinstance(layer, nn.modules.dropout._DropoutNd) for layer in module.modules())
+    if not forms.count(x):
+        return Survey(drops, [])
+    with replica.undisturbed(), _entered(module) as entered:
+        watch = _Watch(forms.count(x), entered, replica.params.device)
+        own = _host_state()
+        with watch:
+            replica.objective(module, x, y)
+        others = list(dict.fromkeys(watch.others))
+        if not others and watch.drawn():
+            others.append("random numbers drawn in compiled code")
+        if _host_state() != own:
+            others.append("random numbers of NumPy or Python's random")
+    return Survey(drops or watch.drops, others)
+
+
+class _Watch(TorchFunctionMode):
+    """Notes which torch functions draw random numbers; dropout that `Masks` covers draws none."""
+
+    def __init__(
+        self, examples: int, entered: list[tuple[str, nn.Module]], device: torch.device
+    ) -> None:
+        super().__init__()
+        self.examples, self.entered, self.device = examples, entered, device
+        self.drops = False
+        self.others: list[str] = []
+        self._state = self._random()
+
+    def drawn(self) -> bool:
+        """Say whether PyTorch's generators have moved since this was asked last."""
+        before, self._state = self._state, self._random()
+        return any(not torch.equal(a, b) for a, b in zip(before, self._state, strict=True))
+
+    def _random(self) -> list[Tensor]:
+        gpu = [torch.cuda.get_rng_state(self.device)] if self.device.type == "cuda" else []
+        return [torch.get_rng_state(), *gpu]
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:  # the mode is off inside
+        kwargs = kwargs or {}
+        if func in KINDS:
+            call = parse(KINDS[func], args, kwargs)
+            if call.active and call.x.dim() and len(call.x) == self.examples:
+                self.drops = True
+                return call.x
+            what = f"{_called(func)}, whose input has the batch in another dimension than 0,"
+        elif func in (F.scaled_dot_product_attention, F.multi_head_attention_forward):
+            what = "attention's own dropout"
+        else:
+            what = f"random numbers of {_called(func)}"
+        before = self.drawn()  # by code that no mode sees
+        found = func(*args, **kwargs)
+        if self.drawn() or kwargs.get("generator") is not None:
+            self.others.append(f"{what} {self._where()}")
+        if before:
+            self.others.append(f"random numbers drawn before {_called(func)} {self._where()}")
+        return found
+
+    def _where(self) -> str:
+        name, layer = self.entered[-1] if self.entered else ("", None)
+        return f"in layer {name!r} ({type(layer).__name__})" if name else "in the model"
+
+
+def _called(func: Callable[..., Any]) -> str:
+    return str(resolve_name(func) or getattr(func, "__name__", func))
+
+
+def _host_state() -> tuple[object, ...]:
+    """Return where NumPy's and Python's generators are, in a form that can be compared."""
+    _, words, place, *_ = np.random.get_state()
+    return np.asarray(words).tobytes(), place, random.getstate()
+
+
+def _batch_statistics(module: nn.Module) -> Iterator[str]:
+    """Yield the layers that normalise by the statistics of a batch."""
+    for name, layer in module.named_modules():
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and not isinstance(
+            layer, nn.modules.instancenorm._InstanceNorm
+        ):
+            yield f"statistics of a batch in layer {name!r} ({type(layer).__name__})"
+
+
+@contextmanager
+def _entered(module: nn.Module) -> Iterator[list[tuple[str, nn.Module]]]:
+    """Follow which layers a forward pass is in, outermost first."""
+    stack: list[tuple[str, nn.Module]] = []
+    hooks: list[Any] = []
+    for name, layer in module.named_modules():
+        hooks += [
+            layer.register_forward_pre_hook(lambda m, _, name=name: stack.append((name, m))),
+            layer.register_forward_hook(lambda *_: stack.pop() and None),
+        ]
+    try:
+        yield stack
+    finally:
+        for hook in hooks:
+            hook.remove()
