@@ -258,7 +258,7 @@ class Masks(TorchFunctionMode):
         if self._apart:  # by vmap, where nothing is recomputed
             self._number += 1
             return self._number - 1, self._mine
-        self.conceals = self.conceals or not torch.is_grad_enabled() or _hooked()
+        self.conceals = self.conceals or concealed()
         tag = int(torch.empty((), dtype=torch.int64, device="cpu").random_())
         if tag not in self._tags:
             if torch._C._current_graph_task_id() != -1:
@@ -362,6 +362,10 @@ def _applied(kind: Kind, call: Call, noise: Tensor) -> Tensor:
     return x.mul_(noise).add_(shift) if call.inplace else x * noise + shift
 
 
-def _hooked() -> bool:
-    """Say whether hooks take what autograd saves, as non-reentrant checkpointing has them."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+def concealed() -> bool:
+    """Say whether this pass is to be recomputed: autograd is off, or hooks take what it saves.
+
+    Checkpointing of both kinds, reentrant and not, is seen so.
+    """
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return not torch.is_grad_enabled() or hooks is not None

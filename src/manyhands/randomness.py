@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from manyhands import forms
-from manyhands.dropout import KINDS, Masks, key_of, parse
+from manyhands.dropout import KINDS, Masks, concealed, key_of, parse
 
 if TYPE_CHECKING:
     from manyhands.config import RunConfig
@@ -37,10 +37,12 @@ class Survey(NamedTuple):
     Attributes:
         drops: Whether `Masks` has anything to do.
         others: Other sources, each named for a message.
+        recomputed: Whether some dropout is recomputed in the backward pass.
     """
 
     drops: bool
     others: list[str]
+    recomputed: bool = False
 
 
 def prepare(config: RunConfig, replica: Replica, batch: tuple[Tree, Tree]) -> list[str]:
@@ -48,11 +50,19 @@ def prepare(config: RunConfig, replica: Replica, batch: tuple[Tree, Tree]) -> li
 
     A private run's masks were made before, from its secret key.
     """
-    masks = replica.masks or Masks(key_of(config.seed), replica.params.device)
-    replica.masks = None
+    masks, replica.masks = replica.masks, None
     found = survey(replica, *batch)
-    replica.masks = masks if found.drops else None
+    device = replica.params.device
+    if covered(found, device):
+        replica.masks = masks or Masks(key_of(config.seed), device)
+    elif found.drops:
+        return [*found.others, "dropout that is recomputed on a GPU"]
     return found.others
+
+
+def covered(found: Survey, device: torch.device) -> bool:
+    """Say whether `Masks` computes the dropout: not where a GPU recomputes it."""
+    return found.drops and not (found.recomputed and device.type == "cuda")
 
 
 def warn(worker: Worker, others: Sequence[str]) -> None:
@@ -95,7 +105,7 @@ def survey(replica: Replica, x: Tree, y: Tree) -> Survey:
             others.append("random numbers drawn in compiled code")
         if _host_state() != own:
             others.append("random numbers of NumPy or Python's random")
-    return Survey(drops or watch.drops, others)
+    return Survey(drops or watch.drops, others, watch.recomputed)
 
 
 class _Watch(TorchFunctionMode):
@@ -106,7 +116,7 @@ class _Watch(TorchFunctionMode):
     ) -> None:
         super().__init__()
         self.examples, self.entered, self.device = examples, entered, device
-        self.drops = False
+        self.drops = self.recomputed = False
         self.others: list[str] = []
         self._state = self._random()
 
@@ -127,6 +137,7 @@ class _Watch(TorchFunctionMode):
             call = parse(KINDS[func], args, kwargs)
             if call.active and call.x.dim() and len(call.x) == self.examples:
                 self.drops = True
+                self.recomputed |= concealed()
                 return call.x
             what = f"{_called(func)}, whose input has the batch in another dimension than 0,"
         elif func in (F.scaled_dot_product_attention, F.multi_head_attention_forward):

@@ -61,7 +61,8 @@ def record(model, data, folder, **given):
     """Train with all processes; returns the record that rank 0 wrote, on every rank."""
     output = WORLD.bcast(str(folder))
     made = job(model, data, WORLD, output, **given)
-    join(made, MPICommunicator(WORLD), Path(output), leader=WORLD.rank == 0)
+    leads = WORLD.rank == 0
+    join(made, MPICommunicator(WORLD), Path(output), leader=leads, release=lambda: None)
     WORLD.Barrier()
     return json.loads((Path(output) / "run.json").read_text())
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from manyhands import randomness
 from manyhands.options import configure
@@ -116,7 +117,7 @@ def test_other_randomness_is_found_and_leaves_no_trace(name):
 @pytest.mark.parametrize("name", CERTAIN)
 def test_dropout_that_is_covered_is_no_other_randomness(name):
     make, drops = CERTAIN[name]
-    assert randomness.survey(replica(make()), X, Y) == (drops, [])
+    assert randomness.survey(replica(make()), X, Y)[:2] == (drops, [])
 
 
 def test_a_model_without_dropout_has_no_masks():
@@ -126,6 +127,27 @@ def test_a_model_without_dropout_has_no_masks():
     model = replica(nn.Dropout())
     assert randomness.prepare(configure({}), model, (X, Y)) == []
     assert model.masks is not None
+
+
+class Recomputed(nn.Dropout):
+    def __init__(self, *, reentrant):
+        super().__init__()
+        self.reentrant = reentrant
+
+    def forward(self, x):
+        return checkpoint(super().forward, x, use_reentrant=self.reentrant)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_recomputed_dropout_is_recognised_and_left_to_pytorch_on_a_gpu(reentrant):
+    found = randomness.survey(replica(Recomputed(reentrant=reentrant)), X, Y)
+    assert found.drops
+    assert found.recomputed
+    assert randomness.covered(found, torch.device("cpu"))
+    assert not randomness.covered(found, torch.device("cuda"))
+    plain = randomness.survey(replica(nn.Dropout()), X, Y)
+    assert not plain.recomputed
+    assert randomness.covered(plain, torch.device("cuda"))
 
 
 def test_the_launcher_passes_a_warning_on(capsys):
