@@ -159,8 +159,7 @@ def check_output(output: Any, x: Tree, loss: LossFunction, data: Stored) -> None
         ConfigError: With what to return instead.
         DataError: With the first row whose label has no score.
     """
-    home = str(getattr(loss, "__module__", None) or type(loss).__module__)
-    if loss not in LOSSES.values() and not home.startswith("torch."):
+    if not _known(loss):
         return  # the user's own knows what to do with it
     if not isinstance(output, Tensor):
         raise ConfigError(_several(output, x, loss))
@@ -168,6 +167,12 @@ def check_output(output: Any, x: Tree, loss: LossFunction, data: Stored) -> None
     scoring = isinstance(loss, kinds) or loss in (LOSSES["cross-entropy"], LOSSES["nll"])
     if scoring and data.classes and output.dim() > 1:
         _check_labels(output.shape[1], data, getattr(loss, "ignore_index", -100))
+
+
+def _known(loss: LossFunction) -> bool:
+    """Say whether a loss is PyTorch's or ours."""
+    home = str(getattr(loss, "__module__", None) or type(loss).__module__)
+    return loss in LOSSES.values() or home.startswith("torch.")
 
 
 def _several(output: Any, x: Tree, loss: LossFunction) -> str:
@@ -219,13 +224,15 @@ def _explain(replica: Replica, x: Tree, data: Stored) -> None:
 def _try_loss(asked: Asked, data: Stored, output: Any, batch: tuple[Tree, Tree]) -> None:
     """Refuse a loss, metrics and a target that do not fit outputs for zeros."""
     chosen = planned_loss(asked, data)
+    if not _known(chosen):
+        return  # the user's own code runs in the workers, whose crash ends no notebook
     check_output(output, batch[0], chosen, data)
     try:
         with torch.no_grad(), torch.random.fork_rng([]), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of shapes, which are checked below
             value = chosen(output, batch[1])
     except (RuntimeError, ValueError) as error:
-        if _computed(error) and _SHAPES.search(str(error)):
+        if _SHAPES.search(str(error)):
             raise ConfigError(_trouble(error, batch, data.classes, chosen)) from error
         return
     except Exception:  # likewise
@@ -234,12 +241,6 @@ def _try_loss(asked: Asked, data: Stored, output: Any, batch: tuple[Tree, Tree])
     if all(isinstance(each, str) for each in asked.metrics):
         given = asked.metrics or _usual(chosen, output, batch[1], data.classes)
         aim(asked.config, tuple(build(each, output, batch[1], data.classes) for each in given))
-
-
-def _computed(error: Exception) -> bool:
-    """Say whether PyTorch refused to compute something, also where the user's code asked for it."""
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    return _of_torch(error) or not (last.line or "raise").startswith("raise")
 
 
 def _cheap(module: nn.Module, x: Tree) -> bool:

@@ -10,7 +10,7 @@ import commands
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("numbers", [range(i, i + 12) for i in range(0, 60, 12)], ids=str)
+@pytest.mark.parametrize("numbers", [range(30), range(30, 60)], ids=str)
 def test_odd_command_lines_finish_or_end_with_a_message(numbers):
     lines = [commands.run(commands.line(number)) for number in numbers]
     assert [one for one in lines if one.defects] == []

@@ -208,7 +208,7 @@ setattr(importlib.import_module(module), name, Entered if kind == "enter" else p
 importlib.import_module("manyhands.__main__").main()
 """
 PHASES = {
-    "training, data stored": ("call", "manyhands.running", "_check_plan", ["train", *SMALL]),
+    "training, data stored": ("call", "manyhands.preflight", "check", ["train", *SMALL]),
     "auditing": ("call", "manyhands.auditing", "fit", ["audit"]),
     "dividing": ("call", "manyhands.dividing", "plan", ["partition", "--data", "blobs"]),
     "reporting": ("call", "manyhands.report", "build", ["report", "folder"]),
