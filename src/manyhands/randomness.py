@@ -182,6 +182,8 @@ def _entered(module: nn.Module) -> Iterator[list[tuple[str, nn.Module]]]:
     stack: list[tuple[str, nn.Module]] = []
     hooks: list[Any] = []
     for name, layer in module.named_modules():
+        if isinstance(layer, torch.jit.ScriptModule):  # it takes no hooks
+            continue
         hooks += [
             layer.register_forward_pre_hook(lambda m, _, name=name: stack.append((name, m))),
             layer.register_forward_hook(lambda *_: stack.pop() and None),
