@@ -6,13 +6,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+from manyhands.errors import ConfigError
 from manyhands.options import configure
 from manyhands.privacy import accountant
 from manyhands.privacy.accountant import Event
-from manyhands.privacy.terms import solve, statement
+from manyhands.privacy.terms import planned_steps, solve, statement
 from manyhands.ranges import AMOUNT
 
 Budget = dict[str, Any]
+MOST_STEPS = 10_000_000
 
 
 def budget(examples: int, **given: Any) -> Budget:
@@ -30,6 +32,12 @@ def budget(examples: int, **given: Any) -> Budget:
     if "strategy" not in chosen and "workers" not in chosen:
         chosen |= {"strategy": "sequential", "workers": 1}
     config = configure({**chosen, "private": True})
+    if (steps := planned_steps(config, examples)) > MOST_STEPS:
+        raise ConfigError(
+            f"{examples:,} examples in batches of {config.batch_size} are {steps:,} steps, more "
+            f"than the {MOST_STEPS:,} that the accountant can compose within minutes; give a larger "
+            "batch_size, or max_steps"
+        )
     terms = solve(config, examples)
     event = Event(terms.steps, terms.rate, terms.noise_multiplier)
     spent = [[steps, round(cost, 6)] for steps, cost in accountant.curve(event, terms.delta)]

@@ -19,6 +19,7 @@ from manyhands.errors import ConfigError, ManyhandsError, WorkerError, nearest
 from manyhands.flags import takes_options
 from manyhands.foresight import predict
 from manyhands.options import audited, options
+from manyhands.outputs import expect_possible
 from manyhands.reporting import compare, report
 from manyhands.resources import shortage, temporary_folder
 from manyhands.signals import SignalReceived
@@ -133,6 +134,7 @@ def allreduce(
     """Time the all-reduces against each other, MPI's and gloo's own; every result is checked."""
     from manyhands import bench
 
+    expect_possible(output)
     records = bench.measure(workers, sizes, algorithms, mpi=mpi)
     if not _silent():
         output.mkdir(parents=True, exist_ok=True)
@@ -169,6 +171,7 @@ def partition(
     """Show who would see which examples, without training."""
     from manyhands import dividing
 
+    expect_possible(output)
     found = dividing.divide(epoch, **given)
     if output is not None:
         dividing.write(found, output)
@@ -205,6 +208,7 @@ def audit(
     """
     from manyhands import auditing
 
+    expect_possible(output)
     found = auditing.audits(given, canaries=canaries, kind=kind)
     print(auditing.told(found, output))
     if any(one.broken for one in found):
@@ -260,6 +264,7 @@ def privacy(
     """Say which noise a promise needs, or what a given noise promises, without training."""
     from manyhands import budgeting
 
+    expect_possible(output)
     found = budgeting.budget(examples, **given)
     if output is not None:
         budgeting.write(found, output)

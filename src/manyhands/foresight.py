@@ -12,6 +12,7 @@ from cyclopts import Parameter
 from manyhands.errors import ConfigError
 from manyhands.flags import takes_options
 from manyhands.options import options
+from manyhands.outputs import expect_possible
 
 # The options of a run that decide how long a step takes.
 _DECIDING = (
@@ -59,6 +60,7 @@ def predict(
     """Predict time per step, speed-up and the best number of workers, from short measurements."""
     from manyhands.predicting import report
 
+    expect_possible(output)
     report(
         output=output,
         against=against,

@@ -173,6 +173,21 @@ def expect_unlocked(path: Path, option: str = "output") -> bool:
     return lock.expect_ended(path, _what(path, option)) is not None
 
 
+def expect_possible(path: Path | None) -> None:
+    """Refuse a folder that cannot be made or written, before anything that takes long.
+
+    Raises:
+        ConfigError: A file is in its place or above it, or it cannot be written.
+    """
+    if path is None:
+        return
+    there = next(each for each in (path, *path.absolute().parents) if each.exists())
+    if not there.is_dir():
+        raise ConfigError(f"{_what(path)} cannot be made: {there} is not a folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise ConfigError(f"{_what(path)} cannot be written: permission denied for {there}")
+
+
 def expect_empty(path: Path) -> None:
     """Refuse a folder that holds anything, naming it; one that is not there is empty."""
     if path.is_dir() and (names := _names(path)):

@@ -187,3 +187,12 @@ def test_what_a_run_wrote_is_removed_and_nothing_else(tmp_path):
     (run / "notes.txt").unlink()
     outputs.remove_run(run)
     assert not run.exists()
+
+
+def test_a_folder_that_cannot_be_made_is_refused_before_the_work(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    outputs.expect_possible(tmp_path / "new" / "deeper")
+    assert not (tmp_path / "new").exists()
+    for path in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(ConfigError, match=r"cannot be made: .*file is not a folder"):
+            outputs.expect_possible(path)

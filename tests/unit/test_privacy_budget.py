@@ -81,3 +81,8 @@ def test_what_cannot_be_answered_is_refused() -> None:
         budget(0, epsilon=1.0)
     with pytest.raises(ConfigError, match="batch_size is 512, more than the 100"):
         budget(100, batch_size=512, epsilon=1.0)
+
+
+def test_more_steps_than_the_accountant_can_compose_are_refused():
+    with pytest.raises(ConfigError, match="100,000,000,000 steps, more than the 10,000,000"):
+        budget(10**12, batch_size=10, epochs=1, noise_multiplier=1.1)
