@@ -35,8 +35,8 @@ def budget(examples: int, **given: Any) -> Budget:
     if (steps := planned_steps(config, examples)) > MOST_STEPS:
         raise ConfigError(
             f"{examples:,} examples in batches of {config.batch_size} are {steps:,} steps, more "
-            f"than the {MOST_STEPS:,} that the accountant can compose within minutes; give a larger "
-            "batch_size, or max_steps"
+            f"than the {MOST_STEPS:,} that the accountant can compose within minutes; give a "
+            "larger batch_size, or max_steps"
         )
     terms = solve(config, examples)
     event = Event(terms.steps, terms.rate, terms.noise_multiplier)
