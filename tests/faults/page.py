@@ -181,7 +181,9 @@ def commands() -> str:
     for kind, counts in found["kinds"].items():
         rows.append(f"| {kind} | " + " | ".join(str(counts[name]) for name in counts) + " |")
     tried = sum(counts["tried"] for counts in found["kinds"].values())
-    where = f"{tried:,} command lines in {found['seconds']} s ({_machine(found)}):"
+    again = found.get("struck_again", [])
+    mended = f"; lines {', '.join(map(str, again))} again, after they were mended" if again else ""
+    where = f"{tried:,} command lines in {found['seconds']} s ({_machine(found)}{mended}):"
     return "\n".join([where, "", *rows])
 
 
