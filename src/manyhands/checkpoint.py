@@ -181,7 +181,8 @@ class Writer:
             remove(final)
         temporary.rename(final)
         _sync_folder(self.folder)
-        others = [path for path in steps(self.folder) if path != final]  # what is new stays
+        whole = [path for path in steps(self.folder) if (path / MANIFEST).exists()]
+        others = [path for path in whole if path != final]  # what is new stays
         for old in others[: max(0, len(others) + 1 - self.keep)]:
             remove(old)
 
@@ -262,13 +263,17 @@ def partial(path: Path) -> bool:
 
 
 def remove(folder: Path) -> None:
-    """Remove a checkpoint; what a user has put beside its files stays, and the folder with it."""
+    """Remove a checkpoint; what a user has put beside its files stays, and the folder with it.
+
+    A folder without any of a checkpoint's files is not one, and stays.
+    """
     with suppress(OSError):
         # First what makes it a checkpoint: one that is half removed must not be used.
-        for path in sorted(folder.iterdir(), key=lambda path: path.name != MANIFEST):
-            if _FILES.fullmatch(path.name):
-                path.unlink()
-        folder.rmdir()
+        files = [path for path in folder.iterdir() if _FILES.fullmatch(path.name)]
+        for path in sorted(files, key=lambda path: path.name != MANIFEST):
+            path.unlink()
+        if files or partial(folder):
+            folder.rmdir()
 
 
 def forget_after(output: Path, step: int) -> None:

@@ -67,6 +67,7 @@ class Guard:
         self.spare, self._pardoned = spare, 0.0
         self.board, self.logs, self.timeout, self.end = board, logs, timeout, end
         self.ended = ""  # by a signal, at once: in which way
+        self._ended = math.inf  # and when
         self.segments: set[str] = set()
         self._before = set(leftovers.listed())  # not our workers' making, whoever maps it
         self._looked = 0.0
@@ -108,6 +109,7 @@ class Guard:
         if not self.board.asked():
             self.board.ask(signum)
         if self.ended:
+            self._ended = min(self._ended, time.monotonic())
             self.end()
 
     def _untrained(self) -> bool:
@@ -220,6 +222,8 @@ class Guard:
         MPI may not let survivors go alone; and a helper of mpiexec may be stopped.
         """
         now, notes = time.monotonic(), self.board.read()
+        if now - self._ended > _LEAVING:  # one that was just being started may have missed it
+            return True
         self._failed = min(self._failed, now) if failed and not self.spare else math.inf
         if now - self._failed > _ABORTING:
             return sum(bool(n.pid) for n in notes) == len(self.board.rows)

@@ -244,7 +244,10 @@ def _what(path: Path, option: str = "output") -> str:
 
 
 def _unwritable(path: Path, error: OSError, option: str = "output") -> ConfigError:
-    return ConfigError(f"{_what(path, option)} cannot be written: {error.strerror}")
+    why = error.strerror
+    if path.is_symlink() and not path.exists():
+        why = f"it is a symbolic link to {os.readlink(path)}, which does not exist"
+    return ConfigError(f"{_what(path, option)} cannot be written: {why}")
 
 
 def _make(path: Path, made: list[Path]) -> None:

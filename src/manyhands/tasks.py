@@ -312,7 +312,9 @@ def _check(loss: LossFunction, value: Any, output: Any, y: Tree) -> None:
     """Refuse a loss that gives no number, or would compare what has another shape."""
     if not isinstance(value, Tensor) or value.dim():
         shape = f"a shape of {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
-        raise ConfigError(f"loss gave {shape}; expected one number, the mean over the batch")
+        raise ConfigError(
+            f"loss gave {shape}; expected a tensor of one number, the mean over the batch"
+        )
     for name in _MEETING:
         if loss is LOSSES[name] and output.shape != y.shape:
             one = output.dim() == y.dim() + 1 and output.shape[1] == 1

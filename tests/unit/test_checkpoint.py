@@ -282,3 +282,15 @@ def test_a_checkpoint_that_another_process_went_on_from_is_refused(tmp_path):
     checkpoint.remove(found.folder)
     with pytest.raises(ConfigError, match="has removed step-00000010"):
         resuming.expect_newest(found, tmp_path)
+
+
+def test_a_users_folder_named_as_a_checkpoint_neither_counts_nor_goes(tmp_path):
+    empty, own = (tmp_path / f"checkpoints/step-9999999{n}" for n in (8, 9))
+    empty.mkdir(parents=True)
+    own.mkdir()
+    (own / "thesis.txt").write_text("mine")
+    for step in (1, 2, 3):
+        write(tmp_path, step, keep=2)
+    checkpoint.forget_after(tmp_path, 3)
+    assert checkpoint.steps_in(tmp_path) == [2, 3, 99999998, 99999999]
+    assert (own / "thesis.txt").read_text() == "mine"

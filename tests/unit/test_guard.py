@@ -354,6 +354,15 @@ def test_a_signal_before_the_first_step_ends_at_once(board, tmp_path, signum):
     assert signal.getsignal(signum) == before
 
 
+def test_a_group_that_was_ended_while_it_started_is_not_waited_for(board, tmp_path, monkeypatch):
+    """A process that is only being started may miss what ends the others."""
+    with Guard(board, tmp_path, 100, end=lambda: None, end_early=True) as guard:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert not guard.over()
+        monkeypatch.setattr("manyhands.guard._LEAVING", -1.0)
+        assert guard.over()
+
+
 def test_a_signal_after_the_first_step_asks(board, tmp_path):
     ended = []
     enter(board, 0, os.getpid(), "exchange", step=1)

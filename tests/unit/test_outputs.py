@@ -196,3 +196,9 @@ def test_a_folder_that_cannot_be_made_is_refused_before_the_work(tmp_path):
     for path in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(ConfigError, match=r"cannot be made: .*file is not a folder"):
             outputs.expect_possible(path)
+
+
+def test_a_link_to_nothing_is_called_so(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match=r"symbolic link to .*nowhere, which does not exist"):
+        outputs.claim(tmp_path / "link")

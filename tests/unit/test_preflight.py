@@ -70,7 +70,7 @@ def test_the_default_model_and_blobs(capsys: pytest.CaptureFixture[str]) -> None
         ({"loss": "bce"}, "the targets are classes, and loss is 'bce': give cross-entropy"),
         (
             {"loss": nn.CrossEntropyLoss(reduction="none")},
-            r"loss gave a shape of \(\d+,\); expected one number",
+            r"loss gave a shape of \(\d+,\); expected a tensor of one number",
         ),
         ({"metric": "top-7"}, "metric is 'top-7', but there are 3 classes"),
         ({"target_accuracy": 0.9, "metric": "mae"}, "target_accuracy is 0.9"),
