@@ -76,7 +76,8 @@ def launch(job: Job, processes: int, folder: Path, watch: Watch | None = None) -
             start=timeout + STARTING,
             spare=job.config.on_failure == "continue",
             group=group.pid,
-            end_early=True,
+            # A private run has paid for its first steps: they go into a checkpoint.
+            end_early=job.config.privacy is None,
         )
         with guard:
             try:
