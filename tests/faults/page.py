@@ -100,6 +100,7 @@ def written(outcomes: list[Outcome], tested: list[dict[str, Any]], facts: dict[s
         strategies=table("strategy", by_strategy),
         kinds=table("fault", kinds),
         rows="\n".join(rows),
+        tested=f"run on {facts.get('rows_when', facts['when'])}",
         failed="\n".join([_verdict(failed, len(outcomes)), *_left(facts.get("left", []))]),
         machine=_machine(facts) + "".join(f"; some cases again on {day}" for day in later),
         survival=survival(),
