@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 from running import MANYHANDS, ran
@@ -43,6 +46,7 @@ def test_the_library_of_the_mpiexec_is_loaded(kind, name, tmp_path):
 
 def test_doctor_says_which_mpiexec_fits_a_script_that_imports_mpi4py(monkeypatch):
     monkeypatch.setenv("COLUMNS", "400")
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     mpich, openmpi = (mpis.find_mpi(kind) for kind in ("mpich", "openmpi"))
     for loaded, other in ((mpich, openmpi), (openmpi, mpich)):
         monkeypatch.setenv("MPI4PY_LIBMPI", loaded.library)

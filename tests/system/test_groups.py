@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -137,7 +138,8 @@ def test_a_run_that_goes_on_in_a_group_forgets_what_was_damaged(tmp_path):
     done = ran(line, env=environment)
     assert done.returncode == 0, done.stderr
     damaged = tmp_path / "run/checkpoints/step-99999999"
-    damaged.mkdir()
+    shutil.copytree(tmp_path / "run/checkpoints/step-00000010", damaged)
+    (damaged / "rank-1.safetensors").unlink()
     again = ["-m", "manyhands", "train", "--resume", output, *steps, "30"]
     line, environment = mpis.command(mpi, 2, again)
     done = ran(line, env=environment)

@@ -62,7 +62,7 @@ def test_it_answers_help(installed):
 def test_it_trains_on_the_data_inside(installed, tmp_path):
     line = [str(installed / "bin/manyhands"), "train", "--limit", "3000", "--epochs", "1", "--json"]
     done = subprocess.run(
-        [*line, "--output", str(tmp_path / "run")],
+        [*line, "--lr", "0.1", "--output", str(tmp_path / "run")],
         capture_output=True,
         text=True,
         env={**environment(), "MANYHANDS_CACHE": str(tmp_path / "cache")},
