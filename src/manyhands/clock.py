@@ -72,6 +72,18 @@ class Clock:
         self.paused += seconds
         self.callbacks += seconds
 
+    def leave_out_of_exchange(self, seconds: float) -> None:
+        """Take so much of the last step's exchange off the training clock: it was evaluation.
+
+        The step is moved forward in time, so that its other phases stay as long as they were.
+        """
+        if self.updated and len(self.updated) == len(self.exchanged):
+            spent = max(0.0, min(seconds, self.exchanged[-1] - self.entered[-1]))
+            for times in (self.begun, self.computed, self.entered):
+                times[-1] += spent
+            self.paused += spent
+            self.evaluation += spent
+
     @property
     def has_exchanged(self) -> bool:
         """Whether the last step had an exchange."""
@@ -112,12 +124,13 @@ class Epoch:
     test_metrics: dict[str, float] = field(default_factory=dict)
     validation_loss: float | None = None
     validation_metrics: dict[str, float] = field(default_factory=dict)
+    progress: tuple[int, float] | None = None  # worker 0's, see `Strategy.progress`
 
     def row(self, steps: int, workers: list[list[Any]]) -> dict[str, Any]:
         """Return what is known at the epoch's end, in the words of a run's record.
 
         Args:
-            steps: How many there were since the run began.
+            steps: How many steps worker 0 has done since the run began.
             workers: What each worker has seen in this epoch.
         """
         return {

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from manyhands.privacy.sampling import Poisson
     from manyhands.rate import Rate
     from manyhands.replica import Loss, Replica
+    from manyhands.strategies.hold import Hold
 
 
 class Batch(NamedTuple):
@@ -83,6 +84,7 @@ class Worker:
     facts: dict[str, Any] = field(default_factory=dict)
     state: Any = None  # what the strategy keeps from step to step, if anything
     lifecycle: Lifecycle | None = None
+    hold: Hold | None = None  # where worker 0 evaluates while the others would train
     balance: Balance | None = None
     graphs: Graphs | None = None  # on a GPU: its gradient and its update
     slow: Slow | None = None  # if this worker is to be slower than it could be
@@ -159,6 +161,8 @@ class Worker:
                 yield Batch(x, y, share.examples / share.total, share.total, share.examples)
                 self.end_step(epoch)
                 self._wait_for_callbacks("on_step")
+                if self.hold:
+                    self.hold.wait()
                 if self.balance:
                     self.balance.after_step(self, len(share.indices))
                 if self.lifecycle:
@@ -323,15 +327,9 @@ class Worker:
         self._wait_for_callbacks("on_epoch")
 
     def _keep(self, epoch: Epoch) -> None:
-        """Keep a copy to judge later, or judge it now and alone if the run may have to stop."""
+        """Keep a copy to judge later, or judge it now if the run may have to stop."""
         with self.evaluating():
-            # A run that goes on past its last step has kept this epoch's copy already.
-            # Who takes the place of a dead worker 0 has none of the epochs before.
-            copy = self.config.strategy.consensus(self).clone()
-            self.kept[epoch.epoch - 1 :] = [None] * (epoch.epoch - 1 - len(self.kept)) + [copy]
-            if self.aim.ends:
-                evaluation.judge(self, epoch, copy, alone=True)
-                self.stopped = self.aim.over(self.epochs) or self.stopped
+            evaluation.keep(self, epoch)
             self._announce(epoch, [epoch.seen()])
         self._end_epoch(epoch, [epoch.seen()])
 
