@@ -48,6 +48,9 @@ def train(
     json_: Annotated[
         bool, Parameter(name="--json", negative="", help="print the result as one JSON object")
     ] = False,
+    quiet: Annotated[
+        bool, Parameter(negative="", help="show no progress, neither a bar nor a line an epoch")
+    ] = False,
     slurm: Annotated[
         bool, Parameter(negative="", help="submit it to Slurm as a batch job, and follow that")
     ] = False,
@@ -60,12 +63,12 @@ def train(
     if slurm or nodes is not None or sbatch_options is not None:
         from manyhands.slurm import train as by_slurm
 
-        also = ["--json"] if json_ else []
+        also = [*(["--json"] if json_ else []), *(["--quiet"] if quiet else [])]
         raise SystemExit(by_slurm(given, also, asked=slurm, nodes=nodes, options=sbatch_options))
     from manyhands.fitting import fit
 
     command = "manyhands " + " ".join(sys.argv[1:])
-    result = fit(command=command, **given)
+    result = fit(command=command, progress=False if quiet else None, **given)
     if _silent():
         return
     if json_:

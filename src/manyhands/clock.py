@@ -110,6 +110,25 @@ class Clock:
         self.updated.append(time.monotonic())
 
 
+class Interval:
+    """Says when so many seconds have passed since it said so, or was begun anew."""
+
+    def __init__(self, seconds: float = 60.0) -> None:
+        self.seconds = seconds
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin anew."""
+        self._end = time.monotonic() + self.seconds
+
+    def over(self) -> bool:
+        """Say whether the seconds have passed; if so, begin anew."""
+        over = time.monotonic() >= self._end
+        if over:
+            self.begin()
+        return over
+
+
 @dataclass
 class Epoch:
     """What one worker saw in one epoch, and how the model did after it."""
@@ -142,6 +161,20 @@ class Epoch:
             "validation_loss": self.validation_loss,
             "validation_metrics": self.validation_metrics,
             "workers": [mean(rank, [seen]) for rank, seen in enumerate(workers)],
+        }
+
+    def status(self, step: int, steps: int) -> dict[str, Any]:
+        """Return how far the run is within a long epoch, as it is announced.
+
+        Args:
+            step: The steps that this worker has done since the run began.
+            steps: How many it does in this epoch.
+        """
+        known = self.loss is not None and self.examples > 0
+        return {
+            "step": step,
+            "epochs_done": self.epoch - 1 + self.steps / max(steps, self.steps),
+            "loss": (self.loss or 0.0) / self.examples if known else None,
         }
 
     def seen(self) -> list[float | None]:

@@ -15,7 +15,7 @@ import torch
 from manyhands import evaluation
 from manyhands.aims import REACHED, Aim
 from manyhands.callbacks import EVENTS, tell
-from manyhands.clock import Clock, Epoch
+from manyhands.clock import Clock, Epoch, Interval
 from manyhands.data import Plan
 from manyhands.data.ahead import Ahead
 from manyhands.errors import DivergedError
@@ -75,6 +75,7 @@ class Worker:
     data: Stored
     board: Board
     announce: Callable[[dict[str, Any]], None] | None = None  # rank 0's: tells the launcher
+    silence: Interval = field(default_factory=Interval)  # since the last announcement
     clock: Clock = field(default_factory=Clock)
     epochs: list[Epoch] = field(default_factory=list)
     kept: list[Tensor | None] = field(default_factory=list)  # worker 0's copies, judged later
@@ -305,6 +306,8 @@ class Worker:
         self.clock.end_step()
         self.step += 1
         epoch.steps += 1
+        if self.announce and self.silence.over():
+            self.announce(epoch.status(self.step, self.plan.steps(epoch.epoch)))
         if self.callbacks:
             # On a GPU the loss is known only when somebody waits for it.
             loss = self.losses[-1] if self.losses and not self.graphs else None
@@ -362,6 +365,7 @@ class Worker:
 
     def _announce(self, epoch: Epoch, workers: list[Any]) -> None:
         if self.announce:
+            self.silence.begin()
             self.announce({**asdict(epoch), "workers": workers})
 
     def _end_epoch(self, epoch: Epoch, workers: list[Any]) -> None:
