@@ -266,9 +266,11 @@ def privacy(
 ) -> None:
     """Say which noise a promise needs, or what a given noise promises, without training."""
     from manyhands import budgeting
+    from manyhands.status import Status
 
     expect_possible(output)
-    found = budgeting.budget(examples, **given)
+    with Status("privacy", shown=not _silent()) as status:
+        found = budgeting.budget(examples, on_stage=status.stage, **given)
     if output is not None:
         budgeting.write(found, output)
     if json_:
@@ -296,9 +298,13 @@ def prepare(
     """Prepare large data on Spark: tables become shards that `train --data FOLDER` reads."""
     from manyhands import prepare as preparing
     from manyhands.prepare.recipe import read
+    from manyhands.status import Status
 
     folder = output or Path(read(recipe).name)
-    made = preparing.prepare(recipe, folder, master=master, memory=memory, persist=persist)
+    with Status("prepare", shown=not _silent()) as status:
+        made = preparing.prepare(
+            recipe, folder, master=master, memory=memory, persist=persist, on_stage=status.stage
+        )
     learned = "; ".join(made.learned) or "nothing: all values were declared"
     print(
         f"{made.rows('train'):,} training and {made.rows('test'):,} test examples with "
