@@ -18,7 +18,7 @@ import sysconfig
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -239,9 +239,10 @@ def join(
     try:
         if heart:
             heart.start()
-        bar = Progress(job.config, shown=shown if group.rank == 0 else False, joined=True)
-        with tune.put_back(), bar:
-            found = perform(job, group, folder, bar=bar)
+        speaks = shown is not False and group.rank == 0
+        bar = Progress(job.config, shown=shown, joined=True) if speaks else None
+        with tune.put_back(), bar or nullcontext():
+            found = perform(job, group, folder, None, bar)
         late = max(group.gather(board.asked()))
         group.release()
     except BaseException as error:
