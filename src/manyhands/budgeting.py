@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,14 @@ Budget = dict[str, Any]
 MOST_STEPS = 10_000_000
 
 
-def budget(examples: int, **given: Any) -> Budget:
+def budget(
+    examples: int, *, on_stage: Callable[[str], None] = lambda stage: None, **given: Any
+) -> Budget:
     """Return what a private run with these options would state, and its cost over the steps.
 
     Args:
         examples: Size of the training set.
+        on_stage: Called with what is computed next.
         given: Options of the run; `epsilon`, or `noise_multiplier`.
 
     Raises:
@@ -38,11 +42,15 @@ def budget(examples: int, **given: Any) -> Budget:
             f"than the {MOST_STEPS:,} that the accountant can compose within minutes; give a "
             "larger batch_size, or max_steps"
         )
+    on_stage("searching for the noise multiplier")
     terms = solve(config, examples)
     event = Event(terms.steps, terms.rate, terms.noise_multiplier)
+    on_stage("computing ε by two accountants")
+    said = statement(config, terms)
+    on_stage(f"computing ε over {terms.steps:,} steps")
     spent = [[steps, round(cost, 6)] for steps, cost in accountant.curve(event, terms.delta)]
     asked = {"examples": examples, "batch_size": config.batch_size, "epochs": config.epochs}
-    return {**asked, **statement(config, terms), "curve": spent}
+    return {**asked, **said, "curve": spent}
 
 
 def lines(found: Budget) -> list[str]:

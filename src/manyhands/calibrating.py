@@ -107,6 +107,7 @@ def merge(records: Sequence[Mapping[str, Any]], *, threads: int | None) -> Calib
             "add_per_byte": facts[-1]["add_per_byte"],
             "curves": [curve for fact in facts for curve in fact["curves"]],
             "groups": [fact["group"] for fact in facts],
+            "held_out": [held for fact in facts for held in fact["held_out"]],
             "service": next((f["service"] for f in facts if f["service"]), None),
         }
     )

@@ -48,6 +48,9 @@ def train(
     json_: Annotated[
         bool, Parameter(name="--json", negative="", help="print the result as one JSON object")
     ] = False,
+    quiet: Annotated[
+        bool, Parameter(negative="", help="show no progress, neither a bar nor a line an epoch")
+    ] = False,
     slurm: Annotated[
         bool, Parameter(negative="", help="submit it to Slurm as a batch job, and follow that")
     ] = False,
@@ -60,12 +63,12 @@ def train(
     if slurm or nodes is not None or sbatch_options is not None:
         from manyhands.slurm import train as by_slurm
 
-        also = ["--json"] if json_ else []
+        also = [*(["--json"] if json_ else []), *(["--quiet"] if quiet else [])]
         raise SystemExit(by_slurm(given, also, asked=slurm, nodes=nodes, options=sbatch_options))
     from manyhands.fitting import fit
 
     command = "manyhands " + " ".join(sys.argv[1:])
-    result = fit(command=command, **given)
+    result = fit(command=command, progress=False if quiet else None, **given)
     if _silent():
         return
     if json_:
@@ -263,9 +266,11 @@ def privacy(
 ) -> None:
     """Say which noise a promise needs, or what a given noise promises, without training."""
     from manyhands import budgeting
+    from manyhands.status import Status
 
     expect_possible(output)
-    found = budgeting.budget(examples, **given)
+    with Status("privacy", shown=not _silent()) as status:
+        found = budgeting.budget(examples, on_stage=status.stage, **given)
     if output is not None:
         budgeting.write(found, output)
     if json_:
@@ -293,9 +298,13 @@ def prepare(
     """Prepare large data on Spark: tables become shards that `train --data FOLDER` reads."""
     from manyhands import prepare as preparing
     from manyhands.prepare.recipe import read
+    from manyhands.status import Status
 
     folder = output or Path(read(recipe).name)
-    made = preparing.prepare(recipe, folder, master=master, memory=memory, persist=persist)
+    with Status("prepare", shown=not _silent()) as status:
+        made = preparing.prepare(
+            recipe, folder, master=master, memory=memory, persist=persist, on_stage=status.stage
+        )
     learned = "; ".join(made.learned) or "nothing: all values were declared"
     print(
         f"{made.rows('train'):,} training and {made.rows('test'):,} test examples with "

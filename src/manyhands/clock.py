@@ -72,6 +72,18 @@ class Clock:
         self.paused += seconds
         self.callbacks += seconds
 
+    def leave_out_of_exchange(self, seconds: float) -> None:
+        """Take so much of the last step's exchange off the training clock: it was evaluation.
+
+        The step is moved forward in time, so that its other phases stay as long as they were.
+        """
+        if self.updated and len(self.updated) == len(self.exchanged):
+            spent = max(0.0, min(seconds, self.exchanged[-1] - self.entered[-1]))
+            for times in (self.begun, self.computed, self.entered):
+                times[-1] += spent
+            self.paused += spent
+            self.evaluation += spent
+
     @property
     def has_exchanged(self) -> bool:
         """Whether the last step had an exchange."""
@@ -98,6 +110,25 @@ class Clock:
         self.updated.append(time.monotonic())
 
 
+class Interval:
+    """Says when so many seconds have passed since it said so, or was begun anew."""
+
+    def __init__(self, seconds: float = 60.0) -> None:
+        self.seconds = seconds
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin anew."""
+        self._end = time.monotonic() + self.seconds
+
+    def over(self) -> bool:
+        """Say whether the seconds have passed; if so, begin anew."""
+        over = time.monotonic() >= self._end
+        if over:
+            self.begin()
+        return over
+
+
 @dataclass
 class Epoch:
     """What one worker saw in one epoch, and how the model did after it."""
@@ -112,12 +143,13 @@ class Epoch:
     test_metrics: dict[str, float] = field(default_factory=dict)
     validation_loss: float | None = None
     validation_metrics: dict[str, float] = field(default_factory=dict)
+    progress: tuple[int, float] | None = None  # worker 0's, see `Strategy.progress`
 
     def row(self, steps: int, workers: list[list[Any]]) -> dict[str, Any]:
         """Return what is known at the epoch's end, in the words of a run's record.
 
         Args:
-            steps: How many there were since the run began.
+            steps: How many steps worker 0 has done since the run began.
             workers: What each worker has seen in this epoch.
         """
         return {
@@ -129,6 +161,20 @@ class Epoch:
             "validation_loss": self.validation_loss,
             "validation_metrics": self.validation_metrics,
             "workers": [mean(rank, [seen]) for rank, seen in enumerate(workers)],
+        }
+
+    def status(self, step: int, steps: int) -> dict[str, Any]:
+        """Return how far the run is within a long epoch, as it is announced.
+
+        Args:
+            step: The steps that this worker has done since the run began.
+            steps: How many it does in this epoch.
+        """
+        known = self.loss is not None and self.examples > 0
+        return {
+            "step": step,
+            "epochs_done": self.epoch - 1 + self.steps / max(steps, self.steps),
+            "loss": (self.loss or 0.0) / self.examples if known else None,
         }
 
     def seen(self) -> list[float | None]:

@@ -130,7 +130,7 @@ class RunConfig:
     augment: str | None = option(
         None, "package.module:function that changes each training batch, drawn anew every step"
     )
-    max_steps: int | None = option(None, "stop after that many updates of a worker", AMOUNT)
+    max_steps: int | None = option(None, "stop each worker after that many of its steps", AMOUNT)
     target_accuracy: float | None = option(
         None,
         "stop when this accuracy (0 to 1) is reached, looked at after each epoch: on the "

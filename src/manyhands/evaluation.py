@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -34,6 +35,24 @@ def judge(worker: Worker, epoch: Epoch | None, params: Tensor, *, alone: bool = 
         epoch.validation_loss, epoch.validation_metrics = aside
         if worker.keep_best and not alone and worker.best is epoch:
             worker.keep_best(worker.replica, params)
+
+
+def keep(worker: Worker, epoch: Epoch) -> None:
+    """Keep worker 0's copy of the parameters, and judge it if the run may have to stop.
+
+    The other workers wait while worker 0 judges: otherwise the model would train on, and the time
+    to the target would leave that training out.
+    """
+    # A run that goes on past its last step has kept this epoch's copy already.
+    # Who takes the place of a dead worker 0 has none of the epochs before.
+    strategy, before = worker.config.strategy, epoch.epoch - 1
+    copy = strategy.consensus(worker).clone()
+    worker.kept[before:] = [None] * (before - len(worker.kept)) + [copy]
+    epoch.progress = strategy.progress(worker)
+    if worker.aim.ends:
+        with worker.hold.holding() if worker.hold else nullcontext():
+            judge(worker, epoch, copy, alone=True)
+            worker.stopped = worker.aim.over(worker.epochs) or worker.stopped
 
 
 def evaluate(

@@ -66,8 +66,8 @@ def fit(
             same form; what it draws is decided by seed, worker and step.
         callbacks: Objects with any of the methods `on_step`, `on_epoch` and `on_end`, which worker
             0 calls in its process (`manyhands.callbacks`).
-        progress: Show a progress bar on stderr; by default when it is a terminal. In a notebook it
-            is a line for each epoch.
+        progress: What to show on stderr while the run trains. By default a progress bar in a
+            terminal and a line for each epoch elsewhere; True: a bar; False: nothing.
         command: How this run was asked for, for the record.
         **given: Every other option of `manyhands train --help`, by its name with underscores:
             strategy, workers ("auto": as many as pay here, by measuring), epochs, batch_size,
@@ -96,7 +96,8 @@ def fit(
                 record, output = run.launched(progress)
             else:
                 chosen = given.get("workers") is not None
-                record, output = run.joined(group or surrounding(size), chosen=chosen)
+                joined = group or surrounding(size)
+                record, output = run.joined(joined, chosen=chosen, progress=progress)
     except ManyhandsError as error:
         if error.exit_code != 128 + signal.SIGINT:
             raise

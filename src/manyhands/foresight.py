@@ -52,6 +52,9 @@ def predict(
         Path | None,
         Parameter(help="a sweep's folder: predict its runs, and state the error"),
     ] = None,
+    json_: Annotated[
+        bool, Parameter(name="--json", negative="", help="print the forecast as one JSON object")
+    ] = False,
     output: Annotated[Path, Parameter(help="folder for the records and the picture")] = Path(
         "prediction"
     ),
@@ -63,6 +66,7 @@ def predict(
     expect_possible(output)
     report(
         output=output,
+        json_=json_,
         against=against,
         strategies=None if strategies is None else strategies.split(","),
         workers=several_counts(workers),

@@ -18,7 +18,7 @@ import sysconfig
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,7 @@ from manyhands.callbacks import tell
 from manyhands.config import RunConfig
 from manyhands.errors import LateSignalError, LaunchError, ManyhandsError
 from manyhands.heart import TURN, Heart, put_aside, tell_stack
+from manyhands.progress import Progress
 from manyhands.resources import explained, temporary_folder
 
 if TYPE_CHECKING:
@@ -108,22 +109,30 @@ def perform(
     comm: MPI.Comm | Communicator,
     folder: Path,
     ready: Callable[[], None] | None = None,
+    bar: Progress | None = None,
 ) -> dict[str, Any]:
     """Do one worker's part of the job; returns the run's record on every worker.
 
     Collective over `comm`. `folder` is this host's, for the board and for events; `ready` is called
-    when the worker is built and has its data.
+    when the worker is built and has its data. `bar` shows what worker 0 announces, where no
+    launcher does.
     """
     with explained(output=job.output, TMPDIR=temporary_folder()):
-        return _perform(job, comm, folder, ready)
+        return _perform(job, comm, folder, ready, bar)
 
 
 def _perform(
-    job: Job, comm: MPI.Comm | Communicator, folder: Path, ready: Callable[[], None] | None
+    job: Job,
+    comm: MPI.Comm | Communicator,
+    folder: Path,
+    ready: Callable[[], None] | None,
+    bar: Progress | None,
 ) -> dict[str, Any]:
     from manyhands import assemble, summary
 
     worker, kernels = assemble.worker(job, comm, folder)
+    if bar and worker.announce:
+        worker.announce = lambda event: bar.watch([], [event])
     if ready:
         ready()
     if job.config.tensorboard and worker.rank == 0:
@@ -197,14 +206,21 @@ def redirect(output: Path, rank: int) -> None:
 
 
 def join(
-    job: Job, group: Communicator, folder: Path, *, leader: bool, release: Callable[[], None]
+    job: Job,
+    group: Communicator,
+    folder: Path,
+    *,
+    leader: bool,
+    release: Callable[[], None],
+    shown: bool | None = False,
 ) -> dict[str, Any]:
     """Do this process's part of a job in a group that somebody else started.
 
     Collective over `group`. `folder` is private to this host and shared by its processes; one of
     them is its `leader` and watches over the others. These watch as well, with more patience: it
     may be the leader who hangs. `release` unlocks the output folder; it is called by a process that
-    ends the whole group, which leaves no other process time to do it.
+    ends the whole group, which leaves no other process time to do it. Rank 0 shows how far training
+    is, unless `shown` is False.
     """
     from manyhands import tune
 
@@ -223,8 +239,10 @@ def join(
     try:
         if heart:
             heart.start()
-        with tune.put_back():
-            found = perform(job, group, folder)
+        speaks = shown is not False and group.rank == 0
+        bar = Progress(job.config, shown=shown, joined=True) if speaks else None
+        with tune.put_back(), bar or nullcontext():
+            found = perform(job, group, folder, None, bar)
         late = max(group.gather(board.asked()))
         group.release()
     except BaseException as error:

@@ -14,6 +14,7 @@ from manyhands import judging, validate
 from manyhands.calibrating import DECIDING, calibrate
 from manyhands.errors import ConfigError
 from manyhands.forecast import Calibration, Network, parse_bandwidth, parse_latency, telling
+from manyhands.forecast.uncertainty import Uncertainty, uncertainty
 from manyhands.optimizers import OPTIMIZERS
 from manyhands.options import check_number, configure, options
 from manyhands.prospects import Case, best, check_modelled, rows, variants
@@ -45,27 +46,51 @@ class Prediction:
         """The row with the most examples per second."""
         return best(self.rows)
 
+    @property
+    def best_fresh(self) -> Mapping[str, Any] | None:
+        """The row with the most examples per second whose gradients are not stale."""
+        return best([row for row in self.rows if (row["staleness"] or 0.0) < telling.STALE])
+
+    @property
+    def doubt(self) -> Uncertainty:
+        """What is known of the error."""
+        return uncertainty(self.case.known)
+
+    def lines(self) -> list[str]:
+        """Return what was found in words: the error first, then which row is the best."""
+        network = self.case.network is not None
+        said = telling.trusted(self.doubt, self.case.known.most, self.rows, network=network)
+        return [*said, *telling.verdict(self.best, self.best_fresh, self.case.batch_size)]
+
     def best_of_each(self) -> list[Mapping[str, Any]]:
         """Return the best row of each strategy, the fastest first."""
         labels = dict.fromkeys(row["label"] for row in self.rows)
         found = [best([r for r in self.rows if r["label"] == name]) for name in labels]
         return sorted((r for r in found if r), key=lambda r: -r["examples_per_second"])
 
-    def write(self, path: Path) -> None:
-        """Write rows, network and calibration as JSON."""
-        case = self.case
-        write_json(
-            path,
-            {
-                "schema": 1,
-                "network": asdict(case.network) if case.network else None,
-                "scaling": case.scaling,
-                "batch_size": case.batch_size,
-                "rows": list(self.rows),
-                "missing": list(self.missing),
-                "calibration": case.known.as_dict(),
+    def as_dict(self) -> dict[str, Any]:
+        """Return rows, error and network as JSON can hold them."""
+        case, doubt = self.case, self.doubt
+        return {
+            "schema": 1,
+            "network": asdict(case.network) if case.network else None,
+            "scaling": case.scaling,
+            "batch_size": case.batch_size,
+            "rows": list(self.rows),
+            "missing": list(self.missing),
+            "error": {
+                "held_out": list(doubt.errors),
+                "median": doubt.median,
+                "largest": doubt.largest,
+                "measured_processes": case.known.most,
+                "growths": list(doubt.growths),
             },
-        )
+            "said": self.lines(),
+        }
+
+    def write(self, path: Path) -> None:
+        """Write rows, error, network and calibration as JSON."""
+        write_json(path, {**self.as_dict(), "calibration": self.case.known.as_dict()})
 
 
 def predict(
@@ -250,7 +275,12 @@ def choose_workers(
 
 
 def report(
-    *, output: Path, against: Path | None = None, calibration: Path | None = None, **asked: Any
+    *,
+    output: Path,
+    against: Path | None = None,
+    calibration: Path | None = None,
+    json_: bool = False,
+    **asked: Any,
 ) -> None:
     """Predict, print the table, and write `prediction.json` and a picture; the command line's."""
     shown: list[dict[str, Any]] = []
@@ -262,29 +292,34 @@ def report(
     output.mkdir(parents=True, exist_ok=True)
     if measured:
         shown = judging.judge(prediction.case, measured)
+        write_json(output / "errors.json", shown)
+    prediction.write(output / "prediction.json")
+    for kind in ("png", "svg"):
+        telling.figure(prediction.rows, output / f"prediction.{kind}", measured=shown)
+    if json_:
+        print(json.dumps({**prediction.as_dict(), "against": shown, "output": str(output)}))
+        return
+    if measured:
         head = ("strategy", "workers", "measured", "predicted", "error")
         print(telling.aligned(head, telling.compared(shown)))
         worst = max(abs(row["error"]) for row in shown)
         print(f"largest error of a speed-up: {100 * worst:.1f} %")
-        write_json(output / "errors.json", shown)
     else:
-        print(telling.aligned(*telling.speedups(prediction.rows)))
-        print("\nThe best number of workers for each:")
-        best_rows = prediction.best_of_each()
-        print(telling.aligned(telling.HEAD, [telling.cells(row) for row in best_rows]))
-        for reason in prediction.missing:
-            print(f"left out: {reason}")
-        for note in dict.fromkeys(n for row in prediction.rows for n in row["notes"]):
-            print(f"note: {note}")
-        top = prediction.best
-        if top is not None:
-            many = f"{top['workers']} worker{'s' if top['workers'] > 1 else ''}"
-            print(f"best: {top['label']} with {many}, {top['speedup']:.2f} times the sequential")
+        _print_forecast(prediction)
     print("speed only: how many updates an accuracy takes is not predicted")
-    prediction.write(output / "prediction.json")
-    for kind in ("png", "svg"):
-        telling.figure(prediction.rows, output / f"prediction.{kind}", measured=shown)
     print(f"records and picture: {output}")
+
+
+def _print_forecast(prediction: Prediction) -> None:
+    print(telling.aligned(*telling.speedups(prediction.rows)))
+    print("\nThe best number of workers for each:")
+    best_rows = prediction.best_of_each()
+    print(telling.aligned(telling.HEAD, [telling.cells(row) for row in best_rows]))
+    for reason in prediction.missing:
+        print(f"left out: {reason}")
+    for note in dict.fromkeys(n for row in prediction.rows for n in row["notes"]):
+        print(f"note: {note}")
+    print("\n".join(prediction.lines()))
 
 
 def _given(asked: Mapping[str, Any]) -> dict[str, Any]:

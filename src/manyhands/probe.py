@@ -78,7 +78,7 @@ class Probe(Strategy):
             points = [self._alone(worker, batch) for batch in sorted(set(self.batches))]
             curves.append({"workers": worker.comm.size, "threads": threads, "points": points})
         torch.set_num_threads(usual)
-        found: dict[str, Any] = {"curves": curves}
+        found: dict[str, Any] = {"curves": curves, "held_out": [self._synced(worker)]}
         found["add_per_byte"] = _adding(worker)
         found["group"] = self._talking(worker)
         found["service"] = self._serving(worker) if worker.comm.size == 2 else None
@@ -103,6 +103,30 @@ class Probe(Strategy):
             "met": {every: met(everyones, every) for every in _MEETINGS if every <= steps},
             "spread": [round(q, 5) for q in np.quantile(everyones / mean, levels).tolist()],
         }
+
+    def _synced(self, worker: Worker) -> dict[str, Any]:
+        """Time whole steps of `sync`, which forecasts are checked by."""
+        import torch
+
+        batch = -(-max(self.batches) // worker.comm.size)
+
+        def step(number: int) -> None:
+            worker.replica.gradient(*_batch(worker, batch, number))
+            worker.replica.grad.mul_(1e-6)
+            worker.comm.allreduce(worker.replica.grad)
+            worker.update(worker.replica.grad)
+
+        steps = self.count(worker, lambda: step(0), _STEPS)
+        worker.comm.barrier()
+        begin = time.perf_counter()
+        for number in range(steps):
+            worker.board.note(worker.rank, worker.step, "exchange")
+            step(number)
+        seconds = float(np.mean(worker.comm.gather(time.perf_counter() - begin))) / steps
+        threads = torch.get_num_threads()
+        return {
+            "workers": worker.comm.size, "threads": threads, "batch": batch, "seconds": seconds,
+        }  # fmt: skip
 
     def _talking(self, worker: Worker) -> dict[str, Any]:
         """Time what the workers say to each other, each from a barrier on, after a gradient."""
@@ -165,15 +189,20 @@ class Probe(Strategy):
 
 def _step(worker: Worker, batch: int, number: int) -> float:
     """Take one step as training does, on some `batch` examples; returns the update's seconds."""
-    data = worker.data.train
-    first = (number * 7919 + worker.rank * 104729) * batch
-    indices = (first + 7 * np.arange(batch, dtype=np.int64)) % len(data)
     worker.board.note(worker.rank, worker.step, "gradient")
-    worker.replica.gradient(*data.batch(indices))
+    worker.replica.gradient(*_batch(worker, batch, number))
     worker.replica.grad.mul_(1e-6)  # as a part of a batch is weighted, and so that nothing diverges
     begin = time.perf_counter()
     worker.update(worker.replica.grad)
     return time.perf_counter() - begin
+
+
+def _batch(worker: Worker, batch: int, number: int) -> tuple[Any, Any]:
+    """Return some `batch` examples."""
+    data = worker.data.train
+    first = (number * 7919 + worker.rank * 104729) * batch
+    indices = (first + 7 * np.arange(batch, dtype=np.int64)) % len(data)
+    return data.batch(indices)
 
 
 def _pushed(probe: Probe, worker: Worker, vector: Tensor) -> tuple[float, float]:

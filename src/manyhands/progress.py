@@ -1,9 +1,10 @@
-"""One progress bar over all workers, on stderr."""
+"""One progress bar over all workers, or lines where there is no terminal; on stderr."""
 
 from __future__ import annotations
 
 import math
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 from manyhands.rate import scale
@@ -15,6 +16,31 @@ if TYPE_CHECKING:
     from manyhands.config import RunConfig
 
 _UNTAUGHT = 100  # updates that may well teach nothing
+BETWEEN = 1.0  # seconds between two lines, at the least
+
+
+class Lines:
+    """Prints lines on stderr, one a second at the most; of those in between only the last."""
+
+    def __init__(self, between: float = BETWEEN) -> None:
+        self._between, self._last = between, -math.inf
+        self._waiting = ""
+
+    def print(self, line: str) -> None:
+        """Print a line, now or when it is time; another one may take its place till then."""
+        self._waiting = line
+        self.look()
+
+    def look(self) -> None:
+        """Print the line that waits, if it is time."""
+        if self._waiting and time.monotonic() - self._last >= self._between:
+            self.flush()
+
+    def flush(self) -> None:
+        """Print the line that waits, if there is one."""
+        if self._waiting:
+            print(self._waiting, file=sys.stderr, flush=True)
+            self._last, self._waiting = time.monotonic(), ""
 
 
 class Progress:
@@ -22,15 +48,16 @@ class Progress:
 
     Args:
         config: The run's.
-        shown: Whether to show it; by default a bar in a terminal, a line an epoch in a notebook,
-            which redraws no bar, and nothing elsewhere.
+        shown: Whether to show it; by default a bar in a terminal and a line an epoch elsewhere:
+            in a file, a pipe, or a notebook, which redraws no bar.
+        joined: This process is one of a group that somebody else started: no bar.
     """
 
-    def __init__(self, config: RunConfig, *, shown: bool | None) -> None:
-        self.lines = shown is not False and "ipykernel" in sys.modules
+    def __init__(self, config: RunConfig, *, shown: bool | None, joined: bool = False) -> None:
         terminal = sys.stderr.isatty() if shown is None else shown
-        self.shown = terminal and not self.lines
-        self.workers = config.workers
+        self.shown = terminal and not joined and "ipykernel" not in sys.modules
+        self.lines = Lines() if shown is not False and not self.shown else None
+        self.workers, self.epochs = config.workers, config.epochs
         self.title = f"{config.strategy.name} × {config.workers}"
         self.bar: Any = None
         self.task: Any = None
@@ -57,12 +84,14 @@ class Progress:
             self.task = self.bar.add_task(self.title, total=None, state="starting")
             self.bar.start()
         elif self.lines:
-            self.say(f"{self.title}: starting")
+            self.lines.print(f"{self.title}: starting")
         return self
 
     def __exit__(self, *exc: object) -> None:
         if self.bar:
             self.bar.stop()
+        if self.lines:
+            self.lines.flush()
 
     def say(self, message: str) -> None:
         """Say something that the user should know now, whether or not the bar is shown."""
@@ -78,10 +107,12 @@ class Progress:
                 self.say(event["warning"])
             elif "lost" in event:
                 self.say(bereaved(event))
-            elif self.bar:
-                self.bar.console.print(describe(event))
             elif self.lines:
-                self.say(describe(event))
+                self.lines.print(line(event, self.epochs))
+            elif self.bar and "epoch" in event:
+                self.bar.console.print(describe(event))
+        if self.lines:
+            self.lines.look()
         if not self.bar:
             return
         notes = [n for n in notes if n.rank < self.workers]
@@ -106,6 +137,25 @@ def bereaved(event: dict[str, Any]) -> str:
         f"rank {who} died; {event['workers']} workers go on from step {event['step']}, "
         f"{event['seconds']:.2f} s after it was noticed{heirs}"
     )
+
+
+def line(event: dict[str, Any], epochs: int) -> str:
+    """Return one line for an epoch, or for a step within a long one, with rank 0's loss.
+
+    >>> line({"step": 1200, "epochs_done": 3.42, "loss": 0.1234}, 10)
+    'step 1,200, 3.4 epochs of 10, loss 0.1234'
+    """
+    if "epoch" not in event:
+        loss = "" if event["loss"] is None else f", loss {event['loss']:.4g}"
+        return f"step {event['step']:,}, {event['epochs_done']:.1f} epochs of {epochs}{loss}"
+    parts = [f"epoch {event['epoch']} of {epochs}: {event['seconds']:.1f} s"]
+    for loss, _, examples in event["workers"][:1]:
+        if loss is not None and examples:
+            parts.append(f"loss {loss / examples:.4g}")
+    parts += [f"test {said(name, value)}" for name, value in event["test_metrics"].items()]
+    if event["test_loss"] is not None:
+        parts.append(f"test loss {event['test_loss']:.4g}")
+    return ", ".join(parts)
 
 
 def describe(event: dict[str, Any]) -> str:

@@ -148,7 +148,9 @@ class Run:
         with suppress(OSError):  # a full disk must not hide what happened
             write_failure(Path(job.output), self.config, job.name, job.command, error, job.story)
 
-    def joined(self, group: Communicator, *, chosen: bool) -> tuple[dict[str, Any], Path]:
+    def joined(
+        self, group: Communicator, *, chosen: bool, progress: bool | None = None
+    ) -> tuple[dict[str, Any], Path]:
         """Take part in the group that somebody else started; returns record and folder to all."""
         if self.config.strategy.supports.shares_memory:
             raise ConfigError(
@@ -176,7 +178,7 @@ class Run:
             check_torch(self.config, "this group was started by torchrun")
         workers = self._workers(group.size, chosen=chosen)
         config = dataclasses.replace(self.config, workers=workers)
-        return dataclasses.replace(self, config=config)._in_group(group)
+        return dataclasses.replace(self, config=config)._in_group(group, progress)
 
     def _workers(self, size: int, *, chosen: bool) -> int:
         """Return how many workers a group of that size has: those asked for, or all that fit."""
@@ -197,7 +199,7 @@ class Run:
             )
         return wanted if chosen or self.checkpoint else fits[-1]
 
-    def _in_group(self, group: Communicator) -> tuple[dict[str, Any], Path]:
+    def _in_group(self, group: Communicator, progress: bool | None) -> tuple[dict[str, Any], Path]:
         begin = time.time()
         leader = host_leader(group)
         members = [Member(*each) for each in group.gather(Member.here())]
@@ -221,8 +223,9 @@ class Run:
             group.barrier()
             job = self._job(Path(stored), output, begin, self.config.threads)
             job = dataclasses.replace(job, model=_own(job.model))
-            leads = group.rank == leader
-            return join(job, group, folder, leader=leads, release=claim.release), output
+            leads, release = group.rank == leader, claim.release
+            found = join(job, group, folder, leader=leads, release=release, shown=progress)
+            return found, output
 
     def _job(self, data: Path, output: Path, begin: float, threads: int | None) -> Job:
         return Job(

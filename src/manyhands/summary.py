@@ -230,20 +230,18 @@ def _epochs(
     Workers that do not step together may be further on: the last row takes in all they did.
     """
     apart = not worker.config.strategy.supports.together
-    alone = sum(event.get("examples", 0) for event in worker.story)  # by those who died
     rows: list[dict[str, Any]] = []
     for i, epoch in enumerate(worker.epochs):
         last = epoch is worker.epochs[-1]
         end = None if last else i + 1
-        sofar = [each[:end] for each in seen]
         kept = apart and (not last or worker.stopped in REACHED)
         ended = max(e[4] for each in seen for e in each[i:end])
-        examples = round(sum(e[2] for each in sofar for e in each)) + (alone if last else 0)
+        steps, examples = _progress(worker, [each[:end] for each in seen], kept=kept, last=last)
         rows.append(
             {
                 "epoch": epoch.epoch,
-                "steps": max(sum(e[3] for e in each) for each in sofar),
-                "examples": examples if apart or not worker.others_saw else _dealt(worker, i + 1),
+                "steps": steps,
+                "examples": examples,
                 "seconds": round(epoch.seconds if kept else ended, 6),
                 "test_loss": epoch.test_loss,
                 "test_accuracy": epoch.test_metrics.get("accuracy"),
@@ -257,6 +255,29 @@ def _epochs(
             }
         )
     return rows
+
+
+def _progress(
+    worker: Worker, sofar: list[list[list[Any]]], *, kept: bool, last: bool
+) -> tuple[int, int]:
+    """Return the steps per worker, and the examples of all workers, behind an epoch's model.
+
+    Args:
+        worker: Worker 0.
+        sofar: What each worker has seen in its epochs so far; the last takes in all that it did.
+        kept: The model is a copy that worker 0 kept while others went on.
+        last: It is the run's last epoch.
+    """
+    epoch = worker.epochs[len(sofar[0]) - 1]
+    if kept and epoch.progress:
+        steps, examples = epoch.progress
+        return steps, round(examples)
+    own = [sum(row[3] for row in each) for each in sofar]
+    examples = round(sum(row[2] for each in sofar for row in each))
+    if worker.config.strategy.supports.together:
+        return own[0], _dealt(worker, len(sofar[0])) if worker.others_saw else examples
+    alone = sum(event.get("examples", 0) for event in worker.story) if last else 0  # of the dead
+    return own[0] if kept else sum(own) // len(own), examples + alone
 
 
 def _dealt(worker: Worker, epochs: int) -> int:
@@ -273,10 +294,10 @@ def _result(
     worker: Worker, workers: list[dict[str, Any]], epochs: list[dict[str, Any]]
 ) -> dict[str, Any]:
     config, last = worker.config, epochs[-1]
-    seconds = _training(workers)
-    examples = sum(w["examples"] for w in workers if w["role"] == "worker")
-    if worker.others_saw:
-        examples = last["examples"]
+    # Where workers are apart, one that reached its target hands over the copy that did.
+    apart = not config.strategy.supports.together
+    seconds = last["seconds"] if apart and worker.stopped in REACHED else _training(workers)
+    examples = last["examples"]
     judged = "test_metrics" if worker.data.validation is None else "validation_metrics"
     reached = [e["seconds"] for e in epochs if worker.aim.reached(e[judged])]
     return {
@@ -284,7 +305,7 @@ def _result(
         "loss": last["test_loss"],
         "metrics": last["test_metrics"],
         "seconds": round(seconds, 6),
-        "steps": worker.step,
+        "steps": last["steps"],
         "examples": examples,
         "examples_per_second": round(examples / seconds, 1),
         "stopped": worker.stopped,

@@ -15,7 +15,7 @@ import torch
 from manyhands import evaluation
 from manyhands.aims import REACHED, Aim
 from manyhands.callbacks import EVENTS, tell
-from manyhands.clock import Clock, Epoch
+from manyhands.clock import Clock, Epoch, Interval
 from manyhands.data import Plan
 from manyhands.data.ahead import Ahead
 from manyhands.errors import DivergedError
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from manyhands.privacy.sampling import Poisson
     from manyhands.rate import Rate
     from manyhands.replica import Loss, Replica
+    from manyhands.strategies.hold import Hold
 
 
 class Batch(NamedTuple):
@@ -74,6 +75,7 @@ class Worker:
     data: Stored
     board: Board
     announce: Callable[[dict[str, Any]], None] | None = None  # rank 0's: tells the launcher
+    silence: Interval = field(default_factory=Interval)  # since the last announcement
     clock: Clock = field(default_factory=Clock)
     epochs: list[Epoch] = field(default_factory=list)
     kept: list[Tensor | None] = field(default_factory=list)  # worker 0's copies, judged later
@@ -83,6 +85,7 @@ class Worker:
     facts: dict[str, Any] = field(default_factory=dict)
     state: Any = None  # what the strategy keeps from step to step, if anything
     lifecycle: Lifecycle | None = None
+    hold: Hold | None = None  # where worker 0 evaluates while the others would train
     balance: Balance | None = None
     graphs: Graphs | None = None  # on a GPU: its gradient and its update
     slow: Slow | None = None  # if this worker is to be slower than it could be
@@ -159,6 +162,8 @@ class Worker:
                 yield Batch(x, y, share.examples / share.total, share.total, share.examples)
                 self.end_step(epoch)
                 self._wait_for_callbacks("on_step")
+                if self.hold:
+                    self.hold.wait()
                 if self.balance:
                     self.balance.after_step(self, len(share.indices))
                 if self.lifecycle:
@@ -301,6 +306,8 @@ class Worker:
         self.clock.end_step()
         self.step += 1
         epoch.steps += 1
+        if self.announce and self.silence.over():
+            self.announce(epoch.status(self.step, self.plan.steps(epoch.epoch)))
         if self.callbacks:
             # On a GPU the loss is known only when somebody waits for it.
             loss = self.losses[-1] if self.losses and not self.graphs else None
@@ -323,15 +330,9 @@ class Worker:
         self._wait_for_callbacks("on_epoch")
 
     def _keep(self, epoch: Epoch) -> None:
-        """Keep a copy to judge later, or judge it now and alone if the run may have to stop."""
+        """Keep a copy to judge later, or judge it now if the run may have to stop."""
         with self.evaluating():
-            # A run that goes on past its last step has kept this epoch's copy already.
-            # Who takes the place of a dead worker 0 has none of the epochs before.
-            copy = self.config.strategy.consensus(self).clone()
-            self.kept[epoch.epoch - 1 :] = [None] * (epoch.epoch - 1 - len(self.kept)) + [copy]
-            if self.aim.ends:
-                evaluation.judge(self, epoch, copy, alone=True)
-                self.stopped = self.aim.over(self.epochs) or self.stopped
+            evaluation.keep(self, epoch)
             self._announce(epoch, [epoch.seen()])
         self._end_epoch(epoch, [epoch.seen()])
 
@@ -364,6 +365,7 @@ class Worker:
 
     def _announce(self, epoch: Epoch, workers: list[Any]) -> None:
         if self.announce:
+            self.silence.begin()
             self.announce({**asdict(epoch), "workers": workers})
 
     def _end_epoch(self, epoch: Epoch, workers: list[Any]) -> None:

@@ -128,7 +128,10 @@ def test_all_examples_are_seen_once_an_epoch(fit):
     assert record["result"]["examples"] == 4000
     assert record["partition"]["seen"] == 2000
     assert record["partition"]["twice"] == 0
-    assert [row["examples"] for row in record["epochs"]] == [2000, 4000]
+    by_epoch = [sum(w["examples"] for w in row["workers"]) for row in record["epochs"]]
+    assert by_epoch == [2000, 2000]
+    # Behind worker 0's copy there may be fewer or more by then; behind the final model are all.
+    assert record["epochs"][-1]["examples"] == 4000
 
 
 def behind(folder, count, slow):

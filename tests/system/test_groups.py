@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -25,6 +26,17 @@ def test_the_library_of_that_mpiexec_is_loaded(tmp_path, kind):
     done = ran(line, env=environment)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("of training") == 1
+
+
+def test_rank_0_alone_prints_a_line_an_epoch(tmp_path):
+    for quiet in ([], ["--quiet"]):
+        given = [*TRAIN, "--json", *quiet, "--output", str(tmp_path / f"run{len(quiet)}")]
+        line, environment = mpis.command(mpis.find_mpi("mpich"), 2, given)
+        done = ran(line, env=environment)
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["stopped"] == "epochs"
+        assert done.stderr.count("sync × 2: starting\n") == (not quiet)
+        assert len(re.findall(r"^epoch 1 of 1: .*loss ", done.stderr, re.M)) == (not quiet)
 
 
 def benchmark(tmp_path, *words):

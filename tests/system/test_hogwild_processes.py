@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,22 @@ def test_the_target_stops_all_workers(tmp_path):
     assert result.record["result"]["stopped"] == "target_accuracy"
     assert result.accuracy >= 0.8
     assert all(w["steps"] < 5000 for w in result.record["workers"])
+
+
+def test_nobody_trains_while_worker_0_evaluates(tmp_path):
+    def slow(output, target):
+        time.sleep(0.3)
+        return (output.argmax(1) == target).float().mean()
+
+    given = {**SMALL, "epochs": 100, "target_accuracy": 0.8, "metric": ["accuracy", slow]}
+    result = mh.fit(strategy="hogwild", workers=3, output=str(tmp_path / "run"), **given)
+    record = result.record
+    assert record["result"]["stopped"] == "target_accuracy"
+    assert record["result"]["steps"] == record["epochs"][-1]["steps"]
+    assert record["result"]["examples"] == record["epochs"][-1]["examples"]
+    # Beyond what is behind the copy there are the steps that others were in, one or two each.
+    beyond = sum(w["steps"] for w in record["workers"]) - 3 * record["result"]["steps"]
+    assert 0 <= beyond <= 2 + 2 * 2
 
 
 def test_a_diverging_run_ends_all(tmp_path):

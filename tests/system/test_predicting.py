@@ -63,7 +63,15 @@ def test_predictions_are_held_against_a_sweep(measured, tmp_path):
 def test_train_takes_as_many_workers_as_pay(tmp_path):
     options = [f"--{k.replace('_', '-')}={v}" for k, v in TINY.items()]
     done = manyhands(
-        "train", "--workers", "auto", "--epochs", 1, "--output", tmp_path / "run", *options
+        "train",
+        "--workers",
+        "auto",
+        "--epochs",
+        1,
+        "--quiet",
+        "--output",
+        tmp_path / "run",
+        *options,
     )
     assert done.returncode == 0, done.stderr
     assert "measuring 1 worker" in done.stderr

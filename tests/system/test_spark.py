@@ -146,7 +146,12 @@ def test_a_records_side_does_not_depend_on_the_others(shards, spark, tables, tmp
     lines = (tables / "orders.csv").read_text().splitlines()
     (tables / "half.csv").write_text("\n".join(lines[: ROWS // 2]) + "\n")
     said = recipe(tables, "half", HEAD.replace("orders.csv", "half.csv"))
-    made = prepare(said, tmp_path / "half", spark=spark)
+    stages = []
+    made = prepare(said, tmp_path / "half", spark=spark, on_stage=stages.append)
+    rows = made.rows("train") + made.rows("test")
+    assert [stage for stage in stages if "rows" in stage] == [
+        "counting the rows", f"writing {rows:,} rows",
+    ]  # fmt: skip
     half = set(arrays(tmp_path / "half", tmp_path / "b")[2].tolist())
     assert half < whole
     assert made.rows("test") > 0

@@ -12,7 +12,7 @@ from running import MANYHANDS, ran
 
 from manyhands import mpis
 
-TRAIN = [*MANYHANDS, "train", "--data", "mnist", "--limit", "600", "--model", "mlp"]
+TRAIN = [*MANYHANDS, "train", "--quiet", "--data", "mnist", "--limit", "600", "--model", "mlp"]
 TRAIN += ["--epochs", "1", "--workers", "2"]
 ENLARGE = "enlarge it (docker run --shm-size=1g"
 JOIN = """

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -75,11 +76,25 @@ def test_a_preset_is_recorded_with_its_options_and_kept_by_resume(tmp_path):
     assert "preset is 'none', but the run in" in refused.stderr
 
 
+@pytest.mark.parametrize("strategy", ["sync", "server"])
+def test_a_log_shows_a_line_an_epoch(tmp_path, strategy):
+    run = ("train", *SMALL, "--strategy", strategy, "--workers", 2, "--json")
+    done = manyhands(*run, "--output", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["stopped"] == "epochs"
+    first, *_, last = done.stderr.splitlines()
+    assert first == f"{strategy} × 2: starting"
+    assert re.fullmatch(r"epoch 2 of 2: [\d.]+ s, loss [\d.e-]+(, test .*)?", last)
+    quiet = manyhands(*run, "--output", tmp_path / "quiet", "--quiet")
+    assert (quiet.returncode, quiet.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("mpi", ["mpich", "openmpi"])
 def test_both_mpis_train_alike(tmp_path, mpi):
     done = manyhands(
-        "train", *SMALL, "--workers", 3, "--mpi", mpi, "--output", tmp_path / "run", "--json"
-    )
+        "train", *SMALL, "--workers", 3, "--mpi", mpi, "--output", tmp_path / "run", "--json",
+        "--quiet",
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["accuracy"] > 0.9
     assert done.stderr == ""

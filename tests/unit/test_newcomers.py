@@ -238,7 +238,7 @@ def test_a_notebook_is_told_each_epoch(
         "epoch": 1, "seconds": 2.0, "test_metrics": {}, "test_loss": 0.5, "workers": [],
     }  # fmt: skip
     config = configure({"strategy": "sync"})
-    for shown, kernel, lines in ((None, True, 2), (False, True, 0), (None, False, 0)):
+    for shown, kernel, lines in ((None, True, 2), (False, True, 0), (None, False, 2)):
         with monkeypatch.context() as patched:
             if kernel:
                 patched.setitem(sys.modules, "ipykernel", SimpleNamespace())

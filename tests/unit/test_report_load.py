@@ -11,7 +11,7 @@ import pytest
 import records
 
 from manyhands.errors import ConfigError
-from manyhands.report import build, results
+from manyhands.report import arrival, build, results
 from manyhands.report.load import parse, read
 from manyhands.report.values import clean
 
@@ -53,6 +53,31 @@ def test_reads_a_folder_of_runs(tmp_path: Path) -> None:
     loaded = read([tmp_path / "all"])
     assert len(loaded.runs) == 2
     assert loaded.problems == ()
+
+
+def two_counts() -> Any:
+    """Return a record of an older version: worker 0 stopped at 72 steps, others went on to 473."""
+    found = records.record("server", 3, epochs=3)
+    for row, steps in zip(found["workers"], (72, 455, 473), strict=False):
+        row["steps"] = steps
+    for row, steps in zip(found["epochs"], (24, 48, 473), strict=True):
+        row["steps"] = steps
+    found["result"] |= {"steps": 72, "stopped": "target_accuracy", "target_accuracy": 0.9}
+    return found
+
+
+def test_steps_that_were_counted_in_two_ways_are_left_out(tmp_path: Path) -> None:
+    loaded = read([write(tmp_path / "old", two_counts())])
+    (run,) = loaded.runs
+    assert [epoch.steps for epoch in run.epochs] == [None, None, None]
+    assert [epoch.accuracy for epoch in run.epochs] != [None, None, None]
+    assert arrival.steps(run, 0.5) is None
+    (problem,) = loaded.problems
+    assert "counts steps in two ways" in problem.message
+    whole = two_counts()
+    whole["result"]["steps"] = 473
+    (run,) = read([write(tmp_path / "new", whole)]).runs
+    assert [epoch.steps for epoch in run.epochs] == [24, 48, 473]
 
 
 def test_names_what_is_damaged_or_missing(tmp_path: Path) -> None:

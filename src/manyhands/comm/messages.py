@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 _SPINS = {True: 8, False: 2000}  # questions before the first sleep, by whether cores are shared
 _SHORTEST, _LONGEST = 50e-6, 500e-6  # seconds of one sleep, which itself costs about 10e-6
 _HEADER = 6
+_PARCEL, _NOTE = 0, 1  # tags
 
 
 class Parcel:
@@ -70,13 +71,21 @@ class Messages:
         private = channel(group.comm)
         self.comm, self.spins = private.comm, _SPINS[private.crowded]
 
+    def send_note(self, note: np.ndarray, to: int) -> Any:
+        """Begin to send a few numbers, apart from all parcels."""
+        return self.comm.Isend(note, to, tag=_NOTE)
+
+    def receive_note(self, note: np.ndarray, source: int) -> Any:
+        """Begin to receive a few numbers, apart from all parcels."""
+        return self.comm.Irecv(note, source, tag=_NOTE)
+
     def send(self, parcel: Parcel, to: int) -> Any:
         """Begin to send; the parcel must stay as it is until the request is complete."""
         return self.comm.Isend(parcel.buffer, to)
 
     def receive(self, parcel: Parcel, source: int) -> Any:
         """Begin to receive."""
-        return self.comm.Irecv(parcel.buffer, source)
+        return self.comm.Irecv(parcel.buffer, source, tag=_PARCEL)
 
     def send_piece(self, piece: np.ndarray, to: int) -> Any:
         """Begin to send a piece of a parcel; pieces arrive in the order in which they are sent."""
@@ -84,7 +93,7 @@ class Messages:
 
     def receive_pieces(self, parcel: Parcel, source: int) -> list[Any]:
         """Begin to receive a parcel piece by piece; the last request is that of the header."""
-        return [self.comm.Irecv(piece, source) for piece in parcel.pieces]
+        return [self.comm.Irecv(piece, source, tag=_PARCEL) for piece in parcel.pieces]
 
     def wait(self, request: Any) -> None:
         """Return when it is complete."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from manyhands.forecast.calibration import Calibration
-from manyhands.forecast.model import Crew, Forecast
+from manyhands.forecast.crew import Crew
+from manyhands.forecast.model import Forecast
 from manyhands.forecast.network import Network, parse_bandwidth, parse_latency
 
 __all__ = ["Calibration", "Crew", "Forecast", "Network", "parse_bandwidth", "parse_latency"]

@@ -77,6 +77,23 @@ class Service:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HeldOut:
+    """Whole steps of `sync`, measured to check forecasts by; no forecast starts from them.
+
+    Attributes:
+        workers: How many stepped together.
+        threads: Threads of each.
+        batch: Examples of each.
+        seconds: Mean time of a step, its all-reduce included.
+    """
+
+    workers: int
+    threads: int
+    batch: int
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Calibration:
     """One machine and one model.
 
@@ -92,6 +109,7 @@ class Calibration:
         curves: Step times.
         groups: Costs of talking, by size.
         service: A parameter server's costs; None where it was not measured.
+        held_out: What forecasts are checked by; empty in calibrations of older versions.
     """
 
     machine: Mapping[str, Any]
@@ -105,6 +123,12 @@ class Calibration:
     curves: tuple[Curve, ...]
     groups: tuple[Group, ...]
     service: Service | None = None
+    held_out: tuple[HeldOut, ...] = ()
+
+    @property
+    def most(self) -> int:
+        """The most workers that were measured."""
+        return max(group.workers for group in self.groups)
 
     @property
     def nbytes(self) -> int:
@@ -121,7 +145,8 @@ class Calibration:
         try:
             if found["schema"] != SCHEMA:
                 raise ValueError("of another version")
-            plain = {f.name: found[f.name] for f in fields(Calibration)}
+            plain = {f.name: found[f.name] for f in fields(Calibration) if f.name != "held_out"}
+            plain["held_out"] = tuple(HeldOut(**row) for row in found.get("held_out", ()))
             plain["layers"] = tuple(found["layers"])
             plain["curves"] = tuple(_curve(row) for row in found["curves"])
             plain["groups"] = tuple(Group(**row) for row in found["groups"])

@@ -1,13 +1,7 @@
 """How long one update takes: computing, waiting for the slowest, talking; pure functions.
 
 A step of a strategy is put together from what a `Calibration` measured apart: workers that never
-talk, and talking alone. On the host that was measured, an all-reduce costs what it cost there;
-between hosts it costs what `manyhands.allreduce.cost` says it sends, on the network that is given:
-
-    T = steps · L + messages · l + bytes / B + bytes to add · a
-
-L, B: the network's latency and bandwidth; l: what starting a message costs a host; a: seconds to
-add a byte.
+talk, and talking alone (`manyhands.forecast.talking`).
 """
 
 from __future__ import annotations
@@ -18,53 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from manyhands.allreduce.choose import choose
-from manyhands.allreduce.cost import cost
-from manyhands.errors import ConfigError
-from manyhands.forecast.calibration import Calibration, Curve, Group, Point, interpolate
-from manyhands.forecast.network import Network
+from manyhands.forecast.calibration import Calibration, Curve, Point, interpolate
+from manyhands.forecast.crew import Crew
 from manyhands.forecast.simulation import Outcome, Setting, quantile, simulate
+from manyhands.forecast.talking import agreeing, reducing
 
-# Which part of the bytes that a process sends arrive somewhere to be added (the others are copied).
-_ADDED = {
-    "naive": 1.0,
-    "allgather": 1.0,
-    "recursive-doubling": 1.0,
-    "ring": 0.5,
-    "rabenseifner": 0.5,
-    "hierarchical": 0.5,
-}
-ONE_HOST = ("shared-memory",)
 _SIMULATED = 2048  # workers up to which every push is simulated
 _GRID = 200
-
-
-@dataclass(frozen=True, kw_only=True)
-class Crew:
-    """Who trains, and over what: the workers, their batch, their threads, their network.
-
-    Attributes:
-        workers: P.
-        batch: Examples of one worker's step, the largest part where a batch is shared out.
-        network: What lies between hosts; None: all are on the host that was measured.
-        threads: Threads per worker; None: the host's cores, shared out.
-        update: Examples behind one step of all; None: as many times `batch`.
-    """
-
-    workers: int
-    batch: int
-    network: Network | None = None
-    threads: int | None = None
-    update: int | None = None
-
-    @property
-    def examples(self) -> int:
-        """Examples of one step of all workers."""
-        return self.update or self.workers * self.batch
-
-    def here(self) -> int:
-        """Return how many workers share a host."""
-        return min(self.workers, self.network.per_host) if self.network else self.workers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +33,7 @@ class Forecast:
         communicate: Seconds of it that it talks.
         staleness: Mean number of others' updates that a gradient is old.
         notes: What this rests on, where it is not measured.
+        bound: The rate is an upper bound: a part of the step was not measured.
     """
 
     step: float
@@ -88,6 +43,7 @@ class Forecast:
     communicate: float
     staleness: float | None = None
     notes: tuple[str, ...] = field(default=())
+    bound: bool = False
 
 
 def together(
@@ -147,6 +103,28 @@ def apart(known: Calibration, crew: Crew) -> Forecast:
         communicate=0.0,
         staleness=outcome.mean_staleness,
         notes=_crowding(known, crew.workers),
+    )
+
+
+def divided(known: Calibration, crew: Crew, *, parts: int, bubble: float = 0.0) -> Forecast:
+    """Return the least time of a model that is divided between `parts` processes.
+
+    Each takes an equal part of the computing, what they send each other is free, and `bubble` is
+    the part of a step in which a process has nothing to do. None of this was measured.
+    """
+    here = crew.here() * parts
+    whole = computing(known, crew.batch, here, _threads(known, crew, here))
+    compute = whole / parts
+    talking = reducing(known, crew, "auto")[0] / parts
+    step = compute / (1 - bubble) + talking
+    return Forecast(
+        step=step,
+        rate=crew.examples / step,
+        compute=compute,
+        wait=compute / (1 - bubble) - compute,
+        communicate=talking,
+        notes=_crowding(known, here),
+        bound=True,
     )
 
 
@@ -213,78 +191,6 @@ def _played(
     )
 
 
-def reducing(known: Calibration, crew: Crew, algorithm: str) -> tuple[float, tuple[str, ...]]:
-    """Return the seconds of one all-reduce of the model's vector, and what that rests on."""
-    if crew.workers == 1:
-        return 0.0, ()
-    if crew.network is None:
-        return _measured(known, algorithm, crew.workers), ()
-    size, per_host = crew.workers, crew.network.per_host
-    if algorithm == "auto":
-        algorithm = choose(known.nbytes, size, per_host=min(per_host, size))
-    if algorithm in ("mpi", *ONE_HOST) and min(per_host, size) == size:
-        return _measured(known, algorithm, size), ()
-    if algorithm == "mpi":
-        kinds = ("recursive-doubling", "rabenseifner")
-        best = min(_sent(known, crew.network, size, kind) for kind in kinds)
-        return best, ("mpi: as recursive doubling or Rabenseifner's, whichever is faster",)
-    return _sent(known, crew.network, size, algorithm), ()
-
-
-def _sent(known: Calibration, network: Network, size: int, algorithm: str) -> float:
-    """Return the seconds of an all-reduce whose messages cross the network."""
-    per_host = min(network.per_host, size)
-    told = cost(algorithm, known.parameters, size, itemsize=known.itemsize, group_size=per_host)
-    group = _near(known, per_host)
-    # On a ring only one worker of each host sends to another host; else all share the link.
-    sharing = 1 if algorithm in ("ring", "allgather") else per_host
-    inside = _measured(known, "shared-memory", per_host) if algorithm == "hierarchical" else 0.0
-    return (
-        told.steps * network.latency
-        + told.messages_each * group.latency
-        + told.bytes_each * sharing / network.bandwidth
-        + told.bytes_each * _ADDED[algorithm] * known.add_per_byte
-        + inside
-    )
-
-
-def _measured(known: Calibration, algorithm: str, size: int) -> float:
-    """Return an all-reduce's seconds on the measured host, between the sizes that were measured."""
-    groups = [g for g in known.groups if algorithm in g.allreduce and g.workers > 1]
-    if size == 1 or not any(g.workers > 1 for g in known.groups):
-        return 0.0
-    if not groups:
-        raise ConfigError(f"{algorithm} was not measured by this calibration; calibrate again")
-    sizes = [1.0, *(float(g.workers) for g in groups)]
-    times = [0.0, *(g.allreduce[algorithm] for g in groups)]
-    found = interpolate(size, sizes, times, beyond=False)
-    return found * max(1.0, size / sizes[-1])
-
-
-def exchanging(known: Calibration, crew: Crew, neighbours: int) -> float:
-    """Return the seconds to swap the vector with so many neighbours, and to mix."""
-    if crew.workers == 1:
-        return 0.0
-    group = _near(known, crew.here())
-    mix = (neighbours + 1) * known.nbytes * known.add_per_byte
-    if crew.network is None:
-        crowd = max(1.0, crew.workers / known.cores)
-        return crowd * (group.latency + neighbours * known.nbytes * group.per_byte + mix)
-    wire = neighbours * known.nbytes * crew.network.per_host / crew.network.bandwidth
-    return crew.network.latency + neighbours * group.latency + wire + mix
-
-
-def agreeing(known: Calibration, crew: Crew) -> float:
-    """Return the seconds in which the workers agree whether to go on."""
-    if crew.workers == 1:
-        return 0.0
-    if crew.network is None:
-        sizes = [float(g.workers) for g in known.groups]
-        agreed = [g.agree for g in known.groups]
-        return interpolate(crew.workers, sizes, agreed, beyond=True)
-    return 2 * math.ceil(math.log2(crew.workers)) * crew.network.latency
-
-
 def computing(known: Calibration, batch: int, here: int, threads: int) -> float:
     """Return the seconds of a step that talks to nobody, with so many workers on the host."""
     return _at(known, batch, here, threads, lambda p: p.seconds)
@@ -307,7 +213,19 @@ def meeting(known: Calibration, crew: Crew, here: int, threads: int, every: int)
     alone = computing(known, crew.batch, here, threads)
     spread = spreading(known, crew.batch, here)
     slowest = expected_highest(spread, crew.workers) - 1
+    if crew.growth in ("log", "linear"):  # the slowest of many is later than any that was measured
+        slowest += _tail(spread, crew.workers)
     return max(measured, alone * (1 + slowest / math.sqrt(every)))
+
+
+def _tail(spread: Sequence[float], draws: int) -> float:
+    """Return by how much the slowest of many draws exceeds the slowest measured, on average.
+
+    The upper half of the times is taken to have an exponential tail.
+    """
+    count = len(spread) - 1
+    slope = (spread[-1] - quantile(spread, 0.5)) / math.log(max(2, count))
+    return slope * max(0.0, math.log(draws / max(2, count)))
 
 
 def expected_highest(spread: Sequence[float], draws: int) -> float:
@@ -354,10 +272,6 @@ def _on(points: Sequence[Point], batch: int, value: Any) -> float:
 
 def _threads(known: Calibration, crew: Crew, on_host: int) -> int:
     return crew.threads or max(1, known.cores // on_host)
-
-
-def _near(known: Calibration, size: int) -> Group:
-    return min(known.groups, key=lambda g: abs(g.workers - size))
 
 
 def _crowding(known: Calibration, on_host: int) -> tuple[str, ...]:

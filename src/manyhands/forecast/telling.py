@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from manyhands.forecast.uncertainty import Uncertainty
 
 Row = Mapping[str, Any]
-HEAD = ("strategy", "workers", "step", "speed-up", "computing", "waiting", "talking", "staleness")
+STALE = 0.5  # updates from which a gradient is called stale, on average
+DIVERGING = 16  # … and from which training may well diverge
+HEAD = (
+    "strategy", "workers", "step", "speed-up", "range", "computing", "waiting", "talking",
+    "staleness",
+)  # fmt: skip
 
 
 def cells(row: Row) -> list[str]:
@@ -18,9 +26,74 @@ def cells(row: Row) -> list[str]:
         f"{row['workers']:,}",
         _seconds(row["step"]),
         _times(row["speedup"]),
+        spanned(row),
         *(f"{100 * row[part] / row['step']:.0f} %" for part in ("compute", "wait", "communicate")),
         "–" if stale is None else f"{stale:,.1f}",
     ]
+
+
+def spanned(row: Row) -> str:
+    """Return between what the speed-up lies."""
+    if row["bound"]:
+        return f"at most {_times(row['high'])}"
+    return f"{_times(row['low'])} to {_times(row['high'])}"
+
+
+def trusted(doubt: Uncertainty, most: int, rows: Sequence[Row], *, network: bool) -> list[str]:
+    """Return what is known of the error, and from where on forecasts are extrapolations."""
+    if doubt.largest is None or doubt.median is None:
+        said = ["error: unknown, since this calibration has nothing to hold out; measure again"]
+    else:
+        said = [
+            f"error at {len(doubt.errors)} measurements that were held out: median "
+            f"{100 * doubt.median:.0f} %, largest {100 * doubt.largest:.0f} %, which the ranges "
+            "allow for"
+        ]
+    if any(row["extrapolated"] for row in rows):
+        where = "on a network" if network else f"beyond the {most} processes that were measured"
+        said.append(
+            f"{where} all is extrapolated; the ranges span every growth of the cost of talking "
+            f"that explains the measurements ({', '.join(doubt.growths)})"
+        )
+    return said
+
+
+def verdict(top: Row | None, fresh: Row | None, batch_size: int) -> list[str]:
+    """Return which row is the best, and what speaks against it.
+
+    Args:
+        top: The fastest row.
+        fresh: The fastest without stale gradients.
+        batch_size: What was asked for.
+    """
+    if top is None:
+        return []
+    if not _stale(top):
+        return [f"best: {_named(top, batch_size)}"]
+    old = round(top["staleness"])
+    cost = "it may diverge" if old >= DIVERGING else "updates are worth less; how much is unknown"
+    said = [
+        f"fastest: {_named(top, batch_size)}; but a gradient would be {old:,} "
+        f"update{'s' if old > 1 else ''} old on average: {cost}"
+    ]
+    if fresh is not None:
+        said.append(f"best without stale gradients: {_named(fresh, batch_size)}")
+    return said
+
+
+def _stale(row: Row) -> bool:
+    return (row["staleness"] or 0.0) >= STALE
+
+
+def _named(row: Row, batch_size: int) -> str:
+    many = f"{row['workers']:,} worker{'s' if row['workers'] > 1 else ''}"
+    said = f"{row['label']} with {many}, {_times(row['speedup'])} times the sequential"
+    said += f" ({spanned(row)}{', extrapolated' if row['extrapolated'] else ''})"
+    if row["grown"]:
+        said += f", with {row['update']:,} examples behind an update instead of {batch_size:,}"
+    if row["workers"] > 1 and row["low"] <= 1:
+        said += "; within the error it may be no faster than one worker"
+    return said
 
 
 def speedups(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:

@@ -9,6 +9,7 @@ import datetime
 import shutil
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +35,7 @@ def prepare(
     memory: str = "2g",
     persist: str | None = None,
     spark: Any = None,
+    on_stage: Callable[[str], None] = lambda stage: None,
 ) -> Manifest:
     """Prepare data as a recipe says; returns the manifest, which also lies in `output`.
 
@@ -47,6 +49,7 @@ def prepare(
         memory: Of Spark's Java process here, e.g. 2g.
         persist: The storage level of intermediate results, in place of the recipe's.
         spark: A session to use, in place of one of its own.
+        on_stage: Called with what is done next.
 
     Raises:
         ConfigError: If the recipe, its sources or the output cannot work.
@@ -67,23 +70,32 @@ def prepare(
         raise ConfigError(
             f"output is {str(output)!r}, which cannot be written: {error.strerror}"
         ) from None
+    on_stage("starting Spark")
     own: AbstractContextManager[Any] = (
         session(master, memory) if spark is None else nullcontext(spark)
     )
     try:
         with explained(output=output.parent, TMPDIR=temporary_folder()), own as running:
-            return _prepared(said, output, place, running, persist or said.persist)
+            return _prepared(said, output, place, running, persist or said.persist, on_stage)
     finally:
         shutil.rmtree(place, ignore_errors=True)
 
 
-def _prepared(recipe: Recipe, output: Path, place: Path, spark: Any, persist: str) -> Manifest:
+def _prepared(
+    recipe: Recipe,
+    output: Path,
+    place: Path,
+    spark: Any,
+    persist: str,
+    on_stage: Callable[[str], None],
+) -> Manifest:
     from manyhands.prepare import writing
     from manyhands.prepare.steps import Kitchen, take
 
     begin = time.monotonic()
     where = str(recipe.path)
     master = spark.sparkContext.master
+    on_stage("finding the sources")
     addresses = {
         name: located(source, recipe, place / "unpacked", local=master.startswith("local"))
         for name, source in recipe.sources.items()
@@ -96,11 +108,15 @@ def _prepared(recipe: Recipe, output: Path, place: Path, spark: Any, persist: st
     folder.mkdir()
     try:
         with told(where):
+            on_stage(f"taking the {len(recipe.steps)} steps of the recipe")
             made = writing.label(take(kitchen), kitchen)
+            on_stage("counting the rows")
             counts = writing.count(made, kitchen)
+            on_stage(f"writing {counts['train'] + counts['test']:,} rows")
             writing.write(made, counts, kitchen, place / "written")
     finally:
         _released(kitchen)
+    on_stage("gathering the shards")
     parts = writing.gather(place / "written", folder)
     manifest = Manifest(
         name=recipe.name,
@@ -128,6 +144,7 @@ def _prepared(recipe: Recipe, output: Path, place: Path, spark: Any, persist: st
                 f"{where}: {manifest.rows(side)} {side} rows were written, {counts[side]} counted; "
                 "the sources changed meanwhile, or a step is not deterministic"
             )
+    on_stage("reading the shards for their statistics")
     manifest = replace(manifest, statistics=statistics(folder, manifest))
     manifest.made["seconds"] = round(time.monotonic() - begin, 3)
     manifest.write(folder)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from manyhands.report.counting import DIFFERENT, counts_differently
 from manyhands.report.published import published
 from manyhands.report.values import clean, mapping, number, sequence, text, total
 
@@ -267,6 +268,8 @@ def _read_run(
     if not text(record, "config", "strategy"):
         problems.append(Problem(where, "names no strategy (config.strategy)"))
         return None
+    if counts_differently(record):
+        problems.append(Problem(where, DIFFERENT))
     return parse(record, identity=place.name, where=where, scaling=text(sweep, "scaling"))
 
 
@@ -355,12 +358,13 @@ def _epochs(
     record: Mapping[str, Any], seconds: float | None, examples: float | None, metric: str
 ) -> tuple[Epoch, ...]:
     entries = [e for e in sequence(record.get("epochs")) if isinstance(e, Mapping)]
+    known = not counts_differently(record)
     clock = _running([number(e, "seconds") for e in entries], seconds)
     seen = _running([number(e, "examples") for e in entries], examples)
     return tuple(
         Epoch(
             epoch=int(number(entry, "epoch") or i),
-            steps=number(entry, "steps"),
+            steps=number(entry, "steps") if known else None,
             seconds=clock[i],
             examples=seen[i],
             loss=number(entry, "test_loss"),

@@ -33,12 +33,14 @@ class _Shared:
     Attributes:
         x: The parameters; shape (dim,).
         writes: The updates of each worker so far; shape (P,). Each writes its own.
+        examples: Behind these; shape (P,).
         meeting: Where they meet for checkpoints.
         taus: The staleness of this worker's updates.
     """
 
     x: Tensor
     writes: np.ndarray
+    examples: np.ndarray
     meeting: Meeting
     taus: Counter[int]
 
@@ -111,8 +113,11 @@ class Hogwild(Strategy):
         writes = memory.share(torch.zeros(memory.size, dtype=torch.int64)).numpy()
         taus: Counter[int] = worker.state or Counter()
         writes[worker.rank] = worker.step
+        examples = memory.share(torch.zeros(memory.size, dtype=torch.float64)).numpy()
+        examples[worker.rank] = sum(epoch.examples for epoch in worker.epochs)
         meeting = Meeting(worker, memory)
-        worker.state = _Shared(x, writes, meeting, taus)
+        worker.hold = meeting if worker.aim.ends else None
+        worker.state = _Shared(x, writes, examples, meeting, taus)
         turn = partial(_alone, memory, settle=gpu) if self.lock else nullcontext
         if gpu or not self.lock:
             _step_in(worker.optimizer, x)
@@ -132,8 +137,7 @@ class Hogwild(Strategy):
                 if self.lock and not gpu:
                     x.copy_(own)
                 writes[worker.rank] += 1
-            if meeting.over():
-                worker.stopped = "target_accuracy"
+                examples[worker.rank] += batch.examples
         meeting.leave()
         everyones = memory.gather(sorted(taus.items()))
         worker.facts["staleness"] = staleness.describe(Counter(dict(each)) for each in everyones)
@@ -148,6 +152,11 @@ class Hogwild(Strategy):
         Elsewhere the model lives in x itself, and what it has not read yet may still change.
         """
         return self.lock or worker.params.is_cuda
+
+    def progress(self, worker: Worker) -> tuple[int, float]:
+        """Return the updates of all in the vector that they share, per worker."""
+        shared: _Shared = worker.state
+        return int(shared.writes.sum()) // len(shared.writes), float(shared.examples.sum())
 
     def consensus(self, worker: Worker) -> Tensor:
         """Return the vector that all share."""

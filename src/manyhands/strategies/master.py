@@ -11,6 +11,7 @@ from mpi4py import MPI
 from manyhands.comm.messages import Messages, Parcel
 from manyhands.strategies import staleness
 from manyhands.strategies.cut import Cuts
+from manyhands.strategies.hold import MessageHold
 from manyhands.strategies.pushing import MARK, PUSH, STOP, Span
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 # What a master has counted before its first push.
 FRESH: Mapping[str, Any] = {
     "clocks": [], "version": 0, "lead": 0, "stale": [], "queues": [], "idle": 0.0, "busy": 0.0,
-    "log": [],
+    "log": [], "examples": 0,
 }  # fmt: skip
 
 
@@ -77,6 +78,10 @@ class Master:
         self.held: set[int] = set()
         self.due: set[int] = set()
         self.version = 0  # updates of w[m] so far
+        self.examples = 0  # behind all of these
+        self.hold = MessageHold.made(worker, self.messages)
+        if self.hold:
+            self.requests.append(self.hold.request)
         self.status = PUSH
         self.stale: Counter[int] = Counter()
         self.queues: Counter[int] = Counter()
@@ -99,6 +104,10 @@ class Master:
         """
         self.clocks = dict(enumerate(counts["clocks"]))
         self.version, self.lead = counts["version"], counts["lead"]
+        config = self.worker.config
+        each = self.server.examples_per_update(config.batch_size, config.workers)
+        # Checkpoints of older versions do not have the examples.
+        self.examples = counts.get("examples", self.version * each)
         self.stale, self.queues = (
             Counter({int(n): times for n, times in counts[name]}) for name in ("stale", "queues")
         )
@@ -120,17 +129,33 @@ class Master:
         while self.clocks:
             arrived = self.messages.wait_some(self.requests)
             came = time.monotonic()
-            self.queues[len(arrived)] += 1
-            for k in arrived:
+            pushed = [k for k in arrived if k < len(self.pushes)]
+            if len(pushed) < len(arrived):
+                self._hear()
+            self.queues[len(pushed)] += bool(pushed)
+            for k in pushed:
                 self._take(k)
             self._release()
             self.worker.board.note(self.worker.number, self.version, "serve")
             self.idle += came - begin
             begin = time.monotonic()
             self.busy += begin - came
+        if self.hold:
+            self.hold.end()
         for k in range(len(self.answers)):
             self._answer(k, self.status)
         self.messages.wait_all(list(self.sent.values()))
+
+    def _hear(self) -> None:
+        """Take in that worker 0 evaluates, or has done so: that time is nobody's training."""
+        assert self.hold
+        before, clock = self.hold.evaluated, self.worker.clock
+        self.hold.take()
+        self.requests[-1] = self.hold.request or MPI.REQUEST_NULL
+        evaluated = self.hold.evaluated - before
+        self.idle -= evaluated
+        clock.paused += evaluated
+        clock.evaluation += evaluated
 
     def _take(self, k: int) -> None:
         """Look at what worker k has sent."""
@@ -170,6 +195,7 @@ class Master:
         self.version += 1
         self.worker.step = self.version
         for k in pushers:
+            self.examples += int(self.pushes[k].header[1])
             self.clocks[k] += 1
             self.stale[tau] += 1
         self.due.update(pushers)
@@ -218,7 +244,7 @@ class Master:
         begin, answer = time.perf_counter(), self.answers[k]
         if k in self.sent:  # received long ago, since k has pushed again
             self.messages.wait(self.sent[k])
-        answer.header[:4] = kind, *self.cuts.mark, self.version
+        answer.header[:5] = kind, *self.cuts.mark, self.version, self.examples
         answer.body.copy_(self.params)
         self.sent[k] = self.messages.send(answer, k)
         self.worker.comm.meter.add(
@@ -241,6 +267,7 @@ class Master:
             "idle": self.idle,
             "busy": self.busy,
             "log": [],
+            "examples": self.examples,
         }
 
     def facts(self) -> dict[str, Any]:

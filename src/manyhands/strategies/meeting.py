@@ -1,14 +1,19 @@
-"""Where workers that share memory meet for a checkpoint, between two steps of theirs."""
+"""Where workers that share memory meet between two steps: for checkpoints and evaluation."""
 
 from __future__ import annotations
 
+import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from manyhands.comm.memory import MemoryGroup
     from manyhands.worker import Worker
 
-_OVER, _STEP, _SIGNUM = range(3)
+_OVER, _STEP, _SIGNUM, _WAIT = range(4)
+_NAP = 0.5e-3  # seconds between two looks
 
 
 class Meeting:
@@ -28,7 +33,7 @@ class Meeting:
         import torch
 
         self.worker, self.memory = worker, memory
-        self.flags = memory.share(torch.zeros(3, dtype=torch.int64)).numpy()
+        self.flags = memory.share(torch.zeros(4, dtype=torch.int64)).numpy()
         self.done = memory.share(torch.zeros(memory.size, dtype=torch.int64)).numpy()
 
     def over(self) -> bool:
@@ -54,6 +59,24 @@ class Meeting:
             self._end_update()
             self.memory.gather("here")
             self._copy()
+
+    @contextmanager
+    def holding(self) -> Iterator[None]:
+        """Let the others wait while worker 0 evaluates; then let them continue, or stop."""
+        self.flags[_WAIT] = 1
+        yield
+        if self.worker.early:
+            self.flags[_OVER] = 1
+        self.flags[_WAIT] = 0
+
+    def wait(self) -> None:
+        """Wait while worker 0 evaluates; called by every worker between two steps."""
+        if self.worker.rank and self.flags[_WAIT]:
+            with self.worker.evaluating():
+                while self.flags[_WAIT]:
+                    time.sleep(_NAP)
+        if self.over():
+            self.worker.stopped = "target_accuracy"
 
     def leave(self) -> None:
         """Be done; return when all are."""

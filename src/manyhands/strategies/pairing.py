@@ -6,8 +6,11 @@ import threading
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from mpi4py import MPI
+
 from manyhands.comm.messages import Messages, Parcel
 from manyhands.data.shuffle import draws
+from manyhands.strategies.hold import STOP, MessageHold
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,6 +40,7 @@ def _ask(worker: Worker, neighbours: Sequence[int]) -> dict[str, Any]:
     """Be one of those that ask: while the gradient is computed, the average is under way."""
     x, messages = worker.params, Messages(worker.comm)
     mine, theirs = Parcel(x), Parcel(x)
+    worker.hold = hold = MessageHold.made(worker, messages)
     asked = 0
     for batch in worker.batches():
         requests = []
@@ -60,6 +64,8 @@ def _ask(worker: Worker, neighbours: Sequence[int]) -> dict[str, Any]:
             worker.stopped = "target_accuracy"
     mine.header[0] = OVER if worker.early else DONE
     messages.wait_all([messages.send(mine, j) for j in neighbours])
+    if hold:
+        hold.end()
     tau = 1 if neighbours else 0  # one average within each gradient
     return {"asked": asked, "answered": 0, "taus": [(tau, worker.step)]}
 
@@ -67,6 +73,7 @@ def _ask(worker: Worker, neighbours: Sequence[int]) -> dict[str, Any]:
 def _answer(worker: Worker, neighbours: Sequence[int]) -> dict[str, Any]:
     """Be one of those that are asked: a thread answers, whatever is computed meanwhile."""
     shared = Answering(worker, neighbours)
+    worker.hold = shared.hold
     shared.start()
     taus: Counter[int] = Counter()
     for batch in worker.batches():
@@ -104,6 +111,9 @@ class Answering(threading.Thread):
         self.meter = worker.comm.meter
         self.messages = Messages(worker.comm)
         self.messages.spins = 0  # this process has something to compute
+        self.hold = MessageHold.made(worker, self.messages)
+        if self.hold:
+            self.hold.asks = False
         self.asking = list(neighbours)
         self.theirs = [Parcel(self.x) for _ in neighbours]
         self.mine = [Parcel(self.x) for _ in neighbours]
@@ -118,6 +128,8 @@ class Answering(threading.Thread):
             self._serve()
         except BaseException as error:
             self.error = error
+            if self.hold:  # the worker must not wait for a message that nobody takes in
+                self.hold.state = STOP
 
     def check(self) -> None:
         """Raise what went wrong."""
@@ -128,8 +140,13 @@ class Answering(threading.Thread):
         requests = [self._expect(k) for k in range(len(self.asking))]
         sent: list[Any] = [None] * len(self.asking)
         left = len(self.asking)
+        if self.hold:
+            requests.append(self.hold.request)
         while left:
             for k in self.messages.wait_some(requests):
+                if k == len(self.asking):
+                    requests[k] = self._hear()
+                    continue
                 if sent[k]:
                     self.messages.wait_all([sent[k]])  # received, since it has asked again
                     sent[k] = None
@@ -139,6 +156,15 @@ class Answering(threading.Thread):
                 else:
                     self.over = self.over or kind == OVER
                     left -= 1
+
+        if self.hold:
+            self.hold.end()
+
+    def _hear(self) -> Any:
+        """Take in that worker 0 evaluates, or has done so, for the worker to see."""
+        assert self.hold
+        self.hold.take()
+        return self.hold.request or MPI.REQUEST_NULL
 
     def _expect(self, k: int) -> Any:
         return self.messages.receive(self.theirs[k], self.asking[k])

@@ -9,26 +9,26 @@ from typing import TYPE_CHECKING, Any
 
 from manyhands.comm.messages import Messages, Parcel
 from manyhands.lifecycle import Mark
+from manyhands.strategies.hold import MessageHold
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
 
+    from manyhands.strategies.server import Server
     from manyhands.worker import Worker
 
 Span = tuple[int, int]  # a part of the vector: start, stop
 
 # What the first number of a header says. A push's others: its examples, the worker's last
 # checkpoint (step and signal), the signal that it was asked to stop by, and the version of w[m]
-# that its gradient was computed at; an answer's: the group's last checkpoint (step and signal), and
-# the version of w[m] that it brings.
+# that its gradient was computed at; an answer's: the group's last checkpoint (step and signal), the
+# version of w[m] that it brings, and the examples behind that.
 PUSH, DONE, STOP, MARK = range(4)
 
 
-def work(
-    worker: Worker, spans: Sequence[Span], cuts: list[list[int]], *, prefetch: bool, layerwise: bool
-) -> None:
+def work(worker: Worker, server: Server, spans: Sequence[Span]) -> None:
     """Push the gradient of every batch to the masters, pull what they answer.
 
     With `prefetch` the answer to a push is taken in only when the next gradient is computed; with
@@ -36,14 +36,16 @@ def work(
 
     Args:
         worker: The worker.
+        server: The strategy, with its options.
         spans: Each master's part of the vector.
-        cuts: Where in each master's part a new piece of a push begins.
-        prefetch: See above.
-        layerwise: See above.
     """
+    prefetch, cuts = bool(server.prefetch), [server.cuts(worker, span) for span in spans]
     versions = worker.state.numbers["versions"] if worker.state else [0] * len(spans)
     line = worker.state = Line(worker, spans, cuts, versions)
-    if layerwise:
+    # With a bound a worker may wait for the pushes of worker 0.
+    hold = MessageHold.made(worker, line.messages, waits=server.staleness is not None)
+    worker.hold = hold
+    if server.layerwise:
         line.listen()
     owed = worker.step > 0  # a checkpoint was written between a push and the next
     for batch in worker.batches():
@@ -58,12 +60,16 @@ def work(
             owed = prefetch
             if not prefetch and line.pull() == STOP:
                 worker.stopped = "target_accuracy"
+    if hold and worker.rank == 0:
+        hold.end()
     if owed:
         line.pull()
         line.pause()  # a mark must go on to the other masters, with the next message
     line.send(STOP if worker.early else DONE, 0, line.versions)
     while line.pull() == MARK:  # others go on, and have begun a checkpoint
         line.pause()
+    if hold and worker.rank:  # worker 0 may need the message before this one's end
+        hold.end()
 
 
 class Line:
@@ -72,6 +78,7 @@ class Line:
     Attributes:
         mark: The last checkpoint that a master has told of.
         versions: The updates of w[m] that the parameters here have seen, by master.
+        examples: The examples behind these; None before the first answer.
         edges: By master, the pieces of a push as parts of the vector, in the order of sending.
         missing: By master and piece, the parameters whose gradient is still to come.
         gone: By master, how many pieces of this push are on their way.
@@ -94,6 +101,7 @@ class Line:
         self.edges: list[list[Span]] = [list(pairwise(edges))[::-1] for edges in bounds]
         self.counts = [[0] * len(edges) for edges in self.edges]
         self.mark, self.versions = Mark(0), list(versions)
+        self.examples: list[int | None] = [None] * len(spans)
         self.sent: list[Any] = []  # requests of the push that is under way
         self.posted: list[Any] = []  # and of the next one's first pieces
         self.unanswered = False
@@ -168,6 +176,7 @@ class Line:
                 start, stop = self.spans[m]
                 self.worker.params[start:stop].copy_(self.answers[m].body)
                 self.versions[m] = int(self.answers[m].header[3])
+                self.examples[m] = int(self.answers[m].header[4])
                 left -= 1
         self.mark = max(Mark(*answer.header[1:3].tolist()) for answer in self.answers)
         self._count()

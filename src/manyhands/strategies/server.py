@@ -158,9 +158,7 @@ class Server(Strategy):
 
         noted = None
         if worker.role == "worker":
-            spans = self._spans(worker)
-            cuts = [self.cuts(worker, span) for span in spans]
-            work(worker, spans, cuts, prefetch=bool(self.prefetch), layerwise=self.layerwise)
+            work(worker, self, self._spans(worker))
         else:
             noted = serve(worker, self, self._spans(worker))
         worker.facts |= merged(worker.comm.gather(noted))
@@ -245,6 +243,14 @@ class Server(Strategy):
         versions = {k: tally[1] for k, (n, _, tally) in enumerate(told) if n not in before}
         lost = [m for m, number in enumerate(before) if number not in there]
         return rescue(worker, self._spans(worker), versions, lost)
+
+    def progress(self, worker: Worker) -> tuple[int, float] | None:
+        """Return what the masters had taken in when worker 0 was answered last."""
+        examples = [count for count in worker.state.examples if count is not None]
+        if worker.others_saw or not examples:  # pushes of the dead are no steps of those left
+            return None
+        pushers = 1 if self.staleness == 0 else worker.config.workers
+        return min(worker.state.versions) // pushers, min(examples)
 
     def consensus(self, worker: Worker) -> Tensor:
         """Return worker 0's copy: what it pulled last; at the end, what the masters handed over."""

@@ -274,6 +274,14 @@ class Strategy(Protocol):
     def recount(self, worker: Worker, pushes: Sequence[int]) -> None:
         """Go on with so many pushes of each worker that is left, by rank."""
 
+    def progress(self, worker: Worker) -> tuple[int, float] | None:
+        """Return what is behind worker 0's copy: steps per worker, and the examples of all.
+
+        Asked of worker 0 alone, where workers do not step together. None: its own steps count,
+        since the copy is a replica of its own.
+        """
+        return None
+
     def run(self, worker: Worker) -> None:
         """Train: loop over `worker.batches()`, exchange, update."""
 
