@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from manyhands import forms
+from manyhands.batchnorm import batch_norms, kind
 from manyhands.dropout import KINDS, Masks, concealed, key_of, parse
 
 if TYPE_CHECKING:
@@ -169,11 +170,8 @@ def _host_state() -> tuple[object, ...]:
 
 def _batch_statistics(module: nn.Module) -> Iterator[str]:
     """Yield the layers that normalise by the statistics of a batch."""
-    for name, layer in module.named_modules():
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and not isinstance(
-            layer, nn.modules.instancenorm._InstanceNorm
-        ):
-            yield f"statistics of a batch in layer {name!r} ({type(layer).__name__})"
+    for name, layer in batch_norms(module):
+        yield f"statistics of a batch in layer {name!r} ({kind(layer)})"
 
 
 @contextmanager
