@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -122,7 +123,8 @@ class SharedStatistics:
         self._buffers = list(module.buffers())
         self._before: list[Tensor] = []
         self._absent = self._empty = False
-        self._sum: Callable[[Tensor, int], None]  # over the workers; tag: the layer and pass
+        # Over the workers, of numbers on the host; tag: the layer and pass.
+        self._sum: Callable[[np.ndarray, int, torch.device], np.ndarray]
         self._layers = [
             _Layer(name, number, layer, layer.forward)
             for number, (name, layer) in enumerate(batch_norms(module))
@@ -149,23 +151,24 @@ class SharedStatistics:
             note: Is told "exchange" before an exchange and "gradient" after it.
         """
 
-        def summed(vector: Tensor, tag: int) -> None:
+        def summed(vector: np.ndarray, tag: int, device: torch.device) -> np.ndarray:
             vector[0] = tag
-            if vector.is_cuda:  # the layers before are still computing: no time of the exchange
-                torch.cuda.current_stream(vector.device).synchronize()
             begin = time.monotonic()
             note("exchange")
+            there = torch.from_numpy(vector).to(device)
             with group.meter.named(METERED):
-                group.allreduce(vector, algorithm)
+                group.allreduce(there, algorithm)
+            vector = there.cpu().numpy()
             note("gradient")
             self.seconds += time.monotonic() - begin
-            if float(vector[0]) != group.size * tag:
+            if vector[0] != group.size * tag:
                 raise WorkerError(
                     f"rank {group.rank} is at another BatchNorm layer or pass than others; with "
                     "sync_batchnorm every worker must pass through the same layers in one order, "
                     "whatever its examples are",
                     rank=group.rank,
                 )
+            return vector
 
         self._sum = summed
         if self._undoable:
@@ -230,57 +233,65 @@ class SharedStatistics:
     def normalise(self, layer: _Layer, given: dict[str, Any]) -> Tensor:
         """Do what `F.batch_norm` does in training mode, over all workers. Collective."""
         x, running = given["input"], (given["running_mean"], given["running_var"])
-        with torch.no_grad():
-            count, mean, var = self._statistics(layer, x, running[0])
-            if count == 1:
-                raise ValueError(
-                    "Expected more than 1 value per channel when training, got input size "
-                    f"{tuple(x.shape)} over all workers"
-                )
-            if count and running[0] is not None:
-                unbiased = var * (count / (count - 1))
+        count, mean, var = self._statistics(layer, x.detach(), running[0])
+        if count == 1:
+            raise ValueError(
+                "Expected more than 1 value per channel when training, got input size "
+                f"{tuple(x.shape)} over all workers"
+            )
+        if count and running[0] is not None:
+            unbiased = var * (count / (count - 1))
+            with torch.no_grad():
                 for buffer, new in zip(running, (mean, unbiased), strict=True):
-                    buffer.lerp_(new.to(buffer.dtype), given["momentum"])
+                    buffer.lerp_(torch.from_numpy(new).to(buffer), given["momentum"])
+        found = _Statistics(max(count, 1.0), mean, var, given["eps"])
         result: Tensor = _Normalise.apply(  # type: ignore[no-untyped-call]
-            x, given["weight"], given["bias"], mean, var, count, given["eps"], self._back(layer)
+            x, given["weight"], given["bias"], found, self._back(layer, x.device)
         )
         return result
 
     def _statistics(
         self, layer: _Layer, x: Tensor, centre: Tensor | None
-    ) -> tuple[float, Tensor, Tensor]:
+    ) -> tuple[float, np.ndarray, np.ndarray]:
         """Return how many values a channel has over all workers, their mean and variance (C,)."""
         channels = x.shape[1]
         own = 0 if self._absent else x.numel() // channels
-        vector = torch.zeros(2 + 2 * channels, dtype=torch.float64, device=x.device)
-        near = vector.new_zeros(channels) if centre is None else centre.double()
+        vector = np.zeros(2 + 2 * channels)
+        near = np.zeros(channels) if centre is None else _host(centre)
         if own:
-            mean, var = torch.batch_norm_update_stats(_wide(x), None, None, 0.0)
-            off = mean.double() - near
+            mean, var = map(_host, torch.batch_norm_update_stats(_wide(x), None, None, 0.0))
+            off = mean - near
             vector[1] = own
-            torch.cat((off, var.double() + off * off), out=vector[2:])
-            vector[2:] *= own
-        self._sum(vector, 2 * layer.number + 1)
+            vector[2 : 2 + channels] = own * off
+            vector[2 + channels :] = own * (var + off * off)
+        vector = self._sum(vector, 2 * layer.number + 1, x.device)
         count = float(vector[1])
         if not count:
             self._empty = True
-            return count, near, torch.ones_like(near)
-        off, squares = (vector[2:] / count).chunk(2)
-        return count, near + off, (squares - off * off).clamp_(min=0)
+            return count, near, np.ones(channels)
+        off, squares = vector[2:].reshape(2, channels) / count
+        return count, near + off, np.maximum(squares - off * off, 0.0)
 
-    def _back(self, layer: _Layer) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
-        """Return what sums a layer's two sums of the backward pass over all workers; (C,) each."""
+    def _back(self, layer: _Layer, device: torch.device) -> Callable[[np.ndarray], np.ndarray]:
+        """Return what sums a layer's sums of the backward pass over all workers; (2, C)."""
         absent = self._absent
 
-        def summed(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
-            vector = torch.zeros(1 + 2 * len(one), dtype=torch.float64, device=one.device)
+        def summed(sums: np.ndarray) -> np.ndarray:
+            vector = np.zeros(1 + sums.size)
             if not absent:
-                torch.cat((one.double(), other.double()), out=vector[1:])
-            self._sum(vector, 2 * layer.number + 2)
-            first, second = vector[1:].chunk(2)
-            return first, second
+                vector[1:] = sums.reshape(-1)
+            return self._sum(vector, 2 * layer.number + 2, device)[1:].reshape(sums.shape)
 
         return summed
+
+
+class _Statistics(NamedTuple):
+    """Of all workers' values of each channel: how many there are, and their mean and variance."""
+
+    values: float
+    mean: np.ndarray  # (C,) float64
+    var: np.ndarray
+    eps: float
 
 
 class _Calls(TorchFunctionMode):
@@ -312,62 +323,62 @@ class _Normalise(torch.autograd.Function):
         x: Tensor,
         weight: Tensor | None,
         bias: Tensor | None,
-        mean: Tensor,
-        var: Tensor,
-        count: float,
-        eps: float,
-        back: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+        found: _Statistics,
+        back: Callable[[np.ndarray], np.ndarray],
     ) -> Tensor:
-        # As wide as parameters are: under autocast x is narrower.
-        dtype = x.dtype if x.dtype == torch.float64 else torch.float32
-        mean, var = mean.to(dtype), var.to(dtype)
-        ctx.save_for_backward(x, weight, mean, var)
-        ctx.count, ctx.eps, ctx.back = max(count, 1.0), eps, back
+        mean, var, scale = _placed(x, found.mean, found.var, 1 / np.sqrt(found.var + found.eps))
+        ctx.save_for_backward(x, weight, mean, var, scale)
+        ctx.found, ctx.back = found, back
         ctx.given = ctx.needs_input_grad[0], weight is not None, bias is not None
-        return F.batch_norm(x, mean, var, weight, bias, False, 0.0, eps)
+        return F.batch_norm(x, mean, var, weight, bias, False, 0.0, found.eps)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, given: Tensor) -> tuple[Any, ...]:
-        x, weight, mean, var = ctx.saved_tensors
-        wide, g = _wide(x), _wide(given)
-        reduce = torch.ops.aten.native_batch_norm_backward.default
-        mask = [False, True, True]
-        scale = torch.rsqrt(var + ctx.eps)
-        factor = torch.ones_like(mean) if weight is None else weight
-        _, by_weight, by_bias = reduce(
-            g, wide, factor, mean, var, mean, scale, False, ctx.eps, mask
+        x, weight, mean, var, scale = ctx.saved_tensors
+        wide, g, found = _wide(x), _wide(given), ctx.found
+        ones = torch.ones_like(mean) if weight is None else weight
+        _, by_weight, by_bias = torch.ops.aten.native_batch_norm_backward.default(
+            g, wide, ones, mean, var, mean, scale, False, found.eps, [False, True, True]
         )  # Σ∂y x̂, Σ∂y
         inner, weighted, biased = ctx.given
         by_input = None
         if inner:
-            sums = (part / ctx.count for part in ctx.back(by_bias, by_weight))
-            by_input = _by_input(wide, g, mean, scale.double(), factor * scale, *sums).to(x.dtype)
-        return (
-            by_input, by_weight if weighted else None, by_bias if biased else None, *[None] * 5
-        )  # fmt: skip
+            means = ctx.back(np.stack((_host(by_bias), _host(by_weight)))) / found.values
+            by_input = _by_input(wide, g, found, _host(ones), means).to(x.dtype)
+        return by_input, by_weight if weighted else None, by_bias if biased else None, None, None
 
 
 def _by_input(
-    x: Tensor, g: Tensor, mean: Tensor, scale: Tensor, factor: Tensor, ones: Tensor, centred: Tensor
+    x: Tensor, g: Tensor, found: _Statistics, weight: np.ndarray, means: np.ndarray
 ) -> Tensor:
     """Return ∂x.
 
     Args:
         x: The layer's input.
         g: ∂y, in the same shape.
-        mean: The mean of each channel over all workers, (C,), as all that follows.
-        scale: 1 / √(var + ε).
-        factor: γ times that.
-        ones: Σ∂y / n.
-        centred: Σ∂y x̂ / n.
+        found: Of all workers' x.
+        weight: γ, (C,).
+        means: Σ∂y / n and Σ∂y x̂ / n, (2, C).
     """
+    scale = 1 / np.sqrt(found.var + found.eps)
+    factor = weight * scale
+    numbers = (found.mean, -factor * scale * means[1], -factor * means[0], factor)
     shape = (1, -1, *[1] * (x.dim() - 2))
-    along, shift, factor, mean = (
-        part.to(x.dtype).view(shape)
-        for part in (-factor * scale * centred, -factor * ones, factor, mean)
-    )
-    return torch.addcmul(shift, x - mean, along).addcmul_(g, factor)
+    mean, along, shift, times = (part.view(shape) for part in _placed(x, *numbers))
+    return (x - mean).mul_(along).add_(shift).addcmul_(g, times)
+
+
+def _placed(x: Tensor, *numbers: np.ndarray) -> tuple[Tensor, ...]:
+    """Return float64 numbers of the host where `x` is, and as wide, but at least float32."""
+    dtype = x.dtype if x.dtype == torch.float64 else torch.float32
+    return torch.from_numpy(np.stack(numbers)).to(x.device, dtype).unbind()
+
+
+def _host(numbers: Tensor) -> np.ndarray:
+    """Return a few numbers as the host has them, in float64."""
+    found: np.ndarray = numbers.detach().cpu().numpy().astype(np.float64)
+    return found
 
 
 def _wide(x: Tensor) -> Tensor:

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from manyhands.batchnorm import SharedStatistics
     from manyhands.strategies.strategy import Hand, Part
     from manyhands.worker import Batch, Worker
 
@@ -84,14 +83,17 @@ class Sync(Strategy):
 
     def run(self, worker: Worker) -> None:
         """Train: gradient of my part, sum over all, the same update everywhere."""
-        norms = worker.replica.norms
         for batch in worker.batches():
-            self._apply(
-                worker, self._shared(worker, batch, norms) if norms else worker.gradient(batch)
-            )
+            self.apply(worker, self.gradient(worker, batch))
 
-    def _shared(self, worker: Worker, batch: Batch, norms: SharedStatistics) -> Tensor:
-        """Return the gradient, while BatchNorm layers exchange statistics. Collective."""
+    def gradient(self, worker: Worker, batch: Batch) -> Tensor:
+        """Return the gradient of my part; with `sync_batchnorm`, collective.
+
+        What BatchNorm layers exchange meanwhile counts as exchange, not as computing.
+        """
+        norms = worker.replica.norms
+        if norms is None:
+            return worker.gradient(batch)
         before, clock = norms.seconds, worker.clock
 
         def note(phase: str) -> None:
@@ -111,9 +113,9 @@ class Sync(Strategy):
 
     def step(self, worker: Hand, batch: Part) -> None:
         """Do one update, the same on every worker."""
-        self._apply(worker, worker.gradient(batch))
+        self.apply(worker, worker.gradient(batch))
 
-    def _apply(self, worker: Hand, gradient: Tensor) -> None:
+    def apply(self, worker: Hand, gradient: Tensor) -> None:
         """Sum the gradient over the workers and update."""
         if worker.state:  # a large model, on one host
             worker.state.step(worker, gradient)
