@@ -46,10 +46,12 @@ BARS = {
 }
 
 
-def our_worker(folder: Path, batch_size: int, model: str = "cnn") -> tuple[Worker, str]:
-    """Build the product's own worker, with the kernels it chooses here."""
+def our_worker(
+    folder: Path, batch_size: int, model: str = "cnn", **given: object
+) -> tuple[Worker, str]:
+    """Build the product's own worker, with the kernels it chooses here; `given`: more options."""
     config = configure(
-        {"workers": COMM.size, "batch_size": batch_size, "lr": 0.01, "momentum": 0.5}
+        {"workers": COMM.size, "batch_size": batch_size, "lr": 0.01, "momentum": 0.5, **given}
     )
     Board(folder / BOARD_FILE, COMM.size, create=True)
     build, data = MODELS[model]

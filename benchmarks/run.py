@@ -56,6 +56,7 @@ SMALL = (
     Part("opacus", "against_opacus.py", ("--rounds", 3)),
     Part("memory", "whole_scripts.py", ("--parts", "memory", "--workers", 2, "--rounds", 1)),
     Part("overhead", "overhead.py", ("--rounds", 9), 2),
+    Part("equality", "equality.py", ("--rounds", 15, "--steps", 20), 2),
     Part("hogwild", "hogwild_example.py", ("--workers", 2, "--rounds", 3, "--steps", 150)),
     Part("torch-mpi", "torch_mpi.py", ("--rounds", 7, "--sizes", "10,16,20,24"), 2),
     Part("balance", "balance.py", ("--workers", 2, "--rounds", 3, "--batch", 128)),

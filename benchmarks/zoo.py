@@ -47,6 +47,24 @@ def mlp11m() -> nn.Module:
     return mlp((1, 28, 28), 10, width=2944, depth=3)
 
 
+def cnn_batchnorm() -> nn.Module:
+    """Return the convolutional network with BatchNorm behind each convolution, no dropout."""
+    return nn.Sequential(
+        nn.Conv2d(1, 10, 5, bias=False), nn.BatchNorm2d(10), nn.MaxPool2d(2), nn.ReLU(),
+        nn.Conv2d(10, 20, 5, bias=False), nn.BatchNorm2d(20), nn.MaxPool2d(2), nn.ReLU(),
+        nn.Flatten(), nn.Linear(320, 50, bias=False), nn.BatchNorm1d(50), nn.ReLU(),
+        nn.Linear(50, 10),
+    )  # fmt: skip
+
+
+def mlp_dropout() -> nn.Module:
+    """Return a perceptron of three layers with dropout of single numbers between them."""
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(784, 512), nn.ReLU(), nn.Dropout(0.5), nn.Linear(512, 512),
+        nn.ReLU(), nn.Dropout(0.5), nn.Linear(512, 10),
+    )  # fmt: skip
+
+
 def images() -> mh.Data:
     """Return random images of 32×32 with random classes: only their shape matters here."""
     torch.manual_seed(0)
@@ -56,6 +74,8 @@ def images() -> mh.Data:
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any]]] = {
     "cnn": (cnn, lambda: "mnist"),
+    "cnn-batchnorm": (cnn_batchnorm, lambda: "mnist"),
+    "mlp-dropout": (mlp_dropout, lambda: "mnist"),
     "mlp-11m": (mlp11m, lambda: "mnist"),
     "resnet-18": (resnet18, images),
 }

@@ -305,7 +305,7 @@ def _replica(job: Job, data: Stored, device: torch.device) -> Replica:
 def _plain(job: Job, replica: Replica, data: Stored) -> bool:
     """Say whether a step is one pass over one tensor as stored, which a graph can capture."""
     several = data.about.features is not None or data.about.targets is not None
-    passes = replica.of_model or replica.pieces > 1 or job.augment is not None
+    passes = replica.of_model or replica.pieces > 1 or job.augment is not None or replica.norms
     return data.about.labelled and not (several or passes)
 
 
@@ -346,8 +346,10 @@ def _kernels(
 ) -> tune.Kernels:
     """Apply the kernels asked for, or the fastest for what is `passed` at once."""
     if config.kernels != "auto":
-        if replica.masks and config.kernels.startswith("compile"):
-            replica.masks.outside_compilation()
+        if config.kernels.startswith("compile"):
+            parts: list[Any] = [part for part in (replica.masks, replica.norms) if part]
+            for part in parts:
+                part.outside_compilation()
         return tune.given(replica, config.kernels)
     if replica.params.is_cuda:  # how long a step takes kernel by kernel tells nothing of its graph
         return tune.given(replica, "default" if config.privacy else "graphs")

@@ -127,6 +127,11 @@ class RunConfig:
     autocast: bool = option(
         False, "compute in bfloat16 what torch.autocast does; parameters and sums stay float32"
     )
+    sync_batchnorm: bool = option(
+        False,
+        "let BatchNorm use the statistics of the whole batch, over all workers, so that sync ends "
+        "where one worker ends",
+    )
     augment: str | None = option(
         None, "package.module:function that changes each training batch, drawn anew every step"
     )

@@ -132,6 +132,6 @@ def without_graphs(config: RunConfig) -> Kernels:
     if config.kernels == "graphs":
         raise ConfigError(
             "kernels is 'graphs', but a step with a loss of (model, batch), several tensors, "
-            "pieces or augmentation cannot be captured; leave it out"
+            "pieces, augmentation or sync_batchnorm cannot be captured; leave it out"
         )
     return Kernels("default", source="no graphs")

@@ -106,7 +106,7 @@ _AUDIT_OWN |= {"schedule", "warmup", "lr_scaling", "clip_norm", "staleness_aware
 _AUDIT_OWN |= {"validation", "patience", "metric", "target", "accumulate", "no_decay", "autocast"}
 _AUDIT_OWN |= {"augment", "callbacks", "stream", "preset"}
 _AUDIT_OWN |= {"checkpoint_every", "keep", "resume", "on_failure", "max_restarts", "output"}
-_AUDIT_OWN |= {"min_workers"}
+_AUDIT_OWN |= {"min_workers", "sync_batchnorm"}
 _AUDIT_OWN |= {"tensorboard", _PRIVATE}
 
 

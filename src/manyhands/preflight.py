@@ -95,7 +95,12 @@ def _check_pictures(model: str, shape: tuple[int, ...]) -> None:
 def _unusual(run: Run, about: About, stored: Path) -> bool:
     """Say whether anything is asked for that only a trial can tell to fit."""
     config = run.config
-    if config.init or run.loss is not None or not isinstance(run.model, str):
+    if (
+        config.init
+        or config.sync_batchnorm
+        or run.loss is not None
+        or not isinstance(run.model, str)
+    ):
         return True
     if about.classes is None:
         return any(v is not None for v in (config.loss, config.metric, config.target_accuracy))
@@ -108,7 +113,7 @@ def _check_module(run: Run, stored: Path) -> None:
     """Refuse a model or a loss that cannot take the data's shape, and weights of another model."""
     import torch
 
-    from manyhands import tasks, trial
+    from manyhands import batchnorm, tasks, trial
 
     config, data = run.config, Stored.open(stored, dtype=run.config.dtype)
     module = _built(run, data.shape, data.outputs)
@@ -120,6 +125,8 @@ def _check_module(run: Run, stored: Path) -> None:
     with torch.random.fork_rng([]):
         trial.materialise(module, loss, data)
     trial.check_optimizer(config.optimizer, module)
+    if config.sync_batchnorm:
+        batchnorm.check(module)
     if config.init:
         shapes = {name: _shape_of(value) for name, value in module.state_dict().items()}
         if None not in shapes.values():  # lazy parameters have none yet

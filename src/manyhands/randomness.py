@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from manyhands import forms
+from manyhands.batchnorm import SharedStatistics, batch_norms, check, kind
 from manyhands.dropout import KINDS, Masks, concealed, key_of, parse
 
 if TYPE_CHECKING:
@@ -48,8 +49,14 @@ class Survey(NamedTuple):
 def prepare(config: RunConfig, replica: Replica, batch: tuple[Tree, Tree]) -> list[str]:
     """Give the replica its dropout masks, if it needs any; returns other sources of randomness.
 
-    A private run's masks were made before, from its secret key.
+    A private run's masks were made before, from its secret key. With `sync_batchnorm` the replica
+    also gets the statistics of all workers, for its BatchNorm layers.
     """
+    if config.sync_batchnorm:
+        check(replica.module)
+        if config.workers > 1:
+            undoable = config.on_failure == "continue"
+            replica.norms = SharedStatistics(replica.module, undoable=undoable)
     masks, replica.masks = replica.masks, None
     found = survey(replica, *batch)
     device = replica.params.device
@@ -70,15 +77,18 @@ def warn(worker: Worker, others: Sequence[str]) -> None:
     config, strategy = worker.config, worker.config.strategy
     examples = config.batch_size // config.workers
     divided = config.workers > 1 or strategy.at_once(examples) < examples
-    named = [*others, *(_batch_statistics(worker.replica.judged) if divided else ())]
+    norms = list(_batch_statistics(worker.replica.judged, config)) if divided else []
+    named = [*others, *norms]
     if not named or worker.comm.size == 1 or not strategy.supports.equals_one:
         return
+    able = not config.sync_batchnorm and "sync_batchnorm" not in strategy.supports.lacks
+    remedy = "; for BatchNorm, add --sync-batchnorm" if norms and able else ""
     listed = ", ".join(named[:_NAMED])
     more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
     announce(
         worker,
         f"{strategy.name} will not end exactly where one worker ends, since these depend on how "
-        f"batches are divided: {listed}{more}",
+        f"batches are divided: {listed}{more}{remedy}",
     )
 
 
@@ -167,13 +177,14 @@ def _host_state() -> tuple[object, ...]:
     return np.asarray(words).tobytes(), place, random.getstate()
 
 
-def _batch_statistics(module: nn.Module) -> Iterator[str]:
-    """Yield the layers that normalise by the statistics of a batch."""
-    for name, layer in module.named_modules():
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and not isinstance(
-            layer, nn.modules.instancenorm._InstanceNorm
-        ):
-            yield f"statistics of a batch in layer {name!r} ({type(layer).__name__})"
+def _batch_statistics(module: nn.Module, config: RunConfig) -> Iterator[str]:
+    """Yield the layers whose statistics are not those of a whole batch."""
+    pieces = config.accumulate > 1
+    if config.sync_batchnorm and not pieces:
+        return
+    what = f"statistics of a piece of a batch (accumulate is {config.accumulate})"
+    for name, layer in batch_norms(module):
+        yield f"{what if pieces else 'statistics of a batch'} in layer {name!r} ({kind(layer)})"
 
 
 @contextmanager

@@ -125,6 +125,11 @@ def _check_steps(config: RunConfig) -> None:
             f"no_decay is {config.no_decay!r}, but the optimizer has no weight_decay; give "
             "sgd, adam or adamw with weight_decay, or leave it out"
         )
+    if config.sync_batchnorm and config.kernels == "graphs":
+        raise ConfigError(
+            "kernels is 'graphs' with sync_batchnorm, whose exchanges within a step cannot be "
+            "captured; leave one of them out"
+        )
     if config.autocast and config.dtype != "float32":
         raise ConfigError(f"autocast is given with dtype {config.dtype}; expected float32")
     if ":" in config.schedule and config.warmup:

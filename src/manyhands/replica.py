@@ -14,8 +14,7 @@ from manyhands.backward import back, gradients
 from manyhands.errors import ConfigError
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
+    from manyhands.batchnorm import SharedStatistics
     from manyhands.dropout import Masks, Rows
     from manyhands.forms import Tree
     from manyhands.metrics import Metric
@@ -59,6 +58,7 @@ class Replica:
     Attributes:
         watched: Whether somebody reads `grad` while the backward pass is still filling it.
         masks: Dropout masks for training; None where the model has no dropout.
+        norms: BatchNorm layers that use all workers' examples; None where each uses its own.
 
     Guarantees:
         - `params` and `grad` are never copied: writing to them is writing to the module.
@@ -67,6 +67,7 @@ class Replica:
 
     watched = False
     masks: Masks | None = None
+    norms: SharedStatistics | None = None
 
     def __init__(self, module: nn.Module, loss: LossFunction, *, classifies: bool = True) -> None:
         self.module = self.judged = module  # what is trained here; what is judged and saved
@@ -130,6 +131,9 @@ class Replica:
         examples, pieces = forms.count(x), self.pieces
         mean, right = 0.0, 0
         at_once = pieces == 1 and not self.watched
+        shared = self.norms is not None and self.norms.active
+        # Workers that exchange in their backward passes need gradients of one loss, all workers'.
+        early, weight = (weight, 1.0) if shared else (1.0, weight)
         filled = self.watched  # with zeros, to which backward adds
         if filled:
             self.grad.zero_()
@@ -137,16 +141,19 @@ class Replica:
             part = slice(i * examples // pieces, (i + 1) * examples // pieces)
             count = part.stop - part.start
             if count == 0:
+                if shared:
+                    self._pass_none(x, y)
                 continue
             some = forms.cut(x, y, part) if pieces > 1 else (x, y)
             with self.masked(part if pieces > 1 else None):
                 loss, output = self.objective(self.forward, *some)
             weighted = loss if count == examples else loss * (count / examples)
+            begin = weighted if early == 1.0 else weighted * early
             if filled:
                 with self.recomputing():
-                    back(weighted)
+                    back(begin)
             else:
-                self._fill(weighted, weight if at_once else 1.0)
+                self._fill(begin, weight if at_once else 1.0)
                 filled = True
             mean += weighted.item()
             right += self.correct(output, some[1])
@@ -155,6 +162,24 @@ class Replica:
         elif not at_once and weight != 1.0:
             self.grad.mul_(weight)
         return Loss(mean, right, examples)
+
+    def _pass_none(self, x: Tree, y: Tree) -> None:
+        """Take part, without examples, in what workers exchange while they compute a gradient.
+
+        An example of zeros passes through the model, and counts for nothing.
+        """
+        assert self.norms is not None
+
+        def one(leaf: Tensor) -> Tensor:
+            return leaf.new_zeros(1, *leaf.shape[1:])
+
+        zeros = forms.each(one, x)
+        for _, p in self.named:
+            p.grad = None
+        with self.norms.absent():
+            back(self.objective(self.forward, zeros, zeros if y is x else forms.each(one, y))[0])
+        for (_, p), view in zip(self.named, self._grads, strict=True):
+            p.grad = view
 
     def _fill(self, loss: Tensor, weight: float) -> None:
         """Fill `grad` with the gradient of `loss`, times `weight`.
@@ -280,11 +305,13 @@ class Replica:
     @contextmanager
     def undisturbed(self) -> Iterator[None]:
         """Leave parameters, buffers and random state as they were, whatever is tried inside."""
-        params, random = self.params.clone(), torch.get_rng_state()
+        exchanging, params = self.norms.off() if self.norms else _NOTHING, self.params.clone()
+        random = torch.get_rng_state()
         gpu = torch.cuda.get_rng_state(self.params.device) if self.params.is_cuda else None
         buffers = [b.clone() for b in self.module.buffers()]
         try:
-            yield
+            with exchanging:
+                yield
         finally:
             with torch.no_grad():
                 self.params.copy_(params)

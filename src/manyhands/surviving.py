@@ -12,9 +12,10 @@ The strategy's loop is begun anew from that position, as in a run that is resume
 was read from a disk. Where replicas are identical, whoever was behind takes over the parameters of
 one who was not, so every update is made once and has all of its examples: the run ends where an
 undisturbed one does, up to rounding (and but for what depends on who has which examples:
-augmentation, BatchNorm, a model's own random calls). Elsewhere the strategy says what the survivors
-go on from. Where workers do not step together each goes on from where it is, and takes over whole
-batches; and the strategy knows who takes over what processes beside the workers held.
+augmentation, BatchNorm without `sync_batchnorm`, a model's own random calls). Elsewhere the
+strategy says what the survivors go on from. Where workers do not step together each goes on from
+where it is, and takes over whole batches; and the strategy knows who takes over what processes
+beside the workers held.
 """
 
 from __future__ import annotations
@@ -250,6 +251,8 @@ def _forget_step(worker: Worker) -> None:
         del times[ended:]
     epoch = worker.epochs[-1]
     epoch.loss, epoch.correct, epoch.examples = worker.seen  # type: ignore[assignment]
+    if worker.replica.norms:
+        worker.replica.norms.undo()
 
 
 def _adopt(worker: Worker, rows: list[dict[str, Any]]) -> None:

@@ -211,6 +211,23 @@ def test_two_workers_on_one_gpu_end_where_they_do_on_the_cpu(strategy, tmp_path)
     assert gpu.record["machine"]["gpu"]
 
 
+@pytest.mark.parametrize("affine", [True, False])
+def test_two_workers_on_one_gpu_share_statistics_as_one_worker_has_them(affine, tmp_path):
+    import manyhands as mh
+
+    torch.manual_seed(0)
+    model = normed()
+    model[1] = nn.BatchNorm1d(16, affine=affine)
+    given = {"data": "blobs", "progress": False, "threads": 1, **SMALL}
+    shared = {"workers": 2, "device": "cuda", "sync_batchnorm": True}
+    gpu = mh.fit(model, output=str(tmp_path / "gpu"), **given, **shared)
+    cpu = mh.fit(model, output=str(tmp_path / "cpu"), strategy="sequential", **given)
+    theirs = cpu.model.state_dict()
+    for name, mine in gpu.model.state_dict().items():
+        assert float((mine - theirs[name]).abs().max()) < 1e-8
+    assert gpu.record["kernels"]["choice"] == "default"  # no graph holds an exchange
+
+
 def test_a_run_goes_on_from_a_checkpoint_with_the_same_bits(tmp_path):
     given = {"strategy": "sync", "workers": 2, "device": "cuda", "checkpoint_every": "10steps"}
     given["deterministic"] = True

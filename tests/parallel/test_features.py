@@ -7,6 +7,7 @@ import torch
 from mpi4py import MPI
 from safetensors.torch import save_file
 from test_tasks import Parted, of_model, parted
+from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR
 from training import UP_TO_THREE, WORLD, distance, smooth, train
 
@@ -34,6 +35,10 @@ def cosine(optimizer, steps):
     return CosineAnnealingLR(optimizer, steps)
 
 
+def normed():
+    return nn.Sequential(nn.Linear(20, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, 4))
+
+
 def noisy(batch):
     x, y = batch
     return x + 0.3 * torch.randn_like(x), y
@@ -59,6 +64,7 @@ TRIALS = {
     "schedule": {"scheduler": cosine},
     "no_decay": {"no_decay": "*.bias"},
     "autocast": {"autocast": True},
+    "sync_batchnorm": {"sync_batchnorm": True},
     "augment": {"augmentation": noisy},
     "validation": {"validation": 0.2, "patience": 5},
     "init": {"init": "…"},  # a file that `data` makes
@@ -86,6 +92,8 @@ def run(name, data, folder, feature=None, **given):
     model, stored = smooth, data["plain"]
     if feature == "tensors":
         model, stored = Parted, data["tensors"]
+    if feature == "sync_batchnorm":
+        model = normed
     given = {**GIVEN, "strategy": strategy, **TRIALS.get(feature, {}), **given}
     if name == "hogwild":
         (folder / "lock").touch()
@@ -139,9 +147,13 @@ def test_a_strategy_does_what_is_asked_or_says_why_not(data, plain, tmp_path, na
     worker = run(name, data, tmp_path, feature)
     if worker is None:
         return
-    far = distance(worker.params, plain[name].params)
+    unasked = plain[name]
+    if feature == "sync_batchnorm":  # where one worker has the whole batch, it changes nothing
+        unasked = run(name, data, tmp_path, feature, sync_batchnorm=False)
+    far = distance(worker.params, unasked.params)
     whole = float(worker.comm.maximum(torch.tensor([far]).double().numpy())[0])
-    assert whole < 1e-5 if feature in SAME else whole > 1e-4
+    alone = feature == "sync_batchnorm" and worker.comm.size == 1
+    assert whole < 1e-5 if feature in SAME or alone else whole > 1e-4
     if feature == "validation" and worker.rank == 0:
         assert len(worker.data.validation) == 400
         known = [epoch.validation_loss for epoch in worker.epochs]

@@ -142,6 +142,22 @@ def test_going_on_is_never_having_stopped(folder, strategy, optimizer):
 
 
 @UP_TO_THREE
+def test_going_on_with_synchronised_batchnorm_ends_where_one_worker_ends(folder):
+    given = {"strategy": "sync", "sync_batchnorm": True, "checkpoint_every": "10steps", "keep": 9}
+    given |= {"dtype": "float64", "lr": 0.02}
+    whole = train(folder, **given)
+    resumed = train(folder, checkpoint=at(folder, 30), **given)
+    assert torch.equal(resumed.params, whole.params)
+    buffers = zip(resumed.replica.module.buffers(), whole.replica.module.buffers(), strict=True)
+    assert all(torch.equal(one, other) for one, other in buffers)
+    place = Path(folder) / f"alone-{WORLD.rank}"
+    place.mkdir()
+    one = train(place, MPI.COMM_SELF, **{**given, "strategy": "sequential"})
+    far = float((resumed.params - one.params).abs().max())
+    assert far < 1e-9
+
+
+@UP_TO_THREE
 @pytest.mark.parametrize("strategy", ["sync", "gossip"])
 def test_a_long_run_s_checkpoints_are_as_large_as_a_short_one_s(folder, strategy, monkeypatch):
     monkeypatch.setattr("manyhands.history.BLOCK", 16)  # steps that make a run long

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from running import manyhands
 from safetensors.numpy import load_file
+from torch import nn
 
 import manyhands as mh
 from manyhands.errors import ConfigError
@@ -66,6 +67,35 @@ def test_sync_outlives_one_after_the_other_on_a_fixed_partition(tmp_path, alone)
     # Only that run knew who had taken over whose shard: one that goes on would deal them anew.
     with pytest.raises(ConfigError, match="dealt over 4 workers"):
         mh.fit(resume=str(tmp_path / "struck"), epochs=3, progress=False)
+
+
+@pytest.fixture(scope="module")
+def normed(tmp_path_factory):
+    """A model with BatchNorm, and the weights and running statistics with which one worker ends."""
+    model = nn.Sequential(
+        nn.Linear(20, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, 8), nn.BatchNorm1d(8),
+        nn.Linear(8, 4),
+    )  # fmt: skip
+    output = tmp_path_factory.mktemp("normed") / "run"
+    fit(output, model=model, strategy="sequential")
+    return model, weights(output / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("rank", "step", "phase"), [(1, 45, "gradient"), (0, 45, "exchange"), (2, 44, "update")]
+)
+def test_synchronised_batchnorm_outlives_a_worker_that_dies_in_its_exchange(
+    tmp_path, normed, rank, step, phase
+):
+    """A step's first exchange is that of statistics; what the survivors had of them is undone."""
+    with Faults().kill(rank=rank, step=step, phase=phase):
+        record = fit(tmp_path / "run", **SURVIVE, model=normed[0], sync_batchnorm=True).record
+    (event,) = record["story"]
+    assert (event["lost"], event["workers"]) == ([rank], 2)
+    found = weights(tmp_path / "run/model.safetensors")
+    far = np.abs(found - normed[1]).max()
+    assert far < 1e-9
+    assert record["result"]["steps"] == 80
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ ROWS = {
     "`--clip-norm`": "clip_norm",
     "`--accumulate`": "accumulate",
     "`--autocast`": "autocast",
+    "`--sync-batchnorm`": "sync_batchnorm",
     "`--schedule`, `schedule=`": "schedule",
     "`--no-decay`": "no_decay",
     "`augment=`": "augment",

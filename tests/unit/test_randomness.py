@@ -181,3 +181,16 @@ def test_a_warning_names_layers_once_and_only_where_it_matters(capsys):
     assert not warned(capsys, normed, strategy="tensor", workers=1)
     assert warned(capsys, normed, strategy="pipeline", workers=1)
     assert not warned(capsys, normed, strategy="pipeline", workers=1, micro_batches=1)
+
+
+def test_a_warning_names_the_remedy_for_batchnorm_where_there_is_one(capsys):
+    normed, remedy = nn.BatchNorm1d(8), "; for BatchNorm, add --sync-batchnorm\n"
+    assert warned(capsys, normed).endswith(remedy)
+    assert "sync-batchnorm" not in warned(capsys, nn.Tanh(), others=["torch.rand"])
+    assert "sync-batchnorm" not in warned(capsys, normed, strategy="pipeline", workers=1)
+    assert not warned(capsys, normed, sync_batchnorm=True)
+    said = warned(capsys, normed, sync_batchnorm=True, others=["torch.rand in layer '3'"])
+    assert said.endswith("divided: torch.rand in layer '3'\n")
+    said = warned(capsys, normed, sync_batchnorm=True, accumulate=2)
+    assert "statistics of a piece of a batch (accumulate is 2) in layer '1'" in said
+    assert "--sync-batchnorm" not in said

@@ -28,6 +28,7 @@ class Meter:
 
     costs: dict[str, Cost] = field(default_factory=dict)
     running: bool = True
+    name: str | None = None  # under which everything is counted, where it is set
 
     @contextmanager
     def off(self) -> Iterator[None]:
@@ -37,6 +38,15 @@ class Meter:
             yield
         finally:
             self.running = before
+
+    @contextmanager
+    def named(self, name: str) -> Iterator[None]:
+        """Count all operations inside under one name."""
+        before, self.name = self.name, name
+        try:
+            yield
+        finally:
+            self.name = before
 
     def add(
         self,
@@ -50,6 +60,7 @@ class Meter:
         """Add one call: `payload` bytes handed over, `sent` bytes in `messages` messages."""
         if not self.running:
             return
+        operation = self.name or operation
         cost = self.costs.get(operation)
         if cost is None:
             cost = self.costs[operation] = Cost()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from manyhands import forms
+from manyhands.batchnorm import batch_norms, kind
 from manyhands.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -89,13 +90,12 @@ def coefficients(norms: Tensor, clip: float) -> tuple[Tensor, Tensor | None]:
 
 def refuse(module: nn.Module) -> None:
     """Refuse layers that mix the examples of a batch, naming them."""
+    for name, layer in batch_norms(module):
+        raise ConfigError(
+            f"layer {name!r} is {kind(layer)}, which mixes the examples of a batch, so that none "
+            "has a gradient of its own; a private model can use GroupNorm"
+        )
     for name, layer in module.named_modules():
-        mixes = isinstance(layer, nn.modules.batchnorm._BatchNorm)
-        if mixes and not isinstance(layer, nn.modules.instancenorm._InstanceNorm):
-            raise ConfigError(
-                f"layer {name!r} is {type(layer).__name__}, which mixes the examples of a batch, "
-                "so that none has a gradient of its own; a private model can use GroupNorm"
-            )
         if getattr(layer, "track_running_stats", False):
             raise ConfigError(
                 f"layer {name!r} ({type(layer).__name__}) keeps statistics of the data without "

@@ -18,6 +18,7 @@ UNSOUND = {
     "accumulate": "a private run takes gradients of single examples, as many at a time as chunk_mb "
     "holds",
     "autocast": "a private run's bound on a gradient's length holds for what float32 computes",
+    "sync_batchnorm": "a private model has no BatchNorm, which mixes the examples of a batch",
     "augment": "a function of a batch may mix its examples, so that none has a gradient of its own",
 }
 # Where workers share one secret sample of the whole set, and where each samples its own records.

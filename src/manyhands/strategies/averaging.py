@@ -68,6 +68,7 @@ class Averaging(Strategy):
         cuda=True,
         private=True,
         join=True,
+        lacks={"sync_batchnorm": "gives every worker a model and statistics of its own"},
     )
 
     period: int | None = option(

@@ -74,6 +74,7 @@ class Gossip(Strategy):
         cuda=True,
         private=True,
         join=True,
+        lacks={"sync_batchnorm": "gives every worker a model and statistics of its own"},
     )
 
     topology: Topology = field(

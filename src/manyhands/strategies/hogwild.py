@@ -83,6 +83,7 @@ class Hogwild(Strategy):
         cuda=True,
         private=True,
         resume=True,
+        lacks={"sync_batchnorm": "has workers that do not step together"},
     )
 
     lock: bool = field(

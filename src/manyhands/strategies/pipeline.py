@@ -65,6 +65,7 @@ class Pipeline(Strategy):
             "tensors": "passes one tensor from stage to stage",
             "accumulate": "computes a batch in pieces anyhow: use micro_batches",
             "autocast": "passes float32 from stage to stage",
+            "sync_batchnorm": "normalises one micro-batch at a time, as it comes",
             "clip_norm": "has no process that knows the length of the whole gradient",
         },
     )

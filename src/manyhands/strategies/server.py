@@ -69,6 +69,7 @@ class Server(Strategy):
         private=True,
         resume=True,
         outlives=True,
+        lacks={"sync_batchnorm": "has workers that do not step together"},
     )
 
     masters: int = option(1, "processes that own the layers, besides the workers", PROCESSES)

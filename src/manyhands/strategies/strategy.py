@@ -33,6 +33,7 @@ FEATURES = {
     "schedule": "a learning rate that changes",
     "no_decay": "weight decay by parameter name",
     "autocast": "computing in bfloat16",
+    "sync_batchnorm": "BatchNorm by the statistics of the whole batch",
     "augment": "batches that a function changes",
     "validation": "a part of the training set kept aside, by which the best model is known",
     "init": "starting from given weights",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from manyhands.strategies.strategy import Hand, Part
-    from manyhands.worker import Worker
+    from manyhands.worker import Batch, Worker
 
 AllReduce = Literal[
     "auto",
@@ -45,8 +46,10 @@ class Sync(Strategy):
         - One worker equals `sequential`; P workers compute the same update up to rounding, for
           every P and batch size, dropout included, since parts are weighted by their exact number
           of examples and dropout masks belong to examples.
+        - With `sync_batchnorm` that holds for BatchNorm, too: see `manyhands.batchnorm`.
         - All replicas are bit-identical after every step; they are hashed each epoch.
-    Cost per step: one all-reduce of dim numbers (see `manyhands.allreduce` for messages and bytes).
+    Cost per step: one all-reduce of dim numbers (see `manyhands.allreduce` for messages and bytes);
+    with `sync_batchnorm` two small ones more for each BatchNorm layer.
     Workers of one host update a large model together, each a part (see `piecewise`).
     """
 
@@ -81,7 +84,26 @@ class Sync(Strategy):
     def run(self, worker: Worker) -> None:
         """Train: gradient of my part, sum over all, the same update everywhere."""
         for batch in worker.batches():
-            self.step(worker, batch)
+            self.apply(worker, self.gradient(worker, batch))
+
+    def gradient(self, worker: Worker, batch: Batch) -> Tensor:
+        """Return the gradient of my part; with `sync_batchnorm`, collective.
+
+        What BatchNorm layers exchange meanwhile counts as exchange, not as computing.
+        """
+        norms = worker.replica.norms
+        if norms is None:
+            return worker.gradient(batch)
+        before, clock = norms.seconds, worker.clock
+
+        def note(phase: str) -> None:
+            worker.board.note(worker.number, worker.step, phase)
+
+        with norms.over(worker.comm, self.allreduce, note):
+            gradient = worker.gradient(batch)
+        clock.computed[-1] -= norms.seconds - before
+        clock.exchange(clock.computed[-1], time.monotonic())
+        return gradient
 
     def state(self, worker: Worker) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
         """Return nothing, but let every worker hold the whole momentum. Collective."""
@@ -91,7 +113,10 @@ class Sync(Strategy):
 
     def step(self, worker: Hand, batch: Part) -> None:
         """Do one update, the same on every worker."""
-        gradient = worker.gradient(batch)
+        self.apply(worker, worker.gradient(batch))
+
+    def apply(self, worker: Hand, gradient: Tensor) -> None:
+        """Sum the gradient over the workers and update."""
         if worker.state:  # a large model, on one host
             worker.state.step(worker, gradient)
         else:

@@ -60,6 +60,7 @@ class TensorParallel(Strategy):
             "tensors": "passes one tensor from layer to layer",
             "accumulate": "sums activations of whole batches within a team",
             "autocast": "sums float32 within a team",
+            "sync_batchnorm": "normalises a team's whole batch, and sums no statistics over teams",
             "clip_norm": "has nobody with the whole gradient, and so its length",
         },
     )
