@@ -174,6 +174,30 @@ def test_a_stopped_helper_of_mpiexec_does_not_outlive_the_run(tmp_path):
             os.kill(proxy, signal.SIGKILL)
 
 
+@pytest.mark.parametrize("signum", SIGNALS)
+@pytest.mark.parametrize("phase", ["importing", "training"])
+def test_nothing_of_hogwild_outlives_the_command(tmp_path, phase, signum):
+    line = [*MANYHANDS, "train", *SMALL, "--strategy", "hogwild", "--epochs", 5000]
+    run = started([*line, "--workers", 2, "--output", tmp_path / "run"])
+    reached = {"importing": fork_servers, "training": lambda: training(2)}[phase]
+    assert eventually(reached)
+    run.send_signal(signum)
+    try:
+        run.wait(PATIENCE)  # of the command alone, not of all that have its output open
+        assert not helpers("")
+        assert run.returncode == 128 + signum
+        assert not left_behind()
+    finally:
+        run.kill()
+        run.communicate()
+
+
+def fork_servers():
+    """Return the fork servers of this test's runs."""
+    servers = processes(lambda line: b"multiprocessing.forkserver" in line)
+    return [pid for pid in helpers("") if pid in servers]
+
+
 def test_a_run_under_nohup_ignores_the_end_of_its_terminal(tmp_path):
     (tmp_path / "mine.py").write_text(LASTING)
     line = [*MANYHANDS, "train", *SMALL, "--epochs", 1, "--output", "run"]
