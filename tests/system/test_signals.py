@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from processes import processes
-from running import MANYHANDS, PATIENCE, eventually, record
+from running import MANYHANDS, PATIENCE, eventually, ran, record
 
 import manyhands as mh
 from manyhands.board import Board
@@ -266,6 +266,33 @@ def test_a_signal_during_imports_leaves_no_traceback(tmp_path, signum):
     assert run.returncode == 128 + signum
     assert len(said.splitlines()) == 1
     assert said.startswith("manyhands: ")
+
+
+# Python runs this as it starts; the process then gets SIGINT as it imports its n-th module.
+INTERRUPTING = """
+import os, sys
+
+imported = []
+
+def interrupt(event, args):
+    if event == "import" and "manyhands" in sys.modules and args[0] != "manyhands.__main__":
+        imported.append(args[0])
+        if len(imported) == int(os.environ["AT_IMPORT"]):
+            os.kill(os.getpid(), 2)
+
+sys.addaudithook(interrupt)
+"""
+SCRIPT = "import sys; from manyhands.__main__ import main; sys.exit(main())"  # as pip writes it
+
+
+@pytest.mark.parametrize("line", [["-m", "manyhands"], ["-c", SCRIPT]], ids=["module", "script"])
+def test_an_interrupt_during_the_first_imports_leaves_no_traceback(tmp_path, line):
+    (tmp_path / "sitecustomize.py").write_text(INTERRUPTING)
+    path = f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    for number in [*range(1, 16), 40, 80]:
+        environment = {**os.environ, "PYTHONPATH": path, "AT_IMPORT": str(number)}
+        done = ran([sys.executable, *line, "--help"], env=environment)
+        assert (done.returncode, done.stderr) == (130, "manyhands: interrupted\n"), number
 
 
 @pytest.mark.parametrize("signum", SIGNALS)
