@@ -146,7 +146,9 @@ def _built(run: Run, shape: tuple[int, ...], outputs: int) -> nn.Module | None:
             module = run.build(shape, outputs)
     except Exception:  # told by the workers, with its traceback
         return None
-    return module if isinstance(module, torch.nn.Module) else None
+    if not isinstance(module, torch.nn.Module):
+        raise ConfigError(f"model built a {type(module).__name__}; expected a torch.nn.Module")
+    return module
 
 
 def _shape_of(value: Any) -> tuple[int, ...] | None:

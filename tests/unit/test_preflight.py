@@ -163,3 +163,38 @@ def test_bundled_models_data_and_strategies_are_taken_or_refused(
         mh.fit(model, data, strategy=strategy, limit=200, output="out")
     assert bool(started) == (ended.type is FileNotFoundError)
     assert not Path("out").exists()  # the stub wrote nothing: a folder that was made is removed
+
+
+def three(output: torch.Tensor, target: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return output.sum()
+
+
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [
+        (nn.Linear, r"model is the class Linear, which needs \(in_features, out_features\)"),
+        (lambda shape, outputs: network(), r"which needs \(shape, outputs\)"),
+        (lambda: nn.Linear, "built a type; expected a torch.nn.Module"),
+        (5, "model is 5; expected"),
+    ],
+)
+def test_what_is_no_model_and_builds_none(model: Any, told: str) -> None:
+    refused(told, model, mh.Data((X, Y)))
+
+
+@pytest.mark.parametrize(
+    ("loss", "told"),
+    [
+        (three, r"loss is three, which needs \(output, target, weight\); expected a function of"),
+        (lambda output: output.sum(), r"which takes \(output\); expected a function of"),
+        (nn.TripletMarginLoss(), r"TripletMarginLoss, which needs \(anchor, positive, negative\)"),
+    ],
+)
+def test_a_loss_of_another_number_of_arguments(loss: Any, told: str) -> None:
+    refused(told, network(), mh.Data((X, Y)), loss=loss)
+    refused(told.replace("loss is", "metric is"), network(), mh.Data((X, Y)), metric=loss)
+
+
+def test_a_loss_class_by_its_place() -> None:
+    told = "loss is the class CrossEntropyLoss; expected an object of it"
+    refused(told, network(), mh.Data((X, Y)), loss="torch.nn:CrossEntropyLoss")
