@@ -216,7 +216,7 @@ def test_who_has_not_just_met_hears_the_answer_at_the_next_question(lifecycle, m
         mine.after_step(member)
     assert comm.given == [[0, 0], [15, 0]]  # all hear of it at step 12
     member.step = 12
-    with pytest.raises(StoppedError, match="stopped after step 12 by signal 15"):
+    with pytest.raises(StoppedError, match="stopped after step 12 by SIGTERM"):
         mine.after_step(member)
     assert comm.pending is None  # nothing is under way when the group ends
 
@@ -228,7 +228,7 @@ def test_a_group_that_can_do_nothing_meanwhile_is_heard_at_once(lifecycle):
     for member.step in range(1, 4):
         mine.after_step(member)
     member.step = 4
-    with pytest.raises(StoppedError, match="stopped after step 4 by signal 15"):
+    with pytest.raises(StoppedError, match="stopped after step 4 by SIGTERM"):
         mine.after_step(member)
 
 
