@@ -98,6 +98,7 @@ def _prepared(recipe: Recipe, output: Path, place: Path, spark: Any, persist: st
         with told(where):
             made = writing.label(take(kitchen), kitchen)
             counts = writing.count(made, kitchen)
+        with told(where, writing.size_told(made, counts)):
             writing.write(made, counts, kitchen, place / "written")
     finally:
         _released(kitchen)
