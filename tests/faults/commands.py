@@ -35,7 +35,7 @@ from processes import processes
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 import records
 
-from manyhands.options import options
+from manyhands.options import audited, options
 from manyhands.prepare.session import JAVA, java_version
 from manyhands.record import cores
 
@@ -164,7 +164,9 @@ def line(number: int) -> Line:
 
 
 def _names(verb: str) -> list[str]:
-    mine = [] if verb in ("report", "allreduce", "prepare", "lab", "doctor") else options()
+    mine = [] if verb in ("report", "allreduce", "prepare", "lab", "doctor") else list(options())
+    if verb == "audit":  # the others are all refused as unknown
+        mine = [name for name, option in options().items() if audited(option)]
     return [
         n
         for n in [*OWN.get(verb, ()), *(name.replace("_", "-") for name in mine)]
@@ -206,7 +208,7 @@ def _other(rng: random.Random, verb: str, words: list[str]) -> None:
         "allreduce": "ring naive shared-memory mpi hierarchical",
         "partition": "random-sampling random-partitioning balanced label-skew",
     }
-    name = rng.choice(list(told))
+    name = rng.choice([name for name in told if verb != "audit" or name in _names(verb)])
     _set(words, name, rng.choice(told[name].split()))
 
 
