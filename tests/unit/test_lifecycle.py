@@ -232,6 +232,21 @@ def test_a_group_that_can_do_nothing_meanwhile_is_heard_at_once(lifecycle):
         mine.after_step(member)
 
 
+def test_slow_steps_are_followed_by_a_question_each(lifecycle, monkeypatch):
+    """A minute each, with a callback that sleeps: nobody waits four of them for a signal."""
+    now, asked = [0.0], [0]
+    monkeypatch.setattr(lifecycle_module.time, "monotonic", lambda: now[0])
+    comm = SimpleNamespace(size=2, begin_maximum=lambda flags: Ready(flags.copy()))
+    comm.barrier = lambda: None
+    mine, member = lifecycle(None), apart(comm, asked)
+    for member.step in range(1, 6):
+        now[0] += 60.0
+        mine.after_step(member)
+    asked[0], member.step = 15, 6
+    with pytest.raises(StoppedError, match="stopped after step 6 by SIGTERM"):
+        mine.after_step(member)
+
+
 def test_what_a_question_needs_is_made_before_the_first_step(tmp_path):
     """Else all would wait for the slowest once, at the first question."""
     comm = Later()
