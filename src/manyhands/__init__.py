@@ -1,12 +1,11 @@
 """Trains one PyTorch model with many workers, in every classic way of parallelising SGD."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
-from manyhands._version import __version__
-
+# Imports nothing: until `__main__` handles it, Ctrl-C ends the command with Python's traceback.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
+    from manyhands._version import __version__
     from manyhands.comparing import compare
     from manyhands.data import Data
     from manyhands.errors import (
@@ -60,6 +59,7 @@ _HOMES = {
     "LaunchError": "manyhands.errors",
     "WorkerError": "manyhands.errors",
     "DivergedError": "manyhands.errors",
+    "__version__": "manyhands._version",
 }
 
 __all__ = [
@@ -96,7 +96,7 @@ def __dir__() -> list[str]:
     return __all__
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     if name not in _HOMES:
         raise AttributeError(f"module 'manyhands' has no attribute {name!r}")
     import importlib

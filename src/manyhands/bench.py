@@ -27,7 +27,7 @@ from manyhands import validate
 from manyhands.allreduce import ALGORITHMS, Metered, cost
 from manyhands.allreduce.buffers import Array
 from manyhands.errors import ConfigError, LaunchError
-from manyhands.leftovers import kill_starters
+from manyhands.leftovers import kill_helpers
 from manyhands.meeting import compare_versions, surrounding
 from manyhands.mpi_libraries import load_matching
 from manyhands.mpis import command, find_mpi
@@ -205,7 +205,7 @@ def _ran(line: list[str], environment: dict[str, str], folder: Path) -> str:
         finally:
             process.kill()
             process.wait()
-            kill_starters(folder)
+            kill_helpers(folder, process.pid)
         said.seek(0)
         return said.read()
 

@@ -19,6 +19,7 @@ signal outside of training is a plain ManyhandsError with that exit code (`stopp
 from __future__ import annotations
 
 import difflib
+import signal
 from collections.abc import Iterable
 
 
@@ -80,7 +81,8 @@ class StoppedError(ManyhandsError):
         kept = "a checkpoint was written: --resume goes on from it"
         lost = "no checkpoint was asked for (--checkpoint-every), so it cannot go on"
         fate = kept if checkpoint else lost
-        super().__init__(f"stopped after step {step} by signal {signum}; {fate}")
+        name = signal.Signals(signum).name
+        super().__init__(f"stopped after step {step} by {name}; {fate}")
         self.exit_code = 128 + signum
 
 
@@ -89,7 +91,8 @@ class LateSignalError(ManyhandsError):
 
     def __init__(self, signum: int, output: object) -> None:
         super().__init__(
-            f"signal {signum} came when the run had finished; its record and model are in {output}"
+            f"{signal.Signals(signum).name} came when the run had finished; its record and model "
+            f"are in {output}"
         )
         self.exit_code = 128 + signum
 

@@ -134,6 +134,7 @@ def _prepare(
         expect_library()
     if isinstance(config.loss, str) and ":" in config.loss:
         loss = factory(config.loss, "loss")
+        _check_made(loss, None)
     if callable(loss) and forms.takes_model(loss):
         _check_model_loss(config, _label(loss))
     metrics = metrics or _metrics(config.metric)
@@ -155,6 +156,7 @@ def _prepare(
         command=command or _command(),
         checkpoint=checkpoint,
     )
+    _check_parameters(run)
     if automatic:
         run = _with_measured_workers(run, model, data, given)
     if checkpoint:
@@ -206,6 +208,35 @@ def _check_made(loss: Any, optimizer: Any) -> None:
         raise ConfigError(
             f"optimizer is an {kind} over parameters that no worker has; every worker makes its "
             f"own: expected the class, or lambda params: torch.optim.{kind}(params, …)"
+        )
+
+
+def _check_parameters(run: Run) -> None:
+    """Refuse a model that cannot be built, and functions of another number of arguments."""
+    if not isinstance(run.model, str):
+        _check_builder(run.model)
+    for field, function in [("loss", run.loss), *(("metric", each) for each in run.metrics)]:
+        if callable(function) and (misfit := forms.misfit(function, 2)):
+            raise ConfigError(
+                f"{field} is {_label(function)}, which {misfit}; expected a function of (output, "
+                "target) or of (model, batch); functools.partial gives it the others"
+            )
+
+
+def _check_builder(model: Any) -> None:
+    """Refuse what is neither a model nor a function that builds one when called."""
+    if not callable(model):
+        raise ConfigError(
+            f"model is {model!r}; expected one of {', '.join(MODELS)}, a torch.nn.Module, or a "
+            "function without arguments that builds one"
+        )
+    builds = inspect.isclass(model) or not hasattr(model, "forward")
+    if builds and (misfit := forms.misfit(model, 0)):
+        name = _label(model)
+        what = f"the class {name}" if inspect.isclass(model) else name
+        raise ConfigError(
+            f"model is {what}, which {misfit}; expected a torch.nn.Module, such as {name}(…), or a "
+            "function without arguments that builds one"
         )
 
 

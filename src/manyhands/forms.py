@@ -17,6 +17,8 @@ Tree: TypeAlias = Any
 Form: TypeAlias = int | list[str] | None
 """None for one tensor, the length of a tuple, the names of a dictionary."""
 
+_MANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
 
 def each(function: Callable[[Any], Any], tree: Tree) -> Tree:
     """Apply `function` to every tensor; a mapping becomes a dictionary.
@@ -90,3 +92,28 @@ def takes_model(function: Callable[..., Any]) -> bool:
     except (TypeError, ValueError):  # what is written in C does not tell
         return False
     return names[:1] == ["model"] or names[1:] == ["batch"]
+
+
+def misfit(function: Callable[..., Any], count: int) -> str:
+    """Say which parameters a function has that cannot be called with `count` arguments.
+
+    Returns:
+        "needs (a, b)" or "takes (a)"; an empty text where it can be called so, or does not tell.
+
+    >>> misfit(lambda a, b, c=0: 0, 1), misfit(lambda a: 0, 2), misfit(lambda *a: 0, 2)
+    ('needs (a, b)', 'takes (a)', '')
+    """
+    module = hasattr(function, "forward") and not inspect.isclass(function)
+    called: Any = function
+    if module:  # whose __call__ takes anything
+        called = called.forward
+    try:
+        parameters = inspect.signature(called).parameters.values()
+        inspect.signature(called).bind(*range(count))
+    except ValueError:  # what is written in C does not tell
+        return ""
+    except TypeError:
+        needed = [p.name for p in parameters if p.default is p.empty and p.kind not in _MANY]
+        known = needed if len(needed) > count else [p.name for p in parameters]
+        return f"{'needs' if len(needed) > count else 'takes'} ({', '.join(known)})"
+    return ""

@@ -103,7 +103,7 @@ class Guard:
         The first time, too, where there is nothing to write a checkpoint of.
         """
         if self.board.asked():
-            self.ended = f"ended at once by a second signal {signum}"
+            self.ended = f"ended at once by a second signal, {signal.Signals(signum).name}"
         elif self.end_early and self._untrained():
             self.ended = f"{signals.describe(signum)} before the first step"
         if not self.board.asked():

@@ -30,7 +30,7 @@ from manyhands.errors import (
 from manyhands.guard import STARTING, Guard
 from manyhands.hosts import lab
 from manyhands.job import ERROR_FILE, Job, put_note, raised, spoke
-from manyhands.leftovers import kill_starters
+from manyhands.leftovers import kill_helpers
 from manyhands.mpis import command, find_mpi
 from manyhands.place import host
 from manyhands.wire import Listener, without
@@ -302,8 +302,7 @@ def _end(group: subprocess.Popen[bytes], board: Board, folder: Path) -> None:
     for pid in left:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    if group.returncode:
-        kill_starters(folder)
+    kill_helpers(folder, group.pid)
 
 
 def kill_all(group: subprocess.Popen[bytes], board: Board) -> None:

@@ -30,8 +30,10 @@ _STARTERS = (
     b"prte",
     b"orte",
 )  # what MPIs call the processes that start ours
+_MULTIPROCESSING = b"from multiprocessing."  # what its fork server and resource tracker run
 _HELD = "held"  # a named pipe in a private folder: whoever has it open keeps the folder
 _PATIENCE, _LOOK = 8.0, 0.25  # seconds for workers to go after their launcher; between two looks
+_CLEANING, _SOON = 2.0, 0.01  # seconds for a resource tracker to end; between two looks at helpers
 
 
 def listed() -> list[str]:
@@ -142,21 +144,43 @@ def _existing(folder: Path) -> list[Path]:
     return [path for path in (folder, *folder.parent.glob(f"{folder.name}-*")) if path.exists()]
 
 
-def kill_starters(folder: Path) -> None:
-    """Kill what an mpiexec has left of its helpers: one that is stopped ends by nothing else.
+def kill_helpers(folder: Path, session: int) -> None:
+    """Kill what a group has left of its helpers, and return when none is alive.
+
+    A stopped helper of mpiexec ends by nothing else; multiprocessing's fork server notices its
+    parent's end only after its imports. The resource tracker ends by itself after the others, and
+    cleans up then: it is killed only if it does not.
 
     Args:
         folder: The TMPDIR that they were given, which is that of one run alone.
+        session: The session in which the group was started.
     """
+    deadline, end = time.monotonic() + _CLEANING, time.monotonic() + _PATIENCE
+    while (left := _helpers(folder, session)) and time.monotonic() < end:
+        for pid, tracks in left.items():
+            if not tracks or time.monotonic() > deadline:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        time.sleep(_SOON)
+
+
+def _helpers(folder: Path, session: int) -> dict[int, bool]:
+    """Return the helpers of a group that are alive; whether each is a resource tracker."""
     given = b"\0TMPDIR=" + os.fsencode(folder) + b"\0"
+    found = {}
     for entry in os.scandir("/proc") if os.path.isdir("/proc/self") else ():
         if entry.name.isdigit():
             with suppress(OSError):
-                place = Path(entry.path)
-                names = place.joinpath("comm").read_bytes(), place.joinpath("cmdline").read_bytes()
-                helper = names[0].startswith(_STARTERS) or b"/manyhands/standin.py" in names[1]
+                place, pid = Path(entry.path), int(entry.name)
+                name, line = (
+                    place.joinpath("comm").read_bytes(),
+                    place.joinpath("cmdline").read_bytes(),
+                )
+                helper = name.startswith(_STARTERS) or b"/manyhands/standin.py" in line
+                helper = helper or (_MULTIPROCESSING in line and os.getsid(pid) == session)
                 if helper and given in b"\0" + place.joinpath("environ").read_bytes() + b"\0":
-                    os.kill(int(entry.name), signal.SIGKILL)
+                    found[pid] = b".resource_tracker" in line
+    return found
 
 
 def _main() -> None:

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 
 AGREE_EVERY = 4  # steps between two questions whether to stop, at the least …
 AGREE_AT_MOST, _SECONDS = 64, 0.25  # … and at the most; between these as many as take so long
-_UNKNOWN = 1_000_000_000  # microseconds per step before anybody has told: ask again soon
+_LONGEST = 10.0  # seconds between two questions where steps are slow, unless one takes longer
+_UNKNOWN = 1_000_000  # microseconds per step before anybody has told: ask again soon
 
 
 class Mark(NamedTuple):
@@ -269,10 +270,12 @@ def _goes_on(worker: Worker) -> bool:
 def steps_between(pace: float) -> int:
     """Return after how many steps to agree again, where the slowest worker's take `pace` seconds.
 
-    >>> [steps_between(pace) for pace in (0.001, 0.01, 1.0)]
-    [64, 25, 4]
+    >>> [steps_between(pace) for pace in (0.001, 0.01, 1.0, 5.0, 60.0)]
+    [64, 25, 4, 2, 1]
     """
-    return max(AGREE_EVERY, min(AGREE_AT_MOST, int(_SECONDS / max(pace, 1e-6))))
+    pace = max(pace, 1e-6)
+    least = max(1, min(AGREE_EVERY, int(_LONGEST / pace)))
+    return max(least, min(AGREE_AT_MOST, int(_SECONDS / pace)))
 
 
 def capture(worker: Worker) -> Part:

@@ -280,9 +280,23 @@ def _check_contents(path: Path, *, killed: bool) -> None:
     names = _names(path)
     if not names or _is_worthless(path, names, killed=killed):
         return
+    if "run.json" in names and not _is_record(path / "run.json"):
+        raise ConfigError(
+            f"{_what(path)} holds a file run.json that is not a record of manyhands; choose a "
+            "folder that is new or empty"
+        )
     if next((path / CHECKPOINTS).glob("step-*"), None) or any(map(_TRACES.fullmatch, names)):
         raise ConfigError(f"{_what(path)} already holds a run; remove it, or choose another folder")
     expect_empty(path)
+
+
+def _is_record(path: Path) -> bool:
+    """Say whether a file is the record of a run, of this version or an older one."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and {"schema", "status"} <= found.keys()
 
 
 def _is_worthless(path: Path, names: list[str], *, killed: bool) -> bool:

@@ -14,12 +14,16 @@ import numpy as np
 
 from manyhands import forms, initial
 from manyhands.config import LOSSES, SMALLEST_PICTURES
+from manyhands.data import room
 from manyhands.data.shards import row_groups
 from manyhands.data.split import kept_aside
 from manyhands.data.stored import About, Stored
-from manyhands.errors import ConfigError
+from manyhands.errors import ConfigError, LaunchError
+from manyhands.hosts import lab
+from manyhands.optimizers import SGD, Adam, AdamW
 from manyhands.privacy.terms import rate
 from manyhands.sharing import plan, streamed
+from manyhands.surroundings import among_others
 
 if TYPE_CHECKING:
     from torch import nn
@@ -127,6 +131,7 @@ def _check_module(run: Run, stored: Path) -> None:
     trial.check_optimizer(config.optimizer, module)
     if config.sync_batchnorm:
         batchnorm.check(module)
+    _check_memory(config, module)
     if config.init:
         shapes = {name: _shape_of(value) for name, value in module.state_dict().items()}
         if None not in shapes.values():  # lazy parameters have none yet
@@ -141,6 +146,47 @@ def _check_module(run: Run, stored: Path) -> None:
     tasks.try_shapes(module, data, math.ceil(config.batch_size / split), run)
 
 
+def _check_memory(config: RunConfig, module: nn.Module) -> None:
+    """Refuse a model that this machine's memory cannot hold for all workers; warn if it is short.
+
+    Counts what is certain: parameters and gradients of each worker, which holds a whole model or
+    divides one among its processes, and the optimizer's state. Data is read from mapped files.
+    """
+    if config.device != "cpu" or config.places or lab() or among_others():
+        return
+    if any(_shape_of(parameter) is None for parameter in module.parameters()):
+        return
+    need = _memory_needed(config, module)
+    free, whole = room.free_memory(), room.whole_memory()
+    lacks = whole is not None and need > whole
+    if not lacks and (free is None or need <= free):
+        return
+    have = (
+        f"this machine has {room.size(whole or 0)}" if lacks else f"{room.size(free or 0)} is free"
+    )
+    text = (
+        f"workers is {config.workers}, and their parameters, gradients and optimizer state take at "
+        f"least {room.size(need)} of memory, but {have}; use fewer workers, a smaller model or an "
+        "optimizer with less state, or divide the model among hosts (strategy pipeline or tensor)"
+    )
+    if lacks:
+        raise LaunchError(text)
+    print(f"manyhands: warning: {text}", file=sys.stderr)
+
+
+def _memory_needed(config: RunConfig, module: nn.Module) -> int:
+    """Return the least bytes that the workers of a run take for their models."""
+    sizes = [(p.numel() * p.element_size(), p.requires_grad) for p in module.parameters()]
+    every, trained = sum(b for b, _ in sizes), sum(b for b, trains in sizes if trains)
+    chosen = config.optimizer
+    moments = 2 if isinstance(chosen, Adam | AdamW) else 0
+    if isinstance(chosen, SGD) and chosen.momentum:
+        moments = 1
+    # A strategy with processes beside its workers may keep the state there.
+    stepping = config.workers if config.processes == config.workers else 1
+    return config.workers * (every + trained) + stepping * moments * trained
+
+
 def _built(run: Run, shape: tuple[int, ...], outputs: int) -> nn.Module | None:
     """Return the model, made here to be looked at; None where the workers will refuse it."""
     import torch
@@ -153,7 +199,9 @@ def _built(run: Run, shape: tuple[int, ...], outputs: int) -> nn.Module | None:
             module = run.build(shape, outputs)
     except Exception:  # told by the workers, with its traceback
         return None
-    return module if isinstance(module, torch.nn.Module) else None
+    if not isinstance(module, torch.nn.Module):
+        raise ConfigError(f"model built a {type(module).__name__}; expected a torch.nn.Module")
+    return module
 
 
 def _shape_of(value: Any) -> tuple[int, ...] | None:

@@ -4,6 +4,9 @@ Each line is a real command in a process, a working folder and a temporary folde
 must end by itself, with exit code 0, or refuse or fail with a message that begins `manyhands:`. A
 traceback, a hang, a process or a temporary file that stays, a command refused with exit code 2 that
 has written something: each is a defect. Lines are numbered: number n is always the same words.
+
+The valid lines that are varied (BASES) run first and must all exit 0: otherwise every variation is
+refused for the same reason, and tests nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -29,7 +32,11 @@ import numpy as np
 import page
 from processes import processes
 
-from manyhands.options import options
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
+import records
+
+from manyhands.options import audited, options
+from manyhands.prepare.session import JAVA, java_version
 from manyhands.record import cores
 
 LIMIT = 200.0  # seconds after which a command counts as hung
@@ -84,14 +91,25 @@ BASES = {
     "allreduce": "allreduce --workers 2 --sizes 1KB,4KB --algorithms ring",
     "partition": "partition --data blobs --limit 96 --workers 2",
     "privacy": "privacy --examples 1000 --epochs 1 --batch-size 10 --noise-multiplier 1.1",
-    "audit": "audit --canaries 50 --workers 1 --noise-multiplier 1.1 --clip 1.0",
-    "prepare": "prepare good.toml",
+    "audit": "audit --canaries 100 --workers 1 --noise-multiplier 1.1 --clip 1.0",
+    "prepare": "prepare recipe.toml --output shards --memory 1g",
     "lab": "lab --hosts 2 -- partition --data blobs --limit 96",
     "doctor": "doctor",
 }
+RECIPE = """
+name = "numbers"
+id = ["n"]
+label = "class"
+[sources.numbers]
+path = "numbers.csv"
+schema = "n INT, x DOUBLE, class INT"
+[[steps]]
+split = { test = 0.25, seed = 1 }
+"""
 # Far more often what people do most; seldom what takes long.
 WEIGHTS = {"train": 8, "train alone": 5, "train private": 4, "compare": 4, "compare file": 2}
 WEIGHTS |= {"partition": 4, "privacy": 4, "predict": 1, "audit": 1, "lab": 1, "doctor": 1}
+WEIGHTS |= {"prepare": 1}
 OWN = {
     "compare": ["strategies", "repeats", "scaling", "output", "quick", "keep-models"],
     "predict": ["strategies", "scaling", "latency", "bandwidth", "calibration", "output"],
@@ -146,7 +164,9 @@ def line(number: int) -> Line:
 
 
 def _names(verb: str) -> list[str]:
-    mine = [] if verb in ("report", "allreduce", "prepare", "lab", "doctor") else options()
+    mine = [] if verb in ("report", "allreduce", "prepare", "lab", "doctor") else list(options())
+    if verb == "audit":  # the others are all refused as unknown
+        mine = [name for name, option in options().items() if audited(option)]
     return [
         n
         for n in [*OWN.get(verb, ()), *(name.replace("_", "-") for name in mine)]
@@ -188,7 +208,7 @@ def _other(rng: random.Random, verb: str, words: list[str]) -> None:
         "allreduce": "ring naive shared-memory mpi hierarchical",
         "partition": "random-sampling random-partitioning balanced label-skew",
     }
-    name = rng.choice(list(told))
+    name = rng.choice([name for name in told if verb != "audit" or name in _names(verb)])
     _set(words, name, rng.choice(told[name].split()))
 
 
@@ -223,7 +243,10 @@ def furnish(folder: Path) -> None:
     (folder / "good.toml").write_text(f'strategies = ["sync"]\n[options]\nworkers = [1]\n{small}')
     (folder / "folder").mkdir()
     (folder / "folder/mine.txt").write_text("the user's own")
-    (folder / "runs").mkdir()
+    records.sweep(folder / "runs", [records.record("sync", workers) for workers in (1, 2)])
+    (folder / "recipe.toml").write_text(RECIPE)
+    rows = "".join(f"{n},{n / 7},{n % 3}\n" for n in range(300))
+    (folder / "numbers.csv").write_text("n,x,class\n" + rows)
     os.mkfifo(folder / "fifo")
 
 
@@ -299,6 +322,14 @@ def judged(one: Line, output: str) -> list[str]:
     return defects
 
 
+def failing_bases(kinds: Iterable[str] = BASES) -> list[Line]:
+    """Run the valid lines as they are; return those that do not exit 0, or have a defect."""
+    able = (java_version() or 0) >= JAVA
+    chosen = [kind for kind in kinds if able or kind != "prepare"]
+    lines = [run(Line(-1, kind, BASES[kind].split())) for kind in chosen]
+    return [one for one in lines if one.code != 0 or one.defects]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--lines", type=int, default=1000, help="how many command lines")
@@ -307,6 +338,10 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, help="write what was found as JSON")
     given = parser.parse_args()
     numbers = [int(n) for n in given.only.split(",")] if given.only else range(given.lines)
+    if not given.only and (failing := failing_bases()):
+        for one in failing:
+            print(f"the valid line of {one.kind!r} exits {one.code}:", *one.words, one.said)
+        return 1
     begin = time.monotonic()
     with ThreadPoolExecutor(given.jobs) as pool:
         lines = list(pool.map(lambda number: run(line(number)), numbers))

@@ -28,3 +28,15 @@ def test_a_traceback_and_an_end_without_a_message_are_defects():
     ]
     killed = commands.Line(0, "own", ["train"], code=-11)
     assert commands.judged(killed, "") == ["crashed"]
+
+
+@pytest.mark.parametrize("kind", ["audit", "report", "privacy"])  # `commands.py` tries all of them
+def test_what_is_varied_is_valid_itself(kind):
+    assert commands.failing_bases([kind]) == []
+
+
+def test_a_valid_line_that_fails_is_named(monkeypatch):
+    monkeypatch.setitem(commands.BASES, "audit", "audit --canaries 50")
+    (failing,) = commands.failing_bases(["audit"])
+    assert failing.code == 2
+    assert "canaries" in failing.said

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from processes import processes
-from running import MANYHANDS, PATIENCE, eventually, record
+from running import MANYHANDS, PATIENCE, eventually, ran, record
 
 import manyhands as mh
 from manyhands.board import Board
@@ -174,6 +174,30 @@ def test_a_stopped_helper_of_mpiexec_does_not_outlive_the_run(tmp_path):
             os.kill(proxy, signal.SIGKILL)
 
 
+@pytest.mark.parametrize("signum", SIGNALS)
+@pytest.mark.parametrize("phase", ["importing", "training"])
+def test_nothing_of_hogwild_outlives_the_command(tmp_path, phase, signum):
+    line = [*MANYHANDS, "train", *SMALL, "--strategy", "hogwild", "--epochs", 5000]
+    run = started([*line, "--workers", 2, "--output", tmp_path / "run"])
+    reached = {"importing": fork_servers, "training": lambda: training(2)}[phase]
+    assert eventually(reached)
+    run.send_signal(signum)
+    try:
+        run.wait(PATIENCE)  # of the command alone, not of all that have its output open
+        assert not helpers("")
+        assert run.returncode == 128 + signum
+        assert not left_behind()
+    finally:
+        run.kill()
+        run.communicate()
+
+
+def fork_servers():
+    """Return the fork servers of this test's runs."""
+    servers = processes(lambda line: b"multiprocessing.forkserver" in line)
+    return [pid for pid in helpers("") if pid in servers]
+
+
 def test_a_run_under_nohup_ignores_the_end_of_its_terminal(tmp_path):
     (tmp_path / "mine.py").write_text(LASTING)
     line = [*MANYHANDS, "train", *SMALL, "--epochs", 1, "--output", "run"]
@@ -242,6 +266,33 @@ def test_a_signal_during_imports_leaves_no_traceback(tmp_path, signum):
     assert run.returncode == 128 + signum
     assert len(said.splitlines()) == 1
     assert said.startswith("manyhands: ")
+
+
+# Python runs this as it starts; the process then gets SIGINT as it imports its n-th module.
+INTERRUPTING = """
+import os, sys
+
+imported = []
+
+def interrupt(event, args):
+    if event == "import" and "manyhands" in sys.modules and args[0] != "manyhands.__main__":
+        imported.append(args[0])
+        if len(imported) == int(os.environ["AT_IMPORT"]):
+            os.kill(os.getpid(), 2)
+
+sys.addaudithook(interrupt)
+"""
+SCRIPT = "import sys; from manyhands.__main__ import main; sys.exit(main())"  # as pip writes it
+
+
+@pytest.mark.parametrize("line", [["-m", "manyhands"], ["-c", SCRIPT]], ids=["module", "script"])
+def test_an_interrupt_during_the_first_imports_leaves_no_traceback(tmp_path, line):
+    (tmp_path / "sitecustomize.py").write_text(INTERRUPTING)
+    path = f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    for number in [*range(1, 16), 40, 80]:
+        environment = {**os.environ, "PYTHONPATH": path, "AT_IMPORT": str(number)}
+        done = ran([sys.executable, *line, "--help"], env=environment)
+        assert (done.returncode, done.stderr) == (130, "manyhands: interrupted\n"), number
 
 
 @pytest.mark.parametrize("signum", SIGNALS)

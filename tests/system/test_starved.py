@@ -11,6 +11,7 @@ import pytest
 from running import MANYHANDS, ran
 
 from manyhands import mpis
+from manyhands.prepare.session import JAVA, java_version
 
 TRAIN = [*MANYHANDS, "train", "--quiet", "--data", "mnist", "--limit", "600", "--model", "mlp"]
 TRAIN += ["--epochs", "1", "--workers", "2"]
@@ -141,6 +142,37 @@ def test_a_report_on_a_full_disk_names_the_folder(tmp_path):
     (told,) = done.stderr.strip().splitlines()
     assert "No space left on device" in told
     assert str(place) in told
+
+
+RECIPE = """
+name = "numbers"
+id = ["n"]
+label = "class"
+[sources.numbers]
+path = "numbers.csv"
+schema = "n INT, x DOUBLE, class INT"
+[[steps]]
+split = { test = 0.25, seed = 1 }
+"""
+
+
+@needs_mounts
+def test_preparing_on_a_full_disk_names_the_folder_and_what_is_needed(tmp_path):
+    pytest.importorskip("pyspark", reason="pip install 'manyhands[spark]'")
+    if (java_version() or 0) < JAVA:
+        pytest.skip(f"there is no Java {JAVA} or newer here")
+    place = tmp_path / "small"
+    place.mkdir()
+    rows = "".join(f"{n},{n / 7},{n % 3}\n" for n in range(3000))
+    (tmp_path / "numbers.csv").write_text("n,x,class\n" + rows)
+    (tmp_path / "recipe.toml").write_text(RECIPE)
+    line = [*MANYHANDS, "prepare", tmp_path / "recipe.toml", "--memory", "1g"]
+    done = within("32k", place, [*line, "--output", place / "out"])
+    assert done.returncode == 1, done.stderr
+    (told,) = done.stderr.strip().splitlines()
+    assert "No space left on device, the shards of 3,000 rows take up to 1.2 MiB: " in told
+    assert f"{place} has " in told
+    assert "free some space, or set output" in told
 
 
 def _wide() -> dict[str, str]:

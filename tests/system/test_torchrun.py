@@ -210,7 +210,7 @@ def test_a_signal_stops_with_a_checkpoint_from_which_the_run_goes_on(environment
         _, said = group.communicate(timeout=PATIENCE)
     finally:
         group.kill()
-    assert said.count("by signal 15; a checkpoint was written") == 1, said
+    assert said.count("by SIGTERM; a checkpoint was written") == 1, said
     step = max(int(path.name.split("-")[1]) for path in output.glob("checkpoints/step-*"))
     goes_on = ["--resume", output, "--max-steps", step + 20]
     done = run(environment, "-m", "manyhands", "train", *goes_on)

@@ -315,3 +315,47 @@ def test_a_missing_value_is_named(values):
     for train, name in (((values, Y), "x"), ((X, values), "y")):
         with pytest.raises(DataError, match=rf"{name}: row 2 has a missing value; drop such rows"):
             Data(train)
+
+
+NAMES = ["cat", "dog", "owl", "rat"] * 3
+
+
+@pytest.mark.parametrize("options", [{}, {"classes": 4}])
+@pytest.mark.parametrize(
+    "labels",
+    [
+        NAMES,
+        np.array(NAMES),
+        np.array(NAMES, dtype="S"),
+        np.array(NAMES, dtype=object),
+        pd.Series(NAMES),
+        pd.Series(NAMES, dtype="category"),
+        pd.Series(NAMES, dtype="string"),
+    ],
+)
+def test_labels_that_are_texts_are_refused_with_how_to_convert_them(labels, options):
+    said = r"texts, such as b?'cat'; .*names, labels = numpy\.unique\(labels, return_inverse=True\)"
+    with pytest.raises(DataError, match=said):
+        Data((X, labels), **options)
+
+
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_columns_of_pandas_whose_indexes_differ_are_refused(part):
+    shuffled = pd.Series(Y).sample(frac=1, random_state=0)
+    right, wrong = (pd.DataFrame(X), pd.Series(Y)), (pd.DataFrame(X), shuffled)
+    given = {"train": right, "test": right, part: wrong}
+    row = next(i for i, index in enumerate(shuffled.index) if index != i)
+    said = rf"{part}: row {row} has index {row} in x and \d+ in y, .*y\.loc\[x\.index\], or .*numpy"
+    with pytest.raises(DataError, match=said):
+        Data(**given)
+    with pytest.raises(DataError, match=r"index .* in x\['a'\] and .* in x\['b'\]"):
+        Data({"a": pd.Series(Y), "b": shuffled})
+
+
+def test_columns_of_pandas_with_one_index_or_of_numpy_are_taken():
+    some = np.random.default_rng(0).permutation(12)
+    frame = pd.DataFrame(X).assign(y=Y).iloc[some]
+    data = Data((frame[[0, 1, 2]], frame["y"]))
+    assert (data.arrays["train_y"] == Y[some]).all()
+    again = Data((frame[[0, 1, 2]].to_numpy(), frame["y"]))
+    assert (again.arrays["train_y"] == Y[some]).all()

@@ -300,6 +300,7 @@ def test_free_memory_is_the_least_that_any_limit_leaves(tmp_path, monkeypatch, l
     monkeypatch.setattr(room, "_PROC", proc)
     monkeypatch.setattr(room, "_CGROUPS", groups)
     assert room.free_memory() == 5000 * 1024
+    assert room.whole_memory() == 9000 * 1024
     (proc / "self" / "cgroup").write_text(f"{line}\n")
     job = groups / base / "job"
     (job / "step").mkdir(parents=True)
@@ -308,6 +309,11 @@ def test_free_memory_is_the_least_that_any_limit_leaves(tmp_path, monkeypatch, l
         (job / "step" / name).write_text("max\n")
     (job / "memory.stat").write_text("anon 7\nactive_file 300\ninactive_file 40\n")
     assert room.free_memory() == 1_000_340
+    assert room.whole_memory() == 3_000_000
+    with (proc / "meminfo").open("a") as file:
+        file.write("SwapTotal: 1000 kB\n")
+    assert room.whole_memory() == 3_000_000 + 1000 * 1024
     (proc / "meminfo").unlink()
     (proc / "self" / "cgroup").unlink()
     assert room.free_memory() is None
+    assert room.whole_memory() is None

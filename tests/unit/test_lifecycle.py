@@ -216,7 +216,7 @@ def test_who_has_not_just_met_hears_the_answer_at_the_next_question(lifecycle, m
         mine.after_step(member)
     assert comm.given == [[0, 0], [15, 0]]  # all hear of it at step 12
     member.step = 12
-    with pytest.raises(StoppedError, match="stopped after step 12 by signal 15"):
+    with pytest.raises(StoppedError, match="stopped after step 12 by SIGTERM"):
         mine.after_step(member)
     assert comm.pending is None  # nothing is under way when the group ends
 
@@ -228,7 +228,22 @@ def test_a_group_that_can_do_nothing_meanwhile_is_heard_at_once(lifecycle):
     for member.step in range(1, 4):
         mine.after_step(member)
     member.step = 4
-    with pytest.raises(StoppedError, match="stopped after step 4 by signal 15"):
+    with pytest.raises(StoppedError, match="stopped after step 4 by SIGTERM"):
+        mine.after_step(member)
+
+
+def test_slow_steps_are_followed_by_a_question_each(lifecycle, monkeypatch):
+    """A minute each, with a callback that sleeps: nobody waits four of them for a signal."""
+    now, asked = [0.0], [0]
+    monkeypatch.setattr(lifecycle_module.time, "monotonic", lambda: now[0])
+    comm = SimpleNamespace(size=2, begin_maximum=lambda flags: Ready(flags.copy()))
+    comm.barrier = lambda: None
+    mine, member = lifecycle(None), apart(comm, asked)
+    for member.step in range(1, 6):
+        now[0] += 60.0
+        mine.after_step(member)
+    asked[0], member.step = 15, 6
+    with pytest.raises(StoppedError, match="stopped after step 6 by SIGTERM"):
         mine.after_step(member)
 
 

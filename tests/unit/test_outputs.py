@@ -68,15 +68,29 @@ def test_a_folder_with_a_file_of_the_user_s_is_refused(tmp_path, name):
     assert files(tmp_path) == {name: b"years of work"}
 
 
+RECORD = '{"schema": 1, "status": "finished"}'
+
+
 @pytest.mark.parametrize(
     "name", ["run.json", "rank-0.log", "ledger-0.jsonl", "checkpoints/step-00000010/rank-0.json"]
 )
 def test_a_folder_with_a_run_is_refused(tmp_path, name):
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-    (tmp_path / name).write_text("{}")
+    (tmp_path / name).write_text(RECORD)
     with pytest.raises(ConfigError, match="already holds a run"):
         outputs.claim(tmp_path)
-    assert files(tmp_path) == {name: b"{}"}
+    assert files(tmp_path) == {name: RECORD.encode()}
+
+
+@pytest.mark.parametrize("content", ['{"speed": [3, 4]}', "[1, 2]", "not JSON", "", "{}"])
+def test_a_run_json_of_the_user_s_is_not_taken_for_a_run(tmp_path, content):
+    (tmp_path / "run.json").write_text(content)
+    with pytest.raises(
+        ConfigError, match=r"holds a file run\.json that is not a record"
+    ) as refused:
+        outputs.claim(tmp_path)
+    assert "remove" not in str(refused.value)
+    assert files(tmp_path) == {"run.json": content.encode()}
 
 
 def test_a_folder_in_use_is_refused_untouched(tmp_path):

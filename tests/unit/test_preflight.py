@@ -13,7 +13,8 @@ import manyhands as mh
 from manyhands import models
 from manyhands.cli import main
 from manyhands.config import MODELS, SMALLEST_PICTURES
-from manyhands.errors import ConfigError
+from manyhands.data import room
+from manyhands.errors import ConfigError, LaunchError
 from manyhands.strategies import STRATEGIES
 
 X = np.random.default_rng(0).normal(size=(60, 6)).astype(np.float32)
@@ -163,3 +164,76 @@ def test_bundled_models_data_and_strategies_are_taken_or_refused(
         mh.fit(model, data, strategy=strategy, limit=200, output="out")
     assert bool(started) == (ended.type is FileNotFoundError)
     assert not Path("out").exists()  # the stub wrote nothing: a folder that was made is removed
+
+
+def three(output: torch.Tensor, target: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return output.sum()
+
+
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [
+        (nn.Linear, r"model is the class Linear, which needs \(in_features, out_features\)"),
+        (lambda shape, outputs: network(), r"which needs \(shape, outputs\)"),
+        (lambda: nn.Linear, "built a type; expected a torch.nn.Module"),
+        (5, "model is 5; expected"),
+    ],
+)
+def test_what_is_no_model_and_builds_none(model: Any, told: str) -> None:
+    refused(told, model, mh.Data((X, Y)))
+
+
+@pytest.mark.parametrize(
+    ("loss", "told"),
+    [
+        (three, r"loss is three, which needs \(output, target, weight\); expected a function of"),
+        (lambda output: output.sum(), r"which takes \(output\); expected a function of"),
+        (nn.TripletMarginLoss(), r"TripletMarginLoss, which needs \(anchor, positive, negative\)"),
+    ],
+)
+def test_a_loss_of_another_number_of_arguments(loss: Any, told: str) -> None:
+    refused(told, network(), mh.Data((X, Y)), loss=loss)
+    refused(told.replace("loss is", "metric is"), network(), mh.Data((X, Y)), metric=loss)
+
+
+def test_a_loss_class_by_its_place() -> None:
+    told = "loss is the class CrossEntropyLoss; expected an object of it"
+    refused(told, network(), mh.Data((X, Y)), loss="torch.nn:CrossEntropyLoss")
+
+
+# A layer of 7,000 parameters: 28 kB for each worker, as much for gradients, for each moment too.
+@pytest.mark.parametrize(
+    ("optimizer", "workers", "need"),
+    [("sgd", 1, 84_000), ("sgd", 3, 252_000), ("adam", 2, 224_000)],
+)
+def test_a_model_that_the_memory_cannot_hold(
+    optimizer: str,
+    workers: int,
+    need: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fit() -> None:
+        mh.fit(nn.Linear(6, 1000), mh.Data((X, Y)), optimizer=optimizer, workers=workers)
+
+    def started(*_: object) -> None:
+        raise ConfigError("the workers were started")
+
+    monkeypatch.setattr("manyhands.launch.launch", started)
+    monkeypatch.setattr(room, "free_memory", lambda: need - 1)
+    monkeypatch.setattr(room, "whole_memory", lambda: need - 1)
+    told = (
+        f"workers is {workers}, .* take at least {need / 1000:.1f} kB of memory, but this machine"
+    )
+    with pytest.raises(LaunchError, match=told):
+        fit()
+    monkeypatch.setattr(room, "whole_memory", lambda: need)
+    with pytest.raises(ConfigError, match="the workers were started"):
+        fit()
+    assert f"{need / 1000:.1f} kB of memory, but {(need - 1) / 1000:.1f} kB is free" in (
+        capsys.readouterr().err
+    )
+    monkeypatch.setattr(room, "free_memory", lambda: need)
+    with pytest.raises(ConfigError, match="the workers were started"):
+        fit()
+    assert capsys.readouterr().err == ""

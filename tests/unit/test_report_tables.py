@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 from pathlib import Path
 from typing import Any
 
@@ -205,6 +206,19 @@ def test_csv_has_every_row_and_no_formulas(tmp_path: Path) -> None:
     assert [row["name"] for row in rows] == ["sync-2", "'=cmd()"]
     with (tmp_path / "out" / "results.csv").open(newline="") as file:
         assert [row["workers"] for row in csv.DictReader(file)] == ["2", "3"]
+
+
+@pytest.mark.parametrize("text", ["a\0b", "a\rb", "a\r\nb", 'a"b', "a,b", " a ", "ä"])
+def test_csv_is_the_same_with_every_version_of_python(tmp_path: Path, text: str) -> None:
+    """Python 3.10 cannot write NUL, nor read it; 3.13 alone quotes a carriage return."""
+    Table([{"name": text, "n": 1}, {"name": None, "n": 0.5}]).to_csv(tmp_path / "one.csv")
+    with (tmp_path / "one.csv").open(newline="", encoding="utf-8") as file:
+        written = file.read()
+    shown = text.replace("\0", "\ufffd")
+    quoted = '"' + shown.replace('"', '""') + '"' if set(shown) & set(',"\r\n') else shown
+    assert written == f"name,n\n{quoted},1\n,0.5\n"
+    rows = list(csv.DictReader(io.StringIO(written, newline="")))
+    assert [row["name"] for row in rows] == [shown, ""]
 
 
 def test_an_option_that_older_records_lack_makes_no_curve() -> None:

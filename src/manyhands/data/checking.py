@@ -112,8 +112,20 @@ def _check_finite(values: np.ndarray, where: str, what: str) -> None:
             )
 
 
+def _refuse_texts(y: np.ndarray, where: str) -> None:
+    """Refuse labels that are texts, and say how they become numbers."""
+    first = y.flat[:1].tolist()
+    if y.dtype.kind in "USO" and any(isinstance(value, str | bytes) for value in first):
+        raise DataError(
+            f"{where}: labels are texts, such as {first[0]!r}; expected whole numbers from 0: "
+            "names, labels = numpy.unique(labels, return_inverse=True) gives them, and "
+            "numpy.searchsorted(names, other_labels) those of another set with the same names"
+        )
+
+
 def _number(y: np.ndarray, where: str) -> np.ndarray:
     """Return one of several targets as it is stored: int64, floats or truth values."""
+    _refuse_texts(y, where)
     if y.dtype.kind not in "uifb":
         raise DataError(f"{where}: targets are {y.dtype}; expected floats or whole numbers")
     _check_finite(y, where, "a target")
@@ -122,6 +134,7 @@ def _number(y: np.ndarray, where: str) -> np.ndarray:
 
 def _targets(y: np.ndarray, classes: int | None, where: str) -> np.ndarray:
     """Return the only targets as they are stored: int64 labels, or floats."""
+    _refuse_texts(y, where)
     if classes is None:
         if y.dtype.kind != "f":
             raise DataError(

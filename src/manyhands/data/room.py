@@ -52,6 +52,19 @@ def free_memory() -> int | None:
     return min([*_of_system(), *_of_groups()], default=None)
 
 
+def whole_memory() -> int | None:
+    """Return all memory and swap space that processes here can ever have; None if not known."""
+    known: dict[str, int] = {}
+    with suppress(OSError, ValueError, IndexError):
+        for line in (_PROC / "meminfo").read_text().splitlines():
+            known[line.partition(":")[0]] = int(line.split()[1]) * 1024
+    swap = known.get("SwapTotal", 0)
+    limits = [limit + swap for _, limit in _limits()]
+    return min(
+        [*([known["MemTotal"] + swap] if "MemTotal" in known else []), *limits], default=None
+    )
+
+
 def size(count: int) -> str:
     """Return a number of bytes for people.
 
@@ -73,6 +86,13 @@ def _of_system() -> Iterator[int]:
 
 def _of_groups() -> Iterator[int]:
     """Yield what is left in each control group that this process is in, such as a container's."""
+    for used, limit in _limits():
+        with suppress(OSError, ValueError):
+            yield limit - int(used.read_text()) + _cached(used.parent)
+
+
+def _limits() -> Iterator[tuple[Path, int]]:
+    """Yield each control group's limit, and the file that says how much of it is used."""
     lines: list[str] = []
     with suppress(OSError):
         lines = (_PROC / "self" / "cgroup").read_text().splitlines()
@@ -84,8 +104,7 @@ def _of_groups() -> Iterator[int]:
             root = _CGROUPS / base
             for folder in (root / path.lstrip("/"), *(root / path.lstrip("/")).parents):
                 with suppress(OSError, ValueError):  # "max": no limit
-                    most = int((folder / limit).read_text())
-                    yield most - int((folder / used).read_text()) + _cached(folder)
+                    yield folder / used, int((folder / limit).read_text())
                 if folder == root:
                     break
 

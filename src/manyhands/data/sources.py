@@ -33,6 +33,7 @@ def tree(source: Any, where: str) -> tuple[Tree, Tree]:
         x, y = _examples(source, where)
     elif isinstance(source, tuple | Mapping) or is_array(source):
         x, y = _halves(source, where)
+        _check_indexes(x, y, where)
         x, y = (_columns(x, f"{where}: x"), None if y is None else _columns(y, f"{where}: y"))
     elif _is_dataset(source):
         x, y = _stacked(source, where, halved=True)
@@ -164,6 +165,32 @@ def _check_lengths(x: Tree, y: Tree | None, where: str) -> None:
         )
 
 
+def _check_indexes(x: Any, y: Any | None, where: str) -> None:
+    """Refuse pandas columns of equal lengths whose indexes differ: rows are taken by position."""
+    halves = (("x", x), ("y", y))
+    named = [pair for name, half in halves for pair in _leaves(name, half) if _has_index(pair[1])]
+    for name, other in named[1:]:
+        begin, index = named[0][1].index, other.index
+        if len(begin) != len(index) or begin.equals(index):
+            continue
+        pairs = enumerate(zip(begin, index, strict=True))
+        for row, (mine, its) in [(row, pair) for row, pair in pairs if pair[0] != pair[1]][:1]:
+            raise DataError(
+                f"{where}: row {row} has index {mine} in {named[0][0]} and {its} in {name}, but "
+                f"rows are taken by position; bring both into one order, for instance with {name}"
+                f".loc[{named[0][0]}.index], or give both as .to_numpy() if the order is right"
+            )
+
+
+def _leaves(name: str, half: Any) -> list[tuple[str, Any]]:
+    return list(zip(_names(name, half), forms.leaves(half), strict=True))
+
+
+def _has_index(values: Any) -> bool:
+    """Say whether these are a column or a frame of pandas."""
+    return hasattr(values, "iloc") and hasattr(values, "index")
+
+
 def _named(name: str, tree: Tree) -> list[tuple[str, np.ndarray]]:
     return list(zip(_names(name, tree), forms.leaves(tree), strict=True))
 
@@ -184,12 +211,32 @@ def form(x: Tree, y: Tree) -> dict[str, Any]:
 
 def same_form(found: dict[str, Any], expected: dict[str, Any], where: str) -> None:
     """Refuse a test set that does not look like the training set."""
-    for name, value in found.items():
-        if value != expected[name]:
-            raise DataError(
-                f"{where}: {name} is {value!r}, but the training set's is {expected[name]!r} (see "
-                "manyhands.forms)"
-            )
+    if found != expected:
+        raise DataError(
+            f"{where} and the training set have different forms: {where} is {_described(found)}, "
+            f"the training set is {_described(expected)}; give both in the same form, for instance "
+            "(x, y)"
+        )
+
+
+def _described(given: dict[str, Any]) -> str:
+    """Return the form of a set as a user would write it.
+
+    >>> _described({"features": None, "targets": ["a", "b"], "labelled": True})
+    "(array, {'a': array, 'b': array})"
+    >>> _described({"features": 3, "targets": None, "labelled": False})
+    '(array, array, array), without targets'
+    """
+    features = _written(given["features"])
+    if given["labelled"]:
+        return f"({features}, {_written(given['targets'])})"
+    return f"{features}, without targets"
+
+
+def _written(form: forms.Form) -> str:
+    if isinstance(form, list):
+        return "{" + ", ".join(f"{name!r}: array" for name in form) + "}"
+    return "array" if form is None else f"({', '.join(['array'] * form)})"
 
 
 def _stacked(dataset: Any, where: str, *, halved: bool) -> tuple[Tree, Tree | None]:

@@ -112,6 +112,7 @@ def _prepared(
             made = writing.label(take(kitchen), kitchen)
             on_stage("counting the rows")
             counts = writing.count(made, kitchen)
+        with told(where, writing.size_told(made, counts)):
             on_stage(f"writing {counts['train'] + counts['test']:,} rows")
             writing.write(made, counts, kitchen, place / "written")
     finally:

@@ -19,6 +19,7 @@ from manyhands.errors import ConfigError, ManyhandsError
 
 JAVA = 17
 _LONGEST = 400  # characters of Spark's own message that are shown
+_NO_SPACE = "No space left on device"
 _DYING = 5.0  # seconds that a killed Java may take to be gone
 
 
@@ -69,6 +70,7 @@ def session(master: str, memory: str) -> Iterator[Any]:
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.log.level": "ERROR",
+        **({} if "SPARK_LOCAL_DIRS" in os.environ else {"spark.local.dir": tempfile.gettempdir()}),
         "spark.sql.session.timeZone": "UTC",
         # Java never compiles a method above 8000 bytes of code, and one row of many features is
         # such a one: so Spark must cut it up.
@@ -127,14 +129,21 @@ def _quietly() -> Iterator[None]:
 
 
 @contextmanager
-def told(where: str) -> Iterator[None]:
-    """Turn what Spark raises into one message that begins with `where`."""
+def told(where: str, need: str = "") -> Iterator[None]:
+    """Turn what Spark raises into one message that begins with `where`.
+
+    Raises:
+        OSError: Where a disk is full: `resources.explained` adds the folders to it. `need` says how
+            much the disk must hold.
+    """
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
     try:
         yield
     except (PySparkException, Py4JError, ConnectionError, EOFError) as error:
+        if _NO_SPACE in str(error):
+            raise OSError(f"{where}: {_NO_SPACE}{need and f', {need}'}") from error
         # A Java that is being killed may still answer, with nonsense: neither a result nor an
         # exception of its own, which Spark's Python may take for something that it cannot read.
         nonsense = any(type(each) is Py4JError for each in _behind(error))

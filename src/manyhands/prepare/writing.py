@@ -15,10 +15,12 @@ from manyhands.data.manifest import KEY as KEY_COLUMN
 from manyhands.data.manifest import LABEL, Part, file_hash
 from manyhands.errors import DataError, nearest
 from manyhands.prepare.steps import KEY, TEST, Kitchen, unit
+from manyhands.resources import LEAST_SPACE, size_text
 
 ROWS_PER_GROUP = 1 << 14
 _WHOLE = ("tinyint", "smallint", "int", "bigint")
 _REAL = ("float", "double")
+_KEY_BYTES = 64  # of a record's key, a hash as text
 
 
 class Labelled(NamedTuple):
@@ -174,6 +176,13 @@ def _refuse_counts(counts: dict[str, Any], made: Labelled, kitchen: Kitchen) -> 
                         f"{kitchen.recipe.place(split)}: class {name} is not on the {side} side; "
                         "a stratified split needs every class on both"
                     )
+
+
+def size_told(made: Labelled, counts: dict[str, Any]) -> str:
+    """Return how much the shards take at the most: as floats, before they are compressed."""
+    rows, columns = counts["train"] + counts["test"], len(made.features) + 1
+    most = rows * (4 * columns + _KEY_BYTES) + LEAST_SPACE
+    return f"the shards of {rows:,} rows take up to {size_text(most)}"
 
 
 def write(made: Labelled, counts: dict[str, Any], kitchen: Kitchen, folder: Path) -> None:

@@ -1,0 +1,7 @@
+"""What all unit tests share."""
+
+from hypothesis import HealthCheck, settings
+
+# No test asserts a time: on a busy machine an example may take any time, to draw and to run.
+settings.register_profile("manyhands", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("manyhands")
