@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 
 import pytest
 from test_report_tables import summary, timed
@@ -45,13 +46,30 @@ def test_what_has_no_spread_is_not_told_apart() -> None:
     assert welch([0.9, 0.9], [0.8, 0.8001]) is not None
 
 
-def test_the_p_value_is_multiplied_by_the_comparisons() -> None:
+def test_the_larger_of_both_p_values_counts() -> None:
     runs = [timed(s, 2, t, repeat=i) for s, times in (("sync", (5, 5.2)), ("gossip", (6, 6.3)))
             for i, t in enumerate(times)]  # fmt: skip
-    one, other = summary(*runs).rows
-    alone = compare(one, other, "seconds", 1).p
+    one, other = pool = summary(*runs).rows
+    logs = [[math.log(5), math.log(5.2)], [math.log(6), math.log(6.3)]]
+    alone = welch(*logs)
     assert alone is not None
-    assert alone == pytest.approx(welch([math.log(5), math.log(5.2)], [math.log(6), math.log(6.3)]))
-    assert compare(one, other, "seconds", 3).p == pytest.approx(3 * alone)
-    assert compare(one, other, "seconds", 1000).p == 1.0
+    assert compare(one, other, "seconds", 1, pool).p == pytest.approx(alone)
+    variance = statistics.fmean(statistics.variance(side) for side in logs)
+    t = (statistics.fmean(logs[1]) - statistics.fmean(logs[0])) / math.sqrt(variance)
+    assert compare(one, other, "seconds", 3, pool).p == pytest.approx(3 * two_sided(t, 2))
+    assert compare(one, other, "seconds", 1000, pool).p == 1.0
     assert [pairs(count) for count in (1, 2, 3, 5)] == [1, 1, 3, 10]
+
+
+def test_steady_repeats_of_others_do_not_tell_two_unsteady_ones_apart() -> None:
+    steady = [timed("sync", p, 5 + 0.001 * i, 0.98 + 1e-5 * i, repeat=i)
+              for p in (2, 4, 8) for i in range(3)]  # fmt: skip
+    wild = [timed("gossip", 2, 5, a, repeat=i) for i, a in enumerate((0.90, 0.60, 0.97))]
+    rows = summary(*steady, *wild).rows
+    gossip = next(row for row in rows if row.label == "gossip")
+    verdict = compare(gossip, rows[0], "accuracy", 1, rows)
+    assert not verdict.apart
+    far = [timed("gossip", 2, 5, a, repeat=i) for i, a in enumerate((0.30, 0.25, 0.28))]
+    rows = summary(*steady, *far).rows
+    gossip = next(row for row in rows if row.label == "gossip")
+    assert compare(gossip, rows[0], "accuracy", pairs(4), rows).apart

@@ -84,7 +84,7 @@ def test_two_repeats_claim_no_difference_that_a_test_does_not() -> None:
     assert "falls" not in told
     assert "not told apart with 2 repeats" in told
     assert "more than the repeats" not in told
-    assert "Welch's t-test (two-sided, 5 %" in said(notes(summary(*runs)))
+    assert "a t-test (two-sided, 5 %" in said(notes(summary(*runs)))
 
 
 def test_a_difference_is_claimed_after_correction_for_all_that_could_be_picked() -> None:
@@ -206,7 +206,7 @@ def test_one_worker_is_not_crowned_for_being_faster_than_itself(tmp_path: Path) 
     assert found.choice is not None
     assert found.choice.leader.label == "hogwild"
     told = answer(found)
-    assert told[0].startswith("Hogwild with 1 worker was fastest in these runs")
+    assert told[0].startswith("Hogwild with 1 worker leads: 8.08")
     assert told[1].startswith("That is more than 1 worker can give, so no best is named")
     folder = records.sweep(tmp_path / "s", runs)
     page = build([folder], tmp_path / "out").read_text(encoding="utf-8")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from manyhands.report import measures
-from manyhands.report.choice import classes, versus
+from manyhands.report.choice import classes
 from manyhands.report.measures import who
 from manyhands.report.sentences import Sentence, capitalised, fact, listed, say
 from manyhands.report.significance import compare, pairs
@@ -43,13 +43,15 @@ def doubts(summary: Summary) -> tuple[Sentence, ...]:
 
 def _alone(summary: Summary) -> tuple[Sentence, ...]:
     """Say what was measured where configurations cannot be compared."""
+    if summary.tasks > 1:
+        return (say("These runs are of different tasks, which are not compared with each other."),)
     last = summary.rows[-1]
     row = summary.of(last.group)[0]
     if row is last:
         row = summary.rows[0]
         one = say("{who} trained in {t}{at}.", who=who(summary, row), t=_time(row), at=_at(row))
         return (capitalised(one),)
-    of = say(", {label}", label=measures.label(last)) if len(summary.groups) > 1 else ""
+    of = say(" of {label}", label=measures.label(last)) if len(summary.groups) > 1 else ""
     return (
         say(
             "From {along} {first} to {last} the training time{of} goes from {one} to {other}.",
@@ -94,20 +96,19 @@ def _headline(summary: Summary, choice: Choice) -> Sentence:
     gain = _gain(summary, choice)
     if choice.measure == "seconds to target":
         arrived = measures.arrival(summary, row, choice.candidates)
-        first = "is best here: it reaches" if choice.supported else "was first to reach"
+        first = "is best here: it reaches" if choice.supported else "leads: it reached"
         return say(
-            "{who} {first} {target} accuracy{comma} after {time}{gain}.", who=who(summary, row),
+            "{who} {first} {target} accuracy first, after {time}{gain}.", who=who(summary, row),
             target=measures.target(summary), time=arrived, gain=gain, first=first,
-            comma=" first," if choice.supported else ",",
         )  # fmt: skip
     if choice.measure == "examples per second" and row.rate is not None:
         most = fact(
             choice.measure, row.rate, how="most", runs=row.runs, text=f"{row.rate:,.0f}",
             among=[each.runs for each in choice.candidates if each.rate],
         )  # fmt: skip
-        verb = "gets" if choice.supported else "got"
+        verb = "is best here" if choice.supported else "leads"
         return say(
-            "{who} {verb} through most: {rate} examples per second{gain}{at}.", verb=verb,
+            "{who} {verb}: {rate} examples per second{gain}{at}.", verb=verb,
             who=who(summary, row), rate=most, gain=gain, at=_at(row, gain),
         )  # fmt: skip
     assert row.seconds is not None
@@ -116,13 +117,13 @@ def _headline(summary: Summary, choice: Choice) -> Sentence:
         among=[each.runs for each in choice.candidates], text=seconds(row.seconds.median),
     )  # fmt: skip
     if row.group.strategy == "sequential":
-        states = "One worker is best here" if choice.supported else "One worker was fastest"
+        states = "One worker is best here" if choice.supported else "One worker leads"
         return say(
-            "{states}: the sequential run took {time}{at}, and no other configuration gained on "
-            "it by the rule below.",
-            states=states, time=least, at=_at(row),
+            "{states}: {who} took {time}{at}, and no other configuration gained on it by the rule "
+            "below.",
+            states=states, who=who(summary, row), time=least, at=_at(row),
         )  # fmt: skip
-    verb = "is best here" if choice.supported else "was fastest in these runs"
+    verb = "is best here" if choice.supported else "leads"
     return say(
         "{who} {verb}: {time} of training{gain}{at}.", who=who(summary, row), verb=verb,
         time=least, gain=gain, at=_at(row, gain),
@@ -199,9 +200,14 @@ def _tied(summary: Summary, choice: Choice) -> Sentence:
             "{each} ran once, so that chance cannot be ruled out and no best is named.", each=each
         )
     count = len(choice.candidates) - 1
-    tests = [versus(choice.leader, row, choice.measure, count).resting() for row in rivals]
+    more = measures.aim(summary) if choice.measure == "seconds to target" else {}
+    tests = [
+        compare(choice.leader, row, choice.measure, count, summary.rows, **more).resting()
+        for row in rivals
+    ]
     return say(
-        "With {repeats} it cannot be told apart from {names}{tests}: no best is named.",
+        "With {least}{repeats} it cannot be told apart from {names}{tests}: no best is named.",
+        least="" if len({len(row.runs) for row in (choice.leader, *rivals)}) == 1 else "at least ",
         repeats=measures.repeats(fewest), names=_some(summary, rivals),
         tests=listed(tests, "", ""),
     )  # fmt: skip
@@ -234,7 +240,7 @@ def _caveat(summary: Summary, leader: Row) -> Sentence:
     gap = top.accuracy.median - leader.accuracy.median
     if top is leader or gap <= 0:
         return say("No other was more accurate." if len(rows) > 1 else "")
-    verdict = compare(top, leader, "accuracy", pairs(len(rows)))
+    verdict = compare(top, leader, "accuracy", pairs(len(rows)), rows)
     return say(
         "The most accurate, {who}, is {gap} above{hedge}.", who=who(summary, top),
         gap=measures.gap(top, leader), hedge=verdict.hedge(),

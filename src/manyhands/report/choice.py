@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from manyhands.report.significance import Verdict, compare, compare_values
+from manyhands.report.significance import compare
 from manyhands.report.tables import Choice, Row
 from manyhands.report.values import number
 
 TOLERANCE = 0.01  # how far below the best a model is still as good
 BARELY = 0.05  # of the way from guessing to faultless: no more than chance
-UNIFORM = 0.98  # of the loss of guessing: the model says the same of every class
+UNIFORM = 0.02  # of the loss of guessing: the model says the same of every class
+HARDLY = 0.2  # of the way to faultless, with the loss of guessing: no more than chance either
 
 
 def choose(everything: Sequence[Row], scaling: str, target: float | None) -> Choice | None:
@@ -24,16 +25,20 @@ def choose(everything: Sequence[Row], scaling: str, target: float | None) -> Cho
         each = ", in every repeat" if max(len(row.runs) for row in rows) > 1 else ""
         rule = f"the shortest time to the target accuracy{each}"
         leader = min(arrived, key=lambda row: row.to_target or math.inf)
-        return _choice(leader, rule, "seconds to target", arrived)
+        return _choice(leader, rule, "seconds to target", arrived, rows)
     fair, words = _fair(rows)
     if scaling == "weak":
         leader = max(fair, key=lambda r: r.rate or 0)
-        return _choice(leader, f"the most examples per second{words}", "examples per second", fair)
+        return _choice(
+            leader, f"the most examples per second{words}", "examples per second", fair, rows
+        )
     leader = min(fair, key=lambda r: r.seconds.median if r.seconds else math.inf)
-    return _choice(leader, f"the shortest training time{words}", "seconds", fair)
+    return _choice(leader, f"the shortest training time{words}", "seconds", fair, rows)
 
 
-def _choice(leader: Row, rule: str, measure: str, candidates: Sequence[Row]) -> Choice:
+def _choice(
+    leader: Row, rule: str, measure: str, candidates: Sequence[Row], pool: Sequence[Row]
+) -> Choice:
     others = [row for row in candidates if row is not leader]
     count = max(len(others), 1)
     return Choice(
@@ -41,16 +46,9 @@ def _choice(leader: Row, rule: str, measure: str, candidates: Sequence[Row]) -> 
         rule=rule,
         measure=measure,
         candidates=tuple(candidates),
-        rivals=tuple(row for row in others if not versus(leader, row, measure, count).apart),
+        rivals=tuple(row for row in others if not compare(leader, row, measure, count, pool).apart),
         learned=any(learned(row) for row in candidates),
     )
-
-
-def versus(one: Row, other: Row, measure: str, comparisons: int) -> Verdict:
-    """Compare two configurations by what the leader was chosen by."""
-    if measure != "seconds to target":
-        return compare(one, other, measure, comparisons)
-    return compare_values(one.arrivals, other.arrivals, (one, other), measure, comparisons)
 
 
 def _fair(rows: Sequence[Row]) -> tuple[list[Row], str]:
@@ -81,8 +79,7 @@ def learned(row: Row) -> bool:
     count = classes(row)
     if row.accuracy is None or count is None:
         return True
-    chance = 1 / count
-    if row.accuracy.median <= chance + BARELY * (1 - chance):
-        return False
-    uniform = row.loss is not None and row.loss.median >= UNIFORM * math.log(count)
-    return not (uniform and row.accuracy.median <= 2 * chance)
+    chance, guess = 1 / count, math.log(count)
+    gained = (row.accuracy.median - chance) / (1 - chance)
+    uniform = row.loss is not None and abs(row.loss.median - guess) <= UNIFORM * guess
+    return gained > (HARDLY if uniform else BARELY)

@@ -80,7 +80,7 @@ def time(summary: Summary) -> list[Sentence]:
     """Comment on the training times."""
     rows = [row for row in summary.rows if row.seconds]
     return some(
-        say("") if summary.scaling == "weak" else _fastest(summary, rows),
+        say("") if summary.scaling == "weak" or summary.tasks > 1 else _fastest(summary, rows),
         _flatness(summary), _turning(summary), causes.crowding(summary), _noise(rows),
         spread(summary), _apart(rows),
     )  # fmt: skip

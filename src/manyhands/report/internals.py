@@ -210,15 +210,16 @@ def comment_own(summary: Summary) -> list[Sentence]:
 
 def comment_distance(summary: Summary) -> list[Sentence]:
     """Comment on how far apart the replicas are."""
-    return [
-        say(
-            "{who}: from {first} at the first to {last} at the last measurement.",
-            who=who(summary, row),
-            first=_of(row, "first distance", pairs[0][1], f"{pairs[0][1]:.3g}"),
-            last=_of(row, "last distance", pairs[-1][1], f"{pairs[-1][1]:.3g}"),
-        )
-        for row, pairs in with_distance(summary)
-    ]  # fmt: skip
+    states = []
+    for row, pairs in with_distance(summary):
+        first = _of(row, "first distance", pairs[0][1], f"{pairs[0][1]:.3g}")
+        last = _of(row, "last distance", pairs[-1][1], f"{pairs[-1][1]:.3g}")
+        course = say("from {first} at the first to {last} at the last measurement", first=first,
+                     last=last)  # fmt: skip
+        if len(pairs) == 1:
+            course = say("{first} at the only measurement", first=first)
+        states.append(say("{who}: {course}.", who=who(summary, row), course=course))
+    return states
 
 
 def comment_shares(summary: Summary) -> list[Sentence]:

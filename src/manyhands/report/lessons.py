@@ -32,13 +32,15 @@ def accuracy(summary: Summary) -> list[Sentence]:
         value = _accuracy(row)
         return fact("accuracy", value, how=how, runs=row.runs, among=among, text=percent(value, 2))
 
-    verdict = compare(top, low, "accuracy", pairs(len(rows)))
+    verdict = compare(top, low, "accuracy", pairs(len(rows)), rows)
     ends = say(
         "{top} is most accurate ({high}), {low} least ({least}): {gap} apart{hedge}.",
         top=who(summary, top), high=stated(top, "most"), low=who(summary, low),
         least=stated(low, "least"), gap=measures.gap(top, low), hedge=verdict.hedge(),
     )  # fmt: skip
-    if _accuracy(top) == _accuracy(low):
+    if summary.tasks > 1:
+        ends = say("Accuracies of different tasks are not compared.")
+    elif _accuracy(top) == _accuracy(low):
         ends = say("All have the same accuracy, {a}.", a=measures.accuracy(top))
     return some(ends, *_trends(summary), same(summary), spread(summary))
 
@@ -57,7 +59,7 @@ def _trends(summary: Summary) -> list[Sentence]:
     states = []
     for rows in curves:
         first, last = rows[0], rows[-1]
-        verdict = compare(first, last, "accuracy", len(curves))
+        verdict = compare(first, last, "accuracy", len(curves), summary.rows)
         change = _accuracy(last) - _accuracy(first)
         if verdict.apart and abs(change) > VISIBLE:
             states.append(
@@ -86,7 +88,7 @@ def same(summary: Summary) -> Sentence:
     reference = next((g for g in held if g.strategy == "sync"), next(iter(held)))
     base = held[reference][at]
     others = [rows[at] for g, rows in held.items() if g is not reference]
-    parts = some(*(_versus(row, base, 2 * len(others)) for row in others))
+    parts = some(*(_versus(summary, row, base, 2 * len(others)) for row in others))
     if not parts:
         return say("")
     return say(
@@ -95,7 +97,7 @@ def same(summary: Summary) -> Sentence:
     )  # fmt: skip
 
 
-def _versus(row: Row, base: Row, comparisons: int) -> Sentence:
+def _versus(summary: Summary, row: Row, base: Row, comparisons: int) -> Sentence:
     """Compare a configuration with another, in time and in accuracy."""
     if row.seconds is None or base.seconds is None:
         return say("")
@@ -109,7 +111,7 @@ def _versus(row: Row, base: Row, comparisons: int) -> Sentence:
         )  # fmt: skip
         pace = say(
             "{excess} {side}{hedge}", excess=excess, side="slower" if ratio > 0 else "faster",
-            hedge=_brief(row, base, "seconds", comparisons),
+            hedge=_brief(summary, (row, base), "seconds", comparisons),
         )  # fmt: skip
     label = measures.label(row)
     if row.accuracy is None or base.accuracy is None:
@@ -118,13 +120,13 @@ def _versus(row: Row, base: Row, comparisons: int) -> Sentence:
     return say(
         "{label} is {pace}, its accuracy {gap} {side}{hedge}", label=label, pace=pace,
         gap=measures.gap(row, base), side="above" if gap > 0 else "below",
-        hedge=_brief(row, base, "accuracy", comparisons),
+        hedge=_brief(summary, (row, base), "accuracy", comparisons),
     )  # fmt: skip
 
 
-def _brief(row: Row, base: Row, measure: str, comparisons: int) -> Sentence:
+def _brief(summary: Summary, both: tuple[Row, Row], measure: str, comparisons: int) -> Sentence:
     """Say in brackets whether a test tells two configurations apart."""
-    verdict = compare(row, base, measure, comparisons)
+    verdict = compare(*both, measure, comparisons, summary.rows)
     if verdict.apart:
         return say(" ({p})", p=verdict.stated())
     if len(verdict.fewest) < 2:
@@ -143,7 +145,9 @@ def to_target(summary: Summary) -> list[Sentence]:
     drawn = featured(summary)
     never = [who(summary, row) for row in drawn if row.to_target is None]
     missing = "not in every repeat there" if summary.repeats > 1 else "never there"
-    kind = "asked for" if summary.target_given else "that at least half of all configurations reach"
+    kind = (
+        "asked for" if summary.target_given else f"that at least half of {_judged(summary)} reach"
+    )
     return some(
         say(
             "{who} is first at {target}, the accuracy {kind}, after {time}{aside}.", kind=kind,
@@ -156,6 +160,13 @@ def to_target(summary: Summary) -> list[Sentence]:
         else say(""),
         chosen(summary),
     )  # fmt: skip
+
+
+def _judged(summary: Summary) -> str:
+    """Say of which configurations at least half reach the target."""
+    if all(row.accuracy for row in summary.rows):
+        return "all configurations"
+    return "the configurations with an accuracy"
 
 
 def chosen(summary: Summary) -> Sentence:
@@ -176,7 +187,9 @@ def loss_over_time(summary: Summary) -> list[Sentence]:
     alike = max(end for _, end in ends) <= 1.01 * least
     rising = [who(summary, r) for r, heights in held if heights[-1] > 1.1 * min(heights)]
     end = _end(ends, row, "test loss", "least", f"{least:.4f}")
-    if len(ends) == 1:
+    if summary.tasks > 1:
+        first = say("Losses of different tasks are not compared.")
+    elif len(ends) == 1:
         first = say("The test loss ends at {end}.", end=end)
     elif alike:
         first = say("All drawn end within one per cent of the lowest test loss, {end}.", end=end)

@@ -128,8 +128,13 @@ def arrival(summary: Summary, row: Row, among: Iterable[Row] = ()) -> Fact:
     return fact(
         "seconds to target", row.to_target, how="least" if others else "median", runs=row.runs,
         among=others, text=seconds(row.to_target),
-        parameters={"target": summary.target, "asked": float(summary.target_given)},
+        parameters=aim(summary),
     )  # fmt: skip
+
+
+def aim(summary: Summary) -> dict[str, float]:
+    """Return what a fact about the target needs: the target, and whether it was asked for."""
+    return {"target": summary.target or 0.0, "asked": float(summary.target_given)}
 
 
 def repeats(runs: Sequence[Run]) -> Fact:

@@ -279,7 +279,8 @@ def notes(summary: Summary) -> list[Sentence]:
         states.append(
             say(
                 "{target} is the highest accuracy, in steps of half a percent, that {each}at least "
-                "half of the configurations reached; it is looked at when a run is evaluated.",
+                "half of the configurations with an accuracy reached; it is looked at when a run "
+                "is evaluated.",
                 target=measures.target(summary), each=each,
             )
         )  # fmt: skip

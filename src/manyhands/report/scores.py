@@ -21,7 +21,7 @@ def ends(summary: Summary) -> list[Sentence]:
         return [say("The {metric} is {value}.", metric=summary.metric, value=value)]
     best, worst = _extremes(summary, rows)
     high, low = ("highest", "lowest") if summary.higher else ("lowest", "highest")
-    verdict = compare(best, worst, "score", pairs(len(rows)))
+    verdict = compare(best, worst, "score", pairs(len(rows)), summary.rows)
     return [
         say(
             "{best} has the {high} {metric} ({top}), {worst} the {low} ({bottom}){hedge}.",

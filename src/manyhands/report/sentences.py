@@ -148,7 +148,10 @@ def listed(parts: Sequence[str | Fact], between: str = ", ", last: str = " and "
 
 def capitalised(sentence: str) -> Sentence:
     """Return a sentence with its first letter large, with its facts."""
-    names = [name for each in names_in(sentence) for name in (each, each[:1].upper() + each[1:])]
+    names = [
+        each[:1].upper() + each[1:] if sentence.startswith(each) else each
+        for each in names_in(sentence)
+    ]
     return Sentence(sentence[:1].upper() + sentence[1:], facts_of(sentence), names)
 
 

@@ -1,22 +1,28 @@
-"""Which differences the repeats support: Welch's t-test, corrected for the comparisons.
+"""Which differences the repeats support: a test, corrected for the comparisons.
 
-Two configurations are told apart if the two-sided test gives a p-value of at most 5 % after it was
-multiplied by the number of comparisons that the sentence could have picked from (Bonferroni): every
-pair of configurations for two extremes that are picked after looking, and one less than the
-configurations for one that is compared with all others (Hsu, doi 10.1214/aos/1176345792). Times
-and rates are compared by their logarithms, since their noise is in proportion to them.
+Two configurations are told apart if both hold:
+
+1. They differ by more than the repeats of all configurations vary: a two-sided t-test with the
+   variance pooled over the configurations gives at most 5 % after its p-value was multiplied by the
+   number of comparisons that the sentence could have picked from (Bonferroni). That is every pair
+   of configurations for two extremes that are picked after looking, and one less than the
+   configurations for one that is compared with all others (Hsu, doi 10.1214/aos/1176345792).
+2. Their own repeats differ: Welch's t-test, two-sided, gives at most 5 %. It guards against a pool
+   of configurations that vary less than these two.
 
     t  = (m1 - m2) / sqrt(v1 / n1 + v2 / n2)
     df = (v1 / n1 + v2 / n2)^2 / ((v1 / n1)^2 / (n1 - 1) + (v2 / n2)^2 / (n2 - 1))
 
-m, v, n: mean, variance (of n - 1) and number of the repeats.
+m, v, n: mean, variance (of n - 1) and number of the repeats. In the first test v1 = v2 is the
+pooled variance, and df is the number of all repeats less the number of configurations. Times and
+rates are compared by their logarithms, since their noise is in proportion to them.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,9 +34,10 @@ from manyhands.report.wording import plural
 
 LEVEL = 0.05
 METHOD = (
-    "Differences are claimed by Welch's t-test (two-sided, {level}; times by their logarithms). "
-    "Its p-values are multiplied by the number of comparisons that a sentence picks from "
-    "(Bonferroni); few repeats therefore tell only large and steady differences apart."
+    "Differences are claimed if a t-test (two-sided, {level}; times by their logarithms) with the "
+    "variance pooled over all configurations tells them apart, its p-value multiplied by the "
+    "number of comparisons that a sentence picks from (Bonferroni), and Welch's t-test of the two "
+    "alone does as well; p is the larger of both."
 )
 LOGARITHMIC = ("seconds", "seconds to target", "examples per second")
 MEASURES: dict[str, Callable[[Run], float | None]] = {
@@ -48,11 +55,13 @@ class Verdict:
     """What a test says of two configurations.
 
     Attributes:
-        p: The p-value times the comparisons, at most 1; None where there is nothing to test by.
+        p: The larger p-value of both tests, at most 1; None where there is nothing to test by.
         one: The runs of the one configuration.
         other: The runs of the other.
         measure: What was compared.
         comparisons: How many comparisons it was picked from.
+        pool: The runs of every configuration that the variance is pooled over.
+        parameters: What the measure needs beside the runs.
     """
 
     p: float | None
@@ -60,6 +69,8 @@ class Verdict:
     other: tuple[Run, ...]
     measure: str
     comparisons: int
+    pool: tuple[tuple[Run, ...], ...]
+    parameters: Mapping[str, float | str]
 
     @property
     def apart(self) -> bool:
@@ -99,7 +110,7 @@ class Verdict:
         assert self.p is not None
         return fact(
             self.measure, self.p, how="p-value", text=text, runs=self.one, against=self.other,
-            parameters={"comparisons": self.comparisons},
+            among=self.pool, parameters={"comparisons": self.comparisons, **self.parameters},
         )  # fmt: skip
 
 
@@ -108,37 +119,57 @@ def pairs(count: int) -> int:
     return max(count * (count - 1) // 2, 1)
 
 
-def compare(one: Row, other: Row, measure: str, comparisons: int) -> Verdict:
-    """Test whether two configurations differ in a measure."""
-    read = MEASURES[measure]
-    return compare_values(
-        [read(run) for run in one.runs],
-        [read(run) for run in other.runs],
-        (one, other),
-        measure,
-        comparisons,
-    )
-
-
-def compare_values(
-    mine: Iterable[float | None],
-    theirs: Iterable[float | None],
-    rows: tuple[Row, Row],
+def compare(
+    one: Row,
+    other: Row,
     measure: str,
     comparisons: int,
+    pool: Sequence[Row],
+    **parameters: float,
 ) -> Verdict:
-    """Test whether two samples differ, given what was measured in each repeat."""
-    samples = [[v for v in values if v is not None] for values in (mine, theirs)]
-    if measure in LOGARITHMIC:
-        samples = [[math.log(v) for v in values if v > 0] for values in samples]
-    p = welch(*samples)
+    """Test whether two configurations differ in a measure, beside all that vary likewise."""
+    held = [row for row in pool if _sample(row, measure)]
+    pooled = _pooled([_sample(row, measure) for row in held])
     return Verdict(
-        p=None if p is None else min(1.0, p * comparisons),
-        one=rows[0].runs,
-        other=rows[1].runs,
+        p=_larger(_sample(one, measure), _sample(other, measure), pooled, comparisons),
+        one=one.runs,
+        other=other.runs,
         measure=measure,
         comparisons=comparisons,
+        pool=tuple(row.runs for row in held),
+        parameters=parameters,
     )
+
+
+def _sample(row: Row, measure: str) -> list[float]:
+    """Return what the repeats measured, times and rates as logarithms."""
+    if measure == "seconds to target":
+        values = list(row.arrivals)
+    else:
+        values = [v for run in row.runs if (v := MEASURES[measure](run)) is not None]
+    if measure in LOGARITHMIC:
+        return [math.log(value) for value in values if value > 0]
+    return values
+
+
+def _pooled(samples: Sequence[Sequence[float]]) -> tuple[float, int]:
+    """Return the variance pooled over samples, and its degrees of freedom."""
+    degrees = sum(len(values) - 1 for values in samples)
+    squares = [statistics.variance(v) * (len(v) - 1) for v in samples if len(v) > 1]
+    return (math.fsum(squares) / degrees if degrees else 0.0), degrees
+
+
+def _larger(
+    one: Sequence[float], other: Sequence[float], pooled: tuple[float, int], comparisons: int
+) -> float | None:
+    """Return the larger p-value of both tests; None where the two have no spread."""
+    alone = welch(one, other)
+    variance, degrees = pooled
+    if alone is None or variance <= 0:
+        return alone
+    gap = abs(statistics.fmean(one) - statistics.fmean(other))
+    t = gap / math.sqrt(variance * (1 / len(one) + 1 / len(other)))
+    return max(alone, min(1.0, two_sided(t, degrees) * comparisons))
 
 
 def welch(one: Sequence[float], other: Sequence[float]) -> float | None:

@@ -38,7 +38,7 @@ def summarise(loaded: Loaded) -> Summary:
     choice = choose(rows, _common(rows), target if given else None) if comparable else None
     rows, choice = _marked(rows, choice)
     fits = {g: f for g in arranged.members if (f := _fit([r for r in rows if r.group is g]))}
-    return Summary(
+    found = Summary(
         loaded=loaded,
         layout=arranged,
         rows=tuple(rows),
@@ -51,6 +51,13 @@ def summarise(loaded: Loaded) -> Summary:
         choice=choice,
         fits=fits if by_workers else {},
     )
+    return found if found.tasks == 1 else _uncompared(found)
+
+
+def _uncompared(summary: Summary) -> Summary:
+    """Return the summary of several tasks: none of its configurations leads."""
+    rows = tuple(replace(row, leads=False, best=False) for row in summary.rows)
+    return replace(summary, rows=rows, choice=None)
 
 
 def _usable(run: Run) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from manyhands.report.groups import Group, Layout
 from manyhands.report.load import Loaded, Run
 from manyhands.report.scaling import Fit
+from manyhands.report.values import text
 
 _SUSPECT = 1.25  # a speed-up of so many times the workers is no parallelism
 AMOUNT = ("limit", "epochs", "max_steps")  # options that say how much is trained
@@ -146,6 +147,12 @@ class Summary:
     def groups(self) -> tuple[Group, ...]:
         """The groups, in the order of their first run."""
         return tuple(dict.fromkeys(row.group for row in self.rows))
+
+    @property
+    def tasks(self) -> int:
+        """How many tasks the runs are of: data and loss."""
+        runs = [row.runs[0] for row in self.rows]
+        return len({(text(run.data, "name"), str(run.config.get("loss"))) for run in runs})
 
     def row_of(self, runs: tuple[Run, ...]) -> Row | None:
         """Return the row that consists of these runs."""
