@@ -63,6 +63,31 @@ def test_the_first_at_the_target_is_the_first_of_all_not_of_those_drawn() -> Non
     assert "after 3.00 s (not drawn)" in told
 
 
+def test_what_is_not_drawn_is_not_said_to_be_drawn() -> None:
+    names = [f"s{i}" for i in range(10)]
+    found = summary(*(timed(name, p, 10 - p) for name in names for p in (1, 2)))
+    assert "of each of the first 8 curves above" in lessons.chosen(found)
+    few = summary(*(timed(name, p, 10 - p) for name in names[:4] for p in (1, 2)))
+    assert lessons.chosen(few) == "Drawn is the fastest configuration of each curve above."
+    one = summary(*(timed("sync", p, 10 / p) for p in range(1, 11)))
+    assert lessons.chosen(one).startswith("Drawn are 8 configurations")
+
+
+def test_tasks_that_differ_are_not_compared() -> None:
+    runs = several(("sequential", 1, 10, 0.98), ("sync", 2, 5, 0.97))
+    for run in runs:
+        if run["config"]["strategy"] == "sync":
+            run["data"]["name"] = "other"
+    found = summary(*runs)
+    assert found.best is None
+    (told,) = answer(found)
+    assert told == "These runs are of different tasks, which are not compared with each other."
+    words = said([*lessons.accuracy(found), *lessons.loss_over_time(found), *comments.time(found)])
+    assert "most accurate" not in words
+    assert "lowest test loss" not in words
+    assert "shortest time" not in words
+
+
 def test_the_best_is_described_by_what_it_was_chosen_by() -> None:
     runs = []
     for i in range(3):

@@ -171,9 +171,22 @@ def _judged(summary: Summary) -> str:
 
 def chosen(summary: Summary) -> Sentence:
     """Say which configurations are drawn, where it is not all of them."""
-    if len(featured(summary)) == len(summary.rows):
+    drawn = featured(summary)
+    if len(drawn) == len(summary.rows):
         return say("")
-    return say("Drawn is the fastest configuration of each curve above.")
+    if len(drawn) == len(summary.groups):
+        return say("Drawn is the fastest configuration of each curve above.")
+    number = fact(
+        "configurations", len(drawn), how="count", among=[row.runs for row in drawn],
+        text=str(len(drawn)),
+    )  # fmt: skip
+    if len({row.group for row in drawn}) < len(drawn):
+        return say("Drawn are {number} configurations, the first that were evaluated.",
+                   number=number)  # fmt: skip
+    return say(
+        "Drawn is the fastest configuration of each of the first {number} curves above.",
+        number=number,
+    )
 
 
 def loss_over_time(summary: Summary) -> list[Sentence]:
