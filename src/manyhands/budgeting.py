@@ -74,11 +74,11 @@ def lines(found: Budget) -> list[str]:
 
 def write(found: Budget, folder: Path) -> None:
     """Write the answer as JSON and the cost over the steps as PNG and SVG."""
+    from manyhands.report.budget import Line, cost_chart
     from manyhands.report.chart import render
-    from manyhands.report.private import cost_chart
 
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "privacy.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     event = Event(found["steps"], found["rate"], found["noise_multiplier"])
     label = f"σ = {found['noise_multiplier']:g}, q = {found['rate']:.4g}"
-    render(cost_chart([(label, event)], found["delta"]), folder)
+    render(cost_chart([Line(label, event, found["delta"])]), folder)

@@ -12,7 +12,6 @@ from cyclopts import Parameter
 
 from manyhands.errors import ConfigError
 from manyhands.flags import several, takes_options
-from manyhands.progress import said
 from manyhands.ranges import Range
 from manyhands.resources import explained
 
@@ -91,16 +90,9 @@ def _say_comparison(found: Any) -> None:
     from rich.markup import escape
 
     console = Console(highlight=False, soft_wrap=True)
-    best = next((row for row in found.table if row["best"]), None)
-    if best is not None:
-        parts = [f"{best['seconds']:.1f} s of training"]
-        parts += [f"speed-up {best['speedup']:.2f}"] if best["speedup"] is not None else []
-        parts += [f"test {said(best['metric'], best['score'])}"] if best["metric"] else []
-        one = best["strategy"] == "sequential"
-        name = best["label"] if one else f"{best['label']} × {best['workers']}"
-        console.print(f"[bold]best: {escape(name)}[/bold], {', '.join(parts)}")
-    for doubt in found.table.doubts:
-        console.print(f"[yellow]{escape(doubt)}[/yellow]")
+    for sentence in found.table.answer:
+        style = "yellow" if sentence in found.table.doubts else "bold"
+        console.print(f"[{style}]{escape(sentence)}[/{style}]")
     for name, message in found.failed.items():
         console.print(f"[red]failed: {escape(name)}[/red]: {escape(message)}")
     console.print(f"report: {escape(str(found.report))}")

@@ -29,7 +29,9 @@ def test_a_comparison_ends_with_an_answer_and_the_report_can_be_built_again(
     assert "3 runs of 3 configurations, into sweep" in done.stderr
     assert "[1/3] sequential (repeat 1): " in done.stderr
     assert "[3/3] sync × 2, allreduce ring (repeat 1): " in done.stderr
-    assert "best: " in done.stdout
+    told = json.loads((tmp_path / "sweep" / "report.json").read_text(encoding="utf-8"))
+    assert told["answer"]
+    assert all(sentence["text"] in done.stdout for sentence in told["answer"])
     assert done.stdout.rstrip().endswith("report: sweep/report.html")
     found = records(tmp_path / "sweep")
     assert len(found) == 3

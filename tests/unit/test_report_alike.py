@@ -57,12 +57,12 @@ def test_times_along_epochs_are_of_one_strategy() -> None:
 
 def test_nothing_is_best_where_one_was_to_do_more_and_nobody_is_judged() -> None:
     runs = [timed("sync", p, 10 * e / p, epochs=e) for p in (2, 4) for e in (1, 5)]
-    assert summary(*runs).best is not None
+    assert summary(*runs).choice is not None
     for run in runs:
         run["result"]["accuracy"] = None
         for epoch in run["epochs"]:
             epoch["test_accuracy"] = None
-    assert summary(*runs).best is None
+    assert summary(*runs).choice is None
 
 
 def test_repeats_lie_where_they_are_said_to() -> None:

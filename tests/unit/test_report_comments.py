@@ -12,7 +12,7 @@ from test_report_tables import summary, timed
 
 from manyhands import report, reporting
 from manyhands.comparing import Comparison
-from manyhands.report import causes, comments, facts, lessons, traffic
+from manyhands.report import causes, comments, internals, lessons, traffic
 from manyhands.report.answer import answer
 from manyhands.report.figures import charts
 from manyhands.report.wording import THIN, join, percent, plural, points, seconds, size
@@ -49,11 +49,9 @@ def test_one_repeat_means_that_no_spread_is_known() -> None:
 
 def test_accuracy_differences_are_held_against_the_spread() -> None:
     far = summary(*several(("sync", 2, 6, 0.98), ("averaging", 2, 6, 0.95)))
-    assert "3.00 percentage points apart, more than the repeats differ" in said(
-        lessons.accuracy(far)
-    )
+    assert "3.00 percentage points apart (p < 0.0001)." in said(lessons.accuracy(far))
     near = summary(*several(("sync", 2, 6, 0.98), ("averaging", 2, 6, 0.9801)))
-    assert "within the spread of the repeats" in said(lessons.accuracy(near))
+    assert "not told apart with 3 repeats)" in said(lessons.accuracy(near))
 
 
 def test_accuracy_that_falls_with_the_workers_is_told() -> None:
@@ -142,8 +140,10 @@ def test_strategies_are_compared_at_the_same_number_of_workers() -> None:
     )  # fmt: skip
     told = said([lessons.same(found)])
     assert told.startswith("With 4 workers, against sync:")
-    assert "hogwild is 17 % faster, its accuracy 0.01 percentage points above (within the" in told
-    assert "averaging is 33 % faster, its accuracy 4.00 percentage points below (beyond" in told
+    assert "hogwild is 17 % faster (p < 0.0001)" in told
+    assert ", its accuracy 0.01 percentage points above (p = 0.98: not told apart)" in told
+    assert "averaging is 33 % faster (p < 0.0001)" in told
+    assert ", its accuracy 4.00 percentage points below (p < 0.0001)." in told
     assert lessons.same(summary(*several(("sync", 2, 10, 0.98), ("sync", 4, 6, 0.98)))) == ""
 
 
@@ -161,7 +161,7 @@ def test_who_waits_for_whom() -> None:
 
 def test_idle_masters_are_told() -> None:
     told = said(causes.waiting(summary(timed("server", 2, 10, masters=2))))
-    assert "masters are idle" in told
+    assert "The masters wait 70 % of their time." in told
 
 
 def test_help_follows_from_what_was_measured() -> None:
@@ -202,16 +202,16 @@ def test_facts_of_single_strategies() -> None:
     found = summary(
         records.record("hogwild", 2), records.record("averaging", 2), records.record("gossip", 2)
     )
-    assert "updates late on average" in said(facts.comment_staleness(found))
-    assert "is better than the best worker alone" in said(facts.comment_own(found))
-    assert "hogwild" not in said(facts.comment_own(found))
-    assert "from 1 at the first" in said(facts.comment_distance(found))
+    assert "updates late on average" in said(internals.comment_staleness(found))
+    assert "is better than the best worker alone" in said(internals.comment_own(found))
+    assert "hogwild" not in said(internals.comment_own(found))
+    assert "from 1 at the first" in said(internals.comment_distance(found))
 
 
 def test_shares_are_told_as_parts_of_the_whole() -> None:
     record = records.record("sync", 2)
     record["strategy"] = {"shares": [[0, [64, 64]], [50, [96, 32]]]}
-    told = said(facts.comment_shares(summary(record)))
+    told = said(internals.comment_shares(summary(record)))
     assert told == "sync with 2 workers: from 50 % and 50 % to 75 % and 25 %."
 
 
@@ -227,27 +227,31 @@ def test_the_answer_names_the_best_and_what_it_costs() -> None:
     headline, *rest = answer(found)
     assert said([headline]) == (
         "Sync with 4 workers is best here: 4.04 s of training, 3.0 times as fast as the "
-        "sequential run at 98.01 % accuracy."
+        "sequential run, at 98.01 % accuracy."
     )
-    assert "0.50 percentage points above, which is more than the repeats differ" in said(rest)
+    assert "is 0.50 percentage points above (p < 0.0001)." in said(rest)
 
 
 def test_the_answer_admits_a_tie() -> None:
     found = summary(*several(("sync", 2, 4, 0.98), ("averaging", 2, 4.01, 0.98)))
-    assert "As far as the repeats can tell, averaging with 2 workers is as fast" in said(
-        answer(found)
-    )
+    told = said(answer(found))
+    assert "Sync with 2 workers leads: 4.04 s of training" in told
+    assert "With 3 repeats it cannot be told apart from averaging with 2 workers" in told
+    assert found.best is None
 
 
 def test_the_answer_when_sequential_is_best_and_when_nothing_can_be_compared() -> None:
-    assert (
-        "One worker is best" in answer(summary(timed("sequential", 1, 5), timed("sync", 2, 9)))[0]
-    )
+    once = answer(summary(timed("sequential", 1, 5), timed("sync", 2, 9)))
+    assert once[0].startswith("One worker leads: sequential took")
+    assert "Every configuration ran once" in said(once)
+    often = summary(*several(("sequential", 1, 5, 0.98), ("sync", 2, 9, 0.98)))
+    assert answer(often)[0].startswith("One worker is best here")
     assert "trained in" in answer(summary(timed("sync", 2, 9)))[0]
     doubted = answer(summary(timed("sequential", 1, 30), timed("sync", 2, 2)))
     assert doubted[1].startswith("That is more than 2 workers can give")
     believed = answer(summary(timed("sequential", 1, 30), timed("sync", 2, 15)))
     assert not any("more than" in sentence for sentence in believed)
+    assert "so no best is named" in doubted[1]
     assert "No run finished" in answer(summary(timed("sync", 2, 9) | {"status": "failed"}))[0]
     grown = summary(*[timed("sequential", 1, n / 100, limit=n) for n in (1000, 2000)])
     assert "From limit 1000 to 2000" in answer(grown)[0]
@@ -263,7 +267,8 @@ def test_compare_ends_with_the_doubts_of_the_report(
     table = report.results([tmp_path / "runs" / "a", tmp_path / "runs" / "b"])
     reporting._say_comparison(Comparison(table, tmp_path / "report.html", {}))
     shown = capsys.readouterr().out
-    assert f"speed-up {30 / took:.2f}" in shown
+    assert f"{30 / took:.1f} times as fast as the sequential run" in shown
+    assert all(sentence in shown for sentence in answer(report._summary([tmp_path])))
     sentence = "That is more than 2 workers can give"
     assert (sentence in shown) == (sentence in str(table)) == doubted
 

@@ -1,6 +1,7 @@
 """The report: one page that answers, made from records and nothing else.
 
-`build` writes `report.html`, `results.csv`, `runs.csv` and `figures/`; `results` returns the table.
+`build` writes `report.html`, `report.json`, `results.csv`, `runs.csv` and `figures/`; `results`
+returns the table.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ def build(folders: Sequence[Path], output: Path, *, pdf: bool = False, live: str
         ConfigError: None of the folders holds a record that can be read.
     """
     from manyhands import atomic
+    from manyhands.report import contents
     from manyhands.report.chart import render
     from manyhands.report.figures import charts
     from manyhands.report.page import page
@@ -45,6 +47,7 @@ def build(folders: Sequence[Path], output: Path, *, pdf: bool = False, live: str
     if pdf:
         with atomic.replacing(output / "report.pdf") as temporary:
             write_pdf(summary, [d.chart for d in drawn], temporary)
+    atomic.write(output / "report.json", contents.dump(summary, [d.chart for d in drawn]))
     path = output / "report.html"
     atomic.write(path, page(summary, drawn, live))
     return path
@@ -52,12 +55,12 @@ def build(folders: Sequence[Path], output: Path, *, pdf: bool = False, live: str
 
 def results(folders: Sequence[Path]) -> Table:
     """Return one row per configuration, as dictionaries; `.runs` has one row per run."""
-    from manyhands.report.answer import doubts
+    from manyhands.report.answer import answer, doubts
     from manyhands.report.table import tabulate
 
     summary = _summary(folders)
     table = tabulate(summary)
-    table.doubts = doubts(summary)
+    table.answer, table.doubts = answer(summary), doubts(summary)
     return table
 
 

@@ -1,142 +1,262 @@
-"""The answer: which configuration to use and what it gains, in one or two sentences."""
+"""The answer: which configuration leads, what it gains, and what the measurement supports."""
 
 from __future__ import annotations
 
-from manyhands.report.plots import name
-from manyhands.report.tables import Row, Summary
-from manyhands.report.wording import capital, join, percent, plural, points, seconds
+from collections.abc import Sequence
+
+from manyhands.report import measures
+from manyhands.report.choice import classes
+from manyhands.report.measures import who
+from manyhands.report.sentences import Sentence, capitalised, fact, listed, say
+from manyhands.report.significance import compare, pairs
+from manyhands.report.tables import Choice, Row, Summary
+from manyhands.report.wording import percent, seconds
 
 _ROBBED = 0.15  # so much of its computing without a core is more than a quiet machine takes
+_NAMED = 3  # rivals that a sentence names
 
 
-def answer(summary: Summary) -> tuple[str, ...]:
+def answer(summary: Summary) -> tuple[Sentence, ...]:
     """Return the headline sentences; they say no more than the records do."""
     if not summary.rows:
-        return ("No run finished, so there is nothing to compare.",)
-    if summary.best is None:
-        return _without_best(summary)
-    best = summary.best
-    sentences = (
-        _headline(summary, best),
+        return (say("No run finished, so there is nothing to compare."),)
+    choice = summary.choice
+    if choice is None:
+        return _alone(summary)
+    if not choice.learned:
+        return _nothing_learned(summary, choice)
+    found = (
+        _headline(summary, choice),
         *doubts(summary),
-        _lead(summary, best),
-        _caveat(summary, best),
+        _tied(summary, choice),
+        _caveat(summary, choice.leader),
     )
-    return tuple(s for s in sentences if s)
+    return tuple(capitalised(sentence) for sentence in found if sentence)
 
 
-def doubts(summary: Summary) -> tuple[str, ...]:
+def doubts(summary: Summary) -> tuple[Sentence, ...]:
     """Return why the times should not be relied on; the report and `compare` say the same."""
-    best = summary.best
-    found = (_doubt(best) if best else "", _robbed(summary))
+    choice = summary.choice
+    found = (_doubt(choice.leader) if choice else say(""), _robbed(summary))
     return tuple(sentence for sentence in found if sentence)
 
 
-def _without_best(summary: Summary) -> tuple[str, ...]:
-    row = summary.rows[0]
-    if len(summary.rows) == 1:
-        return (f"{capital(name(summary, row))} trained in {_time(row)}{_reached(row)}.",)
+def _alone(summary: Summary) -> tuple[Sentence, ...]:
+    """Say what was measured where configurations cannot be compared."""
+    if summary.tasks > 1:
+        return (say("These runs are of different tasks, which are not compared with each other."),)
     last = summary.rows[-1]
     row = summary.of(last.group)[0]
     if row is last:
-        return (f"{capital(name(summary, row))} trained in {_time(row)}{_reached(row)}.",)
-    along = summary.layout.x.replace("_", " ")
-    of = f", {last.label}" if len(summary.groups) > 1 else ""
+        row = summary.rows[0]
+        one = say("{who} trained in {t}{at}.", who=who(summary, row), t=_time(row), at=_at(row))
+        return (capitalised(one),)
+    of = say(" of {label}", label=measures.label(last)) if len(summary.groups) > 1 else ""
     return (
-        f"From {along} {row.x:g} to {last.x:g} the training time{of} goes from {_time(row)} to "
-        f"{_time(last)}.",
+        say(
+            "From {along} {first} to {last} the training time{of} goes from {one} to {other}.",
+            along=summary.layout.x.replace("_", " "), first=measures.axis(summary, row), of=of,
+            last=measures.axis(summary, last), one=_time(row), other=_time(last),
+        ),
+    )  # fmt: skip
+
+
+def _nothing_learned(summary: Summary, choice: Choice) -> tuple[Sentence, ...]:
+    """Say that no configuration is better than guessing, which makes all times worthless."""
+    rows = [row for row in choice.candidates if row.accuracy]
+    top = max(rows, key=lambda row: row.accuracy.median if row.accuracy else 0)
+    among = [row.runs for row in rows]
+    assert top.accuracy is not None
+    value = top.accuracy.median
+    highest = fact(
+        "accuracy", value, how="most", runs=top.runs, among=among, text=percent(value, 2)
     )
+    count = classes(top) or 0
+    chance, loss = measures.guessing(count, top.runs)
+    states = say(
+        "No configuration learned: the highest accuracy is {highest}, of {who}, where guessing "
+        "among {count} classes gives {chance}",
+        highest=highest, who=who(summary, top), chance=chance,
+        count=fact("classes", count, runs=top.runs, text=str(count)),
+    )  # fmt: skip
+    if top.loss is None:
+        return (say("{states}. No best is named.", states=states),)
+    own = fact("loss", top.loss.median, runs=top.runs, text=f"{top.loss.median:.4f}")
+    return (
+        say(
+            "{states}; its test loss is {own}, that of guessing {loss}. No best is named.",
+            states=states, own=own, loss=loss,
+        ),
+    )  # fmt: skip
 
 
-def _headline(summary: Summary, best: Row) -> str:
-    who = name(summary, best)
-    if best.group.strategy == "sequential":
-        return (
-            f"One worker is best here: the sequential run took {_time(best)}{_reached(best)}, and "
-            "no other configuration gained on it by the rule below."
-        )
-    gain = ""
-    if best.shown_speedup is not None and not (best.speedup is None and best.workers == 1):
-        against = (
-            "the sequential run" if best.speedup is not None else f"{best.label} with 1 worker"
-        )
-        pace = best.shown_speedup
-        gain = (
-            f", {pace:.1f} times as fast as {against}"
-            if pace >= 1.05
-            else f", no faster than {against} ({pace:.2f} times as fast)"
-        )
-    if summary.scaling == "weak" and best.rate is not None:
-        return (
-            f"{capital(who)} gets through most: {best.rate:,.0f} examples per second{gain}"
-            f"{_reached(best)}."
-        )
-    return f"{capital(who)} is best here: {_time(best)} of training{gain}{_reached(best)}."
+def _headline(summary: Summary, choice: Choice) -> Sentence:
+    """Name the leader and the measure that it was chosen by."""
+    row = choice.leader
+    gain = _gain(summary, choice)
+    if choice.measure == "seconds to target":
+        arrived = measures.arrival(summary, row, choice.candidates)
+        first = "is best here: it reaches" if choice.supported else "leads: it reached"
+        return say(
+            "{who} {first} {target} accuracy first, after {time}{gain}.", who=who(summary, row),
+            target=measures.target(summary), time=arrived, gain=gain, first=first,
+        )  # fmt: skip
+    if choice.measure == "examples per second" and row.rate is not None:
+        most = fact(
+            choice.measure, row.rate, how="most", runs=row.runs, text=f"{row.rate:,.0f}",
+            among=[each.runs for each in choice.candidates if each.rate],
+        )  # fmt: skip
+        verb = "is best here" if choice.supported else "leads"
+        return say(
+            "{who} {verb}: {rate} examples per second{gain}{at}.", verb=verb,
+            who=who(summary, row), rate=most, gain=gain, at=_at(row, gain),
+        )  # fmt: skip
+    assert row.seconds is not None
+    least = fact(
+        "seconds", row.seconds.median, how="least", runs=row.runs,
+        among=[each.runs for each in choice.candidates], text=seconds(row.seconds.median),
+    )  # fmt: skip
+    if row.group.strategy == "sequential":
+        states = "One worker is best here" if choice.supported else "One worker leads"
+        return say(
+            "{states}: {who} took {time}{at}, and no other configuration gained on it by the rule "
+            "below.",
+            states=states, who=who(summary, row), time=least, at=_at(row),
+        )  # fmt: skip
+    verb = "is best here" if choice.supported else "leads"
+    return say(
+        "{who} {verb}: {time} of training{gain}{at}.", who=who(summary, row), verb=verb,
+        time=least, gain=gain, at=_at(row, gain),
+    )  # fmt: skip
 
 
-def _doubt(best: Row) -> str:
+def _gain(summary: Summary, choice: Choice) -> Sentence:
+    """Say what the leader gains on its reference, by the measure that it was chosen by."""
+    row = choice.leader
+    if row.shown_speedup is None or (row.by_own and row.workers == 1):
+        return say("")
+    against = (
+        say("{label} with one worker", label=measures.label(row))
+        if row.by_own
+        else say("the sequential run")
+    )
+    if choice.measure == "seconds to target":
+        return _sooner(summary, row, against)
+    if row.shown_speedup < 1.05:
+        pace = measures.speedup(row, lambda v: f"{v:.2f}")
+        return say(", no faster than {against} ({pace} times as fast)", against=against, pace=pace)
+    pace = measures.speedup(row, lambda v: f"{v:.1f}")
+    return say(", {pace} times as fast as {against}", pace=pace, against=against)
+
+
+def _sooner(summary: Summary, row: Row, against: Sentence) -> Sentence:
+    """Say how much sooner the leader reached the target than its reference, if that did."""
+    base = summary.row_of(row.reference)
+    if base is None or base.to_target is None or not row.to_target or base.runs == row.runs:
+        return say("")
+    arrived = measures.arrival(summary, base)
+    return say(", where {against} takes {time}", against=against, time=arrived)
+
+
+def _doubt(leader: Row) -> Sentence:
     """Say so if the speed-up is more than so many workers can give."""
-    if not best.implausible:
-        return ""
-    return (
-        f"That is more than {plural(best.workers, 'worker')} can give: what it is measured against "
+    if not leader.implausible:
+        return say("")
+    return say(
+        "That is more than {workers} can give, so no best is named: what it is measured against "
         "was slowed by something else, other work on the machine or threads that wait for each "
-        "other. Compare again with --threads 1 on a quiet machine before you rely on it."
+        "other. Compare again with one thread per worker (--threads) on a quiet machine.",
+        workers=measures.workers(leader),
     )
 
 
-def _robbed(summary: Summary) -> str:
+def _robbed(summary: Summary) -> Sentence:
     """Say so if other programs had the cores while runs were timed."""
     runs = [run for row in summary.rows for run in row.runs]
-    robbed = [run.robbed for run in runs if run.robbed > _ROBBED]
+    robbed = [run for run in runs if run.robbed > _ROBBED]
     if not robbed:
-        return ""
-    return (
-        f"In {len(robbed)} of {plural(len(runs), 'run')} a worker was without a core for up to "
-        f"{percent(max(robbed))} of the time in which it computed, though there were enough cores: "
-        "other programs ran beside it. Times and speed-ups of such runs say little."
-    )
+        return say("")
+    most = max(run.robbed for run in robbed)
+    return say(
+        "In {some} of {all} a worker was without a core for up to {most} of the time in which it "
+        "computed, though there were enough cores: other programs ran beside it. Times and "
+        "speed-ups of such runs say little.",
+        some=measures.count(robbed, ""), all=measures.count(runs),
+        most=fact(
+            "computing without a core", most, how="derived", runs=robbed, text=percent(most)
+        ),
+    )  # fmt: skip
 
 
-def _lead(summary: Summary, best: Row) -> str:
-    """Say so if the next best is as fast, as far as the repeats can tell."""
-    if summary.scaling == "weak" or summary.target_given or best.seconds is None:
-        return ""
-    near = [
-        row
-        for row in summary.rows
-        if row is not best and row.seconds and row.seconds.apart(best.seconds) is False
+def _tied(summary: Summary, choice: Choice) -> Sentence:
+    """Say which configurations the measurement does not tell from the leader."""
+    rivals = choice.rivals
+    fewest = min((choice.leader.runs, *(row.runs for row in rivals)), key=len)
+    if not rivals and len(fewest) > 1:
+        return say("")
+    if len(fewest) == 1:
+        each = "Every configuration" if _once(summary) else "Some configurations"
+        return say(
+            "{each} ran once, so that chance cannot be ruled out and no best is named.", each=each
+        )
+    count = len(choice.candidates) - 1
+    more = measures.aim(summary) if choice.measure == "seconds to target" else {}
+    tests = [
+        compare(choice.leader, row, choice.measure, count, summary.rows, **more).resting()
+        for row in rivals
     ]
-    if not near:
-        return ""
-    names = join([name(summary, row) for row in near[:3]])
-    return f"As far as the repeats can tell, {names} {'is' if len(near) == 1 else 'are'} as fast."
+    return say(
+        "With {least}{repeats} it cannot be told apart from {names}{tests}: no best is named.",
+        least="" if len({len(row.runs) for row in (choice.leader, *rivals)}) == 1 else "at least ",
+        repeats=measures.repeats(fewest), names=_some(summary, rivals),
+        tests=listed(tests, "", ""),
+    )  # fmt: skip
 
 
-def _caveat(summary: Summary, best: Row) -> str:
+def _once(summary: Summary) -> bool:
+    return all(len(row.runs) == 1 for row in summary.rows)
+
+
+def _some(summary: Summary, rows: Sequence[Row]) -> Sentence:
+    """Name the first few configurations, and say how many others there are."""
+    if len(rows) <= _NAMED + 1:
+        return listed([who(summary, row) for row in rows])
+    rest = rows[_NAMED:]
+    others = fact(
+        "configurations", len(rest), how="count", among=[row.runs for row in rest],
+        text=str(len(rest)),
+    )  # fmt: skip
+    names = listed([who(summary, row) for row in rows[:_NAMED]], last=", ")
+    return say("{names} and {rest} others", names=names, rest=others)
+
+
+def _caveat(summary: Summary, leader: Row) -> Sentence:
+    """Say how much accuracy the leader gives up against the most accurate configuration."""
     rows = [row for row in summary.rows if row.accuracy]
-    if not rows or best.accuracy is None:
-        return ""
+    if not rows or leader.accuracy is None:
+        return say("")
     top = max(rows, key=lambda row: row.accuracy.median if row.accuracy else 0)
     assert top.accuracy is not None
-    gap = top.accuracy.median - best.accuracy.median
-    if top is best or gap <= 0:
-        return "None was more accurate." if len(rows) > 1 else ""
-    apart = top.accuracy.apart(best.accuracy)
-    known = {
-        None: ", and one repeat does not tell how much of that is chance",
-        False: ", which is within the spread of the repeats",
-        True: ", which is more than the repeats differ",
-    }[apart]
-    return f"The most accurate, {name(summary, top)}, is {points(gap)} above{known}."
+    gap = top.accuracy.median - leader.accuracy.median
+    if top is leader or gap <= 0:
+        return say("No other was more accurate." if len(rows) > 1 else "")
+    verdict = compare(top, leader, "accuracy", pairs(len(rows)), rows)
+    return say(
+        "The most accurate, {who}, is {gap} above{hedge}.", who=who(summary, top),
+        gap=measures.gap(top, leader), hedge=verdict.hedge(),
+    )  # fmt: skip
 
 
-def _time(row: Row) -> str:
-    return seconds(row.seconds.median if row.seconds else None)
+def _time(row: Row) -> object:
+    return measures.time(row) if row.seconds else "–"
 
 
-def _reached(row: Row) -> str:
+def _at(row: Row, after: str = "") -> Sentence:
+    """Say with which accuracy or metric, after some other clause."""
+    comma = "," if after else ""
     if row.accuracy is not None:
-        return f" at {percent(row.accuracy.median, 2)} accuracy"
+        return say("{c} at {a} accuracy", c=comma, a=measures.accuracy(row))
     metric = row.runs[0].metric
-    return f" at {metric} {row.score.median:.4g}" if metric and row.score else ""
+    if not metric or row.score is None:
+        return say("")
+    return say("{c} at {metric} {value}", c=comma, metric=metric, value=measures.score(row))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from manyhands.report import theme
+from manyhands.report import measures, theme
 from manyhands.report.chart import Note
 from manyhands.report.groups import Group
 from manyhands.report.load import Run
 from manyhands.report.plots import ranged_text, styles
+from manyhands.report.sentences import Fact, Name, Sentence, fact, listed, say
 from manyhands.report.tables import Row, Spread, Summary, spread
-from manyhands.report.wording import count, join, percent, plural, times
+from manyhands.report.wording import count, exact_percent, percent, plural, times
 
 NEAR = 0.15  # of the steps that theory says: theory holds
 
@@ -52,6 +53,11 @@ def curves(summary: Summary) -> dict[Group, list[tuple[Row, Spread]]]:
     return {group: pairs for group, pairs in found.items() if len(pairs) > 1}
 
 
+def title(summary: Summary) -> str:
+    """Return the figure's title, which names the target."""
+    return f"Steps to {exact_percent(summary.target or 0)} accuracy"
+
+
 def draw(ax: Any, summary: Summary) -> list[Note]:
     """Draw the steps on logarithmic axes, and for each curve the 1/P of theory from its start."""
     notes: list[Note] = []
@@ -89,40 +95,67 @@ def draw(ax: Any, summary: Summary) -> list[Note]:
     return notes
 
 
-def comment(summary: Summary) -> list[str]:
+def comment(summary: Summary) -> list[Sentence]:
     """Say how far the steps fall with the workers as theory says, and why not where they do not."""
-    said = [_sentence(group, pairs) for group, pairs in curves(summary).items()]
+    states = [_sentence(summary, group, pairs) for group, pairs in curves(summary).items()]
     late = [
-        f"{row.label} with {plural(row.workers, 'worker')}"
+        measures.who(summary, row)
         for group in curves(summary)
         for row in summary.of(group)
         if arrived(row, summary.target or 0) is None
     ]
     if late:
-        said.append(f"Not in every repeat at {percent(summary.target, 1)}: {join(late)}.")
-    said.append(
-        "Theory says that the steps fall inversely with the workers, as long as each brings a "
-        "batch of its own; between two evaluations the accuracy is taken to rise evenly."
+        target = measures.target(summary)
+        states.append(say("Not in every repeat at {t}: {late}.", t=target, late=listed(late)))
+    states.append(
+        say(
+            "Theory says that the steps fall inversely with the workers, as long as each brings a "
+            "batch of its own; between two evaluations the accuracy is taken to rise evenly."
+        )
     )
-    return said
+    return states
 
 
-def _sentence(group: Group, pairs: list[tuple[Row, Spread]]) -> str:
+def _sentence(summary: Summary, group: Group, pairs: list[tuple[Row, Spread]]) -> Sentence:
     (first, start), (last, end) = pairs[0], pairs[-1]
+    parameters = {"target": summary.target or 0.0}
+
+    def taken(row: Row, found: Spread) -> Fact:
+        return fact(
+            "steps to target", found.median, runs=row.runs, parameters=parameters,
+            text=count(found.median),
+        )  # fmt: skip
+
     ratio, ideal = start.median / end.median, last.workers / first.workers
-    told = (
-        f"{group.label}: {count(start.median)} steps with {plural(first.workers, 'worker')}, "
-        f"{count(end.median)} with {last.workers}, {times(ratio)} fewer where theory says "
-        f"{times(ideal)}"
+    fewer = fact(
+        "steps to target", ratio, how="ratio", runs=last.runs, against=first.runs,
+        parameters=parameters, text=times(ratio),
+    )  # fmt: skip
+    theory = fact(
+        "workers", ideal, how="multiple", runs=last.runs, against=first.runs, text=times(ideal)
     )
+    states = say(
+        "{label}: {start} steps with {few}, {end} with {many}, {fewer} fewer where theory says "
+        "{theory}",
+        label=Name(group.label), start=taken(first, start), few=measures.workers(first),
+        end=taken(last, end), many=measures.workers(last, ""), fewer=fewer, theory=theory,
+    )  # fmt: skip
     batches = {row.runs[0].config.get("batch_size") for row, _ in pairs}
     if group.strategy == "sync" and len(batches) == 1:
-        return f"{told}; the batch behind an update is the same for all, and so are the steps."
+        return say(
+            "{states}; the batch behind an update is the same for all, and so are the steps.",
+            states=states,
+        )
     near = [
-        row.workers
-        for row, got in pairs[1:]
-        if abs(got.median * row.workers / (start.median * first.workers) - 1) <= NEAR
+        row
+        for row, found in pairs[1:]
+        if abs(found.median * row.workers / (start.median * first.workers) - 1) <= NEAR
     ]
+    level = measures.threshold("near the steps of theory", NEAR, percent(NEAR))
     if not near:
-        return f"{told}; none is within {percent(NEAR)} of it."
-    return f"{told}; up to {plural(max(near), 'worker')} within {percent(NEAR)} of it."
+        return say("{states}; none is within {level} of it.", states=states, level=level)
+    most = max(near, key=lambda row: row.workers)
+    return say(
+        "{states}; up to {most} within {level} of it.", states=states, most=measures.workers(most),
+        level=level,
+    )  # fmt: skip

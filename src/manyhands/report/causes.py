@@ -2,71 +2,90 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from statistics import fmean
 
-from manyhands.report.load import Run
-from manyhands.report.plots import middle, name
+from manyhands.report import measures
+from manyhands.report.load import Process, Run
+from manyhands.report.measures import who
+from manyhands.report.plots import middle
+from manyhands.report.sentences import Fact, How, Sentence, fact, listed, say
 from manyhands.report.tables import Row, Summary
 from manyhands.report.values import number
-from manyhands.report.wording import join, percent, plural, seconds
+from manyhands.report.wording import percent, plural, seconds
 
 NOTABLE = 0.1
 UNEVEN = 1.05
+_MOST = 6  # configurations that a figure speaks of
 
 
-def lost(row: Row) -> str:
+def lost(row: Row) -> Sentence:
     """Say which part of the workers' time was not computing; nothing if it was not measured."""
-    wait, communicate = row.shares.get("wait"), row.shares.get("communicate")
-    if wait is None or communicate is None or row.workers < 2:
-        return ""
-    return (
-        f"{percent(communicate)} of the workers' time is communication and {percent(wait)} waiting"
-    )
+    if row.shares.get("wait") is None or row.shares.get("communicate") is None or row.workers < 2:
+        return say("")
+    return say(
+        "{communicate} of the workers' time is communication and {wait} waiting",
+        communicate=measures.share(row, "communicate"), wait=measures.share(row, "wait"),
+    )  # fmt: skip
 
 
-def why_not_more(row: Row, following: Row) -> str:
+def why_not_more(row: Row, following: Row) -> Sentence:
     """Say why `following`, with more workers than `row`, is no faster."""
+    workers = measures.workers(following)
     if following.crowded and not row.crowded:
-        return (
-            f"with {plural(following.workers, 'worker')} there are {following.processes} processes "
-            f"for {plural(following.cores or 0, 'core')}, and they take turns"
-        )
+        return say(
+            "with {workers} there are {processes} for {cores}, and they take turns",
+            workers=workers, processes=measures.processes(following),
+            cores=measures.cores(following),
+        )  # fmt: skip
     wait, communicate = (following.shares.get(p, 0.0) for p in ("wait", "communicate"))
     if wait + communicate < NOTABLE:
-        return ""
-    most, share = ("waiting", wait) if wait > communicate else ("communication", communicate)
-    return f"with {plural(following.workers, 'worker')} {most} takes {percent(share)} of the time"
+        return say("")
+    phase, words = ("wait", "waiting") if wait > communicate else ("communicate", "communication")
+    return say(
+        "with {workers} {words} takes {share} of the time", workers=workers, words=words,
+        share=measures.share(following, phase),
+    )  # fmt: skip
 
 
-def crowding(summary: Summary) -> str:
+def crowding(summary: Summary) -> Sentence:
     """Say which configurations had more processes than cores."""
     crowded = [row for row in summary.rows if row.crowded]
     if not crowded:
-        return ""
-    cores = sorted({row.cores for row in crowded if row.cores})
-    counts = sorted({row.processes for row in crowded})
-    return (
-        f"The machine has {join([str(c) for c in cores])} cores: runs with "
-        f"{join([str(c) for c in counts])} processes share them, and say little about scaling."
+        return say("")
+    cores = measures.numbers(crowded, lambda row: measures.cores(row, ""))
+    counts = measures.numbers(
+        crowded,
+        lambda row: fact("processes", row.processes, runs=row.runs, text=str(row.processes)),
     )
+    one = {row.cores for row in crowded} == {1}
+    return say(
+        "The machine has {cores} {noun}: runs with {counts} processes share them, and say little "
+        "about scaling.",
+        cores=cores, noun="core" if one else "cores", counts=counts,
+    )  # fmt: skip
 
 
-def threads(summary: Summary) -> str:
+def threads(summary: Summary) -> Sentence:
     """Say so where workers had several threads, or not all the same number of them."""
-    pairs = {(row.workers, t) for row in summary.rows if (t := _threads(row))}
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        counts = join([str(count) for count in sorted({t for _, t in pairs})])
-        return f"Workers have {counts} threads, as the configurations say."
-    if not found or set(found.values()) == {1}:
-        return ""
-    if len(set(found.values())) == 1:
-        return f"Each worker has {plural(next(iter(found.values())), 'thread')}."
-    few, many = min(found), max(found)
-    return (
-        f"Threads per worker differ: {plural(few, 'worker')} had {found[few]}, "
-        f"{plural(many, 'worker')} {found[many]} each, so that speed-up is not against one core."
-    )
+    known = [(row, t) for row in summary.rows if (t := _threads(row))]
+    pairs = {(row.workers, t) for row, t in known}
+    held = {row.workers: row for row, _ in known}
+    if len(held) < len(pairs):
+        counts = measures.numbers([row for row, _ in known], lambda row: _thread_fact(row))
+        return say("Workers have {counts} threads, as the configurations say.", counts=counts)
+    counts_of = {t for _, t in pairs}
+    if not held or counts_of == {1}:
+        return say("")
+    if len(counts_of) == 1:
+        return say("Each worker has {threads}.", threads=_thread_fact(known[0][0], "thread"))
+    few, many = held[min(held)], held[max(held)]
+    return say(
+        "Threads per worker differ: {few} had {one}, {many} {other} each, so that speed-up is not "
+        "against one core.",
+        few=measures.workers(few), one=_thread_fact(few), many=measures.workers(many),
+        other=_thread_fact(many),
+    )  # fmt: skip
 
 
 def _threads(row: Row) -> int | None:
@@ -74,57 +93,94 @@ def _threads(row: Row) -> int | None:
     return int(counted) if counted else None
 
 
-def waiting(summary: Summary) -> list[str]:
-    """Say who waits for whom, in the widest configuration of every group."""
-    said = []
+def _thread_fact(row: Row, noun: str = "") -> Fact:
+    count = _threads(row) or 0
+    text = plural(count, noun) if noun else str(count)
+    return fact("threads per worker", count, runs=row.runs[:1], text=text)
+
+
+def waiting(summary: Summary) -> list[Sentence]:
+    """Say which workers wait for which, in the widest configuration of every group."""
+    states = []
     for group in summary.groups:
         rows = [row for row in summary.of(group) if row.workers > 1 and row.shares]
         if not rows:
             continue
         fitting = [row for row in rows if not row.crowded] or rows
         row = fitting[-1]
-        words = f"{name(summary, row)}: {lost(row)}"
-        slowest = _slowest(middle(row))
-        if slowest and row.shares.get("wait", 0) > 0.02:
-            words += f"; {slowest}"
-        said.append(words + ".")
-    return said[:6] + _masters(summary)
+        slowest = _slowest(middle(row)) if row.shares.get("wait", 0) > 0.02 else say("")
+        more = say("; {slowest}", slowest=slowest) if slowest else say("")
+        states.append(say("{who}: {lost}{more}.", who=who(summary, row), lost=lost(row), more=more))
+    return states[:_MOST] + _masters(summary)
 
 
-def _slowest(run: Run) -> str:
-    """Say whom the others wait for, if one worker computes clearly longer than the rest."""
+def _slowest(run: Run) -> Sentence:
+    """Say which worker the others wait for, if one computes clearly longer than the rest."""
     team = [(p.compute, p) for p in run.team if p.trains and p.compute is not None]
     if len(team) < 2:
-        return ""
-    longest, who = max(team, key=lambda pair: pair[0])
-    others = [pair for pair in team if pair[1] is not who]
+        return say("")
+    longest, slow = max(team, key=lambda pair: pair[0])
+    others = [pair for pair in team if pair[1] is not slow]
     usual = fmean(compute for compute, _ in others)
     waits = [p.wait for _, p in others if p.wait is not None]
     if usual <= 0 or longest < UNEVEN * usual or not waits:
-        return "no worker computes clearly longer than the others"
-    return (
-        f"worker {who.rank} computes longest ({seconds(longest)}, the others {seconds(usual)} on "
-        f"average), and the others wait {seconds(fmean(waits))} on average"
+        return say("no worker computes clearly longer than the others")
+
+    def stated(what: str, value: float) -> Fact:
+        return fact(what, value, how="derived", runs=[run], text=seconds(value))
+
+    rank = fact(
+        "rank that computes longest", slow.rank, how="derived", runs=[run], text=str(slow.rank)
     )
+    return say(
+        "worker {rank} computes longest ({longest}, the others {usual} on average), and the others "
+        "wait {waits} on average",
+        rank=rank, longest=stated("longest computing", longest),
+        usual=stated("computing of the others", usual),
+        waits=stated("waiting of the others", fmean(waits)),
+    )  # fmt: skip
 
 
-def _masters(summary: Summary) -> list[str]:
-    """Say how busy the processes that compute no gradients are."""
-    idle = {}
+def _masters(summary: Summary) -> list[Sentence]:
+    """Say which part of their measured time the masters wait."""
+    idle: dict[int, tuple[float, Row]] = {}
     for row in summary.rows:
-        run = middle(row)
-        parts = [(p.wait or 0) / run.seconds for p in run.team if run.seconds and not p.trains]
+        parts = [part for p in middle(row).team if (part := _idle(p)) is not None]
         if parts:
-            idle[name(summary, row)] = fmean(parts)
+            idle[id(row)] = (fmean(parts), row)
     if not idle:
         return []
-    least, most = (f(idle, key=lambda who: idle[who]) for f in (min, max))
-    if percent(idle[least]) == percent(idle[most]):
-        return [f"The masters are idle {percent(idle[most])} of the time."]
+    among = [[middle(row)] for _, row in idle.values()]
+
+    def stated(pair: tuple[float, Row], how: How) -> Fact:
+        return fact(
+            "waiting of the masters", pair[0], how=how, runs=[middle(pair[1])], among=among,
+            text=percent(pair[0]),
+        )  # fmt: skip
+
+    least = min(idle.values(), key=lambda pair: pair[0])
+    most = max(idle.values(), key=lambda pair: pair[0])
+    if percent(least[0]) == percent(most[0]):
+        return [say("The masters wait {part} of their time.", part=stated(most, "most"))]
     return [
-        f"The masters are idle between {percent(idle[least])} ({least}) and {percent(idle[most])} "
-        f"({most}) of the time."
-    ]
+        say(
+            "The masters wait between {least} ({one}) and {most} ({other}) of their time.",
+            least=stated(least, "least"), one=who(summary, least[1]), most=stated(most, "most"),
+            other=who(summary, most[1]),
+        )
+    ]  # fmt: skip
+
+
+def _idle(process: Process) -> float | None:
+    """Return which part of a master's measured time it waited; None of any other process.
+
+    Its own time, not that of the training: a master also waits while others start and evaluate.
+    """
+    if process.role != "master":
+        return None
+    phases = (process.compute, process.update, process.communicate, process.wait)
+    whole = sum(part or 0.0 for part in phases)
+    return (process.wait or 0.0) / whole if whole > 0 else None
 
 
 def _could_balance(run: Run) -> bool:
@@ -132,38 +188,50 @@ def _could_balance(run: Run) -> bool:
 
     Private runs, where they are, never get here: how long their workers waited is not read.
     """
-    given = run.config
-    equal = given.get("balance") == "none" and given.get("partition") == "balanced"
-    fixed = given.get("shares") or given.get("on_failure") == "continue"
+    options = run.config
+    equal = options.get("balance") == "none" and options.get("partition") == "balanced"
+    fixed = options.get("shares") or options.get("on_failure") == "continue"
     return run.strategy == "sync" and equal and not fixed
 
 
-def help_wanted(summary: Summary) -> list[str]:
+def help_wanted(summary: Summary) -> list[Sentence]:
     """Say what would help, from what was measured; nothing where nothing stands out."""
-    said = []
+    states = []
     crowded = [row for row in summary.rows if row.crowded]
     if crowded:
-        cores = min(row.cores for row in crowded if row.cores)
-        said.append(f"use no more processes than the {plural(cores, 'core')} there are")
+        least = min(crowded, key=lambda row: row.cores or 0)
+        states.append(
+            say("use no more processes than the {cores} there are", cores=measures.cores(least))
+        )
     fitting = [row for row in summary.rows if row.workers > 1 and not row.crowded]
-    talking = [r for r in fitting if r.shares.get("communicate", 0) > 2 * NOTABLE]
-    if talking:
-        most = max(talking, key=lambda r: r.shares["communicate"])
-        said.append(
-            f"exchange less ({name(summary, most)} spends {percent(most.shares['communicate'])} of "
-            "its time on it): a larger batch, a cheaper all-reduce, or averaging less often"
-        )
-    idle = [r for r in fitting if r.shares.get("wait", 0) > 2 * NOTABLE]
-    if idle:
-        most = max(idle, key=lambda r: r.shares["wait"])
-        how = " (--balance speed)" if _could_balance(middle(most)) else ""
-        said.append(
-            f"wait less ({name(summary, most)} spends {percent(most.shares['wait'])} of its time "
-            f"on it): give slow workers less to do{how}, or use a strategy that does not wait"
-        )
-    return [f"What would help here: {'; '.join(said)}."] if said else []
+    if most := _largest(fitting, "communicate"):
+        states.append(
+            say(
+                "exchange less ({who} spends {share} of its time on it): a larger batch, a cheaper "
+                "all-reduce, or averaging less often",
+                who=who(summary, most), share=measures.share(most, "communicate"),
+            )
+        )  # fmt: skip
+    if most := _largest(fitting, "wait"):
+        option = " (--balance speed)" if _could_balance(middle(most)) else ""
+        states.append(
+            say(
+                "wait less ({who} spends {share} of its time on it): give slow workers less to "
+                "do{option}, or use a strategy that does not wait",
+                who=who(summary, most), share=measures.share(most, "wait"), option=option,
+            )
+        )  # fmt: skip
+    if not states:
+        return []
+    return [say("What would help here: {states}.", states=listed(states, "; ", "; "))]
 
 
-def comment(summary: Summary) -> list[str]:
+def _largest(rows: Sequence[Row], phase: str) -> Row | None:
+    """Return the configuration that spends most on a phase, if that is much."""
+    much = [row for row in rows if row.shares.get(phase, 0) > 2 * NOTABLE]
+    return max(much, key=lambda row: row.shares[phase], default=None)
+
+
+def comment(summary: Summary) -> list[Sentence]:
     """Comment on where the time goes."""
     return waiting(summary) + help_wanted(summary)

@@ -21,6 +21,7 @@ from matplotlib.transforms import Affine2D, ScaledTranslation
 
 from manyhands import atomic
 from manyhands.report import theme
+from manyhands.report.sentences import Sentence
 from manyhands.report.wording import short
 
 POINT = 72  # one unit of length is a point: a pixel of the SVG
@@ -54,7 +55,7 @@ class Chart:
     x_label: str
     y_label: str
     draw: Callable[[Any], list[Note]]
-    comment: tuple[str, ...]
+    comment: tuple[Sentence, ...]
     alt: str
     height: int = 230
     left: int = 52

@@ -7,14 +7,14 @@ from typing import Any
 
 from manyhands.report import (
     arrival,
+    budget,
     causes,
     comments,
-    facts,
     growth,
+    internals,
     lessons,
     phases,
     plots,
-    private,
     scores,
     timeline,
     traffic,
@@ -22,6 +22,7 @@ from manyhands.report import (
 from manyhands.report.chart import Chart, Note
 from manyhands.report.load import Epoch
 from manyhands.report.plots import Form, Value, single
+from manyhands.report.sentences import Sentence, capitalised
 from manyhands.report.tables import Summary
 from manyhands.report.wording import THIN, capital, count, percent, seconds
 
@@ -31,7 +32,7 @@ def charts(summary: Summary) -> list[Chart]:
     if not summary.rows:
         return []
     along = _along(summary) if len(summary.rows) > 1 else ()
-    shown = private.charts(summary)
+    shown = budget.charts(summary)
     return [*along, *shown, *_curves(summary), *_inside(summary), *_special(summary)]
 
 
@@ -68,7 +69,7 @@ def _along(summary: Summary) -> Iterator[Chart]:
         )  # fmt: skip
     if arrival.curves(summary):
         yield Chart(
-            id="arrival", title=f"Steps to {percent(summary.target, 1)}", x_label="workers",
+            id="arrival", title=arrival.title(summary), x_label="workers",
             y_label="steps of each worker", left=58, draw=lambda ax: arrival.draw(ax, summary),
             comment=_said(arrival.comment(summary)),
             alt="steps to the target accuracy against workers, beside the 1/P of theory",
@@ -82,7 +83,7 @@ def _measure(
     unit: str,
     value: Value,
     form: Form,
-    comment: Callable[[Summary], list[str]],
+    comment: Callable[[Summary], list[Sentence]],
     dodge: float = 0,
 ) -> Chart:
     """Return a figure of one number per configuration: lines, or dots where nothing varies."""
@@ -113,8 +114,8 @@ def _measure(
     )  # fmt: skip
 
 
-def _said(sentences: Iterable[str]) -> tuple[str, ...]:
-    return tuple(capital(sentence) for sentence in sentences)
+def _said(sentences: Iterable[str]) -> tuple[Sentence, ...]:
+    return tuple(capitalised(sentence) for sentence in sentences)
 
 
 def _tick(form: Form, value: float) -> str:
@@ -225,30 +226,32 @@ def _special(summary: Summary) -> Iterator[Chart]:
             height=timeline.tall(summary),
             left=_margin(max(len(plots.name(summary, row)) for row, _ in drawn)),
         )  # fmt: skip
-    if facts.with_staleness(summary):
+    if internals.with_staleness(summary):
         yield Chart(
             id="staleness", title="Staleness", x_label="updates by others in between",
-            y_label="share of the updates", draw=lambda ax: facts.draw_staleness(ax, summary),
-            comment=_said(facts.comment_staleness(summary)), alt="how late updates were",
+            y_label="share of the updates", draw=lambda ax: internals.draw_staleness(ax, summary),
+            comment=_said(internals.comment_staleness(summary)), alt="how late updates were",
         )  # fmt: skip
-    if held := facts.with_own(summary):
+    if held := internals.with_own(summary):
         longest = max(len(plots.name(summary, row)) for row, _ in held)
         yield Chart(
             id="own-accuracy", title="Each worker alone, and their average", y_label="",
-            x_label="test accuracy", draw=lambda ax: facts.draw_own(ax, summary),
-            comment=_said(facts.comment_own(summary)), height=max(60, 30 * len(held)),
+            x_label="test accuracy", draw=lambda ax: internals.draw_own(ax, summary),
+            comment=_said(internals.comment_own(summary)), height=max(60, 30 * len(held)),
             alt="accuracy of each worker by itself beside the accuracy of their average",
             left=_margin(longest),
         )  # fmt: skip
-    if facts.with_distance(summary):
+    if internals.with_distance(summary):
         yield Chart(
             id="distance", title="Distance between the replicas", x_label="step",
-            y_label="distance from the mean", draw=lambda ax: facts.draw_distance(ax, summary),
-            comment=_said(facts.comment_distance(summary)), alt="how far apart the replicas are",
+            y_label="distance from the mean", draw=lambda ax: internals.draw_distance(ax, summary),
+            alt="how far apart the replicas are",
+            comment=_said(internals.comment_distance(summary)),
         )  # fmt: skip
-    if facts.with_shares(summary):
+    if internals.with_shares(summary):
         yield Chart(
             id="shares", title="Shares of the batch", x_label="step", y_label="share",
-            draw=lambda ax: facts.draw_shares(ax, summary),
-            comment=_said(facts.comment_shares(summary)), alt="each worker's share of the batch",
+            draw=lambda ax: internals.draw_shares(ax, summary),
+            alt="each worker's share of the batch",
+            comment=_said(internals.comment_shares(summary)),
         )  # fmt: skip

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from manyhands.report import theme
+from manyhands.report import measures, theme
 from manyhands.report.chart import Note
 from manyhands.report.plots import ranged_text
+from manyhands.report.sentences import Fact, Name, Sentence, fact, say
 from manyhands.report.tables import AMOUNT, Row, Summary
 from manyhands.report.wording import count, option, percent, plural, seconds, times
 
@@ -81,26 +82,57 @@ def draw(ax: Any, summary: Summary) -> list[Note]:
     return notes
 
 
-def comment(summary: Summary) -> list[str]:
+def comment(summary: Summary) -> list[Sentence]:
     """Say how the time grows with the examples, and what the speed-up does meanwhile."""
     return [_sentence(name, rows) for name, rows in series(summary).items()]
 
 
-def _sentence(name: str, rows: Sequence[Row]) -> str:
+def _sentence(name: str, rows: Sequence[Row]) -> Sentence:
+    first, last = rows[0], rows[-1]
     x, y = _examples(rows), _times(rows)
     more, longer = x[-1] / x[0], y[-1] / y[0]
-    off = longer / more - 1
-    verdict = "in proportion"
-    if abs(off) > CLOSE:
-        verdict = f"{percent(abs(off))} {'more' if off > 0 else 'less'} than in proportion"
-    still = fixed(rows)
-    if still is not None and off < -CLOSE and still > 0:
-        verdict += f", about {seconds(still)} do not grow"
-    first, last = rows[0].speedup, rows[-1].speedup
-    gain = ""
-    if first and last and rows[0].workers > 1:
-        gain = f"; the speed-up goes from {times(first)} to {times(last)}"
-    return (
-        f"{name}: {times(more)} the examples take {times(longer)} the time ({verdict}), "
-        f"{1e6 * y[-1] / x[-1]:.3g} µs an example at the end{gain}."
+
+    def multiple(what: str, value: float) -> Fact:
+        return fact(
+            what, value, how="multiple", runs=last.runs, against=first.runs, text=times(value)
+        )
+
+    each = y[-1] / x[-1]
+    spent = fact(
+        "seconds per example", each, how="derived", runs=last.runs, text=f"{1e6 * each:.3g} µs"
     )
+    return say(
+        "{name}: {more} the examples take {longer} the time ({verdict}), {spent} an example at the "
+        "end{gain}.",
+        name=Name(name), more=multiple("examples", more), longer=multiple("seconds", longer),
+        verdict=_verdict(rows, longer / more - 1), spent=spent, gain=_gain(first, last),
+    )  # fmt: skip
+
+
+def _verdict(rows: Sequence[Row], off: float) -> Sentence:
+    """Say whether the time grows in proportion to the examples."""
+    if abs(off) <= CLOSE:
+        return say("in proportion")
+    part = fact(
+        "seconds beyond proportion to examples", off, how="derived", runs=rows[-1].runs,
+        against=rows[0].runs, text=percent(abs(off)),
+    )  # fmt: skip
+    verdict = say("{part} {side} than in proportion", part=part, side="more" if off > 0 else "less")
+    still = fixed(rows)
+    if still is None or off >= -CLOSE or still <= 0:
+        return verdict
+    constant = fact(
+        "seconds without examples", still, how="fit", text=seconds(still),
+        runs=[run for row in rows for run in row.runs], among=[row.runs for row in rows],
+    )  # fmt: skip
+    return say("{verdict}, about {constant} do not grow", verdict=verdict, constant=constant)
+
+
+def _gain(first: Row, last: Row) -> Sentence:
+    """Say how the speed-up changes, where both are against a sequential run."""
+    if first.workers < 2 or not first.speedup or not last.speedup or first.by_own or last.by_own:
+        return say("")
+    return say(
+        "; the speed-up goes from {one} to {other}", one=measures.speedup(first),
+        other=measures.speedup(last),
+    )  # fmt: skip

@@ -4,164 +4,292 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from manyhands.report import measures
 from manyhands.report.comments import spread
 from manyhands.report.load import Epoch
-from manyhands.report.plots import course, featured, name
-from manyhands.report.tables import Row, Spread, Summary
-from manyhands.report.wording import count, join, percent, plural, points, seconds, some
+from manyhands.report.measures import who
+from manyhands.report.plots import featured, path
+from manyhands.report.sentences import Fact, How, Sentence, fact, listed, say
+from manyhands.report.significance import compare, pairs
+from manyhands.report.tables import Row, Summary
+from manyhands.report.wording import count, percent, some
 
 VISIBLE = 0.001  # a change of accuracy worth a sentence
+_MOST = 5  # sentences about curves that change
+Ends = list[tuple[Row, float]]
 
 
-def accuracy(summary: Summary) -> list[str]:
-    """Comment on the accuracies: whether differences exceed the spread."""
-    rows = [(row, row.accuracy) for row in summary.rows if row.accuracy]
+def accuracy(summary: Summary) -> list[Sentence]:
+    """Comment on the accuracies: the highest, the lowest, and whether a test tells them apart."""
+    rows = [row for row in summary.rows if row.accuracy]
     if len(rows) < 2:
-        only = f"The accuracy is {percent(rows[0][1].median, 2)}." if rows else ""
+        only = say("The accuracy is {a}.", a=measures.accuracy(rows[0])) if rows else say("")
         return some(only, spread(summary))
-    (top, high), (low_row, low) = (f(rows, key=lambda pair: pair[1].median) for f in (max, min))
-    gap = high.median - low.median
-    ends = (
-        f"{name(summary, top)} is most accurate ({percent(high.median, 2)}), "
-        f"{name(summary, low_row)} least ({percent(low.median, 2)}): {points(gap)} apart"
-    )
-    return some(f"{ends}{_beyond(high, low)}.", *_trends(summary), same(summary), spread(summary))
+    top, low = (f(rows, key=_accuracy) for f in (max, min))
+    among = [row.runs for row in rows]
+
+    def stated(row: Row, how: How) -> Fact:
+        value = _accuracy(row)
+        return fact("accuracy", value, how=how, runs=row.runs, among=among, text=percent(value, 2))
+
+    verdict = compare(top, low, "accuracy", pairs(len(rows)), rows)
+    ends = say(
+        "{top} is most accurate ({high}), {low} least ({least}): {gap} apart{hedge}.",
+        top=who(summary, top), high=stated(top, "most"), low=who(summary, low),
+        least=stated(low, "least"), gap=measures.gap(top, low), hedge=verdict.hedge(),
+    )  # fmt: skip
+    if summary.tasks > 1:
+        ends = say("Accuracies of different tasks are not compared.")
+    elif _accuracy(top) == _accuracy(low):
+        ends = say("All have the same accuracy, {a}.", a=measures.accuracy(top))
+    return some(ends, *_trends(summary), same(summary), spread(summary))
 
 
-def _beyond(one: Spread, other: Spread) -> str:
-    apart = one.apart(other)
-    if apart is None:
-        return ""
-    return ", more than the repeats differ" if apart else ", within the spread of the repeats"
+def _accuracy(row: Row) -> float:
+    assert row.accuracy is not None
+    return row.accuracy.median
 
 
-def _trends(summary: Summary) -> list[str]:
-    """Say where accuracy falls or rises with the workers by more than the spread."""
-    said = []
-    for group in summary.groups:
-        rows = [row for row in summary.of(group) if row.accuracy]
-        if summary.layout.x != "workers" or len(rows) < 2:
-            continue
-        first, last = rows[0].accuracy, rows[-1].accuracy
-        if first and last and first.apart(last) and abs(last.median - first.median) > VISIBLE:
-            verb = "falls" if last.median < first.median else "rises"
-            change = f"from {percent(first.median, 2)} to {percent(last.median, 2)}"
-            said.append(
-                f"{group.label} {verb} {change} between {rows[0].workers} and "
-                f"{plural(rows[-1].workers, 'worker')}, more than the repeats differ."
-            )
-    return said[:5]
+def _trends(summary: Summary) -> list[Sentence]:
+    """Say where a test tells the accuracy with most workers from that with fewest."""
+    if summary.layout.x != "workers":
+        return []
+    curves = [[row for row in summary.of(group) if row.accuracy] for group in summary.groups]
+    curves = [rows for rows in curves if len(rows) > 1]
+    states = []
+    for rows in curves:
+        first, last = rows[0], rows[-1]
+        verdict = compare(first, last, "accuracy", len(curves), summary.rows)
+        change = _accuracy(last) - _accuracy(first)
+        if verdict.apart and abs(change) > VISIBLE:
+            states.append(
+                say(
+                    "{label} {verb} from {one} to {other} between {few} and {many} ({p}).",
+                    label=measures.label(first), verb="falls" if change < 0 else "rises",
+                    one=measures.accuracy(first), other=measures.accuracy(last),
+                    few=measures.workers(first, ""), many=measures.workers(last),
+                    p=verdict.stated(),
+                )
+            )  # fmt: skip
+    return states[:_MOST]
 
 
-def same(summary: Summary) -> str:
+def same(summary: Summary) -> Sentence:
     """Compare the strategies at the same number of workers, against sync where it is there."""
     held = {g: {row.workers: row for row in summary.of(g)} for g in summary.groups}
     held = {g: rows for g, rows in held.items() if max(rows) > 1 and g.strategy != "sequential"}
     if summary.layout.x != "workers" or len({g.strategy for g in held}) < 2:
-        return ""
+        return say("")
     common = set.intersection(*(set(rows) for rows in held.values())) - {1}
     if not common:
-        return ""
+        return say("")
     roomy = [p for p in common if not any(rows[p].crowded for rows in held.values())]
     at = max(roomy or common)
     reference = next((g for g in held if g.strategy == "sync"), next(iter(held)))
     base = held[reference][at]
-    parts = [_versus(rows[at], base) for g, rows in held.items() if g is not reference]
-    parts = [part for part in parts if part]
-    return (
-        f"With {plural(at, 'worker')}, against {base.label}: {'; '.join(parts)}." if parts else ""
-    )
+    others = [rows[at] for g, rows in held.items() if g is not reference]
+    parts = some(*(_versus(summary, row, base, 2 * len(others)) for row in others))
+    if not parts:
+        return say("")
+    return say(
+        "With {workers}, against {base}: {parts}.", workers=measures.workers(base),
+        base=measures.label(base), parts=listed(parts, "; ", "; "),
+    )  # fmt: skip
 
 
-def _versus(row: Row, base: Row) -> str:
+def _versus(summary: Summary, row: Row, base: Row, comparisons: int) -> Sentence:
+    """Compare a configuration with another, in time and in accuracy."""
     if row.seconds is None or base.seconds is None:
-        return ""
+        return say("")
     ratio = row.seconds.median / base.seconds.median - 1
-    apart = row.seconds.apart(base.seconds)
-    pace = f"{percent(abs(ratio))} {'slower' if ratio > 0 else 'faster'}"
     if abs(ratio) < 0.005:
-        pace = "as fast"
-    elif apart is False:
-        pace += " (within the spread)"
+        pace = say("as fast")
+    else:
+        excess = fact(
+            "seconds", ratio, how="excess", runs=row.runs, against=base.runs,
+            text=percent(abs(ratio)),
+        )  # fmt: skip
+        pace = say(
+            "{excess} {side}{hedge}", excess=excess, side="slower" if ratio > 0 else "faster",
+            hedge=_brief(summary, (row, base), "seconds", comparisons),
+        )  # fmt: skip
+    label = measures.label(row)
     if row.accuracy is None or base.accuracy is None:
-        return f"{row.label} is {pace}"
-    gap = row.accuracy.median - base.accuracy.median
-    side = "above" if gap > 0 else "below"
-    inside = row.accuracy.apart(base.accuracy)
-    hedge = {None: "", False: " (within the spread)", True: " (beyond the spread)"}[inside]
-    return f"{row.label} is {pace}, its accuracy {points(gap)} {side}{hedge}"
+        return say("{label} is {pace}", label=label, pace=pace)
+    gap = _accuracy(row) - _accuracy(base)
+    return say(
+        "{label} is {pace}, its accuracy {gap} {side}{hedge}", label=label, pace=pace,
+        gap=measures.gap(row, base), side="above" if gap > 0 else "below",
+        hedge=_brief(summary, (row, base), "accuracy", comparisons),
+    )  # fmt: skip
 
 
-def to_target(summary: Summary) -> list[str]:
-    """Comment on accuracy over time: who is there first."""
-    rows = [row for row in featured(summary) if row.to_target is not None]
+def _brief(summary: Summary, both: tuple[Row, Row], measure: str, comparisons: int) -> Sentence:
+    """Say in brackets whether a test tells two configurations apart."""
+    verdict = compare(*both, measure, comparisons, summary.rows)
+    if verdict.apart:
+        return say(" ({p})", p=verdict.stated())
+    if len(verdict.fewest) < 2:
+        return say("")
+    if verdict.p is None:
+        return say(" (not told apart)")
+    return say(" ({p}: not told apart)", p=verdict.stated())
+
+
+def to_target(summary: Summary) -> list[Sentence]:
+    """Comment on accuracy over time: which configuration of all is first at the target."""
+    rows = [row for row in summary.rows if row.to_target is not None]
     if summary.target is None or not rows:
         return some(chosen(summary))
     first = min(rows, key=lambda row: row.to_target or 0)
-    never = [name(summary, r) for r in featured(summary) if r.to_target is None]
-    missing = "Not in every repeat there" if summary.repeats > 1 else "Never there"
-    kind = "asked for" if summary.target_given else "that at least half of all configurations reach"
+    drawn = featured(summary)
+    never = [who(summary, row) for row in drawn if row.to_target is None]
+    missing = "not in every repeat there" if summary.repeats > 1 else "never there"
+    kind = (
+        "asked for" if summary.target_given else f"that at least half of {_judged(summary)} reach"
+    )
     return some(
-        f"{name(summary, first)} is first at {percent(summary.target, 1)}, the accuracy {kind}, "
-        f"after {seconds(first.to_target)}.",
-        f"{missing}: {join(never)}." if never else "",
+        say(
+            "{who} is first at {target}, the accuracy {kind}, after {time}{aside}.", kind=kind,
+            who=who(summary, first), target=measures.target(summary),
+            time=measures.arrival(summary, first, rows),
+            aside="" if any(row is first for row in drawn) else " (not drawn)",
+        ),
+        say("Of those drawn {missing}: {never}.", missing=missing, never=listed(never))
+        if never
+        else say(""),
         chosen(summary),
-    )
+    )  # fmt: skip
 
 
-def chosen(summary: Summary) -> str:
+def _judged(summary: Summary) -> str:
+    """Say of which configurations at least half reach the target."""
+    if all(row.accuracy for row in summary.rows):
+        return "all configurations"
+    return "the configurations with an accuracy"
+
+
+def chosen(summary: Summary) -> Sentence:
     """Say which configurations are drawn, where it is not all of them."""
-    if len(featured(summary)) == len(summary.rows):
-        return ""
-    return "Drawn is the fastest configuration of each curve above."
-
-
-def loss_over_time(summary: Summary) -> list[str]:
-    """Comment on the loss over time."""
-    ends = [(row, e) for row in featured(summary) if (e := _last(row, lambda e: e.loss))]
-    if not ends:
-        return []
-    row, least = min(ends, key=lambda pair: pair[1])
-    alike = len(ends) > 1 and max(end for _, end in ends) <= 1.01 * least
-    rising = [name(summary, r) for r, end in ends if end > 1.1 * min(course(r, lambda e: e.loss))]
-    return some(
-        f"The test loss ends at {least:.4f}."
-        if len(ends) == 1
-        else f"All end with nearly the same test loss, {least:.4f}."
-        if alike
-        else f"{name(summary, row)} ends with the lowest test loss, {least:.4f}.",
-        f"Rising again at the end: {join(rising)}." if rising else "",
+    drawn = featured(summary)
+    if len(drawn) == len(summary.rows):
+        return say("")
+    if len(drawn) == len(summary.groups):
+        return say("Drawn is the fastest configuration of each curve above.")
+    number = fact(
+        "configurations", len(drawn), how="count", among=[row.runs for row in drawn],
+        text=str(len(drawn)),
+    )  # fmt: skip
+    if len({row.group for row in drawn}) < len(drawn):
+        return say("Drawn are {number} configurations, the first that were evaluated.",
+                   number=number)  # fmt: skip
+    return say(
+        "Drawn is the fastest configuration of each of the first {number} curves above.",
+        number=number,
     )
 
 
-def loss_over_examples(summary: Summary) -> list[str]:
+def loss_over_time(summary: Summary) -> list[Sentence]:
+    """Comment on the loss over time, from the values that are drawn."""
+    paths = [(row, _heights(row, lambda e: e.loss)) for row in featured(summary)]
+    held = [(row, heights) for row, heights in paths if heights]
+    if not held:
+        return []
+    ends = [(row, heights[-1]) for row, heights in held]
+    row, least = min(ends, key=lambda pair: pair[1])
+    alike = max(end for _, end in ends) <= 1.01 * least
+    rising = [who(summary, r) for r, heights in held if heights[-1] > 1.1 * min(heights)]
+    end = _end(ends, row, "test loss", "least", f"{least:.4f}")
+    if summary.tasks > 1:
+        first = say("Losses of different tasks are not compared.")
+    elif len(ends) == 1:
+        first = say("The test loss ends at {end}.", end=end)
+    elif alike:
+        first = say("All drawn end within one per cent of the lowest test loss, {end}.", end=end)
+    else:
+        first = say("Of those drawn {who} ends with the lowest test loss, {end}.", end=end,
+                    who=who(summary, row))  # fmt: skip
+    again = say("Rising again at the end: {names}.", names=listed(rising)) if rising else say("")
+    return some(first, again)
+
+
+def _end(ends: Ends, row: Row, what: str, how: How, text: str) -> Fact:
+    """State the last value drawn of a configuration, the least or the most of all drawn."""
+    value = next(end for other, end in ends if other is row)
+    return fact(
+        f"{what} at the last evaluation", value, how=how, runs=row.runs,
+        among=[other.runs for other, _ in ends], text=text,
+    )  # fmt: skip
+
+
+def loss_over_examples(summary: Summary) -> list[Sentence]:
     """Comment on the loss after the same number of examples."""
-    seen = {name(summary, row): row.examples for row in featured(summary) if row.examples}
+    seen = [row for row in featured(summary) if row.examples]
     if not seen:
         return []
+    most, least = (f(seen, key=_examples) for f in (max, min))
+    among = [row.runs for row in seen]
+
+    def stated(row: Row, how: How) -> Fact:
+        value = _examples(row)
+        return fact("examples", value, how=how, runs=row.runs, among=among, text=count(value))
+
+    top = stated(most, "most")
     if len(seen) == 1:
-        return [f"{count(max(seen.values()))} examples were seen, counting repeated ones."]
-    if max(seen.values()) <= 1.01 * min(seen.values()):
-        return [f"All saw {count(max(seen.values()))} examples: what differs is what they learned."]
-    most = max(seen, key=lambda label: seen[label])
-    least = min(seen, key=lambda label: seen[label])
-    return [f"{most} saw {count(seen[most])} examples, {least} {count(seen[least])}."]
-
-
-def accuracy_over_examples(summary: Summary) -> list[str]:
-    """Comment on the accuracy after the first evaluation."""
-    rows = [(row, v[0]) for row in featured(summary) if (v := course(row, lambda e: e.accuracy))]
-    if len(rows) < 2:
-        return some(f"The first evaluation gives {percent(rows[0][1], 2)}." if rows else "")
-    (top, high), (low_row, low) = (f(rows, key=lambda pair: pair[1]) for f in (max, min))
-    if high == low:
-        return [f"At the first evaluation all have {percent(high, 2)}."]
+        return [say("{top} examples were seen, counting repeated ones.", top=top)]
+    if _examples(most) <= 1.01 * _examples(least):
+        return [say("All saw {top} examples: what differs is what they learned.", top=top)]
     return [
-        f"At the first evaluation {name(summary, top)} leads with {percent(high, 2)}, "
-        f"{name(summary, low_row)} is last with {percent(low, 2)}."
-    ]
+        say(
+            "Of those drawn {most} saw most, {top} examples, and {least} fewest, {low}.", top=top,
+            most=who(summary, most), least=who(summary, least), low=stated(least, "least"),
+        )
+    ]  # fmt: skip
 
 
-def _last(row: Row, value: Callable[[Epoch], float | None]) -> float | None:
-    values = course(row, value)
-    return values[-1] if values else None
+def _examples(row: Row) -> float:
+    return row.examples or 0
+
+
+def accuracy_over_examples(summary: Summary) -> list[Sentence]:
+    """Comment on the accuracy after the first evaluation."""
+    paths = [(row, _heights(row, lambda e: e.accuracy)) for row in featured(summary)]
+    rows = [(row, heights[0]) for row, heights in paths if heights]
+    return first_of(summary, rows, "test accuracy", lambda value: percent(value, 2))
+
+
+def first_of(
+    summary: Summary, rows: Ends, what: str, form: Callable[[float], str], higher: bool = True
+) -> list[Sentence]:
+    """Comment on the first evaluation of the configurations that are drawn."""
+    if not rows:
+        return []
+    best, worst = (f(rows, key=lambda pair: pair[1]) for f in (max, min))
+    if not higher:
+        best, worst = worst, best
+    among = [row.runs for row, _ in rows]
+
+    def stated(pair: tuple[Row, float], how: How) -> Fact:
+        return fact(
+            f"{what} at the first evaluation", pair[1], how=how, runs=pair[0].runs, among=among,
+            text=form(pair[1]),
+        )  # fmt: skip
+
+    lead = stated(best, "most" if higher else "least")
+    if len(rows) < 2:
+        return [say("The first evaluation gives {lead}.", lead=lead)]
+    if best[1] == worst[1]:
+        return [say("At the first evaluation all have {lead}.", lead=lead)]
+    return [
+        say(
+            "At the first evaluation, of those drawn {best} leads with {lead}, {worst} is last "
+            "with {low}.",
+            best=who(summary, best[0]), lead=lead, worst=who(summary, worst[0]),
+            low=stated(worst, "least" if higher else "most"),
+        )
+    ]  # fmt: skip
+
+
+def _heights(row: Row, value: Callable[[Epoch], float | None]) -> list[float]:
+    """Return the values of a curve that is drawn."""
+    return [height for _, height in path(row, lambda epoch: epoch.epoch, value)]

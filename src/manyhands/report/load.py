@@ -47,8 +47,8 @@ class Process:
 
     @property
     def trains(self) -> bool:
-        """Whether it computes gradients; masters and other servants do not."""
-        return self.role in ("", "worker")
+        """Whether it computes gradients: workers, stages and slices do, masters do not."""
+        return self.role != "master"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,13 +12,25 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from manyhands.report import comments, private, theme
+from manyhands.report import comments, measures, private, significance, theme
 from manyhands.report.answer import answer
-from manyhands.report.chart import Drawn
+from manyhands.report.chart import Chart, Drawn
 from manyhands.report.plots import is_curve, styles
 from manyhands.report.provenance import blocks, commands, glossary, problems
+from manyhands.report.sentences import Sentence, say
 from manyhands.report.tables import Row, Spread, Summary
-from manyhands.report.wording import NONE, count, percent, plural, seconds, size, times
+from manyhands.report.wording import (
+    NONE,
+    THIN,
+    count,
+    exact_percent,
+    percent,
+    plural,
+    seconds,
+    size,
+    some,
+    times,
+)
 
 PRIVACY = "Privacy"
 SECTIONS = {
@@ -123,10 +135,14 @@ def _grid(rows: Iterable[Row], columns: Sequence[Column]) -> dict[str, Any]:
         "columns": columns,
         "minor": any(column.minor for column in columns),
         "rows": [
-            {"best": row.best, "cells": [_placed(column, row) for column in columns]}
+            {"star": _stars(row), "cells": [_placed(column, row) for column in columns]}
             for row in rows
         ],
     }
+
+
+def _stars(row: Row) -> str:
+    return "★ best" if row.best else "★ leads" if row.leads else ""
 
 
 def _placed(column: Column, row: Row) -> Cell:
@@ -172,7 +188,7 @@ def result_columns(summary: Summary) -> list[Column]:
     if any(run.privacy for run in summary.loaded.runs):
         columns.append(Column("ε", _cost, hint="stated by the run, by privacy loss distributions"))
     if summary.target is not None:
-        title = f"time to {percent(summary.target, 1)}"
+        title = f"time to {exact_percent(summary.target)}"
         columns.append(Column(title, lambda r: Cell(_arrival(r), r.to_target), minor=True))
     columns.append(Column("bytes sent", lambda r: Cell(size(r.bytes), r.bytes), minor=True))
     return columns
@@ -242,64 +258,104 @@ def _detail_columns() -> list[Column]:
     ]
 
 
-def notes(summary: Summary) -> list[str]:
+def notes(summary: Summary) -> list[Sentence]:
     """Say what the columns mean, as far as it needs saying."""
-    said = []
-    if summary.rule:
-        said.append(f"★ best: {summary.rule}.")
+    states = [_star(summary)]
     if summary.repeats > 1:
         judged = f"values of {summary.metric}" if summary.metric else "accuracies"
-        said.append(
-            f"Times and {judged} are medians over the repeats; ± is half the distance between the "
-            "lowest and the highest of them."
+        states.append(
+            say(
+                "Times and {judged} are medians over the repeats; ± is half the distance between "
+                "the lowest and the highest of them.",
+                judged=judged,
+            )
         )
-    said.append(comments.spread(summary))
-    said.append(comments.baseline(summary) if _any_speedup(summary) else _no_speedup(summary))
+        level = measures.threshold("level of the test", significance.LEVEL, f"5{THIN}%")
+        states.append(say(significance.METHOD, level=level))
+    states.append(comments.spread(summary))
+    states.append(comments.baseline(summary) if _any_speedup(summary) else _no_speedup(summary))
     if summary.target is not None and not summary.target_given:
         each = "every repeat of " if summary.repeats > 1 else ""
-        said.append(
-            f"{percent(summary.target, 1)} is the highest accuracy, in steps of half a percent, "
-            f"that {each}at least half of the configurations reached; it is looked at "
-            "when a run is evaluated."
-        )
-    said.append(comments.rates(summary))
-    said.append("Start-up and evaluation are not part of the time; they are listed further down.")
-    return [sentence for sentence in said if sentence]
+        states.append(
+            say(
+                "{target} is the highest accuracy, in steps of half a percent, that {each}at least "
+                "half of the configurations with an accuracy reached; it is looked at when a run "
+                "is evaluated.",
+                target=measures.target(summary), each=each,
+            )
+        )  # fmt: skip
+    states += [comments.rates(summary), comments.kernels(summary)]
+    states.append(
+        say("Start-up and evaluation are not part of the time; they are listed further down.")
+    )
+    return some(*states)
+
+
+def _star(summary: Summary) -> Sentence:
+    """Say what the star means; it stands for the best, or for what leads without support."""
+    choice = summary.choice
+    if choice is None or not choice.learned:
+        return say("")
+    if choice.supported:
+        return say("★ best: {rule}.", rule=choice.rule)
+    return say(
+        "★ leads: {rule}; the measurement does not support that it is best.", rule=choice.rule
+    )
 
 
 def _any_speedup(summary: Summary) -> bool:
     return any(row.shown_speedup is not None for row in summary.rows)
 
 
-def _no_speedup(summary: Summary) -> str:
-    return (
-        "There is neither a sequential run of the same task nor one with 1 worker, so that no "
+def _no_speedup(summary: Summary) -> Sentence:
+    return say(
+        "There is neither a sequential run of the same task nor one with one worker, so that no "
         "speed-up can be given."
     )
 
 
-def _sections(summary: Summary, drawn: Sequence[Drawn]) -> list[dict[str, Any]]:
+def arranged(
+    summary: Summary, charts: Sequence[Chart]
+) -> list[tuple[str, bool, tuple[Chart, ...]]]:
+    """Return the sections: title, whether it states what private runs promise, and figures."""
     along = summary.layout.x.replace("_", " ")
     words = "the number of workers" if along == "workers" else along
     quality = summary.metric or "accuracy"
     head = f"Against {words}" if is_curve(summary) else f"Time and {quality}"
     found = []
     for title, identities in SECTIONS.items():
-        figures = [
-            {
-                "id": d.chart.id,
-                "title": d.chart.title,
-                "svg": Markup(d.svg),
-                "comment": d.chart.comment,
-                "notes": d.notes,
-                "x_label": d.chart.x_label if d.chart.y_label else "part",
-                "wide": d.chart.id in WIDE,
-            }
-            for d in drawn
-            if d.chart.id in identities
-        ]
-        promised = private.published(summary) if title == PRIVACY else {}
-        if figures or promised:
-            told = {"said": promised.get("said", ()), "blocks": promised.get("blocks", ())}
-            found.append({"title": title or head, "figures": figures, **told})
+        mine = tuple(chart for chart in charts if chart.id in identities)
+        promises = title == PRIVACY and any(run.privacy for run in summary.loaded.runs)
+        if mine or promises:
+            found.append((title or head, promises, mine))
     return found
+
+
+def _sections(summary: Summary, drawn: Sequence[Drawn]) -> list[dict[str, Any]]:
+    by_id = {d.chart.id: d for d in drawn}
+    found = []
+    for title, promises, charts in arranged(summary, [d.chart for d in drawn]):
+        promised = private.published(summary) if promises else {}
+        found.append(
+            {
+                "title": title,
+                "figures": [_figure(by_id[chart.id]) for chart in charts],
+                "said": promised.get("said", ()),
+                "blocks": promised.get("blocks", ()),
+            }
+        )
+    return found
+
+
+def _figure(drawn: Drawn) -> dict[str, Any]:
+    """Return a figure as the template takes it."""
+    chart = drawn.chart
+    return {
+        "id": chart.id,
+        "title": chart.title,
+        "svg": Markup(drawn.svg),
+        "comment": chart.comment,
+        "notes": drawn.notes,
+        "x_label": chart.x_label if chart.y_label else "part",
+        "wide": chart.id in WIDE,
+    }

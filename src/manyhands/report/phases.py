@@ -71,9 +71,11 @@ def _bar(run: Run, index: int, who: str, y: float) -> list[Note]:
     """Return one process's bar, a note per phase."""
     notes = []
     left = 0.0
-    for phase, amount in parts(run, index).items():
+    found = parts(run, index)
+    whole = sum(found.values())  # more than the training, of a master that waits in evaluations
+    for phase, amount in found.items():
         if amount > 0.004 * (run.seconds or 1):
-            value = f"{seconds(amount)} ({percent(amount / run.seconds) if run.seconds else ''})"
+            value = f"{seconds(amount)} ({percent(amount / whole)})"
             size = (amount, -2 * HALF)
             notes.append(Note(who, theme.PHASES[phase][0], value, (left, y + HALF), size))
         left += amount

@@ -179,10 +179,24 @@ def middle(row: Row) -> Run:
     return ordered[(len(ordered) - 1) // 2]
 
 
-def course(row: Row, value: Callable[[Epoch], float | None]) -> list[float]:
-    """Return the median over the repeats at each evaluation that all of them have."""
-    found = [[v for e in run.epochs if (v := value(e)) is not None] for run in row.runs]
-    return [median(those) for those in zip(*filter(None, found), strict=False)]
+def path(
+    row: Row, x: Callable[[Epoch], float | None], y: Callable[[Epoch], float | None]
+) -> list[tuple[float, float]]:
+    """Return the curve of a configuration: medians over the repeats at each evaluation.
+
+    It has the evaluations that all repeats have; a repeat without any is left out.
+    """
+    found = [pairs for run in row.runs if (pairs := _pairs(run, x, y))]
+    return [
+        (median(a for a, _ in those), median(b for _, b in those))
+        for those in zip(*found, strict=False)
+    ]
+
+
+def _pairs(
+    run: Run, x: Callable[[Epoch], float | None], y: Callable[[Epoch], float | None]
+) -> list[tuple[float, float]]:
+    return [(a, b) for e in run.epochs if (a := x(e)) is not None and (b := y(e)) is not None]
 
 
 def curves(
@@ -192,31 +206,25 @@ def curves(
     y: Callable[[Epoch], float | None],
     forms: tuple[Form, Form],
 ) -> list[Note]:
-    """Draw how runs went: the middle repeat boldly, the others thinly."""
+    """Draw how runs went: the medians over the repeats boldly, the single repeats thinly."""
     notes: list[Note] = []
     rows = featured(summary)
     looks = styles(summary)
     alone = len({row.group for row in rows}) < len(rows)
     for i, row in enumerate(rows):
         look = theme.style(i) if alone else looks[row.group]
-        main = middle(row)
-        for run in row.runs:
-            pairs = [
-                (a, b) for e in run.epochs if (a := x(e)) is not None and (b := y(e)) is not None
-            ]
-            if not pairs:
-                continue
-            bold = run is main
-            ax.plot(
-                *zip(*pairs, strict=True), color=look.colour, linestyle=look.line,
-                marker=look.marker if bold else None, markersize=4.5,
-                linewidth=1.8 if bold else 0.8, alpha=None if bold else 0.45,
-                label=name(summary, row) if bold else None, zorder=3 if bold else 2,
-            )  # fmt: skip
-            if bold:
-                notes += [
-                    Note(name(summary, row), forms[0](a), forms[1](b), (a, b)) for a, b in pairs
-                ]
+        shared = {"color": look.colour, "linestyle": look.line}
+        found = path(row, x, y)
+        if not found:
+            continue
+        for run in row.runs if len(row.runs) > 1 else ():
+            if pairs := _pairs(run, x, y):
+                ax.plot(*zip(*pairs, strict=True), linewidth=0.8, alpha=0.45, zorder=2, **shared)
+        ax.plot(
+            *zip(*found, strict=True), marker=look.marker, markersize=4.5, linewidth=1.8,
+            label=name(summary, row), zorder=3, **shared,
+        )  # fmt: skip
+        notes += [Note(name(summary, row), forms[0](a), forms[1](b), (a, b)) for a, b in found]
     ax.set_xlim(left=0)
     ax.grid(axis="x", visible=False)
     return notes

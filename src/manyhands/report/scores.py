@@ -2,70 +2,75 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-from manyhands.report.plots import course, featured, name
-from manyhands.report.tables import Row, Spread, Summary
-
-
-class _Judged(NamedTuple):
-    value: float
-    row: Row
+from manyhands.report import measures
+from manyhands.report.lessons import Ends, first_of
+from manyhands.report.measures import who
+from manyhands.report.plots import featured, path
+from manyhands.report.sentences import Fact, How, Sentence, fact, say
+from manyhands.report.significance import compare, pairs
+from manyhands.report.tables import Row, Summary
 
 
-def ends(summary: Summary) -> list[str]:
-    """Comment on the metric at the end: who is best, and whether by more than the spread."""
-    rows = [_Judged(row.score.median, row) for row in summary.rows if row.score]
+def ends(summary: Summary) -> list[Sentence]:
+    """Comment on the metric at the end: the best and the worst, and whether a test tells them."""
+    rows = [(row, row.score.median) for row in summary.rows if row.score]
     if len(rows) < 2:
-        return [f"The {summary.metric} is {rows[0].value:.4g}."] if rows else []
+        if not rows:
+            return []
+        value = measures.score(rows[0][0])
+        return [say("The {metric} is {value}.", metric=summary.metric, value=value)]
     best, worst = _extremes(summary, rows)
     high, low = ("highest", "lowest") if summary.higher else ("lowest", "highest")
+    verdict = compare(best, worst, "score", pairs(len(rows)), summary.rows)
     return [
-        f"{name(summary, best.row)} has the {high} {summary.metric} ({best.value:.4g}), "
-        f"{name(summary, worst.row)} the {low} ({worst.value:.4g})"
-        f"{_beyond(best.row.score, worst.row.score)}.",
-        f"{'More' if summary.higher else 'Less'} is better.",
-    ]
+        say(
+            "{best} has the {high} {metric} ({top}), {worst} the {low} ({bottom}){hedge}.",
+            best=who(summary, best), high=high, metric=summary.metric, low=low,
+            top=_stated(rows, best, "score", summary.higher), worst=who(summary, worst),
+            bottom=_stated(rows, worst, "score", not summary.higher), hedge=verdict.hedge(),
+        ),
+        say(f"{'More' if summary.higher else 'Less'} is better."),
+    ]  # fmt: skip
 
 
-def over_time(summary: Summary) -> list[str]:
-    """Comment on the metric over time: who ends best."""
-    rows = [_Judged(values[-1], row) for row in featured(summary) if (values := _values(row))]
+def over_time(summary: Summary) -> list[Sentence]:
+    """Comment on the metric over time: which configuration ends best."""
+    rows = [(row, values[-1]) for row in featured(summary) if (values := _values(row))]
     if not rows:
         return []
     best, _ = _extremes(summary, rows)
+    end = _stated(rows, best, "test score at the last evaluation", summary.higher)
     if len(rows) == 1:
-        return [f"The test {summary.metric} ends at {best.value:.4g}."]
+        return [say("The test {metric} ends at {end}.", metric=summary.metric, end=end)]
     which = f"{'highest' if summary.higher else 'lowest'} {summary.metric}"
-    return [f"{name(summary, best.row)} ends with the {which}, {best.value:.4g}."]
-
-
-def first(summary: Summary) -> list[str]:
-    """Comment on the metric after the first evaluation."""
-    rows = [_Judged(values[0], row) for row in featured(summary) if (values := _values(row))]
-    if len(rows) < 2:
-        return [f"The first evaluation gives {rows[0].value:.4g}."] if rows else []
-    best, worst = _extremes(summary, rows)
-    if best.value == worst.value:
-        return [f"At the first evaluation all have {best.value:.4g}."]
     return [
-        f"At the first evaluation {name(summary, best.row)} leads with {best.value:.4g}, "
-        f"{name(summary, worst.row)} is last with {worst.value:.4g}."
-    ]
+        say(
+            "Of those drawn {who} ends with the {which}, {end}.", who=who(summary, best),
+            which=which, end=end,
+        )
+    ]  # fmt: skip
 
 
-def _extremes(summary: Summary, rows: list[_Judged]) -> tuple[_Judged, _Judged]:
+def first(summary: Summary) -> list[Sentence]:
+    """Comment on the metric after the first evaluation."""
+    rows = [(row, values[0]) for row in featured(summary) if (values := _values(row))]
+    return first_of(summary, rows, "test score", lambda value: f"{value:.4g}", summary.higher)
+
+
+def _stated(rows: Ends, row: Row, what: str, most: bool) -> Fact:
+    value = next(v for other, v in rows if other is row)
+    how: How = "most" if most else "least"
+    return fact(
+        what, value, how=how, runs=row.runs, among=[other.runs for other, _ in rows],
+        text=f"{value:.4g}",
+    )  # fmt: skip
+
+
+def _extremes(summary: Summary, rows: Ends) -> tuple[Row, Row]:
     """Return the best and the worst."""
-    ordered = sorted(rows, key=lambda judged: judged.value, reverse=summary.higher)
-    return ordered[0], ordered[-1]
-
-
-def _beyond(one: Spread | None, other: Spread | None) -> str:
-    apart = one.apart(other) if one and other else None
-    if apart is None:
-        return ""
-    return ", more than the repeats differ" if apart else ", within the spread of the repeats"
+    ordered = sorted(rows, key=lambda pair: pair[1], reverse=summary.higher)
+    return ordered[0][0], ordered[-1][0]
 
 
 def _values(row: Row) -> list[float]:
-    return course(row, lambda epoch: epoch.score)
+    return [height for _, height in path(row, lambda e: e.epoch, lambda e: e.score)]

@@ -6,20 +6,14 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from manyhands.report.groups import IGNORED, Group, layout
+from manyhands.report.choice import choose
+from manyhands.report.groups import Group, layout
 from manyhands.report.load import Loaded, Run
+from manyhands.report.reference import with_speedups
 from manyhands.report.scaling import Fit, fit
-from manyhands.report.tables import AMOUNT, Row, Summary, median, spread
-from manyhands.report.values import text
-from manyhands.report.wording import percent
+from manyhands.report.tables import AMOUNT, Choice, Row, Summary, median, spread
 
-# Options that make it another task: a sequential run that differs here is no baseline.
-TASK = (
-    "model", "data", "epochs", "limit", "max_steps", "dtype",
-    "optimizer", "lr", "momentum", "weight_decay",
-)  # fmt: skip
 PHASES = ("compute", "update", "communicate", "wait")
-TOLERANCE = 0.01  # how far below the best a model is still as good
 
 
 def summarise(loaded: Loaded) -> Summary:
@@ -37,15 +31,14 @@ def summarise(loaded: Loaded) -> Summary:
     metrics = {run.metric for row in rows for run in row.runs}
     metric = metrics.pop() if len(metrics) == 1 else ""
     target, given = _target(rows)
-    alone = {row.group: row for row in rows if by_workers and row.workers == 1}
-    rows = [_with_speedup(row, rows, alone.get(row.group)) for row in rows]
+    rows = with_speedups(rows, by_workers)
     rows = [_with_target(row, target, given) for row in rows]
     rows.sort(key=_order(rows))
     comparable = arranged.x not in AMOUNT and (_judged(rows) or not _amounts(rows))
-    best, rule = _best(rows, target if given else None) if comparable else (None, "")
-    rows = [replace(row, best=row is best) for row in rows]
+    choice = choose(rows, _common(rows), target if given else None) if comparable else None
+    rows, choice = _marked(rows, choice)
     fits = {g: f for g in arranged.members if (f := _fit([r for r in rows if r.group is g]))}
-    return Summary(
+    found = Summary(
         loaded=loaded,
         layout=arranged,
         rows=tuple(rows),
@@ -55,10 +48,16 @@ def summarise(loaded: Loaded) -> Summary:
         target_given=given,
         metric=metric,
         higher=all(run.higher for row in rows for run in row.runs),
-        best=next((row for row in rows if row.best), None),
-        rule=rule,
+        choice=choice,
         fits=fits if by_workers else {},
     )
+    return found if found.tasks == 1 else _uncompared(found)
+
+
+def _uncompared(summary: Summary) -> Summary:
+    """Return the summary of several tasks: none of its configurations leads."""
+    rows = tuple(replace(row, leads=False, best=False) for row in summary.rows)
+    return replace(summary, rows=rows, choice=None)
 
 
 def _usable(run: Run) -> bool:
@@ -149,52 +148,14 @@ def _grows(rows: Sequence[Row]) -> bool | None:
     return max(ratios) < 1.1 * min(ratios)
 
 
-def _with_speedup(row: Row, rows: Sequence[Row], own: Row | None) -> Row:
-    """Add the speed-up against the sequential run, and against the same with one worker."""
-    return replace(row, speedup=_ratio(_baseline(row, rows), row), own_speedup=_ratio(own, row))
-
-
-def _baseline(row: Row, rows: Sequence[Row]) -> Row | None:
-    """Return the sequential run of the same task on the same machine, if there is one.
-
-    Of several it is the one that is most like it: with as many threads, and so on.
-    """
-    strong = row.scaling == "strong"
-    fields = [f for f in TASK if strong or f not in AMOUNT]
-    config, behind = row.runs[0].config, row.runs[0].update
-    processor = text(row.runs[0].machine, "cpu")
-    found: list[Row] = []
-    for other in rows:
-        if other.group.strategy != "sequential" or other.group.source != row.group.source:
-            continue
-        theirs = other.runs[0].config
-        if strong and behind and other.runs[0].update not in (None, behind):
-            continue
-        if bool(other.runs[0].privacy) != bool(row.runs[0].privacy):
-            continue
-        if processor and text(other.runs[0].machine, "cpu") not in ("", processor):
-            continue
-        if all(theirs.get(f) == config.get(f) for f in fields if f in theirs and f in config):
-            found.append(other)
-    return max(found, key=lambda other: _likeness(row, other), default=None)
-
-
-def _likeness(row: Row, other: Row) -> tuple[bool, int]:
-    """Say how much the runs of two rows are alike: a worker's batch first, then the options."""
-    mine, theirs = row.runs[0], other.runs[0]
-    batches = [run.update / run.workers for run in (mine, theirs) if run.update]
-    names = set(theirs.config) - IGNORED
-    same = sum(theirs.config[name] == mine.config.get(name) for name in names)
-    return row.scaling == "weak" and len(set(batches)) == 1, same
-
-
-def _ratio(base: Row | None, row: Row) -> float | None:
-    """Return how much faster `row` is: in time, or in examples per second where the work grew."""
-    if base is None or base.seconds is None or row.seconds is None or row.seconds.median <= 0:
-        return None
-    if row.scaling == "weak":
-        return row.rate / base.rate if row.rate and base.rate else None
-    return base.seconds.median / row.seconds.median
+def _marked(rows: Sequence[Row], choice: Choice | None) -> tuple[list[Row], Choice | None]:
+    """Mark the row that leads, and the one that is best; return both as they then are."""
+    if choice is None:
+        return list(rows), None
+    leader = replace(choice.leader, leads=True, best=choice.supported)
+    marked = [leader if row is choice.leader else row for row in rows]
+    candidates = tuple(leader if row is choice.leader else row for row in choice.candidates)
+    return marked, replace(choice, leader=leader, candidates=candidates)
 
 
 def _target(rows: Sequence[Row]) -> tuple[float | None, bool]:
@@ -217,8 +178,9 @@ def _with_target(row: Row, target: float | None, given: bool) -> Row:
     if target is None:
         return row
     times = [_first(run, target, given) for run in row.runs]
-    reached = sum(t is not None for t in times)
-    return replace(row, to_target=median(times) if reached == len(times) else None, reached=reached)
+    known = tuple(t for t in times if t is not None)
+    arrived = median(known) if len(known) == len(times) else None
+    return replace(row, to_target=arrived, arrivals=known, reached=len(known))
 
 
 def _first(run: Run, target: float, given: bool) -> float | None:
@@ -231,46 +193,11 @@ def _first(run: Run, target: float, given: bool) -> float | None:
     return run.seconds if run.accuracy is not None and run.accuracy >= target else None
 
 
-def _best(everything: Sequence[Row], target: float | None) -> tuple[Row | None, str]:
-    """Return the best configuration and the rule it was chosen by."""
-    scaling = _common(everything)
-    rows = [row for row in everything if row.scaling == scaling]
-    if len(rows) < 2:
-        return None, ""
-    if target is not None:
-        arrived = [row for row in rows if row.to_target is not None]
-        if arrived:
-            first = min(arrived, key=lambda row: row.to_target or math.inf)
-            each = ", in every repeat" if max(len(row.runs) for row in rows) > 1 else ""
-            return first, f"the shortest time to {percent(target, 1)} accuracy{each}"
-    accuracies = [row.accuracy.median for row in rows if row.accuracy]
-    fair = rows
-    words = ""
-    if accuracies:
-        floor = max(accuracies) - TOLERANCE
-        fair = [row for row in rows if row.accuracy and row.accuracy.median >= floor]
-        words = " whose accuracy is at most one percentage point below the highest"
-    elif scored := _fair(rows):
-        fair, words = scored
-    if scaling == "weak":
-        return max(fair, key=lambda r: r.rate or 0), f"the most examples per second{words}"
-    fastest = min(fair, key=lambda r: r.seconds.median if r.seconds else math.inf)
-    return fastest, f"the shortest training time{words}"
-
-
-def _fair(rows: Sequence[Row]) -> tuple[list[Row], str] | None:
-    """Return what is nearly as good as the best by the one metric that all were judged by."""
-    held = [(row, row.score.median) for row in rows if row.score]
-    metrics = {(run.metric, run.higher) for row in rows for run in row.runs}
-    if not held or len(metrics) > 1:
-        return None
-    metric, higher = metrics.pop()
-    top = (max if higher else min)(value for _, value in held)
-    fair = [row for row, value in held if abs(value - top) <= TOLERANCE * abs(top)]
-    return fair, f" whose {metric} is at most one per cent from the best"
-
-
 def _fit(rows: Sequence[Row]) -> Fit | None:
+    """Fit the law of a curve; none where its speed-ups are not all against the same runs."""
+    shown = [row for row in rows if row.shown_speedup is not None]
+    if len({tuple(run.where for run in row.reference) for row in shown}) > 1:
+        return None
     law = "Gustafson" if rows[0].scaling == "weak" else "Amdahl"
     pairs = [(row.workers, row.shown_speedup) for row in rows]
     extra = max((row.processes - row.workers for row in rows), default=0)

@@ -28,13 +28,15 @@ class Table(Sequence[Mapping[str, Any]]):
     Attributes:
         runs: One row for each single run.
         report: The page that shows all of it, where one was made.
-        doubts: Why the times should not be relied on, in the report's sentences; often none.
+        answer: The headline sentences of the report.
+        doubts: Those of them that say why the times should not be relied on; often none.
     """
 
     def __init__(self, rows: Sequence[Mapping[str, Any]], runs: Table | None = None) -> None:
         self._rows = tuple(rows)
         self.runs = runs if runs is not None else self
         self.report: Path | None = None
+        self.answer: tuple[str, ...] = ()
         self.doubts: tuple[str, ...] = ()
 
     @overload
@@ -127,6 +129,7 @@ def _configuration(row: Row, summary: Summary, axes: Sequence[str]) -> dict[str,
         "evaluation": row.evaluation,
         "callbacks": row.callbacks,
         **{f"{p}_share": row.shares.get(p) for p in ("compute", "update", "communicate", "wait")},
+        "leads": row.leads,
         "best": row.best,
     }
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from manyhands.report.groups import Group, Layout
 from manyhands.report.load import Loaded, Run
 from manyhands.report.scaling import Fit
+from manyhands.report.values import text
 
 _SUSPECT = 1.25  # a speed-up of so many times the workers is no parallelism
 AMOUNT = ("limit", "epochs", "max_steps")  # options that say how much is trained
@@ -27,12 +28,6 @@ class Spread:
     def half(self) -> float | None:
         """Half the distance from the lowest to the highest; None where one repeat says nothing."""
         return (self.high - self.low) / 2 if self.count > 1 else None
-
-    def apart(self, other: Spread) -> bool | None:
-        """Whether the two ranges do not overlap; None where a range is unknown."""
-        if self.count < 2 or other.count < 2:
-            return None
-        return self.low > other.high or other.low > self.high
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,8 +54,12 @@ class Row:
     scaling: str = "strong"
     speedup: float | None = None
     own_speedup: float | None = None
+    by_own: bool = False  # show the speed-up against the group's own run with one worker
+    reference: tuple[Run, ...] = ()  # the runs that the speed-up shown is against
     to_target: float | None = None
+    arrivals: tuple[float, ...] = ()  # seconds to the target, of every repeat that got there
     reached: int = 0
+    leads: bool = False
     best: bool = False
 
     @property
@@ -75,8 +74,8 @@ class Row:
 
     @property
     def shown_speedup(self) -> float | None:
-        """Against the sequential run, or where there is none against the strategy's own P = 1."""
-        return self.speedup if self.speedup is not None else self.own_speedup
+        """Against one reference for the whole group: the sequential run, or its own P = 1."""
+        return self.own_speedup if self.by_own else self.speedup
 
     @property
     def efficiency(self) -> float | None:
@@ -97,6 +96,33 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Choice:
+    """The configuration that leads, and what the measurement supports.
+
+    Attributes:
+        leader: The configuration with the best value of the measure.
+        rule: What it was chosen by, in words.
+        measure: "seconds", "seconds to target" or "examples per second".
+        candidates: The configurations that it was chosen among, itself included.
+        rivals: The candidates that a test does not tell from it.
+        learned: Whether any candidate is better than guessing.
+    """
+
+    leader: Row
+    rule: str
+    measure: str
+    candidates: tuple[Row, ...]
+    rivals: tuple[Row, ...]
+    learned: bool
+
+    @property
+    def supported(self) -> bool:
+        """Whether the measurement supports that the leader is best."""
+        repeated = len(self.leader.runs) > 1
+        return self.learned and repeated and not self.rivals and not self.leader.implausible
+
+
+@dataclass(frozen=True, kw_only=True)
 class Summary:
     """Everything the page is made from."""
 
@@ -109,14 +135,28 @@ class Summary:
     target_given: bool
     metric: str  # what all runs were judged by, where that is not accuracy
     higher: bool
-    best: Row | None
-    rule: str
+    choice: Choice | None  # None where the configurations cannot be compared
     fits: Mapping[Group, Fit]
+
+    @property
+    def best(self) -> Row | None:
+        """The leader, if the measurement supports that it is best."""
+        return self.choice.leader if self.choice and self.choice.supported else None
 
     @property
     def groups(self) -> tuple[Group, ...]:
         """The groups, in the order of their first run."""
         return tuple(dict.fromkeys(row.group for row in self.rows))
+
+    @property
+    def tasks(self) -> int:
+        """How many tasks the runs are of: data and loss."""
+        runs = [row.runs[0] for row in self.rows]
+        return len({(text(run.data, "name"), str(run.config.get("loss"))) for run in runs})
+
+    def row_of(self, runs: tuple[Run, ...]) -> Row | None:
+        """Return the row that consists of these runs."""
+        return next((row for row in self.rows if row.runs == runs), None)
 
     def of(self, group: Group) -> tuple[Row, ...]:
         """Return the rows of a group, along the axis."""

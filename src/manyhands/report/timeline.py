@@ -7,13 +7,14 @@ from typing import Any
 
 from matplotlib.collections import PolyCollection
 
-from manyhands.report import theme
+from manyhands.report import measures, theme
 from manyhands.report.chart import Note
 from manyhands.report.load import Run
 from manyhands.report.plots import middle, name
+from manyhands.report.sentences import Fact, Sentence, fact, say
 from manyhands.report.tables import Row, Summary
 from manyhands.report.values import finite, mapping, number, sequence, text
-from manyhands.report.wording import percent, seconds, short, times
+from manyhands.report.wording import percent, seconds, short, some, times
 
 MOST = 6
 GAP = 1.4  # between configurations, in lines
@@ -92,23 +93,34 @@ def _corners(note: Note) -> list[tuple[float, float]]:
     return [(x, y), (x + width, y), (x + width, y + height), (x, y + height)]
 
 
-def comment(summary: Summary) -> list[str]:
+def comment(summary: Summary) -> list[Sentence]:
     """Say how much of a step the stages stand idle, beside theory, and which of them is slowest."""
-    said = []
-    for row, _ in held(summary):
-        facts = middle(row).facts
-        stages = [mapping(s) for s in sequence(facts.get("stages"))]
-        stages = [s for s in stages if number(s, "stage") is not None]
-        bubbles = [b for s in stages if (b := number(s, "bubble")) is not None]
-        busy = [c for s in stages if (c := number(s, "compute"))]
-        ideal, parts = number(facts, "ideal_bubble"), number(facts, "micro_batches")
-        if not bubbles or not busy or ideal is None or parts is None:
-            continue
-        idle = sum(bubbles) / len(bubbles)
-        said.append(
-            f"{name(summary, row)}: with {parts:g} micro-batch{'' if parts == 1 else 'es'} the "
-            f"stages do not compute {percent(idle)} of the time until their gradients are there "
-            f"({percent(ideal)} if all took equally long and messages took no time); the slowest "
-            f"computes {times(max(busy) / min(busy))} as long as the fastest."
-        )
-    return said
+    return some(*(_sentence(summary, row) for row, _ in held(summary)))
+
+
+def _sentence(summary: Summary, row: Row) -> Sentence:
+    """Say it of one configuration; nothing where its record does not."""
+    run = middle(row)
+    record = run.facts
+    stages = [mapping(s) for s in sequence(record.get("stages"))]
+    stages = [s for s in stages if number(s, "stage") is not None]
+    bubbles = [b for s in stages if (b := number(s, "bubble")) is not None]
+    busy = [c for s in stages if (c := number(s, "compute"))]
+    ideal, parts = number(record, "ideal_bubble"), number(record, "micro_batches")
+    if not bubbles or not busy or ideal is None or parts is None:
+        return say("")
+
+    def stated(what: str, value: float, text: str) -> Fact:
+        return fact(what, value, how="derived", runs=[run], text=text)
+
+    idle, uneven = sum(bubbles) / len(bubbles), max(busy) / min(busy)
+    batches = f"{parts:g} micro-batch{'' if parts == 1 else 'es'}"
+    return say(
+        "{who}: with {parts} the stages do not compute {idle} of the time until their gradients "
+        "are there ({ideal} if all took equally long and messages took no time); the slowest "
+        "computes {uneven} as long as the fastest.",
+        who=measures.who(summary, row), parts=stated("micro-batches", parts, batches),
+        idle=stated("mean bubble", idle, percent(idle)),
+        ideal=stated("ideal bubble", ideal, percent(ideal)),
+        uneven=stated("slowest stage against the fastest", uneven, times(uneven)),
+    )  # fmt: skip

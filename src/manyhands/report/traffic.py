@@ -17,13 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from manyhands.report import theme
+from manyhands.report import measures, theme
 from manyhands.report.chart import Note
 from manyhands.report.load import Process, Run
 from manyhands.report.plots import place, styles, ticks
+from manyhands.report.sentences import Fact, Name, Sentence, fact, listed, say
 from manyhands.report.tables import Row, Summary, median
 from manyhands.report.values import number
-from manyhands.report.wording import join, percent, plural, size
+from manyhands.report.wording import percent, size
 
 EACH: dict[str, Callable[[float], float]] = {
     "naive": lambda p: p - 1,
@@ -147,28 +148,47 @@ def _theory(ax: Any, found: tuple[Exchange, ...]) -> None:
         )  # fmt: skip
 
 
-def comment(summary: Summary) -> list[str]:
+def comment(summary: Summary) -> list[Sentence]:
     """Comment on the traffic: measured against theory, and one algorithm against another."""
     found = exchanges(summary)
     known = [e for e in found if e.expected]
-    said = []
+    states = []
     if known:
-        off = max(abs(e.measured / (e.expected or 1) - 1) for e in known)
-        said.append(
-            "Measured traffic is what theory says."
-            if off < 0.005
-            else f"Measured traffic differs from theory by up to {percent(off, 1)}."
+        worst = max(known, key=_off)
+        off = fact(
+            "bytes per exchange against theory", _off(worst), how="derived", runs=worst.row.runs,
+            parameters={"theory": worst.expected or 0.0}, text=percent(_off(worst), 1),
+        )  # fmt: skip
+        states.append(
+            say("Measured traffic is what theory says.")
+            if _off(worst) < 0.005
+            else say("Measured traffic differs from theory by up to {off}.", off=off)
         )
     silent = sorted({e.algorithm or e.row.label for e in found if not e.expected})
     if silent:
-        said.append(f"No theory is drawn for {join(silent)}.")
+        states.append(say("No theory is drawn for {them}.", them=listed([Name(s) for s in silent])))
     naive = {e.row.workers: e for e in found if e.algorithm == "naive"}
     ring = {e.row.workers: e for e in found if e.algorithm == "ring"}
     if both := sorted(set(naive) & set(ring)):
-        p = both[-1]
-        said.append(
-            f"With {plural(p, 'worker')} each sends {size(naive[p].measured)} by naive all-reduce "
-            f"and {size(ring[p].measured)} by ring, all of them {size(p * naive[p].measured)} and "
-            f"{size(p * ring[p].measured)}."
-        )
-    return said
+        states.append(_naive_and_ring(naive[both[-1]], ring[both[-1]]))
+    return states
+
+
+def _off(exchange: Exchange) -> float:
+    """Return by which part measured traffic differs from theory."""
+    return abs(exchange.measured / (exchange.expected or 1) - 1)
+
+
+def _naive_and_ring(naive: Exchange, ring: Exchange) -> Sentence:
+    def sent(exchange: Exchange, workers: int = 1) -> Fact:
+        what = "bytes per exchange" if workers == 1 else "bytes of all per exchange"
+        value = workers * exchange.measured
+        return fact(what, value, how="derived", runs=exchange.row.runs, text=size(value))
+
+    count = naive.row.workers
+    return say(
+        "With {workers} each sends {one} by naive all-reduce and {other} by ring, all of them "
+        "{ones} and {others}.",
+        workers=measures.workers(naive.row), one=sent(naive), other=sent(ring),
+        ones=sent(naive, count), others=sent(ring, count),
+    )  # fmt: skip

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
+Words = TypeVar("Words", bound=str)
 NONE = "–"
 NAMED = ("balance", "slow")  # their values say nothing without the option's name
 # Options that are decided elsewhere where nobody gives them: without a value they are not absent.
@@ -31,6 +32,12 @@ def seconds(value: float | None) -> str:
 def percent(value: float | None, digits: int = 0) -> str:
     """Format a fraction as a percentage."""
     return NONE if value is None else f"{100 * value:.{digits}f}{THIN}%"
+
+
+def exact_percent(value: float) -> str:
+    """Format a fraction as a percentage with all of its digits, and at least one."""
+    shown = f"{100 * value:.8g}"
+    return f"{shown if '.' in shown else shown + '.0'}{THIN}%"
 
 
 def points(value: float) -> str:
@@ -100,6 +107,6 @@ def option(name: str, value: Any) -> str:
     return f"{spoken} {value}" if name in NAMED else str(value)
 
 
-def some(*sentences: str) -> list[str]:
+def some(*sentences: Words) -> list[Words]:
     """Return those of the sentences that say something."""
     return [sentence for sentence in sentences if sentence]

@@ -8,18 +8,20 @@ from typing import Any
 from manyhands.report import theme
 from manyhands.report.chart import Note
 from manyhands.report.load import Run
+from manyhands.report.measures import who
 from manyhands.report.plots import middle, name
+from manyhands.report.sentences import Fact, Sentence, fact, listed, say
 from manyhands.report.tables import Row, Summary
 from manyhands.report.values import finite, mapping, number, sequence
-from manyhands.report.wording import count, join, percent, short, times
+from manyhands.report.wording import count, percent, short, times
 
 MOST = 6
 
 
 def _holding(summary: Summary, reader: Callable[[Run], Any]) -> list[tuple[Row, Any]]:
-    """Return what recorded a fact, with several workers; of many, those with the most of them."""
+    """Return the rows with such a record and several workers; of many those with most of them."""
     several = [row for row in summary.rows if row.workers > 1]
-    found = [(row, fact) for row in several if (fact := reader(middle(row)))]
+    found = [(row, record) for row in several if (record := reader(middle(row)))]
     if len(found) <= MOST:
         return found
     kept = sorted(found, key=lambda pair: -pair[0].workers)[:MOST]
@@ -164,61 +166,93 @@ def draw_shares(ax: Any, summary: Summary) -> list[Note]:
     return notes
 
 
-def comment_staleness(summary: Summary) -> list[str]:
+def comment_staleness(summary: Summary) -> list[Sentence]:
     """Comment on how late updates are."""
-    said = []
+    states = []
     for row, counts in with_staleness(summary):
         whole = sum(counts.values())
         if whole:
             mean = sum(k * n for k, n in counts.items()) / whole
-            said.append(
-                f"{name(summary, row)}: {mean:.2f} updates late on average, "
-                f"{max(k for k, n in counts.items() if n)} at most."
-            )
-    return said
+            most = max(k for k, n in counts.items() if n)
+            states.append(
+                say(
+                    "{who}: {mean} updates late on average, {most} at most.",
+                    who=who(summary, row), mean=_of(row, "mean staleness", mean, f"{mean:.2f}"),
+                    most=_of(row, "largest staleness", most, str(most)),
+                )
+            )  # fmt: skip
+    return states
 
 
-def comment_own(summary: Summary) -> list[str]:
+def _of(row: Row, what: str, value: float, text: str, **parameters: float) -> Fact:
+    """State what the middle repeat of a configuration recorded."""
+    return fact(what, value, how="derived", runs=[middle(row)], text=text, parameters=parameters)
+
+
+def comment_own(summary: Summary) -> list[Sentence]:
     """Comment on the workers alone beside their average."""
-    said = []
+    states = []
     for row, each in with_own(summary):
         together = middle(row).accuracy
         if together is not None:
             verdict = "better" if together > max(each) else "not better"
-            said.append(
-                f"{name(summary, row)}: the average ({percent(together, 2)}) is {verdict} than the "
-                f"best worker alone ({percent(max(each), 2)})."
-            )
-    return said
+            states.append(
+                say(
+                    "{who}: the average ({together}) is {verdict} than the best worker alone "
+                    "({alone}).",
+                    who=who(summary, row), verdict=verdict,
+                    together=_of(row, "accuracy of one run", together, percent(together, 2)),
+                    alone=_of(row, "best own accuracy", max(each), percent(max(each), 2)),
+                )
+            )  # fmt: skip
+    return states
 
 
-def comment_distance(summary: Summary) -> list[str]:
+def comment_distance(summary: Summary) -> list[Sentence]:
     """Comment on how far apart the replicas are."""
-    return [
-        f"{name(summary, row)}: from {pairs[0][1]:.3g} at the first to {pairs[-1][1]:.3g} at the "
-        "last measurement."
-        for row, pairs in with_distance(summary)
-    ]
+    states = []
+    for row, pairs in with_distance(summary):
+        first = _of(row, "first distance", pairs[0][1], f"{pairs[0][1]:.3g}")
+        last = _of(row, "last distance", pairs[-1][1], f"{pairs[-1][1]:.3g}")
+        course = say("from {first} at the first to {last} at the last measurement", first=first,
+                     last=last)  # fmt: skip
+        if len(pairs) == 1:
+            course = say("{first} at the only measurement", first=first)
+        states.append(say("{who}: {course}.", who=who(summary, row), course=course))
+    return states
 
 
-def comment_shares(summary: Summary) -> list[str]:
+def comment_shares(summary: Summary) -> list[Sentence]:
     """Comment on how the shares moved, and what that brought."""
     held = with_shares(summary)
-    said = [
-        f"{name(summary, row)}: from {join([percent(s) for s in pairs[0][1]])} to "
-        f"{join([percent(s) for s in pairs[-1][1]])}{_gained(summary, row)}."
+    states = [
+        say(
+            "{who}: from {first} to {last}{gained}.", who=who(summary, row),
+            first=_parts(row, pairs, 0), last=_parts(row, pairs, -1), gained=_gained(summary, row),
+        )
         for row, pairs in held
-    ]
+    ]  # fmt: skip
     if len(held) > 1:
-        said.append(f"Drawn is {name(summary, _drawn_shares(summary)[0])}.")
-    return said
+        states.append(say("Drawn is {who}.", who=who(summary, _drawn_shares(summary)[0])))
+    return states
+
+
+def _parts(row: Row, pairs: list[tuple[float, list[float]]], at: int) -> Sentence:
+    """List the workers' shares at the first or at the last measurement."""
+    what = "share of a worker"
+    return listed(
+        [
+            _of(row, what, part, percent(part), worker=worker, measurement=at)
+            for worker, part in enumerate(pairs[at][1])
+        ]
+    )
 
 
 def _drawn_shares(summary: Summary) -> tuple[Row, list[tuple[float, list[float]]]]:
     return max(with_shares(summary), key=lambda pair: pair[0].workers)
 
 
-def _gained(summary: Summary, row: Row) -> str:
+def _gained(summary: Summary, row: Row) -> Sentence:
     """Say what balancing brought against the same workers without it, where both were run."""
     for other in summary.rows:
         alike = {**row.group.options, "balance": None} == {**other.group.options, "balance": None}
@@ -227,5 +261,10 @@ def _gained(summary: Summary, row: Row) -> str:
         )  # fmt: skip
         plain = other.group.options.get("balance") == "none"
         if alike and same and plain and row.rate and other.rate:
-            return f", {times(row.rate / other.rate)} the examples per second of equal parts"
-    return ""
+            ratio = row.rate / other.rate
+            gain = fact(
+                "examples per second", ratio, how="multiple", runs=row.runs, against=other.runs,
+                text=times(ratio),
+            )  # fmt: skip
+            return say(", {gain} the examples per second of equal parts", gain=gain)
+    return say("")

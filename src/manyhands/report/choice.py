@@ -1,0 +1,85 @@
+"""Which configuration leads, by which rule, and whether the measurement supports it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from manyhands.report.significance import compare
+from manyhands.report.tables import Choice, Row
+from manyhands.report.values import number
+
+TOLERANCE = 0.01  # how far below the best a model is still as good
+BARELY = 0.05  # of the way from guessing to faultless: no more than chance
+UNIFORM = 0.02  # of the loss of guessing: the model says the same of every class
+HARDLY = 0.2  # of the way to faultless, with the loss of guessing: no more than chance either
+
+
+def choose(everything: Sequence[Row], scaling: str, target: float | None) -> Choice | None:
+    """Return the leading configuration and the rule it was chosen by."""
+    rows = [row for row in everything if row.scaling == scaling]
+    if len(rows) < 2:
+        return None
+    arrived = [row for row in rows if row.to_target is not None]
+    if target is not None and arrived:
+        each = ", in every repeat" if max(len(row.runs) for row in rows) > 1 else ""
+        rule = f"the shortest time to the target accuracy{each}"
+        leader = min(arrived, key=lambda row: row.to_target or math.inf)
+        return _choice(leader, rule, "seconds to target", arrived, rows)
+    fair, words = _fair(rows)
+    if scaling == "weak":
+        leader = max(fair, key=lambda r: r.rate or 0)
+        return _choice(
+            leader, f"the most examples per second{words}", "examples per second", fair, rows
+        )
+    leader = min(fair, key=lambda r: r.seconds.median if r.seconds else math.inf)
+    return _choice(leader, f"the shortest training time{words}", "seconds", fair, rows)
+
+
+def _choice(
+    leader: Row, rule: str, measure: str, candidates: Sequence[Row], pool: Sequence[Row]
+) -> Choice:
+    others = [row for row in candidates if row is not leader]
+    count = max(len(others), 1)
+    return Choice(
+        leader=leader,
+        rule=rule,
+        measure=measure,
+        candidates=tuple(candidates),
+        rivals=tuple(row for row in others if not compare(leader, row, measure, count, pool).apart),
+        learned=any(learned(row) for row in candidates),
+    )
+
+
+def _fair(rows: Sequence[Row]) -> tuple[list[Row], str]:
+    """Return the configurations that are nearly as good as the best, and what that means."""
+    accuracies = [row.accuracy.median for row in rows if row.accuracy]
+    if accuracies:
+        floor = max(accuracies) - TOLERANCE
+        fair = [row for row in rows if row.accuracy and row.accuracy.median >= floor]
+        return fair, " whose accuracy is at most one percentage point below the highest"
+    held = [(row, row.score.median) for row in rows if row.score]
+    metrics = {(run.metric, run.higher) for row in rows for run in row.runs}
+    if not held or len(metrics) > 1:
+        return list(rows), ""
+    metric, higher = metrics.pop()
+    top = (max if higher else min)(value for _, value in held)
+    fair = [row for row, value in held if abs(value - top) <= TOLERANCE * abs(top)]
+    return fair, f" whose {metric} is at most one per cent from the best"
+
+
+def classes(row: Row) -> int | None:
+    """Return how many classes the record states; None where it states none."""
+    count = number(row.runs[0].data, "classes")
+    return int(count) if count and count > 1 else None
+
+
+def learned(row: Row) -> bool:
+    """Say whether a configuration is better than guessing, as far as its record can tell."""
+    count = classes(row)
+    if row.accuracy is None or count is None:
+        return True
+    chance, guess = 1 / count, math.log(count)
+    gained = (row.accuracy.median - chance) / (1 - chance)
+    uniform = row.loss is not None and abs(row.loss.median - guess) <= UNIFORM * guess
+    return gained > (HARDLY if uniform else BARELY)

@@ -1,0 +1,64 @@
+"""`report.json`: every sentence of the report, with the facts that it states.
+
+    {"schema": 1,
+     "configurations": [{"name", "label", "workers", "runs"}],
+     "answer": [sentence], "notes": [sentence],
+     "sections": [{"title", "sentences": [sentence],
+                   "figures": [{"id", "title", "sentences": [sentence]}]}]}
+
+A sentence is {"text", "names", "facts"}; a fact has the fields of `sentences.Fact`. Runs are named
+by the path of their `run.json`, below the folder that holds the sweep.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from manyhands.report import private
+from manyhands.report.answer import answer
+from manyhands.report.chart import Chart
+from manyhands.report.page import arranged, notes
+from manyhands.report.plots import name
+from manyhands.report.sentences import as_json
+from manyhands.report.tables import Summary
+
+SCHEMA = 1
+
+
+def dump(summary: Summary, charts: Sequence[Chart]) -> str:
+    """Return the text of `report.json`."""
+    return json.dumps(contents(summary, charts), indent=1, ensure_ascii=False) + "\n"
+
+
+def contents(summary: Summary, charts: Sequence[Chart]) -> Mapping[str, Any]:
+    """Return the sentences of a report, by section and figure."""
+    return {
+        "schema": SCHEMA,
+        "configurations": [
+            {
+                "name": name(summary, row),
+                "label": row.label,
+                "workers": row.workers,
+                "runs": [run.where for run in row.runs],
+            }
+            for row in summary.rows
+        ],
+        "answer": _sentences(answer(summary)),
+        "notes": _sentences(notes(summary)),
+        "sections": [
+            {
+                "title": title,
+                "sentences": _sentences(private.sentences(summary) if promises else ()),
+                "figures": [
+                    {"id": c.id, "title": c.title, "sentences": _sentences(c.comment)} for c in mine
+                ],
+            }
+            for title, promises, mine in arranged(summary, charts)
+        ],
+    }
+
+
+def _sentences(sentences: Iterable[str]) -> list[Mapping[str, Any]]:
+    return [as_json(sentence) for sentence in sentences]

@@ -1,0 +1,197 @@
+"""The facts that sentences state of configurations: time, accuracy, speed-up, workers and so on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+from manyhands.report.load import Run
+from manyhands.report.plots import name, place
+from manyhands.report.sentences import Fact, How, Name, Sentence, fact, listed, say
+from manyhands.report.tables import Row, Summary
+from manyhands.report.wording import exact_percent, percent, plural, points, seconds, times
+
+
+def who(summary: Summary, row: Row) -> Name:
+    """Name a configuration."""
+    return Name(name(summary, row))
+
+
+def label(row: Row) -> Name:
+    """Name the curve that a configuration is on."""
+    return Name(row.label)
+
+
+def where(summary: Summary, row: Row) -> Name:
+    """Name a configuration's place on the axis."""
+    return Name(place(summary, row))
+
+
+def time(row: Row) -> Fact:
+    """State a training time."""
+    assert row.seconds is not None
+    return fact("seconds", row.seconds.median, runs=row.runs, text=seconds(row.seconds.median))
+
+
+def accuracy(row: Row, digits: int = 2) -> Fact:
+    """State an accuracy."""
+    assert row.accuracy is not None
+    value = row.accuracy.median
+    return fact("accuracy", value, runs=row.runs, text=percent(value, digits))
+
+
+def score(row: Row) -> Fact:
+    """State the value of the metric that runs were judged by."""
+    assert row.score is not None
+    value = row.score.median
+    return fact("score", value, runs=row.runs, text=f"{value:.4g}")
+
+
+def gap(row: Row, other: Row, what: str = "accuracy") -> Fact:
+    """State by how many percentage points two accuracies differ, without the sign."""
+    assert row.accuracy is not None
+    assert other.accuracy is not None
+    value = row.accuracy.median - other.accuracy.median
+    return fact(
+        what, value, how="difference", runs=row.runs, against=other.runs, text=points(value)
+    )
+
+
+def workers(row: Row, noun: str = "worker") -> Fact:
+    """State "4 workers"; without a noun "4"."""
+    text = plural(row.workers, noun) if noun else str(row.workers)
+    return fact("workers", row.workers, runs=row.runs, text=text)
+
+
+def processes(row: Row) -> Fact:
+    """State "5 processes", the most of any repeat."""
+    return fact("processes", row.processes, runs=row.runs, text=f"{row.processes} processes")
+
+
+def cores(row: Row, noun: str = "core") -> Fact:
+    """State the cores of all hosts."""
+    count = row.cores or 0
+    text = plural(count, noun) if noun else str(count)
+    return fact("cores", count, runs=row.runs, text=text)
+
+
+def speedup(row: Row, form: Callable[[float | None], str] = times) -> Fact:
+    """State the speed-up that is shown, against the group's one reference."""
+    assert row.shown_speedup is not None
+    weak = row.scaling == "weak"
+    return fact(
+        "examples per second" if weak else "seconds", row.shown_speedup,
+        how="multiple" if weak else "ratio", runs=row.runs, against=row.reference,
+        text=form(row.shown_speedup),
+    )  # fmt: skip
+
+
+def efficiency(row: Row) -> Fact:
+    """State the speed-up per process."""
+    assert row.efficiency is not None
+    what = "efficiency by examples per second" if row.scaling == "weak" else "efficiency"
+    return fact(
+        what, row.efficiency, how="derived", runs=row.runs, against=row.reference,
+        text=percent(row.efficiency),
+    )  # fmt: skip
+
+
+def rate(row: Row) -> Fact:
+    """State the examples per second."""
+    assert row.rate is not None
+    return fact("examples per second", row.rate, runs=row.runs, text=f"{row.rate:,.0f}")
+
+
+def share(row: Row, phase: str) -> Fact:
+    """State which part of the workers' time a phase took, over all repeats."""
+    value = row.shares.get(phase, 0.0)
+    return fact(f"{phase} share", value, how="derived", runs=row.runs, text=percent(value))
+
+
+def target(summary: Summary) -> Fact:
+    """State the target accuracy: the one asked for, or the one that half of all reached."""
+    assert summary.target is not None
+    runs = [run for row in summary.rows for run in row.runs]
+    what = "target accuracy" if summary.target_given else "accuracy that half reached"
+    among = () if summary.target_given else tuple(row.runs for row in summary.rows if row.accuracy)
+    return fact(
+        what, summary.target, how="derived", runs=runs, among=among,
+        text=exact_percent(summary.target),
+    )  # fmt: skip
+
+
+def arrival(summary: Summary, row: Row, among: Iterable[Row] = ()) -> Fact:
+    """State when a configuration reached the target; the least of some, where they are given."""
+    assert row.to_target is not None
+    assert summary.target is not None
+    others = tuple(each.runs for each in among)
+    return fact(
+        "seconds to target", row.to_target, how="least" if others else "median", runs=row.runs,
+        among=others, text=seconds(row.to_target),
+        parameters=aim(summary),
+    )  # fmt: skip
+
+
+def aim(summary: Summary) -> dict[str, float]:
+    """Return what a fact about the target needs: the target, and whether it was asked for."""
+    return {"target": summary.target or 0.0, "asked": float(summary.target_given)}
+
+
+def repeats(runs: Sequence[Run]) -> Fact:
+    """State "3 repeats"."""
+    return fact("runs", len(runs), how="count", runs=runs, text=plural(len(runs), "repeat"))
+
+
+def count(runs: Sequence[Run], noun: str = "run") -> Fact:
+    """State "3 runs"; without a noun "3"."""
+    text = plural(len(runs), noun) if noun else str(len(runs))
+    return fact("runs", len(runs), how="count", runs=runs, text=text)
+
+
+def axis(summary: Summary, row: Row) -> Fact:
+    """State a configuration's value on the axis."""
+    if summary.layout.x == "workers":
+        return workers(row, "")
+    return fact(
+        "option", row.x, runs=row.runs, parameters={"name": summary.layout.x}, text=f"{row.x:g}"
+    )
+
+
+def threshold(what: str, value: float, text: str) -> Fact:
+    """State a constant of the report."""
+    return fact(what, value, how="constant", text=text)
+
+
+def extremes(
+    rows: Sequence[Row],
+    what: str,
+    value: Callable[[Row], float | None],
+    form: Callable[[float | None], str],
+) -> Sentence:
+    """State "1.20 s", or "1.20 s to 3.40 s": the least and the most of some configurations."""
+    known = [(v, row) for row in rows if (v := value(row)) is not None]
+    among = [row.runs for _, row in known]
+
+    def stated(pair: tuple[float, Row], how: How) -> Fact:
+        return fact(what, pair[0], how=how, runs=pair[1].runs, among=among, text=form(pair[0]))
+
+    least = stated(min(known, key=lambda pair: pair[0]), "least")
+    most = stated(max(known, key=lambda pair: pair[0]), "most")
+    if least.text == most.text:
+        return say("{value}", value=least)
+    return say("{least} to {most}", least=least, most=most)
+
+
+def numbers(rows: Sequence[Row], each: Callable[[Row], Fact]) -> Sentence:
+    """List the different values of a fact, in order: "2, 4 and 8"."""
+    stated = {(f := each(row)).value: f for row in rows}
+    return listed([stated[value] for value in sorted(stated)])
+
+
+def guessing(classes: int, runs: Sequence[Run]) -> tuple[Fact, Fact]:
+    """State the accuracy and the loss of a model that guesses among so many classes."""
+    chance, loss = 1 / classes, math.log(classes)
+    return (
+        fact("accuracy of guessing", chance, how="derived", runs=runs, text=percent(chance, 1)),
+        fact("loss of guessing", loss, how="derived", runs=runs, text=f"{loss:.4f}"),
+    )

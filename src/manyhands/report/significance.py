@@ -1,0 +1,207 @@
+"""Which differences the repeats support: a test, corrected for the comparisons.
+
+Two configurations are told apart if both hold:
+
+1. They differ by more than the repeats of all configurations vary: a two-sided t-test with the
+   variance pooled over the configurations gives at most 5 % after its p-value was multiplied by the
+   number of comparisons that the sentence could have picked from (Bonferroni). That is every pair
+   of configurations for two extremes that are picked after looking, and one less than the
+   configurations for one that is compared with all others (Hsu, doi 10.1214/aos/1176345792).
+2. Their own repeats differ: Welch's t-test, two-sided, gives at most 5 %. It guards against a pool
+   of configurations that vary less than these two.
+
+    t  = (m1 - m2) / sqrt(v1 / n1 + v2 / n2)
+    df = (v1 / n1 + v2 / n2)^2 / ((v1 / n1)^2 / (n1 - 1) + (v2 / n2)^2 / (n2 - 1))
+
+m, v, n: mean, variance (of n - 1) and number of the repeats. In the first test v1 = v2 is the
+pooled variance, and df is the number of all repeats less the number of configurations. Times and
+rates are compared by their logarithms, since their noise is in proportion to them.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from manyhands.report.load import Run
+from manyhands.report.sentences import Fact, Sentence, fact, say
+from manyhands.report.tables import Row
+from manyhands.report.wording import plural
+
+LEVEL = 0.05
+METHOD = (
+    "Differences are claimed if a t-test (two-sided, {level}; times by their logarithms) with the "
+    "variance pooled over all configurations tells them apart, its p-value multiplied by the "
+    "number of comparisons that a sentence picks from (Bonferroni), and Welch's t-test of the two "
+    "alone does as well; p is the larger of both."
+)
+LOGARITHMIC = ("seconds", "seconds to target", "examples per second")
+MEASURES: dict[str, Callable[[Run], float | None]] = {
+    "seconds": lambda run: run.seconds,
+    "accuracy": lambda run: run.accuracy,
+    "score": lambda run: run.score,
+    "examples per second": lambda run: (
+        run.examples / run.seconds if run.examples and run.seconds else None
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What a test says of two configurations.
+
+    Attributes:
+        p: The larger p-value of both tests, at most 1; None where there is nothing to test by.
+        one: The runs of the one configuration.
+        other: The runs of the other.
+        measure: What was compared.
+        comparisons: How many comparisons it was picked from.
+        pool: The runs of every configuration that the variance is pooled over.
+        parameters: What the measure needs beside the runs.
+    """
+
+    p: float | None
+    one: tuple[Run, ...]
+    other: tuple[Run, ...]
+    measure: str
+    comparisons: int
+    pool: tuple[tuple[Run, ...], ...]
+    parameters: Mapping[str, float | str]
+
+    @property
+    def apart(self) -> bool:
+        """Whether the two are told apart."""
+        return self.p is not None and self.p <= LEVEL
+
+    @property
+    def fewest(self) -> tuple[Run, ...]:
+        """The runs of the configuration that has fewer of them."""
+        return min(self.one, self.other, key=len)
+
+    def stated(self) -> Sentence:
+        """Return "p = 0.01"."""
+        assert self.p is not None
+        text = f"p = {self.p:.2g}" if self.p >= 1e-4 else "p < 0.0001"
+        return say("{p}", p=self._fact(text))
+
+    def resting(self) -> Sentence:
+        """Return an empty text that carries the p-value of two that are not told apart."""
+        return Sentence("", [] if self.p is None else [self._fact("")])
+
+    def hedge(self) -> Sentence:
+        """Return what follows a stated difference: its p-value, or that it may be chance."""
+        if self.apart:
+            return say(" ({p})", p=self.stated())
+        if len(self.fewest) < 2:
+            return say(", and one repeat does not tell how much of that is chance")
+        repeats = fact(
+            "runs", len(self.fewest), how="count", runs=self.fewest,
+            text=plural(len(self.fewest), "repeat"),
+        )  # fmt: skip
+        if self.p is None:
+            return say(", and {repeats} that are all alike tell nothing of chance", repeats=repeats)
+        return say(" ({p}: not told apart with {repeats})", p=self.stated(), repeats=repeats)
+
+    def _fact(self, text: str) -> Fact:
+        assert self.p is not None
+        return fact(
+            self.measure, self.p, how="p-value", text=text, runs=self.one, against=self.other,
+            among=self.pool, parameters={"comparisons": self.comparisons, **self.parameters},
+        )  # fmt: skip
+
+
+def pairs(count: int) -> int:
+    """Return how many pairs so many configurations make; at least one."""
+    return max(count * (count - 1) // 2, 1)
+
+
+def compare(
+    one: Row,
+    other: Row,
+    measure: str,
+    comparisons: int,
+    pool: Sequence[Row],
+    **parameters: float,
+) -> Verdict:
+    """Test whether two configurations differ in a measure, beside all that vary likewise."""
+    held = [row for row in pool if _sample(row, measure)]
+    pooled = _pooled([_sample(row, measure) for row in held])
+    return Verdict(
+        p=_larger(_sample(one, measure), _sample(other, measure), pooled, comparisons),
+        one=one.runs,
+        other=other.runs,
+        measure=measure,
+        comparisons=comparisons,
+        pool=tuple(row.runs for row in held),
+        parameters=parameters,
+    )
+
+
+def _sample(row: Row, measure: str) -> list[float]:
+    """Return what the repeats measured, times and rates as logarithms."""
+    if measure == "seconds to target":
+        values = list(row.arrivals)
+    else:
+        values = [v for run in row.runs if (v := MEASURES[measure](run)) is not None]
+    if measure in LOGARITHMIC:
+        return [math.log(value) for value in values if value > 0]
+    return values
+
+
+def _pooled(samples: Sequence[Sequence[float]]) -> tuple[float, int]:
+    """Return the variance pooled over samples, and its degrees of freedom."""
+    degrees = sum(len(values) - 1 for values in samples)
+    squares = [statistics.variance(v) * (len(v) - 1) for v in samples if len(v) > 1]
+    return (math.fsum(squares) / degrees if degrees else 0.0), degrees
+
+
+def _larger(
+    one: Sequence[float], other: Sequence[float], pooled: tuple[float, int], comparisons: int
+) -> float | None:
+    """Return the larger p-value of both tests; None where the two have no spread."""
+    alone = welch(one, other)
+    variance, degrees = pooled
+    if alone is None or variance <= 0:
+        return alone
+    gap = abs(statistics.fmean(one) - statistics.fmean(other))
+    t = gap / math.sqrt(variance * (1 / len(one) + 1 / len(other)))
+    return max(alone, min(1.0, two_sided(t, degrees) * comparisons))
+
+
+def welch(one: Sequence[float], other: Sequence[float]) -> float | None:
+    """Return the two-sided p-value of Welch's t-test; None where the spread is not known.
+
+    The spread is unknown with fewer than two repeats. It is also unknown if all repeats of both
+    are identical and the two differ: such repeats are no independent measurements.
+    """
+    if len(one) < 2 or len(other) < 2:
+        return None
+    gap = statistics.fmean(one) - statistics.fmean(other)
+    parts = [statistics.variance(values) / len(values) for values in (one, other)]
+    if sum(parts) <= 0:
+        return 1.0 if gap == 0 else None
+    degrees = sum(parts) ** 2 / sum(
+        part**2 / (len(values) - 1) for part, values in zip(parts, (one, other), strict=True)
+    )
+    return two_sided(abs(gap) / math.sqrt(sum(parts)), degrees)
+
+
+def two_sided(t: float, degrees: float) -> float:
+    """Return the probability that Student's t is further from zero than `t`.
+
+    With T = sqrt(df) / tan(x), the tail is an integral of sin(x)^(df - 1) from 0 to
+    atan(sqrt(df) / t), which Gauss and Legendre's rule gives to ten digits and more.
+    """
+    if t == 0:
+        return 1.0
+    end = math.atan2(math.sqrt(degrees), t)
+    nodes, weights = np.polynomial.legendre.leggauss(100)
+    u = (nodes + 1) / 2
+    x = end * u**2  # the square smooths the power's beginning at zero
+    integral = float(np.sum(weights * np.sin(x) ** (degrees - 1) * end * u))
+    scale = math.exp(math.lgamma((degrees + 1) / 2) - math.lgamma(degrees / 2))
+    return min(2 * scale / math.sqrt(math.pi) * integral, 1.0)

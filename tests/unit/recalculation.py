@@ -1,0 +1,421 @@
+"""Calculates the facts of a report anew from the raw records, without the report's own code."""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from manyhands.privacy import accountant
+
+Record = Mapping[str, Any]
+CONSTANTS = {
+    "efficiency worth paying for": 0.7, "level of the test": 0.05, "near the steps of theory": 0.15,
+}  # fmt: skip
+PHASES = ("compute", "update", "communicate", "wait")
+
+
+class Raw:
+    """The records of a report, by the path that facts name them by."""
+
+    def __init__(self, records: Mapping[str, Record]) -> None:
+        self.records = records
+
+    def names(self, name: str) -> bool:
+        """Say whether a name is a configuration's, or names its data, kernels or all-reduce."""
+        lower = name.lower()
+        for run in self.records.values():
+            if lower.startswith(run["config"]["strategy"]):
+                return True
+            operations = {o for p in run.get("workers", ()) for o in p.get("operations") or ()}
+            others = {
+                str((run.get("kernels") or {}).get("choice")), str(run["config"].get("allreduce")),
+                str((run.get("data") or {}).get("name")),
+                *(operation.removeprefix("allreduce").strip() for operation in operations),
+            }  # fmt: skip
+            if lower in {other.lower() for other in others}:
+                return True
+        return False
+
+    def value(self, fact: Mapping[str, Any]) -> float:
+        """Return what the value of a fact should be."""
+        what, how, more = fact["what"], fact["how"], fact["parameters"]
+        runs = [self.records[run] for run in fact["runs"]]
+        against = [self.records[run] for run in fact["against"]]
+        among = [[self.records[run] for run in one] for one in fact["among"]]
+        if how == "constant":
+            return CONSTANTS[what]
+        if how == "count":
+            return len(among) if what == "configurations" else len(runs)
+        if how == "derived":
+            return derived(what, runs, against, among, more)
+        if how == "fit":
+            return fitted(what, runs, against, among, more)
+        if how == "p-value":
+            return probability(what, [runs, against, *among], more)
+        mine = typical(runs, what, more)
+        if how in ("least", "most"):
+            others = [typical(each, what, more) for each in among]
+            assert runs in among, fact
+            assert mine == (min if how == "least" else max)(others), (fact, others)
+        if how in ("median", "least", "most"):
+            return mine
+        other = typical(against, what, more)
+        return {
+            "ratio": lambda: other / mine, "multiple": lambda: mine / other,
+            "excess": lambda: mine / other - 1, "difference": lambda: mine - other,
+        }[how]()  # fmt: skip
+
+
+def probability(what: str, sides: Sequence[Sequence[Record]], more: Mapping[str, Any]) -> float:
+    """Return the larger of Welch's and the pooled p-value; the first two sides are compared."""
+    samples = [[v for run in side if (v := one(run, what, more)) is not None] for side in sides]
+    if "second" in what:
+        samples = [[math.log(v) for v in side] for side in samples]
+    mine, theirs, *pool = samples
+    alone = welch(mine, theirs)
+    degrees = sum(len(side) - 1 for side in pool)
+    within = sum(sum((v - statistics.fmean(side)) ** 2 for v in side) for side in pool)
+    if within <= 0:
+        return alone
+    gap = statistics.fmean(mine) - statistics.fmean(theirs)
+    t2 = gap**2 / (within / degrees * (1 / len(mine) + 1 / len(theirs)))
+    together = _beta(degrees / (degrees + t2), degrees / 2, 0.5)
+    return max(alone, min(1.0, together * more["comparisons"]))
+
+
+def private(run: Record) -> bool:
+    return isinstance(run.get("privacy"), Mapping)
+
+
+def one(run: Record, what: str, more: Mapping[str, Any]) -> Any:
+    """Return one run's value of a measure; None where its record has none."""
+    last = run["epochs"][-1] if run.get("epochs") else {}
+    result, config = run["result"], run["config"]
+    if what == "seconds":
+        return result.get("seconds") or run["seconds"]["training"]
+    if what == "accuracy":
+        return last.get("test_accuracy") if private(run) else result["accuracy"]
+    if what == "loss":
+        return last.get("test_loss") if private(run) else result["loss"]
+    if what == "score":
+        held = last.get("test_metrics") if private(run) else result.get("metrics")
+        return (held or {}).get(run["metrics"][0]["name"])
+    if what == "examples":
+        if private(run):
+            return run["privacy"]["rate"] * run["data"]["train"] * result["steps"]
+        return result["examples"]
+    if what == "examples per second":
+        return one(run, "examples", more) / one(run, "seconds", more)
+    if what in ("startup", "evaluation", "callbacks"):
+        return run["seconds"].get(what)
+    if what == "workers":
+        return config.get("workers") or sum(p.get("role") != "master" for p in run["workers"])
+    if what == "option":
+        return config[more["name"]]
+    if what == "threads per worker":
+        return run["machine"]["threads_per_worker"]
+    if what == "classes":
+        return run["data"]["classes"]
+    if what == "seconds to target":
+        return to_target(run, more["target"], bool(more.get("asked")))
+    if what == "steps to target":
+        return steps_to_target(run, more["target"])
+    if what == "waiting of the masters":
+        return statistics.fmean(
+            p["wait"] / sum(p.get(phase) or 0 for phase in PHASES)
+            for p in run["workers"]
+            if p.get("role") == "master"
+        )
+    raise AssertionError(f"no raw value is known for {what!r}")
+
+
+def typical(runs: Sequence[Record], what: str, more: Mapping[str, Any]) -> float:
+    """Return the value of a measure over all repeats of a configuration."""
+    if what == "processes":
+        return max(run.get("processes") or len(run["workers"]) for run in runs)
+    if what == "cores":
+        return next(n for run in runs if (n := cores(run)))
+    if what == "examples per second":
+        return typical(runs, "examples", more) / typical(runs, "seconds", more)
+    if curve := re.fullmatch(r"test (loss|accuracy|score) at the (first|last) evaluation", what):
+        return along(runs, curve[1])[0 if curve[2] == "first" else -1]
+    known = [v for run in runs if (v := one(run, what, more)) is not None]
+    return statistics.median(known)
+
+
+def cores(run: Record) -> int:
+    machine = run["machine"]
+    hosts = 1 if machine.get("lab") else len(machine.get("hosts") or [1])
+    return int(machine.get("cores") or 0) * hosts
+
+
+def along(runs: Sequence[Record], kind: str) -> list[float]:
+    """Return the median over the repeats at every evaluation that all of them have."""
+    held = []
+    for run in runs:
+        if kind == "score":
+            name = run["metrics"][0]["name"]
+            values = [(e.get("test_metrics") or {}).get(name) for e in run["epochs"]]
+        else:
+            values = [e.get(f"test_{kind}") for e in run["epochs"]]
+        if kept := [v for v in values if v is not None]:
+            held.append(kept)
+    return [statistics.median(those) for those in zip(*held, strict=False)]
+
+
+def clock(run: Record) -> list[float]:
+    """Return the seconds since the beginning at the end of every epoch."""
+    values = [epoch["seconds"] for epoch in run["epochs"]]
+    end = one(run, "seconds", {})
+    rising = values == sorted(values)
+    if len(values) < 2 or (rising and abs(values[-1] - end) <= abs(sum(values) - end)):
+        return values
+    return [sum(values[: i + 1]) for i in range(len(values))]
+
+
+def to_target(run: Record, target: float, asked: bool) -> float | None:
+    result = run["result"]
+    if asked and result.get("target_accuracy") == target and result.get("seconds_to_target"):
+        return result["seconds_to_target"]
+    for epoch, seconds in zip(run["epochs"], clock(run), strict=True):
+        if epoch.get("test_accuracy") is not None and epoch["test_accuracy"] >= target:
+            return seconds
+    accuracy = one(run, "accuracy", {})
+    return one(run, "seconds", {}) if accuracy is not None and accuracy >= target else None
+
+
+def steps_to_target(run: Record, target: float) -> float | None:
+    before = None
+    for epoch in run["epochs"]:
+        steps, accuracy = epoch["steps"], epoch["test_accuracy"]
+        if accuracy >= target:
+            if before is None:
+                return steps
+            return before[0] + (target - before[1]) / (accuracy - before[1]) * (steps - before[0])
+        before = (steps, accuracy)
+    return None
+
+
+def derived(
+    what: str,
+    runs: Sequence[Record],
+    against: Sequence[Record],
+    among: Sequence[Sequence[Record]],
+    more: Mapping[str, Any],
+) -> float:
+    """Return what a formula gives that only one sentence needs."""
+    if what.startswith("efficiency"):
+        measure = "seconds" if what == "efficiency" else "examples per second"
+        ratio = typical(against, measure, more) / typical(runs, measure, more)
+        return (ratio if what == "efficiency" else 1 / ratio) / typical(runs, "processes", more)
+    if what.endswith(" share"):
+        phase = what.removesuffix(" share")
+        team = [(run, p) for run in runs for p in run["workers"] if p.get("role") != "master"]
+        return math.fsum(p.get(phase) or 0 for _, p in team) / math.fsum(
+            one(run, "seconds", more) for run, _ in team
+        )
+    if what == "target accuracy":
+        return max(t for run in runs if (t := run["result"].get("target_accuracy")) is not None)
+    if what == "accuracy that half reached":
+        floors = sorted(min(known(each, "accuracy")) for each in among)
+        return math.floor(200 * floors[len(floors) // 2] + 1e-9) / 200
+    if what == "largest deviation of seconds from their median":
+        return max(
+            max(abs(t - statistics.median(times)) for t in times) / statistics.median(times)
+            for times in ([one(run, "seconds", more) for run in each] for each in among)
+        )
+    if what == "seconds per example":
+        return typical(runs, "seconds", more) / typical(runs, "examples", more)
+    if what == "seconds beyond proportion to examples":
+        longer, grown = (
+            typical(runs, m, more) / typical(against, m, more) for m in ("seconds", "examples")
+        )
+        return longer / grown - 1
+    if what == "computing without a core":
+        return max(robbed(run) for run in runs)
+    if what == "accuracy of guessing":
+        return 1 / runs[0]["data"]["classes"]
+    if what == "loss of guessing":
+        return math.log(runs[0]["data"]["classes"])
+    if "bytes" in what:
+        sent = statistics.median([v for run in runs for v in per_exchange(run)])
+        count = typical(runs, "workers", more)
+        if what == "bytes per exchange against theory":
+            return abs(sent / more["theory"] - 1)
+        return sent * (count if what == "bytes of all per exchange" else 1)
+    if what in ("composed epsilon by pld", "composed epsilon by rdp", "least delta"):
+        delta = min(run["privacy"]["delta"] for run in runs)
+        events = [event(run["privacy"]) for run in runs]
+        return delta if what == "least delta" else accountant.compose(events, delta, what[-3:])
+    return of_one_run(what, runs[0], more)
+
+
+def known(runs: Sequence[Record], what: str) -> list[float]:
+    return [v for run in runs if (v := one(run, what, {})) is not None]
+
+
+def event(privacy: Record) -> accountant.Event:
+    return accountant.Event(privacy["steps"], privacy["rate"], privacy["noise_multiplier"])
+
+
+def of_one_run(what: str, run: Record, more: Mapping[str, Any]) -> float:
+    """Return what only one repeat is asked for."""
+    strategy = run.get("strategy") or {}
+    team = [p for p in run["workers"] if p.get("role") != "master" and p["compute"] is not None]
+    slow = max(team, key=lambda p: p["compute"]) if team else {}
+    others = [p for p in team if p is not slow]
+    late = {int(k): n for k, n in (strategy.get("staleness") or {}).get("histogram", {}).items()}
+    stages = [s for s in strategy.get("stages") or [] if s.get("stage") is not None]
+    busy = [s["compute"] for s in stages if s.get("compute")]
+    privacy = run.get("privacy") or {}
+    formulas: dict[str, Callable[[], float]] = {
+        "rank that computes longest": lambda: slow["rank"],
+        "longest computing": lambda: slow["compute"],
+        "computing of the others": lambda: statistics.fmean(p["compute"] for p in others),
+        "waiting of the others": lambda: statistics.fmean(p["wait"] for p in others),
+        "mean staleness": lambda: sum(k * n for k, n in late.items()) / sum(late.values()),
+        "largest staleness": lambda: max(k for k, n in late.items() if n),
+        "accuracy of one run": lambda: one(run, "accuracy", more),
+        "best own accuracy": lambda: max(strategy["own_accuracy"]),
+        "first distance": lambda: strategy["consensus_distance"][0][1],
+        "last distance": lambda: strategy["consensus_distance"][-1][1],
+        "share of a worker": lambda: _share(strategy, more),
+        "micro-batches": lambda: strategy["micro_batches"],
+        "mean bubble": lambda: statistics.fmean(s["bubble"] for s in stages),
+        "ideal bubble": lambda: strategy["ideal_bubble"],
+        "slowest stage against the fastest": lambda: max(busy) / min(busy),
+        "epsilon": lambda: privacy["epsilon_pld"],
+        "private steps": lambda: privacy["steps"],
+        "some of the private steps": lambda: _half(privacy["steps"]),
+        "part of epsilon": lambda: _part(privacy, int(more["first"])),
+    }
+    return formulas[what]()
+
+
+def _share(strategy: Record, more: Mapping[str, Any]) -> float:
+    shares = strategy["shares"][int(more["measurement"])][1]
+    return shares[int(more["worker"])] / sum(shares)
+
+
+def _half(steps: int) -> int:
+    """Return the drawn point next to half of the steps: points lie at squares of i / 24."""
+    drawn = {math.ceil(steps * (i / 24) ** 2) for i in range(1, 25)}
+    return min(sorted(drawn), key=lambda n: abs(n - steps / 2))
+
+
+def _part(privacy: Record, first: int) -> float:
+    """Return an upper bound's part: the picture is drawn on a grid ten times as coarse."""
+    some = accountant.Event(first, privacy["rate"], privacy["noise_multiplier"])
+    return accountant.epsilon(some, privacy["delta"]) / privacy["epsilon_pld"]
+
+
+def robbed(run: Record) -> float:
+    parts = []
+    for p in run["workers"]:
+        busy = (p.get("compute") or 0) + (p.get("update") or 0)
+        if p.get("role") != "master" and p.get("user") is not None and busy > 0:
+            parts.append(1 - (p["user"] + (p.get("system") or 0)) / busy)
+    return max(parts)
+
+
+def per_exchange(run: Record) -> list[float]:
+    """Return the bytes that each worker sent per call of the all-reduce that moved most."""
+    moved: dict[str, float] = {}
+    for p in run["workers"]:
+        for name, operation in (p.get("operations") or {}).items():
+            if name.startswith("allreduce"):
+                moved[name] = moved.get(name, 0) + (operation.get("bytes") or 0)
+    if not moved:
+        return [p["bytes"] / p["steps"] for p in run["workers"] if p.get("bytes") and p["steps"]]
+    name = max(moved, key=lambda each: moved[each])
+    held = [p["operations"][name] for p in run["workers"] if name in (p.get("operations") or {})]
+    return [o["bytes"] / o["calls"] for o in held if o.get("bytes") and o.get("calls")]
+
+
+def fitted(
+    what: str,
+    runs: Sequence[Record],
+    against: Sequence[Record],
+    among: Sequence[Sequence[Record]],
+    more: Mapping[str, Any],
+) -> float:
+    """Return what a fit gives: a straight line's beginning, or a law's serial fraction."""
+    if what == "seconds without examples":
+        x, y = ([typical(each, m, more) for each in among] for m in ("examples", "seconds"))
+        mean = statistics.fmean(x)
+        spread = sum((a - mean) ** 2 for a in x)
+        slope = sum((a - mean) * b for a, b in zip(x, y, strict=True)) / spread
+        return statistics.fmean(y) - slope * mean
+    by_workers: dict[int, list[Record]] = {}
+    for run in runs:
+        by_workers.setdefault(one(run, "workers", more), []).append(run)
+    weak = more["law"] == "Gustafson"
+    measure = "examples per second" if weak else "seconds"
+    base = typical(against, measure, more)
+    speed = {p: typical(each, measure, more) / base for p, each in by_workers.items()}
+    speed = speed if weak else {p: 1 / s for p, s in speed.items()}
+    unit = speed.get(1, 1.0)
+    points = [(p, s / unit) for p, s in speed.items() if p > 1]
+
+    def law(f: float, p: float) -> float:
+        return p - f * (p - 1) if weak else 1 / (f + (1 - f) / p)
+
+    def error(f: float) -> float:
+        return sum((s - law(f, p)) ** 2 for p, s in points)
+
+    serial = min((i / 1000 for i in range(1001)), key=error)
+    low, high = max(serial - 1e-3, 0.0), min(serial + 1e-3, 1.0)
+    for _ in range(60):  # the error has one minimum between the neighbours of the least
+        third = (high - low) / 3
+        low, high = (low, high - third) if error(low + third) < error(high - third) else (
+            low + third, high,
+        )  # fmt: skip
+    serial = (low + high) / 2
+    if what == "serial fraction":
+        return serial
+    if what == "bound":
+        return unit / serial
+    assert what == "residual"
+    return unit * math.sqrt(error(serial) / len(points))
+
+
+def welch(one: Sequence[float], other: Sequence[float]) -> float:
+    """Return the two-sided p-value, by the incomplete beta function's continued fraction."""
+    parts = [statistics.variance(side) / len(side) for side in (one, other)]
+    gap = statistics.fmean(one) - statistics.fmean(other)
+    if sum(parts) == 0:
+        assert gap == 0
+        return 1.0
+    degrees = sum(parts) ** 2 / sum(
+        part**2 / (len(side) - 1) for part, side in zip(parts, (one, other), strict=True)
+    )
+    t2 = gap**2 / sum(parts)
+    return _beta(degrees / (degrees + t2), degrees / 2, 0.5)
+
+
+def _beta(x: float, a: float, b: float) -> float:
+    """Return the regularised incomplete beta function (Lentz's method)."""
+    if x in (0.0, 1.0):
+        return x
+    if x > (a + 1) / (a + b + 2):
+        return 1 - _beta(1 - x, b, a)
+    tiny = 1e-300
+    front = math.exp(
+        math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
+    )
+    c, d = 1.0, 1 / ((1 - (a + b) * x / (a + 1)) or tiny)
+    h = d
+    for m in range(1, 500):
+        for term in (
+            m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
+            -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)),
+        ):
+            d = 1 / ((1 + term * d) or tiny)
+            c = (1 + term / c) or tiny
+            h *= c * d
+        if abs(c * d - 1) < 1e-14:
+            break
+    return front * h / a
