@@ -84,6 +84,7 @@ class Run:
     privacy: Mapping[str, Any]
     strategy: str
     facts: Mapping[str, Any]
+    partition: Mapping[str, Any]  # which worker saw what; empty in a private run
     workers: int
     processes: int
     cores: int | None
@@ -297,6 +298,7 @@ def parse(record: Mapping[str, Any], *, identity: str, where: str, scaling: str 
         privacy=mapping(record.get("privacy")),
         strategy=text(record, "config", "strategy"),
         facts=mapping(record.get("strategy")),
+        partition=mapping(record.get("partition")),
         workers=workers,
         processes=int(number(record, "processes") or len(team) or workers),
         cores=_cores(record),

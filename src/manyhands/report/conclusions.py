@@ -1,0 +1,285 @@
+"""What the runs say about the questions that parallel training raises, one topic each.
+
+A topic has a reason, which holds for any run (`explanations`), and what was measured here. One
+whose data was not recorded is left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from manyhands.report import parameter_server, ttest, volume
+from manyhands.report.groups import Group
+from manyhands.report.load import Run
+from manyhands.report.quantities import middle, stated, values
+from manyhands.report.scaling import Fit
+from manyhands.report.sentences import Fact, Sentence, fact, listed, say
+from manyhands.report.tables import Row, Summary
+from manyhands.report.wording import percent, plural, points, seconds
+
+ASYNCHRONOUS = ("server", "hogwild")
+CLOSE, ROUGH = 0.05, 0.15  # of the highest speed-up: a law fits, fits roughly
+MOST = 3  # comparisons of one kind
+SERIAL = (
+    "With P workers and a part f of the work that does not shrink with P, the speed-up is "
+    "1 / (f + (1 − f) / P) by Amdahl's law, where the work is the same for every P, and "
+    "P − f (P − 1) by Gustafson's, where the work grows with P. The part f holds everything that "
+    "more workers do not shorten: communication, waiting for the slowest worker, the fixed costs "
+    "of a step, and cores that slow each other down because they share caches and memory."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Topic:
+    """One question: its title, the general reason, and what these runs show."""
+
+    title: str
+    reason: str = ""
+    found: tuple[Sentence, ...] = ()
+
+
+def topics(summary: Summary) -> list[Topic]:
+    """Return every topic that the records say something about."""
+    made = [
+        Topic(title="Synchronous or asynchronous", found=tuple(_compared(summary))),
+        Topic(
+            title="Why the parameters are split over several masters",
+            reason=parameter_server.reason(summary, "masters"),
+            found=tuple(parameter_server.masters(summary)),
+        ),
+        Topic(
+            title="Why asynchronous training diverges with many workers",
+            reason=parameter_server.reason(summary, "staleness"),
+            found=tuple(parameter_server.staleness(summary)),
+        ),
+        Topic(title="How much data is sent", found=tuple(volume.sentences(summary))),
+        Topic(title="Amdahl's or Gustafson's law", reason=SERIAL, found=tuple(_law(summary))),
+    ]
+    return [topic for topic in made if topic.found]
+
+
+def _compared(summary: Summary) -> Iterable[Sentence]:
+    """Compare asynchronous with synchronous training where both had as many workers."""
+    pairs = [pair for source in summary.loaded.sources for pair in _pairs(summary, source.label)]
+    pairs = pairs[:MOST]
+    if not pairs:
+        return
+    clear = _clear(summary, pairs)
+    for (row, base), (faster, better) in zip(pairs, clear, strict=True):
+        yield from _pace(row, base, faster)
+        yield from _quality(row, base, better)
+    waits = [say("{part} with {who}", who=row.label, part=part) for pair in pairs
+             for row in pair if (part := _waiting(row))]  # fmt: skip
+    if waits:
+        yield say(
+            "Part of the workers' time that is communication or waiting: {each}.",
+            each=listed(waits[: 2 * MOST]),
+        )
+
+
+def _pairs(summary: Summary, source: str) -> Iterable[tuple[Row, Row]]:
+    """Return the asynchronous rows with the most workers, each with the synchronous one."""
+    rows = [row for row in summary.rows if row.group.source == source and row.seconds]
+    base = {row.workers: row for row in rows if row.group.strategy == "sync" and row.workers > 1}
+    late = [r for r in rows if r.group.strategy in ASYNCHRONOUS and r.workers in base]
+    for strategy in ASYNCHRONOUS:
+        mine = [row for row in late if row.group.strategy == strategy]
+        roomy = [row for row in mine if not row.crowded] or mine
+        widest = max((row.workers for row in roomy), default=0)
+        yield from ((row, base[widest]) for row in roomy if row.workers == widest)
+
+
+def _clear(summary: Summary, pairs: Sequence[tuple[Row, Row]]) -> list[tuple[bool, bool]]:
+    """Say of each pair whether times, and accuracies, differ by more than chance."""
+    found = []
+    for row, base in pairs:
+        kin = [r for r in summary.rows if r.group.source == row.group.source]
+        kin = [r for r in kin if r.group.strategy in (row.group.strategy, base.group.strategy)]
+        found += [
+            ttest.p_value(sample(row), sample(base), [sample(r) for r in kin])
+            for sample in (_times, _accuracies)
+        ]
+    told = ttest.told_apart(found)
+    return list(zip(told[::2], told[1::2], strict=True))
+
+
+def _times(row: Row) -> list[float]:
+    """Return the logarithms of the times: long runs vary in proportion to short ones."""
+    return [math.log(value) for value in values("seconds", row.runs) if value > 0]
+
+
+def _accuracies(row: Row) -> list[float]:
+    return values("accuracy", row.runs)
+
+
+def _pace(row: Row, base: Row, clear: bool) -> Iterable[Sentence]:
+    times = [stated("seconds", each.runs, seconds) for each in (row, base)]
+    assert row.seconds
+    assert base.seconds
+    ratio = base.seconds.median / row.seconds.median
+    pace = fact(
+        "seconds", ratio if ratio >= 1 else 1 / ratio, how="ratio",
+        runs=(row if ratio >= 1 else base).runs, against=(base if ratio >= 1 else row).runs,
+        text=f"{max(ratio, 1 / ratio):.2f}",
+    )  # fmt: skip
+    yield say(
+        "With {workers}, {who} trains in {mine} and {base} in {theirs}: {which} is {pace} times as "
+        "fast{doubt}.",
+        workers=plural(row.workers, "worker"),
+        who=row.label, base=base.label, mine=times[0], theirs=times[1], pace=pace,
+        which=row.label if ratio >= 1 else base.label,
+        doubt="" if clear else _doubt(row, base),
+    )  # fmt: skip
+
+
+def _quality(row: Row, base: Row, clear: bool) -> Iterable[Sentence]:
+    if row.accuracy is None or base.accuracy is None:
+        return
+    gap = row.accuracy.median - base.accuracy.median
+    yield say(
+        "Its accuracy is {mine}, against {theirs} with {base}: {gap} {side}{doubt}.",
+        mine=stated("accuracy", row.runs, lambda v: percent(v, 2)),
+        theirs=stated("accuracy", base.runs, lambda v: percent(v, 2)),
+        base=base.label,
+        gap=_gap("accuracy", gap, row.runs, base.runs),
+        side="higher" if gap >= 0 else "lower",
+        doubt="" if clear else _doubt(row, base),
+    )
+
+
+def _gap(what: str, gap: float, runs: Sequence[Run], against: Sequence[Run]) -> Fact:
+    return fact(what, gap, how="difference", runs=runs, against=against, text=points(gap))
+
+
+def _doubt(*rows: Row) -> str:
+    count = min(len(row.runs) for row in rows)
+    if count == 1:
+        return ", from a single run, which may be chance"
+    return f", which {count} repeats cannot tell from chance"
+
+
+def _waiting(row: Row) -> Fact | None:
+    return stated("communicating and waiting", row.runs, percent)
+
+
+def _law(summary: Summary) -> Iterable[Sentence]:
+    """Say which law applies and why, how well it fits, and what would change it."""
+    fits = _chosen(summary)
+    if not fits:
+        return
+    laws = {fit.law for _, fit in fits}
+    if "Amdahl" in laws:
+        yield say(
+            "Amdahl's law applies{where}, since the work is the same for every number of workers "
+            "(strong scaling): no number of workers brings more than 1 / f.",
+            where=_where(fits, "Amdahl"),
+        )
+    if "Gustafson" in laws:
+        yield say(
+            "Gustafson's law applies{where}, since the work grows with the workers (weak scaling): "
+            "the speed-up has no bound.",
+            where=_where(fits, "Gustafson"),
+        )
+    for group, fit in fits:
+        yield from _fitted(summary, group, fit)
+    if "Amdahl" in laws:
+        yield say(
+            "What would change that: work that grows with the workers (`--scaling weak`) makes it "
+            "Gustafson's law; a larger batch or a cheaper all-reduce makes f smaller."
+        )
+
+
+def _where(fits: Sequence[tuple[Group, Fit]], law: str) -> str:
+    """Name the sources that a law is for, where there is another one as well."""
+    if len({fit.law for _, fit in fits}) < 2:
+        return ""
+    return f" to {listed(sorted({group.source for group, fit in fits if fit.law == law}))}"
+
+
+def _chosen(summary: Summary) -> list[tuple[Group, Fit]]:
+    """Choose one fit of every source: with several points, of sync, the most workers, the ring."""
+    best: dict[str, tuple[Group, Fit]] = {}
+    for group, fit in summary.fits.items():
+        held = best.get(group.source)
+        if held is None or _weight(group, fit) > _weight(*held):
+            best[group.source] = (group, fit)
+    return list(best.values())[:MOST]
+
+
+def _weight(group: Group, fit: Fit) -> tuple[bool, bool, float, bool]:
+    ring = group.options.get("allreduce") == "ring"
+    return fit.points > 1, group.strategy == "sync", fit.limit, ring
+
+
+def _fitted(summary: Summary, group: Group, fit: Fit) -> Iterable[Sentence]:
+    rows = [r for r in summary.of(group) if r.shown_speedup is not None and not r.crowded]
+    runs = [run for row in rows for run in row.runs]
+    serial = fact("serial fraction", fit.serial, how="fit", runs=runs, text=f"{fit.serial:.3f}")
+    if fit.residual is None:
+        yield say(
+            "{who}: one point with several workers gives f = {serial}, and cannot test the law.",
+            who=group.label, serial=serial,
+        )  # fmt: skip
+        return
+    off = fact("root mean square error", fit.residual, how="fit", runs=runs,
+               text=f"{fit.residual:.2g}")  # fmt: skip
+    yield say(
+        "{who} {verdict}: f = {serial}{bound}, with a root mean square error of {off}.",
+        who=group.label, serial=serial, off=off, verdict=_verdict(summary, group, fit),
+        bound=_bound(fit, runs),
+    )  # fmt: skip
+    yield from _limits(summary, rows[-1])
+
+
+def _limits(summary: Summary, widest: Row) -> Iterable[Sentence]:
+    """Say what keeps the widest configuration from being faster."""
+    if widest.workers < 2:
+        return
+    limits = []
+    if part := _waiting(widest):
+        limits.append(say("communication and waiting take {part} of the time", part=part))
+    if more := _slowed(summary, widest):
+        limits.append(
+            say(
+                "all workers together compute {more} times as long as the sequential run", more=more
+            )
+        )
+    if limits:
+        yield say(
+            "With {workers}, {limits}.",
+            workers=plural(widest.workers, "worker"), limits=listed(limits),
+        )  # fmt: skip
+
+
+def _slowed(summary: Summary, row: Row) -> Fact | None:
+    """Return how much longer all workers compute than one alone, for the same work."""
+    bases = [
+        base
+        for base in summary.rows
+        if (base.group.source, base.group.strategy) == (row.group.source, "sequential")
+    ]
+    if len(bases) != 1 or row.scaling != "strong":
+        return None
+    (base,) = bases
+    alone = middle("seconds of computing", base.runs)
+    ours = middle("seconds of computing", row.runs)
+    if not alone or not ours or base.examples != row.examples:
+        return None
+    return fact("seconds of computing", ours / alone, how="ratio", runs=base.runs,
+                against=row.runs, text=f"{ours / alone:.2f}")  # fmt: skip
+
+
+def _verdict(summary: Summary, group: Group, fit: Fit) -> str:
+    off = (fit.residual or 0) / max(row.shown_speedup or 0 for row in summary.of(group))
+    if off <= CLOSE:
+        return "follows the law"
+    return "follows the law roughly" if off <= ROUGH else "does not follow the law"
+
+
+def _bound(fit: Fit, runs: Sequence[Run]) -> Sentence | str:
+    if not fit.bound or fit.serial < 0.0005:
+        return ""
+    most = fact("bound of the speed-up", fit.bound, how="fit", runs=runs, text=f"{fit.bound:.3g}")
+    return say(", at most {most} times as fast", most=most)
