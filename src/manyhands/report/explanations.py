@@ -137,8 +137,8 @@ STRATEGIES = {
         benefits="No worker is a bottleneck, and the volume per worker does not grow with P.",
         drawbacks="The copies differ; what one worker learns needs several steps to reach the far "
         "side of the graph.",
-        division="mixes weights with neighbours at every step, which holds the copies together; "
-        "shards that differ pull them apart, the more so the slower the graph mixes",
+        division="mixes weights with neighbours at every step, which holds the copies together "
+        "as long as the graph mixes faster than different shards pull them apart",
     ),
     "pipeline": Explanation(
         how="The model is cut into stages, one per process. A batch is divided into micro-batches "

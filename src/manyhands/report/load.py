@@ -142,6 +142,7 @@ class Source:
     question: str = ""
     command: str = ""
     scaling: str = ""
+    axes: Mapping[str, Any] = field(default_factory=dict)  # the values that a sweep was given
     planned: int = 0
     missing: tuple[str, ...] = ()
 
@@ -199,6 +200,7 @@ def _read_folder(folder: Path) -> tuple[Source | None, list[Run], list[Problem]]
         question=text(sweep, "question"),
         command=text(sweep, "command"),
         scaling=text(sweep, "scaling"),
+        axes=mapping(sweep.get("axes")),
         planned=len(planned),
         missing=tuple(p for p in planned if p and p not in present),
     )

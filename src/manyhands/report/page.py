@@ -12,13 +12,14 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from manyhands.report import comments, private, theme
-from manyhands.report.answer import answer
+from manyhands.report import categories, comments, conclusions, cost, private, spots, theme
+from manyhands.report.answer import answer, doubts
 from manyhands.report.chart import Drawn
+from manyhands.report.pivot import pivot
 from manyhands.report.plots import is_curve, styles
-from manyhands.report.provenance import blocks, commands, glossary, problems
+from manyhands.report.provenance import blocks, commands, explained, problems
 from manyhands.report.tables import Row, Spread, Summary
-from manyhands.report.wording import NONE, count, percent, plural, seconds, size, times
+from manyhands.report.wording import NONE, count, percent, plain, plural, seconds, size, times
 
 PRIVACY = "Privacy"
 SECTIONS = {
@@ -32,7 +33,7 @@ SECTIONS = {
         "phases", "timeline", "traffic", "staleness", "own-accuracy", "distance", "shares",
     ),
 }  # fmt: skip
-WIDE = ("phases", "timeline")
+WIDE = ("phases", "timeline", spots.ID)
 
 
 @dataclass(frozen=True)
@@ -66,23 +67,34 @@ def page(summary: Summary, drawn: Sequence[Drawn], live: str = "") -> str:
     """
     sources = summary.loaded.sources
     titles = [s.title or s.label for s in sources]
+    found = categories.compare(summary)
+    shown = found.rest if found else summary
+    everything = _grid(summary.rows, result_columns(summary))
     return _render(
         "page.html.j2",
         live,
         ["page.js", "watch.js"] if live else ["page.js"],
         title=" · ".join(dict.fromkeys(titles)) or "Report",
-        question=next((s.question for s in sources if s.question), ""),
-        answer=answer(summary),
-        results=_grid(summary.rows, result_columns(summary)),
+        questions=list(dict.fromkeys(s.question for s in sources if s.question)),
+        answer=[*cost.sentences(found), *doubts(summary)] if found else answer(summary),
+        lead=[_figure(d) for d in drawn if d.chart.id == spots.ID],
+        results=_pivot(found) if found else everything,
+        table_note=pivot(found).note if found else "",
+        folded=everything if found else {"rows": []},
         details=_grid(summary.rows, _detail_columns()),
         notes=notes(summary),
         warnings=problems(summary),
-        sections=_sections(summary, drawn),
-        glossary=glossary(summary),
+        sections=_sections(shown, drawn, f", with {_chosen(found)}" if found else ""),
+        topics=conclusions.topics(shown),
+        explained=explained(summary),
         commands=commands(summary),
         blocks=blocks(summary),
         counted=plural(len(summary.loaded.runs), "run"),
     )
+
+
+def _chosen(found: categories.Comparison) -> str:
+    return f"{found.option.replace('_', ' ')} {found.reference}"
 
 
 def waiting(live: str, reason: str) -> str:
@@ -99,6 +111,7 @@ def _render(template: str, live: str, scripts: Sequence[str], **content: Any) ->
         f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; "
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
+    environment.filters["plain"] = plain
     return environment.from_string(_read(template)).render(
         css=Markup(_css()),
         script=Markup(script),
@@ -125,6 +138,19 @@ def _grid(rows: Iterable[Row], columns: Sequence[Column]) -> dict[str, Any]:
         "rows": [
             {"best": row.best, "cells": [_placed(column, row) for column in columns]}
             for row in rows
+        ],
+    }
+
+
+def _pivot(found: categories.Comparison) -> dict[str, Any]:
+    """Return the table of an option's values as the template takes it."""
+    table = pivot(found)
+    return {
+        "columns": [{"title": title, "minor": False, "hint": ""} for title in table.titles],
+        "minor": False,
+        "rows": [
+            {"best": False, "cells": [Cell(e.text, e.value, e.aside) for e in line]}
+            for line in table.lines
         ],
     }
 
@@ -278,26 +304,27 @@ def _no_speedup(summary: Summary) -> str:
     )
 
 
-def _sections(summary: Summary, drawn: Sequence[Drawn]) -> list[dict[str, Any]]:
+def _figure(drawn: Drawn) -> dict[str, Any]:
+    """Return a figure as the template takes it."""
+    return {
+        "id": drawn.chart.id,
+        "title": drawn.chart.title,
+        "svg": Markup(drawn.svg),
+        "comment": drawn.chart.comment,
+        "notes": drawn.notes,
+        "x_label": drawn.chart.x_label if drawn.chart.y_label else "part",
+        "wide": drawn.chart.id in WIDE,
+    }
+
+
+def _sections(summary: Summary, drawn: Sequence[Drawn], chosen: str) -> list[dict[str, Any]]:
     along = summary.layout.x.replace("_", " ")
     words = "the number of workers" if along == "workers" else along
     quality = summary.metric or "accuracy"
-    head = f"Against {words}" if is_curve(summary) else f"Time and {quality}"
+    head = (f"Against {words}" if is_curve(summary) else f"Time and {quality}") + chosen
     found = []
     for title, identities in SECTIONS.items():
-        figures = [
-            {
-                "id": d.chart.id,
-                "title": d.chart.title,
-                "svg": Markup(d.svg),
-                "comment": d.chart.comment,
-                "notes": d.notes,
-                "x_label": d.chart.x_label if d.chart.y_label else "part",
-                "wide": d.chart.id in WIDE,
-            }
-            for d in drawn
-            if d.chart.id in identities
-        ]
+        figures = [_figure(d) for d in drawn if d.chart.id in identities]
         promised = private.published(summary) if title == PRIVACY else {}
         if figures or promised:
             told = {"said": promised.get("said", ()), "blocks": promised.get("blocks", ())}

@@ -134,6 +134,7 @@ def _mean(values: Iterable[float]) -> float | None:
 QUANTITIES: dict[str, Quantity] = {
     "seconds": lambda run: run.seconds,
     "accuracy": lambda run: run.accuracy,
+    "score": lambda run: run.score,
     "bytes": lambda run: run.bytes,
     "bytes of the parameters": vector,
     "mean staleness": staleness,

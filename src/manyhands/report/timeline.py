@@ -13,7 +13,7 @@ from manyhands.report.load import Run
 from manyhands.report.plots import middle, name
 from manyhands.report.tables import Row, Summary
 from manyhands.report.values import finite, mapping, number, sequence, text
-from manyhands.report.wording import percent, seconds, short, times
+from manyhands.report.wording import beside_axis, percent, seconds, times
 
 MOST = 6
 GAP = 1.4  # between configurations, in lines
@@ -58,7 +58,7 @@ def draw(ax: Any, summary: Summary) -> list[Note]:
     for row, found in held(summary):
         ranks = sorted({int(event["rank"]) for event in found})
         label = name(summary, row)
-        ticks.append((y + (len(ranks) - 1) / 2, short(label)))
+        ticks.append((y + (len(ranks) - 1) / 2, beside_axis(label)))
         for rank in ranks:
             notes += [_bar(label, e, y) for e in found if e["rank"] == rank]
             y += 1
