@@ -70,6 +70,7 @@ def _compared(summary: Summary) -> Iterable[Sentence]:
     for (row, base), (faster, better) in zip(pairs, clear, strict=True):
         yield from _pace(row, base, faster)
         yield from _quality(row, base, better)
+    yield from _each(summary, pairs)
     waits = [say("{part} with {who}", who=row.label, part=part) for pair in pairs
              for row in pair if (part := _waiting(row))]  # fmt: skip
     if waits:
@@ -77,6 +78,45 @@ def _compared(summary: Summary) -> Iterable[Sentence]:
             "Part of the workers' time that is communication or waiting: {each}.",
             each=listed(waits[: 2 * MOST]),
         )
+
+
+def _each(summary: Summary, pairs: Sequence[tuple[Row, Row]]) -> Iterable[Sentence]:
+    """State pace and accuracy for every number of workers that both were run with."""
+    source, kind = pairs[0][0].group.source, pairs[0][0].group.strategy
+    rows = [row for row in summary.rows if row.group.source == source and row.seconds]
+    base = {row.workers: row for row in rows if row.group.strategy == "sync"}
+    late = [row for row in rows if row.group.strategy == kind and row.workers in base]
+    late = sorted((row for row in late if row.workers > 1), key=lambda row: row.workers)
+    if len(late) < 2:
+        return
+    parts = []
+    for row in late[: 2 * MOST]:
+        other = base[row.workers]
+        gap = _gap_of(row, other)
+        words = "{pace} times as fast with {workers}" + (", {gap} {side}" if gap else "")
+        parts.append(
+            say(words, workers=plural(row.workers, "worker"), pace=_ratio(row, other), gap=gap,
+                side="above" if gap and gap.value > 0 else "below")
+        )  # fmt: skip
+    yield say(
+        "By the number of workers, {kind} against sync, in time and in accuracy: {parts}.",
+        kind=kind, parts=listed(parts, "; ", "; "),
+    )  # fmt: skip
+
+
+def _ratio(row: Row, base: Row) -> Fact:
+    assert row.seconds
+    assert base.seconds
+    ratio = base.seconds.median / row.seconds.median
+    return fact("seconds", ratio, how="ratio", runs=row.runs, against=base.runs,
+                text=f"{ratio:.2f}")  # fmt: skip
+
+
+def _gap_of(row: Row, base: Row) -> Fact | None:
+    if row.accuracy is None or base.accuracy is None:
+        return None
+    gap = row.accuracy.median - base.accuracy.median
+    return _gap("accuracy", gap, row.runs, base.runs)
 
 
 def _pairs(summary: Summary, source: str) -> Iterable[tuple[Row, Row]]:
@@ -116,35 +156,28 @@ def _accuracies(row: Row) -> list[float]:
 
 def _pace(row: Row, base: Row, clear: bool) -> Iterable[Sentence]:
     times = [stated("seconds", each.runs, seconds) for each in (row, base)]
-    assert row.seconds
-    assert base.seconds
-    ratio = base.seconds.median / row.seconds.median
-    pace = fact(
-        "seconds", ratio if ratio >= 1 else 1 / ratio, how="ratio",
-        runs=(row if ratio >= 1 else base).runs, against=(base if ratio >= 1 else row).runs,
-        text=f"{max(ratio, 1 / ratio):.2f}",
-    )  # fmt: skip
+    first, second = (row, base) if _ratio(row, base).value >= 1 else (base, row)
     yield say(
         "With {workers}, {who} trains in {mine} and {base} in {theirs}: {which} is {pace} times as "
         "fast{doubt}.",
         workers=plural(row.workers, "worker"),
-        who=row.label, base=base.label, mine=times[0], theirs=times[1], pace=pace,
-        which=row.label if ratio >= 1 else base.label,
+        who=row.label, base=base.label, mine=times[0], theirs=times[1], pace=_ratio(first, second),
+        which=first.label,
         doubt="" if clear else _doubt(row, base),
     )  # fmt: skip
 
 
 def _quality(row: Row, base: Row, clear: bool) -> Iterable[Sentence]:
-    if row.accuracy is None or base.accuracy is None:
+    gap = _gap_of(row, base)
+    if gap is None:
         return
-    gap = row.accuracy.median - base.accuracy.median
     yield say(
         "Its accuracy is {mine}, against {theirs} with {base}: {gap} {side}{doubt}.",
         mine=stated("accuracy", row.runs, lambda v: percent(v, 2)),
         theirs=stated("accuracy", base.runs, lambda v: percent(v, 2)),
         base=base.label,
-        gap=_gap("accuracy", gap, row.runs, base.runs),
-        side="higher" if gap >= 0 else "lower",
+        gap=gap,
+        side="higher" if gap.value >= 0 else "lower",
         doubt="" if clear else _doubt(row, base),
     )
 

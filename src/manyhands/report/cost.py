@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 
 from manyhands.report.categories import Cell, Comparison
 from manyhands.report.explanations import STRATEGIES
 from manyhands.report.load import Run
-from manyhands.report.quantities import middle, stated
+from manyhands.report.quantities import middle, stated, values
 from manyhands.report.sentences import Fact, Sentence, fact, listed, say
-from manyhands.report.ttest import LEVEL
+from manyhands.report.ttest import LEVEL, p_value
 from manyhands.report.wording import capital, join, percent, plural, points, seconds
 
 MOST = 5  # single losses in one sentence
@@ -161,7 +162,22 @@ def comment(found: Comparison) -> list[Sentence]:
     ]  # fmt: skip
     if all(len(cell.row.runs) == 1 for cell in found.cells):
         said = [say("Every configuration ran once, so no difference can be told from chance.")]
-    return [*said, *_times(found)]
+    return [*said, *_alone(found), *_times(found)]
+
+
+def _alone(found: Comparison) -> Iterable[Sentence]:
+    """Compare with one worker, where a sequential run is there."""
+    for row in found.rest.rows:
+        if row.group.strategy == "sequential" and _level(found, row.runs) is not None:
+            with_reference = [c for c in found.cells if c.value == found.reference]
+            levels = sorted(with_reference, key=lambda c: _middle(found, c.row.runs))
+            yield say(
+                "One worker alone (sequential) reaches {alone}; with {reference} the others reach "
+                "{low} to {high}.",
+                alone=_level(found, row.runs), reference=found.reference,
+                low=_level(found, levels[0].row.runs), high=_level(found, levels[-1].row.runs),
+            )  # fmt: skip
+            return
 
 
 def _times(found: Comparison) -> Iterable[Sentence]:
@@ -176,13 +192,27 @@ def _times(found: Comparison) -> Iterable[Sentence]:
         return
     ratio, slow, fast = max(pairs, key=lambda pair: pair[0])
     yield say(
-        "In time, {option} matters most to {who}: {slow} takes {one}, {ratio} times as long as "
-        "{fast}.",
+        "In time, {option} makes the largest difference with {who}: {slow} takes {one}, {ratio} "
+        "times as long as {fast}{doubt}.",
         option=_spoken(found), who=_who(slow), slow=slow.value, fast=fast.value,
         one=stated("seconds", slow.row.runs, seconds),
         ratio=fact("seconds", ratio, how="ratio", runs=fast.row.runs, against=slow.row.runs,
                    text=f"{ratio:.2f}"),
+        doubt="" if _slower(found, slow, fast) else ", which the repeats cannot tell from chance",
     )  # fmt: skip
+
+
+def _slower(found: Comparison, slow: Cell, fast: Cell) -> bool:
+    """Say whether two times differ by more than chance, as the extremes of all pairs of values."""
+    kin = [cell for cell in found.cells if cell.strategy == slow.strategy]
+    p = p_value(_logs(slow), _logs(fast), [_logs(cell) for cell in kin])
+    pairs = len(found.series) * len(found.values) * (len(found.values) - 1) / 2
+    return p is not None and p * pairs <= LEVEL
+
+
+def _logs(cell: Cell) -> list[float]:
+    """Return the logarithms of the times: long runs vary in proportion to short ones."""
+    return [math.log(value) for value in values("seconds", cell.row.runs) if value > 0]
 
 
 def _seconds(cell: Cell) -> float:

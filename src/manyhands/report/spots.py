@@ -26,7 +26,7 @@ def chart(found: Comparison) -> Chart:
         draw=lambda ax: draw(ax, found), comment=tuple(cost.comment(found)),
         alt=f"what each {spoken} costs against {found.reference}, for each strategy",
         height=max(150, len(found.values) * (14 + 7 * len(found.series))),
-        left=int(14 + 6.1 * max(len(value) for value in found.values)),
+        left=int(14 + 6.7 * max(len(value) for value in found.values)),
     )  # fmt: skip
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from manyhands.report.quantities import middle, stated
 from manyhands.report.sentences import Fact, Sentence, fact, listed, say
 from manyhands.report.tables import Row, Summary
 from manyhands.report.traffic import Exchange, exchanges
-from manyhands.report.wording import plural, size
+from manyhands.report.wording import percent, plural, seconds, size
 
+EXACT = 0.005  # a smaller deviation from a formula is not worth a word
 FORMULAS = {
     "naive": ("(P − 1) n", "P (P − 1) n"),
     "allgather": ("(P − 1) n", "P (P − 1) n"),
@@ -21,56 +22,71 @@ FORMULAS = {
 
 def sentences(summary: Summary) -> Iterable[Sentence]:
     """State formula and measurement for every all-reduce and for the masters."""
-    found = exchanges(summary)
-    widest: dict[tuple[str, str], Exchange] = {}
-    for one in sorted(found, key=lambda e: e.row.workers):
-        if one.algorithm in FORMULAS and one.expected is not None:
-            widest[one.row.group.source, one.algorithm] = one
-    for source in _sources(list(widest.values())):
-        yield from _reduced([e for e in widest.values() if e.row.group.source == source])
+    known = [e for e in exchanges(summary) if e.algorithm in FORMULAS and e.expected is not None]
+    for source in _sources(known):
+        yield from _reduced([e for e in known if e.row.group.source == source])
     yield from _uncounted(summary)
     yield from _pushed(summary)
     yield from _whole(summary)
 
 
 def _sources(found: Sequence[Exchange]) -> list[str]:
-    """Return the sources, the one with most algorithms first; two are enough."""
-    names = list(dict.fromkeys(e.row.group.source for e in found))
-    count = {name: sum(e.row.group.source == name for e in found) for name in names}
-    kept = sorted(names, key=lambda name: -count[name])[:2]
-    return kept[:1] if kept and count[kept[0]] > 1 else kept
+    """Return the source with the most all-reduces, or two where each has one."""
+    kinds: dict[str, set[str]] = {}
+    for one in found:
+        kinds.setdefault(one.row.group.source, set()).add(one.algorithm)
+    order = sorted(kinds, key=lambda name: -len(kinds[name]))
+    return order[:1] if order and len(kinds[order[0]]) > 1 else order[:2]
 
 
 def _reduced(found: Sequence[Exchange]) -> Iterable[Sentence]:
-    """State what each worker and all of them send for one all-reduce."""
+    """State what each worker and all of them send for one all-reduce, and how long it takes."""
     n = stated("bytes of the parameters", found[0].row.runs, size)
     if n is None:
         return
-    parts = []
-    for one in found:
-        each, everyone = FORMULAS[one.algorithm]
-        p = one.row.workers
-        parts.append(say(
-            "with {name} each worker sends {each} = {theory} (measured: {mine}), all of them "
-            "{everyone} = {total}",
-            name=one.algorithm, each=each, everyone=everyone,
-            theory=_theory(one, 1), mine=_measured(one), total=_theory(one, p),
-        ))  # fmt: skip
-    counts = dict.fromkeys(e.row.workers for e in found)
-    yield say(
-        "One all-reduce of the gradient, n = {n}, over P = {counts} workers: {parts}.",
-        n=n, counts=listed([str(p) for p in counts]), parts=listed(parts, "; ", "; "),
-    )  # fmt: skip
+    by_kind: dict[str, list[Exchange]] = {}
+    for one in sorted(found, key=lambda e: e.row.workers):
+        by_kind.setdefault(one.algorithm, []).append(one)
+    for kind, mine in by_kind.items():
+        each, everyone = FORMULAS[kind]
+        yield say(
+            "One {kind} all-reduce of the gradient (n = {n}) with P = {counts} workers: each sends "
+            "{each}, measured {mine}; all together {everyone}, measured {all}{off}.",
+            kind=kind, n=n, counts=listed([str(e.row.workers) for e in mine]), each=each,
+            everyone=everyone, mine=listed([_measured(e, 1) for e in mine]),
+            all=listed([_measured(e, e.row.workers) for e in mine]), off=_off(mine),
+        )  # fmt: skip
+    yield from _timed(by_kind)
 
 
-def _theory(one: Exchange, workers: int) -> Fact:
-    value = (one.expected or 0) * workers
-    what = f"bytes by the formula of {one.algorithm}, {'each' if workers == 1 else 'all'}"
+def _measured(one: Exchange, workers: int) -> Fact:
+    value = one.measured * workers
+    what = f"bytes of one all-reduce, sent by {'each worker' if workers == 1 else 'all workers'}"
     return fact(what, value, how="derived", runs=one.row.runs, text=size(value))
 
 
-def _measured(one: Exchange) -> Fact:
-    return fact("bytes per exchange", one.measured, runs=one.row.runs, text=size(one.measured))
+def _off(found: Sequence[Exchange]) -> Sentence | str:
+    """Say so where the formula gives something else."""
+    off = max(abs(e.measured / (e.expected or 1) - 1) for e in found)
+    runs = [run for e in found for run in e.row.runs]
+    value = fact("largest deviation from the formula", off, how="derived", runs=runs,
+                 text=percent(off, 1))  # fmt: skip
+    return "" if off < EXACT else say(", up to {off} off the formula", off=value)
+
+
+def _timed(by_kind: Mapping[str, Sequence[Exchange]]) -> Iterable[Sentence]:
+    """Compare the training times of two all-reduces where both had as many workers."""
+    if not {"naive", "ring"} <= set(by_kind):
+        return
+    ring = {e.row.workers: e.row for e in by_kind["ring"]}
+    rows = [(e.row, ring[e.row.workers]) for e in by_kind["naive"] if e.row.workers in ring]
+    parts = [
+        say("{one} and {other} with {workers}", one=stated("seconds", naive.runs, seconds),
+            other=stated("seconds", other.runs, seconds), workers=plural(naive.workers, "worker"))
+        for naive, other in rows
+    ]  # fmt: skip
+    if parts:
+        yield say("Training by naive and by ring takes {parts}.", parts=listed(parts))
 
 
 def _uncounted(summary: Summary) -> Iterable[Sentence]:
