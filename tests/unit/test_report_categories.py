@@ -91,6 +91,17 @@ def test_nothing_is_claimed_where_nothing_was_lost(tmp_path: Path) -> None:
     assert "costs most" not in words
 
 
+def test_a_partition_with_the_same_mix_that_differs_is_named(tmp_path: Path) -> None:
+    runs = [
+        run("sync", 2, kind, seed, 0.05 if kind == "random-sampling" else 0.0)
+        for seed in range(4)
+        for kind in (*EVEN, "dirichlet:0.3")
+    ]
+    words = told(compared(records.sweep(tmp_path / "p", runs)))
+    assert "Partition random-sampling costs most: sync with 2 workers loses" in words
+    assert "Random-sampling" not in words  # it is not among those that cannot be told apart
+
+
 def test_single_runs_tell_nothing_of_chance(tmp_path: Path) -> None:
     found = compared(sweep(tmp_path, seeds=1))
     assert not any(cell.clear for cell in found.cells)

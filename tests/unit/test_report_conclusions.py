@@ -163,6 +163,11 @@ def test_the_volume_has_formula_and_measurement(tmp_path: Path) -> None:
     assert "off the formula" not in told
 
 
+def test_strategies_with_the_same_all_reduce_are_listed_once(tmp_path: Path) -> None:
+    runs = [records.record(s, p, allreduce="ring") for s in ("averaging", "sync") for p in (2, 4)]
+    assert "with P = 2 and 4 workers" in said(summary(tmp_path, runs), "How much data is sent")
+
+
 def test_traffic_that_is_not_what_the_formula_says_is_called_so(tmp_path: Path) -> None:
     run = records.record("sync", 4, allreduce="ring")
     for worker in run["workers"]:

@@ -154,10 +154,9 @@ def comment(found: Comparison) -> list[Sentence]:
     """Say what the figure shows and by which test, and what the values cost in time."""
     said = [
         say(
-            "Filled marks differ from {reference} by more than chance: t-tests, the spread pooled "
-            "over the repeats of a strategy, corrected by Holm's method for {count} comparisons at "
-            "{level}.",
-            reference=found.reference, count=len(found.others), level=percent(LEVEL),
+            "Beyond chance means by t-tests, the spread pooled over the repeats of a strategy, "
+            "corrected by Holm's method for {count} comparisons at {level}; such marks are filled.",
+            count=len(found.others), level=percent(LEVEL),
         )
     ]  # fmt: skip
     if all(len(cell.row.runs) == 1 for cell in found.cells):

@@ -55,8 +55,8 @@ STRATEGIES = {
         sends="For a gradient of n bytes and P workers, each worker sends (P − 1) n per step by "
         "the naive all-reduce and 2 n (P − 1) / P by the ring; all workers together send "
         "P (P − 1) n and 2 (P − 1) n.",
-        benefits="The result does not depend on timing, and equals one worker's with the same "
-        "global batch, so accuracy does not fall with the number of workers.",
+        benefits="The result does not depend on timing. Up to rounding it is that of one worker "
+        "with the same global batch, so more workers do not make the model worse.",
         drawbacks="Every step waits for the slowest worker and for the all-reduce. With a fixed "
         "global batch each worker's share shrinks while the gradient keeps its size, so "
         "communication takes a growing part of the time.",
@@ -72,7 +72,7 @@ STRATEGIES = {
         "2 n (P − 1) / P, once in the whole run or once per period.",
         benefits="Almost no communication and no waiting, so it is fast on slow networks.",
         drawbacks="Each copy sees 1/P of the examples between averagings and the mean of the "
-        "copies is an approximation: accuracy falls with P, and more where shards differ.",
+        "copies is an approximation: the model gets worse with P, and more where shards differ.",
         division="lets each worker learn alone from its own shard: where shards hold different "
         "classes each model learns a different task, and the mean of such models can be worse "
         "than any of them",
@@ -103,11 +103,12 @@ STRATEGIES = {
         "At the end the masters send out the final parameters. All messages are non-blocking and "
         "point to point, so no worker waits for another one (unless `--staleness` sets a limit).",
         sends="For n bytes of parameters and M masters, a worker sends n bytes and M message "
-        "headers per batch and receives as much; the masters send as much in all. The volume per "
-        "batch does not grow with the number of workers.",
-        benefits="No worker waits for a slower one, and one global step costs no barrier: it suits "
-        "workers of different speed and pauses. Updates are as frequent as one worker's batches.",
-        drawbacks="Gradients are late, so accuracy depends on timing and falls with many workers; "
+        "headers per batch, and the masters send it as much. The volume per batch does not grow "
+        "with the number of workers.",
+        benefits="No worker waits for a slower one and no step needs a barrier, so it suits "
+        "workers of different speed, or with pauses. Every batch of every worker becomes an "
+        "update at once.",
+        drawbacks="Gradients are late, so the model depends on timing and is worse with many workers; "
         "no two runs are identical; masters occupy processes that compute no gradients.",
         division="applies every worker's gradients to the same parameters in turn, so all shards "
         "contribute throughout the run",

@@ -45,8 +45,10 @@ def _reduced(found: Sequence[Exchange]) -> Iterable[Sentence]:
     if n is None:
         return
     by_kind: dict[str, list[Exchange]] = {}
-    for one in sorted(found, key=lambda e: e.row.workers):
-        by_kind.setdefault(one.algorithm, []).append(one)
+    for one in sorted(found, key=lambda e: (e.row.workers, e.row.group.strategy != "sync")):
+        mine = by_kind.setdefault(one.algorithm, [])
+        if one.row.workers not in [e.row.workers for e in mine]:
+            mine.append(one)
     for kind, mine in by_kind.items():
         each, everyone = FORMULAS[kind]
         yield say(
