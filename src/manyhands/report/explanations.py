@@ -108,7 +108,7 @@ STRATEGIES = {
         benefits="No worker waits for a slower one and no step needs a barrier, so it suits "
         "workers of different speed, or with pauses. Every batch of every worker becomes an "
         "update at once.",
-        drawbacks="Gradients are late, so the model depends on timing and is worse with many workers; "
+        drawbacks="Gradients are late: the model depends on timing and is worse with many workers; "
         "no two runs are identical; masters occupy processes that compute no gradients.",
         division="applies every worker's gradients to the same parameters in turn, so all shards "
         "contribute throughout the run",
