@@ -111,6 +111,13 @@ def test_masters_are_judged_by_how_busy_they_were(tmp_path: Path) -> None:
     )
 
 
+def test_large_numbers_of_workers_are_written_out(tmp_path: Path) -> None:
+    run = served(8, 1, cores=16)
+    run["strategy"]["masters"][0] |= {"busy": 0.017 * run["result"]["seconds"]}
+    told = said(summary(tmp_path, [run]), "Why the parameters are split over several masters")
+    assert "with about 470 workers" in told
+
+
 def test_one_master_is_not_called_masters_and_more_are_compared(tmp_path: Path) -> None:
     told = said(
         summary(tmp_path, [served(4, 1, cores=16)]),
@@ -141,6 +148,29 @@ def test_synchronous_and_asynchronous_are_compared_at_the_same_workers(tmp_path:
     assert "With 6 workers, server trains in" in told
     assert "percentage points lower." in told  # 20 points and more are not chance
     assert re.search(r"as fast with 2 workers, .* as fast with 6 workers", told)
+
+
+def test_runs_that_differ_in_another_option_are_not_compared(tmp_path: Path) -> None:
+    fast = [records.record("sync", 4, repeat=r, cores=16, lr=lr) for r in (0, 1) for lr in (1, 2)]
+    fast += [served(4, 1, r, cores=16, lr=lr) for r in (0, 1) for lr in (2, 3)]
+    told = said(summary(tmp_path, fast), "Synchronous or asynchronous")
+    assert "server with lr 2 trains in" in told
+    assert "sync with lr 2 in" in told
+    assert "lr 1" not in told
+    assert "lr 3" not in told
+
+
+def test_a_server_that_waits_for_all_is_not_asynchronous(tmp_path: Path) -> None:
+    runs = [records.record("sync", 4), served(4, 1, staleness=0)]
+    assert said(summary(tmp_path, runs), "Synchronous or asynchronous") == ""
+
+
+def test_private_runs_are_not_compared_with_others(tmp_path: Path) -> None:
+    late = records.private("server", 4, masters=1)
+    assert (
+        said(summary(tmp_path, [records.record("sync", 4), late]), "Synchronous or asynchronous")
+        == ""
+    )
 
 
 def test_crowded_configurations_are_not_what_a_comparison_rests_on(tmp_path: Path) -> None:

@@ -11,8 +11,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from manyhands.report import parameter_server, ttest, volume
+from manyhands.report.alike import alike
 from manyhands.report.groups import Group
 from manyhands.report.load import Run
+from manyhands.report.plots import name
 from manyhands.report.quantities import middle, stated, values
 from manyhands.report.scaling import Fit
 from manyhands.report.sentences import Fact, Sentence, fact, listed, say
@@ -62,42 +64,69 @@ def topics(summary: Summary) -> list[Topic]:
 
 def _compared(summary: Summary) -> Iterable[Sentence]:
     """Compare asynchronous with synchronous training where both had as many workers."""
-    pairs = [pair for source in summary.loaded.sources for pair in _pairs(summary, source.label)]
-    pairs = pairs[:MOST]
+    pairs = [pair for kind in ASYNCHRONOUS for pair in _widest(_pairs(summary, kind))][:MOST]
     if not pairs:
         return
-    clear = _clear(summary, pairs)
-    for (row, base), (faster, better) in zip(pairs, clear, strict=True):
-        yield from _pace(row, base, faster)
-        yield from _quality(row, base, better)
-    yield from _each(summary, pairs)
-    waits = [say("{part} with {who}", who=row.label, part=part) for pair in pairs
-             for row in pair if (part := _waiting(row))]  # fmt: skip
+    for (row, base), (faster, better) in zip(pairs, _clear(summary, pairs), strict=True):
+        yield from _pace(summary, row, base, faster)
+        yield from _quality(summary, row, base, better)
+    for kind in ASYNCHRONOUS:
+        yield from _each(kind, _pairs(summary, kind))
+    rows = {id(row): row for pair in pairs for row in pair}.values()
+    waits = [
+        say("{part} with {who}", who=_who(summary, row), part=part)
+        for row in rows
+        if (part := _waiting(row))
+    ]
     if waits:
         yield say(
             "Part of the workers' time that is communication or waiting: {each}.",
-            each=listed(waits[: 2 * MOST]),
+            each=listed(waits),
         )
 
 
-def _each(summary: Summary, pairs: Sequence[tuple[Row, Row]]) -> Iterable[Sentence]:
+def _pairs(summary: Summary, kind: str) -> list[tuple[Row, Row]]:
+    """Return the rows of an asynchronous strategy, each with the synchronous one that is alike."""
+    rows = [row for row in summary.rows if row.seconds and row.workers > 1]
+    late = [r for r in rows if r.group.strategy == kind and r.runs[0].config.get("staleness") != 0]
+    pairs = []
+    for row in sorted(late, key=lambda row: row.workers):
+        bases = [
+            base
+            for base in rows
+            if base.group.strategy == "sync"
+            and base.workers == row.workers
+            and alike(summary, row, base)
+        ]
+        if bases:
+            pairs.append((row, bases[0]))
+    return pairs
+
+
+def _widest(pairs: Sequence[tuple[Row, Row]]) -> list[tuple[Row, Row]]:
+    """Return the pairs with the most workers of every source; where cores allow, uncrowded ones."""
+    found = []
+    for source in dict.fromkeys(row.group.source for row, _ in pairs):
+        mine = [pair for pair in pairs if pair[0].group.source == source]
+        roomy = [pair for pair in mine if not pair[0].crowded] or mine
+        most = max(row.workers for row, _ in roomy)
+        found += [pair for pair in roomy if pair[0].workers == most]
+    return found
+
+
+def _each(kind: str, pairs: Sequence[tuple[Row, Row]]) -> Iterable[Sentence]:
     """State pace and accuracy for every number of workers that both were run with."""
-    source, kind = pairs[0][0].group.source, pairs[0][0].group.strategy
-    rows = [row for row in summary.rows if row.group.source == source and row.seconds]
-    base = {row.workers: row for row in rows if row.group.strategy == "sync"}
-    late = [row for row in rows if row.group.strategy == kind and row.workers in base]
-    late = sorted((row for row in late if row.workers > 1), key=lambda row: row.workers)
-    if len(late) < 2:
+    pairs = [pair for pair in pairs if pair[0].group.source == pairs[0][0].group.source]
+    counts = [row.workers for row, _ in pairs]
+    if len(counts) < 2 or len(set(counts)) < len(counts):
         return
     parts = []
-    for row in late[: 2 * MOST]:
-        other = base[row.workers]
-        gap = _gap_of(row, other)
+    for row, base in pairs:
+        gap = _gap_of(row, base)
         words = "{pace} times as fast with {workers}" + (", {gap} {side}" if gap else "")
-        parts.append(
-            say(words, workers=plural(row.workers, "worker"), pace=_ratio(row, other), gap=gap,
-                side="above" if gap and gap.value > 0 else "below")
-        )  # fmt: skip
+        side = "above" if gap and gap.value > 0 else "below"
+        workers = plural(row.workers, "worker")
+        parts.append(say(words, workers=workers, pace=_ratio(row, base), gap=gap, side=side))
     yield say(
         "By the number of workers, {kind} against sync, in time and in accuracy: {parts}.",
         kind=kind, parts=listed(parts, "; ", "; "),
@@ -117,18 +146,6 @@ def _gap_of(row: Row, base: Row) -> Fact | None:
         return None
     gap = row.accuracy.median - base.accuracy.median
     return _gap("accuracy", gap, row.runs, base.runs)
-
-
-def _pairs(summary: Summary, source: str) -> Iterable[tuple[Row, Row]]:
-    """Return the asynchronous rows with the most workers, each with the synchronous one."""
-    rows = [row for row in summary.rows if row.group.source == source and row.seconds]
-    base = {row.workers: row for row in rows if row.group.strategy == "sync" and row.workers > 1}
-    late = [r for r in rows if r.group.strategy in ASYNCHRONOUS and r.workers in base]
-    for strategy in ASYNCHRONOUS:
-        mine = [row for row in late if row.group.strategy == strategy]
-        roomy = [row for row in mine if not row.crowded] or mine
-        widest = max((row.workers for row in roomy), default=0)
-        yield from ((row, base[widest]) for row in roomy if row.workers == widest)
 
 
 def _clear(summary: Summary, pairs: Sequence[tuple[Row, Row]]) -> list[tuple[bool, bool]]:
@@ -154,20 +171,25 @@ def _accuracies(row: Row) -> list[float]:
     return values("accuracy", row.runs)
 
 
-def _pace(row: Row, base: Row, clear: bool) -> Iterable[Sentence]:
+def _who(summary: Summary, row: Row) -> str:
+    """Name a configuration, with its place where that is not its number of workers."""
+    return row.label if summary.layout.x == "workers" else name(summary, row)
+
+
+def _pace(summary: Summary, row: Row, base: Row, clear: bool) -> Iterable[Sentence]:
     times = [stated("seconds", each.runs, seconds) for each in (row, base)]
     first, second = (row, base) if _ratio(row, base).value >= 1 else (base, row)
     yield say(
         "With {workers}, {who} trains in {mine} and {base} in {theirs}: {which} is {pace} times as "
         "fast{doubt}.",
         workers=plural(row.workers, "worker"),
-        who=row.label, base=base.label, mine=times[0], theirs=times[1], pace=_ratio(first, second),
-        which=first.label,
+        who=_who(summary, row), base=_who(summary, base), mine=times[0], theirs=times[1], pace=_ratio(first, second),
+        which=_who(summary, first),
         doubt="" if clear else _doubt(row, base),
     )  # fmt: skip
 
 
-def _quality(row: Row, base: Row, clear: bool) -> Iterable[Sentence]:
+def _quality(summary: Summary, row: Row, base: Row, clear: bool) -> Iterable[Sentence]:
     gap = _gap_of(row, base)
     if gap is None:
         return
@@ -175,7 +197,7 @@ def _quality(row: Row, base: Row, clear: bool) -> Iterable[Sentence]:
         "Its accuracy is {mine}, against {theirs} with {base}: {gap} {side}{doubt}.",
         mine=stated("accuracy", row.runs, lambda v: percent(v, 2)),
         theirs=stated("accuracy", base.runs, lambda v: percent(v, 2)),
-        base=base.label,
+        base=_who(summary, base),
         gap=gap,
         side="higher" if gap.value >= 0 else "lower",
         doubt="" if clear else _doubt(row, base),

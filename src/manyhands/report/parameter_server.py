@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Sequence
 
 from manyhands.report import ttest
+from manyhands.report.alike import alike
 from manyhands.report.explanations import STRATEGIES
 from manyhands.report.load import Run
 from manyhands.report.quantities import middle, stated, values
 from manyhands.report.sentences import Fact, Sentence, fact, listed, say
 from manyhands.report.tables import Row, Summary
-from manyhands.report.wording import percent, plural, points, seconds
+from manyhands.report.wording import count, percent, plural, points, seconds
 
 FULL = 0.8  # of its time: a master that is busy for longer is the limit
 LATE = ("server", "hogwild")
@@ -42,7 +42,11 @@ def masters(summary: Summary) -> Iterable[Sentence]:
         crowded=_crowding(row),
     )  # fmt: skip
     yield from _enough(row)
-    yield from _against(rows)
+    yield from _against(summary, rows)
+
+
+def _count(row: Row) -> float:
+    return middle("masters", row.runs) or 0.0
 
 
 def _crowding(row: Row) -> str:
@@ -67,7 +71,7 @@ def _enough(row: Row) -> Iterable[Sentence]:
         return
     alone = middle("masters", row.runs) == 1
     full = fact("workers / masters together", row.workers / load, how="derived", runs=row.runs,
-                text=f"{row.workers / load:.2g}")  # fmt: skip
+                text=count(float(f"{row.workers / load:.2g}")))  # fmt: skip
     yield say(
         "{who} {part} of one process's time, so one master {is} enough here; at this pace it would "
         "be busy all the time with about {full} workers.",
@@ -77,17 +81,16 @@ def _enough(row: Row) -> Iterable[Sentence]:
     )  # fmt: skip
 
 
-def _against(rows: Sequence[Row]) -> Iterable[Sentence]:
+def _against(summary: Summary, rows: Sequence[Row]) -> Iterable[Sentence]:
     """Compare different numbers of masters for the same workers, where both were run."""
-    held: dict[tuple[str, int], list[Row]] = {}
-    for row in rows:
-        if row.seconds:
-            held.setdefault((row.group.source, row.workers), []).append(row)
+    ordered = sorted((row for row in rows if row.seconds), key=_count)
     pairs = [
         (few, many)
-        for same in held.values()
-        for few, many in [(same[0], same[-1])]
-        if middle("masters", few.runs) != middle("masters", many.runs)
+        for i, few in enumerate(ordered)
+        for many in ordered[i + 1 :]
+        if few.workers == many.workers
+        and _count(few) < _count(many)
+        and alike(summary, few, many, but=("masters",))
     ]
     if not pairs and len({middle("masters", row.runs) for row in rows}) > 1:
         yield say(
@@ -96,7 +99,7 @@ def _against(rows: Sequence[Row]) -> Iterable[Sentence]:
         )
     if not pairs:
         return
-    few, many = sorted(pairs[-1], key=lambda row: middle("masters", row.runs) or 0)
+    few, many = max(pairs, key=lambda pair: (pair[0].workers, _count(pair[1])))
     p = ttest.p_value(values("seconds", few.runs), values("seconds", many.runs))
     clear = ttest.told_apart([p])[0]
     yield say(
@@ -133,8 +136,8 @@ def _late(rows: Sequence[Row]) -> Sentence:
         for workers, runs in counted.items()
     ]  # fmt: skip
     return say(
-        "Measured, in updates by other workers between a pull and its push: {each}. Workers of "
-        "equal speed would have {ideal}.",
+        "Measured, in updates by other workers between reading the parameters and applying the "
+        "gradient: {each}. Workers of equal speed would have {ideal}.",
         each=listed(each), ideal=listed([str(workers - 1) for workers in counted]),
     )  # fmt: skip
 
@@ -171,7 +174,7 @@ def _trend(summary: Summary, late: Sequence[Row]) -> Iterable[Sentence]:
             and row.accuracy
             and row.workers in counts
         ]
-        ends = _ends(mine)
+        ends = _ends(summary, mine)
         family = [values("accuracy", row.runs) for row in mine]
         found = [
             ttest.p_value(values("accuracy", few.runs), values("accuracy", many.runs), family)
@@ -187,15 +190,21 @@ def _trend(summary: Summary, late: Sequence[Row]) -> Iterable[Sentence]:
             )
 
 
-def _ends(rows: Sequence[Row]) -> list[tuple[Row, Row]]:
+def _ends(summary: Summary, rows: Sequence[Row]) -> list[tuple[Row, Row]]:
     """Return the rows with fewest and most workers that differ in workers and masters alone."""
-    held: dict[str, list[Row]] = {}
-    for row in sorted(rows, key=lambda row: row.workers):
-        options = {k: v for k, v in row.group.options.items() if k != "masters"}
-        key = json.dumps([row.group.strategy, options], sort_keys=True, default=str)
-        held.setdefault(key, []).append(row)
-    pairs = [(same[0], same[-1]) for same in held.values()]
-    pairs = [(few, many) for few, many in pairs if few.workers < many.workers]
+    pairs = []
+    ordered = sorted(rows, key=lambda row: row.workers)
+    while ordered:
+        first = ordered[0]
+        kin = [
+            row
+            for row in ordered
+            if row.group.strategy == first.group.strategy
+            and alike(summary, first, row, but=("masters",))
+        ]
+        ordered = [row for row in ordered if row not in kin]
+        if first.workers < kin[-1].workers:
+            pairs.append((first, kin[-1]))
     return sorted(pairs, key=_change)
 
 

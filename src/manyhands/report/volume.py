@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from manyhands.report.alike import alike
 from manyhands.report.quantities import middle, stated
 from manyhands.report.sentences import Fact, Sentence, fact, listed, say
 from manyhands.report.tables import Row, Summary
@@ -123,17 +124,18 @@ def _pushed(summary: Summary) -> Iterable[Sentence]:
 def _whole(summary: Summary) -> Iterable[Sentence]:
     """Compare the whole run's bytes where several strategies had as many workers."""
     for source in summary.loaded.sources:
-        rows = [r for r in summary.rows if r.group.source == source.label and r.bytes]
-        rows = [row for row in rows if row.workers > 1]
-        shared = [p for p in {row.workers for row in rows}
-                  if len({r.group.strategy for r in rows if r.workers == p}) > 1]  # fmt: skip
-        if not shared:
-            continue
-        mine = [row for row in rows if row.workers == max(shared)]
-        yield say(
-            "In a whole run with {workers} all processes together moved {each}.",
-            workers=plural(max(shared), "worker"), each=listed([_all(row) for row in mine[:4]]),
-        )  # fmt: skip
+        rows = [r for r in summary.rows if r.group.source == source.label and r.workers > 1]
+        rows = sorted((row for row in rows if row.bytes), key=lambda row: -row.workers)
+        for first in rows:
+            kin = [r for r in rows if r.workers == first.workers and alike(summary, first, r)]
+            one_each = {row.group.strategy: row for row in reversed(kin)}
+            if len(one_each) > 1:
+                yield say(
+                    "In a whole run with {workers} all processes together moved {each}.",
+                    workers=plural(first.workers, "worker"),
+                    each=listed([_all(row) for row in one_each.values()]),
+                )
+                break
 
 
 def _all(row: Row) -> Sentence:
