@@ -113,7 +113,7 @@ def test_masters_are_judged_by_how_busy_they_were(tmp_path: Path) -> None:
 
 def test_large_numbers_of_workers_are_written_out(tmp_path: Path) -> None:
     run = served(8, 1, cores=16)
-    run["strategy"]["masters"][0] |= {"busy": 0.017 * run["result"]["seconds"]}
+    run["strategy"]["masters"][0] |= {"busy": 0.17, "idle": 9.83}
     told = said(summary(tmp_path, [run]), "Why the parameters are split over several masters")
     assert "with about 470 workers" in told
 
@@ -138,7 +138,7 @@ def test_one_master_is_not_called_masters_and_more_are_compared(tmp_path: Path) 
 def test_a_full_master_is_called_the_limit(tmp_path: Path) -> None:
     run = served(4, 2, cores=16)
     for master in run["strategy"]["masters"]:
-        master |= {"busy": 0.6 * run["result"]["seconds"], "idle": 0.1}
+        master |= {"busy": 6.0, "idle": 4.0}
     told = said(summary(tmp_path, [run]), "Why the parameters are split over several masters")
     assert "one master alone would be the limit here" in told
 
@@ -163,6 +163,19 @@ def test_runs_that_differ_in_another_option_are_not_compared(tmp_path: Path) -> 
 def test_a_server_that_waits_for_all_is_not_asynchronous(tmp_path: Path) -> None:
     runs = [records.record("sync", 4), served(4, 1, staleness=0)]
     assert said(summary(tmp_path, runs), "Synchronous or asynchronous") == ""
+
+
+def test_runs_that_did_other_amounts_of_work_are_not_compared(tmp_path: Path) -> None:
+    early = served(4, 1)
+    early["result"]["examples"] /= 2  # it stopped at its target
+    found = summary(tmp_path, [records.record("sync", 4), early])
+    assert said(found, "Synchronous or asynchronous") == ""
+
+
+def test_processes_that_share_cores_are_mentioned(tmp_path: Path) -> None:
+    found = summary(tmp_path, [records.record("sync", 12), served(12, 2)])
+    told = said(found, "Synchronous or asynchronous")
+    assert "; 12 and 14 processes share 4 cores." in told
 
 
 def test_private_runs_are_not_compared_with_others(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from manyhands.report.wording import percent, plural, points, seconds
 
 ASYNCHRONOUS = ("server", "hogwild")
 CLOSE, ROUGH = 0.05, 0.15  # of the highest speed-up: a law fits, fits roughly
+SAME = 0.05  # amounts of work that differ by less are the same
 MOST = 3  # comparisons of one kind
 SERIAL = (
     "With P workers and a part f of the work that does not shrink with P, the speed-up is "
@@ -97,10 +98,18 @@ def _pairs(summary: Summary, kind: str) -> list[tuple[Row, Row]]:
             if base.group.strategy == "sync"
             and base.workers == row.workers
             and alike(summary, row, base)
+            and _same_work(row, base)
         ]
         if bases:
             pairs.append((row, bases[0]))
     return pairs
+
+
+def _same_work(row: Row, base: Row) -> bool:
+    """Say whether both trained on as many examples: a run may stop at its target."""
+    if row.examples is None or base.examples is None:
+        return True
+    return abs(row.examples - base.examples) <= SAME * base.examples
 
 
 def _widest(pairs: Sequence[tuple[Row, Row]]) -> list[tuple[Row, Row]]:
@@ -181,9 +190,11 @@ def _pace(summary: Summary, row: Row, base: Row, clear: bool) -> Iterable[Senten
     first, second = (row, base) if _ratio(row, base).value >= 1 else (base, row)
     yield say(
         "With {workers}, {who} trains in {mine} and {base} in {theirs}: {which} is {pace} times as "
-        "fast{doubt}.",
+        "fast{doubt}{crowded}.",
+        crowded=_crowding(row, base),
         workers=plural(row.workers, "worker"),
-        who=_who(summary, row), base=_who(summary, base), mine=times[0], theirs=times[1], pace=_ratio(first, second),
+        who=_who(summary, row), base=_who(summary, base), mine=times[0], theirs=times[1],
+        pace=_ratio(first, second),
         which=_who(summary, first),
         doubt="" if clear else _doubt(row, base),
     )  # fmt: skip
@@ -206,6 +217,14 @@ def _quality(summary: Summary, row: Row, base: Row, clear: bool) -> Iterable[Sen
 
 def _gap(what: str, gap: float, runs: Sequence[Run], against: Sequence[Run]) -> Fact:
     return fact(what, gap, how="difference", runs=runs, against=against, text=points(gap))
+
+
+def _crowding(*rows: Row) -> str:
+    crowded = [row for row in rows if row.crowded]
+    if not crowded:
+        return ""
+    counts = listed(sorted({str(row.processes) for row in crowded}, key=int))
+    return f"; {counts} processes share {crowded[0].cores} cores"
 
 
 def _doubt(*rows: Row) -> str:

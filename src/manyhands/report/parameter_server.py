@@ -9,6 +9,7 @@ from manyhands.report import ttest
 from manyhands.report.alike import alike
 from manyhands.report.explanations import STRATEGIES
 from manyhands.report.load import Run
+from manyhands.report.plots import name
 from manyhands.report.quantities import middle, stated, values
 from manyhands.report.sentences import Fact, Sentence, fact, listed, say
 from manyhands.report.tables import Row, Summary
@@ -21,7 +22,7 @@ MOST = 3  # changes of accuracy in one sentence
 
 def reason(summary: Summary, field: str) -> str:
     """Return what the strategies of the report say about masters, or about staleness."""
-    names = dict.fromkeys(row.group.strategy for row in summary.rows)
+    names = sorted({row.group.strategy for row in summary.rows}, key=lambda one: one != "server")
     found = [getattr(STRATEGIES[name], field) for name in names if name in STRATEGIES]
     return next((text for text in found if text), "")
 
@@ -31,6 +32,7 @@ def masters(summary: Summary) -> Iterable[Sentence]:
     rows = [row for row in summary.rows if middle("busiest master", row.runs) is not None]
     if not rows:
         return
+    rows = [row for row in rows if row.workers > 1] or rows
     roomy = [row for row in rows if not row.crowded] or rows
     row = max(roomy, key=lambda one: middle("masters together", one.runs) or 0)
     yield say(
@@ -121,7 +123,7 @@ def staleness(summary: Summary) -> Iterable[Sentence]:
     rows = [r for r in rows if r.workers > 1 and r.runs[0].config.get("staleness") is None]
     if rows:
         yield _late(rows)
-        yield from _product(rows)
+        yield from _product(summary, rows)
         yield from _trend(summary, rows)
     yield from _diverged(summary)
 
@@ -142,7 +144,7 @@ def _late(rows: Sequence[Row]) -> Sentence:
     )  # fmt: skip
 
 
-def _product(rows: Sequence[Row]) -> Iterable[Sentence]:
+def _product(summary: Summary, rows: Sequence[Row]) -> Iterable[Sentence]:
     """State the highest learning rate times staleness, which the bound is about."""
     known = [
         (rate * late, row)
@@ -157,8 +159,8 @@ def _product(rows: Sequence[Row]) -> Iterable[Sentence]:
                    text=f"{most:.2g}")  # fmt: skip
     yield say(
         "Learning rate times staleness, which the bound is about, is at most {most} in finished "
-        "runs ({who} with {workers}).",
-        most=product, who=row.label, workers=plural(row.workers, "worker"),
+        "runs ({who}).",
+        most=product, who=name(summary, row),
     )  # fmt: skip
 
 

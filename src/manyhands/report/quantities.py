@@ -61,21 +61,23 @@ def push_seconds(run: Run) -> float | None:
 
 def busiest(run: Run) -> float | None:
     """Return which part of its time the busiest master works."""
-    parts = [
+    return max(_busy(run), default=None)
+
+
+def together(run: Run) -> float | None:
+    """Return the work of all masters, as a part of one process's time."""
+    return sum(_busy(run)) or None
+
+
+def _busy(run: Run) -> list[float]:
+    """Return which part of its time each master works."""
+    return [
         busy / (busy + idle)
         for one in _masters(run)
         if (busy := number(one, "busy")) is not None
         and (idle := number(one, "idle")) is not None
         and busy + idle > 0
     ]
-    return max(parts, default=None)
-
-
-def together(run: Run) -> float | None:
-    """Return the work of all masters, as a part of one process's time."""
-    busy = [number(one, "busy") for one in _masters(run)]
-    known = [b for b in busy if b is not None]
-    return sum(known) / run.seconds if known and run.seconds else None
 
 
 def waiting(run: Run) -> float | None:
