@@ -290,8 +290,8 @@ RAW: dict[str, Callable[[dict[str, Any]], float]] = {
     "busiest master": lambda r: max(
         m["busy"] / (m["busy"] + m["idle"]) for m in r["strategy"]["masters"]
     ),
-    "masters together": lambda r: (
-        sum(m["busy"] for m in r["strategy"]["masters"]) / r["result"]["seconds"]
+    "masters together": lambda r: sum(
+        m["busy"] / (m["busy"] + m["idle"]) for m in r["strategy"]["masters"]
     ),
     "communicating and waiting": lambda r: (
         fmean(w["wait"] + w["communicate"] for w in r["workers"] if w["role"] == "worker")

@@ -223,7 +223,7 @@ def _crowding(*rows: Row) -> str:
     crowded = [row for row in rows if row.crowded]
     if not crowded:
         return ""
-    counts = listed(sorted({str(row.processes) for row in crowded}, key=int))
+    counts = listed([str(count) for count in sorted({row.processes for row in crowded})])
     return f"; {counts} processes share {crowded[0].cores} cores"
 
 
