@@ -19,6 +19,7 @@ from manyhands.report.load import read
 from manyhands.report.pdf import lay_out
 from manyhands.report.summarising import summarise
 from manyhands.report.typeset import A4, MARGIN
+from manyhands.report.wording import beside_axis
 
 
 def laid_out(folders: list[Path]) -> list[Any]:
@@ -156,3 +157,10 @@ def test_a_short_report_leaves_nothing_out(tmp_path: Path) -> None:
     assert "Settings" in words
     assert "Figures, in report.html" not in words
     assert "rows of the table" not in words
+
+
+def test_a_long_label_beside_an_axis_goes_on_in_a_second_line() -> None:
+    two, four = (f"server-cnn · server · masters {m} with 6 workers" for m in (2, 4))
+    assert beside_axis(two) == "server-cnn · server ·\nmasters 2 with 6 workers"
+    assert beside_axis(two) != beside_axis(four)
+    assert "…" in beside_axis("x" * 80)  # with no place to break it, its middle gives way

@@ -19,10 +19,12 @@ from manyhands.report.quantities import middle, stated, values
 from manyhands.report.scaling import Fit
 from manyhands.report.sentences import Fact, Sentence, fact, listed, say
 from manyhands.report.tables import Row, Summary
+from manyhands.report.values import number
 from manyhands.report.wording import percent, plural, points, seconds
 
 ASYNCHRONOUS = ("server", "hogwild")
 CLOSE, ROUGH = 0.05, 0.15  # of the highest speed-up: a law fits, fits roughly
+GUESS = 1.5  # times the accuracy of a guess: less than that is nothing learned
 SAME = 0.05  # amounts of work that differ by less are the same
 MOST = 3  # comparisons of one kind
 SERIAL = (
@@ -205,14 +207,22 @@ def _quality(summary: Summary, row: Row, base: Row, clear: bool) -> Iterable[Sen
     if gap is None:
         return
     yield say(
-        "Its accuracy is {mine}, against {theirs} with {base}: {gap} {side}{doubt}.",
+        "Its accuracy is {mine}{guess}, against {theirs} with {base}: {gap} {side}{doubt}.",
         mine=stated("accuracy", row.runs, lambda v: percent(v, 2)),
+        guess=_guessing(row),
         theirs=stated("accuracy", base.runs, lambda v: percent(v, 2)),
         base=_who(summary, base),
         gap=gap,
         side="higher" if gap.value >= 0 else "lower",
         doubt="" if clear else _doubt(row, base),
     )
+
+
+def _guessing(row: Row) -> str:
+    """Say so where a model is hardly better than a guess among the classes."""
+    classes = number(row.runs[0].data, "classes")
+    low = row.accuracy is not None and classes and row.accuracy.median < GUESS / classes
+    return " (hardly better than guessing: it learned nothing)" if low else ""
 
 
 def _gap(what: str, gap: float, runs: Sequence[Run], against: Sequence[Run]) -> Fact:

@@ -95,7 +95,7 @@ def beside_axis(label: str, most: int = 34) -> str:
     """Return a label that fits beside an axis, on two lines where it is too long for one."""
     if len(label) <= most:
         return label
-    breaks = [match.start() for match in re.finditer(r" (?=· |with )", label)]
+    breaks = [match.start() for match in re.finditer(r"(?<=·) | (?=with )", label)]
     at = min(breaks, key=lambda place: abs(place - len(label) / 2), default=None)
     if at is None:
         return short(label, most)
