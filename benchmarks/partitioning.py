@@ -1,6 +1,6 @@
 """The analysis of docs/partitioning.md, from its records: tables, a picture, conclusions.
 
-A conclusion is a rule over the records; what differs is told from chance by a permutation test.
+A conclusion is a rule over the records; what a partition costs is said in the report's sentences.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from matplotlib.figure import Figure
 from sweeps import rows_of
 
 from manyhands.data.partition import LABELLED, skew
+from manyhands.report.categories import compare
+from manyhands.report.cost import comment, sentences
+from manyhands.report.load import read
+from manyhands.report.summarising import summarise
 
 SKEWED = ("dirichlet", "by-label")  # the others give every worker the same mix of classes
-LEVEL = 0.05  # of the tests, all of one conclusion together
-SHUFFLES = 4000
 
 
 @dataclass(frozen=True)
@@ -135,32 +136,23 @@ def division(folder: Path) -> str:
     return "\n".join(lines)
 
 
-def chance(groups: Sequence[Sequence[float]]) -> float:
-    """Return how often shuffled values differ between groups as much as these do (seeded)."""
-    values = np.concatenate([np.asarray(g, dtype=float) for g in groups])
-    cuts = np.cumsum([len(g) for g in groups])[:-1]
-
-    def between(rows: np.ndarray) -> np.ndarray:  # (rows, values) -> (rows,)
-        parts = np.split(rows, cuts, axis=1)
-        return sum(p.shape[1] * (p.mean(axis=1) - values.mean()) ** 2 for p in parts)
-
-    shuffled = np.random.default_rng(0).permuted(np.tile(values, (SHUFFLES, 1)), axis=1)
-    beyond = between(shuffled) >= between(values[None]) * (1 - 1e-9)
-    return float((beyond.sum() + 1) / (SHUFFLES + 1))
-
-
 def conclusion(folder: Path) -> str:
     """Return what the records say of performance, efficiency, scalability and robustness."""
     found = [c for c in cells(folder) if c.strategy != "sequential"]
     several = [c for c in found if c.workers > 1]
     told = [
-        ("Performance, every worker the same mix", _alike(several)),
-        ("Performance, skewed shards", _skewed(several)),
+        *((None if i else "Performance", said) for i, said in enumerate(_performance(folder))),
         ("Efficiency", _efficiency(several)),
         ("Scalability", _scalability(several)),
         ("Robustness", _robustness(several)),
     ]
-    return "\n".join(f"- **{head}.** {text}" for head, text in told if text)
+    return "\n".join(f"- {f'**{head}.** ' if head else ''}{text}" for head, text in told if text)
+
+
+def _performance(folder: Path) -> list[str]:
+    """Return the report's own sentences, so that page and report cannot differ."""
+    compared = compare(summarise(read([folder])))
+    return [] if compared is None else [*sentences(compared), *comment(compared)[:1]]
 
 
 def _by(found: Iterable[Cell]) -> dict[tuple[str, int], list[Cell]]:
@@ -170,58 +162,15 @@ def _by(found: Iterable[Cell]) -> dict[tuple[str, int], list[Cell]]:
     return cases
 
 
-def _alike(found: Sequence[Cell]) -> str:
-    """Say whether partitions with the same mix give the same accuracy, as far as seeds can tell."""
-    cases = _by(c for c in found if not c.skewed)
-    cases = {k: v for k, v in cases.items() if len(v) > 1 and min(len(c.accuracy) for c in v) > 1}
-    if not cases:
-        return "One seed a configuration: whether they differ cannot be told."
-    apart = []
-    for (strategy, workers), mine in cases.items():
-        p = chance([c.accuracy for c in mine])
-        low, high = min(mine, key=lambda c: c.mean), max(mine, key=lambda c: c.mean)
-        if p < LEVEL / len(cases):
-            apart.append(
-                f"{strategy} with {workers} workers ({low.partition} {100 * low.mean:.2f} %, "
-                f"{high.partition} {100 * high.mean:.2f} %, p = {p:.3f})"
-            )
-    widest = max(max(c.mean for c in v) - min(c.mean for c in v) for v in cases.values())
-    bound = f"their means lie within {100 * widest:.2f} percentage points"
-    if not apart:
-        return (
-            "Balanced, sampled, randomly partitioned and stratified data agree within the noise of "
-            f"the seeds, for every strategy and number of workers ({bound})."
-        )
-    return f"Beyond the noise of the seeds differ only: {'; '.join(apart)} ({bound})."
-
-
-def _drops(found: Sequence[Cell]) -> list[tuple[Cell, float, float]]:
-    """Return each skewed cell, how far it is below the even ones, and how likely by chance."""
+def _drops(found: Sequence[Cell]) -> list[tuple[Cell, float]]:
+    """Return each skewed cell, and how far it is below the even ones."""
     drops = []
     for mine in _by(found).values():
         even = [a for c in mine if not c.skewed for a in c.accuracy]
         for cell in (c for c in mine if c.skewed and even):
             drop = statistics.fmean(even) - cell.mean
-            drops.append((cell, drop, chance([even, cell.accuracy])))
+            drops.append((cell, drop))
     return drops
-
-
-def _skewed(found: Sequence[Cell]) -> str:
-    drops = _drops(found)
-    said = []
-    for strategy in strategies(found):
-        mine = [d for d in drops if d[0].strategy == strategy]
-        real = [d for d in mine if d[1] > 0 and d[2] < LEVEL / max(len(drops), 1)]
-        if real:
-            parts = [
-                f"{100 * drop:.2f} on {cell.partition} with {cell.workers}"
-                for cell, drop, _ in real
-            ]
-            said.append(f"{strategy} loses percentage points: {', '.join(parts)}")
-        elif mine:
-            most = max(drop for _, drop, _ in mine)
-            said.append(f"{strategy} loses nothing beyond noise (at most {100 * most:.2f} points)")
-    return "; ".join(said) + "." if said else ""
 
 
 def _efficiency(found: Sequence[Cell]) -> str:
@@ -273,7 +222,7 @@ def _robustness(found: Sequence[Cell]) -> str:
     ranked = sorted(worst.items(), key=lambda item: item[1][1])
     parts = [
         f"{s} {100 * drop:.2f} points ({cell.partition}, P={cell.workers})"
-        for s, (cell, drop, _) in ranked
+        for s, (cell, drop) in ranked
     ]
     return f"What the worst way of dividing costs, least first: {'; '.join(parts)}."
 

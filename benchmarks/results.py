@@ -18,6 +18,7 @@ from typing import Any
 import arrivals
 import default_tables
 import examples
+import explained
 import flights_tables
 import model_parallel
 import partitioning
@@ -104,6 +105,7 @@ def main() -> int:
         path = DOCS / page
         path.write_text(default_tables.write(flights_tables.write(write(path.read_text()))))
     performance.main()
+    explained.main()
     divided = DOCS / "records" / "partitioning"
     if (divided / "runs").is_dir():
         partitioning.picture(divided, DOCS / "images" / "partitioning.png")

@@ -11,7 +11,8 @@ import pytest
 import records
 
 from manyhands.report import build, results
-from manyhands.report.load import Loaded, Source, parse
+from manyhands.report.load import parse
+from manyhands.report.runs import Loaded, Source
 from manyhands.report.summarising import summarise
 from manyhands.report.table import Table
 from manyhands.report.tables import Spread, Summary

@@ -253,7 +253,7 @@ def test_the_sentences_and_their_facts_are_beside_the_page(tmp_path: Path) -> No
     build([records.sweep(tmp_path / "s", records.psgd(2))], tmp_path / "out")
     told = json.loads((tmp_path / "out" / "report.json").read_text(encoding="utf-8"))
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8").replace("&#39;", "'")
-    assert set(told) == {"schema", "configurations", "answer", "notes", "sections"}
+    assert set(told) == {"schema", "configurations", "answer", "notes", "topics", "sections"}
     assert told["schema"] == 1
     assert {tuple(sorted(one)) for one in told["configurations"]} == {
         ("label", "name", "runs", "workers")

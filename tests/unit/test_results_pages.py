@@ -14,6 +14,7 @@ import records
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import default_tables
 import examples
+import explained
 import flights_tables
 import model_parallel
 import partitioning
@@ -68,40 +69,25 @@ def test_who_saw_what_is_told_once_for_each_partition(tmp_path: Path) -> None:
     assert "| balanced | 2 | 30,000 | 100.0% | 0.0% | 0.000 |" in lines
 
 
-def test_conclusions_follow_the_records(tmp_path: Path) -> None:
+def test_conclusions_are_the_report_s_and_follow_the_records(tmp_path: Path) -> None:
     told = partitioning.conclusion(sweep(tmp_path))
-    assert "agree within the noise of the seeds" in told
-    assert "sync loses nothing beyond noise" in told
-    assert "averaging loses percentage points: " in told
-    assert "on by-label with 4" in told
+    assert "costs most: averaging with" in told
+    assert "cannot be told from balanced with 3 repeats" in told
+    assert "Sync" in told
+    assert "loses nothing that 3 repeats can tell" in told
     assert "What the worst way of dividing costs, least first: sync" in told
 
 
 def test_nothing_is_lost_where_nothing_was_lost(tmp_path: Path) -> None:
     told = partitioning.conclusion(sweep(tmp_path, lost=0.0))
-    assert "averaging loses nothing beyond noise" in told
-    assert "loses percentage points" not in told
+    assert "No partition costs accuracy that 3 repeats can tell" in told
+    assert "costs most" not in told
 
 
 def test_one_seed_tells_nothing_of_chance(tmp_path: Path) -> None:
     told = partitioning.conclusion(sweep(tmp_path, seeds=1))
-    assert "One seed a configuration" in told
-    assert "loses percentage points" not in told  # with one value, no shuffle is improbable enough
-
-
-def test_even_partitions_that_differ_are_named(tmp_path: Path) -> None:
-    runs = [
-        run("sync", 2, kind, seed, 0.05 if kind == "random-sampling" else 0.0)
-        for seed in range(4)
-        for kind in EVEN
-    ]
-    told = partitioning.conclusion(records.sweep(tmp_path / "p", runs, source=[]))
-    assert "Beyond the noise of the seeds differ only: sync with 2 workers (random-sampling" in told
-
-
-def test_chance_is_small_for_groups_apart_and_large_for_the_same() -> None:
-    assert partitioning.chance([[1, 2, 3, 4], [11, 12, 13, 14]]) < 0.05
-    assert partitioning.chance([[1, 2, 3, 4], [1, 2, 3, 4]]) > 0.9
+    assert "Every configuration ran once" in told
+    assert "costs most" not in told  # with one value, no difference is improbable enough
 
 
 def test_pages_are_written_between_their_marks(
@@ -393,3 +379,21 @@ def test_the_study_of_defaults_compares_each_loss_with_the_best_of_its_task(tmp_
     )
     absent = marks.format("division")
     assert default_tables.write(absent, tmp_path / "none") == absent, "not measured: stays"
+
+
+def test_the_pages_of_the_algorithms_say_what_the_report_says() -> None:
+    marked = set()
+    for path in sorted(explained.FOLDER.glob("*.md")):
+        text = path.read_text()
+        assert explained.write(text) == text, f"{path.name}: run `make results`"
+        marked |= {mark[1] for mark in explained.MARK.findall(text)}
+    assert marked == {"sync", "averaging", "hogwild", "server", "gossip", "pipeline", "tensor"}
+
+
+def test_a_text_that_differs_from_the_report_s_is_replaced() -> None:
+    page = "a\n<!-- explained server how,benefits -->\noutdated\n<!-- end -->\nb\n"
+    made = explained.write(page)
+    assert "outdated" not in made
+    assert "M masters (parameter servers) hold the parameters" in made
+    assert "\n\n**Benefits.** No worker waits" in made
+    assert made.endswith("<!-- end -->\nb\n")

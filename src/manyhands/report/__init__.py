@@ -55,12 +55,13 @@ def build(folders: Sequence[Path], output: Path, *, pdf: bool = False, live: str
 
 def results(folders: Sequence[Path]) -> Table:
     """Return one row per configuration, as dictionaries; `.runs` has one row per run."""
-    from manyhands.report.answer import answer, doubts
+    from manyhands.report.answer import doubts
+    from manyhands.report.opening import opening
     from manyhands.report.table import tabulate
 
     summary = _summary(folders)
     table = tabulate(summary)
-    table.answer, table.doubts = answer(summary), doubts(summary)
+    table.answer, table.doubts = opening(summary), doubts(summary)
     return table
 
 

@@ -7,8 +7,8 @@ from typing import Any
 from manyhands.report import measures, theme
 from manyhands.report.chart import Note
 from manyhands.report.groups import Group
-from manyhands.report.load import Run
 from manyhands.report.plots import ranged_text, styles
+from manyhands.report.runs import Run
 from manyhands.report.sentences import Fact, Name, Sentence, fact, listed, say
 from manyhands.report.tables import Row, Spread, Summary, spread
 from manyhands.report.wording import count, exact_percent, percent, plural, times

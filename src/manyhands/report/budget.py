@@ -9,9 +9,9 @@ from manyhands.errors import ConfigError
 from manyhands.privacy import accountant
 from manyhands.report import measures, theme
 from manyhands.report.chart import Chart, Note
-from manyhands.report.load import Run
 from manyhands.report.plots import middle, name, place
 from manyhands.report.private import cost, event
+from manyhands.report.runs import Run
 from manyhands.report.sentences import Fact, Name, Sentence, capitalised, fact, listed, say
 from manyhands.report.tables import Row, Spread, Summary
 from manyhands.report.values import number, text

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from manyhands.report import measures
-from manyhands.report.load import Process, Run
 from manyhands.report.measures import who
 from manyhands.report.plots import middle
+from manyhands.report.runs import Process, Run
 from manyhands.report.sentences import Fact, How, Sentence, fact, listed, say
 from manyhands.report.tables import Row, Summary
 from manyhands.report.values import number

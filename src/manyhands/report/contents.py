@@ -3,6 +3,7 @@
     {"schema": 1,
      "configurations": [{"name", "label", "workers", "runs"}],
      "answer": [sentence], "notes": [sentence],
+     "topics": [{"title", "sentences": [sentence]}],
      "sections": [{"title", "sentences": [sentence],
                    "figures": [{"id", "title", "sentences": [sentence]}]}]}
 
@@ -16,9 +17,9 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from manyhands.report import private
-from manyhands.report.answer import answer
+from manyhands.report import categories, conclusions, private
 from manyhands.report.chart import Chart
+from manyhands.report.opening import opening
 from manyhands.report.page import arranged, notes
 from manyhands.report.plots import name
 from manyhands.report.sentences import as_json
@@ -34,6 +35,8 @@ def dump(summary: Summary, charts: Sequence[Chart]) -> str:
 
 def contents(summary: Summary, charts: Sequence[Chart]) -> Mapping[str, Any]:
     """Return the sentences of a report, by section and figure."""
+    compared = categories.compare(summary)
+    shown = compared.rest if compared else summary
     return {
         "schema": SCHEMA,
         "configurations": [
@@ -45,8 +48,12 @@ def contents(summary: Summary, charts: Sequence[Chart]) -> Mapping[str, Any]:
             }
             for row in summary.rows
         ],
-        "answer": _sentences(answer(summary)),
+        "answer": _sentences(opening(summary)),
         "notes": _sentences(notes(summary)),
+        "topics": [
+            {"title": topic.title, "sentences": _sentences(topic.found)}
+            for topic in conclusions.topics(shown)
+        ],
         "sections": [
             {
                 "title": title,
@@ -55,7 +62,7 @@ def contents(summary: Summary, charts: Sequence[Chart]) -> Mapping[str, Any]:
                     {"id": c.id, "title": c.title, "sentences": _sentences(c.comment)} for c in mine
                 ],
             }
-            for title, promises, mine in arranged(summary, charts)
+            for title, promises, mine in arranged(shown, charts)
         ],
     }
 

@@ -8,6 +8,7 @@ from typing import Any
 from manyhands.report import (
     arrival,
     budget,
+    categories,
     causes,
     comments,
     growth,
@@ -16,21 +17,30 @@ from manyhands.report import (
     phases,
     plots,
     scores,
+    spots,
     timeline,
     traffic,
 )
 from manyhands.report.chart import Chart, Note
-from manyhands.report.load import Epoch
 from manyhands.report.plots import Form, Value, single
+from manyhands.report.runs import Epoch
 from manyhands.report.sentences import Sentence, capitalised
 from manyhands.report.tables import Summary
 from manyhands.report.wording import THIN, capital, count, percent, seconds
+
+LABEL = 34  # letters beside an axis, on one line
 
 
 def charts(summary: Summary) -> list[Chart]:
     """Return every figure that the records can fill."""
     if not summary.rows:
         return []
+    if found := categories.compare(summary):
+        return [spots.chart(found), *_charts(found.rest)]
+    return _charts(summary)
+
+
+def _charts(summary: Summary) -> list[Chart]:
     along = _along(summary) if len(summary.rows) > 1 else ()
     shown = budget.charts(summary)
     return [*along, *shown, *_curves(summary), *_inside(summary), *_special(summary)]
@@ -109,7 +119,7 @@ def _measure(
         id=identity, title=title, draw=draw, comment=_said(comment(summary)),
         x_label=x_name if curve else unit, y_label=unit if curve else "",
         alt=_alt(summary, title.lower()),
-        height=230 if curve else max(60, 26 * len(summary.rows)),
+        height=230 if curve else max(60, (26 if labels <= LABEL else 30) * len(summary.rows)),
         left=52 if curve else _margin(labels),
     )  # fmt: skip
 
@@ -127,7 +137,7 @@ def _tick(form: Form, value: float) -> str:
 
 
 def _margin(letters: int) -> int:
-    return int(14 + 6.1 * min(letters, 34))
+    return int(14 + 6.1 * min(letters, LABEL))
 
 
 def _alt(summary: Summary, what: str) -> str:

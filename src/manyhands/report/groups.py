@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from manyhands.presets import PRESETS
-from manyhands.report.load import Run
+from manyhands.report.runs import Run
 from manyhands.report.values import clean
 from manyhands.report.wording import option, plural
 

@@ -7,13 +7,13 @@ from typing import Any
 
 from manyhands.report import theme
 from manyhands.report.chart import Note
-from manyhands.report.load import Run
 from manyhands.report.measures import who
 from manyhands.report.plots import middle, name
+from manyhands.report.runs import Run
 from manyhands.report.sentences import Fact, Sentence, fact, listed, say
 from manyhands.report.tables import Row, Summary
 from manyhands.report.values import finite, mapping, number, sequence
-from manyhands.report.wording import count, percent, short, times
+from manyhands.report.wording import beside_axis, count, percent, times
 
 MOST = 6
 
@@ -124,7 +124,7 @@ def draw_own(ax: Any, summary: Summary) -> list[Note]:
                 label="their average" if i == 0 else None,
             )  # fmt: skip
             notes.append(Note(label, "the average", percent(together, 2), (together, i)))
-    ax.set_yticks(range(len(held)), [short(name(summary, row)) for row, _ in held])
+    ax.set_yticks(range(len(held)), [beside_axis(name(summary, row)) for row, _ in held])
     ax.set_ylim(len(held) - 0.4, -0.6)
     ax.xaxis.set_major_formatter(lambda value, _: percent(value, 1))
     ax.locator_params(axis="x", nbins=5)

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from manyhands.report import measures
 from manyhands.report.comments import spread
-from manyhands.report.load import Epoch
 from manyhands.report.measures import who
 from manyhands.report.plots import featured, path
+from manyhands.report.runs import Epoch
 from manyhands.report.sentences import Fact, How, Sentence, fact, listed, say
 from manyhands.report.significance import compare, pairs
 from manyhands.report.tables import Row, Summary

@@ -10,149 +10,16 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from manyhands.report.counting import DIFFERENT, counts_differently
 from manyhands.report.published import published
+from manyhands.report.runs import Epoch, Loaded, Problem, Process, Run, Source
 from manyhands.report.values import clean, mapping, number, sequence, text, total
 
 SCHEMA = 1
-
-
-@dataclass(frozen=True)
-class Problem:
-    """A file that could not be read, and why."""
-
-    where: str
-    message: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Process:
-    """What one process of a run measured; times in seconds."""
-
-    rank: int
-    role: str
-    steps: float | None
-    cpu: float | None
-    compute: float | None
-    update: float | None
-    communicate: float | None
-    wait: float | None
-    bytes: float | None
-    messages: float | None
-    operations: Mapping[str, Any]
-
-    @property
-    def trains(self) -> bool:
-        """Whether it computes gradients: workers, stages and slices do, masters do not."""
-        return self.role != "master"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Epoch:
-    """The state of a run at the end of an epoch; seconds and examples since its beginning."""
-
-    epoch: int
-    steps: float | None
-    seconds: float | None
-    examples: float | None
-    loss: float | None
-    accuracy: float | None
-    score: float | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    """One run, as its record says; None where the record says nothing."""
-
-    id: str
-    name: str
-    source: str
-    where: str
-    finished: bool
-    error: str
-    command: str
-    started: str
-    version: str
-    config: Mapping[str, Any]
-    machine: Mapping[str, Any]
-    model: Mapping[str, Any]
-    data: Mapping[str, Any]
-    kernels: Mapping[str, Any]
-    privacy: Mapping[str, Any]
-    strategy: str
-    facts: Mapping[str, Any]
-    workers: int
-    processes: int
-    cores: int | None
-    scaling: str
-    seconds: float | None
-    startup: float | None
-    evaluation: float | None
-    callbacks: float | None
-    accuracy: float | None
-    metric: str  # what the run was judged by, where that is not accuracy
-    higher: bool  # whether more of it is better
-    score: float | None  # its value at the end
-    loss: float | None
-    steps: float | None
-    examples: float | None
-    update: float | None  # examples behind one update
-    target: float | None
-    seconds_to_target: float | None
-    team: tuple[Process, ...]
-    epochs: tuple[Epoch, ...]
-    story: tuple[Mapping[str, Any], ...] = ()
-
-    @property
-    def robbed(self) -> float:
-        """The part of some worker's computing in which it had no core, though there were enough."""
-        elsewhere = self.config.get("device", "cpu") != "cpu" or self.config.get("slow")
-        if elsewhere or (self.cores is not None and self.processes > self.cores):
-            return 0.0
-        parts = [
-            1 - process.cpu / busy
-            for process in self.team
-            if process.trains
-            and process.cpu is not None
-            and (busy := (process.compute or 0.0) + (process.update or 0.0)) > 0
-        ]
-        return max([0.0, *parts])
-
-    @property
-    def bytes(self) -> float | None:
-        """What all processes sent together."""
-        return total(process.bytes for process in self.team)
-
-    @property
-    def messages(self) -> float | None:
-        """In how many messages they sent it."""
-        return total(process.messages for process in self.team)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Source:
-    """Where runs came from: a sweep, or run folders named one by one."""
-
-    label: str
-    title: str = ""
-    question: str = ""
-    command: str = ""
-    scaling: str = ""
-    planned: int = 0
-    missing: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """All that was read."""
-
-    sources: tuple[Source, ...]
-    runs: tuple[Run, ...]
-    problems: tuple[Problem, ...] = field(default=())
 
 
 def read(folders: Sequence[Path]) -> Loaded:
@@ -199,6 +66,7 @@ def _read_folder(folder: Path) -> tuple[Source | None, list[Run], list[Problem]]
         question=text(sweep, "question"),
         command=text(sweep, "command"),
         scaling=text(sweep, "scaling"),
+        axes=mapping(sweep.get("axes")),
         planned=len(planned),
         missing=tuple(p for p in planned if p and p not in present),
     )
@@ -300,6 +168,7 @@ def parse(record: Mapping[str, Any], *, identity: str, where: str, scaling: str 
         privacy=mapping(record.get("privacy")),
         strategy=text(record, "config", "strategy"),
         facts=mapping(record.get("strategy")),
+        partition=mapping(record.get("partition")),
         workers=workers,
         processes=int(number(record, "processes") or len(team) or workers),
         cores=_cores(record),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 
-from manyhands.report.load import Run
 from manyhands.report.plots import name, place
+from manyhands.report.runs import Run
 from manyhands.report.sentences import Fact, How, Name, Sentence, fact, listed, say
 from manyhands.report.tables import Row, Summary
 from manyhands.report.wording import exact_percent, percent, plural, points, seconds, times

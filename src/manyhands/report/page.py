@@ -12,11 +12,21 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from manyhands.report import comments, measures, private, significance, theme
-from manyhands.report.answer import answer
+from manyhands.report import (
+    categories,
+    comments,
+    conclusions,
+    measures,
+    private,
+    significance,
+    spots,
+    theme,
+)
 from manyhands.report.chart import Chart, Drawn
+from manyhands.report.opening import opening
+from manyhands.report.pivot import pivot
 from manyhands.report.plots import is_curve, styles
-from manyhands.report.provenance import blocks, commands, glossary, problems
+from manyhands.report.provenance import blocks, commands, explained, problems
 from manyhands.report.sentences import Sentence, say
 from manyhands.report.tables import Row, Spread, Summary
 from manyhands.report.wording import (
@@ -25,6 +35,7 @@ from manyhands.report.wording import (
     count,
     exact_percent,
     percent,
+    plain,
     plural,
     seconds,
     size,
@@ -44,7 +55,7 @@ SECTIONS = {
         "phases", "timeline", "traffic", "staleness", "own-accuracy", "distance", "shares",
     ),
 }  # fmt: skip
-WIDE = ("phases", "timeline")
+WIDE = ("phases", "timeline", spots.ID)
 
 
 @dataclass(frozen=True)
@@ -78,23 +89,34 @@ def page(summary: Summary, drawn: Sequence[Drawn], live: str = "") -> str:
     """
     sources = summary.loaded.sources
     titles = [s.title or s.label for s in sources]
+    found = categories.compare(summary)
+    shown = found.rest if found else summary
+    everything = _grid(summary.rows, result_columns(summary))
     return _render(
         "page.html.j2",
         live,
         ["page.js", "watch.js"] if live else ["page.js"],
         title=" · ".join(dict.fromkeys(titles)) or "Report",
-        question=next((s.question for s in sources if s.question), ""),
-        answer=answer(summary),
-        results=_grid(summary.rows, result_columns(summary)),
+        questions=list(dict.fromkeys(s.question for s in sources if s.question)),
+        answer=opening(summary),
+        lead=[_figure(d) for d in drawn if d.chart.id == spots.ID],
+        results=_pivot(found) if found else everything,
+        table_note=pivot(found).note if found else "",
+        folded=everything if found else {"rows": []},
         details=_grid(summary.rows, _detail_columns()),
         notes=notes(summary),
         warnings=problems(summary),
-        sections=_sections(summary, drawn),
-        glossary=glossary(summary),
+        sections=_sections(shown, drawn, f", with {_chosen(found)}" if found else ""),
+        topics=conclusions.topics(shown),
+        explained=explained(summary),
         commands=commands(summary),
         blocks=blocks(summary),
         counted=plural(len(summary.loaded.runs), "run"),
     )
+
+
+def _chosen(found: categories.Comparison) -> str:
+    return f"{found.option.replace('_', ' ')} {found.reference}"
 
 
 def waiting(live: str, reason: str) -> str:
@@ -111,6 +133,7 @@ def _render(template: str, live: str, scripts: Sequence[str], **content: Any) ->
         f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; "
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
+    environment.filters["plain"] = plain
     return environment.from_string(_read(template)).render(
         css=Markup(_css()),
         script=Markup(script),
@@ -143,6 +166,19 @@ def _grid(rows: Iterable[Row], columns: Sequence[Column]) -> dict[str, Any]:
 
 def _stars(row: Row) -> str:
     return "★ best" if row.best else "★ leads" if row.leads else ""
+
+
+def _pivot(found: categories.Comparison) -> dict[str, Any]:
+    """Return the table of an option's values as the template takes it."""
+    table = pivot(found)
+    return {
+        "columns": [{"title": title, "minor": False, "hint": ""} for title in table.titles],
+        "minor": False,
+        "rows": [
+            {"star": "", "cells": [Cell(e.text, e.value, e.aside) for e in line]}
+            for line in table.lines
+        ],
+    }
 
 
 def _placed(column: Column, row: Row) -> Cell:
@@ -315,13 +351,13 @@ def _no_speedup(summary: Summary) -> Sentence:
 
 
 def arranged(
-    summary: Summary, charts: Sequence[Chart]
+    summary: Summary, charts: Sequence[Chart], chosen: str = ""
 ) -> list[tuple[str, bool, tuple[Chart, ...]]]:
     """Return the sections: title, whether it states what private runs promise, and figures."""
     along = summary.layout.x.replace("_", " ")
     words = "the number of workers" if along == "workers" else along
     quality = summary.metric or "accuracy"
-    head = f"Against {words}" if is_curve(summary) else f"Time and {quality}"
+    head = (f"Against {words}" if is_curve(summary) else f"Time and {quality}") + chosen
     found = []
     for title, identities in SECTIONS.items():
         mine = tuple(chart for chart in charts if chart.id in identities)
@@ -331,10 +367,10 @@ def arranged(
     return found
 
 
-def _sections(summary: Summary, drawn: Sequence[Drawn]) -> list[dict[str, Any]]:
+def _sections(summary: Summary, drawn: Sequence[Drawn], chosen: str) -> list[dict[str, Any]]:
     by_id = {d.chart.id: d for d in drawn}
     found = []
-    for title, promises, charts in arranged(summary, [d.chart for d in drawn]):
+    for title, promises, charts in arranged(summary, [d.chart for d in drawn], chosen):
         promised = private.published(summary) if promises else {}
         found.append(
             {

@@ -1,15 +1,15 @@
-"""`report.pdf`: the same answer, figures and comments on at most five pages of A4.
+"""`report.pdf`: the answer, its reasons and its figures on at most five pages of A4.
 
-Page 1 has the answer, the table and how the strategies work; figures with their comments fill up to
-three pages; the last has machine, settings and commands.
+The first page has the answer and the table; below them begin two columns: how the strategies work,
+what the runs say about them, figures with their comments, and how it was measured. What finds no
+room is named at the end, with the file that has it.
 """
 
 from __future__ import annotations
 
-import itertools
-import textwrap
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,114 +17,128 @@ import matplotlib
 from matplotlib.backends.backend_pdf import PdfPages
 from matplotlib.figure import Figure
 
-from manyhands.report import private, theme
-from manyhands.report.answer import answer
+from manyhands.report import categories, conclusions, private, spots, theme
 from manyhands.report.chart import POINT, WIDTH, Chart, mount
+from manyhands.report.opening import opening
 from manyhands.report.page import Column, notes, result_columns
-from manyhands.report.provenance import blocks, commands, glossary, problems
+from manyhands.report.pivot import pivot
+from manyhands.report.provenance import blocks, commands, explained, problems
 from manyhands.report.tables import Row, Summary
-from manyhands.report.wording import plural
+from manyhands.report.typeset import (
+    A4,
+    COLUMN,
+    FULL,
+    LEADING,
+    MARGIN,
+    Flow,
+    Paragraph,
+    Slot,
+    blank,
+    width_of,
+    wrapped,
+)  # fmt: skip
+from manyhands.report.wording import join, plain, plural
 
 PAGES = 5
-A4 = (595.0, 842.0)
-MARGIN, GUTTER = 42.0, 24.0
-COLUMN = (A4[0] - 2 * MARGIN - GUTTER) / 2
-FULL = A4[0] - 2 * MARGIN
-ROWS = 34
-LETTER = 0.54  # mean width of a letter, in font sizes
+ROWS = 40  # of the table
+SIZE = 7.0  # of the table's letters
+LINES, SENTENCES = 9, 4  # of a figure's comment
+RESERVE = 64.0  # for naming what is left out
+# Which figures come first where not all find room; the others follow in their own order.
+FIRST = (
+    "speedup", "time", "accuracy", "score", "privacy-accuracy", "growth", "arrival",
+    "traffic", "staleness", "efficiency",
+)  # fmt: skip
 
 
-class Sheet:
-    """A page that is filled from the top; `y` is how far it is filled, in points."""
+@dataclass
+class Left:
+    """What found no room, and where it is."""
 
-    def __init__(self) -> None:
-        self.figure: Any = Figure(figsize=(A4[0] / POINT, A4[1] / POINT))
-        self.y = MARGIN
+    figures: list[str] = field(default_factory=list)
+    comments: int = 0
+    rows: int = 0
+    sections: list[str] = field(default_factory=list)
 
-    def write(
-        self, words: str, *, size: float = 8, x: float = MARGIN, width: float = FULL, **style: Any
-    ) -> None:
-        """Write a paragraph at the current height, and go on below it."""
-        lines = _wrapped(words, size, width)
-        self.figure.text(
-            x / A4[0], 1 - self.y / A4[1], "\n".join(lines), fontsize=size, va="top",
-            linespacing=1.3, **style,
-        )  # fmt: skip
-        self.y += _tall(lines, size)
-
-    def room(self) -> float:
-        """Return how much of the page is left, in points."""
-        return A4[1] - MARGIN - self.y
+    def said(self) -> list[str]:
+        """Return it in sentences."""
+        found = []
+        if self.figures:
+            found.append(f"Figures, in report.html and figures/: {join(self.figures)}.")
+        if self.comments:
+            found.append(f"{plural(self.comments, 'sentence')} about the figures: in report.html.")
+        if self.rows:
+            found.append(f"{plural(self.rows, 'row')} of the table: in results.csv.")
+        if self.sections:
+            found.append(f"Sections, in report.html: {join(self.sections)}.")
+        return found
 
 
 def write_pdf(summary: Summary, charts: Sequence[Chart], path: Path) -> None:
     """Write the report as PDF."""
     with matplotlib.rc_context(theme.RC), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        sheets = [_first(summary), *_figures(charts), _last(summary)]
+        sheets = lay_out(summary, charts)
         with PdfPages(path, metadata={"Creator": "manyhands", "CreationDate": None}) as pdf:
-            for number, sheet in enumerate(sheets, start=1):
-                sheet.figure.text(
-                    0.5, 20 / A4[1], f"{number} / {len(sheets)}", fontsize=7, ha="center",
-                    color=theme.MUTED,
-                )  # fmt: skip
-                pdf.savefig(sheet.figure)
+            for sheet in sheets:
+                pdf.savefig(sheet)
 
 
-def _first(summary: Summary) -> Sheet:
-    sheet = Sheet()
+def lay_out(summary: Summary, charts: Sequence[Chart]) -> list[Any]:
+    """Return the pages as figures."""
+    found = categories.compare(summary)
+    shown = found.rest if found else summary
+    left = Left()
+    flow = Flow(PAGES, RESERVE)
+    flow.begin(_first(summary, found, left))
+    _figures(flow, [chart for chart in charts if chart.id == spots.ID], left)
+    for title, paragraphs in [*_strategies(summary), *_topics(shown)]:
+        _section(flow, title, paragraphs, left)
+    _figures(flow, [chart for chart in charts if chart.id != spots.ID], left)
+    for title, paragraphs in _measured(summary):
+        _section(flow, title, paragraphs, left)
+    _end(flow, left)
+    for number, sheet in enumerate(flow.sheets, start=1):
+        sheet.figure.text(
+            0.5, 20 / A4[1], f"{number} / {len(flow.sheets)}", fontsize=7, ha="center",
+            color=theme.MUTED,
+        )  # fmt: skip
+    return [sheet.figure for sheet in flow.sheets]
+
+
+def _first(summary: Summary, found: categories.Comparison | None, left: Left) -> Slot:
+    """Return the first page with title, questions, answer and table."""
+    slot = blank()
     sources = summary.loaded.sources
-    sheet.write(
-        " · ".join(dict.fromkeys(s.title or s.label for s in sources)), size=9, weight="bold"
-    )
-    for source in sources[:1]:
-        if source.question:
-            sheet.write(source.question, size=8.5, color=theme.MUTED, style="italic")
-    sheet.y += 8
-    headline, *rest = answer(summary)
-    sheet.write(headline, size=14)
-    for sentence in rest:
-        sheet.write(sentence, size=9, color=theme.MUTED)
-    sheet.y += 10
-    _table(sheet, summary)
-    for sentence in notes(summary):
-        sheet.write(sentence, size=7, color=theme.MUTED)
-    known = glossary(summary)
-    if known:
-        sheet.y += 10
-        sheet.write("How it works", size=10, weight="bold")
-    for term, meaning in known:
-        if sheet.room() > 24:
-            sheet.write(f"{term}: {meaning}", size=8)
-    return sheet
-
-
-def _table(sheet: Sheet, summary: Summary) -> None:
-    """Draw the table of results; what does not fit is in results.csv."""
-    columns = result_columns(summary)
-    cells = [[_cell(column, row) for column in columns] for row in summary.rows[:ROWS]]
-    for row, texts in zip(summary.rows, cells, strict=False):
-        texts[0] = textwrap.shorten(texts[0], 30, placeholder="…") + (" ★" if row.best else "")
-    titles = [column.title for column in columns]
-    widths = [max(map(len, column)) + 2 for column in zip(titles, *cells, strict=True)]
-    rights = [MARGIN + FULL * end / sum(widths) for end in itertools.accumulate(widths)]
-
-    def line(texts: Sequence[str], **style: Any) -> None:
-        for i, words in enumerate(texts):
-            x = MARGIN if i == 0 else rights[i]
-            sheet.figure.text(
-                x / A4[0], 1 - sheet.y / A4[1], words, fontsize=7, va="top",
-                ha="left" if i == 0 else "right", **style,
-            )  # fmt: skip
-        sheet.y += 12
-
-    line(titles, color=theme.MUTED)
-    for row, texts in zip(summary.rows, cells, strict=False):
-        line(texts, weight="bold" if row.best else "normal")
-    if len(summary.rows) > ROWS:
-        left = plural(len(summary.rows) - ROWS, "more row")
-        sheet.write(f"{left} in results.csv", size=7, color=theme.MUTED)
-    sheet.y += 6
+    titles = dict.fromkeys(source.title or source.label for source in sources)
+    slot.write(" · ".join(titles), 9, weight="bold")
+    for question in dict.fromkeys(source.question for source in sources if source.question):
+        slot.write(question, 8, 1, color=theme.MUTED, style="italic")
+    slot.y += 6
+    said = opening(summary)
+    slot.write(said[0], 13, 3)
+    for sentence in said[1:]:
+        slot.write(sentence, 8.5, 2)
+    slot.y += 6
+    if found:
+        table = pivot(found)
+        cells = [[f"{e.text} {e.aside}".strip() for e in line] for line in table.lines]
+        _table(slot, table.titles, cells)
+        left.rows = len(summary.rows)
+        slot.write(table.note, SIZE, color=theme.MUTED)
+    elif summary.rows:
+        columns = result_columns(summary)
+        rows = summary.rows[:ROWS]
+        cells = [[_cell(column, row) for column in columns] for row in rows]
+        cells = [
+            [line[0] + " ★" * row.best, *line[1:]] for row, line in zip(rows, cells, strict=True)
+        ]
+        _table(slot, [column.title for column in columns], cells, [row.best for row in rows])
+        left.rows = len(summary.rows) - len(rows)
+        for sentence in notes(summary):
+            slot.write(sentence, SIZE, 0, color=theme.MUTED)
+    slot.y += 10
+    return slot
 
 
 def _cell(column: Column, row: Row) -> str:
@@ -132,76 +146,137 @@ def _cell(column: Column, row: Row) -> str:
     return f"{cell.text} {cell.aside}".strip()
 
 
-def _figures(charts: Sequence[Chart]) -> list[Sheet]:
-    """Place charts and comments in two columns; stop before the last page."""
-    sheets: list[Sheet] = []
-    columns: list[tuple[Sheet, float, float]] = []
-    for chart in charts:
-        tall = _needed(chart)
-        fits = [i for i, column in enumerate(columns) if A4[1] - MARGIN - column[2] >= tall]
-        spot = min(fits, key=lambda i: columns[i][2], default=None)
-        if spot is None:
-            if len(sheets) == PAGES - 2:
-                continue
-            sheet = Sheet()
-            sheets.append(sheet)
-            columns += [(sheet, MARGIN, MARGIN), (sheet, MARGIN + COLUMN + GUTTER, MARGIN)]
-            spot = len(columns) - 2
-        sheet, x, y = columns[spot]
-        columns[spot] = (sheet, x, _place(sheet, chart, x, y) + 16)
-    return sheets
+def _table(
+    slot: Slot, titles: Sequence[str], cells: Sequence[Sequence[str]], bold: Sequence[bool] = ()
+) -> None:
+    """Draw a table; a label or a title that is too long for its column goes on in a second line."""
+    weights = ["bold" if best else "normal" for best in bold] or ["normal"] * len(cells)
+    widths = [
+        max(width_of(line[i], SIZE, weight) for line, weight in zip(cells, weights, strict=True))
+        for i in range(1, len(titles))
+    ]
+    heads = [
+        wrapped(title, SIZE, max(48.0, w)) for title, w in zip(titles[1:], widths, strict=True)
+    ]
+    widths = [
+        max(w, *(width_of(part, SIZE) for part in head)) + 9
+        for w, head in zip(widths, heads, strict=True)
+    ]
+    labels = [width_of(line[0], SIZE, w) for line, w in zip(cells, weights, strict=True)]
+    label = max(min(max(labels) + 4, FULL - sum(widths)), 90.0)
+    spare = max(FULL - label - sum(widths), 0.0) / max(len(widths), 1)
+    rights = [MARGIN + label + sum(widths[: i + 1]) + spare * (i + 1) for i in range(len(widths))]
+    top = wrapped(titles[0], SIZE, label)
+    _row(slot, [top, *heads], rights, color=theme.MUTED)
+    for line, weight in zip(cells, weights, strict=True):
+        first = wrapped(line[0], SIZE, label, weight=weight)
+        _row(slot, [first, *([text] for text in line[1:])], rights, weight=weight)
+    slot.y += 4
 
 
-def _place(sheet: Sheet, chart: Chart, x: float, y: float) -> float:
-    sheet.y = y
-    sheet.write(chart.title, size=9.5, x=x, width=COLUMN, weight="bold")
-    _, tall = mount(sheet.figure, chart, (x, sheet.y + 3), COLUMN, scale=COLUMN / WIDTH)
-    sheet.y += tall + 5
-    for sentence in chart.comment:
-        sheet.write(sentence, size=7, x=x, width=COLUMN)
-    return sheet.y
+def _row(
+    slot: Slot, fields: Sequence[Sequence[str]], rights: Sequence[float], **style: Any
+) -> None:
+    y = slot.y
+    for i, lines in enumerate(fields):
+        for k, words in enumerate(lines):
+            x = MARGIN if i == 0 else rights[i - 1]
+            at = (x / A4[0], 1 - (y + k * LEADING * SIZE) / A4[1])
+            slot.figure.text(
+                *at, words, fontsize=SIZE, va="top", ha="left" if i == 0 else "right", **style
+            )
+    slot.y += max(len(lines) for lines in fields) * LEADING * SIZE + 2
 
 
-def _needed(chart: Chart) -> float:
-    """Return how much of a column a chart takes with its comment, at most, in points."""
-    words = sum(_tall(_wrapped(s, 7, COLUMN), 7) for s in chart.comment)
-    return 24 + COLUMN / WIDTH * (chart.height + 64 + 17 * 4) + words
+def _strategies(summary: Summary) -> Iterable[tuple[str, list[Paragraph]]]:
+    for name, text in explained(summary):
+        if name != "sequential":
+            yield (
+                f"How {name} works",
+                [
+                    _body(text.how),
+                    _body(f"Data sent. {text.sends}"),
+                    _body(f"Benefits. {text.benefits}"),
+                    _body(f"Drawbacks. {text.drawbacks}"),
+                ],
+            )
 
 
-def _last(summary: Summary) -> Sheet:
-    sheet = Sheet()
-    sheet.write("How it was measured", size=12, weight="bold")
-    sheet.y += 4
-    for command in commands(summary)[:4]:
-        sheet.write(command, size=7.5, family="monospace")
-    for title, lines in _told(summary):
-        if sheet.room() < 60:
+def _topics(summary: Summary) -> Iterable[tuple[str, list[Paragraph]]]:
+    for topic in conclusions.topics(summary):
+        reason = [_body(topic.reason)] if topic.reason else []
+        yield topic.title, [*reason, *(_body(f"– {sentence}") for sentence in topic.found)]
+
+
+def _body(words: str) -> Paragraph:
+    return Paragraph(words=plain(words))
+
+
+def _section(flow: Flow, title: str, paragraphs: Sequence[Paragraph], left: Left) -> None:
+    heading = Paragraph(words=title, size=8.6, heading=True, after=2)
+    slot = flow.slot(flow.current)
+    if slot is not None and slot.y > MARGIN:
+        slot.y += 4
+    rest = flow.text([heading, *paragraphs])
+    if rest:
+        left.sections.append(title if rest[0] is heading else f"the rest of {title}")
+
+
+def _figures(flow: Flow, charts: Sequence[Chart], left: Left) -> None:
+    """Place charts with their comments; the last column is for how it was measured."""
+    order = sorted(charts, key=lambda c: FIRST.index(c.id) if c.id in FIRST else len(FIRST))
+    most = flow.current
+    for chart in order:
+        kept = _comment(chart)
+        lines = sum(len(wrapped(words, SIZE, COLUMN)) for words in kept)
+        slot = flow.chart(34 + _tall(chart) + lines * LEADING * SIZE + 2 * len(kept), 2 * PAGES - 1)
+        if slot is None:
+            left.figures.append(chart.title)
+            continue
+        slot.y += 6 if slot.y > MARGIN else 0
+        slot.write(chart.title, 9, 4, weight="bold")
+        slot.place(chart)
+        for words in kept:
+            slot.write(words, SIZE, 1.5)
+        slot.y += 6
+        left.comments += len(chart.comment) - len(kept)
+        most = max(most, flow.slots.index(slot))
+    flow.current = most
+
+
+def _comment(chart: Chart) -> list[str]:
+    """Return the first sentences about a chart, as many as fit a few lines."""
+    kept: list[str] = []
+    for sentence in chart.comment[:SENTENCES]:
+        if sum(len(wrapped(s, SIZE, COLUMN)) for s in (*kept, sentence)) > LINES:
             break
-        sheet.y += 8
-        sheet.write(title, size=9, weight="bold")
-        for said in lines:
-            if sheet.room() > 24:
-                sheet.write(said, size=7.5)
-    return sheet
+        kept.append(sentence)
+    return kept
 
 
-def _told(summary: Summary) -> list[tuple[str, list[str]]]:
-    wrong = [(told["title"], list(told["lines"])) for told in problems(summary)]
-    promised = [("Privacy", private.sentences(summary))] if private.published(summary) else []
-    return (
-        wrong
-        + promised
-        + [
-            (block["title"], [f"{key}: {value}" for key, value in block["pairs"]])
-            for block in (*private.statements(summary), *blocks(summary))
-        ]
-    )
+def _tall(chart: Chart) -> float:
+    """Return how tall a chart becomes in a column, by drawing it beside the page."""
+    scratch = Figure(figsize=(A4[0] / POINT, A4[1] / POINT))
+    _, tall = mount(scratch, chart, (MARGIN, MARGIN), COLUMN, scale=COLUMN / WIDTH)
+    return tall
 
 
-def _wrapped(words: str, size: float, width: float) -> list[str]:
-    letters = max(int(width / (LETTER * size)), 10)
-    return textwrap.wrap(words, letters, break_on_hyphens=False) or [""]
+def _measured(summary: Summary) -> Iterable[tuple[str, list[Paragraph]]]:
+    for problem in problems(summary):
+        yield problem["title"], [_body(line) for line in problem["lines"]]
+    if private.published(summary):
+        yield "Privacy", [_body(sentence) for sentence in private.sentences(summary)]
+    made = [Paragraph(words=line, size=6.6, family="monospace") for line in commands(summary)[:4]]
+    if made:
+        yield "How to make it again", made
+    for block in (*private.statements(summary), *blocks(summary)):
+        words = "; ".join(f"{key}: {value}" for key, value in block["pairs"])
+        yield block["title"], [Paragraph(words=words, size=SIZE)]
 
 
-def _tall(lines: Sequence[str], size: float) -> float:
-    return 1.45 * size * len(lines) + 1.5
+def _end(flow: Flow, left: Left) -> None:
+    """Name what was left out, at the end of the last column."""
+    flow.release()
+    said = left.said()
+    if said:
+        _section(flow, "Left out of these pages", [_body(line) for line in said], Left())

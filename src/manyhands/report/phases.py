@@ -9,10 +9,10 @@ from matplotlib.collections import PolyCollection
 
 from manyhands.report import theme
 from manyhands.report.chart import Note
-from manyhands.report.load import Run
 from manyhands.report.plots import middle, name
+from manyhands.report.runs import Run
 from manyhands.report.tables import Row, Summary
-from manyhands.report.wording import percent, seconds, short
+from manyhands.report.wording import beside_axis, percent, seconds
 
 GAP = 1.6  # between configurations, in bars
 HALF = 0.42  # of a bar's thickness
@@ -48,7 +48,7 @@ def draw(ax: Any, summary: Summary) -> list[Note]:
     y = 0.0
     for row in shown(summary):
         run = middle(row)
-        ticks.append((y + (len(run.team) - 1) / 2, short(name(summary, row))))
+        ticks.append((y + (len(run.team) - 1) / 2, beside_axis(name(summary, row))))
         for index, process in enumerate(run.team):
             who = f"{name(summary, row)}, {process.role or 'worker'} {process.rank}"
             notes += _bar(run, index, who, y)

@@ -11,9 +11,9 @@ import numpy as np
 from manyhands.report import theme
 from manyhands.report.chart import Note
 from manyhands.report.groups import Group
-from manyhands.report.load import Epoch, Run
+from manyhands.report.runs import Epoch, Run
 from manyhands.report.tables import Row, Spread, Summary
-from manyhands.report.wording import plural, short
+from manyhands.report.wording import beside_axis, plural
 
 Value = Callable[[Row], Spread | None]
 Form = Callable[[float], str]
@@ -105,7 +105,7 @@ def dots(ax: Any, summary: Summary, value: Value, form: Form) -> list[Note]:
         ax.hlines(i, found.low, found.high, color=look.colour, linewidth=2)
         ax.plot([found.median], [i], marker=look.marker, color=look.colour, markersize=8)
         notes.append(Note(name(summary, row), "", ranged_text(found, form), (found.median, i)))
-    ax.set_yticks(range(len(rows)), [short(name(summary, row)) for row, _ in rows])
+    ax.set_yticks(range(len(rows)), [beside_axis(name(summary, row)) for row, _ in rows])
     ax.set_ylim(len(rows) - 0.4, -0.6)
     ax.margins(x=0.12)
     ax.locator_params(axis="x", nbins=5)

@@ -8,8 +8,8 @@ from typing import Any
 from manyhands.errors import ConfigError
 from manyhands.privacy import accountant
 from manyhands.report import measures
-from manyhands.report.load import Run
 from manyhands.report.plots import middle, name
+from manyhands.report.runs import Run
 from manyhands.report.sentences import Fact, Name, Sentence, fact, say
 from manyhands.report.tables import Summary
 from manyhands.report.values import mapping, number, text

@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from manyhands.report.glossary import STRATEGIES
+from manyhands.report.explanations import STRATEGIES, Explanation
 from manyhands.report.groups import IGNORED
-from manyhands.report.load import Run
+from manyhands.report.runs import Run
 from manyhands.report.tables import Summary
 from manyhands.report.values import clean, mapping, number, sequence, text
 from manyhands.report.wording import count, join, plural, size
@@ -17,8 +17,8 @@ Pairs = list[tuple[str, str]]
 LONGEST = 600  # of a failed run's message, in letters
 
 
-def glossary(summary: Summary) -> Pairs:
-    """Return what the strategies of the report are."""
+def explained(summary: Summary) -> list[tuple[str, Explanation]]:
+    """Return how the strategies of the report work."""
     names = dict.fromkeys(run.strategy for run in summary.loaded.runs)
     return [(name, STRATEGIES[name]) for name in names if name in STRATEGIES]
 
@@ -33,18 +33,35 @@ def commands(summary: Summary) -> list[str]:
 def blocks(summary: Summary) -> list[dict[str, Any]]:
     """Return machines, model and data, and settings, each as a list of pairs."""
     runs = [run for run in summary.loaded.runs if run.finished] or list(summary.loaded.runs)
-    found = []
-    for source in summary.loaded.sources:
-        mine = [run for run in runs if run.source == source.label]
-        if mine:
-            several = f" of {source.label}" if len(summary.loaded.sources) > 1 else ""
-            found.append({"title": f"Machine and versions{several}", "pairs": _machine(mine)})
-    if runs:
-        found.append({"title": "Model and data", "pairs": _task(runs[0])})
-        found.append({"title": "Settings", "pairs": _settings(runs)})
+    by_source = {
+        source.label: mine
+        for source in summary.loaded.sources
+        if (mine := [run for run in runs if run.source == source.label])
+    }
+    found = [
+        *_shared(
+            "Machine and versions", {name: _machine(mine) for name, mine in by_source.items()}
+        ),
+        *_shared("Model and data", {name: _tasks(mine) for name, mine in by_source.items()}),
+        {"title": "Settings", "pairs": _settings(runs)},
+    ]
     for run in runs:
         found += _profile(run)
     return [block for block in found if block["pairs"]]
+
+
+def _shared(title: str, by_source: Mapping[str, Pairs]) -> list[dict[str, Any]]:
+    """Return a block of what all sources have in common, and one of what only one of them has."""
+    if len(by_source) < 2:
+        return [{"title": title, "pairs": pairs} for pairs in by_source.values()]
+    common = [
+        pair for pair in next(iter(by_source.values()))
+        if all(pair in pairs for pairs in by_source.values())
+    ]  # fmt: skip
+    own = {n: [pair for pair in pairs if pair not in common] for n, pairs in by_source.items()}
+    named = [{"title": f"{title} of {name}", "pairs": pairs} for name, pairs in own.items()]
+    everywhere = {"title": f"{title}, the same in all", "pairs": common}
+    return [block for block in (everywhere, *named) if block["pairs"]]
 
 
 def _profile(run: Run) -> list[dict[str, Any]]:
@@ -100,6 +117,15 @@ def _bracket(words: str) -> str:
     return f"({words})" if words else ""
 
 
+def _tasks(runs: list[Run]) -> Pairs:
+    """Return model and data; where runs differ, every value."""
+    found: dict[str, dict[str, None]] = {}
+    for run in runs:
+        for key, value in _task(run):
+            found.setdefault(key, {})[value] = None
+    return [(key, join(list(values))) for key, values in found.items()]
+
+
 def _task(run: Run) -> Pairs:
     parameters = number(run.model, "parameters")
     pairs = [
@@ -117,17 +143,27 @@ def _task(run: Run) -> Pairs:
 
 
 def _settings(runs: Iterable[Run]) -> Pairs:
-    """Return every option; where it varies, its values."""
-    values: dict[str, dict[str, None]] = {}
+    """Return every option; where it varies, its values; where sources differ, each one's."""
+    held: dict[str, dict[str, dict[str, None]]] = {}
     for run in runs:
         for key, value in run.config.items():
-            values.setdefault(key, {})[_shown(value)] = None
+            held.setdefault(key, {}).setdefault(run.source, {})[_shown(value)] = None
     skipped = IGNORED - {"strategy", "workers", "seed", "scaling"}
-    return [
-        (clean(key).replace("_", " "), ", ".join(found))
-        for key, found in values.items()
-        if key not in skipped and set(found) != {""}
-    ]
+    pairs = []
+    for key, by_source in held.items():
+        values = list(dict.fromkeys(v for found in by_source.values() for v in found))
+        if key not in skipped and set(values) != {""}:
+            pairs.append((clean(key).replace("_", " "), _said(by_source, values)))
+    return pairs
+
+
+def _said(by_source: Mapping[str, Mapping[str, None]], values: list[str]) -> str:
+    """Return an option's values; those of each source where they are not the same."""
+    if len({tuple(sorted(found)) for found in by_source.values()}) < 2:
+        return ", ".join(values)
+    return "; ".join(
+        f"{', '.join(v or 'none' for v in found)} ({source})" for source, found in by_source.items()
+    )
 
 
 def _shown(value: Any) -> str:

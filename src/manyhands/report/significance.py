@@ -27,7 +27,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from manyhands.report.load import Run
+from manyhands.report.runs import Run
 from manyhands.report.sentences import Fact, Sentence, fact, say
 from manyhands.report.tables import Row
 from manyhands.report.wording import plural

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from manyhands.report.choice import choose
 from manyhands.report.groups import Group, layout
-from manyhands.report.load import Loaded, Run
 from manyhands.report.reference import with_speedups
+from manyhands.report.runs import Loaded, Run
 from manyhands.report.scaling import Fit, fit
 from manyhands.report.tables import AMOUNT, Choice, Row, Summary, median, spread
 

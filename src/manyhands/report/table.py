@@ -9,7 +9,7 @@ from typing import Any, overload
 
 from manyhands import atomic
 from manyhands.errors import ManyhandsError
-from manyhands.report.load import Run
+from manyhands.report.runs import Run
 from manyhands.report.tables import Row, Spread, Summary
 
 # What a printed table shows of each row: the column, its head, and how its values are written.

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from manyhands.report.groups import Group, Layout
-from manyhands.report.load import Loaded, Run
+from manyhands.report.runs import Loaded, Run
 from manyhands.report.scaling import Fit
 from manyhands.report.values import text
 

@@ -9,12 +9,12 @@ from matplotlib.collections import PolyCollection
 
 from manyhands.report import measures, theme
 from manyhands.report.chart import Note
-from manyhands.report.load import Run
 from manyhands.report.plots import middle, name
+from manyhands.report.runs import Run
 from manyhands.report.sentences import Fact, Sentence, fact, say
 from manyhands.report.tables import Row, Summary
 from manyhands.report.values import finite, mapping, number, sequence, text
-from manyhands.report.wording import percent, seconds, short, some, times
+from manyhands.report.wording import beside_axis, percent, seconds, some, times
 
 MOST = 6
 GAP = 1.4  # between configurations, in lines
@@ -59,7 +59,7 @@ def draw(ax: Any, summary: Summary) -> list[Note]:
     for row, found in held(summary):
         ranks = sorted({int(event["rank"]) for event in found})
         label = name(summary, row)
-        ticks.append((y + (len(ranks) - 1) / 2, short(label)))
+        ticks.append((y + (len(ranks) - 1) / 2, beside_axis(label)))
         for rank in ranks:
             notes += [_bar(label, e, y) for e in found if e["rank"] == rank]
             y += 1

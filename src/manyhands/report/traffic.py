@@ -19,8 +19,8 @@ import numpy as np
 
 from manyhands.report import measures, theme
 from manyhands.report.chart import Note
-from manyhands.report.load import Process, Run
 from manyhands.report.plots import place, styles, ticks
+from manyhands.report.runs import Process, Run
 from manyhands.report.sentences import Fact, Name, Sentence, fact, listed, say
 from manyhands.report.tables import Row, Summary, median
 from manyhands.report.values import number

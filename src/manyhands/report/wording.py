@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -84,11 +85,28 @@ def capital(words: str) -> str:
     return words[:1].upper() + words[1:]
 
 
+def plain(words: str) -> str:
+    """Return prose without marks of code, its formulas in one piece."""
+    glued = re.sub(r" ([−+/×=≈<]) ", "\u00a0\\1\u00a0", words.replace("`", ""))
+    return re.sub(r"\b([0-9nPWM]) (?=\(|[nP]\b)", "\\1\u00a0", glued)
+
+
 def short(label: str, most: int = 34) -> str:
-    """Return a label that fits beside an axis; its middle gives way."""
+    """Return a label of at most so many letters; its middle gives way."""
     if len(label) <= most:
         return label
     return f"{label[: most // 2]}…{label[-(most // 2 - 1) :]}"
+
+
+def beside_axis(label: str, most: int = 34) -> str:
+    """Return a label that fits beside an axis, on two lines where it is too long for one."""
+    if len(label) <= most:
+        return label
+    breaks = [match.start() for match in re.finditer(r"(?<=·) | (?=with )", label)]
+    at = min(breaks, key=lambda place: abs(place - len(label) / 2), default=None)
+    if at is None:
+        return short(label, most)
+    return f"{short(label[:at], most)}\n{short(label[at + 1 :], most)}"
 
 
 def option(name: str, value: Any) -> str:

@@ -1,0 +1,263 @@
+"""What the values of an option cost (`categories`), in at most five sentences."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+from manyhands.report.categories import Cell, Comparison
+from manyhands.report.explanations import STRATEGIES
+from manyhands.report.quantities import middle, stated, values
+from manyhands.report.runs import Run
+from manyhands.report.sentences import Fact, Sentence, fact, listed, say
+from manyhands.report.ttest import LEVEL, p_value
+from manyhands.report.wording import capital, join, percent, plural, points, seconds
+
+MOST = 5  # single losses in one sentence
+DIVIDED = "partition"  # the option whose effect depends on how a strategy shares what it learns
+
+
+def sentences(found: Comparison) -> list[Sentence]:
+    """Say which value costs what, for which strategy, and why."""
+    losses = sorted((c for c in found.others if c.clear and c.change < 0), key=lambda c: c.change)
+    said = [_costliest(found, losses)]
+    said += _also(found, losses[1:])
+    said += _why(found, losses)
+    said += _immune(found, losses)
+    said += _alike(found, losses)
+    return said
+
+
+def _costliest(found: Comparison, losses: Sequence[Cell]) -> Sentence:
+    if not losses:
+        most = min(found.others, key=lambda cell: cell.change)
+        return say(
+            "No {option} costs {judged} that {repeats} can tell: the largest loss against "
+            "{reference} is {gap} ({who} with {value}).",
+            option=_spoken(found), judged=_judged(found), repeats=_repeats(found),
+            reference=found.reference, gap=_gap(found, most), who=_who(most), value=most.value,
+        )  # fmt: skip
+    most = losses[0]
+    return say(
+        "{option} {value} costs most: {who} loses {gap} against {reference} ({mine} instead of "
+        "{theirs}).",
+        option=capital(_spoken(found)), value=most.value, who=_who(most), gap=_gap(found, most),
+        reference=found.reference, mine=_level(found, most.row.runs),
+        theirs=_level(found, most.base.runs),
+    )  # fmt: skip
+
+
+def _also(found: Comparison, losses: Sequence[Cell]) -> list[Sentence]:
+    """Say what else costs something, strategy by strategy."""
+    by_strategy: dict[str, list[Cell]] = {}
+    for cell in losses[:MOST]:
+        by_strategy.setdefault(cell.strategy, []).append(cell)
+    parts = [
+        say("{who} loses {each}", who=who, each=listed([_loss(found, c) for c in mine]))
+        for who, mine in by_strategy.items()
+    ]
+    if not parts:
+        return []
+    more = f"; and {len(losses) - MOST} more, the filled marks" if len(losses) > MOST else ""
+    return [say("Also beyond chance: {parts}{more}.", parts=listed(parts, "; ", "; "), more=more)]
+
+
+def _loss(found: Comparison, cell: Cell) -> Sentence:
+    return say("{gap} on {value} with {workers}", gap=_gap(found, cell), value=cell.value,
+               workers=plural(cell.row.workers, "worker"))  # fmt: skip
+
+
+def _why(found: Comparison, losses: Sequence[Cell]) -> list[Sentence]:
+    """Say why the strategies that lose do so, and what the costly values have in common."""
+    reasons = _reasons(found, [cell.row.group.strategy for cell in losses])
+    if not losses or not reasons:
+        return []
+    worst = losses[0]
+    skewed = stated("skew", worst.row.runs, lambda v: f"{v:.2f}")
+    even = stated("skew", worst.base.runs, lambda v: f"{v:.2f}")
+    measured: Sentence | str = ""
+    if skewed is not None and even is not None:
+        measured = say(
+            " Skew (0: all workers have the same mix of classes; 1: no class in common) is "
+            "{skewed} for {value} and {even} for {reference}.",
+            skewed=skewed, even=even, value=worst.value, reference=found.reference,
+        )  # fmt: skip
+    return [say("The reason: {reasons}.{measured}", reasons=listed(reasons, "; ", "; "),
+                measured=measured)]  # fmt: skip
+
+
+def _immune(found: Comparison, losses: Sequence[Cell]) -> list[Sentence]:
+    """Say which strategies lose nothing with any value, and why."""
+    hurt = {cell.row.group.strategy for cell in losses}
+    names = dict.fromkeys(c.row.group.strategy for c in found.others)
+    safe = sorted((name for name in names if name not in hurt), key=lambda n: -_worst(found, n))
+    if not safe or not hurt:
+        return []
+    reasons = _reasons(found, safe)
+    said = say(
+            "{who} {verb} nothing that {repeats} can tell, whatever the {option}{why}.",
+            who=listed([_bounded(found, name) for name in safe]),
+            verb="loses" if len(safe) == 1 else "lose",
+            repeats=_repeats(found), option=_spoken(found),
+            why=say(": {reasons}", reasons=listed(reasons, "; ", "; ")) if reasons else "",
+        )  # fmt: skip
+    return [Sentence(capital(said), said.facts)]
+
+
+def _worst(found: Comparison, strategy: str) -> float:
+    return min(c.change for c in found.others if c.row.group.strategy == strategy)
+
+
+def _bounded(found: Comparison, strategy: str) -> Sentence:
+    """Name a strategy, and the most that a value costs it."""
+    mine = [cell for cell in found.others if cell.row.group.strategy == strategy]
+    most = min(mine, key=lambda cell: cell.change)
+    if most.change >= 0:
+        return say("{who}", who=strategy)
+    words = "{who} (at most {gap}: {value} with {workers})"
+    return say(words, who=strategy, gap=_gap(found, most), value=most.value,
+               workers=plural(most.row.workers, "worker"))  # fmt: skip
+
+
+def _alike(found: Comparison, losses: Sequence[Cell]) -> list[Sentence]:
+    """Say which values cannot be told from the reference with any strategy."""
+    hurt = {cell.value for cell in found.others if cell.clear}
+    alike = [value for value in found.values if value not in {*hurt, found.reference}]
+    if not losses or not alike:
+        return []
+    mine = [cell for cell in found.others if cell.value in alike]
+    most = max(mine, key=lambda cell: abs(cell.change))
+    return [
+        say(
+            "{alike} cannot be told from {reference} with {repeats}: they differ by at most {gap} "
+            "({who} on {value}){seen}.",
+            alike=capital(join(alike)), reference=found.reference, repeats=_repeats(found),
+            gap=_gap(found, most), who=_who(most), value=most.value, seen=_seen(mine),
+        )
+    ]  # fmt: skip
+
+
+def _seen(cells: Sequence[Cell]) -> Sentence | str:
+    """Mention the value that uses least of the data in an epoch, where one does not use all."""
+    known = [(part, c) for c in cells if (part := middle("examples seen", c.row.runs)) is not None]
+    if not known:
+        return ""
+    least, cell = min(known, key=lambda pair: pair[0])
+    if least > 0.99:
+        return ""
+    used = fact("examples seen", least, runs=cell.row.runs, text=percent(least))
+    return say(", although {value} uses only {used} of the examples in an epoch",
+               value=cell.value, used=used)  # fmt: skip
+
+
+def comment(found: Comparison) -> list[Sentence]:
+    """Say what the figure shows and by which test, and what the values cost in time."""
+    said = [
+        say(
+            "Beyond chance means by t-tests, the spread pooled over the repeats of a strategy, "
+            "corrected by Holm's method for {count} comparisons at {level}; such marks are filled.",
+            count=len(found.others), level=percent(LEVEL),
+        )
+    ]  # fmt: skip
+    if all(len(cell.row.runs) == 1 for cell in found.cells):
+        said = [say("Every configuration ran once, so no difference can be told from chance.")]
+    return [*said, *_alone(found), *_times(found)]
+
+
+def _alone(found: Comparison) -> Iterable[Sentence]:
+    """Compare with one worker, where a sequential run is there."""
+    for row in found.rest.rows:
+        if row.group.strategy == "sequential" and _level(found, row.runs) is not None:
+            with_reference = [c for c in found.cells if c.value == found.reference]
+            levels = sorted(with_reference, key=lambda c: _middle(found, c.row.runs))
+            yield say(
+                "One worker alone (sequential) reaches {alone}; with {reference} the others reach "
+                "{low} to {high}.",
+                alone=_level(found, row.runs), reference=found.reference,
+                low=_level(found, levels[0].row.runs), high=_level(found, levels[-1].row.runs),
+            )  # fmt: skip
+            return
+
+
+def _times(found: Comparison) -> Iterable[Sentence]:
+    """State the largest ratio of times between two values of one strategy and worker count."""
+    pairs = []
+    for series in found.series:
+        mine = [c for v in found.values if (c := found.at(v, series)) and c.row.seconds]
+        if len(mine) > 1:
+            slow, fast = (f(mine, key=_seconds) for f in (max, min))
+            pairs.append((_seconds(slow) / _seconds(fast), slow, fast))
+    if not pairs:
+        return
+    ratio, slow, fast = max(pairs, key=lambda pair: pair[0])
+    yield say(
+        "In time, {option} makes the largest difference with {who}: {slow} takes {one}, {ratio} "
+        "times as long as {fast}{doubt}.",
+        option=_spoken(found), who=_who(slow), slow=slow.value, fast=fast.value,
+        one=stated("seconds", slow.row.runs, seconds),
+        ratio=fact("seconds", ratio, how="ratio", runs=fast.row.runs, against=slow.row.runs,
+                   text=f"{ratio:.2f}"),
+        doubt="" if _slower(found, slow, fast) else ", which the repeats cannot tell from chance",
+    )  # fmt: skip
+
+
+def _slower(found: Comparison, slow: Cell, fast: Cell) -> bool:
+    """Say whether two times differ by more than chance, as the extremes of all pairs of values."""
+    kin = [cell for cell in found.cells if cell.strategy == slow.strategy]
+    p = p_value(_logs(slow), _logs(fast), [_logs(cell) for cell in kin])
+    pairs = len(found.series) * len(found.values) * (len(found.values) - 1) / 2
+    return p is not None and p * pairs <= LEVEL
+
+
+def _logs(cell: Cell) -> list[float]:
+    """Return the logarithms of the times: long runs vary in proportion to short ones."""
+    return [math.log(value) for value in values("seconds", cell.row.runs) if value > 0]
+
+
+def _seconds(cell: Cell) -> float:
+    return cell.row.seconds.median if cell.row.seconds else 0.0
+
+
+def _reasons(found: Comparison, names: Iterable[str]) -> list[str]:
+    if found.option != DIVIDED:
+        return []
+    known = [name for name in dict.fromkeys(names) if name in STRATEGIES]
+    return [f"{name} {text}" for name in known if (text := STRATEGIES[name].division)]
+
+
+def _gap(found: Comparison, cell: Cell) -> Fact:
+    change = _middle(found, cell.row.runs) - _middle(found, cell.base.runs)
+    text = points(change) if found.judged == "accuracy" else f"{abs(change):.3g}"
+    return fact(
+        found.judged, change, how="difference", runs=cell.row.runs, against=cell.base.runs,
+        text=text,
+    )  # fmt: skip
+
+
+def _middle(found: Comparison, runs: Sequence[Run]) -> float:
+    value = middle(found.judged, runs)
+    assert value is not None
+    return value
+
+
+def _level(found: Comparison, runs: Sequence[Run]) -> Fact | None:
+    form: Callable[[float], str] = lambda v: f"{v:.4g}"  # noqa: E731
+    if found.judged == "accuracy":
+        form = lambda v: percent(v, 2)  # noqa: E731
+    return stated(found.judged, runs, form)
+
+
+def _who(cell: Cell) -> str:
+    return f"{cell.strategy} with {plural(cell.row.workers, 'worker')}"
+
+
+def _spoken(found: Comparison) -> str:
+    return found.option.replace("_", " ")
+
+
+def _judged(found: Comparison) -> str:
+    return "accuracy" if found.judged == "accuracy" else found.cells[0].row.runs[0].metric
+
+
+def _repeats(found: Comparison) -> str:
+    return plural(min(len(cell.row.runs) for cell in found.cells), "repeat")
