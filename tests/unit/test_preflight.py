@@ -214,7 +214,8 @@ def test_a_model_that_the_memory_cannot_hold(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     def fit() -> None:
-        mh.fit(nn.Linear(6, 1000), mh.Data((X, Y)), optimizer=optimizer, workers=workers)
+        given = {"optimizer": optimizer, "workers": workers, "progress": False}
+        mh.fit(nn.Linear(6, 1000), mh.Data((X, Y)), **given)
 
     def started(*_: object) -> None:
         raise ConfigError("the workers were started")

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import manyhands as mh
+from manyhands.aims import Aim
 from manyhands.errors import ConfigError
 from manyhands.options import configure
 from manyhands.replica import Replica
@@ -83,6 +84,7 @@ def one_master(monkeypatch):
     worker = SimpleNamespace(
         comm=None, lifecycle=None, replica=replica, params=replica.params, step=0, rate=None,
         optimizer=torch.optim.SGD([replica.params], lr=0.5), config=SimpleNamespace(workers=1),
+        aim=Aim(),
     )  # fmt: skip
     replica.params.grad = replica.grad
     return lambda **server: master.Master(worker, mh.Server(**server), (0, replica.dim))
