@@ -6,7 +6,7 @@ Two configurations are told apart if both hold:
    variance pooled over the configurations gives at most 5 % after its p-value was multiplied by the
    number of comparisons that the sentence could have picked from (Bonferroni). That is every pair
    of configurations for two extremes that are picked after looking, and one less than the
-   configurations for one that is compared with all others (Hsu, doi 10.1214/aos/1176345792).
+   configurations for one that is compared with all others (Hsu, Multiple Comparisons, 1996).
 2. Their own repeats differ: Welch's t-test, two-sided, gives at most 5 %. It guards against a pool
    of configurations that vary less than these two.
 
