@@ -122,7 +122,7 @@ def test_bad_input_is_refused_before_anything_is_written(tmp_path, arguments, me
 
 
 def test_a_folder_that_holds_a_run_is_refused(tmp_path):
-    (tmp_path / "run.json").write_text("{}")
+    (tmp_path / "run.json").write_text('{"schema": 1, "status": "finished"}')
     done = manyhands("train", *SMALL, "--output", tmp_path)
     assert done.returncode == 2
     assert "already holds a run" in done.stderr
