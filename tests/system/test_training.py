@@ -503,7 +503,7 @@ def test_under_mpiexec_the_same_script_joins_that_group(tmp_path, mpi):
 def test_under_mpiexec_bad_input_ends_all_ranks(tmp_path):
     from manyhands import mpis
 
-    (tmp_path / "run.json").write_text("{}")
+    (tmp_path / "run.json").write_text('{"schema": 1, "status": "finished"}')
     arguments = ["-m", "manyhands", "train", *SMALL, "--output", str(tmp_path)]
     line, environment = mpis.command(mpis.find_mpi(), 2, arguments)
     done = ran(line, env=environment)
