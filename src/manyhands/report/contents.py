@@ -17,9 +17,9 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from manyhands.report import categories, conclusions, private
+from manyhands.report import categories, conclusions, cost, private
+from manyhands.report.answer import answer, doubts
 from manyhands.report.chart import Chart
-from manyhands.report.opening import opening
 from manyhands.report.page import arranged, notes
 from manyhands.report.plots import name
 from manyhands.report.sentences import as_json
@@ -48,11 +48,14 @@ def contents(summary: Summary, charts: Sequence[Chart]) -> Mapping[str, Any]:
             }
             for row in summary.rows
         ],
-        "answer": _sentences(opening(summary)),
+        "answer": _sentences(doubts(summary) if compared else answer(summary)),
         "notes": _sentences(notes(summary)),
         "topics": [
-            {"title": topic.title, "sentences": _sentences(topic.found)}
-            for topic in conclusions.topics(shown)
+            *([_values(compared)] if compared else ()),
+            *(
+                {"title": topic.title, "sentences": _sentences(topic.found)}
+                for topic in conclusions.topics(shown)
+            ),
         ],
         "sections": [
             {
@@ -64,6 +67,15 @@ def contents(summary: Summary, charts: Sequence[Chart]) -> Mapping[str, Any]:
             }
             for title, promises, mine in arranged(shown, charts)
         ],
+    }
+
+
+def _values(compared: categories.Comparison) -> Mapping[str, Any]:
+    """Return what the values of an option cost: the page begins with it."""
+    title = f"What {compared.option.replace('_', ' ')} costs"
+    return {
+        "title": title,
+        "sentences": _sentences([*cost.sentences(compared), *cost.comment(compared)]),
     }
 
 
