@@ -23,12 +23,13 @@ from torch.nn.parallel import DistributedDataParallel
 from turns import in_turns, parser, record, seconds, write
 from zoo import MODELS
 
-from manyhands import assemble, tune
-from manyhands.board import BOARD_FILE, Board
 from manyhands.data import store
-from manyhands.job import Job
+from manyhands.launch.status_board import BOARD_FILE, Board
+from manyhands.model.kernels import tuning
 from manyhands.options import configure
-from manyhands.worker import Batch, Epoch, Worker
+from manyhands.training.job import Job
+from manyhands.training.process import build as assemble
+from manyhands.worker.worker import Batch, Epoch, Worker
 
 COMM = MPI.COMM_WORLD
 WAITING = "the slowest at each step, never talk"  # for whom all would have to wait
@@ -99,7 +100,7 @@ def ddp_step(name: str, kernels: str, **options: bool) -> Callable[[Batch], None
     """Return one step of DDP as its tutorial has it; `options` are DDP's own."""
     torch.manual_seed(0)
     module: nn.Module = MODELS[name][0]()
-    _, prepare = tune.install(module, kernels)
+    _, prepare = tuning.install(module, kernels)
     loss = F.nll_loss if name == "cnn" else F.cross_entropy
     model = DistributedDataParallel(module, **options)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.5)
@@ -136,14 +137,14 @@ def main() -> None:
 
     def way(kernels: str, step: Callable[[Batch], None]) -> Callable[[], float]:
         def timed() -> float:
-            tune.switch(kernels)
+            tuning.switch(kernels)
             return seconds(lambda i: step(batches[i % len(batches)]), asked.steps, COMM.Barrier)
 
         return timed
 
     def waiting() -> float:
         """Return the seconds of the slowest worker, at the mean of all steps, without talking."""
-        tune.switch(choice)
+        tuning.switch(choice)
         step, times = steps["never talk"][1], np.empty(asked.steps)
         COMM.Barrier()
         for i in range(asked.steps):

@@ -23,14 +23,14 @@ import torch.nn.functional as F
 from mpi4py import MPI
 from turns import in_time, in_turns, parser, record, seconds, write
 
-from manyhands import assemble
-from manyhands.board import BOARD_FILE, Board
 from manyhands.data import store
-from manyhands.job import Job
-from manyhands.models import tanh_cnn
+from manyhands.launch.status_board import BOARD_FILE, Board
+from manyhands.model.kernels.tuning import _channels_last, switch
+from manyhands.model.zoo import tanh_cnn
 from manyhands.options import configure
-from manyhands.tune import _channels_last, switch
-from manyhands.worker import Batch, Epoch, Worker
+from manyhands.training.job import Job
+from manyhands.training.process import build as assemble
+from manyhands.worker.worker import Batch, Epoch, Worker
 
 SIGMA, CLIP, LR, MOMENTUM = 1.23, 0.1, 0.5, 0.9
 Step = Callable[[Batch], None]

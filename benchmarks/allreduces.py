@@ -12,8 +12,8 @@ from statistics import median
 
 from turns import Record, in_time, parser, record, write
 
-from manyhands import bench
-from manyhands.record import cores
+from manyhands.experiments import allreduce_benchmark
+from manyhands.launch.machine import cores
 
 BEST = "the best of all"
 LIBRARIES = "MPI's or gloo's"
@@ -35,7 +35,7 @@ def compared(workers: int, nbytes: int, rounds: list[dict[str, float]]) -> Recor
         else (max(1.05, 1 + 2 / libraries), True),
         BEST: (max(1.1, 1 + 2 / best), True),
     }
-    what = f"all-reduce, P={workers}, {bench.size_name(nbytes)}"
+    what = f"all-reduce, P={workers}, {allreduce_benchmark.size_name(nbytes)}"
     return record(what, seconds, unit="µs", ours="auto", bars=bars, workers=workers, bytes=nbytes)
 
 
@@ -47,7 +47,7 @@ def main() -> None:
     asked = options.parse_args()
     points: dict[tuple[int, int], list[dict[str, float]]] = {}
     for number in in_time(asked.rounds, asked.seconds):
-        for point in bench.measure(asked.workers, asked.sizes, asked.algorithms):
+        for point in allreduce_benchmark.measure(asked.workers, asked.sizes, asked.algorithms):
             if not point["correct"]:
                 raise RuntimeError(f"{point['algorithm']} gave a wrong result")
             rounds = points.setdefault((point["workers"], point["bytes"]), [])

@@ -20,8 +20,8 @@ from to_target import TARGET
 from turns import parser, write
 
 import manyhands as mh
-from manyhands.presets import PRESETS
-from manyhands.record import cores
+from manyhands.config.presets import PRESETS
+from manyhands.launch.machine import cores
 
 Setting = dict[str, Any]
 

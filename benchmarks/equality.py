@@ -24,8 +24,8 @@ import torch
 from against_ddp import COMM, our_worker
 from turns import Record, in_turns, parser, quartiles, record, seconds, write
 
-from manyhands.strategies.sync import Sync
-from manyhands.worker import Batch, Worker
+from manyhands.strategies.sync.sync import Sync
+from manyhands.worker.worker import Batch, Worker
 
 MASKS, PLAIN = "masks of examples", "PyTorch's dropout"
 SHARED, OWN = "statistics of all workers", "each worker's own"

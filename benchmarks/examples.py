@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from manyhands import mpis
+from manyhands.launch import mpi
 
 ROOT = Path(__file__).parents[1]
 RECORDS = ROOT / "docs" / "records" / "examples"
@@ -73,9 +73,7 @@ def run(name: str, strategy: str, workers: str, quick: list[str]) -> None:
     with tempfile.TemporaryDirectory() as place:
         arguments = [*quick, "--strategy", strategy, "--output", place]
         if name in OWN_LOOP:
-            line, environment = mpis.command(
-                mpis.find_mpi(), int(workers), [str(script), *arguments]
-            )
+            line, environment = mpi.command(mpi.find_mpi(), int(workers), [str(script), *arguments])
             subprocess.run(line, env=environment, check=True)
         else:
             count = "1" if strategy == "sequential" else workers

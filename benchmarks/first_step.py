@@ -11,7 +11,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from manyhands.models import cnn
+from manyhands.model.zoo import cnn
 
 
 class Noted(nn.Module):

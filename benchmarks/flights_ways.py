@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from manyhands.prepare.recipe import read
+from manyhands.data.spark.recipe import read
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "flights.toml"
 WEATHER = ("temp", "dewp", "humid", "wind_speed", "precip", "pressure", "visib")

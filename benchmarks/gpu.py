@@ -25,8 +25,8 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from manyhands.data import Stored, store
-from manyhands.models import cnn
-from manyhands.record import machine
+from manyhands.launch.machine import machine
+from manyhands.model.zoo import cnn
 
 LR, MOMENTUM = 0.05, 0.9
 PRIVATE = "--private --epsilon 3 --clip 0.1 --lr 0.5 --model tanh-cnn --batch-size 512 --epochs 40"

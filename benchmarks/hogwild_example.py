@@ -23,7 +23,7 @@ from yardstick import BATCH, trained
 
 import manyhands as mh
 from manyhands.data import Stored, store
-from manyhands.models import cnn
+from manyhands.model.zoo import cnn
 
 
 def train(

@@ -17,9 +17,9 @@ from against_ddp import COMM, in_memory, our_step, our_worker
 from mpi4py import MPI
 from turns import in_turns, parser, record, seconds, write
 
-from manyhands.checkpoint import Every
-from manyhands.heart import Heart
-from manyhands.worker import Batch, Worker
+from manyhands.launch.host_watchdog import Heart
+from manyhands.worker.checkpoint.format import Every
+from manyhands.worker.worker import Batch, Worker
 
 
 class Silent:

@@ -18,7 +18,7 @@ from typing import Any
 from turns import HERE, in_time, in_turns, parser, record, write
 
 import manyhands as mh
-from manyhands.mpis import command, find_mpi
+from manyhands.launch.mpi import command, find_mpi
 
 CUT = "fc1"
 OURS = "mpi, 4 micro-batches"

@@ -18,8 +18,8 @@ from mpi4py import MPI
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-from manyhands import tune
-from manyhands.models import cnn
+from manyhands.model.kernels import tuning
+from manyhands.model.zoo import cnn
 
 COMM = MPI.COMM_WORLD
 MICRO_BATCHES = 4
@@ -38,7 +38,7 @@ def main() -> None:
     dist.init_process_group("gloo", init_method=meeting, rank=COMM.rank, world_size=COMM.size)
     torch.manual_seed(0)
     whole = cnn()
-    _, prepare = tune.install(whole, asked.kernels)
+    _, prepare = tuning.install(whole, asked.kernels)
     names = [name for name, _ in whole.named_children()]
     cut = names.index(asked.cut) - (asked.cut == "fc1")  # the stage begins with the flattening
     part: nn.Module = whole[:cut] if COMM.rank == 0 else whole[cut:]

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any, get_args
 
 from manyhands import Averaging, Server, Sync, compare
-from manyhands.calibrating import calibrate
-from manyhands.forecast import Calibration, telling
-from manyhands.judging import judge, measurements
-from manyhands.predicting import counts
-from manyhands.prospects import Case
-from manyhands.record import cores, write_json
-from manyhands.strategies.sync import AllReduce
+from manyhands.experiments.forecast import Calibration, telling
+from manyhands.experiments.forecast.calibrate import calibrate
+from manyhands.experiments.forecast.predict import counts
+from manyhands.experiments.forecast.strategy_models import Case
+from manyhands.experiments.forecast.validation import judge, measurements
+from manyhands.launch.machine import cores, write_json
+from manyhands.strategies.sync.sync import AllReduce
 
 BAR = 0.10
 

@@ -26,8 +26,8 @@ from rich.console import Console
 from rich.table import Table
 from turns import HERE, Record, quartiles, run
 
-from manyhands.mpis import find_mpi
-from manyhands.record import cores, cpu_name, write_json
+from manyhands.launch.machine import cores, cpu_name, write_json
+from manyhands.launch.mpi import find_mpi
 
 
 class Part(NamedTuple):

@@ -16,11 +16,11 @@ from pathlib import Path
 
 from manyhands import Averaging, Gossip, Server, Sync
 from manyhands.errors import ConfigError
-from manyhands.forecast import Calibration, Network, telling
-from manyhands.forecast.calibration import Curve
-from manyhands.predicting import read
-from manyhands.prospects import Case, expected, label, rows
-from manyhands.record import write_json
+from manyhands.experiments.forecast import Calibration, Network, telling
+from manyhands.experiments.forecast.calibration import Curve
+from manyhands.experiments.forecast.predict import read
+from manyhands.experiments.forecast.strategy_models import Case, expected, label, rows
+from manyhands.launch.machine import write_json
 from manyhands.strategies import Sequential
 from manyhands.strategies.strategy import Strategy
 

@@ -22,7 +22,7 @@ from turns import beside, bracketed
 
 import manyhands as mh
 from manyhands.data import Stored, store
-from manyhands.record import cores, cpu_name
+from manyhands.launch.machine import cores, cpu_name
 
 TRAINING: dict[str, Any] = {"model": "mlp", "strategy": "sync", "batch_size": 128, "threads": 1}
 EPOCHS = 5

@@ -22,7 +22,7 @@ from images import Images
 from mpi4py import MPI
 from torch.utils.data import DataLoader, Subset
 
-from manyhands.models import cnn
+from manyhands.model.zoo import cnn
 
 COMM = MPI.COMM_WORLD
 SETTINGS: dict[str, Any] = {

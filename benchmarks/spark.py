@@ -26,7 +26,7 @@ from typing import Any
 from flights_tables import WAYS
 from flights_ways import RECIPE, alike, with_mapreduce, with_pandas
 
-from manyhands.record import cores, cpu_name
+from manyhands.launch.machine import cores, cpu_name
 
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -61,7 +61,7 @@ def one(way: str, data: Path, output: Path, memory: str) -> dict[str, Any]:
         return with_pandas(data, output)
     if way == "mapreduce":
         return with_mapreduce(data, output)
-    from manyhands.prepare import prepare
+    from manyhands.data.spark import prepare
 
     master, _, without = way.partition(" ")
     made = prepare(

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 import manyhands as mh
-from manyhands.record import cores, cpu_name
+from manyhands.launch.machine import cores, cpu_name
 from manyhands.testing import Faults
 
 LOST = 10.0  # the bar: seconds per death, from the last word of the dead until training went on

@@ -23,7 +23,7 @@ from turns import HERE, Record, in_time, in_turns, parser, record, write
 
 import manyhands as mh
 from manyhands.data import store
-from manyhands.mpis import command, find_mpi
+from manyhands.launch.mpi import command, find_mpi
 
 TARGET = 0.98
 MOST = 50  # epochs after which a run is given up

@@ -17,8 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 from turns import Record, in_turns, parser, record, seconds, write
 
 import manyhands.torch_mpi  # noqa: F401
-from manyhands.bench import size_name
-from manyhands.models import cnn
+from manyhands.experiments.allreduce_benchmark import size_name
+from manyhands.model.zoo import cnn
 
 COMM = MPI.COMM_WORLD
 

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from manyhands.mpis import command, find_mpi
+from manyhands.launch.mpi import command, find_mpi
 
 HERE = Path(__file__).parent
 Found = dict[str, list[float]]

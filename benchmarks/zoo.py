@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import manyhands as mh
-from manyhands.models import cnn, mlp
+from manyhands.model.zoo import cnn, mlp
 
 
 class Block(nn.Module):

@@ -6,7 +6,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from manyhands._version import __version__
-    from manyhands.comparing import compare
+    from manyhands.config.optimizers import SGD, Adam, AdamW
+    from manyhands.config.privacy import Privacy
     from manyhands.data import Data
     from manyhands.errors import (
         ConfigError,
@@ -16,12 +17,8 @@ if TYPE_CHECKING:
         ManyhandsError,
         WorkerError,
     )
-    from manyhands.fitting import fit
-    from manyhands.joining import join
-    from manyhands.optimizers import SGD, Adam, AdamW
-    from manyhands.predicting import predict
-    from manyhands.privacy.config import Privacy
-    from manyhands.result import Result
+    from manyhands.experiments.forecast.predict import predict
+    from manyhands.experiments.sweep.compare import compare
     from manyhands.strategies import (
         Averaging,
         Gossip,
@@ -32,19 +29,22 @@ if TYPE_CHECKING:
         Sync,
         TensorParallel,
     )
+    from manyhands.training.result import Result
+    from manyhands.training.setup import fit
+    from manyhands.training.userloop.hands import join
 
 # Where each public name lives: imported when first asked for, so that `import manyhands` is quick.
 _HOMES = {
-    "fit": "manyhands.fitting",
-    "join": "manyhands.joining",
-    "compare": "manyhands.comparing",
-    "predict": "manyhands.predicting",
-    "Result": "manyhands.result",
+    "fit": "manyhands.training.setup",
+    "join": "manyhands.training.userloop.hands",
+    "compare": "manyhands.experiments.sweep.compare",
+    "predict": "manyhands.experiments.forecast.predict",
+    "Result": "manyhands.training.result",
     "Data": "manyhands.data",
-    "SGD": "manyhands.optimizers",
-    "Adam": "manyhands.optimizers",
-    "AdamW": "manyhands.optimizers",
-    "Privacy": "manyhands.privacy.config",
+    "SGD": "manyhands.config.optimizers",
+    "Adam": "manyhands.config.optimizers",
+    "AdamW": "manyhands.config.optimizers",
+    "Privacy": "manyhands.config.privacy",
     "Averaging": "manyhands.strategies",
     "Gossip": "manyhands.strategies",
     "Hogwild": "manyhands.strategies",

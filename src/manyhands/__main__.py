@@ -7,10 +7,10 @@ import os
 def main() -> None:
     """Run the command line; a signal during its imports ends it without a traceback."""
     _signal.signal(_signal.SIGINT, _exit)
-    from manyhands import signals
+    from manyhands.launch import signals
 
     signals.install(signals.exit_at_once)
-    from manyhands.cli import main as command_line
+    from manyhands.cli.app import main as command_line
 
     command_line()
 

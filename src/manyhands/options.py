@@ -14,13 +14,13 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any, Literal, Union, get_args, get_origin
 
-from manyhands import presets
-from manyhands.config import RunConfig
+from manyhands.config import presets
+from manyhands.config.declare import Range, shown
+from manyhands.config.optimizers import OPTIMIZERS, SGD
+from manyhands.config.privacy import Privacy
+from manyhands.config.run import RunConfig
 from manyhands.errors import ConfigError, nearest
-from manyhands.hosts import named
-from manyhands.optimizers import OPTIMIZERS, SGD
-from manyhands.privacy.config import Privacy
-from manyhands.ranges import Range, shown
+from manyhands.launch.hosts import named
 from manyhands.strategies import STRATEGIES
 
 _RUN_ONLY = ("strategy", "optimizer", "privacy")

@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from manyhands import validate
-from manyhands.board import OPERATIONS
+from manyhands.launch.status_board import OPERATIONS
 
 VARIABLE = "MANYHANDS_FAULTS"
 

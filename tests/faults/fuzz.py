@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 import page
 
-from manyhands.record import cores
+from manyhands.launch.machine import cores
 
 SECONDS = 2.0  # for one input
 MEMORY = 512 << 20  # bytes that reading one may take beyond what the process has
@@ -145,11 +145,12 @@ def _sealed(text: str) -> bytes:
 
 def _go_on(folder: Path) -> None:
     """Do what `--resume` does with a checkpoint before anything is started."""
-    from manyhands import checkpoint, resuming
     from manyhands.options import configure
+    from manyhands.training import resume
+    from manyhands.worker.checkpoint import format
 
-    found = checkpoint.check(folder)
-    configure(resuming.options(found, folder, {}))
+    found = format.check(folder)
+    configure(resume.options(found, folder, {}))
     found.part(0)
 
 
@@ -233,9 +234,9 @@ def _as_shards(folder: Path, data: bytes) -> None:
 
 def readers() -> dict[str, Reader]:
     """Return every reader of files that may come from elsewhere, by name."""
-    from manyhands import experiments
     from manyhands.data import idx, npy
     from manyhands.data.stored import About
+    from manyhands.experiments.sweep import spec
 
     sealed = [_sealed(json.dumps(_about()))]
     return {
@@ -244,7 +245,7 @@ def readers() -> dict[str, Reader]:
             lambda: [*map(gzip.compress, _idx()), *_idx()], _as_file("a.gz", idx.read)
         ),
         "npz": Reader(_npz, _as_file("a.npz", npy.read_npz)),
-        "experiment": Reader(_toml, _as_file("a.toml", experiments.read)),
+        "experiment": Reader(_toml, _as_file("a.toml", spec.read)),
         "stored data": Reader(_stored, _as_file("data.json", lambda path: About.read(path.parent))),
         "shards": Reader(_manifest, _as_file("manifest.json", lambda path: _shards(path.parent))),
         "shards, forged": Reader(_manifest, _as_shards),

@@ -38,7 +38,7 @@ from memory import Mapped
 from processes import processes
 from safetensors.numpy import load_file
 
-from manyhands.record import cores
+from manyhands.launch.machine import cores
 from manyhands.strategies import STRATEGIES
 from manyhands.testing import VARIABLE, Fault
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from manyhands._version import __version__
-from manyhands.record import cores, cpu_name
+from manyhands.launch.machine import cores, cpu_name
 
 if TYPE_CHECKING:
     from matrix import Outcome

@@ -98,10 +98,10 @@ def test_a_run_ends_where_it_does_on_the_cpu(train, given):
 
 
 def test_data_that_does_not_fit_is_sent_as_it_is_stored(train, monkeypatch):
-    from manyhands import gpus
+    from manyhands.training.process import devices
 
     resident = train()
-    monkeypatch.setattr(gpus, "_SHARE", 0.0)
+    monkeypatch.setattr(devices, "_SHARE", 0.0)
     sent = train()
     assert (resident.data.train.x.device.type, sent.data.train.x.device.type) == ("cuda", "cpu")
     assert torch.equal(resident.params, sent.params)
@@ -137,7 +137,7 @@ def recomputing():
 
 def test_dropout_has_the_masks_of_the_cpu_in_every_replay(train, monkeypatch):
     """A mask that was captured with the graph would be the same in every step."""
-    from manyhands import gpus
+    from manyhands.training.process import devices
 
     cpu, eager, auto = (
         train(dropping, **where)
@@ -146,7 +146,7 @@ def test_dropout_has_the_masks_of_the_cpu_in_every_replay(train, monkeypatch):
     assert apart(cpu, eager) < 1e-9
     assert apart(cpu, auto) < 1e-9
     assert auto.graphs.captured
-    monkeypatch.setattr(gpus, "_SHARE", 0.0)
+    monkeypatch.setattr(devices, "_SHARE", 0.0)
     assert apart(cpu, train(dropping)) < 1e-9
 
 

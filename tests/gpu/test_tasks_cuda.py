@@ -94,7 +94,7 @@ def test_a_task_ends_on_a_gpu_where_it_does_on_the_cpu(name, tmp_path):
     from training import train
 
     import manyhands as mh
-    from manyhands.tasks import LOSSES
+    from manyhands.training.process.objective import LOSSES
 
     task = ALL[name]()
     data = mh.Data(train=task["train"], test=task["train"]).store(tmp_path / "data")

@@ -64,10 +64,10 @@ print("well")
 
 
 def test_collectives_messages_and_ddp(tmp_path):
-    from manyhands import mpis
+    from manyhands.launch import mpi
 
     (tmp_path / "script.py").write_text(SCRIPT)
-    line, environment = mpis.command(mpis.find_mpi("mpich"), 2, [str(tmp_path / "script.py")])
+    line, environment = mpi.command(mpi.find_mpi("mpich"), 2, [str(tmp_path / "script.py")])
     done = subprocess.run(
         line, env=environment, capture_output=True, text=True, timeout=120, check=False
     )

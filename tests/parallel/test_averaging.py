@@ -19,9 +19,11 @@ from training import (
 )
 
 import manyhands as mh
-from manyhands import evaluation, lifecycle, measures
-from manyhands.board import Board
 from manyhands.comm.mpi import MPICommunicator
+from manyhands.launch.status_board import Board
+from manyhands.training.process import measurements
+from manyhands.worker import evaluation
+from manyhands.worker.checkpoint import lifecycle
 
 PLAIN = {"optimizer": "sgd", "lr": 0.1, "momentum": 0.0, "dtype": "float64"}
 
@@ -97,7 +99,7 @@ def test_who_waits_at_a_question_is_seen_waiting(blobs, tmp_path, monkeypatch):
     worker = train(
         smooth, blobs, WORLD, tmp_path, strategy="averaging", **PLAIN, max_steps=9, slow=slow
     )
-    waited = [row["wait"] for row in measures.steps(worker)]
+    waited = [row["wait"] for row in measurements.steps(worker)]
     first = worker.comm.gather(waited)[0]
     assert not any(first[:3] + first[4:7])
     assert first[7] > first[3]  # at step 4 they only ask

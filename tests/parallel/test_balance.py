@@ -10,7 +10,7 @@ from test_resume import at, with_everything
 from test_resume import train as checkpointed
 from training import distance, record, same_everywhere, smooth, train
 
-from manyhands import balancing
+from manyhands.worker import balancing
 
 WORLD = MPI.COMM_WORLD
 BALANCED = {"strategy": "sync", "balance": "speed"}

@@ -10,11 +10,11 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from training import UP_TO_THREE, WORLD, distance, once, record, same_everywhere, train
 
-from manyhands.batchnorm import METERED, SharedStatistics, batch_norms
 from manyhands.comm.mpi import MPICommunicator
 from manyhands.data import Data, store
 from manyhands.errors import WorkerError
-from manyhands.replica import Replica
+from manyhands.model.batchnorm import METERED, SharedStatistics, batch_norms
+from manyhands.model.replica import Replica
 
 pytestmark = UP_TO_THREE
 GIVEN = {"batch_size": 60, "lr": 0.1, "momentum": 0.9, "epochs": 1, "dtype": "float64"}

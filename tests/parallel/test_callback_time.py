@@ -12,15 +12,18 @@ from test_features import data as data
 from test_features import names, run
 from training import UP_TO_THREE, WORLD
 
-from manyhands import clock, lifecycle, measures
-from manyhands import worker as workers
-from manyhands.strategies import noting, remote, slicing, tensor
+from manyhands.strategies.pipeline import rpc, timeline
+from manyhands.strategies.tensor import slicing, tensor
+from manyhands.training.process import measurements
+from manyhands.worker import clock
+from manyhands.worker import worker as workers
+from manyhands.worker.checkpoint import lifecycle
 
 pytestmark = UP_TO_THREE
 CALL = 1000.0  # seconds that each call of a callback takes
 PATIENCE = 5.0  # real seconds for the other workers to arrive
 PHASES = ("compute", "wait", "communicate", "update")
-TIMED = (clock, lifecycle, workers, noting, remote, slicing, tensor)
+TIMED = (clock, lifecycle, workers, timeline, rpc, slicing, tensor)
 
 
 @pytest.fixture
@@ -93,5 +96,5 @@ def test_callbacks_take_no_training_time_of_any_worker(data, tmp_path, shared, n
         assert slow.calls == (6 if event == "on_step" else 2)
     assert (times.seconds(), times.evaluation) == (0, 0)
     assert times.callbacks == CALL * (6 if event == "on_step" else 2)
-    steps = measures.steps(worker) if together else []
+    steps = measurements.steps(worker) if together else []
     assert {row[phase] for row in steps for phase in PHASES} <= {0.0}

@@ -9,8 +9,8 @@ import pytest
 from training import WORLD, record, smooth
 
 import manyhands as mh
-from manyhands import evaluation
-from manyhands.worker import Worker
+from manyhands.worker import evaluation
+from manyhands.worker.worker import Worker
 
 SIZE = WORLD.size
 MANY = pytest.mark.skipif(SIZE < 2, reason="there is nobody but worker 0")

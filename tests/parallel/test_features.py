@@ -12,13 +12,14 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 from training import UP_TO_THREE, WORLD, distance, smooth, train
 
 import manyhands as mh
-from manyhands import evaluation, fitting
 from manyhands.comm.memory import MemoryGroup
 from manyhands.data import store
 from manyhands.errors import ConfigError
 from manyhands.options import configure
 from manyhands.strategies import STRATEGIES
 from manyhands.strategies.strategy import FEATURES
+from manyhands.training import setup
+from manyhands.worker import evaluation
 
 pytestmark = UP_TO_THREE
 GIVEN = {"batch_size": 60, "lr": 0.1, "momentum": 0.9, "weight_decay": 0.05, "max_steps": 12}
@@ -129,7 +130,7 @@ def ask(name, feature):
     """Ask for what a strategy cannot do, as far as it takes to be refused."""
     config = configure({"strategy": name})
     if feature == "model_loss":
-        fitting._check_model_loss(config, "of_model")
+        setup._check_model_loss(config, "of_model")
     elif feature == "tensors":
         config.strategy.check_data(["left", "right"], None)
     else:

@@ -20,10 +20,10 @@ from training import (
 )
 
 import manyhands as mh
-from manyhands import evaluation
-from manyhands.replica import Loss, Replica
-from manyhands.strategies import pairing
-from manyhands.strategies.topology import graph, mixing
+from manyhands.model.replica import Loss, Replica
+from manyhands.strategies.gossip import ad_psgd
+from manyhands.strategies.gossip.topology import graph, mixing
+from manyhands.worker import evaluation
 
 PLAIN = {"optimizer": "sgd", "lr": 0.1, "momentum": 0.0, "dtype": "float64"}
 TOPOLOGIES = ["ring", "exponential", "complete"]
@@ -181,14 +181,14 @@ def test_averages_of_two_keep_the_mean_and_bring_all_together(
 
     monkeypatch.setattr(Replica, "gradient", nothing)
     begun = []
-    run = pairing.work
+    run = ad_psgd.work
 
     def scattered(worker, graph):
         worker.params.copy_(torch.randn(len(worker.params), generator=seeded(worker.rank)))
         begun.append(worker.params.clone())
         return run(worker, graph)
 
-    monkeypatch.setattr(pairing, "work", scattered)
+    monkeypatch.setattr(ad_psgd, "work", scattered)
     strategy = mh.Gossip(topology=topology, asynchronous=True)
     worker = train(smooth, blobs, WORLD, tmp_path, strategy=strategy, batch_size=20, **PLAIN)
     mean = torch.tensor(worker.comm.gather(begun[0].tolist()), dtype=torch.float64).mean(0)

@@ -17,11 +17,11 @@ from torch.utils.data import (
 )
 
 import manyhands as mh
-from manyhands import keeping
 from manyhands.comm.alone import Alone
 from manyhands.errors import ConfigError
 from manyhands.options import configure
-from manyhands.userloop import UserLoop
+from manyhands.training.userloop import checkpoint
+from manyhands.training.userloop.loop import UserLoop
 
 PLAIN = {"lr": 0.1}
 
@@ -428,7 +428,7 @@ def test_sync_goes_on_with_another_number_of_workers(comm, rank, size, tmp_path)
         for _ in range(3):
             F.cross_entropy(model(x), y).backward()
             loop.do(None, None)
-        keeping.save(loop, folder, {"epoch": 1}, keep=1)
+        checkpoint.save(loop, folder, {"epoch": 1}, keep=1)
         loop.leave()
     comm.barrier()
     begun = comm.bcast(weights(model).numpy())

@@ -10,7 +10,7 @@ from training import WORLD, distance, large, once, train
 
 import manyhands as mh
 from manyhands.allreduce.shared_memory import reduce_through
-from manyhands.strategies.piecewise import LARGE, Piecewise
+from manyhands.strategies.sync.sharded_update import LARGE, Piecewise
 
 OPTIMIZERS = {
     "momentum": {},

@@ -9,9 +9,9 @@ from training import distance, record, same_everywhere, train
 
 import manyhands as mh
 from manyhands.data import Plan, Stored, store
-from manyhands.dropout import Masks, key_of
-from manyhands.models import cnn
-from manyhands.strategies.schedule import chunks
+from manyhands.model.dropout import Masks, key_of
+from manyhands.model.zoo import cnn
+from manyhands.strategies.pipeline.schedule import chunks
 
 WORLD = MPI.COMM_WORLD
 SIZE = WORLD.size

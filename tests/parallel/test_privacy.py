@@ -12,15 +12,15 @@ from torch import nn
 from training import WORLD, distance, job, smooth
 
 import manyhands as mh
-from manyhands import assemble
-from manyhands.board import BOARD_FILE, Board
 from manyhands.data import Stored, store
-from manyhands.dropout import key_of
-from manyhands.lifecycle import capture
+from manyhands.launch.status_board import BOARD_FILE, Board
+from manyhands.model.dropout import key_of
+from manyhands.model.replica import Replica
 from manyhands.privacy import keys
 from manyhands.privacy.clipping import PerExample
 from manyhands.privacy.layerwise import Layerwise
-from manyhands.replica import Replica
+from manyhands.training.process import build
+from manyhands.worker.checkpoint.lifecycle import capture
 
 STEPS, LR = 20, 0.1
 TOGETHER = {
@@ -42,7 +42,7 @@ def private(model, data, comm, folder, *, sigma=None, clip=1.0, workers=None, **
     if sigma is not None:
         object.__setattr__(made.config.privacy, "noise_multiplier", sigma)
     object.__setattr__(made.config.privacy, "clip", clip)
-    worker, _ = assemble.worker(made, comm, folder)
+    worker, _ = build.worker(made, comm, folder)
     worker.config.strategy.run(worker)
     return worker
 

@@ -15,13 +15,13 @@ from torch import nn
 from training import UP_TO_THREE, WORLD, large
 
 import manyhands as mh
-from manyhands import assemble, measures
-from manyhands.board import BOARD_FILE, Board
-from manyhands.checkpoint import newest
 from manyhands.data import Data, store
 from manyhands.errors import ConfigError
-from manyhands.job import Job
+from manyhands.launch.status_board import BOARD_FILE, Board
 from manyhands.options import configure
+from manyhands.training.job import Job
+from manyhands.training.process import build, measurements
+from manyhands.worker.checkpoint.format import newest
 
 
 def with_everything():
@@ -59,7 +59,7 @@ def train(
         threads=1,
         checkpoint=checkpoint and str(checkpoint.folder),
     )
-    worker, _ = assemble.worker(job, comm, place)
+    worker, _ = build.worker(job, comm, place)
     if slow:
         worker.replica.prepare = lambda x: (time.sleep(slow), x)[1]
     config.strategy.run(worker)
@@ -160,7 +160,7 @@ def test_going_on_with_synchronised_batchnorm_ends_where_one_worker_ends(folder)
 @UP_TO_THREE
 @pytest.mark.parametrize("strategy", ["sync", "gossip"])
 def test_a_long_run_s_checkpoints_are_as_large_as_a_short_one_s(folder, strategy, monkeypatch):
-    monkeypatch.setattr("manyhands.history.BLOCK", 16)  # steps that make a run long
+    monkeypatch.setattr("manyhands.worker.columns.BLOCK", 16)  # steps that make a run long
     given = {"strategy": strategy, "checkpoint_every": "16steps", "keep": 9, "max_steps": 64}
     given |= {"epochs": 4, "optimizer": "adam"}
     whole = train(folder, **given)
@@ -172,7 +172,7 @@ def test_a_long_run_s_checkpoints_are_as_large_as_a_short_one_s(folder, strategy
     assert torch.equal(resumed.params, whole.params)
     assert resumed.losses == expected[0]
     assert resumed.clock.updated[:48] == expected[1]
-    rows = [*measures.steps(resumed)]
+    rows = [*measurements.steps(resumed)]
     assert [row["step"] for row in rows] == [*range(1, 65)]
 
 

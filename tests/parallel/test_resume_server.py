@@ -10,9 +10,9 @@ from mpi4py import MPI
 from test_resume import at, newest_of, train
 
 import manyhands as mh
-from manyhands.checkpoint import Writer, check
 from manyhands.errors import StoppedError
-from manyhands.lifecycle import Lifecycle
+from manyhands.worker.checkpoint.format import Writer, check
+from manyhands.worker.checkpoint.lifecycle import Lifecycle
 
 WORLD = MPI.COMM_WORLD
 pytestmark = pytest.mark.skipif(WORLD.size < 2, reason="a master and a worker are two processes")

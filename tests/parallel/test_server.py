@@ -9,13 +9,14 @@ from mpi4py import MPI
 from torch import nn
 
 import manyhands as mh
-from manyhands import assemble, summary
-from manyhands.board import BOARD_FILE, Board
 from manyhands.errors import ConfigError
-from manyhands.job import Job
+from manyhands.launch.status_board import BOARD_FILE, Board
 from manyhands.options import configure
-from manyhands.strategies.master import Master
-from manyhands.strategies.pushing import Line
+from manyhands.strategies.server.link import Line
+from manyhands.strategies.server.master import Master
+from manyhands.training.job import Job
+from manyhands.training.process import build
+from manyhands.training.process import record as summary
 
 WORLD = MPI.COMM_WORLD
 PLAIN = {"optimizer": "sgd", "lr": 0.1, "momentum": 0.0}
@@ -51,7 +52,7 @@ def fit(blobs, tmp_path):
             config=config, model=model, loss=None, data=str(blobs), output=str(tmp_path),
             name="test", command="test", launched=0.0, threads=1,
         )  # fmt: skip
-        worker, kernels = assemble.worker(job, comm, tmp_path)
+        worker, kernels = build.worker(job, comm, tmp_path)
         if prepare:
             worker.replica.prepare = prepare
         process = summary.train(worker, begun=summary.begin(worker))

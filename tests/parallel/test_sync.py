@@ -11,13 +11,14 @@ from torch.utils.checkpoint import checkpoint
 from training import once
 
 import manyhands as mh
-from manyhands import assemble, evaluation
-from manyhands.board import BOARD_FILE, Board
 from manyhands.data import Data, store
 from manyhands.errors import WorkerError
-from manyhands.job import Job
-from manyhands.models import cnn
+from manyhands.launch.status_board import BOARD_FILE, Board
+from manyhands.model.zoo import cnn
 from manyhands.options import configure
+from manyhands.training.job import Job
+from manyhands.training.process import build
+from manyhands.worker import evaluation
 
 WORLD = MPI.COMM_WORLD
 
@@ -49,7 +50,7 @@ def train(model, data, comm, tmp_path, **given):
         config=config, model=model, loss=None, data=str(data), output=str(tmp_path), name="test",
         command="test", launched=0.0, threads=1,
     )  # fmt: skip
-    worker, _ = assemble.worker(job, comm, tmp_path)
+    worker, _ = build.worker(job, comm, tmp_path)
     config.strategy.run(worker)
     return worker
 

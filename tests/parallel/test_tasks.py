@@ -9,8 +9,8 @@ from torch import nn
 from training import UP_TO_THREE, WORLD, distance, record, smooth, train
 
 import manyhands as mh
-from manyhands import evaluation
 from manyhands.data import Data
+from manyhands.worker import evaluation
 
 pytestmark = UP_TO_THREE
 GIVEN = {"batch_size": 61, "dtype": "float64", "epochs": 1, "lr": 0.1}

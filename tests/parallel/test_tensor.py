@@ -11,7 +11,7 @@ from training import distance, record, same_everywhere, train
 import manyhands as mh
 from manyhands.comm.mpi import MPICommunicator
 from manyhands.data import Stored, store
-from manyhands.models import cnn
+from manyhands.model.zoo import cnn
 
 WORLD = MPI.COMM_WORLD
 SIZE = WORLD.size

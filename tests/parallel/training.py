@@ -10,12 +10,12 @@ from mpi4py import MPI
 from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from manyhands import assemble
-from manyhands.board import BOARD_FILE, Board
 from manyhands.comm.mpi import MPICommunicator
 from manyhands.data import Plan, Stored
-from manyhands.job import Job, join
+from manyhands.launch.status_board import BOARD_FILE, Board
 from manyhands.options import configure
+from manyhands.training.job import Job, join
+from manyhands.training.process import build
 
 WORLD = MPI.COMM_WORLD
 UP_TO_THREE = pytest.mark.skipif(WORLD.size > 3, reason="what is tried depends on no size")
@@ -50,7 +50,7 @@ def train(model, data, comm, folder, /, **given):
     """Train on `comm`; returns the worker. Each rank has a board of its own."""
     Board(folder / BOARD_FILE, comm.size, create=True)
     callbacks = given.pop("callbacks", [])
-    worker, _ = assemble.worker(job(model, data, comm, folder, **given), comm, folder)
+    worker, _ = build.worker(job(model, data, comm, folder, **given), comm, folder)
     worker.callbacks = callbacks if worker.rank == 0 else []
     worker.config.strategy.run(worker)
     worker.lifecycle.end(worker)

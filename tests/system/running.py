@@ -76,8 +76,8 @@ def record(folder):
 def workers_alive():
     """Return the process numbers of this test's workers: their job lies in its temporary folder."""
     named = processes(lambda name: name.startswith(b"rank "), "comm")
-    born = [pid for pid in _started("manyhands.nursery") if pid in named]
-    return born + _started("manyhands.work")
+    born = [pid for pid in _started("manyhands.launch.fork_server") if pid in named]
+    return born + _started("manyhands.training.process.mpi_main")
 
 
 def anybody_alive():

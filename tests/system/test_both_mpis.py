@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from running import MANYHANDS, ran
 
-from manyhands import mpis
+from manyhands.launch import mpi
 
 SCRIPTS = {
     "torch_mpi": """
@@ -38,7 +38,7 @@ SCRIPTS = {
 def test_the_library_of_the_mpiexec_is_loaded(kind, name, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SCRIPTS[name]))
-    line, environment = mpis.command(mpis.find_mpi(kind), 2, [str(script)])
+    line, environment = mpi.command(mpi.find_mpi(kind), 2, [str(script)])
     del environment["MPI4PY_LIBMPI"]  # as under an mpiexec that the user started
     done = ran(line, env=environment)
     assert done.returncode == 0, done.stderr
@@ -47,7 +47,7 @@ def test_the_library_of_the_mpiexec_is_loaded(kind, name, tmp_path):
 def test_doctor_says_which_mpiexec_fits_a_script_that_imports_mpi4py(monkeypatch):
     monkeypatch.setenv("COLUMNS", "400")
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    mpich, openmpi = (mpis.find_mpi(kind) for kind in ("mpich", "openmpi"))
+    mpich, openmpi = (mpi.find_mpi(kind) for kind in ("mpich", "openmpi"))
     for loaded, other in ((mpich, openmpi), (openmpi, mpich)):
         monkeypatch.setenv("MPI4PY_LIBMPI", loaded.library)
         for name, value in loaded.environment.items():

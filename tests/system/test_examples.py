@@ -13,7 +13,7 @@ from running import PATIENCE, ran
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 import shards
 
-from manyhands import mpis
+from manyhands.launch import mpi as mpis
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -16,7 +16,7 @@ import matrix
 from cases import Case
 from memory import Mapped
 
-from manyhands import mpis
+from manyhands.launch import mpi as mpis
 from manyhands.testing import VARIABLE, Faults
 
 SMALL = ["--model", "mlp", "--kernels", "default", "--checkpoint-every", "10steps"]
@@ -129,7 +129,7 @@ def by_rpc(output, **given):
 
 @pytest.mark.parametrize("strategy", ["sync", "server", "hogwild", "rpc"])
 def test_no_worker_listens_beyond_the_host(tmp_path, strategy):
-    from manyhands.board import Board
+    from manyhands.launch.status_board import Board
 
     processes = 3 if strategy == "rpc" else cases.processes(strategy)
     environment = {**os.environ, "TMPDIR": str(tmp_path)}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from running import ran
 
-from manyhands import mpis
+from manyhands.launch import mpi as mpis
 
 ROOT = Path(__file__).parents[2]
 SMALL = ["--data", "blobs", "--model", "mlp", "--epochs", "1"]

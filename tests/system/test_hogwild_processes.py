@@ -17,8 +17,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
 from memory import Mapped
 
 import manyhands as mh
-from manyhands import mpis
 from manyhands.errors import DivergedError, WorkerError
+from manyhands.launch import mpi as mpis
 
 SMALL = {"data": "blobs", "model": "mlp", "epochs": 2, "kernels": "default", "batch_size": 20}
 
@@ -27,7 +27,11 @@ def crew_alive():
     """Return the processes of this test's crews: their job lies in its temporary folder."""
     mark = f"\0TMPDIR={tempfile.tempdir}".encode()
     ours = processes(lambda told: mark in told, "environ")
-    return [pid for pid in processes(lambda line: b"manyhands.crew" in line) if pid in ours]
+    return [
+        pid
+        for pid in processes(lambda line: b"manyhands.training.process.shared_memory_main" in line)
+        if pid in ours
+    ]
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from running import MANYHANDS, PATIENCE, eventually, processes, ran, record
 
-from manyhands import lab, mpis
+from manyhands.launch import lab
+from manyhands.launch import mpi as mpis
 from manyhands.testing import Faults
 
 SMALL = ["--data", "blobs", "--model", "mlp", "--epochs", "1", "--kernels", "default"]

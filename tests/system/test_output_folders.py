@@ -10,8 +10,8 @@ import textwrap
 import pytest
 from running import MANYHANDS, PATIENCE, eventually, manyhands, ran, record
 
-from manyhands import mpis
-from manyhands.place import host
+from manyhands.launch import mpi
+from manyhands.launch.host import host
 
 pytestmark = pytest.mark.usefixtures("nobody_is_left")
 SMALL = ["--data", "blobs", "--model", "mlp", "--kernels", "default", "--lr", "0.1"]
@@ -27,7 +27,7 @@ def begin(*line, group=0):
     """Start the command line, or a group of it under mpiexec."""
     if group:
         arguments = ["-m", "manyhands", *map(str, line)]
-        command, environment = mpis.command(mpis.find_mpi(), group, arguments)
+        command, environment = mpi.command(mpi.find_mpi(), group, arguments)
     else:
         command, environment = [*MANYHANDS, *map(str, line)], None
     return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
@@ -189,7 +189,7 @@ def script(folder, code, group=0):
     path = folder / "script.py"
     path.write_text(textwrap.dedent(code))
     if group:
-        line, environment = mpis.command(mpis.find_mpi(), group, [str(path)])
+        line, environment = mpi.command(mpi.find_mpi(), group, [str(path)])
     else:
         line, environment = [sys.executable, str(path)], None
     return ran(line, env=environment, cwd=folder)
@@ -235,8 +235,8 @@ def test_fits_in_a_loop_under_mpiexec_have_folders_of_their_own(tmp_path):
 
 def test_a_group_that_is_refused_leaves_nothing(tmp_path):
     line = ["-m", "manyhands", "train", *SMALL, "--init", "nowhere.safetensors"]
-    command, environment = mpis.command(
-        mpis.find_mpi(), 2, [*line, "--output", str(tmp_path / "run")]
+    command, environment = mpi.command(
+        mpi.find_mpi(), 2, [*line, "--output", str(tmp_path / "run")]
     )
     done = ran(command, env=environment, cwd=tmp_path)
     assert done.returncode == 2, done.stderr

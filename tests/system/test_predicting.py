@@ -8,8 +8,8 @@ import pytest
 from running import manyhands, record
 
 from manyhands.allreduce import ALGORITHMS
-from manyhands.calibrating import calibrate
-from manyhands.forecast import Calibration
+from manyhands.experiments.forecast import Calibration
+from manyhands.experiments.forecast.calibrate import calibrate
 
 TINY = {"model": "mlp", "data": "blobs", "batch_size": 32, "threads": 1, "limit": 320}
 

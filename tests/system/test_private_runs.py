@@ -10,8 +10,8 @@ import pytest
 from running import MANYHANDS, PATIENCE, eventually, manyhands
 
 import manyhands as mh
-from manyhands.auditing import audit
 from manyhands.errors import ConfigError, ManyhandsError
+from manyhands.experiments.privacy_audit import audit
 from manyhands.testing import Faults
 
 PRIVATE = ["--private", "--noise-multiplier", "1.5", "--clip", "0.5"]

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 import records
 
 from manyhands.report import build
-from manyhands.watching import serving
+from manyhands.report.live_server import serving
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 BROWSER = next(filter(None, map(shutil.which, NAMES)), None)

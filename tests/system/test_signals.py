@@ -11,7 +11,7 @@ from processes import processes
 from running import MANYHANDS, PATIENCE, eventually, ran, record
 
 import manyhands as mh
-from manyhands.board import Board
+from manyhands.launch.status_board import Board
 from manyhands.testing import Faults
 
 pytestmark = pytest.mark.usefixtures("nobody_is_left")
@@ -232,11 +232,16 @@ setattr(importlib.import_module(module), name, Entered if kind == "enter" else p
 importlib.import_module("manyhands.__main__").main()
 """
 PHASES = {
-    "training, data stored": ("call", "manyhands.preflight", "check", ["train", *SMALL]),
-    "auditing": ("call", "manyhands.auditing", "fit", ["audit"]),
-    "dividing": ("call", "manyhands.dividing", "plan", ["partition", "--data", "blobs"]),
+    "training, data stored": ("call", "manyhands.training.preflight", "check", ["train", *SMALL]),
+    "auditing": ("call", "manyhands.experiments.privacy_audit", "fit", ["audit"]),
+    "dividing": ("call", "manyhands.cli.partition", "plan", ["partition", "--data", "blobs"]),
     "reporting": ("call", "manyhands.report", "build", ["report", "folder"]),
-    "comparing": ("call", "manyhands.sweeping", "fit", ["compare", *SMALL, "--output", "sweep"]),
+    "comparing": (
+        "call",
+        "manyhands.experiments.sweep.run",
+        "fit",
+        ["compare", *SMALL, "--output", "sweep"],
+    ),
 }
 
 

@@ -19,9 +19,9 @@ from running import MANYHANDS, PATIENCE, eventually
 import manyhands as mh
 from manyhands.data import Stored, store
 from manyhands.data.manifest import Manifest
+from manyhands.data.spark import prepare
+from manyhands.data.spark.session import java_version, session
 from manyhands.errors import ConfigError, DataError
-from manyhands.prepare import prepare
-from manyhands.prepare.session import java_version, session
 
 pytest.importorskip("pyspark", reason="pip install 'manyhands[spark]'")
 from py4j.protocol import Py4JJavaError

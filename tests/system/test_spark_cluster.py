@@ -14,7 +14,7 @@ import pytest
 from running import eventually, manyhands
 
 from manyhands.data.manifest import Manifest
-from manyhands.prepare.session import java_version
+from manyhands.data.spark.session import java_version
 
 pytest.importorskip("pyspark", reason="pip install 'manyhands[spark]'")
 parquet = pytest.importorskip("pyarrow.parquet", reason="pip install 'manyhands[spark]'")

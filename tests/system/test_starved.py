@@ -10,8 +10,8 @@ import textwrap
 import pytest
 from running import MANYHANDS, ran
 
-from manyhands import mpis
-from manyhands.prepare.session import JAVA, java_version
+from manyhands.data.spark.session import JAVA, java_version
+from manyhands.launch import mpi
 
 TRAIN = [*MANYHANDS, "train", "--quiet", "--data", "mnist", "--limit", "600", "--model", "mlp"]
 TRAIN += ["--epochs", "1", "--workers", "2"]
@@ -73,7 +73,7 @@ def test_a_small_window_fits_where_the_usual_one_does_not(tmp_path):
 def test_join_on_too_little_shared_memory(kind, size, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(JOIN))
-    line, environment = mpis.command(mpis.find_mpi(kind), 2, [str(script)])
+    line, environment = mpi.command(mpi.find_mpi(kind), 2, [str(script)])
     done = within(size, "/dev/shm", line, env=environment)
     assert done.returncode != 0
     assert "LaunchError: /dev/shm has" in done.stderr

@@ -7,7 +7,7 @@ import textwrap
 import pytest
 from running import ran
 
-from manyhands import mpis
+from manyhands.launch import mpi as mpis
 
 START = """
     import sys, time

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from running import PATIENCE, eventually, ran
 
-from manyhands import lab
+from manyhands.launch import lab
 from manyhands.testing import Faults
 
 ROOT = Path(__file__).parents[2]

@@ -24,7 +24,7 @@ from running import (
 )
 
 import manyhands as mh
-from manyhands.board import Board
+from manyhands.launch.status_board import Board
 from manyhands.testing import Faults
 
 pytestmark = pytest.mark.usefixtures("nobody_is_left")
@@ -477,7 +477,7 @@ def test_a_module_given_as_model_is_copied(tmp_path):
 
 @pytest.mark.parametrize("mpi", ["mpich", "openmpi"])
 def test_under_mpiexec_the_same_script_joins_that_group(tmp_path, mpi):
-    from manyhands import mpis
+    from manyhands.launch import mpi as mpis
 
     script = tmp_path / "script.py"
     script.write_text(
@@ -501,7 +501,7 @@ def test_under_mpiexec_the_same_script_joins_that_group(tmp_path, mpi):
 
 
 def test_under_mpiexec_bad_input_ends_all_ranks(tmp_path):
-    from manyhands import mpis
+    from manyhands.launch import mpi as mpis
 
     (tmp_path / "run.json").write_text('{"schema": 1, "status": "finished"}')
     arguments = ["-m", "manyhands", "train", *SMALL, "--output", str(tmp_path)]
@@ -520,7 +520,7 @@ def test_doctor_finds_what_training_needs():
 def test_help_answers_without_torch():
     check = """
         import sys
-        from manyhands.cli import main
+        from manyhands.cli.app import main
         try:
             main(["train", "--help"])
         except SystemExit:

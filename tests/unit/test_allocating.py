@@ -8,7 +8,7 @@ import pytest
 
 STEPS = """
 import ctypes, resource, sys
-from manyhands.allocating import keep_freed
+from manyhands.model.kernels.malloc import keep_freed
 
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p

@@ -8,12 +8,12 @@ import sys
 import numpy as np
 import pytest
 
-from manyhands import bench
 from manyhands.allreduce import ALGORITHMS, choose, cost
 from manyhands.allreduce.buffers import combine, cuts, flatten
 from manyhands.allreduce.mpi import native
 from manyhands.allreduce.window import slot_bytes
 from manyhands.errors import ConfigError
+from manyhands.experiments import allreduce_benchmark
 
 SIZES = [1, 2, 3, 4, 5, 7, 8, 16]
 MESSAGES = ["naive", "allgather", "ring", "recursive-doubling", "rabenseifner"]
@@ -189,12 +189,12 @@ def test_importing_the_all_reduces_starts_no_mpi():
 
 
 def test_sizes_are_read():
-    assert bench.parse_sizes("1KB..64KB") == [1 << 10, 1 << 12, 1 << 14, 1 << 16]
-    assert bench.parse_sizes("1KB..5KB") == [1 << 10, 1 << 12, 5 << 10]
-    assert bench.parse_sizes("100,2MB") == [100, 2 << 20]
+    assert allreduce_benchmark.parse_sizes("1KB..64KB") == [1 << 10, 1 << 12, 1 << 14, 1 << 16]
+    assert allreduce_benchmark.parse_sizes("1KB..5KB") == [1 << 10, 1 << 12, 5 << 10]
+    assert allreduce_benchmark.parse_sizes("100,2MB") == [100, 2 << 20]
     for wrong in ("", "1XB", "4KB..1KB", "0", "-1KB"):
         with pytest.raises(ConfigError, match="sizes"):
-            bench.parse_sizes(wrong)
+            allreduce_benchmark.parse_sizes(wrong)
 
 
 def record(**changes):
@@ -212,7 +212,7 @@ def test_the_table_marks_what_is_wrong_and_what_is_missing():
         record(algorithm="naive", microseconds=5.0),
         record(bytes=4096, correct=False),
     ]
-    lines = bench.table(records).splitlines()
+    lines = allreduce_benchmark.table(records).splitlines()
     assert lines[0].split() == ["workers", "bytes", "ring", "naive"]
     assert lines[1].split() == ["2", "1", "KB", "10.0", "5.0"]
     assert lines[2].split() == ["2", "4", "KB", "WRONG", "–"]
@@ -220,12 +220,14 @@ def test_the_table_marks_what_is_wrong_and_what_is_missing():
 
 def test_the_figure_is_drawn(tmp_path):
     path = tmp_path / "figure.svg"
-    bench.figure([record(), record(bytes=4096), record(workers=4)], path)
+    allreduce_benchmark.figure([record(), record(bytes=4096), record(workers=4)], path)
     assert path.read_text().startswith("<?xml")
 
 
 @pytest.mark.parametrize("sent", [0, None])  # in shared memory; by MPI, which does not tell
 def test_the_figure_is_drawn_where_no_message_can_be_counted(tmp_path, sent):
     path = tmp_path / "figure.svg"
-    bench.figure([record(bytes_sent_each=sent), record(bytes=4096, bytes_sent_each=sent)], path)
+    allreduce_benchmark.figure(
+        [record(bytes_sent_each=sent), record(bytes=4096, bytes_sent_each=sent)], path
+    )
     assert "no messages that could be counted" in path.read_text()

@@ -9,14 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from manyhands import auditing
-from manyhands.auditing import WEAK, audit, clippings, judge, told
-from manyhands.cli import main
+from manyhands.cli.app import main
 from manyhands.errors import ConfigError
+from manyhands.experiments import privacy_audit
+from manyhands.experiments.privacy_audit import WEAK, audit, clippings, judge, told
+from manyhands.model.replica import Replica
 from manyhands.privacy.canaries import along, chain, dirac, directions, least_squares
 from manyhands.privacy.clipping import PerExample
 from manyhands.privacy.layerwise import Layerwise
-from manyhands.replica import Replica
 
 CLAIM = {"delta": 1e-5, "epsilon_pld": 4.38}  # of a shift by one standard deviation
 
@@ -93,7 +93,7 @@ def test_canaries_have_gradients_of_their_own_through_the_code_that_clips(depth,
 @pytest.mark.parametrize(("mu", "code"), [(1.0, 0), (2.0, 1)])
 def test_the_command_ends_with_1_when_the_claim_is_broken(tmp_path, monkeypatch, mu, code):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(auditing, "audit", lambda *_, **__: judge(*scores(mu), CLAIM))
+    monkeypatch.setattr(privacy_audit, "audit", lambda *_, **__: judge(*scores(mu), CLAIM))
     with pytest.raises(SystemExit) as ended:
         main(["audit", "--strategy", "sync"])
     assert ended.value.code == code

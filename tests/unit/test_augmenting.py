@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from manyhands.augmenting import Augment
 from manyhands.errors import ConfigError
+from manyhands.worker.augment import Augment
 
 X, Y = torch.arange(12.0).view(4, 3), torch.arange(4)
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from manyhands import backward
-from manyhands.backward import back, go_back, gradients, wake
+from manyhands.model.kernels import autograd
+from manyhands.model.kernels.autograd import back, go_back, gradients, wake
 
 
 def made():
@@ -92,7 +92,7 @@ def test_a_loss_of_a_users_own_kind_is_asked_itself():
 def test_it_brings_no_symbolic_algebra_along():
     script = """
 import sys, torch
-from manyhands.backward import go_back
+from manyhands.model.kernels.autograd import go_back
 y = torch.nn.Linear(5, 3)(torch.randn(4, 5))
 before = "sympy" in sys.modules
 go_back(y, torch.ones(4, 3))
@@ -114,8 +114,8 @@ def test_the_engine_is_woken_by_a_pass_of_its_own(mode, monkeypatch):
             passes.append(threading.current_thread().name)
             return real.run_backward(*given, **more)
 
-    real = backward._engine
-    monkeypatch.setattr(backward, "_engine", Engine())
+    real = autograd._engine
+    monkeypatch.setattr(autograd, "_engine", Engine())
     with mode():
         waking = wake()
     waking.join(timeout=60)

@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyhands import balancing, slowing
-from manyhands.balancing import FIRST, GAIN, LEAST, WINDOW, Balance, Line, fastest, fitted
 from manyhands.data.partition import apportion
 from manyhands.data.plan import Plan
 from manyhands.errors import ConfigError
-from manyhands.experiments import Experiment
+from manyhands.experiments.sweep.plan import schedule
+from manyhands.experiments.sweep.spec import Experiment
 from manyhands.options import configure
-from manyhands.planning import schedule
-from manyhands.slowing import Slow, parse
 from manyhands.strategies import STRATEGIES
+from manyhands.worker import balancing, slowdown
+from manyhands.worker.balancing import FIRST, GAIN, LEAST, WINDOW, Balance, Line, fastest, fitted
+from manyhands.worker.slowdown import Slow, parse
 
 Need = Callable[[int], float]
 
@@ -299,6 +299,6 @@ def test_a_sweep_leaves_its_baseline_alone() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("module", [balancing, slowing])
+@pytest.mark.parametrize("module", [balancing, slowdown])
 def test_examples_run(module: object) -> None:
     assert doctest.testmod(module).failed == 0  # type: ignore[arg-type]

@@ -9,13 +9,13 @@ import torch.nn.functional as F
 from torch import nn
 
 import manyhands as mh
-from manyhands import randomness
-from manyhands.batchnorm import SharedStatistics, batch_norms, check, kind
 from manyhands.comm.meter import Meter
 from manyhands.errors import ConfigError
+from manyhands.model import randomness
+from manyhands.model.batchnorm import SharedStatistics, batch_norms, check, kind
+from manyhands.model.replica import Replica
 from manyhands.options import configure
 from manyhands.privacy.clipping import refuse
-from manyhands.replica import Replica
 
 
 class Derived(nn.BatchNorm2d):

@@ -15,11 +15,11 @@ import torch.nn.functional as F
 from torch import nn
 
 import manyhands as mh
-from manyhands import trial
 from manyhands.data import Stored
 from manyhands.errors import ConfigError, DataError
-from manyhands.running import Run
-from manyhands.tasks import check_output
+from manyhands.training import trial
+from manyhands.training.process.objective import check_output
+from manyhands.training.run import Run
 
 X = np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32)
 Y = (X[:, 0] > 0).astype(np.int64)
@@ -37,7 +37,7 @@ def nobody_starts(monkeypatch, tmp_path):
     def start(*_: Any) -> None:
         raise Started
 
-    monkeypatch.setattr("manyhands.launch.launch", start)
+    monkeypatch.setattr("manyhands.launch.launcher.launch", start)
     monkeypatch.chdir(tmp_path)
 
 

@@ -11,9 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manyhands import atomic, checkpoint, resuming
-from manyhands.checkpoint import Every, Part, Writer, check, newest, parse_every
+from manyhands import files
 from manyhands.errors import ConfigError, DataError
+from manyhands.training import resume
+from manyhands.worker.checkpoint import format
+from manyhands.worker.checkpoint.format import Every, Part, Writer, check, newest, parse_every
 
 
 def write(output, step, size=1, keep=3, value=1.0):
@@ -65,7 +67,7 @@ def test_every_process_writes_its_part(tmp_path):
 def test_only_the_last_few_are_kept(tmp_path):
     for step in (10, 20, 30, 40):
         write(tmp_path, step, keep=2)
-    assert [path.name for path in checkpoint.steps(tmp_path / "checkpoints")] == [
+    assert [path.name for path in format.steps(tmp_path / "checkpoints")] == [
         "step-00000030",
         "step-00000040",
     ]
@@ -76,7 +78,7 @@ def test_what_was_just_written_stays(tmp_path, keep, left):
     """Also where another run's, of more steps, would be the newest ones."""
     for step in (1000, 2000, 10):
         write(tmp_path, step, keep=keep if step == 10 else 3)
-    assert checkpoint.steps_in(tmp_path) == left
+    assert format.steps_in(tmp_path) == left
 
 
 def test_an_unfinished_checkpoint_is_none(tmp_path):
@@ -145,7 +147,7 @@ def test_a_manifest_that_points_elsewhere_is_refused(tmp_path):
     folder = write(tmp_path, 10)
     about = json.loads(json.loads((folder / "checkpoint.json").read_text())["about"])
     about["sha256"] = {"../../outside": "0"}
-    (folder / "checkpoint.json").write_bytes(checkpoint._sealed(about))
+    (folder / "checkpoint.json").write_bytes(format._sealed(about))
     with pytest.raises(DataError):
         check(folder)
 
@@ -156,7 +158,7 @@ def test_a_disk_that_fails_leaves_the_old_checkpoint_and_says_so(tmp_path, monke
     def full(path, data):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, "_write_file", full)
+    monkeypatch.setattr(format, "_write_file", full)
     writer = Writer(tmp_path, 0, 1, 3)
     writer.write(20, Part({"x": torch.zeros(1)}, {}), {})
     with pytest.raises(OSError, match="No space left"):
@@ -204,8 +206,8 @@ def test_what_is_no_checkpoint_is_left_alone_and_said(tmp_path, kind):
     assert newest(tmp_path, said.append).folder == good
     (only,) = said
     assert only.endswith(f"{name} is not a checkpoint of manyhands and is left alone")
-    assert checkpoint.steps_in(tmp_path) == [20]
-    checkpoint.forget_after(tmp_path, 0)
+    assert format.steps_in(tmp_path) == [20]
+    format.forget_after(tmp_path, 0)
     for step in (40, 50, 60):
         write(tmp_path, step, keep=1)
     assert set(os.listdir(tmp_path / "checkpoints")) == {name, "step-00000060"}
@@ -223,7 +225,7 @@ def test_pipes_and_devices_in_a_checkpoint_are_not_opened(tmp_path, name, make):
     assert "not a regular file" in said[0]
     if name != "checkpoint.json":
         with pytest.raises(DataError, match="not a regular file"):
-            checkpoint.Checkpoint(bad, {}).part(0)
+            format.Checkpoint(bad, {}).part(0)
 
 
 def test_a_file_of_the_user_s_in_a_checkpoint_stays(tmp_path):
@@ -248,12 +250,12 @@ def test_a_file_is_replaced_and_not_written_through_a_link(tmp_path):
     (tmp_path / "victim").write_text("years of work")
     for name in ("one", "one.part"):
         (tmp_path / name).symlink_to(tmp_path / "victim")
-    atomic.write(tmp_path / "one", "new")
+    files.write(tmp_path / "one", "new")
     assert (tmp_path / "one").read_text() == "new"
     assert not (tmp_path / "one").is_symlink()
     (tmp_path / "log").symlink_to(tmp_path / "victim")
     with pytest.raises(OSError, match="symbolic links"):
-        atomic.append(tmp_path / "log")
+        files.append(tmp_path / "log")
     assert (tmp_path / "victim").read_text() == "years of work"
 
 
@@ -263,25 +265,25 @@ def test_where_all_are_damaged_the_error_says_how(tmp_path):
     (second / "checkpoint.json").unlink()
     said = []
     with pytest.raises(DataError, match="every checkpoint there is damaged") as refused:
-        resuming.find(tmp_path, said.append)
+        resume.find(tmp_path, said.append)
     assert f"{first / 'rank-0.json'} is damaged: its checksum" in str(refused.value)
     assert f"{second} is not a whole checkpoint" in str(refused.value)
     assert [("using the one before it" in text) for text in said] == [True, False]
     with pytest.raises(ConfigError, match="holds no checkpoint"):
-        resuming.find(tmp_path / "nowhere", said.append)
+        resume.find(tmp_path / "nowhere", said.append)
 
 
 def test_a_checkpoint_that_another_process_went_on_from_is_refused(tmp_path):
     found = check(write(tmp_path, 10))
-    resuming.expect_newest(found, tmp_path)
+    resume.expect_newest(found, tmp_path)
     write(tmp_path, 20)
     with pytest.raises(ConfigError, match="has written step 20 since step 10 was read"):
-        resuming.expect_newest(found, tmp_path)
+        resume.expect_newest(found, tmp_path)
     (tmp_path / "checkpoints" / "step-00000020" / "rank-0.json").unlink()
-    resuming.expect_newest(found, tmp_path)
-    checkpoint.remove(found.folder)
+    resume.expect_newest(found, tmp_path)
+    format.remove(found.folder)
     with pytest.raises(ConfigError, match="has removed step-00000010"):
-        resuming.expect_newest(found, tmp_path)
+        resume.expect_newest(found, tmp_path)
 
 
 def test_a_users_folder_named_as_a_checkpoint_neither_counts_nor_goes(tmp_path):
@@ -291,6 +293,6 @@ def test_a_users_folder_named_as_a_checkpoint_neither_counts_nor_goes(tmp_path):
     (own / "thesis.txt").write_text("mine")
     for step in (1, 2, 3):
         write(tmp_path, step, keep=2)
-    checkpoint.forget_after(tmp_path, 3)
-    assert checkpoint.steps_in(tmp_path) == [2, 3, 99999998, 99999999]
+    format.forget_after(tmp_path, 3)
+    assert format.steps_in(tmp_path) == [2, 3, 99999998, 99999999]
     assert (own / "thesis.txt").read_text() == "mine"

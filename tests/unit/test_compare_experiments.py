@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from manyhands.errors import ConfigError
-from manyhands.experiments import Experiment, alternatives, from_text, read
-from manyhands.planning import schedule
+from manyhands.experiments.sweep.plan import schedule
+from manyhands.experiments.sweep.spec import Experiment, alternatives, from_text, read
 
 FILES = sorted((Path(__file__).parents[2] / "experiments").glob("*.toml"))
 

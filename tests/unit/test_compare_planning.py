@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from manyhands.config.optimizers import SGD
 from manyhands.errors import ConfigError
-from manyhands.experiments import Experiment
-from manyhands.optimizers import SGD
-from manyhands.planning import Schedule, schedule
+from manyhands.experiments.sweep.plan import Schedule, schedule
+from manyhands.experiments.sweep.spec import Experiment
 from manyhands.strategies import STRATEGIES, Sync
 
 

@@ -15,14 +15,15 @@ import pytest
 from records import record
 
 import manyhands
-from manyhands import report, sweeping
-from manyhands.comparing import compare, describe, sweep
+from manyhands import report
 from manyhands.errors import ConfigError, ManyhandsError, WorkerError
-from manyhands.estimate import Estimate
-from manyhands.experiments import Experiment
+from manyhands.experiments.sweep import run
+from manyhands.experiments.sweep.compare import compare, describe, sweep
+from manyhands.experiments.sweep.eta import Estimate
+from manyhands.experiments.sweep.live_table import duration
+from manyhands.experiments.sweep.spec import Experiment
 from manyhands.privacy.ledger import Ledger
 from manyhands.report.published import published
-from manyhands.scoreboard import duration
 
 BUILD = report.build
 
@@ -59,7 +60,7 @@ class Runs:
 def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
     """Make up runs, and leave out the report, which takes seconds."""
     made = Runs()
-    monkeypatch.setattr(sweeping, "fit", made)
+    monkeypatch.setattr(run, "fit", made)
     monkeypatch.setattr(report, "build", lambda folders, output: output / "report.html")
     monkeypatch.delenv("MANYHANDS_PROCESSES", raising=False)
     return made
@@ -168,7 +169,7 @@ def test_a_run_that_is_at_its_very_end_when_the_sweep_is_stopped_is_kept(
         if len(runs.asked) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(sweeping, "fit", late)
+    monkeypatch.setattr(run, "fit", late)
     with pytest.raises(KeyboardInterrupt):
         small(tmp_path / "s")
     assert (Path(runs.asked[-1]["output"]) / "run.json").exists()

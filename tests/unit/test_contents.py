@@ -13,8 +13,8 @@ from torch import nn
 from torch.utils.data import Subset, TensorDataset
 
 import manyhands as mh
-from manyhands.contents import Marks
-from manyhands.planning import schedule
+from manyhands.experiments.sweep.content_hash import Marks
+from manyhands.experiments.sweep.plan import schedule
 
 
 def marks(**given):
@@ -127,7 +127,7 @@ def test_a_function_by_its_name_counts_as_what_it_is(tmp_path, monkeypatch):
 def test_another_process_finds_the_same(tmp_path):
     script = tmp_path / "own.py"
     script.write_text(
-        "from torch import nn\nfrom manyhands.contents import Marks\n"
+        "from torch import nn\nfrom manyhands.experiments.sweep.content_hash import Marks\n"
         "class Net(nn.Module):\n    kinds = {'a', 'b', 'c'}\n"
         "    def forward(self, x):\n        return x if x in {'a', 'b', 'c'} else list(x)\n"
         "print(Marks().of({'model': Net}))\n"
@@ -144,7 +144,7 @@ def test_another_process_finds_the_same(tmp_path):
 
 
 def test_a_changed_model_or_other_data_are_other_runs():
-    from manyhands.comparing import describe
+    from manyhands.experiments.sweep.compare import describe
 
     options = {"workers": (1,), "epochs": (1,)}
     asked = describe(None, quick=False, strategies=["sync"], options=options, repeats=1)

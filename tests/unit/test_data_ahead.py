@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from manyhands.data import Plan, Share, Split, StreamPlan
-from manyhands.data.ahead import MOST, TOGETHER, Ahead
+from manyhands.data.prefetch import MOST, TOGETHER, Ahead
 from manyhands.data.split import Normalise
 from manyhands.privacy.sampling import Poisson
-from manyhands.worker import Worker
+from manyhands.worker.worker import Worker
 
 
 class Counted(Split):

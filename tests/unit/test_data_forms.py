@@ -5,8 +5,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
-from manyhands import forms
-from manyhands.data import Data, Stored
+from manyhands.data import Data, Stored, batch_tree
 from manyhands.errors import ConfigError, DataError
 
 RNG = np.random.default_rng(0)
@@ -42,8 +41,10 @@ def test_a_batch_has_the_form_of_what_was_given(tmp_path, train, features, targe
     for (x, y), where in ((data.train.batch(rows), rows), (sliced, slice(2, 5))):
         assert (y is x) == (not labelled)
         for half, given in zip((x, y), train if labelled else (train, train), strict=True):
-            assert forms.form(half) == forms.form(given)
-            for tensor, array in zip(forms.leaves(half), forms.leaves(given), strict=True):
+            assert batch_tree.form(half) == batch_tree.form(given)
+            for tensor, array in zip(
+                batch_tree.leaves(half), batch_tree.leaves(given), strict=True
+            ):
                 np.testing.assert_array_equal(tensor.numpy(), array[where])
 
 
@@ -143,9 +144,9 @@ def test_a_function_of_model_and_batch_is_known_by_its_parameters():
         def __call__(self, net, batch):
             pass
 
-    assert forms.takes_model(lambda model, b: 0)
-    assert forms.takes_model(Callable())
-    assert not forms.takes_model(torch.nn.functional.cross_entropy)
-    assert not forms.takes_model(torch.nn.CrossEntropyLoss())
-    assert not forms.takes_model(lambda output, target: 0)
-    assert not forms.takes_model(max)
+    assert batch_tree.takes_model(lambda model, b: 0)
+    assert batch_tree.takes_model(Callable())
+    assert not batch_tree.takes_model(torch.nn.functional.cross_entropy)
+    assert not batch_tree.takes_model(torch.nn.CrossEntropyLoss())
+    assert not batch_tree.takes_model(lambda output, target: 0)
+    assert not batch_tree.takes_model(max)

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from manyhands import forms
-from manyhands.data import Data, Stored
+from manyhands.data import Data, Stored, batch_tree
 from manyhands.data.datasets import load
 from manyhands.errors import DataError
 
@@ -92,8 +91,8 @@ def test_lists_and_tuples_within_each_other(tmp_path, train, x, y):
     for half, expected in zip(found, (x, y), strict=y is not None):
         if expected is None:
             continue
-        assert forms.form(half) == forms.form(expected)
-        for tensor, array in zip(forms.leaves(half), forms.leaves(expected), strict=True):
+        assert batch_tree.form(half) == batch_tree.form(expected)
+        for tensor, array in zip(batch_tree.leaves(half), batch_tree.leaves(expected), strict=True):
             np.testing.assert_allclose(tensor.numpy(), array, rtol=1e-6)
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from manyhands.cli import main
+from manyhands.cli.app import main
+from manyhands.cli.partition import divide, picture, sentence, table
 from manyhands.data import Data, Plan, Stored, store
 from manyhands.data.partition import skew
-from manyhands.dividing import divide, picture, sentence, table
 
 
 def test_it_says_what_the_plan_of_a_run_says(tmp_path: Path) -> None:

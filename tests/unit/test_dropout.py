@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from manyhands.dropout import Masks, key_of
 from manyhands.errors import ConfigError
-from manyhands.replica import Replica
+from manyhands.model.dropout import Masks, key_of
+from manyhands.model.replica import Replica
 
 CPU = torch.device("cpu")
 FUNCTIONS = {
@@ -146,11 +146,11 @@ def test_a_batch_in_another_dimension_is_left_to_pytorch():
 @pytest.mark.parametrize("count", [3, 300])
 def test_numpy_torch_and_blocks_of_either_give_the_same_masks(count, monkeypatch):
     whole = kept(count)
-    monkeypatch.setattr("manyhands.dropout._SMALL", 0)
+    monkeypatch.setattr("manyhands.model.dropout._SMALL", 0)
     assert torch.equal(kept(count), whole)
-    monkeypatch.setattr("manyhands.dropout._BLOCK", 1000)
+    monkeypatch.setattr("manyhands.model.dropout._BLOCK", 1000)
     assert torch.equal(kept(count), whole)
-    monkeypatch.setattr("manyhands.dropout._SMALL", 1 << 20)
+    monkeypatch.setattr("manyhands.model.dropout._SMALL", 1 << 20)
     assert torch.equal(kept(count), whole)
 
 

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from manyhands import gpus, surroundings
 from manyhands.comm.staging import Staged
 from manyhands.errors import ConfigError, LaunchError
+from manyhands.launch import environment as surroundings
 from manyhands.options import configure
+from manyhands.training.process import devices
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
 ELASTIC = {**TORCHRUN, "TORCHELASTIC_RUN_ID": "none"}
@@ -107,9 +108,9 @@ class Alone:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_without_a_gpu_cuda_is_refused_and_auto_is_the_cpu():
     with pytest.raises(ConfigError, match="device is 'cuda', but PyTorch"):
-        gpus.place(configure({"device": "cuda"}), Alone())
+        devices.place(configure({"device": "cuda"}), Alone())
     group = Alone()
-    assert gpus.place(configure({"device": "auto"}), group) == (torch.device("cpu"), group)
+    assert devices.place(configure({"device": "auto"}), group) == (torch.device("cpu"), group)
 
 
 class Pair:
@@ -156,7 +157,7 @@ def test_fit_needs_no_mpi_to_be_imported():
 def test_a_gradient_written_at_once_is_the_one_that_is_added_up():
     from torch import nn
 
-    from manyhands.replica import Replica
+    from manyhands.model.replica import Replica
 
     class Part(nn.Module):
         def __init__(self):
@@ -185,8 +186,8 @@ def test_step_results_that_wait_on_the_device_are_those_of_each_step(
     """A GPU's way of keeping losses, computed on the CPU: kernel by kernel, without capture."""
     from torch import nn
 
-    from manyhands.graphs import Graphs
-    from manyhands.replica import Replica
+    from manyhands.model.kernels.cuda_graphs import Graphs
+    from manyhands.model.replica import Replica
 
     def loss(output, target):
         distance = nn.functional.cross_entropy if classifies else nn.functional.mse_loss
@@ -234,9 +235,9 @@ def test_nccl_carries_where_every_worker_has_a_gpu(monkeypatch, given, gpus_of, 
     config = configure({"device": "cuda", "workers": 2, **given})
     if carrier.startswith("NCCL"):
         with pytest.raises(ConfigError, match=carrier):
-            gpus._carried(config, Two(), torch.device("cuda", 0))
+            devices._carried(config, Two(), torch.device("cuda", 0))
         return
-    found = gpus._carried(config, Two(), torch.device("cuda", 0))
+    found = devices._carried(config, Two(), torch.device("cuda", 0))
     assert (found if isinstance(found, str) else type(found).__name__.lower()) == carrier
 
 

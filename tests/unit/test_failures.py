@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from manyhands.clock import Clock
 from manyhands.options import configure
 from manyhands.privacy.ledger import Ledger
 from manyhands.privacy.terms import UNSAID
-from manyhands.running import write_failure
+from manyhands.training.run import write_failure
+from manyhands.worker.clock import Clock
 
 TERMS = {"steps": 40, "rate": 0.01, "noise_multiplier": 1.1, "clip": 0.1, "delta": 1e-5}
 

@@ -8,17 +8,23 @@ import math
 import numpy as np
 import pytest
 
-from manyhands import prospects
 from manyhands.allreduce import cost
 from manyhands.errors import ConfigError
-from manyhands.forecast import Calibration, Crew, Network, parse_bandwidth, parse_latency
-from manyhands.forecast import model as forecast
-from manyhands.forecast.calibration import Curve, Group, Point, Service, interpolate
-from manyhands.forecast.talking import reducing
-from manyhands.lifecycle import steps_between
-from manyhands.predicting import Prediction, counts, predict
-from manyhands.probe import met
+from manyhands.experiments.forecast import (
+    Calibration,
+    Crew,
+    Network,
+    parse_bandwidth,
+    parse_latency,
+    strategy_models,
+)
+from manyhands.experiments.forecast import model as forecast
+from manyhands.experiments.forecast.calibration import Curve, Group, Point, Service, interpolate
+from manyhands.experiments.forecast.predict import Prediction, counts, predict
+from manyhands.experiments.forecast.probe import met
+from manyhands.experiments.forecast.talking import reducing
 from manyhands.strategies import Averaging, Gossip, Hogwild, Sequential, Server, Sync
+from manyhands.worker.checkpoint.lifecycle import steps_between
 
 FIXED, EACH = 0.001, 0.0001  # a step of b examples takes FIXED + b · EACH
 AGREE = 0.00004  # what it takes to ask whether to go on
@@ -62,11 +68,11 @@ def known(**changed):
 
 
 def case(**changed):
-    return prospects.Case(**({"known": known()} | changed))
+    return strategy_models.Case(**({"known": known()} | changed))
 
 
 def step(strategy, workers, **changed):
-    return prospects.expected(strategy, case(**changed), workers).step
+    return strategy_models.expected(strategy, case(**changed), workers).step
 
 
 def test_a_calibration_survives_json():
@@ -93,7 +99,7 @@ def test_sync_is_the_slowest_step_and_the_all_reduce():
 
 
 def test_sequential_is_what_speed_ups_are_measured_against():
-    found, missing = prospects.rows([Sequential(), Sync()], case(), [1, 2, 4])
+    found, missing = strategy_models.rows([Sequential(), Sync()], case(), [1, 2, 4])
     assert not missing
     assert [r["speedup"] for r in found if r["strategy"] == "sequential"] == [1.0]
     assert found[1]["speedup"] == pytest.approx(1.0)
@@ -116,7 +122,7 @@ def test_waiting_for_the_slowest_costs_sync_more_than_averaging():
     assert step(Sync(), 4, known=uneven) == pytest.approx(1.2 * one + 0.0005 + AGREE / 45)
     assert step(Averaging(), 4, known=uneven) == pytest.approx(1.1 * one, rel=0.01)
     far = Network(latency=1e-9, bandwidth=1e15)
-    many = prospects.expected(Sync(), case(known=uneven, network=far, scaling="weak"), 1000)
+    many = strategy_models.expected(Sync(), case(known=uneven, network=far, scaling="weak"), 1000)
     assert many.step == pytest.approx(1.2 * (FIXED + 128 * EACH), rel=0.01)
 
 
@@ -127,9 +133,9 @@ def test_workers_that_average_once_wait_only_in_the_end():
         Point(batch=b, seconds=seconds, update=0.0, met=waits, spread=EVEN) for b in (1, 128)
     )
     there = known(curves=tuple(Curve(workers=p, threads=1, points=points) for p in (1, 2)))
-    found = prospects.expected(Averaging(), case(known=there), 2)
+    found = strategy_models.expected(Averaging(), case(known=there), 2)
     assert found.compute + found.wait == pytest.approx(1.1 * seconds)  # no longer was measured
-    often = prospects.expected(Averaging(period=4), case(known=there), 2)
+    often = strategy_models.expected(Averaging(period=4), case(known=there), 2)
     assert often.compute + often.wait == pytest.approx(1.5 * seconds)
     assert found.communicate == pytest.approx(0.0005 / 1406.25)  # once, in the end
 
@@ -141,8 +147,10 @@ def test_over_a_slow_network_an_answer_takes_longer_than_the_steps_that_go_by():
     one = FIXED + 128 * EACH
     asked = steps_between(one)
     assert asked == 18
-    assert prospects.expected(Averaging(), there, 16).communicate == pytest.approx(0, abs=1e-6)
-    found = prospects.expected(Averaging(), there, 1000)
+    assert strategy_models.expected(Averaging(), there, 16).communicate == pytest.approx(
+        0, abs=1e-6
+    )
+    found = strategy_models.expected(Averaging(), there, 1000)
     assert found.communicate == pytest.approx(2 * 10 * 0.03 / asked - one, rel=0.02)
 
 
@@ -198,7 +206,7 @@ def test_latency_and_bandwidth_decide_which_all_reduce_wins():
 def test_strategies_that_cannot_be_are_left_out_with_a_reason():
     network = Network(latency=1e-5, bandwidth=1e9)
     kinds = [Hogwild(), Sync(allreduce="shared-memory"), Sync(allreduce="ring")]
-    found, missing = prospects.rows(kinds, case(network=network), [1, 2, 256])
+    found, missing = strategy_models.rows(kinds, case(network=network), [1, 2, 256])
     assert [r["workers"] for r in found if r["label"] == "sync ring"] == [1, 2, 256]
     told = " ".join(missing)
     assert "hogwild shares the memory of one host" in told
@@ -209,16 +217,16 @@ def test_strategies_that_cannot_be_are_left_out_with_a_reason():
 def test_the_server_is_bound_by_its_master():
     network = Network(latency=1e-6, bandwidth=1e9)
     busy = 0.0003 + 40_000 / 1e9
-    many = prospects.expected(Server(), case(network=network), 500)
+    many = strategy_models.expected(Server(), case(network=network), 500)
     assert many.rate == pytest.approx(128 / busy, rel=0.02)
-    two = prospects.expected(Server(masters=2), case(network=network), 500)
+    two = strategy_models.expected(Server(masters=2), case(network=network), 500)
     larger = 0.0001 + 0.6 * (0.0002 + 40_000 / 1e9)  # its master has 6000 of 10,000
     assert two.rate == pytest.approx(128 / larger, rel=0.02)
     assert many.staleness == pytest.approx(499, rel=0.02)
 
 
 def test_workers_that_share_memory_go_their_own_way():
-    found = prospects.expected(Hogwild(), case(), 4)
+    found = strategy_models.expected(Hogwild(), case(), 4)
     assert found.rate == pytest.approx(4 * 128 / (FIXED + 128 * EACH))
     assert found.staleness == pytest.approx(3, abs=0.1)
 
@@ -233,9 +241,9 @@ def test_gossip_pays_for_its_neighbours():
 
 def test_more_workers_than_cores_are_no_faster():
     here = case()
-    rates = [prospects.expected(Averaging(), here, p).rate for p in (4, 8)]
+    rates = [strategy_models.expected(Averaging(), here, p).rate for p in (4, 8)]
     assert rates[1] < rates[0]
-    assert "more processes than cores" in prospects.expected(Sync(), here, 8).notes
+    assert "more processes than cores" in strategy_models.expected(Sync(), here, 8).notes
 
 
 def test_the_best_is_the_fastest_and_among_equals_the_smallest():
@@ -243,8 +251,8 @@ def test_the_best_is_the_fastest_and_among_equals_the_smallest():
         {"processes": p, "workers": p, "examples_per_second": r}
         for p, r in ((1, 10), (2, 19.9), (4, 20.0), (8, 15))
     ]
-    assert prospects.best(rows)["workers"] == 2
-    assert prospects.best([]) is None
+    assert strategy_models.best(rows)["workers"] == 2
+    assert strategy_models.best([]) is None
 
 
 def test_units():

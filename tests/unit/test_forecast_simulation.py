@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from manyhands.forecast.simulation import Setting, quantile, simulate
+from manyhands.experiments.forecast.simulation import Setting, quantile, simulate
 
 ONE = Setting(workers=1, compute=0.010, busy=(0.002,), trip=0.001, pushes=1000)
 

@@ -7,12 +7,11 @@ import json
 import pytest
 from test_forecast_model import AGREE, EACH, FIXED, case, curve, group, known
 
-from manyhands import prospects
-from manyhands.cli import main
-from manyhands.forecast import Calibration, Network, telling
-from manyhands.forecast.calibration import Group, HeldOut
-from manyhands.forecast.uncertainty import explaining, uncertainty
-from manyhands.predicting import predict
+from manyhands.cli.app import main
+from manyhands.experiments.forecast import Calibration, Network, strategy_models, telling
+from manyhands.experiments.forecast.calibration import Group, HeldOut
+from manyhands.experiments.forecast.predict import predict
+from manyhands.experiments.forecast.uncertainty import explaining, uncertainty
 from manyhands.strategies import STRATEGIES, Hogwild, Pipeline, Server, Sync, TensorParallel
 
 SECONDS = FIXED + 64 * EACH + 0.0005  # a step of two workers with 64 examples, and its all-reduce
@@ -39,7 +38,7 @@ def test_every_strategy_is_predicted_with_1024_workers():
 
 
 def test_batches_grow_where_they_must_and_it_is_said():
-    rows, _ = prospects.rows([Sync(), Server()], case(), [128, 1024])
+    rows, _ = strategy_models.rows([Sync(), Server()], case(), [128, 1024])
     by = {(row["strategy"], row["workers"]): row for row in rows}
     assert by["sync", 128]["update"] == 128
     assert by["sync", 1024]["update"] == 1024
@@ -64,8 +63,8 @@ def test_the_error_is_that_of_measurements_held_out():
 def test_what_was_held_out_changes_no_forecast():
     there, here = known(held_out=(held(3.0),)), known()
     for strategy in (Sync(), Server(), Hogwild()):
-        one = prospects.expected(strategy, case(known=there), 4)
-        assert one == prospects.expected(strategy, case(known=here), 4)
+        one = strategy_models.expected(strategy, case(known=there), 4)
+        assert one == strategy_models.expected(strategy, case(known=here), 4)
 
 
 def test_a_calibration_of_an_older_version_has_batch_sizes_to_leave_out():
@@ -93,20 +92,20 @@ def test_a_growth_must_explain_what_was_measured():
 
 def test_beyond_the_measurements_there_is_a_range_of_all_that_explains_them():
     there = known(groups=(group(1), group(2)), held_out=(held(1.0),))
-    rows, _ = prospects.rows([Sync()], case(known=there), [2, 1024])
+    rows, _ = strategy_models.rows([Sync()], case(known=there), [2, 1024])
     near, far = rows
     assert not near["extrapolated"]
     assert near["low"] == pytest.approx(near["speedup"]) == pytest.approx(near["high"])
     assert far["extrapolated"]
     assert far["low"] <= far["speedup"] < 0.9 * far["high"]
-    network, _ = prospects.rows(
+    network, _ = strategy_models.rows(
         [Sync(allreduce="ring")], case(network=Network(latency=1e-5, bandwidth=1e9)), [1, 2]
     )
     assert [row["extrapolated"] for row in network] == [False, True]
 
 
 def test_the_range_allows_for_the_largest_error():
-    rows, _ = prospects.rows([Sync()], case(known=known(held_out=(held(1.25),))), [2])
+    rows, _ = strategy_models.rows([Sync()], case(known=known(held_out=(held(1.25),))), [2])
     (row,) = rows
     assert (row["low"], row["high"]) == pytest.approx((row["speedup"] / 1.2, row["speedup"] * 1.2))
 
@@ -126,15 +125,15 @@ def test_a_winner_with_stale_gradients_is_not_crowned():
 
 
 def test_a_winner_that_may_be_no_faster_is_said_to_be_so():
-    rows, _ = prospects.rows([Sync()], case(known=known(held_out=(held(5.0),))), [1, 2])
+    rows, _ = strategy_models.rows([Sync()], case(known=known(held_out=(held(5.0),))), [1, 2])
     (said,) = telling.verdict(rows[1], rows[1], 128)
     assert said.startswith("best: sync auto with 2 workers")
     assert "it may be no faster than one worker" in said
 
 
 def test_what_is_only_bounded_is_not_the_best():
-    rows, _ = prospects.rows([Pipeline(), TensorParallel(), Sync()], case(), [1, 2, 4])
-    assert prospects.best(rows)["strategy"] == "sync"
+    rows, _ = strategy_models.rows([Pipeline(), TensorParallel(), Sync()], case(), [1, 2, 4])
+    assert strategy_models.best(rows)["strategy"] == "sync"
     bounded = [row for row in rows if row["bound"]]
     assert {row["strategy"] for row in bounded} == {"pipeline", "tensor"}
     assert all("at most" in telling.spanned(row) for row in bounded)

@@ -5,24 +5,24 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from manyhands import gemm
-from manyhands.models import cnn
+from manyhands.model.kernels import conv_gemm
+from manyhands.model.zoo import cnn
 
 
 def both_ways(model, x):
     """Return (output, gradients of input and parameters) as PyTorch computes them, and as we do."""
     found = []
     for ours in (False, True):
-        gemm.remove(model)
+        conv_gemm.remove(model)
         if ours:
-            gemm.install(gemm.units(model))
+            conv_gemm.install(conv_gemm.units(model))
         given = x.clone().requires_grad_()
         torch.manual_seed(1)
         output = model(given)
         wanted = [p for p in model.parameters() if p.requires_grad]
         weights = torch.linspace(-1, 1, output.numel(), dtype=x.dtype).view(output.shape)
         found.append((output, torch.autograd.grad((output * weights).sum(), [given, *wanted])))
-    gemm.remove(model)
+    conv_gemm.remove(model)
     return found
 
 
@@ -73,7 +73,7 @@ def test_a_gradient_goes_to_the_first_of_equals():
 def test_the_cnn_with_the_same_dropout():
     torch.manual_seed(0)
     model = cnn().train()
-    assert [unit.name for unit in gemm.units(model)] == ["conv1", "conv2", "pool3"]
+    assert [unit.name for unit in conv_gemm.units(model)] == ["conv1", "conv2", "pool3"]
     assert_equal(model, torch.randn(8, 1, 28, 28), tolerance=2e-5)
 
 
@@ -85,27 +85,27 @@ def test_without_gradients_the_outputs_are_the_same(mode):
     x = torch.randn(4, 1, 28, 28).double()
     with mode():
         before = model(x)
-        gemm.install(gemm.units(model))
+        conv_gemm.install(conv_gemm.units(model))
         torch.testing.assert_close(model(x), before, rtol=1e-12, atol=1e-12)
 
 
 def test_who_is_judged_first_is_trained_all_the_same():
-    gemm._shifts.cache_clear()
+    conv_gemm._shifts.cache_clear()
     torch.manual_seed(0)
     model, x = cnn().double(), torch.randn(4, 1, 28, 28).double()
-    gemm.install(gemm.units(model))
+    conv_gemm.install(conv_gemm.units(model))
     with torch.inference_mode():
         model(x)
-    gemm.remove(model)
+    conv_gemm.remove(model)
     assert_equal(model, x)
 
 
 def test_what_is_too_large_is_left_to_pytorch(monkeypatch):
-    monkeypatch.setattr(gemm, "_PATCHES", 0)
+    monkeypatch.setattr(conv_gemm, "_PATCHES", 0)
     model = cnn().double().eval()
     x = torch.randn(2, 1, 28, 28).double()
     expected = model(x)
-    gemm.install(gemm.units(model))
+    conv_gemm.install(conv_gemm.units(model))
     assert torch.equal(model(x), expected)
 
 
@@ -119,7 +119,7 @@ def test_under_autocast_layers_compute_as_pytorch_has_them():
         return loss, torch.autograd.grad(loss, model.conv1.weight)[0]
 
     expected = gradient()
-    gemm.install(unit for unit in gemm.units(model) if unit.conv)
+    conv_gemm.install(unit for unit in conv_gemm.units(model) if unit.conv)
     assert all(torch.equal(a, b) for a, b in zip(gradient(), expected, strict=True))
 
 
@@ -144,12 +144,12 @@ class Looking(nn.Module):
 def test_where_others_look_between_layers_they_stay_apart():
     torch.manual_seed(0)
     model = Looking().double()
-    assert [bool(unit.conv and unit.pool) for unit in gemm.units(model)] == [False, False]
+    assert [bool(unit.conv and unit.pool) for unit in conv_gemm.units(model)] == [False, False]
     assert_equal(model, torch.randn(3, 1, 9, 9).double())
     watched, seen = cnn().double(), []
     watched.pool1.register_forward_hook(lambda layer, given, output: seen.append(given[0].shape))
-    assert "pool1" in [unit.name for unit in gemm.units(watched)]
-    gemm.install(gemm.units(watched))
+    assert "pool1" in [unit.name for unit in conv_gemm.units(watched)]
+    conv_gemm.install(conv_gemm.units(watched))
     watched(torch.randn(2, 1, 28, 28).double())
     assert seen == [(2, 10, 24, 24)]
 
@@ -168,8 +168,8 @@ def test_what_somebody_else_patched_is_left_alone():
         return F.conv2d(x, model.conv1.weight, model.conv1.bias)
 
     model.conv1.forward = forward
-    assert [unit.name for unit in gemm.units(model)] == ["pool1", "conv2", "pool3"]
-    gemm.remove(model)
+    assert [unit.name for unit in conv_gemm.units(model)] == ["pool1", "conv2", "pool3"]
+    conv_gemm.remove(model)
     assert model.conv1.forward is forward
 
 
@@ -178,5 +178,5 @@ def test_inputs_may_be_given_by_their_name():
     conv, pool, x = nn.Conv2d(2, 4, 3).double(), nn.MaxPool2d(2), torch.randn(3, 2, 9, 9).double()
     expected = pool(input=conv(input=x))
     for layer in (conv, pool):
-        gemm.install(gemm.units(layer))
+        conv_gemm.install(conv_gemm.units(layer))
     torch.testing.assert_close(pool(input=conv(input=x)), expected, rtol=1e-12, atol=1e-12)

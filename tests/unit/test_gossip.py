@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import manyhands as mh
-from manyhands.worker import Batch
+from manyhands.worker.worker import Batch
 
 
 @pytest.mark.parametrize("overlap", [False, True])

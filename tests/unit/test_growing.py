@@ -9,16 +9,20 @@ import pytest
 import torch
 from mpi4py import MPI
 
-from manyhands import errors, launch, resuming, running, surviving
-from manyhands.board import Board
-from manyhands.checkpoint import Part, Writer, newest
+from manyhands import errors
 from manyhands.comm.alone import Alone
 from manyhands.errors import ConfigError, ShortHandedError, TooFewError, WorkerError
-from manyhands.job import Job, failure, raised
-from manyhands.lifecycle import Lifecycle, Mark
+from manyhands.launch import launcher
+from manyhands.launch.status_board import Board
 from manyhands.options import configure
-from manyhands.progress import bereaved
-from manyhands.running import Run
+from manyhands.training import resume
+from manyhands.training import run as running
+from manyhands.training.job import Job, failure, raised
+from manyhands.training.process import recovery
+from manyhands.training.progress import bereaved
+from manyhands.training.run import Run
+from manyhands.worker.checkpoint.format import Part, Writer, newest
+from manyhands.worker.checkpoint.lifecycle import Lifecycle, Mark
 
 GROWS = {"on_failure": "continue", "checkpoint_every": "10steps", "workers": 3, "min_workers": 2}
 
@@ -73,7 +77,7 @@ def left(tmp_path, monkeypatch):
             settle=lambda: None, clock=SimpleNamespace(ended=None), params=torch.zeros(3),
             mechanism=None, keep_best=None, stopped="epochs",
         )  # fmt: skip
-        monkeypatch.setattr("manyhands.lifecycle.capture", captured)
+        monkeypatch.setattr("manyhands.worker.checkpoint.lifecycle.capture", captured)
         lifecycle = Lifecycle(worker, tmp_path, {"options": {"workers": 2}}, grows=grows)
         return worker, lifecycle
 
@@ -128,9 +132,9 @@ def test_who_may_not_grow_or_has_done_all_goes_on_alone(left, tmp_path, grows, s
 def test_with_too_few_left_the_run_ends_and_says_who_died_and_how_to_go_on(left):
     worker, _ = left(grows=True)
     worker.story = [{"lost": [1], "workers": 1, "step": 10, "seconds": 0.0}]
-    assert surviving._too_few(worker, None) is None
-    assert surviving._too_few(worker, 1) is None
-    error = surviving._too_few(worker, 2)
+    assert recovery._too_few(worker, None) is None
+    assert recovery._too_few(worker, 1) is None
+    error = recovery._too_few(worker, 2)
     assert "rank 1 died and 1 of 2 workers are left" in str(error)
     assert "--resume with --workers 2" in str(error)
     assert "at least 2 must be" in bereaved(worker.story[0])
@@ -151,11 +155,11 @@ def checkpoint(tmp_path, **about):
 
 def test_where_all_models_are_the_same_as_many_as_there_were_may_go_on(tmp_path):
     found = checkpoint(tmp_path, alike=True)
-    assert resuming.options(found, tmp_path, {"workers": 3})["workers"] == 3
+    assert resume.options(found, tmp_path, {"workers": 3})["workers"] == 3
     with pytest.raises(ConfigError, match="dealt over 3 workers"):
-        resuming.options(found, tmp_path, {"workers": 2})
+        resume.options(found, tmp_path, {"workers": 2})
     with pytest.raises(ConfigError, match="a model of its own"):
-        resuming.options(checkpoint(tmp_path), tmp_path, {"workers": 3})
+        resume.options(checkpoint(tmp_path), tmp_path, {"workers": 3})
 
 
 @pytest.fixture
@@ -173,7 +177,7 @@ def run(tmp_path, monkeypatch):
             if end is not None:
                 raise end
 
-        monkeypatch.setattr(launch, "launch", launched)
+        monkeypatch.setattr(launcher, "launch", launched)
         one = Run(config=config, model="mlp", data="blobs", loss=None, command="")
         job = Job(
             config=config, model="mlp", loss=None, data="", output=str(tmp_path), name="",

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from manyhands import guard as guards
-from manyhands import leftovers
-from manyhands.board import AFTER, EVENTS_FILE, Board
 from manyhands.errors import WorkerError
-from manyhands.guard import Guard
-from manyhands.heart import Heart
-from manyhands.wire import Listener
+from manyhands.launch import shm_cleanup
+from manyhands.launch import watchdog as guards
+from manyhands.launch.host_watchdog import Heart
+from manyhands.launch.status_board import AFTER, EVENTS_FILE, Board
+from manyhands.launch.stderr_channel import Listener
+from manyhands.launch.watchdog import Guard
 
 SHARED = Path("/dev/shm")
 pytestmark = pytest.mark.skipif(not SHARED.is_dir(), reason="this system has no /dev/shm")
@@ -78,7 +78,7 @@ def test_what_was_there_before_and_what_users_have_is_spared(board, tmp_path):
 def test_maps_are_read_only_as_long_as_a_new_file_may_be_a_workers(board, tmp_path, monkeypatch):
     read, listed = [], ["/dev/shm/old"]
     monkeypatch.setattr(guards, "_segments", lambda pid: read.append(pid) or set())
-    monkeypatch.setattr(leftovers, "listed", lambda: list(listed))
+    monkeypatch.setattr(shm_cleanup, "listed", lambda: list(listed))
 
     def looked(guard):
         read.clear()
@@ -359,7 +359,7 @@ def test_a_group_that_was_ended_while_it_started_is_not_waited_for(board, tmp_pa
     with Guard(board, tmp_path, 100, end=lambda: None, end_early=True) as guard:
         os.kill(os.getpid(), signal.SIGTERM)
         assert not guard.over()
-        monkeypatch.setattr("manyhands.guard._LEAVING", -1.0)
+        monkeypatch.setattr("manyhands.launch.watchdog._LEAVING", -1.0)
         assert guard.over()
 
 

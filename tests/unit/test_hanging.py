@@ -6,14 +6,14 @@ import sys
 
 import pytest
 
-from manyhands.board import OWN
 from manyhands.comm.alone import Alone
-from manyhands.hanging import Watched
+from manyhands.launch.status_board import OWN
+from manyhands.training.userloop.watched_comm import Watched
 
 SIGNALLED = """
 import os, signal
 from manyhands.comm.alone import Alone
-from manyhands.hanging import Watched
+from manyhands.training.userloop.watched_comm import Watched
 
 for _ in range(2):  # the second time the signal may be the loop's own
     watched = Watched(Alone(), 60.0)
@@ -48,7 +48,7 @@ def test_without_one_the_signal_is_as_before():
 
 TOLD = """
 import os, signal, sys, threading
-from manyhands.heart import tell_stack
+from manyhands.launch.host_watchdog import tell_stack
 
 def busy():
     begun.set()

@@ -10,22 +10,24 @@ import torch
 from safetensors.torch import save
 from test_lifecycle import working
 
-from manyhands import checkpoint, history, measures
-from manyhands.checkpoint import Checkpoint, Part, Writer
-from manyhands.clock import Clock
-from manyhands.history import BLOCK, Column, StepFile
-from manyhands.lifecycle import capture, restore
+from manyhands.training.process import measurements
+from manyhands.worker import columns
+from manyhands.worker.checkpoint import format
+from manyhands.worker.checkpoint.format import Checkpoint, Part, Writer
+from manyhands.worker.checkpoint.lifecycle import capture, restore
+from manyhands.worker.clock import Clock
+from manyhands.worker.columns import BLOCK, Column, StepFile
 
 
 def test_doctests_pass():
-    assert doctest.testmod(history).failed == 0
+    assert doctest.testmod(columns).failed == 0
 
 
 def after(steps, folder=None, **given):
     """Return a worker after so many steps, the loss of step s being s."""
     worker = working(losses=Column(), clock=Clock(), number=0, **given)
     worker.step = 0
-    history.keep(worker, folder)
+    columns.keep(worker, folder)
     train(worker, steps)
     return worker
 
@@ -45,7 +47,7 @@ def written(worker, folder):
     writer = Writer(folder, 0, 1, 9)
     writer.write(worker.step, capture(worker), {})
     writer.wait()
-    return checkpoint.check(folder / "checkpoints" / f"step-{worker.step:08d}")
+    return format.check(folder / "checkpoints" / f"step-{worker.step:08d}")
 
 
 def resumed(found, folder):
@@ -90,7 +92,7 @@ def test_a_checkpoint_does_not_grow_with_the_steps(tmp_path):
         part = written(worker, tmp_path).folder / "rank-0.safetensors"
         sizes.append(part.stat().st_size)
     assert len(set(sizes)) == 1
-    assert sizes[0] < 20 * BLOCK * 8 * len(history.columns(worker))
+    assert sizes[0] < 20 * BLOCK * 8 * len(columns.columns(worker))
 
 
 @pytest.mark.parametrize("steps", [3, 5 * BLOCK + 7])
@@ -102,7 +104,7 @@ def test_a_resumed_run_has_the_history_up_to_its_checkpoint(tmp_path, steps):
     other = resumed(found, folder)
     assert other.losses == [float(i) for i in range(1, steps + 1)]
     train(other, 3 * BLOCK)
-    mine, theirs = history.columns(other), history.columns(whole)
+    mine, theirs = columns.columns(other), columns.columns(whole)
     assert {name: list(column) for name, column in mine.items()} == {
         name: list(column) for name, column in theirs.items()
     }
@@ -123,14 +125,14 @@ def test_a_history_that_is_not_the_checkpoint_s_is_left_behind(tmp_path, damage)
             file.write(b"changed!")
     other = resumed(found, folder)
     assert other.step == 5 * BLOCK
-    assert all(column == [] for column in history.columns(other).values())
+    assert all(column == [] for column in columns.columns(other).values())
 
 
 def test_a_checkpoint_of_an_older_version_has_all_of_its_history(tmp_path):
     """All losses and times are in its part, and nothing is said of a file."""
     worker = after(5 * BLOCK)
     part = capture(worker)
-    whole = {name: torch.from_numpy(c.read()) for name, c in history.columns(worker).items()}
+    whole = {name: torch.from_numpy(c.read()) for name, c in columns.columns(worker).items()}
     numbers = {k: v for k, v in part.numbers.items() if k not in ("written", "callbacks")}
     (tmp_path / "rank-0.safetensors").write_bytes(save({**part.tensors, **whole}))
     (tmp_path / "rank-0.json").write_text(json.dumps({"numbers": numbers}))
@@ -143,7 +145,7 @@ def test_a_checkpoint_of_an_older_version_has_all_of_its_history(tmp_path):
 def test_a_checkpoint_is_written_after_the_history_it_refers_to(tmp_path):
     order = []
     part = Part({}, {}, sync=lambda: order.append(sorted(os.listdir(tmp_path))))
-    checkpoint._write_part(tmp_path, 0, part)
+    format._write_part(tmp_path, 0, part)
     assert order == [[]]
 
 
@@ -164,11 +166,11 @@ def test_a_link_is_not_followed(tmp_path):
 
 @pytest.mark.parametrize("private", [False, True])
 def test_rows_are_made_and_written_a_few_at_a_time(tmp_path, monkeypatch, private):
-    monkeypatch.setattr(measures, "_AT_ONCE", 100)
+    monkeypatch.setattr(measurements, "_AT_ONCE", 100)
     worker = after(3 * BLOCK, mechanism=object() if private else None)
     worker.clock.updated[-1] += 3 * BLOCK  # one step that took longer
-    rows = measures.steps(worker)
-    measures.write_steps(worker, rows, tmp_path / "steps.jsonl")
+    rows = measurements.steps(worker)
+    measurements.write_steps(worker, rows, tmp_path / "steps.jsonl")
     lines = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [*range(1, 3 * BLOCK + 1)]
     assert lines == [{"rank": 0, **row} for row in rows]

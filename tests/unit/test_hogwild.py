@@ -9,14 +9,16 @@ import torch
 from torch import nn
 
 import manyhands as mh
-from manyhands import assemble, evaluation, summary
-from manyhands.board import BOARD_FILE, Board
-from manyhands.checkpoint import forget_after, newest
 from manyhands.comm.memory import MemoryGroup
 from manyhands.data import store
 from manyhands.errors import ConfigError, DivergedError, StoppedError
-from manyhands.job import Job
+from manyhands.launch.status_board import BOARD_FILE, Board
 from manyhands.options import configure
+from manyhands.training.job import Job
+from manyhands.training.process import build
+from manyhands.training.process import record as summary
+from manyhands.worker import evaluation
+from manyhands.worker.checkpoint.format import forget_after, newest
 
 OPTIMIZERS = {
     "defaults": {},
@@ -57,7 +59,7 @@ def fit(blobs, tmp_path):
             name="test", command="test", launched=0.0, threads=1,
             checkpoint=checkpoint and str(checkpoint.folder),
         )  # fmt: skip
-        worker, kernels = assemble.worker(job, group(tmp_path), tmp_path)
+        worker, kernels = build.worker(job, group(tmp_path), tmp_path)
         process = summary.train(worker, begun=summary.begin(worker))
         return worker, summary.record(job, worker, kernels, process)
 

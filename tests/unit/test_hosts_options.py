@@ -5,14 +5,14 @@ import json
 
 import pytest
 
-from manyhands import hosts, wire
-from manyhands.board import Board
 from manyhands.errors import ConfigError, LaunchError
-from manyhands.hosts import Hosts
-from manyhands.job import Job
-from manyhands.lab import Lab, parse_bandwidth
+from manyhands.experiments.forecast.predict import expect_measurable
+from manyhands.launch import hosts, stderr_channel
+from manyhands.launch.hosts import Hosts
+from manyhands.launch.lab import Lab, parse_bandwidth
+from manyhands.launch.status_board import Board
 from manyhands.options import configure
-from manyhands.predicting import expect_measurable
+from manyhands.training.job import Job
 
 
 @pytest.fixture(autouse=True)
@@ -116,8 +116,8 @@ def test_what_other_hosts_tell_is_heard_once_and_whole(tmp_path):
     with log.open("wb") as file:
         file.write(b"mpiexec says something\n")
         file.flush()
-        listener = wire.Listener(log)
-        wire.say(file.fileno(), "beat", [[1, 42, 7, 10, 3, 2.5]])
+        listener = stderr_channel.Listener(log)
+        stderr_channel.say(file.fileno(), "beat", [[1, 42, 7, 10, 3, 2.5]])
         file.write(b'@manyhands ["beat", [[cut@manyhands ["event", {}]]\n@manyhands ["ev')
         file.flush()
         assert listener.heard() == [("beat", [[1, 42, 7, 10, 3, 2.5]])]
@@ -125,7 +125,7 @@ def test_what_other_hosts_tell_is_heard_once_and_whole(tmp_path):
         file.flush()
         assert listener.heard() == [("event", {"epoch": 1})]
         assert listener.heard() == []
-    assert wire.without(log.read_text()) == "mpiexec says something"
+    assert stderr_channel.without(log.read_text()) == "mpiexec says something"
 
 
 def test_a_worker_elsewhere_is_on_the_board_but_no_process_of_ours(tmp_path):

@@ -8,12 +8,12 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 import manyhands as mh
-from manyhands import keeping
-from manyhands.checkpoint import FOLDER, steps_in
 from manyhands.comm.alone import Alone
 from manyhands.errors import ConfigError, DataError
 from manyhands.options import configure
-from manyhands.userloop import UserLoop
+from manyhands.training.userloop import checkpoint
+from manyhands.training.userloop.loop import UserLoop
+from manyhands.worker.checkpoint.format import FOLDER, steps_in
 
 X = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
 
@@ -152,12 +152,12 @@ def test_to_keep_none_is_refused(tmp_path):
 def test_a_model_that_is_not_the_workers_own_is_neither_saved_nor_loaded(tmp_path):
     model, optimizer = made()
     loop = UserLoop(model, optimizer, configure({"workers": 1}), Alone())
-    keeping.save(loop, tmp_path, {}, keep=1)
+    checkpoint.save(loop, tmp_path, {}, keep=1)
     optimizer.param_groups[0]["lr"] = 0.25
     with loop.replica.holding(torch.zeros_like(loop.params)):
         for act in (
-            lambda: keeping.load(loop, tmp_path, print),
-            lambda: keeping.save(loop, tmp_path, {}, keep=1),
+            lambda: checkpoint.load(loop, tmp_path, print),
+            lambda: checkpoint.save(loop, tmp_path, {}, keep=1),
         ):
             with pytest.raises(ConfigError, match=r"inside consensus\(\)"):
                 act()

@@ -10,11 +10,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from manyhands import errors, heart, job, launch
-from manyhands.board import Board
+from manyhands import errors
 from manyhands.errors import LaunchError
-from manyhands.job import ERROR_FILE, JOB_FILE, Job, fail, put_note, raised
+from manyhands.launch import host_watchdog, launcher
+from manyhands.launch.status_board import Board
 from manyhands.options import configure
+from manyhands.training import job
+from manyhands.training.job import ERROR_FILE, JOB_FILE, Job, fail, put_note, raised
 
 
 def a_job(folder, **given):
@@ -51,8 +53,8 @@ def test_who_died_is_known_by_what_was_seen_and_what_mpiexec_tells(tmp_path, sai
     for rank in range(3):
         board.enter(rank)
         board.rows[rank, 0] = 100 + rank
-    (tmp_path / launch.LOG_FILE).write_text(said)
-    found = launch._explain(tmp_path, board, 1, gone)
+    (tmp_path / launcher.LOG_FILE).write_text(said)
+    found = launcher._explain(tmp_path, board, 1, gone)
     who = "a worker" if dead is None else f"rank {dead}"
     assert str(found).startswith(f"{who} died without a word")
     assert found.rank == dead
@@ -74,11 +76,11 @@ def test_whose_calls_fail_because_another_died_is_not_told_of(tmp_path, gone, sa
     for rank in range(3):
         board.enter(rank)
         board.rows[rank, 0] = 100 + rank
-    (tmp_path / launch.LOG_FILE).write_text(said)
+    (tmp_path / launcher.LOG_FILE).write_text(said)
     for rank in (1, 0):
         note = {"rank": rank, "kind": "Exception", "message": "a peer is gone", "exit_code": 1}
         put_note(tmp_path, {**note, "traceback": "mpi4py.MPI.Exception: a peer is gone"})
-    assert str(launch._explain(tmp_path, board, 1, gone)).startswith(told)
+    assert str(launcher._explain(tmp_path, board, 1, gone)).startswith(told)
 
 
 def test_of_several_who_are_silent_none_is_named_for_another(tmp_path):
@@ -87,10 +89,10 @@ def test_of_several_who_are_silent_none_is_named_for_another(tmp_path):
     for rank in range(3):
         board.enter(rank)
         board.rows[rank, 0] = 100 + rank
-    (tmp_path / launch.LOG_FILE).write_text(HYDRA.format(101))
+    (tmp_path / launcher.LOG_FILE).write_text(HYDRA.format(101))
     note = {"rank": 1, "kind": "Exception", "message": "a peer is gone", "exit_code": 1}
     put_note(tmp_path, {**note, "traceback": "mpi4py.MPI.Exception: a peer is gone"})
-    found = launch._explain(tmp_path, board, 1, None)
+    found = launcher._explain(tmp_path, board, 1, None)
     assert str(found).startswith("a worker died without a word")
     assert not found.traceback  # such a run may start again
 
@@ -102,11 +104,11 @@ def test_who_was_ending_when_mpi_failed_is_named_whoever_is_listed_first(tmp_pat
     for rank in range(3):
         board.enter(rank)
         board.rows[rank, 0] = 100 + rank
-    (tmp_path / launch.LOG_FILE).write_text("")
+    (tmp_path / launcher.LOG_FILE).write_text("")
     note = {"rank": 1, "kind": "Exception", "message": "a peer is gone", "exit_code": 1}
     note |= {"traceback": "mpi4py.MPI.Exception: a peer is gone", "ending": [1, 2]}
     put_note(tmp_path, note)
-    assert str(launch._explain(tmp_path, board, 1, listed)).startswith("rank 2 died")
+    assert str(launcher._explain(tmp_path, board, 1, listed)).startswith("rank 2 died")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel tells of it on Linux only")
@@ -209,7 +211,7 @@ def test_a_second_one_who_fails_while_the_first_clears_up_says_nothing(
         job._tell(folder, one(1), ValueError("the same"))
 
     job._tell(folder, one(0), ValueError("the story"))
-    second(heart.put_aside(folder))
+    second(host_watchdog.put_aside(folder))
     said = capsys.readouterr().err
     assert "[rank 0]" in said
     assert "[rank 1]" not in said
@@ -219,7 +221,7 @@ JOINED = """
 import os, signal, sys
 from pathlib import Path
 from types import SimpleNamespace
-from manyhands import job
+from manyhands.training import job
 
 def perform(*_):
     os.kill(os.getpid(), signal.SIGUSR1)  # our stack is told, and we go on
@@ -266,6 +268,6 @@ def test_a_signal_that_a_users_code_takes_during_a_run_stays_its_own(
 def test_workers_are_forked_where_pip_s_mpi_starts_them_all_on_one_host(tmp_path, given, born):
     given = dict(given)
     forks = given.pop("forks", True)
-    line, _ = launch._command(a_job(tmp_path, **given), 2, tmp_path, "", forks=forks)
-    assert (str(launch.STANDIN) in line) == born
-    assert ("manyhands.work" in line) != born
+    line, _ = launcher._command(a_job(tmp_path, **given), 2, tmp_path, "", forks=forks)
+    assert (str(launcher.STANDIN) in line) == born
+    assert ("manyhands.training.process.mpi_main" in line) != born

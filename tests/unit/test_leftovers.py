@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from manyhands import leftovers
+from manyhands.launch import shm_cleanup
 
-pytestmark = pytest.mark.skipif(not Path(leftovers.SHARED).is_dir(), reason="no shared memory")
+pytestmark = pytest.mark.skipif(not Path(shm_cleanup.SHARED).is_dir(), reason="no shared memory")
 
 LAUNCHER = """
 import sys, time
-from manyhands.leftovers import janitor
+from manyhands.launch.shm_cleanup import janitor
 with janitor():
     open(sys.argv[1], "w").close()
     print("there", flush=True)
@@ -28,7 +28,7 @@ with janitor():
 
 @pytest.fixture
 def segment() -> Iterator[Path]:
-    path = Path(leftovers.SHARED, f"mpich_shm_test_{os.getpid()}")
+    path = Path(shm_cleanup.SHARED, f"mpich_shm_test_{os.getpid()}")
     yield path
     path.unlink(missing_ok=True)
 
@@ -55,9 +55,9 @@ def test_what_was_there_before_or_is_not_mpis_stays(segment: Path) -> None:
     other = segment.with_name(f"somebodys_{os.getpid()}")
     other.touch()
     try:
-        assert str(segment) in leftovers.abandoned(())
-        assert str(segment) not in leftovers.abandoned([str(segment)])
-        assert str(other) not in leftovers.abandoned(())
+        assert str(segment) in shm_cleanup.abandoned(())
+        assert str(segment) not in shm_cleanup.abandoned([str(segment)])
+        assert str(other) not in shm_cleanup.abandoned(())
     finally:
         other.unlink()
 
@@ -67,5 +67,5 @@ def test_what_is_mapped_a_moment_after_it_was_made_stays(
 ) -> None:
     segment.touch()
     looks = iter([set(), {segment.stat().st_ino}])
-    monkeypatch.setattr(leftovers, "_mapped", lambda: next(looks))
-    assert str(segment) not in leftovers.abandoned(())
+    monkeypatch.setattr(shm_cleanup, "_mapped", lambda: next(looks))
+    assert str(segment) not in shm_cleanup.abandoned(())

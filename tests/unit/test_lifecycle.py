@@ -9,17 +9,17 @@ import pytest
 import torch
 from torch import nn
 
-from manyhands import checkpoint
-from manyhands import lifecycle as lifecycle_module
-from manyhands.checkpoint import Writer
-from manyhands.clock import Clock, Epoch
 from manyhands.comm.alone import Alone
 from manyhands.comm.communicator import Ready
 from manyhands.errors import StoppedError
-from manyhands.history import Column, StepFile
-from manyhands.lifecycle import Lifecycle, Mark, capture, restore
-from manyhands.replica import Replica
+from manyhands.model.replica import Replica
 from manyhands.strategies import STRATEGIES
+from manyhands.worker.checkpoint import format
+from manyhands.worker.checkpoint import lifecycle as lifecycle_module
+from manyhands.worker.checkpoint.format import Writer
+from manyhands.worker.checkpoint.lifecycle import Lifecycle, Mark, capture, restore
+from manyhands.worker.clock import Clock, Epoch
+from manyhands.worker.columns import Column, StepFile
 
 CLOCK = SimpleNamespace(exchange=lambda begin, end: None)
 
@@ -82,7 +82,7 @@ def test_a_loss_that_nobody_knows_is_still_unknown_after_going_on(tmp_path):
     writer.write(4, capture(working(losses=Column([1.0, None, 3.0]))), {})
     writer.wait()
     other = working(losses=Column())
-    restore(other, checkpoint.newest(tmp_path, print))
+    restore(other, format.newest(tmp_path, print))
     assert other.losses == [1.0, None, 3.0]
 
 
@@ -93,7 +93,7 @@ def test_what_was_sent_and_computed_before_counts_after_going_on(tmp_path):
     writer.write(4, capture(before), {})
     writer.wait()
     other = working(losses=Column())
-    restore(other, checkpoint.newest(tmp_path, print))
+    restore(other, format.newest(tmp_path, print))
     assert other.comm.meter.as_dict() == before.comm.meter.as_dict()
     user, system = other.clock.used
     assert user > 1e4
@@ -292,8 +292,8 @@ def test_what_was_captured_stays_as_it_was(tmp_path, monkeypatch):
     worker = working(facts={"consensus_distance": [[2, 0.5]]})
     replica = worker.replica
     gate = threading.Event()
-    write = checkpoint._write_part
-    monkeypatch.setattr(checkpoint, "_write_part", lambda *rest: (gate.wait(10), write(*rest))[1])
+    write = format._write_part
+    monkeypatch.setattr(format, "_write_part", lambda *rest: (gate.wait(10), write(*rest))[1])
     writer = Writer(tmp_path, 0, 1, 3)
     before = replica.params.clone()
     writer.write(4, capture(worker), {})
@@ -305,7 +305,7 @@ def test_what_was_captured_stays_as_it_was(tmp_path, monkeypatch):
         replica.params.zero_()
     gate.set()
     writer.wait()
-    part = checkpoint.newest(tmp_path, print).part(0)
+    part = format.newest(tmp_path, print).part(0)
     assert part.numbers["facts"] == {"consensus_distance": [[2, 0.5]]}
     assert part.numbers["epochs"][0]["steps"] == 4
     assert part.tensors["losses"].tolist() == [1.0]
@@ -323,12 +323,12 @@ def test_what_others_saw_counts_where_the_group_has_another_size_but_not_in_priv
         writer.write(4, capture(working(mechanism=mechanism)), {})
         writer.wait()
     alone = working(mechanism=mechanism)
-    restore(alone, checkpoint.newest(tmp_path, print))
+    restore(alone, format.newest(tmp_path, print))
     assert alone.others_saw is not private
     again = working(others_saw=alone.others_saw, mechanism=mechanism)
     writer = Writer(tmp_path, 0, 1, 3)
     writer.write(5, capture(again), {})
     writer.wait()
     later = working(mechanism=mechanism)
-    restore(later, checkpoint.newest(tmp_path, print))  # of the same size: it is remembered
+    restore(later, format.newest(tmp_path, print))  # of the same size: it is remembered
     assert later.others_saw is not private

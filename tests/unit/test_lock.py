@@ -11,10 +11,10 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from manyhands import lock
 from manyhands.errors import ConfigError
-from manyhands.lock import NAME, Holder, Member, acquire, expect_ended
-from manyhands.place import host
+from manyhands.launch.host import host
+from manyhands.training import folder_lock
+from manyhands.training.folder_lock import NAME, Holder, Member, acquire, expect_ended
 
 WHAT = "output is 'x', which"
 
@@ -26,7 +26,7 @@ def write(folder, holder):
 def ended():
     """Return a process that has ended."""
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    started = lock._started(process.pid)
+    started = folder_lock._started(process.pid)
     process.communicate(b"\n")
     return replace(Holder.here(), pid=process.pid, started=started)
 
@@ -53,7 +53,7 @@ def test_a_process_that_has_ended_loses_its_lock(tmp_path):
 
 def test_a_process_that_nobody_waited_for_has_ended(tmp_path):
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    holder = replace(Holder.here(), pid=process.pid, started=lock._started(process.pid))
+    holder = replace(Holder.here(), pid=process.pid, started=folder_lock._started(process.pid))
     process.stdin.close()
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # a zombie from here on
     write(tmp_path, holder)
@@ -68,7 +68,7 @@ def test_a_number_that_is_used_again_is_another_process(tmp_path):
 
 
 def test_other_processes_of_the_run_hold_its_lock_too(tmp_path, monkeypatch):
-    monkeypatch.setattr(lock, "_LEAVING", 0.2)
+    monkeypatch.setattr(folder_lock, "_LEAVING", 0.2)
     mine = Member.here()
     write(tmp_path, replace(ended(), members=((mine.pid, mine.started),)))
     with pytest.raises(ConfigError, match=f"in use by process {os.getpid()} on"):
@@ -78,15 +78,15 @@ def test_other_processes_of_the_run_hold_its_lock_too(tmp_path, monkeypatch):
 def test_workers_of_a_launcher_that_was_killed_are_waited_for(tmp_path, monkeypatch):
     """They end with it, but not at once, and write until then."""
     job = tmp_path / "manyhands-job"
-    line = [sys.executable, "-c", "input()", "manyhands.work"]
+    line = [sys.executable, "-c", "input()", "manyhands.training.process.mpi_main"]
     environment = {**os.environ, "TMPDIR": str(job / "0")}
     worker = subprocess.Popen(line, env=environment, stdin=subprocess.PIPE)
     try:
         write(tmp_path, replace(ended(), job=str(job)))
-        monkeypatch.setattr(lock, "_LEAVING", 0.2)
+        monkeypatch.setattr(folder_lock, "_LEAVING", 0.2)
         with pytest.raises(ConfigError, match=f"in use by process {worker.pid} on"):
             acquire(tmp_path, WHAT)
-        monkeypatch.setattr(lock, "_LEAVING", 60.0)
+        monkeypatch.setattr(folder_lock, "_LEAVING", 60.0)
         ending = threading.Timer(0.3, worker.stdin.close)
         ending.start()
         assert acquire(tmp_path, WHAT).inherited
@@ -131,7 +131,7 @@ def test_a_simulated_host_under_the_same_kernel_can_be_checked(tmp_path):
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"pid": 1}'])
 def test_a_lock_that_cannot_be_read_is_respected(tmp_path, content, monkeypatch):
-    monkeypatch.setattr(lock, "_WRITTEN", 0.1)
+    monkeypatch.setattr(folder_lock, "_WRITTEN", 0.1)
     (tmp_path / NAME).write_text(content)
     with pytest.raises(ConfigError, match=r"cannot be read.*rm .*\.lock"):
         acquire(tmp_path, WHAT)

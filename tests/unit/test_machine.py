@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from manyhands.record import cpu_name
+from manyhands.launch.machine import cpu_name
 
 INTEL = "processor\t: 0\nmodel name\t: Intel(R) Xeon(R) Processor\nmodel name\t: another\n"
 ARM = "processor\t: 0\nCPU implementer\t: {}\nCPU part\t: {}\n"

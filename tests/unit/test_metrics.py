@@ -9,15 +9,16 @@ import torchmetrics
 import torchmetrics.functional.classification as published
 from torch import nn
 
-from manyhands import metrics, tasks
-from manyhands.aims import Aim
-from manyhands.clock import Epoch
 from manyhands.data import Data, Stored
 from manyhands.errors import ConfigError
-from manyhands.job import Job
-from manyhands.models import LOSSES
+from manyhands.model import metrics
+from manyhands.model.replica import Replica
+from manyhands.model.zoo import LOSSES
 from manyhands.options import configure
-from manyhands.replica import Replica
+from manyhands.training.job import Job
+from manyhands.training.process import objective
+from manyhands.worker.clock import Epoch
+from manyhands.worker.stopping import Aim
 
 torch.manual_seed(0)
 SCORES = torch.randn(101, 6)
@@ -137,9 +138,9 @@ def made(model, data, folder, **given):
         data="", output="", name="", command="", launched=0.0,
     )  # fmt: skip
     stored = Stored.open(data.store(folder / "data"))
-    replica = Replica(model, tasks.loss(job, None, stored))
-    found = tasks.metrics(job, replica, stored, stored.train.batch(np.arange(4)))
-    return replica, found, tasks.aim(job.config, found)
+    replica = Replica(model, objective.loss(job, None, stored))
+    found = objective.metrics(job, replica, stored, stored.train.batch(np.arange(4)))
+    return replica, found, objective.aim(job.config, found)
 
 
 FEATURES = np.random.default_rng(0).normal(size=(20, 3)).astype(np.float32)

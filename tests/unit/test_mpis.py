@@ -4,11 +4,12 @@ import subprocess
 
 import pytest
 
-from manyhands import mpi_libraries, mpis
 from manyhands.errors import LaunchError
-from manyhands.hosts import Hosts
-from manyhands.mpis import find_mpi
-from manyhands.surroundings import RANKS, SIZES, granted_threads, group_rank, group_size
+from manyhands.launch import mpi as mpis
+from manyhands.launch import mpi_libraries
+from manyhands.launch.environment import RANKS, SIZES, granted_threads, group_rank, group_size
+from manyhands.launch.hosts import Hosts
+from manyhands.launch.mpi import find_mpi
 
 
 @pytest.fixture

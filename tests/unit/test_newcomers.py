@@ -16,17 +16,18 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import manyhands as mh
-from manyhands import initial, tasks
-from manyhands.cli import main
+from manyhands.cli.app import main
 from manyhands.data import Stored
 from manyhands.data.datasets import load
 from manyhands.errors import ConfigError, DataError, nearest
-from manyhands.job import Job
+from manyhands.model import initial_weights
+from manyhands.model.replica import Replica
 from manyhands.options import configure, options
-from manyhands.progress import Progress, doubt, last_loss
-from manyhands.replica import Replica
-from manyhands.result import Result
 from manyhands.strategies import STRATEGIES
+from manyhands.training.job import Job
+from manyhands.training.process import objective
+from manyhands.training.progress import Progress, doubt, last_loss
+from manyhands.training.result import Result
 
 X = np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32)
 Y = (X[:, 0] > 0).astype(np.int64)
@@ -148,7 +149,7 @@ def test_safetensors_that_begin_like_something_else_are_taken(tmp_path: Path, le
     path = tmp_path / "first.safetensors"
     path.write_bytes(length.to_bytes(8, "little") + header.ljust(length).encode() + bytes(4))
     assert list(load_file(path)) == ["x"]
-    assert initial.read_shapes(path) == {"x": (1,)}
+    assert initial_weights.read_shapes(path) == {"x": (1,)}
 
 
 def judged(model: nn.Module, data: mh.Data, folder: Path, loss: Any = None) -> None:
@@ -157,8 +158,8 @@ def judged(model: nn.Module, data: mh.Data, folder: Path, loss: Any = None) -> N
         output="", name="", command="", launched=0.0,
     )  # fmt: skip
     stored = Stored.open(data.store(folder / "data"))
-    replica = Replica(model, tasks.loss(job, None, stored))
-    tasks.metrics(job, replica, stored, stored.train.batch(np.arange(4)))
+    replica = Replica(model, objective.loss(job, None, stored))
+    objective.metrics(job, replica, stored, stored.train.batch(np.arange(4)))
 
 
 @pytest.mark.parametrize(
@@ -272,7 +273,7 @@ def test_ctrl_c_is_what_it_is_to_any_other_code(
         error.exit_code = code
         raise error
 
-    monkeypatch.setattr("manyhands.running.Run.launched", stopped)
+    monkeypatch.setattr("manyhands.training.run.Run.launched", stopped)
     with pytest.raises(kind, match=r"stopped after step 7 .* a checkpoint was written"):
         mh.fit(network, mh.Data((X, Y)))
     with pytest.raises(SystemExit) as ended:
@@ -306,7 +307,9 @@ class Counting(nn.Module):
 def test_a_model_of_another_shape_is_refused_before_workers_are_started(
     model: Any, given: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("manyhands.launch.launch", lambda *_: pytest.fail("workers were started"))
+    monkeypatch.setattr(
+        "manyhands.launch.launcher.launch", lambda *_: pytest.fail("workers were started")
+    )
     monkeypatch.chdir(tmp_path)
     seen = torch.get_rng_state()
     with pytest.raises(ConfigError, match=r"RuntimeError: .*has features float\d\d \(20, 6\)"):
@@ -351,7 +354,7 @@ def test_what_may_be_meant_otherwise_is_left_to_the_workers(
     def start(*_: Any) -> None:
         raise Started
 
-    monkeypatch.setattr("manyhands.launch.launch", start)
+    monkeypatch.setattr("manyhands.launch.launcher.launch", start)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(Started):
         mh.fit(model, mh.Data((X, Y)), workers=2, batch_size=40)
@@ -367,7 +370,7 @@ def test_a_model_is_tried_on_zeros_and_never_on_records(tmp_path: Path) -> None:
             return super().forward(x)
 
     stored = Stored.open(mh.Data((X + 3, Y)).store(tmp_path / "data"))
-    tasks.try_shapes(Looking(6, 2), stored, 7)
+    objective.try_shapes(Looking(6, 2), stored, 7)
     assert [tuple(x.shape) for x in seen] == [(7, 6)]
     assert not seen[0].any()
 
@@ -422,4 +425,4 @@ def test_who_has_learned_or_may_not_have_is_not_doubted(seen: dict[str, Any]) ->
     [(nn.functional.nll_loss, "nll"), (nn.L1Loss(), "L1Loss"), (lambda a, b: a, "<lambda>")],
 )
 def test_a_loss_has_the_name_of_its_option_or_its_own(loss, name):
-    assert tasks.called(loss) == name
+    assert objective.called(loss) == name

@@ -14,12 +14,15 @@ import pytest
 import torch
 
 import manyhands as mh
-from manyhands import calibrating, cli, launch, running
+from manyhands.cli import app
+from manyhands.config.declare import Range, option
 from manyhands.errors import ConfigError
-from manyhands.experiments import read
+from manyhands.experiments.forecast import calibrate
+from manyhands.experiments.sweep.spec import read
+from manyhands.launch import launcher
 from manyhands.options import Option, configure, options
-from manyhands.ranges import Range, option
 from manyhands.strategies import STRATEGIES
+from manyhands.training import run
 
 HUGE = 10**25
 # What an option needs beside it to be taken at all.
@@ -146,7 +149,7 @@ def flags() -> list[tuple[str, str]]:
     """Return every command's flags for numbers."""
     found = []
     for command in COMMANDS:
-        function = cli.app[command].default_command
+        function = app.app[command].default_command
         for parameter in inspect.signature(function, eval_str=True).parameters.values():
             kinds = arms(get_args(parameter.annotation)[0])
             declared = options().get(parameter.name)
@@ -157,7 +160,7 @@ def flags() -> list[tuple[str, str]]:
 
 
 def test_every_command_is_looked_at() -> None:
-    named = {name for name in cli.app if not name.startswith("-")}
+    named = {name for name in app.app if not name.startswith("-")}
     assert named == set(COMMANDS)
 
 
@@ -167,15 +170,15 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         raise AssertionError("something was started")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(launch, "launch", started)
-    monkeypatch.setattr(running, "store", started)
-    monkeypatch.setattr(calibrating, "fit", started)
+    monkeypatch.setattr(launcher, "launch", started)
+    monkeypatch.setattr(run, "store", started)
+    monkeypatch.setattr(calibrate, "fit", started)
     monkeypatch.setattr("subprocess.Popen", started)
 
 
 def refused(command: str, words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     with pytest.raises(SystemExit) as ended:
-        cli.main([command, *COMMANDS[command], *words])
+        app.main([command, *COMMANDS[command], *words])
     said = capsys.readouterr().err
     assert ended.value.code == 2, said
     assert "Traceback" not in said

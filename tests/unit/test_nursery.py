@@ -11,13 +11,13 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from manyhands import launch
+from manyhands.launch import launcher
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks workers on Linux only")
 SECONDS = 60  # until what must come true counts as hung
 NURSERY = """
 import os, signal, socket, sys, time
-from manyhands.nursery import Nursery
+from manyhands.launch.fork_server import Nursery
 if place := Nursery(socket.socket(fileno=int(sys.argv[1]))).serve(int(sys.argv[2])):
     place.take()
     exec(os.environ["DEED"])
@@ -29,7 +29,7 @@ def nursery(folder, count=1, **options):
     """Have a process that forks `count` workers, who do as their stand-ins' DEED says."""
     place = os.open(folder, os.O_RDONLY)
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(f"/proc/self/fd/{place}/{launch.SOCKET}")
+        listener.bind(f"/proc/self/fd/{place}/{launcher.SOCKET}")
         listener.listen()
         line = [sys.executable, "-c", NURSERY, str(listener.fileno()), str(count)]
         mother = subprocess.Popen(line, pass_fds=[listener.fileno()], **options)
@@ -43,7 +43,7 @@ def nursery(folder, count=1, **options):
 
 def stand_in(folder, deed, *files, core=None, **environment):
     """Start what mpiexec would start, on one core if so asked."""
-    line = [sys.executable, "-I", "-S", str(launch.STANDIN), str(folder / launch.SOCKET)]
+    line = [sys.executable, "-I", "-S", str(launcher.STANDIN), str(folder / launcher.SOCKET)]
     return subprocess.Popen(
         line,
         env={**os.environ, **environment, "DEED": deed},
@@ -179,7 +179,7 @@ def test_a_signal_is_passed_on(tmp_path):
 def test_a_stand_in_that_ends_too_early_is_in_nobodys_way(tmp_path):
     with nursery(tmp_path, 2):
         with socket.socket(socket.AF_UNIX) as line:
-            line.connect(str(tmp_path / launch.SOCKET))
+            line.connect(str(tmp_path / launcher.SOCKET))
         assert stand_in(tmp_path, "pass").wait(SECONDS) == 0
 
 

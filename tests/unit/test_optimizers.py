@@ -9,7 +9,7 @@ from dataclasses import asdict
 import pytest
 import torch
 
-from manyhands.optimizers import SGD, Adam, AdamW
+from manyhands.config.optimizers import SGD, Adam, AdamW
 
 CHOSEN = (
     SGD(momentum=0.0),
@@ -95,8 +95,8 @@ def test_follows_a_scheduler():
 def test_a_worker_never_imports_the_compiler():
     code = """
 import sys, torch
-import manyhands.assemble, manyhands.summary
-from manyhands.optimizers import OPTIMIZERS
+import manyhands.training.process.build, manyhands.training.process.record
+from manyhands.config.optimizers import OPTIMIZERS
 p = torch.nn.Parameter(torch.ones(3))
 for kind in OPTIMIZERS.values():
     optimizer = kind().build([p])

@@ -5,13 +5,13 @@ import torch
 from torch import nn
 
 import manyhands as mh
-from manyhands.models import MODELS
+from manyhands.model.replica import Replica
+from manyhands.model.zoo import MODELS
 from manyhands.options import configure
-from manyhands.replica import Replica
-from manyhands.strategies.cutting import blocks, cut
-from manyhands.strategies.portion import draws
-from manyhands.strategies.schedule import Turn, chunks, ideal_bubble, in_flight, schedule
-from manyhands.strategies.stage import Stage
+from manyhands.strategies.model_part import draws
+from manyhands.strategies.pipeline.partition import blocks, cut
+from manyhands.strategies.pipeline.schedule import Turn, chunks, ideal_bubble, in_flight, schedule
+from manyhands.strategies.pipeline.stage import Stage
 
 
 def told(turns):

@@ -6,28 +6,28 @@ import pytest
 import torch
 from torch import nn
 
-from manyhands import gemm, pooling
-from manyhands.models import cnn
+from manyhands.model.kernels import conv_gemm, max_pool
+from manyhands.model.zoo import cnn
 
 
 @pytest.fixture(autouse=True)
 def _also_few_numbers(monkeypatch):
-    monkeypatch.setattr(pooling, "_FEW", 0)
+    monkeypatch.setattr(max_pool, "_FEW", 0)
 
 
 def both_ways(model, x, *, changed=1):
     """Return the output and the gradient of the input as PyTorch has them, and as we do."""
     found = []
     for ours in (False, True):
-        pooling.remove(model)
+        max_pool.remove(model)
         if ours:
-            pooling.install(model)
-            assert sum(map(pooling.changed, model.modules())) == changed
+            max_pool.install(model)
+            assert sum(map(max_pool.changed, model.modules())) == changed
         given = x.clone(memory_format=torch.preserve_format).requires_grad_()
         output = model(given)
         weights = torch.linspace(-1, 1, output.numel(), dtype=x.dtype).view(output.shape)
         found.append((output, *torch.autograd.grad((output * weights).sum(), given)))
-    pooling.remove(model)
+    max_pool.remove(model)
     return found
 
 
@@ -46,13 +46,13 @@ def assert_same_bits(model, x, **options):
 @pytest.fixture
 def seen(monkeypatch):
     """How many times numbers were moved."""
-    times, moved = [], pooling._moved
+    times, moved = [], max_pool._moved
 
     def counted(*given):
         times.append(1)
         return moved(*given)
 
-    monkeypatch.setattr(pooling, "_moved", counted)
+    monkeypatch.setattr(max_pool, "_moved", counted)
     return times
 
 
@@ -112,7 +112,7 @@ def test_without_gradients(mode, seen):
     model, x = nn.MaxPool2d(2), torch.randn(2, 3, 8, 8)
     with mode():
         expected = model(x)
-        pooling.install(model)
+        max_pool.install(model)
         assert torch.equal(model(x), expected)
     assert seen
 
@@ -122,7 +122,7 @@ def test_what_is_few_or_lies_otherwise_is_left_to_pytorch(monkeypatch, seen):
     for other in (x.contiguous(memory_format=torch.channels_last), x.mT, x[0]):
         assert_same_bits(nn.MaxPool2d(2), other)
     assert_same_bits(nn.MaxPool2d(2), x.bfloat16())
-    monkeypatch.setattr(pooling, "_FEW", x.numel() + 1)
+    monkeypatch.setattr(max_pool, "_FEW", x.numel() + 1)
     assert_same_bits(nn.MaxPool2d(2), x)
     assert not seen
 
@@ -135,9 +135,9 @@ def test_the_cnn_s_gradient_is_the_same(seen):
 
 
 def test_who_asks_where_the_largest_were_keeps_pytorch_s():
-    assert pooling.found(nn.MaxPool2d(2, return_indices=True)) == []
+    assert max_pool.found(nn.MaxPool2d(2, return_indices=True)) == []
     later, x = nn.MaxPool2d(2), torch.randn(2, 3, 8, 8)
-    pooling.install(later)
+    max_pool.install(later)
     later.return_indices = True
     assert len(later(x)) == 2
 
@@ -145,7 +145,7 @@ def test_who_asks_where_the_largest_were_keeps_pytorch_s():
 def test_the_input_may_be_given_by_its_name(seen):
     model, x = nn.MaxPool2d(2), torch.randn(2, 3, 8, 8)
     expected = model(input=x)
-    pooling.install(model)
+    max_pool.install(model)
     assert torch.equal(model(input=x), expected)
     assert seen
 
@@ -153,17 +153,17 @@ def test_the_input_may_be_given_by_its_name(seen):
 def test_what_somebody_else_patched_is_left_alone():
     model = cnn()
     model.pool1.forward = forward = lambda x: x
-    gemm.install(unit for unit in gemm.units(model) if unit.name == "conv2")
-    pooling.install(model)
-    assert [pooling.changed(getattr(model, f"pool{i}")) for i in (1, 2, 3)] == [False, False, True]
-    pooling.remove(model)
+    conv_gemm.install(unit for unit in conv_gemm.units(model) if unit.name == "conv2")
+    max_pool.install(model)
+    assert [max_pool.changed(getattr(model, f"pool{i}")) for i in (1, 2, 3)] == [False, False, True]
+    max_pool.remove(model)
     assert model.pool1.forward is forward
-    assert gemm.changed(model.pool2)
+    assert conv_gemm.changed(model.pool2)
 
 
 def test_a_copy_pools_on_its_own():
     model = nn.Sequential(nn.MaxPool2d(2))
-    pooling.install(model)
+    max_pool.install(model)
     other = copy.deepcopy(model)
     other[0].kernel_size = other[0].stride = 4
     x = torch.randn(2, 3, 8, 8)
@@ -177,7 +177,7 @@ def test_gradients_of_gradients_are_pytorch_s(seen):
     for _ in range(2):
         (g,) = torch.autograd.grad(model(x).pow(3).sum(), x, create_graph=True)
         found.append(torch.autograd.grad(g.square().sum(), x)[0])
-        pooling.install(model)
+        max_pool.install(model)
     assert torch.equal(*found)
     assert found[0].any()
     assert seen

@@ -10,11 +10,11 @@ from safetensors.torch import save_file
 from torch import nn
 
 import manyhands as mh
-from manyhands import models
-from manyhands.cli import main
-from manyhands.config import MODELS, SMALLEST_PICTURES
+from manyhands.cli.app import main
+from manyhands.config.run import MODELS, SMALLEST_PICTURES
 from manyhands.data import room
 from manyhands.errors import ConfigError, LaunchError
+from manyhands.model import zoo
 from manyhands.strategies import STRATEGIES
 
 X = np.random.default_rng(0).normal(size=(60, 6)).astype(np.float32)
@@ -28,7 +28,9 @@ def network() -> nn.Module:
 @pytest.fixture(autouse=True)
 def _nothing_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("manyhands.launch.launch", lambda *_: pytest.fail("workers were started"))
+    monkeypatch.setattr(
+        "manyhands.launch.launcher.launch", lambda *_: pytest.fail("workers were started")
+    )
 
 
 def refused(told: str, model: Any, data: Any, **given: Any) -> None:
@@ -47,9 +49,9 @@ def test_data_that_a_convolutional_model_cannot_take(model: str, shape: tuple[in
 @pytest.mark.parametrize("model", SMALLEST_PICTURES)
 def test_the_smallest_pictures_are_the_smallest(model: str) -> None:
     side = SMALLEST_PICTURES[model]
-    assert models.MODELS[model]((3, side, side), 5)(torch.zeros(2, 3, side, side)).shape == (2, 5)
+    assert zoo.MODELS[model]((3, side, side), 5)(torch.zeros(2, 3, side, side)).shape == (2, 5)
     with pytest.raises((RuntimeError, ZeroDivisionError)):
-        models.MODELS[model]((3, side - 1, side - 1), 5)(torch.zeros(2, 3, side - 1, side - 1))
+        zoo.MODELS[model]((3, side - 1, side - 1), 5)(torch.zeros(2, 3, side - 1, side - 1))
 
 
 def test_the_default_model_and_blobs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -85,7 +87,7 @@ def test_options_that_do_not_fit_the_data(given: dict[str, Any], told: str) -> N
 
 def test_a_users_own_loss_runs_in_no_process_but_the_workers(monkeypatch) -> None:
     called = []
-    monkeypatch.setattr("manyhands.launch.launch", lambda *_: None)
+    monkeypatch.setattr("manyhands.launch.launcher.launch", lambda *_: None)
     with pytest.raises(FileNotFoundError):  # the record that nobody wrote
         mh.fit(network, mh.Data((X, Y)), loss=lambda *_: called.append(1), output="out")
     assert called == []
@@ -123,7 +125,7 @@ def test_weights_that_do_not_fit(kind: str, told: str) -> None:
 
 
 def test_weights_of_another_model_of_ours(capsys: pytest.CaptureFixture[str]) -> None:
-    save_file(models.MODELS["mlp"]((20,), 4).state_dict(), "first.safetensors")
+    save_file(zoo.MODELS["mlp"]((20,), 4).state_dict(), "first.safetensors")
     words = ["--data=blobs", "--model=logistic", "--init=first.safetensors", "--output=out"]
     with pytest.raises(SystemExit) as ended:
         main(["train", *words])
@@ -147,7 +149,9 @@ def test_weights_of_another_model_of_ours(capsys: pytest.CaptureFixture[str]) ->
 def test_nothing_is_measured_for_a_run_that_would_be_refused(
     model: Any, given: dict[str, Any], told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("manyhands.calibrating.fit", lambda *_, **__: pytest.fail("measured"))
+    monkeypatch.setattr(
+        "manyhands.experiments.forecast.calibrate.fit", lambda *_, **__: pytest.fail("measured")
+    )
     refused(told, model, mh.Data((X, Y)), **{"workers": "auto", **given})
 
 
@@ -158,7 +162,7 @@ def test_bundled_models_data_and_strategies_are_taken_or_refused(
     data: str, model: str, strategy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started = []
-    monkeypatch.setattr("manyhands.launch.launch", lambda *_: started.append(True))
+    monkeypatch.setattr("manyhands.launch.launcher.launch", lambda *_: started.append(True))
     # FileNotFoundError: the record that nobody wrote
     with pytest.raises((ConfigError, FileNotFoundError)) as ended:
         mh.fit(model, data, strategy=strategy, limit=200, output="out")
@@ -220,7 +224,7 @@ def test_a_model_that_the_memory_cannot_hold(
     def started(*_: object) -> None:
         raise ConfigError("the workers were started")
 
-    monkeypatch.setattr("manyhands.launch.launch", started)
+    monkeypatch.setattr("manyhands.launch.launcher.launch", started)
     monkeypatch.setattr(room, "free_memory", lambda: need - 1)
     monkeypatch.setattr(room, "whole_memory", lambda: need - 1)
     told = (

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from manyhands.budgeting import budget, lines, write
-from manyhands.cli import main
+from manyhands.cli.app import main
+from manyhands.cli.privacy import budget, lines, write
 from manyhands.errors import ConfigError
 
 RECIPE: dict[str, Any] = {"examples": 60_000, "batch_size": 512, "epochs": 40}

@@ -4,9 +4,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from manyhands.model.replica import Replica
 from manyhands.privacy.clipping import PerExample
 from manyhands.privacy.layerwise import Layerwise
-from manyhands.replica import Replica
 
 
 class Swap(nn.Module):

@@ -14,7 +14,8 @@ from torch import nn
 
 import manyhands as mh
 from manyhands.errors import ConfigError
-from manyhands.models import MODELS
+from manyhands.model.replica import Replica
+from manyhands.model.zoo import MODELS
 from manyhands.options import configure
 from manyhands.privacy import keys, parts
 from manyhands.privacy.clipping import PerExample, probe, refuse
@@ -22,7 +23,6 @@ from manyhands.privacy.layerwise import Layerwise
 from manyhands.privacy.mechanism import Mechanism
 from manyhands.privacy.sampling import Poisson
 from manyhands.privacy.terms import Terms, planned_steps, rate, statement, steps_per_epoch
-from manyhands.replica import Replica
 
 
 @pytest.fixture(autouse=True)

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from manyhands import progress
-from manyhands.clock import Epoch, Interval
 from manyhands.options import configure
-from manyhands.progress import Lines, Progress
+from manyhands.training import progress
+from manyhands.training.progress import Lines, Progress
+from manyhands.worker.clock import Epoch, Interval
 
 
 def epoch(number: int, *, loss: float | None = 30.0, **more: Any) -> dict[str, Any]:

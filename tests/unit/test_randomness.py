@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from manyhands import randomness
+from manyhands.model import randomness
+from manyhands.model.replica import Replica
 from manyhands.options import configure
-from manyhands.progress import Progress
-from manyhands.replica import Replica
+from manyhands.training.progress import Progress
 
 X, Y = torch.randn(6, 8), torch.zeros(6, dtype=torch.int64)
 

@@ -8,8 +8,8 @@ from torch.optim import lr_scheduler
 
 import manyhands as mh
 from manyhands.errors import ConfigError
+from manyhands.model.lr_schedule import KINDS, Rate, scale, tabulated
 from manyhands.options import configure
-from manyhands.rate import KINDS, Rate, scale, tabulated
 
 
 def test_cosine_is_torch_s() -> None:

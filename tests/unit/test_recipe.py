@@ -8,10 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from manyhands.data.spark import prepare
+from manyhands.data.spark.recipe import read
+from manyhands.data.spark.session import java_version, shortened, told
 from manyhands.errors import ConfigError, ManyhandsError
-from manyhands.prepare import prepare
-from manyhands.prepare.recipe import read
-from manyhands.prepare.session import java_version, shortened, told
 
 HEAD = """\
 name = "small"
@@ -101,7 +101,7 @@ def test_a_wrong_head_is_refused(tmp_path, head, message):
 
 
 def test_an_output_that_is_there_is_refused_before_spark_starts(tmp_path, monkeypatch):
-    monkeypatch.setattr("manyhands.prepare.require", lambda: pytest.fail("Spark was asked for"))
+    monkeypatch.setattr("manyhands.data.spark.require", lambda: pytest.fail("Spark was asked for"))
     (tmp_path / "out").mkdir()
     with pytest.raises(ConfigError, match="which is already there; choose another"):
         prepare(recipe(tmp_path), tmp_path / "out")
@@ -170,7 +170,7 @@ class Sum:
 @pytest.mark.parametrize(("columns", "depth"), [(1, 0), (2, 1), (3, 2), (54, 6), (2000, 11)])
 def test_a_sum_over_many_columns_is_not_deep(columns, depth):
     pytest.importorskip("pyspark")
-    from manyhands.prepare.writing import balanced_sum
+    from manyhands.data.spark.writing import balanced_sum
 
     found = balanced_sum([Sum(number) for number in range(columns)])
     assert found.names == tuple(range(columns))

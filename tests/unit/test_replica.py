@@ -8,14 +8,14 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from manyhands import config
-from manyhands import replica as replicas
-from manyhands.assemble import _decaying, _optimizer
+from manyhands.config import run
+from manyhands.config.optimizers import SGD, Adam, AdamW
 from manyhands.errors import ConfigError
-from manyhands.models import MODELS, cnn
-from manyhands.optimizers import SGD, Adam, AdamW
+from manyhands.model import replica as replicas
+from manyhands.model.replica import Replica
+from manyhands.model.zoo import MODELS, cnn
 from manyhands.options import configure
-from manyhands.replica import Replica
+from manyhands.training.process.build import _decaying, _optimizer
 
 
 @pytest.fixture(autouse=True)
@@ -335,7 +335,7 @@ def test_parameters_of_two_types_are_refused():
 
 
 def test_the_command_line_knows_the_models_without_importing_them():
-    assert set(config.MODELS) == set(MODELS)
+    assert set(run.MODELS) == set(MODELS)
 
 
 @pytest.mark.parametrize("name", sorted(MODELS))

@@ -9,11 +9,11 @@ from collections import namedtuple
 import numpy as np
 import pytest
 
-from manyhands import resources
 from manyhands.data import stored
 from manyhands.errors import LaunchError, ResourceError
-from manyhands.job import failure, raised
-from manyhands.mpi_libraries import MPILibrary
+from manyhands.launch import resources
+from manyhands.launch.mpi_libraries import MPILibrary
+from manyhands.training.job import failure, raised
 
 Usage = namedtuple("Usage", "total used free")
 SMALL = Usage(4 << 20, 3 << 20, 1 << 20)

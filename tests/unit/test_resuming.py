@@ -7,10 +7,10 @@ import pytest
 from torch.optim.lr_scheduler import ExponentialLR
 
 import manyhands as mh
-from manyhands import resuming
 from manyhands.errors import ConfigError
 from manyhands.options import configure, flatten
-from manyhands.running import Run
+from manyhands.training import resume
+from manyhands.training.run import Run
 
 
 def checkpoint(strategy, workers, **about):
@@ -22,7 +22,7 @@ def checkpoint(strategy, workers, **about):
 
 
 def test_balanced_batches_are_dealt_over_any_number(tmp_path):
-    found = resuming.options(checkpoint("sync", 2), tmp_path, {"workers": 3})
+    found = resume.options(checkpoint("sync", 2), tmp_path, {"workers": 3})
     assert found["workers"] == 3
 
 
@@ -41,7 +41,7 @@ def test_balanced_batches_are_dealt_over_any_number(tmp_path):
 )
 def test_other_deals_are_refused(found, given, why, tmp_path):
     with pytest.raises(ConfigError, match=why):
-        resuming.options(found, tmp_path, given)
+        resume.options(found, tmp_path, given)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_other_deals_are_refused(found, given, why, tmp_path):
 def test_the_story_tells_of_another_length_where_the_rate_follows_it(given, planned):
     options = {"epochs": 2, **given}
     before = {**flatten(configure({**options, "epochs": 2})), "max_steps": None}
-    told = resuming.event(checkpoint("sync", 2, options=before), configure(options))
+    told = resume.event(checkpoint("sync", 2, options=before), configure(options))
     assert told == {"resumed_from": 5, **({"planned": planned} if planned else {})}
 
 
@@ -91,7 +91,7 @@ def started(monkeypatch):
         return begun["run"]
 
     monkeypatch.setattr(Run, "launched", launched)
-    monkeypatch.setattr(resuming, "find", lambda folder, say: begun["checkpoint"])
+    monkeypatch.setattr(resume, "find", lambda folder, say: begun["checkpoint"])
     return start
 
 
@@ -123,6 +123,6 @@ def test_a_checkpoint_that_lacks_a_master_is_refused():
     found = checkpoint("server", 2)
     found.about["processes"] = 3
     with pytest.raises(ConfigError, match="a master had died"):
-        resuming.expect_all(found, config)
+        resume.expect_all(found, config)
     found.about["processes"] = 4
-    resuming.expect_all(found, config)
+    resume.expect_all(found, config)

@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 from event_files import points
 
-from manyhands import refusals, scalars
-from manyhands.clock import Epoch
+from manyhands.config import checks
 from manyhands.errors import ConfigError
 from manyhands.options import configure
-from manyhands.scalars import Scalars
+from manyhands.training.process import tensorboard
+from manyhands.training.process.tensorboard import Scalars
+from manyhands.worker.clock import Epoch
 
 STEPS = 8  # of an epoch
 
@@ -46,7 +47,7 @@ def pretend(
 
 
 def test_of_a_long_run_every_so_many_steps_are_shown(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(scalars, "POINTS", 4)
+    monkeypatch.setattr(tensorboard, "POINTS", 4)
     pretend(tmp_path, epochs=3)
     found = points(tmp_path)
     assert found["training_loss/by_step"] == [(1, 1.0), (7, 7.0), (13, 13.0), (19, 19.0)]
@@ -80,14 +81,14 @@ def test_a_worker_that_came_later_has_no_loss_of_earlier_epochs(tmp_path: Path) 
 
 
 def test_where_it_is_not_installed_the_message_says_what_to_install(monkeypatch: Any) -> None:
-    monkeypatch.setattr(refusals, "find_spec", lambda name: None)
+    monkeypatch.setattr(checks, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'manyhands\[tensorboard\]'"):
         configure({"tensorboard": True})
     assert configure({}).tensorboard is False
 
 
 def test_it_is_imported_only_where_it_is_asked_for() -> None:
-    code = "import sys, manyhands.job, manyhands.assemble, manyhands.summary, manyhands.fitting\n"
+    code = "import sys, manyhands.training.job, manyhands.training.process.build, manyhands.training.process.record, manyhands.training.setup\n"
     code += "print('tensorboard' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60

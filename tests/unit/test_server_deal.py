@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 import manyhands as mh
-from manyhands.aims import Aim
 from manyhands.errors import ConfigError
+from manyhands.model.replica import Replica
 from manyhands.options import configure
-from manyhands.replica import Replica
-from manyhands.strategies import master
-from manyhands.strategies.server import deal
+from manyhands.strategies.server import master
+from manyhands.strategies.server.server import deal
 from manyhands.strategies.staleness import describe
+from manyhands.worker.stopping import Aim
 
 
 def shares(sizes, masters):

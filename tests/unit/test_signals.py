@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 import manyhands as mh
-from manyhands import cli, signals
-from manyhands.scratch import private_folder
+from manyhands.cli import app
+from manyhands.launch import signals
+from manyhands.launch.scratch import private_folder
 
 SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
 
@@ -35,9 +36,9 @@ def test_a_command_ends_with_the_signals_code_also_where_other_code_swallows_it(
         except BaseException:  # as code of a user's may
             return
 
-    monkeypatch.setattr(cli, "_run", swallow)
+    monkeypatch.setattr(app, "_run", swallow)
     with pytest.raises(SystemExit) as ended:
-        cli.main([])
+        app.main([])
     assert ended.value.code == 128 + signum
     assert signals.describe(signum) in capsys.readouterr().err
 
@@ -59,7 +60,7 @@ def test_a_caller_of_fit_gets_an_exception_before_training(
         except Exception:
             raise AssertionError("swallowed") from None
 
-    monkeypatch.setattr("manyhands.running.Run.launched", stopped)
+    monkeypatch.setattr("manyhands.training.run.Run.launched", stopped)
     with pytest.raises(kind) as raised:
         mh.fit("mlp", "blobs")
     assert getattr(raised.value, "exit_code", 130) == 128 + signum

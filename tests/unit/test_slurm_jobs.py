@@ -6,11 +6,12 @@ import sys
 
 import pytest
 
-from manyhands import resuming, slurm
-from manyhands.checkpoint import Checkpoint
-from manyhands.cli import main
+from manyhands.cli import slurm
+from manyhands.cli.app import main
 from manyhands.errors import ConfigError, LaunchError
 from manyhands.options import configure, flatten
+from manyhands.training import resume
+from manyhands.worker.checkpoint.format import Checkpoint
 
 
 @pytest.fixture
@@ -69,7 +70,7 @@ def test_a_run_that_goes_on_is_the_one_of_its_checkpoint(
     about = {"options": before, "settled": {"kernels": "default"}, "step": 0, "epoch": 0}
     about |= {"processes": 3, "layers": []}
     found = Checkpoint(folder=tmp_path, about=about)
-    monkeypatch.setattr(resuming.checkpoints, "newest", lambda folder, say: found)
+    monkeypatch.setattr(resume.checkpoints, "newest", lambda folder, say: found)
     by_slurm({"resume": str(tmp_path), **given})
     (batch,) = submitted
     assert (batch.config.workers, batch.config.name) == (count, "mine")

@@ -8,13 +8,14 @@ import torch.nn.functional as F
 from torch import nn
 
 import manyhands as mh
-from manyhands import gemm, predicting
-from manyhands.experiments import from_text
-from manyhands.naming import factory
+from manyhands.config.import_path import factory
+from manyhands.experiments.forecast import predict
+from manyhands.experiments.forecast.predict import _names
+from manyhands.experiments.sweep.spec import from_text
+from manyhands.model.kernels import conv_gemm
+from manyhands.model.lr_schedule import tabulated
+from manyhands.model.replica import Replica
 from manyhands.options import configure
-from manyhands.predicting import _names
-from manyhands.rate import tabulated
-from manyhands.replica import Replica
 from manyhands.strategies import STRATEGIES
 
 
@@ -63,8 +64,8 @@ def test_all_strategies_by_name():
 
 def test_nothing_is_fused_where_a_loss_sees_the_model():
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2))
-    assert [unit.name for unit in gemm.units(model)] == ["0"]
-    assert [unit.name for unit in gemm.units(model, fuse=False)] == ["0", "2"]
+    assert [unit.name for unit in conv_gemm.units(model)] == ["0"]
+    assert [unit.name for unit in conv_gemm.units(model, fuse=False)] == ["0", "2"]
 
 
 @pytest.mark.parametrize(
@@ -77,10 +78,10 @@ def test_what_is_measured_beforehand_has_the_batches_of_the_run(given, size, mon
         measured.append(options["batch_size"])
         raise KeyError
 
-    monkeypatch.setattr(predicting, "calibrate", calibrate)
+    monkeypatch.setattr(predict, "calibrate", calibrate)
     with pytest.raises(KeyError):
-        predicting.predict(strategies=["sync", "hogwild"], **given)
+        predict.predict(strategies=["sync", "hogwild"], **given)
     config = configure({**given, "workers": 1})
     with pytest.raises(KeyError):
-        predicting.choose_workers("cnn", "mnist", given, config, loss=None, say=print)
+        predict.choose_workers("cnn", "mnist", given, config, loss=None, say=print)
     assert measured == [size, size]

@@ -8,8 +8,8 @@ from py4j.protocol import Py4JError
 from pyspark import SparkContext
 from pyspark.errors import PySparkValueError
 
+from manyhands.data.spark.session import told
 from manyhands.errors import ConfigError, ManyhandsError
-from manyhands.prepare.session import told
 
 
 @pytest.fixture

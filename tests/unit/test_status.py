@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from manyhands import budgeting, status
-from manyhands.cli import main
-from manyhands.status import Status
+from manyhands.cli import privacy, status
+from manyhands.cli.app import main
+from manyhands.cli.status import Status
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_in_a_terminal_a_line_is_redrawn(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_budget_names_its_stages() -> None:
     stages: list[str] = []
     given = {"epsilon": 3.0, "delta": 1e-5, "batch_size": 100, "max_steps": 10}
-    budgeting.budget(1000, on_stage=stages.append, **given)
+    privacy.budget(1000, on_stage=stages.append, **given)
     assert len(stages) == 3
     assert stages[-1] == "computing ε over 10 steps"
 

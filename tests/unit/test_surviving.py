@@ -17,15 +17,16 @@ from hypothesis import strategies as st
 from mpi4py import MPI
 
 import manyhands as mh
-from manyhands import mpis, surviving
-from manyhands.board import Board
-from manyhands.checkpoint import Part, Writer, steps
 from manyhands.data import Plan
-from manyhands.data.estate import examples, settled
+from manyhands.data.reassignment import examples, settled
 from manyhands.errors import ConfigError, LaunchError, WorkerError
-from manyhands.guard import Guard
+from manyhands.launch import mpi as mpis
+from manyhands.launch.status_board import Board
+from manyhands.launch.watchdog import Guard
 from manyhands.options import configure
-from manyhands.strategies.heirs import Pause, inherited, newest, rescue
+from manyhands.strategies.server.takeover import Pause, inherited, newest, rescue
+from manyhands.training.process import recovery
+from manyhands.worker.checkpoint.format import Part, Writer, steps
 
 
 @settings(max_examples=60, deadline=None)
@@ -313,17 +314,17 @@ def test_who_dies_while_checkpoints_are_renewed_is_missed_from_the_plans_of_then
         return "done"
 
     answers = iter([False, False, True])
-    monkeypatch.setattr(surviving, "_regroup", regroup)
-    monkeypatch.setattr(surviving, "_tell", lambda *rest: None)
-    monkeypatch.setattr(surviving, "_too_few", lambda worker, least: None)
+    monkeypatch.setattr(recovery, "_regroup", regroup)
+    monkeypatch.setattr(recovery, "_tell", lambda *rest: None)
+    monkeypatch.setattr(recovery, "_too_few", lambda worker, least: None)
     ulfm = SimpleNamespace(
         is_loss=lambda error: True, revoke=lambda group: None, shrunk=lambda group: group,
         agreed=lambda group, well: next(answers),
     )  # fmt: skip
-    monkeypatch.setattr(surviving, "ulfm", ulfm)
+    monkeypatch.setattr(recovery, "ulfm", ulfm)
     plan = Plan("balanced", examples=40, batch_size=8, size=4, rank=0, seed=0)
     worker = SimpleNamespace(
         plan=plan, comm=SimpleNamespace(size=4), lifecycle=Dies(), config=configure({"workers": 4})
     )
-    assert surviving.outlive(worker, work, lead=print) == "done"
+    assert recovery.outlive(worker, work, lead=print) == "done"
     assert met == [[0, 1, 2, 3], [0, 1, 2]]

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 import manyhands as mh
-from manyhands.models import MODELS
+from manyhands.model.replica import Replica
+from manyhands.model.zoo import MODELS
 from manyhands.options import configure
-from manyhands.replica import Replica
-from manyhands.strategies.slicing import Inputs, Outputs, Slice, Team, sliced
+from manyhands.strategies.tensor.slicing import Inputs, Outputs, Slice, Team, sliced
 
 
 def team(rank, size):

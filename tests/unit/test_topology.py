@@ -11,7 +11,7 @@ import manyhands as mh
 from manyhands.errors import ConfigError
 from manyhands.options import configure
 from manyhands.strategies import Gossip
-from manyhands.strategies.topology import check, graph, halves, matching, mixing, row
+from manyhands.strategies.gossip.topology import check, graph, halves, matching, mixing, row
 
 FIXED = ("ring", "exponential", "complete")
 sizes = st.integers(2, 17)

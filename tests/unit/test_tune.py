@@ -8,20 +8,20 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from manyhands import gemm, pooling, tune
 from manyhands.errors import ConfigError
-from manyhands.models import cnn
+from manyhands.model.kernels import conv_gemm, max_pool, tuning
+from manyhands.model.replica import Replica
+from manyhands.model.zoo import cnn
 from manyhands.options import configure
-from manyhands.replica import Replica
 
 
 @pytest.fixture
 def replica(monkeypatch, tmp_path):
     monkeypatch.setenv("MANYHANDS_CACHE", str(tmp_path))
-    monkeypatch.setattr(tune, "_BUDGET", 0.05)
+    monkeypatch.setattr(tuning, "_BUDGET", 0.05)
     torch.manual_seed(0)
     yield Replica(cnn().eval(), F.nll_loss)
-    tune.switch("default")
+    tuning.switch("default")
 
 
 def batch(examples=4):
@@ -33,10 +33,10 @@ def alone(values):
 
 
 def test_the_fastest_is_chosen_and_remembered(replica):
-    first = tune.choose(replica, batch(), alone, alone)
+    first = tuning.choose(replica, batch(), alone, alone)
     assert first.source == "measured"
     assert first.choice == min(first.milliseconds, key=first.milliseconds.get)
-    again = tune.choose(replica, batch(), alone, alone)
+    again = tuning.choose(replica, batch(), alone, alone)
     assert (again.source, again.choice) == ("cached", first.choice)
 
 
@@ -46,15 +46,15 @@ def test_the_slowest_worker_decides(replica):
     def slowest(values):
         return np.array(next(said))
 
-    chosen = tune.choose(replica, batch(), slowest, alone)
+    chosen = tuning.choose(replica, batch(), slowest, alone)
     assert chosen.choice == "channels-last+gemm:conv2"  # all together were slower, this alone not
-    assert not gemm.changed(replica.module.conv1)
-    assert gemm.changed(replica.module.conv2)
+    assert not conv_gemm.changed(replica.module.conv1)
+    assert conv_gemm.changed(replica.module.conv2)
 
 
 def test_layers_that_are_better_left_out_are_left_out(replica):
     said = iter([[9.0, 3.0, 9.0, 9.0], [2.5, 2.0], [3.0, 3.0, 1.5], []])
-    chosen = tune.choose(replica, batch(), lambda values: np.array(next(said)), alone)
+    chosen = tuning.choose(replica, batch(), lambda values: np.array(next(said)), alone)
     assert chosen.choice == "native+gemm:conv1,conv2"
     assert chosen.milliseconds["native+gemm"] == 2.0
 
@@ -65,35 +65,37 @@ def test_layers_that_are_better_left_out_are_left_out(replica):
 )
 def test_pooling_is_tried_alone_and_then_beside_products(replica, last, expected):
     said = iter([[9.0, 3.0, 9.0, 9.0], [2.0, 4.0], last, []])
-    chosen = tune.choose(replica, batch(), lambda values: np.array(next(said)), alone)
+    chosen = tuning.choose(replica, batch(), lambda values: np.array(next(said)), alone)
     assert chosen.choice == expected
     layers = replica.module
-    assert gemm.changed(layers.conv2) == gemm.changed(layers.pool2) == ("conv2" in expected)
-    assert pooling.changed(layers.pool1)
-    assert pooling.changed(layers.pool2) == ("conv2" not in expected)
-    tune.apply(replica, "default")
-    assert not any(gemm.changed(one) or pooling.changed(one) for one in layers.modules())
-    tune.apply(replica, expected)
-    assert [unit.name for unit in tune._units(layers, fuse=True)] == ["conv1", "conv2", "pool3"]
+    assert (
+        conv_gemm.changed(layers.conv2) == conv_gemm.changed(layers.pool2) == ("conv2" in expected)
+    )
+    assert max_pool.changed(layers.pool1)
+    assert max_pool.changed(layers.pool2) == ("conv2" not in expected)
+    tuning.apply(replica, "default")
+    assert not any(conv_gemm.changed(one) or max_pool.changed(one) for one in layers.modules())
+    tuning.apply(replica, expected)
+    assert [unit.name for unit in tuning._units(layers, fuse=True)] == ["conv1", "conv2", "pool3"]
 
 
 def test_a_model_without_max_pooling_is_not_timed_with_it(replica):
     layers = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.LazyLinear(10))
     layers(torch.zeros(1, 1, 28, 28))
-    chosen = tune.choose(Replica(layers, F.cross_entropy), batch(), alone, alone)
+    chosen = tuning.choose(Replica(layers, F.cross_entropy), batch(), alone, alone)
     assert "+gemm" in str(chosen.milliseconds)
     assert "+pool" not in str(chosen.milliseconds)
 
 
 def test_nnpack_is_timed_from_as_many_examples_as_pytorch_gives_it(replica, monkeypatch):
     monkeypatch.setattr(torch.backends.nnpack, "is_available", lambda: True)
-    assert "nnpack" not in tune.choose(replica, batch(15), alone, alone).milliseconds
-    assert "nnpack" in tune.choose(replica, batch(16), alone, alone).milliseconds
+    assert "nnpack" not in tuning.choose(replica, batch(15), alone, alone).milliseconds
+    assert "nnpack" in tuning.choose(replica, batch(16), alone, alone).milliseconds
     flat = Replica(nn.Sequential(nn.Flatten(), nn.Linear(784, 10)), F.cross_entropy)
-    assert "nnpack" not in tune.choose(flat, batch(16), alone, alone).milliseconds
+    assert "nnpack" not in tuning.choose(flat, batch(16), alone, alone).milliseconds
     monkeypatch.setattr(torch.backends.nnpack, "is_available", lambda: False)
     monkeypatch.setenv("MANYHANDS_CACHE", os.devnull)
-    assert "nnpack" not in tune.choose(replica, batch(16), alone, alone).milliseconds
+    assert "nnpack" not in tuning.choose(replica, batch(16), alone, alone).milliseconds
 
 
 @pytest.mark.parametrize(
@@ -106,8 +108,8 @@ def test_nnpack_is_timed_from_as_many_examples_as_pytorch_gives_it(replica, monk
 )
 def test_kernels_switch_libraries(replica, kernels, libraries):
     for before in ("default", "native"):
-        tune.switch(before)
-        tune.apply(replica, f"{kernels}+pool")
+        tuning.switch(before)
+        tuning.apply(replica, f"{kernels}+pool")
         assert (torch.backends.mkldnn.enabled, torch._C._get_nnpack_enabled()) == libraries
 
 
@@ -116,7 +118,7 @@ def test_rank_0_says_whether_nnpack_is_timed(replica, monkeypatch, mine, first):
     """Of a batch of 31, one of two workers has 16 examples and the other 15."""
     monkeypatch.setattr(torch.backends.nnpack, "is_available", lambda: True)
     said = iter([{}, {"nnpack": 1.0} if first >= 16 else {}])
-    chosen = tune.choose(replica, batch(mine), alone, lambda own: next(said))
+    chosen = tuning.choose(replica, batch(mine), alone, lambda own: next(said))
     assert ("nnpack" in chosen.milliseconds) == (first >= 16)
 
 
@@ -137,8 +139,8 @@ def test_nnpack_is_timed_where_it_would_compute(replica, monkeypatch, layer, tim
     x = x.to(layer.weight.dtype)
     layers(x)
     made = Replica(layers, F.cross_entropy)
-    assert ("nnpack" in tune.choose(made, (x, y), alone, alone).milliseconds) == timed
-    assert "nnpack" not in tune.choose(made, (x, y), alone, alone, kind="bfloat16").milliseconds
+    assert ("nnpack" in tuning.choose(made, (x, y), alone, alone).milliseconds) == timed
+    assert "nnpack" not in tuning.choose(made, (x, y), alone, alone, kind="bfloat16").milliseconds
 
 
 def test_a_process_of_somebody_else_is_left_as_it_was(replica):
@@ -147,10 +149,10 @@ def test_a_process_of_somebody_else_is_left_as_it_was(replica):
         return torch.backends.mkldnn.enabled, nnpack, torch.get_num_threads()
 
     for before in ("default", "native"):
-        tune.switch(before)
+        tuning.switch(before)
         found = state()
-        with tune.put_back():
-            tune.switch("nnpack")
+        with tuning.put_back():
+            tuning.switch("nnpack")
             torch.set_num_threads(found[-1] + 1)
             assert state() != found
         assert state() == found
@@ -163,8 +165,8 @@ def test_where_steps_are_long_one_of_each_has_to_do(replica, monkeypatch):
         turns.append(torch.backends.mkldnn.enabled)
         clock[0] += 5.0
 
-    monkeypatch.setattr(tune.time, "perf_counter", lambda: clock[0])
-    assert tune._time(replica, step, ["default", "native"]) == [5000.0, 5000.0]
+    monkeypatch.setattr(tuning.time, "perf_counter", lambda: clock[0])
+    assert tuning._time(replica, step, ["default", "native"]) == [5000.0, 5000.0]
     assert turns == [True, False, True, False]  # one to see whether it computes, one timed
 
 
@@ -178,54 +180,54 @@ def test_what_else_the_machine_does_decides_nothing(replica, monkeypatch):
         turns.append(name)
         clock[0] += lengths[name].pop(0)
 
-    monkeypatch.setattr(tune, "_BUDGET", 16.0)
-    monkeypatch.setattr(tune.time, "perf_counter", lambda: clock[0])
-    assert tune._time(replica, step, ["default", "native"]) == pytest.approx([2.0, 3.0])
+    monkeypatch.setattr(tuning, "_BUDGET", 16.0)
+    monkeypatch.setattr(tuning.time, "perf_counter", lambda: clock[0])
+    assert tuning._time(replica, step, ["default", "native"]) == pytest.approx([2.0, 3.0])
     assert turns == ["default", "native", *(3 * ["default"] + 3 * ["native"]) * 2]
 
 
 def test_those_that_differ_by_little_are_timed_again(replica, monkeypatch):
-    monkeypatch.setattr(tune, "_BUDGET", 8.0)
+    monkeypatch.setattr(tuning, "_BUDGET", 8.0)
     said = iter([[9.0, 5.2, 5.0, 9.0], [9.0, 9.0], [9.0, 9.0, 9.0], [4.8, 5.1]])
-    chosen = tune.choose(replica, batch(), lambda values: np.array(next(said)), alone)
+    chosen = tuning.choose(replica, batch(), lambda values: np.array(next(said)), alone)
     assert chosen.choice == "native"
     assert (chosen.milliseconds["native"], chosen.milliseconds["channels-last"]) == (4.8, 5.0)
-    offer = tune._Offer([], images=True, pools=True, nnpack=False)
+    offer = tuning._Offer([], images=True, pools=True, nnpack=False)
     times = {"default": 9.0, "native": 5.2, "default+pool": 5.0}
-    assert tune._close(offer, times) == ["native", "default+pool"]
-    assert tune._close(offer, {"default": 9.0, "native": 5.2}) == []
-    assert tune._close(offer, {"default": 1000.0, "native": 1001.0}) == []
+    assert tuning._close(offer, times) == ["native", "default+pool"]
+    assert tuning._close(offer, {"default": 9.0, "native": 5.2}) == []
+    assert tuning._close(offer, {"default": 1000.0, "native": 1001.0}) == []
 
 
 def test_kernels_that_cannot_compute_a_model_are_not_chosen(replica, monkeypatch):
     def broken(*given):
         raise RuntimeError("no such kernel")
 
-    for function in (gemm._Convolution, gemm._Pooling, pooling._Pooling):
+    for function in (conv_gemm._Convolution, conv_gemm._Pooling, max_pool._Pooling):
         monkeypatch.setattr(function, "apply", broken)
-    monkeypatch.setattr(pooling, "_FEW", 0)
-    chosen = tune.choose(replica, batch(), alone, alone)
+    monkeypatch.setattr(max_pool, "_FEW", 0)
+    chosen = tuning.choose(replica, batch(), alone, alone)
     assert chosen.milliseconds
     assert not any("+" in name for name in (chosen.choice, *chosen.milliseconds))
 
 
 def test_times_are_of_the_layers_that_could_be_changed_then(replica):
-    tune.choose(replica, batch(), alone, alone)
+    tuning.choose(replica, batch(), alone, alone)
     handle = replica.module.pool1.register_forward_hook(lambda *given: None)
-    watched = tune.choose(replica, batch(), alone, alone)
+    watched = tuning.choose(replica, batch(), alone, alone)
     assert watched.source == "measured"  # pool1 is a layer of its own now
     handle.remove()
-    assert tune.choose(replica, batch(), alone, alone).source == "cached"
+    assert tuning.choose(replica, batch(), alone, alone).source == "cached"
 
 
 def test_a_private_step_has_the_libraries_kernels(replica):
-    chosen = tune.choose(replica, batch(), alone, alone, kind="private")
+    chosen = tuning.choose(replica, batch(), alone, alone, kind="private")
     assert not any("+" in name for name in chosen.milliseconds)
 
 
 def test_unknown_layers_are_refused(replica):
     with pytest.raises(ConfigError, match=r"gemm:conv7.*expected conv1, conv2, pool3"):
-        tune.given(replica, "default+gemm:conv7")
+        tuning.given(replica, "default+gemm:conv7")
 
 
 def test_what_they_cannot_compute_is_refused():
@@ -251,14 +253,14 @@ def test_others_are_not(kernels):
 
 
 def test_rank_0_s_cache_decides(replica):
-    chosen = tune.choose(replica, batch(), alone, lambda mine: {"default": 5.0, "native": 1.0})
+    chosen = tuning.choose(replica, batch(), alone, lambda mine: {"default": 5.0, "native": 1.0})
     assert (chosen.source, chosen.choice) == ("cached", "native")
 
 
 def test_a_damaged_cache_is_measured_again(replica, tmp_path):
-    tune.choose(replica, batch(), alone, alone)
+    tuning.choose(replica, batch(), alone, alone)
     next(tmp_path.glob("kernels-*.json")).write_text("{")
-    assert tune.choose(replica, batch(), alone, alone).source == "measured"
+    assert tuning.choose(replica, batch(), alone, alone).source == "measured"
 
 
 def test_all_kernels_compute_the_same_gradient(replica):
@@ -275,7 +277,7 @@ def test_all_kernels_compute_the_same_gradient(replica):
         "default+pool",
         "native+pool+gemm:conv2",
     ):
-        tune.apply(replica, name)
+        tuning.apply(replica, name)
         replica.gradient(x, y)
         gradients[name] = replica.grad.clone()
     for name, gradient in gradients.items():

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import records
 
-from manyhands import cli, watching
+from manyhands.cli import app
 from manyhands.errors import ConfigError
-from manyhands.report import build
-from manyhands.watching import Growing, fingerprint, serving
+from manyhands.report import build, live_server
+from manyhands.report.live_server import Growing, fingerprint, serving
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_before_the_first_run_a_page_waits(growing: Growing) -> None:
 def test_a_page_that_waits_hears_of_the_next_run(
     growing: Growing, empty: Path, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(watching, "_PATIENCE", 100.0)
+    monkeypatch.setattr(live_server, "_PATIENCE", 100.0)
     before = version_of(ask(growing)[2])
     heard: list[Any] = []
     asking = threading.Thread(
@@ -99,7 +99,7 @@ def test_a_page_that_waits_hears_of_the_next_run(
 
 
 def test_where_nothing_changes_nothing_is_sent_again(growing: Growing, monkeypatch: Any) -> None:
-    monkeypatch.setattr(watching, "_PATIENCE", 0.05)
+    monkeypatch.setattr(live_server, "_PATIENCE", 0.05)
     _, headers, body = ask(growing)
     assert ask(growing, "/changed?from=" + version_of(body))[::2] == (204, "")
     assert ask(growing, **{"If-None-Match": headers["ETag"]})[::2] == (304, "")
@@ -195,6 +195,6 @@ def test_a_port_that_is_taken_is_named(growing: Growing, empty: Path) -> None:
 )
 def test_options_that_cannot_work_are_refused(given: list[str], said: str, capsys: Any) -> None:
     with pytest.raises(SystemExit) as ended:
-        cli.main(["report", "nowhere", *given])
+        app.main(["report", "nowhere", *given])
     assert ended.value.code == 2
     assert said in capsys.readouterr().err

@@ -27,7 +27,7 @@ from manyhands.allreduce.rabenseifner import rabenseifner
 from manyhands.allreduce.recursive_doubling import recursive_doubling
 from manyhands.allreduce.ring import ring
 from manyhands.allreduce.shared_memory import shared_memory
-from manyhands.mpi_libraries import load_matching
+from manyhands.launch.mpi_libraries import load_matching
 
 load_matching()  # nothing above imports mpi4py.MPI, which starts MPI, before a function is called
 

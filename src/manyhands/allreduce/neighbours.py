@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from manyhands.place import host, kernel
+from manyhands.launch.host import host, kernel
 
 if TYPE_CHECKING:
     from mpi4py import MPI

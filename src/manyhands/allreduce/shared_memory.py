@@ -12,7 +12,7 @@ from manyhands.allreduce.buffers import MANY, SHORT, Array, Op, combine, cuts, d
 from manyhands.allreduce.private import Channel, channel
 from manyhands.allreduce.window import COPIED, REDUCED, SLOT, Window, slot_bytes
 from manyhands.errors import ConfigError
-from manyhands.resources import shareable
+from manyhands.launch.resources import shareable
 
 # Up to how many bytes from the others, (P - 1) n, every rank had better reduce everything for
 # itself: one wait instead of two. A wait costs more where processes share cores; two processes have

@@ -23,7 +23,7 @@ import numpy as np
 
 from manyhands.allreduce.buffers import Array
 from manyhands.errors import LaunchError
-from manyhands.resources import shareable, shared_shortage
+from manyhands.launch.resources import shareable, shared_shortage
 
 LEAST_SLOT = 384 << 10  # bytes of an array that is reduced in one round (`fits_one_round`)
 SLOT = 1 << 20  # bytes of the array in one round: as much as stays in a core's second-level cache

@@ -19,7 +19,7 @@ import torch.multiprocessing  # teaches pipes to carry tensors
 
 from manyhands.comm.communicator import Ready
 from manyhands.comm.meter import Meter
-from manyhands.resources import expect_shared
+from manyhands.launch.resources import expect_shared
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection

@@ -15,7 +15,7 @@ from manyhands.allreduce.private import channel
 from manyhands.allreduce.shared_memory import Through, reduce_through
 from manyhands.comm.communicator import Pending, Ready
 from manyhands.comm.meter import Meter
-from manyhands.surroundings import pass_on_output
+from manyhands.launch.environment import pass_on_output
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -17,7 +17,7 @@ from torch import Tensor
 from manyhands.comm.communicator import Ready
 from manyhands.comm.meter import Meter
 from manyhands.errors import ConfigError, LaunchError
-from manyhands.surroundings import pass_on_output, torch_group
+from manyhands.launch.environment import pass_on_output, torch_group
 
 # What gloo and NCCL say when another process is gone.
 _GONE = (

@@ -6,28 +6,29 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from manyhands import forms, validate
+from manyhands import validate
+from manyhands.data import batch_tree
+from manyhands.data.batch_tree import Tree
 from manyhands.data.split import Normalise
 from manyhands.errors import ConfigError, DataError
-from manyhands.forms import Tree
 
 ROWS_AT_ONCE = 4096
 
 
 def counted(x: Tree, y: Tree) -> tuple[Tree, Tree]:
     """Return features and targets; truth values as the only target are two classes."""
-    single = y is not x and forms.form(y) is None
+    single = y is not x and batch_tree.form(y) is None
     return x, y.astype(np.int64) if single and y.dtype.kind == "b" else y
 
 
 def classes(parts: Mapping[str, tuple[Tree, Tree]], given: int | None, where: str) -> int | None:
     """Return how many classes there are: as given, or the largest label + 1; None for numbers."""
     x, y = parts["train"]
-    if forms.count(x) == 0:
+    if batch_tree.count(x) == 0:
         raise DataError(f"{where}: the training set is empty")
-    if any(forms.count(x) == 0 for x, _ in parts.values()):
+    if any(batch_tree.count(x) == 0 for x, _ in parts.values()):
         raise DataError(f"{where}: the test set is empty; give None for no test set")
-    single = y is not x and forms.form(y) is None
+    single = y is not x and batch_tree.form(y) is None
     if given is None and single and y.dtype.kind == "b":
         given = 2
     if given is None and single and y.dtype.kind in "iu":
@@ -83,12 +84,12 @@ def ready(
     x: Tree, y: Tree, train: tuple[Tree, Tree], classes: int | None, where: str
 ) -> tuple[Tree, Tree]:
     """Return features and targets as they are stored, all checked."""
-    for values, like in zip(forms.leaves(x), forms.leaves(train[0]), strict=True):
+    for values, like in zip(batch_tree.leaves(x), batch_tree.leaves(train[0]), strict=True):
         _check_features(values, like.shape[1:], where)
     if y is x:
         return x, x
-    if forms.form(y) is not None:
-        return x, forms.each(lambda values: _number(values, where), y)
+    if batch_tree.form(y) is not None:
+        return x, batch_tree.each(lambda values: _number(values, where), y)
     return x, _targets(y, classes, where)
 
 
@@ -171,7 +172,7 @@ def normalise(
     """Return mean and standard deviation, if they fit the features."""
     if given is None:
         return None
-    if forms.form(x) is not None:
+    if batch_tree.form(x) is not None:
         raise ConfigError(
             "normalise is given, but there are several features; normalise them first"
         )

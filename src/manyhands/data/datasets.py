@@ -9,10 +9,19 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from manyhands import forms
-from manyhands.data import bundled, checking, npy, room, shards, sources, stored, streaming
+from manyhands.config.import_path import factory
+from manyhands.data import (
+    batch_tree,
+    bundled,
+    checking,
+    npy,
+    room,
+    shards,
+    sources,
+    stored,
+    streaming,
+)
 from manyhands.errors import ConfigError, DataError, nearest
-from manyhands.naming import factory
 
 Source: TypeAlias = Any
 """(x, y), or x alone, of arrays or tensors; a list, or a torch map-style Dataset, of examples."""
@@ -102,7 +111,7 @@ class Data:
             self.arrays |= stored.flat(part, x, y)
         x = trees["train"][0]
         if ids is not None:
-            self.arrays["train_ids"] = checking.ids(ids, forms.count(x), self.name)
+            self.arrays["train_ids"] = checking.ids(ids, batch_tree.count(x), self.name)
         self.normalise = checking.normalise(normalise, x)
 
     def __repr__(self) -> str:

@@ -29,7 +29,7 @@ from manyhands.data.shuffle import draws, permutation
 from manyhands.errors import ConfigError
 
 if TYPE_CHECKING:
-    from manyhands.data.estate import Estate
+    from manyhands.data.reassignment import Estate
 
 Shares: TypeAlias = Callable[[int], Sequence[int]]
 """Each worker's examples of a whole batch, at an epoch's step; asked when the step comes."""

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from manyhands import forms
+from manyhands.data import batch_tree
 from manyhands.data.arrays import array, is_array
+from manyhands.data.batch_tree import Tree
 from manyhands.errors import DataError
-from manyhands.forms import Tree
 
 RULE = "a list holds examples, a tuple holds parts"
 
@@ -45,7 +45,7 @@ def tree(source: Any, where: str) -> tuple[Tree, Tree]:
         )
     _check_lengths(x, y, where)
     # The same array may be given for both; being the same object means that there are no targets.
-    return x, x if y is None else forms.each(lambda column: column[:], y)
+    return x, x if y is None else batch_tree.each(lambda column: column[:], y)
 
 
 def may_be_sets(items: Sequence[Any]) -> bool:
@@ -63,7 +63,7 @@ def look_alike(one: Any, other: Any) -> bool:
     """Say whether two items may be examples of one set: their arrays have the same shapes."""
     if _is_dataset(one) or _is_dataset(other):
         return False
-    return forms.form(one) == forms.form(other) and _shapes(one) == _shapes(other)
+    return batch_tree.form(one) == batch_tree.form(other) and _shapes(one) == _shapes(other)
 
 
 def _may_be_set(item: Any) -> bool:
@@ -78,7 +78,7 @@ def _is_dataset(item: Any) -> bool:
 
 def _shapes(item: Any) -> list[tuple[int, ...] | None]:
     """Return the shapes of the arrays of an item or a set."""
-    return [_shape(part) for half in forms.leaves(item) for part in forms.leaves(half)]
+    return [_shape(part) for half in batch_tree.leaves(item) for part in batch_tree.leaves(half)]
 
 
 def _shape(values: Any) -> tuple[int, ...] | None:
@@ -114,7 +114,7 @@ def _columns(half: Any, where: str) -> Tree:
         return array(half, where)
     found = [
         _columns(part, name)
-        for name, part in zip(_names(where, half), forms.leaves(half), strict=True)
+        for name, part in zip(_names(where, half), batch_tree.leaves(half), strict=True)
     ]
     for name, column in zip(_names(where, half), found, strict=True):
         if _has_parts(column):
@@ -122,7 +122,7 @@ def _columns(half: Any, where: str) -> Tree:
                 f"{name} has parts of its own; expected one array for each part, with a row for "
                 f"each example ({RULE})"
             )
-    return forms.grown(forms.form(half), found)
+    return batch_tree.grown(batch_tree.form(half), found)
 
 
 def _examples(items: list[Any], where: str) -> tuple[Tree, Tree | None]:
@@ -156,7 +156,7 @@ def _is_numbers(values: Any) -> bool:
 def _check_lengths(x: Tree, y: Tree | None, where: str) -> None:
     """Refuse arrays of which one has more rows than another."""
     named = [*_named("x", x), *([] if y is None else _named("y", y))]
-    if not forms.leaves(x):
+    if not batch_tree.leaves(x):
         raise DataError(f"{where}: there are no features")
     if any(a.ndim == 0 for _, a in named) or len({len(a) for _, a in named}) > 1:
         shapes = " and ".join(f"{name} {a.shape}" for name, a in named)
@@ -183,7 +183,7 @@ def _check_indexes(x: Any, y: Any | None, where: str) -> None:
 
 
 def _leaves(name: str, half: Any) -> list[tuple[str, Any]]:
-    return list(zip(_names(name, half), forms.leaves(half), strict=True))
+    return list(zip(_names(name, half), batch_tree.leaves(half), strict=True))
 
 
 def _has_index(values: Any) -> bool:
@@ -192,7 +192,7 @@ def _has_index(values: Any) -> bool:
 
 
 def _named(name: str, tree: Tree) -> list[tuple[str, np.ndarray]]:
-    return list(zip(_names(name, tree), forms.leaves(tree), strict=True))
+    return list(zip(_names(name, tree), batch_tree.leaves(tree), strict=True))
 
 
 def _names(name: str, tree: Any) -> list[str]:
@@ -205,8 +205,8 @@ def _names(name: str, tree: Any) -> list[str]:
 def form(x: Tree, y: Tree) -> dict[str, Any]:
     """Return what features and targets look like, as `data.json` says it."""
     labelled = y is not x
-    targets = forms.form(y) if labelled else None
-    return {"features": forms.form(x), "targets": targets, "labelled": labelled}
+    targets = batch_tree.form(y) if labelled else None
+    return {"features": batch_tree.form(x), "targets": targets, "labelled": labelled}
 
 
 def same_form(found: dict[str, Any], expected: dict[str, Any], where: str) -> None:
@@ -233,7 +233,7 @@ def _described(given: dict[str, Any]) -> str:
     return f"{features}, without targets"
 
 
-def _written(form: forms.Form) -> str:
+def _written(form: batch_tree.Form) -> str:
     if isinstance(form, list):
         return "{" + ", ".join(f"{name!r}: array" for name in form) + "}"
     return "array" if form is None else f"({', '.join(['array'] * form)})"
@@ -257,17 +257,19 @@ def _stacked(dataset: Any, where: str, *, halved: bool) -> tuple[Tree, Tree | No
         name = f"{where}: item {row}"
         x, y = _halves(dataset[row], name) if halved else (dataset[row], None)
         x, y = _parts(x, name), None if y is None else _parts(y, name)
-        found = (forms.form(x), None if y is None else [forms.form(y)])
-        values = [array(v, name) for half in (x, y) if half is not None for v in forms.leaves(half)]
+        found = (batch_tree.form(x), None if y is None else [batch_tree.form(y)])
+        values = [
+            array(v, name) for half in (x, y) if half is not None for v in batch_tree.leaves(half)
+        ]
         if not columns:
             like = found
             columns = [np.empty((len(dataset), *value.shape), value.dtype) for value in values]
         if found != like:
             raise DataError(f"{where}: item {row} does not look like item 0")
         _put(row, values, columns, where)
-    features = len(forms.leaves(x))
-    grown = forms.grown(like[0], columns[:features])
-    return grown, None if y is None else forms.grown(like[1][0], columns[features:])
+    features = len(batch_tree.leaves(x))
+    grown = batch_tree.grown(like[0], columns[:features])
+    return grown, None if y is None else batch_tree.grown(like[1][0], columns[features:])
 
 
 def _parts(half: Any, where: str) -> Any:

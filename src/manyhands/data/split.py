@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from manyhands import forms
+from manyhands.data import batch_tree
 from manyhands.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from manyhands.forms import Tree
+    from manyhands.data.batch_tree import Tree
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Split:
     """Examples and their targets, as tensors over memory maps.
 
     Attributes:
-        x: Features as stored; shape (n, *shape), or several such (`manyhands.forms`).
+        x: Features as stored; shape (n, *shape), or several such (`manyhands.data.batch_tree`).
         y: Targets: int64 classes of shape (n, …), or numbers of shape (n, …), or several; the same
             object as `x` where there are none.
         rows: Which of them belong to the split, where not all do.
@@ -63,20 +63,20 @@ class Split:
             tensor = torch.from_numpy(array).to(kept)
             return Column(tensor, self.dtype, self.device, **about)
 
-        self._features = forms.each(partial(column, normalise=normalise, bytes_=True), x)
-        self._targets = self._features if y is x else forms.each(column, y)
-        self.x = forms.each(lambda column: column.stored, self._features)
-        self.y = self.x if y is x else forms.each(lambda column: column.stored, self._targets)
+        self._features = batch_tree.each(partial(column, normalise=normalise, bytes_=True), x)
+        self._targets = self._features if y is x else batch_tree.each(column, y)
+        self.x = batch_tree.each(lambda column: column.stored, self._features)
+        self.y = self.x if y is x else batch_tree.each(lambda column: column.stored, self._targets)
         self.rows = None if rows is None else torch.from_numpy(rows).to(kept)
         self.classes = classes
 
     def __len__(self) -> int:
-        return forms.count(self.x) if self.rows is None else len(self.rows)
+        return batch_tree.count(self.x) if self.rows is None else len(self.rows)
 
     @property
     def width(self) -> int:
         """The numbers of one example, its targets included."""
-        leaves = forms.leaves(self.x) + ([] if self.y is self.x else forms.leaves(self.y))
+        leaves = batch_tree.leaves(self.x) + ([] if self.y is self.x else batch_tree.leaves(self.y))
         return sum(math.prod(leaf.shape[1:]) for leaf in leaves)
 
     @property
@@ -101,7 +101,7 @@ class Split:
         import torch
 
         rows = torch.from_numpy(indices) if isinstance(indices, np.ndarray) else indices
-        rows = rows.to(forms.leaves(self.x)[0].device, non_blocking=True)
+        rows = rows.to(batch_tree.leaves(self.x)[0].device, non_blocking=True)
         rows = rows if self.rows is None else self.rows.index_select(0, rows)
         return self._each(lambda column: column.at(rows))
 
@@ -116,8 +116,8 @@ class Split:
         return column.ready(column.stored[part])
 
     def _each(self, take: Callable[[Column], Tensor]) -> tuple[Tree, Tree]:
-        x = forms.each(take, self._features)
-        return x, x if self._targets is self._features else forms.each(take, self._targets)
+        x = batch_tree.each(take, self._features)
+        return x, x if self._targets is self._features else batch_tree.each(take, self._targets)
 
 
 class Column:

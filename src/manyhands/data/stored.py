@@ -7,7 +7,7 @@
 
 Features stored as bytes (uint8) stand for x/255, as images do; `normalise` then takes the mean off
 and divides by the standard deviation. `classes` is null where the targets are numbers (regression).
-Where an example has several features or targets (`manyhands.forms`), `features` and `targets` say
+Where an example has several features or targets (`manyhands.data.batch_tree`), `features` and `targets` say
 in which form, and each array has a file: train_x.0.npy, train_x.1.npy. Where `labelled` is false
 there are no targets. `learned` says what a preparation learned from the records, `streamed` where
 the shards are that take the arrays' place.
@@ -30,13 +30,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from manyhands import forms, validate
-from manyhands.data import npy
+from manyhands import validate
+from manyhands.data import batch_tree, npy
+from manyhands.data.batch_tree import Form, Tree
 from manyhands.data.shuffle import permutation
 from manyhands.data.split import Normalise, Split, kept_aside
 from manyhands.errors import ConfigError, DataError
-from manyhands.forms import Form, Tree
-from manyhands.resources import expect_space, explained
+from manyhands.launch.resources import expect_space, explained
 
 if TYPE_CHECKING:
     import torch
@@ -77,8 +77,8 @@ class About:
     def tree(self, part: str, arrays: Mapping[str, np.ndarray]) -> tuple[Tree, Tree]:
         """Return a part's features and targets in their form."""
         of_x, of_y = ([arrays[key] for key in half] for half in self.keys(part))
-        x = forms.grown(self.features, of_x)
-        return x, forms.grown(self.targets, of_y) if self.labelled else x
+        x = batch_tree.grown(self.features, of_x)
+        return x, batch_tree.grown(self.targets, of_y) if self.labelled else x
 
     @classmethod
     def read(cls, folder: Path) -> About:
@@ -112,9 +112,11 @@ def _keys(name: str, form: Form) -> list[str]:
 
 def flat(part: str, x: Tree, y: Tree) -> dict[str, np.ndarray]:
     """Return the arrays of a part by the names they are stored under."""
-    named = dict(zip(_keys(f"{part}_x", forms.form(x)), forms.leaves(x), strict=True))
+    named = dict(zip(_keys(f"{part}_x", batch_tree.form(x)), batch_tree.leaves(x), strict=True))
     if y is not x:
-        named |= dict(zip(_keys(f"{part}_y", forms.form(y)), forms.leaves(y), strict=True))
+        named |= dict(
+            zip(_keys(f"{part}_y", batch_tree.form(y)), batch_tree.leaves(y), strict=True)
+        )
     return named
 
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from manyhands import forms
-from manyhands.batchnorm import batch_norms, kind
+from manyhands.data import batch_tree
 from manyhands.errors import ConfigError
+from manyhands.model.batchnorm import batch_norms, kind
 
 if TYPE_CHECKING:
-    from manyhands.forms import Tree
-    from manyhands.replica import Replica
+    from manyhands.data.batch_tree import Tree
+    from manyhands.model.replica import Replica
 
 
 class PerExample:
@@ -53,17 +53,17 @@ class PerExample:
 
         masks = self.replica.masks
         with nullcontext() if mask is None or masks is None else masks.single(mask):
-            output = forms.call(model, forms.each(lambda leaf: leaf[None], x))
-            return self.replica.loss(output, forms.each(lambda leaf: leaf[None], y))
+            output = batch_tree.call(model, batch_tree.each(lambda leaf: leaf[None], x))
+            return self.replica.loss(output, batch_tree.each(lambda leaf: leaf[None], y))
 
     def add(self, x: Tree, y: Tree, clip: float, out: Tensor) -> None:
         """Add the sum of the clipped gradients of all examples to `out`, (dim,)."""
         hashes = self.replica.masks.hashes() if self.replica.masks else None
-        for start in range(0, forms.count(x), self.chunk):
+        for start in range(0, batch_tree.count(x), self.chunk):
             part = slice(start, start + self.chunk)
             mask = None if hashes is None else hashes[part]
             with self.replica.masked(part):
-                found = self.gradients(*forms.cut(x, y, part), mask)
+                found = self.gradients(*batch_tree.cut(x, y, part), mask)
             grads = [g.flatten(1) for g in found]  # (n, size)
             norms = torch.stack([torch.linalg.vector_norm(g, dim=1) for g in grads])
             weights, finite = coefficients(torch.linalg.vector_norm(norms, dim=0), clip)
@@ -109,7 +109,7 @@ def probe(replica: Replica, x: Tree, y: Tree) -> None:
     out = torch.zeros_like(replica.params)
     with replica.undisturbed(), _entered(replica.module) as entered:
         try:
-            PerExample(replica, chunk_mb=1).add(*forms.cut(x, y, slice(1)), 1.0, out)
+            PerExample(replica, chunk_mb=1).add(*batch_tree.cut(x, y, slice(1)), 1.0, out)
         except (RuntimeError, ValueError, NotImplementedError) as error:
             name, layer = entered[-1] if entered else ("", replica.module)
             where = f"layer {name!r} ({type(layer).__name__})" if name else type(layer).__name__

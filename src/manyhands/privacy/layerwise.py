@@ -21,8 +21,8 @@ from manyhands.privacy.clipping import coefficients
 from manyhands.privacy.parts import POOLS, Part, Way, known, part_of, quickest
 
 if TYPE_CHECKING:
-    from manyhands.forms import Tree
-    from manyhands.replica import Replica
+    from manyhands.data.batch_tree import Tree
+    from manyhands.model.replica import Replica
 
 _CHAINS = (nn.Sequential, nn.ModuleList)  # and no subclass, whose forward could be anything
 _LOSSES = (F.cross_entropy, F.nll_loss, F.mse_loss)  # means over the examples of a batch, and more

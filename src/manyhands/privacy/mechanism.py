@@ -9,17 +9,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from manyhands import forms
+from manyhands.data import batch_tree
 from manyhands.privacy.clipping import PerExample
 from manyhands.privacy.layerwise import Layerwise
 
 if TYPE_CHECKING:
-    from manyhands.config import RunConfig
-    from manyhands.forms import Tree
+    from manyhands.config.run import RunConfig
+    from manyhands.data.batch_tree import Tree
+    from manyhands.model.replica import Replica
     from manyhands.privacy.keys import Noise
     from manyhands.privacy.ledger import Ledger
     from manyhands.privacy.terms import Terms
-    from manyhands.replica import Replica
 
 
 class Mechanism:
@@ -69,7 +69,7 @@ class Mechanism:
         self.pay()
         grad = self.replica.grad
         grad.zero_()
-        if forms.count(x):
+        if batch_tree.count(x):
             self.clipped.add(x, y, self.terms.clip, grad)
         self.cover(grad, expected)
 

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from manyhands.backward import gradients
 from manyhands.errors import ConfigError
+from manyhands.model.kernels.autograd import gradients
 from manyhands.privacy.clipping import coefficients
 from manyhands.privacy.layerwise import Layerwise, Trace
 
 if TYPE_CHECKING:
+    from manyhands.model.replica import Replica
     from manyhands.privacy.mechanism import Mechanism
-    from manyhands.replica import Replica
 
 
 Spending = Callable[[str, int | None], AbstractContextManager[None]]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from manyhands.errors import ConfigError
 
 if TYPE_CHECKING:
-    from manyhands.config import RunConfig
+    from manyhands.config.run import RunConfig
 
 RELATION = "one record added or removed; the number of records counts as public"
 # Where a record's place decides who has it, or whether it takes part, another one that came or went

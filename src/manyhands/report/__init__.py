@@ -29,7 +29,7 @@ def build(folders: Sequence[Path], output: Path, *, pdf: bool = False, live: str
     Raises:
         ConfigError: None of the folders holds a record that can be read.
     """
-    from manyhands import atomic
+    from manyhands import files
     from manyhands.report import contents
     from manyhands.report.chart import render
     from manyhands.report.figures import charts
@@ -39,17 +39,17 @@ def build(folders: Sequence[Path], output: Path, *, pdf: bool = False, live: str
 
     summary = _summary(folders)
     figures = output / "figures"
-    atomic.make_folder(figures)
+    files.make_folder(figures)
     drawn = [render(chart, figures) for chart in charts(summary)]
     table = tabulate(summary)
     table.to_csv(output / "results.csv")
     table.runs.to_csv(output / "runs.csv")
     if pdf:
-        with atomic.replacing(output / "report.pdf") as temporary:
+        with files.replacing(output / "report.pdf") as temporary:
             write_pdf(summary, [d.chart for d in drawn], temporary)
-    atomic.write(output / "report.json", contents.dump(summary, [d.chart for d in drawn]))
+    files.write(output / "report.json", contents.dump(summary, [d.chart for d in drawn]))
     path = output / "report.html"
-    atomic.write(path, page(summary, drawn, live))
+    files.write(path, page(summary, drawn, live))
     return path
 
 

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.transforms import Affine2D, ScaledTranslation
 
-from manyhands import atomic
+from manyhands import files
 from manyhands.report import theme
 from manyhands.report.sentences import Sentence
 from manyhands.report.wording import short
@@ -174,9 +174,9 @@ def render(chart: Chart, folder: Path | None) -> Drawn:
         hits = "".join(_hit(figure, note) for note in notes)
         if folder is not None:
             alone = theme.standalone(svg, chart.id, f"{chart.title}. {chart.alt}")
-            atomic.write(folder / f"{chart.id}.svg", alone)
+            files.write(folder / f"{chart.id}.svg", alone)
             FigureCanvasAgg(figure)
-            with atomic.replacing(folder / f"{chart.id}.png") as path:
+            with files.replacing(folder / f"{chart.id}.png") as path:
                 figure.savefig(path, format="png", dpi=2 * POINT, facecolor="white")
     label = f"{chart.title}. {chart.alt}"
     return Drawn(

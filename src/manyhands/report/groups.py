@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from manyhands.presets import PRESETS
+from manyhands.config.presets import PRESETS
 from manyhands.report.runs import Run
 from manyhands.report.values import clean
 from manyhands.report.wording import option, plural

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, overload
 
-from manyhands import atomic
+from manyhands import files
 from manyhands.errors import ManyhandsError
 from manyhands.report.runs import Run
 from manyhands.report.tables import Row, Spread, Summary
@@ -87,7 +87,7 @@ class Table(Sequence[Mapping[str, Any]]):
         """Write the rows as CSV; what is not known is left empty."""
         rows = ([_cell(row.get(name)) for name in self.columns] for row in self._rows)
         lines = [",".join(map(_quoted, cells)) + "\n" for cells in (self.columns, *rows)]
-        atomic.write(path, "".join(lines))
+        files.write(path, "".join(lines))
 
 
 def tabulate(summary: Summary) -> Table:

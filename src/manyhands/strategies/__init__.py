@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from manyhands.strategies.averaging import Averaging
-from manyhands.strategies.gossip import Gossip
-from manyhands.strategies.hogwild import Hogwild
-from manyhands.strategies.pipeline import Pipeline
+from manyhands.strategies.gossip.d_psgd import Gossip
+from manyhands.strategies.hogwild.hogwild import Hogwild
+from manyhands.strategies.pipeline.pipeline import Pipeline
 from manyhands.strategies.sequential import Sequential
-from manyhands.strategies.server import Server
+from manyhands.strategies.server.server import Server
 from manyhands.strategies.strategy import Strategy, Supports
-from manyhands.strategies.sync import Sync
-from manyhands.strategies.tensor import TensorParallel
+from manyhands.strategies.sync.sync import Sync
+from manyhands.strategies.tensor.tensor import TensorParallel
 
 _KINDS = (Sequential, Sync, Averaging, Gossip, Server, Hogwild, Pipeline, TensorParallel)
 STRATEGIES: dict[str, type[Strategy]] = {kind.name: kind for kind in _KINDS}

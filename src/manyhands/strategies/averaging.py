@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from manyhands import validate
+from manyhands.config.declare import AMOUNT, check_declared, option
 from manyhands.errors import ConfigError
-from manyhands.ranges import AMOUNT, check_declared, option
 from manyhands.strategies.strategy import Scaling, Strategy, Supports
-from manyhands.strategies.sync import AllReduce
+from manyhands.strategies.sync.sync import AllReduce
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from manyhands.strategies.strategy import Hand, Part
-    from manyhands.worker import Worker
+    from manyhands.worker.worker import Worker
 
 Unit = Literal["steps", "epochs"]
 Fate = Literal["keep", "average", "reset"]
@@ -187,7 +187,7 @@ class Averaging(Strategy):
 
         The average has been judged already: it is what the last evaluation looked at.
         """
-        from manyhands.evaluation import evaluate
+        from manyhands.worker.evaluation import evaluate
 
         with worker.evaluating():
             own = evaluate(worker, worker.state.before, worker.data.test, alone=True)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from manyhands.comm.messages import Messages
-    from manyhands.worker import Worker
+    from manyhands.worker.worker import Worker
 
 # What worker 0 tells the others: wait; continue; the run is over; there is nothing more to tell.
 WAIT, CONTINUE, STOP, END = range(4)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from manyhands.strategies.strategy import Hand, Part
-    from manyhands.worker import Worker
+    from manyhands.worker.worker import Worker
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from manyhands.comm import Communicator
-    from manyhands.config import RunConfig
-    from manyhands.forms import Form, Tree
-    from manyhands.replica import Replica
-    from manyhands.worker import Worker
+    from manyhands.config.run import RunConfig
+    from manyhands.data.batch_tree import Form, Tree
+    from manyhands.model.replica import Replica
+    from manyhands.worker.worker import Worker
 
 
 # What a run may ask of any strategy: options that change how a gradient is computed and used, and
@@ -102,7 +102,7 @@ class Supports:
 
 
 class Part(Protocol):
-    """How much one worker's part of an update counts; see `manyhands.worker.Batch`."""
+    """How much one worker's part of an update counts; see `manyhands.worker.worker.Batch`."""
 
     @property
     def weight(self) -> float:

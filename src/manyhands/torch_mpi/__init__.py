@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
-from manyhands.mpi_libraries import load_matching
+from manyhands.launch.mpi_libraries import load_matching
 
 load_matching()  # before any module below imports mpi4py.MPI, which starts MPI
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from mpi4py import MPI
 
 from manyhands.allreduce.shared_memory import prepare
-from manyhands.surroundings import pass_on_output
+from manyhands.launch.environment import pass_on_output
 from manyhands.torch_mpi.engine import Engine
 
 if TYPE_CHECKING:

@@ -1,0 +1,121 @@
+"""Who would see which examples: a partition as a table and a picture, without training."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from manyhands.config.declare import EPOCHS
+from manyhands.data import Stored, store
+from manyhands.data.partition import skew
+from manyhands.errors import ConfigError
+from manyhands.launch.machine import write_json
+from manyhands.options import configure
+from manyhands.training.process.data import plan
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+HEIGHTS = " ▁▂▃▄▅▆▇█"
+READABLE = 240  # cells of the picture that can hold a number each
+
+
+def divide(epoch: int = 1, **given: Any) -> dict[str, Any]:
+    """Divide the data as a run with these options would, in that epoch.
+
+    Returns:
+        The data's name and size, and the record's `partition`; each worker has a `skew` beside.
+
+    Raises:
+        ConfigError: If the data cannot be divided so.
+    """
+    EPOCHS.check("epoch", epoch)
+    config = configure(given)
+    with tempfile.TemporaryDirectory(prefix="manyhands-") as place:
+        data = Stored.open(store(config.data, Path(place) / "data"), train_limit=config.limit)
+        train = data.train
+        made = plan(config, examples=len(train), rank=0, labels=train.labels, ids=data.ids)
+        found = made.describe(epoch, classes=data.classes)
+        about = {"data": data.name, "train": len(train), "classes": data.classes}
+    workers: Any = found["workers"]
+    for worker, far in zip(workers, skew([w["classes"] for w in workers]), strict=True):
+        worker["skew"] = far
+    options = {"strategy": config.strategy.name, "seed": config.seed, "shares": config.shares}
+    return {**about, **options, "batch_size": config.batch_size, **found}
+
+
+def table(found: Mapping[str, Any]) -> Table:
+    """Return one row per worker: how many examples, how many unique, and its mix of classes."""
+    from rich.table import Table
+
+    workers, classes = found["workers"], found["classes"]
+    shown = Table(title=f"{found['data']}, {found['train']:,} examples, {found['kind']}")
+    for head in ("worker", "examples", "of all", "unique"):
+        shown.add_column(head, justify="right")
+    if classes:
+        shown.add_column("skew", justify="right")
+        shown.add_column(f"classes 0–{classes - 1}", no_wrap=True)
+    most = max((max(w["classes"]) for w in workers), default=0) if classes else 0
+    for worker in workers:
+        cells = [str(worker["rank"]), f"{worker['examples']:,}"]
+        cells += [f"{worker['examples'] / found['train']:.1%}", f"{worker['unique']:,}"]
+        if classes:
+            cells += [f"{worker['skew']:.3f}", _strip(worker["classes"], most)]
+        shown.add_row(*cells)
+    return shown
+
+
+def _strip(counts: list[int], most: int) -> str:
+    """Draw counts as a row of columns; the least that is above zero can still be seen."""
+    top = len(HEIGHTS) - 1
+    return "".join(HEIGHTS[-(-top * count // most) if most else 0] for count in counts)
+
+
+def sentence(found: Mapping[str, Any]) -> str:
+    """Say how much of the set an epoch covers, and how much of it twice."""
+    whole = found["train"]
+    return (
+        f"epoch {found['epoch']}: {found['seen']:,} of {whole:,} examples are seen "
+        f"({found['seen'] / whole:.1%}), {found['twice']:,} more than once "
+        f"({found['twice'] / whole:.1%})"
+    )
+
+
+def write(found: Mapping[str, Any], folder: Path) -> None:
+    """Write the partition as JSON, and its picture as PNG and SVG."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / "partition.json", found)
+        canvas = picture(found)
+        for kind in ("png", "svg"):
+            canvas.savefig(folder / f"partition.{kind}", dpi=144)
+    except OSError as error:
+        raise ConfigError(
+            f"output is {str(folder)!r}, which cannot be written: {error.strerror}"
+        ) from None
+
+
+def picture(found: Mapping[str, Any]) -> Any:
+    """Draw each worker's examples, class by class: the darker, the more."""
+    from matplotlib.figure import Figure
+
+    workers = found["workers"]
+    labelled = found["classes"] is not None
+    counts = np.array([w["classes"] if labelled else [w["examples"]] for w in workers])
+    wide = 2.6 + 0.55 * counts.shape[1]
+    canvas = Figure(figsize=(max(wide, 5), 1.4 + 0.4 * len(counts)), layout="constrained")
+    axes = canvas.subplots()
+    axes.imshow(counts, cmap="Blues", vmin=0, aspect="auto")
+    axes.set_yticks(range(len(workers)), [f"worker {w['rank']}" for w in workers])
+    axes.set_xticks(range(counts.shape[1]) if labelled and counts.shape[1] <= 40 else [])
+    axes.set_xlabel("class" if labelled else "examples")
+    axes.set_title(f"{found['data']}, {found['kind']}: examples in an epoch", fontsize="medium")
+    if counts.size <= READABLE:
+        for (row, column), count in np.ndenumerate(counts):
+            ink = "white" if count > 0.6 * counts.max() else "black"
+            axes.text(column, row, f"{count:,}", ha="center", va="center", color=ink, fontsize=8)
+    return canvas

@@ -1,0 +1,90 @@
+"""The command `manyhands predict`; what it does is in `predicting`."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from manyhands.cli.options import takes_options
+from manyhands.errors import ConfigError
+from manyhands.options import options
+from manyhands.training.output_folder import expect_possible
+
+# The options of a run that decide how long a step takes.
+_DECIDING = (
+    "model", "data", "loss", "batch_size", "limit", "dtype", "kernels", "threads", "mpi", "seed",
+    "optimizer", "epochs",
+)  # fmt: skip
+_OTHERS = [n for n, o in options().items() if o.owners == ("run",) and n not in _DECIDING]
+
+
+@partial(takes_options, without=_OTHERS)
+def predict(
+    *,
+    strategies: Annotated[
+        str | None, Parameter(help="names separated by commas, or all [default: all]")
+    ] = None,
+    workers: Annotated[
+        str | None,
+        Parameter(help="up to how many, or a list such as 1,3,5 [default: up to the cores]"),
+    ] = None,
+    scaling: Annotated[
+        Literal["strong", "weak"],
+        Parameter(help="strong: workers share batch_size; weak: it is every worker's own"),
+    ] = "strong",
+    latency: Annotated[
+        str | None, Parameter(help="of a network between hosts, e.g. 20us [default: one host]")
+    ] = None,
+    bandwidth: Annotated[
+        str | None, Parameter(help="of each host's link, e.g. 100Gbit or 12.5GB per second")
+    ] = None,
+    per_host: Annotated[
+        int | None, Parameter(help="workers on each host of that network [default: 1]")
+    ] = None,
+    calibration: Annotated[
+        Path | None, Parameter(help="an earlier prediction.json, instead of measuring again")
+    ] = None,
+    against: Annotated[
+        Path | None,
+        Parameter(help="a sweep's folder: predict its runs, and state the error"),
+    ] = None,
+    json_: Annotated[
+        bool, Parameter(name="--json", negative="", help="print the forecast as one JSON object")
+    ] = False,
+    output: Annotated[Path, Parameter(help="folder for the records and the picture")] = Path(
+        "prediction"
+    ),
+    **given: Any,
+) -> None:
+    """Predict time per step, speed-up and the best number of workers, from short measurements."""
+    from manyhands.experiments.forecast.predict import report
+
+    expect_possible(output)
+    report(
+        output=output,
+        json_=json_,
+        against=against,
+        strategies=None if strategies is None else strategies.split(","),
+        workers=several_counts(workers),
+        scaling=scaling,
+        latency=latency,
+        bandwidth=bandwidth,
+        per_host=per_host,
+        calibration=calibration,
+        **given,
+    )
+
+
+def several_counts(workers: str | None) -> int | list[int] | None:
+    """Return the workers that a text names: one number, or several separated by commas."""
+    if workers is None:
+        return None
+    parts = workers.split(",")
+    if not all(re.fullmatch(r"\d{1,9}", part.strip()) for part in parts):
+        raise ConfigError(f"workers is {workers!r}; expected a number such as 64, or 1,3,5")
+    numbers = [int(part) for part in parts]
+    return numbers if len(numbers) > 1 else numbers[0]

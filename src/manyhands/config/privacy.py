@@ -1,0 +1,134 @@
+"""What a private run promises and how: the options of `Privacy`, checked before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from manyhands import validate
+from manyhands.config.declare import INNER_PART, POSITIVE, SEED, check_declared, option, whole
+from manyhands.errors import ConfigError
+
+if TYPE_CHECKING:
+    from manyhands.config.run import RunConfig
+
+# What a private run cannot have, and why.
+UNSOUND = {
+    "accumulate": "a private run takes gradients of single examples, as many at a time as chunk_mb "
+    "holds",
+    "autocast": "a private run's bound on a gradient's length holds for what float32 computes",
+    "sync_batchnorm": "a private model has no BatchNorm, which mixes the examples of a batch",
+    "augment": "a function of a batch may mix its examples, so that none has a gradient of its own",
+}
+# Where workers share one secret sample of the whole set, and where each samples its own records.
+SHARED, DISJOINT = "balanced", "by-id"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Privacy:
+    """Train with differential privacy (DP-SGD, Abadi et al. 2016, arXiv 1607.00133).
+
+    Give `epsilon`, and the noise is solved for; or `noise_multiplier`, and epsilon is stated. One
+    record more or less changes the distribution of all that others see of the run by no more than
+    (epsilon, delta); the number of records counts as public.
+    """
+
+    epsilon: float | None = option(
+        None, "the budget: what the whole run may spend; solves sigma", POSITIVE
+    )
+    delta: float = option(1e-5, "the delta of (epsilon, delta)", INNER_PART)
+    clip: float = option(1.0, "bound on the norm of one example's whole gradient", POSITIVE)
+    noise_multiplier: float | None = option(
+        None, "sigma: the noise's standard deviation over clip; instead of epsilon", POSITIVE
+    )
+    distrust: bool = option(
+        False, "let each worker add all of the noise: no worker and no master is trusted"
+    )
+    secure_noise: bool = option(
+        False, "draw sample and noise from a cryptographic generator, safe against rounding"
+    )
+    preprocessing: Literal["none", "public"] = option(
+        "none", "public: what was learned from the data while preparing it may be known to all"
+    )
+    chunk_mb: int = option(
+        256, "megabytes that gradients of single examples may take at a time", whole(1, 2**20)
+    )
+    fixed_key: int | None = option(
+        None,
+        "for tests and profiles only: a sample and noise that can be guessed; the run is NOT "
+        "PRIVATE",
+        SEED,
+    )
+
+    def __post_init__(self) -> None:
+        check_declared(self)
+        validate.one_of(("none", "public"), preprocessing=self.preprocessing)
+        if (self.epsilon is None) == (self.noise_multiplier is None):
+            given = "neither" if self.epsilon is None else "both"
+            raise ConfigError(
+                f"{given} of epsilon and noise_multiplier given; expected one of them: the other "
+                "follows from it"
+            )
+        if self.secure_noise and self.fixed_key is not None:
+            raise ConfigError("fixed_key is given with secure_noise; leave one of them out")
+
+    def check(self, config: RunConfig) -> None:
+        """Refuse a run that could not keep the promise."""
+        name = config.strategy.name
+        if not config.strategy.supports.private:
+            asked = " as it is asked for here" if type(config.strategy).supports.private else ""
+            raise ConfigError(f"{name} cannot be private{asked}; use another strategy")
+        split = config.strategy.supports.beside == "stage"
+        if split and self.distrust:
+            raise ConfigError(
+                f"distrust is given with {name}, whose stages trust one another: what passes "
+                "between them has no noise; leave it out"
+            )
+        kind, allowed = config.partition_kind, self.partitions(config)
+        if kind not in allowed:
+            raise ConfigError(
+                f"partition is {kind!r}, but a private {name} run needs {' or '.join(allowed)}: "
+                "which worker has a record must not depend on the other records or on its label"
+            )
+        if config.shares is not None:
+            raise ConfigError(
+                "shares are given, but a private run samples all records at one rate; leave it out"
+            )
+        if config.balance != "none":
+            raise ConfigError(
+                f"balance is {config.balance!r}, which measures and tells how many examples a "
+                "worker takes; in a private run that is secret: leave it out"
+            )
+        for name, reason in UNSOUND.items():
+            value = getattr(config, name)
+            if value != getattr(type(config), name):
+                raise ConfigError(f"{name} is {value!r}, but {reason}; leave it out")
+        raw = config.strategy.exposure == "masters" and not self.distrust
+        if raw and config.checkpoint_every is not None:
+            raise ConfigError(
+                f"checkpoint_every is {config.checkpoint_every!r}, but what masters of a private "
+                "run hold before they add the noise must not be written; add distrust, or leave it "
+                "out"
+            )
+        if config.kernels == "compile" or "+" in config.kernels:
+            raise ConfigError(
+                f"kernels is {config.kernels!r}, which a private run cannot use; use auto, or name "
+                "others"
+            )
+
+    def check_data(self, learned: Sequence[str] | None) -> None:
+        """Refuse records that were prepared with what was learned from them."""
+        if learned and self.preprocessing == "none":
+            raise ConfigError(
+                f"the data was prepared with what its own records say ({'; '.join(learned)}), "
+                "which the privacy statement would not cover; declare bounds and values in the "
+                "recipe, or state with preprocessing=public that all may know them"
+            )
+
+    def partitions(self, config: RunConfig) -> tuple[str, ...]:
+        """Return how the data may be divided, what is used where nothing is said first."""
+        if config.strategy.supports.beside == "stage":
+            return (SHARED,)  # all stages must draw the same sample
+        trusted = config.strategy.exposure == "sum" and not self.distrust
+        return (SHARED, DISJOINT) if trusted else (DISJOINT,)

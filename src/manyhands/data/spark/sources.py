@@ -1,0 +1,84 @@
+"""Where a recipe's tables are: files, folders, addresses, or the data of an installed package."""
+
+from __future__ import annotations
+
+import importlib.util
+import zipfile
+from pathlib import Path
+from typing import Any
+
+from manyhands.data.spark.recipe import Recipe, Source
+from manyhands.data.spark.session import told
+from manyhands.errors import ConfigError
+
+
+def located(source: Source, recipe: Recipe, unpacked: Path, *, local: bool) -> str:
+    """Return where Spark finds a source.
+
+    `package:NAME/PATH` is a file that an installed Python package brings; other paths count from
+    the recipe's folder, and what has a scheme (hdfs://, s3a:// …) is Spark's. A `.zip`, which Spark
+    does not read, is unpacked into `unpacked`.
+    """
+    where = f"{recipe.path}: sources.{source.name}"
+    if source.path.startswith("package:"):
+        path = _packaged(source.path.removeprefix("package:"), where)
+    elif "://" in source.path:
+        return source.path
+    else:
+        path = (recipe.path.parent / source.path).absolute()
+    if not path.exists():
+        raise ConfigError(f"{where}: there is no {path}")
+    if path.suffix == ".zip":
+        if not local:
+            raise ConfigError(f"{where}: {path} is a zip, which a cluster cannot read; unpack it")
+        path = _unpacked(path, unpacked / source.name, where)
+    return path.as_uri()
+
+
+def _packaged(spec: str, where: str) -> Path:
+    package, _, inside = spec.partition("/")
+    found = importlib.util.find_spec(package)
+    if found is None or not found.submodule_search_locations:
+        raise ConfigError(
+            f"{where} is in the Python package {package}, which is not installed: "
+            f"pip install {package}"
+        )
+    return Path(next(iter(found.submodule_search_locations))) / inside
+
+
+def _unpacked(path: Path, folder: Path, where: str) -> Path:
+    folder.mkdir(parents=True)
+    try:
+        with zipfile.ZipFile(path) as archive:
+            files = [entry for entry in archive.infolist() if not entry.is_dir()]
+            if len(files) != 1:
+                raise ConfigError(f"{where}: {path} holds {len(files)} files; expected one")
+            return Path(archive.extract(files[0], folder))
+    except zipfile.BadZipFile as error:
+        raise ConfigError(f"{where}: {path} is damaged: {error}") from error
+
+
+def infers(source: Source) -> bool:
+    """Say whether Spark finds the columns' types out from the records."""
+    return source.format in ("csv", "json") and "schema" not in source.options
+
+
+def table(spark: Any, source: Source, address: str, recipe: Recipe) -> Any:
+    """Return a source as a DataFrame; a record that cannot be read ends the preparation."""
+    said = source.options
+    reader = spark.read.format(source.format)
+    if source.format in ("csv", "json"):
+        reader = reader.option("mode", "FAILFAST")
+    if source.format == "csv":
+        reader = reader.option("header", said.get("header", True))
+        # Without this a column of another name, or a row too short, would go unnoticed.
+        reader = reader.option("enforceSchema", False).option("columnPruning", False)
+        reader = reader.option("inferSchema", "schema" not in said)
+        if "null" in said:
+            reader = reader.option("nullValue", said["null"])
+        if "delimiter" in said:
+            reader = reader.option("delimiter", said["delimiter"])
+    with told(f"{recipe.path}: sources.{source.name}"):
+        if "schema" in said:
+            reader = reader.schema(said["schema"])
+        return reader.load(address)

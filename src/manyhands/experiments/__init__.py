@@ -1,0 +1,1 @@
+"""Many runs: comparisons, forecasts, audits, benchmarks."""

@@ -1,0 +1,113 @@
+"""Measures this machine with this model, group by group, for the forecasts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, get_args
+
+from manyhands.experiments.forecast import Calibration
+from manyhands.experiments.forecast.probe import Probe
+from manyhands.launch.machine import cores
+from manyhands.launch.scratch import private_folder
+from manyhands.launch.signals import stopping
+from manyhands.options import options
+from manyhands.strategies.sync.sync import AllReduce
+from manyhands.training.setup import fit
+
+SECONDS = 0.4  # for one measurement; there are about fifteen in a group
+# The options that decide how long a step takes; the others do not matter here.
+DECIDING = (
+    "model", "data", "loss", "batch_size", "limit", "dtype", "kernels", "threads", "mpi", "seed",
+    "optimizer",
+)  # fmt: skip
+
+
+def sizes() -> tuple[int, ...]:
+    """Return the groups to measure: 1, 2, 4 … up to the cores, two at least."""
+    most = max(2, cores())
+    return tuple(sorted({1 << i for i in range(most.bit_length()) if 1 << i <= most} | {most}))
+
+
+def calibrate(
+    model: Any = None,
+    data: Any = None,
+    *,
+    loss: Any = None,
+    groups: Sequence[int] | None = None,
+    seconds: float = SECONDS,
+    say: Callable[[str], None] | None = None,
+    **given: Any,
+) -> Calibration:
+    """Measure a model's step on this machine, alone and beside others, and what talking costs.
+
+    Args:
+        model: As in `fit`.
+        data: As in `fit`.
+        loss: As in `fit`.
+        groups: How many workers at once; by default 1, 2, 4 … up to the cores.
+        seconds: Time for one measurement, about.
+        say: Called with what is being measured.
+        **given: The options of `fit` that decide a step: batch_size, optimizer, threads …
+    """
+    given = {name: value for name, value in given.items() if value is not None}
+    records = []
+    with stopping(), private_folder() as folder:
+        for size in groups or sizes():
+            if say:
+                say(f"measuring {size} worker{'s' if size > 1 else ''}")
+            probe = _probe(size, given, seconds)
+            result = fit(
+                model,
+                data,
+                loss=loss,
+                progress=False,
+                strategy=probe,
+                workers=size,
+                max_steps=1,
+                epochs=1,
+                output=str(folder / str(size)),
+                **{"threads": max(probe.threads), **given},
+            )
+            records.append(result.record)
+            given["kernels"] = result.record["kernels"]["choice"]  # one choice for all
+    return merge(records, threads=given.get("threads"))
+
+
+def _probe(size: int, given: Mapping[str, Any], seconds: float) -> Probe:
+    batch = int(given.get("batch_size") or options()["batch_size"].default)
+    batches = {batch, -(-batch // size), max(1, batch // 4), max(1, batch // 16), 1}
+    threads = {given.get("threads") or max(1, cores() // size)}
+    if not given.get("threads"):  # a process more leaves each fewer threads
+        threads |= {max(1, cores() // (size + 1)), 1}
+    kind: Any = Probe  # a protocol's empty methods count as abstract
+    return kind(  # type: ignore[no-any-return]
+        batches=tuple(sorted(batches)),
+        threads=tuple(sorted(threads)),
+        algorithms=get_args(AllReduce),
+        seconds=seconds,
+    )
+
+
+def merge(records: Sequence[Mapping[str, Any]], *, threads: int | None) -> Calibration:
+    """Return the calibration that the probes' records make together."""
+    first = records[0]
+    facts = [record["strategy"] for record in records]
+    bits = 64 if first["model"]["dtype"] == "float64" else 32
+    kept = {name: first["config"].get(name) for name in DECIDING}
+    return Calibration.from_dict(
+        {
+            "schema": 1,
+            "machine": first["machine"],
+            "options": {**kept, "threads": threads, "kernels": first["kernels"]["choice"]},
+            "cores": first["machine"]["cores"],
+            "parameters": first["model"]["parameters"],
+            "itemsize": bits // 8,
+            "layers": [layer["parameters"] for layer in first["model"]["layers"]],
+            "examples": first["data"]["train"],
+            "add_per_byte": facts[-1]["add_per_byte"],
+            "curves": [curve for fact in facts for curve in fact["curves"]],
+            "groups": [fact["group"] for fact in facts],
+            "held_out": [held for fact in facts for held in fact["held_out"]],
+            "service": next((f["service"] for f in facts if f["service"]), None),
+        }
+    )

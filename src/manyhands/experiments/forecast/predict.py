@@ -1,0 +1,343 @@
+"""A forecast, from Python: `predict` measures this machine and says what workers would bring."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from manyhands import validate
+from manyhands.config.declare import PROCESSES
+from manyhands.config.optimizers import OPTIMIZERS
+from manyhands.errors import ConfigError
+from manyhands.experiments.forecast import (
+    Calibration,
+    Network,
+    parse_bandwidth,
+    parse_latency,
+    telling,
+    validation,
+)
+from manyhands.experiments.forecast.calibrate import DECIDING, calibrate
+from manyhands.experiments.forecast.strategy_models import (
+    Case,
+    best,
+    check_modelled,
+    rows,
+    variants,
+)
+from manyhands.experiments.forecast.uncertainty import Uncertainty, uncertainty
+from manyhands.launch.environment import group_size
+from manyhands.launch.machine import cores, write_json
+from manyhands.options import check_number, configure, options
+from manyhands.strategies import STRATEGIES
+
+if TYPE_CHECKING:
+    from manyhands.config.run import RunConfig
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What is to be expected.
+
+    Attributes:
+        rows: One dictionary for each strategy and number of workers: step, speedup, staleness …
+        missing: Which combinations are left out, and why.
+        case: What it was computed from.
+    """
+
+    rows: tuple[Mapping[str, Any], ...]
+    missing: tuple[str, ...]
+    case: Case
+
+    @property
+    def best(self) -> Mapping[str, Any] | None:
+        """The row with the most examples per second."""
+        return best(self.rows)
+
+    @property
+    def best_fresh(self) -> Mapping[str, Any] | None:
+        """The row with the most examples per second whose gradients are not stale."""
+        return best([row for row in self.rows if (row["staleness"] or 0.0) < telling.STALE])
+
+    @property
+    def doubt(self) -> Uncertainty:
+        """What is known of the error."""
+        return uncertainty(self.case.known)
+
+    def lines(self) -> list[str]:
+        """Return what was found in words: the error first, then which row is the best."""
+        network = self.case.network is not None
+        said = telling.trusted(self.doubt, self.case.known.most, self.rows, network=network)
+        return [*said, *telling.verdict(self.best, self.best_fresh, self.case.batch_size)]
+
+    def best_of_each(self) -> list[Mapping[str, Any]]:
+        """Return the best row of each strategy, the fastest first."""
+        labels = dict.fromkeys(row["label"] for row in self.rows)
+        found = [best([r for r in self.rows if r["label"] == name]) for name in labels]
+        return sorted((r for r in found if r), key=lambda r: -r["examples_per_second"])
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return rows, error and network as JSON can hold them."""
+        case, doubt = self.case, self.doubt
+        return {
+            "schema": 1,
+            "network": asdict(case.network) if case.network else None,
+            "scaling": case.scaling,
+            "batch_size": case.batch_size,
+            "rows": list(self.rows),
+            "missing": list(self.missing),
+            "error": {
+                "held_out": list(doubt.errors),
+                "median": doubt.median,
+                "largest": doubt.largest,
+                "measured_processes": case.known.most,
+                "growths": list(doubt.growths),
+            },
+            "said": self.lines(),
+        }
+
+    def write(self, path: Path) -> None:
+        """Write rows, error, network and calibration as JSON."""
+        write_json(path, {**self.as_dict(), "calibration": self.case.known.as_dict()})
+
+
+def predict(
+    model: Any = None,
+    data: Any = None,
+    *,
+    strategies: str | Sequence[str] | None = None,
+    workers: int | Sequence[int] | None = None,
+    scaling: str = "strong",
+    latency: str | None = None,
+    bandwidth: str | None = None,
+    per_host: int | None = None,
+    calibration: Calibration | str | os.PathLike[str] | None = None,
+    say: Callable[[str], None] | None = None,
+    **given: Any,
+) -> Prediction:
+    """Predict time per step, speed-up and staleness of each strategy, from short measurements.
+
+    Speed only: how many updates a strategy needs to a given accuracy is not predicted.
+
+    Args:
+        model: As in `fit`; by default "cnn".
+        data: As in `fit`; by default "mnist".
+        strategies: Names; by default all, and sync with every all-reduce.
+        workers: How many, or up to how many (1, 2, 4 …); by default up to the cores.
+        scaling: "strong": `batch_size` is shared out; "weak": it is every worker's own.
+        latency: The network's, e.g. "20us"; without one, all workers are on this machine.
+        bandwidth: The network's, of each host: "100Gbit" or "12.5GB" per second.
+        per_host: Workers on each host of that network; by default 1.
+        calibration: What was measured earlier (or its file), instead of measuring.
+        say: Called with what is being measured.
+        **given: The options of `fit` that decide a step or belong to a strategy: `batch_size`,
+            `optimizer`, `threads`, `masters`, `period`, `allreduce` …
+    """
+    validate.one_of(("strong", "weak"), scaling=scaling)
+    given = {name: value for name, value in given.items() if value is not None}
+    tried = counts(workers)
+    names = _names(strategies)
+    own, shared = _split(given, names)
+    network = _network(latency, bandwidth, per_host)
+    loss = shared.pop("loss", None)
+    if calibration is None:
+        config = configure({"strategy": "sync", "workers": 1, **shared})  # refused before measuring
+        deciding = {name: value for name, value in shared.items() if name != "epochs"}
+        deciding["batch_size"] = config.batch_size  # a preset may have one
+        known = calibrate(model, data, loss=loss, say=say, **deciding)
+    else:
+        known = calibration if isinstance(calibration, Calibration) else read(Path(calibration))
+        _check_same(known, {**shared, "model": model, "data": data})
+    case = Case(
+        known=known,
+        network=network,
+        scaling=scaling,
+        batch_size=shared.get("batch_size") or known.options["batch_size"],
+        epochs=shared.get("epochs") or options()["epochs"].default,
+    )
+    found, missing = rows(variants(names, own), case, tried)
+    return Prediction(tuple(found), tuple(missing), case)
+
+
+def _check_same(known: Calibration, asked: Mapping[str, Any]) -> None:
+    """Refuse options that the calibration was not measured with."""
+    for name, value in asked.items():
+        was = known.options.get(name, value)
+        if value is not None and name != "batch_size" and was != value:
+            raise ConfigError(
+                f"{name} is {value!r}, but the calibration was measured with {was!r}; "
+                "leave one of them out"
+            )
+
+
+def _names(strategies: str | Sequence[str] | None) -> list[str]:
+    names = [strategies] if isinstance(strategies, str) else list(strategies or ["all"])
+    return list(STRATEGIES) if names == ["all"] else names
+
+
+def _split(given: Mapping[str, Any], names: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the options of the strategies, and those of every run; refuse senseless numbers."""
+    table = options()
+    for name in given:
+        if name not in table:
+            raise ConfigError(f"unknown option {name!r}; expected options of `manyhands predict`")
+        check_number(name, given[name])
+    of = {name: set(table[name].owners) & set(STRATEGIES) for name in given}
+    for name, owners in of.items():
+        if owners and not owners & set(names):
+            raise ConfigError(f"{name} is an option of {', '.join(sorted(owners))}; leave it out")
+    own = {name: value for name, value in given.items() if of[name]}
+    return own, {name: value for name, value in given.items() if not of[name]}
+
+
+def _network(latency: str | None, bandwidth: str | None, per_host: int | None) -> Network | None:
+    if latency is None and bandwidth is None:
+        if per_host is not None:
+            raise ConfigError(
+                "per_host is given without a network; give latency and bandwidth, or leave it out"
+            )
+        return None
+    if latency is None or bandwidth is None:
+        raise ConfigError("a network has a latency and a bandwidth; expected both, or neither")
+    return Network(
+        latency=parse_latency(latency),
+        bandwidth=parse_bandwidth(bandwidth),
+        per_host=1 if per_host is None else per_host,
+    )
+
+
+def counts(workers: int | Sequence[int] | None) -> list[int]:
+    """Return the numbers of workers: those given, or 1, 2, 4 … up to the one given."""
+    if workers is not None and not isinstance(workers, int):
+        if not workers:
+            raise ConfigError("workers is an empty list; expected at least one number")
+        PROCESSES.check("workers", list(workers))
+        return sorted(set(workers))
+    most = cores() if workers is None else workers
+    PROCESSES.check("workers", most)
+    return sorted({1 << i for i in range(most.bit_length()) if 1 << i <= most} | {most})
+
+
+def read(path: Path) -> Calibration:
+    """Read a calibration, or the one inside a prediction."""
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"calibration is {str(path)!r}, which cannot be read: {error}") from None
+    return Calibration.from_dict(found.get("calibration", found))
+
+
+def expect_measurable(config: RunConfig) -> None:
+    """Refuse a run whose number of workers cannot be chosen by measuring.
+
+    Raises:
+        ConfigError: If the group is there already or on other hosts, or no model predicts its time.
+    """
+    if group_size() is not None:
+        raise ConfigError("workers is 'auto', but the group is there already; leave workers out")
+    if config.hosts or config.hostfile:
+        raise ConfigError(
+            "workers is 'auto', which measures this machine alone, but hosts or hostfile is given; "
+            "leave workers out: as many as fit are started there"
+        )
+    try:
+        check_modelled(config.strategy)
+    except ConfigError as error:
+        raise ConfigError(f"workers is 'auto', but {error}; give a number") from None
+
+
+def choose_workers(
+    model: Any,
+    data: Any,
+    given: Mapping[str, Any],
+    config: RunConfig,
+    *,
+    loss: Any,
+    say: Callable[[str], None],
+) -> int:
+    """Return the number of workers on this machine that gets through most examples per second.
+
+    Args:
+        model: As in `fit`.
+        data: As in `fit`.
+        given: The options of the run.
+        config: The run with one worker; `expect_measurable` has taken it.
+        loss: As in `fit`.
+        say: Told what is measured, and what was found.
+    """
+    strategy = config.strategy
+    table = options()
+    mine = {n for n in given if n in DECIDING or set(table[n].owners) & set(OPTIMIZERS)}
+    deciding = {n: given[n] for n in mine - {"model", "data", "loss"}}
+    deciding["batch_size"] = config.batch_size  # a preset may have one
+    known = calibrate(model, data, loss=loss, say=say, **deciding)
+    case = Case(known=known, batch_size=known.options["batch_size"])
+    masters = strategy.processes(1) - 1
+    found, missing = rows([strategy], case, range(1, max(1, cores() - masters) + 1))
+    chosen = best(found)
+    if chosen is None:
+        raise ConfigError(f"workers is 'auto', but {missing[0]}; give a number")
+    many = f"{chosen['workers']} worker{'s' if chosen['workers'] > 1 else ''}"
+    say(f"{many}: {chosen['speedup']:.2f} times the sequential strategy is expected")
+    return int(chosen["workers"])
+
+
+def report(
+    *,
+    output: Path,
+    against: Path | None = None,
+    calibration: Path | None = None,
+    json_: bool = False,
+    **asked: Any,
+) -> None:
+    """Predict, print the table, and write `prediction.json` and a picture; the command line's."""
+    shown: list[dict[str, Any]] = []
+    measured: list[dict[str, Any]] = []
+    if against is not None:
+        shared, measured = validation.measurements(against)
+        asked = {**{n: v for n, v in shared.items() if asked.get(n) is None}, **_given(asked)}
+    prediction = predict(calibration=calibration, say=_say, **asked)
+    output.mkdir(parents=True, exist_ok=True)
+    if measured:
+        shown = validation.judge(prediction.case, measured)
+        write_json(output / "errors.json", shown)
+    prediction.write(output / "prediction.json")
+    for kind in ("png", "svg"):
+        telling.figure(prediction.rows, output / f"prediction.{kind}", measured=shown)
+    if json_:
+        print(json.dumps({**prediction.as_dict(), "against": shown, "output": str(output)}))
+        return
+    if measured:
+        head = ("strategy", "workers", "measured", "predicted", "error")
+        print(telling.aligned(head, telling.compared(shown)))
+        worst = max(abs(row["error"]) for row in shown)
+        print(f"largest error of a speed-up: {100 * worst:.1f} %")
+    else:
+        _print_forecast(prediction)
+    print("speed only: how many updates an accuracy takes is not predicted")
+    print(f"records and picture: {output}")
+
+
+def _print_forecast(prediction: Prediction) -> None:
+    print(telling.aligned(*telling.speedups(prediction.rows)))
+    print("\nThe best number of workers for each:")
+    best_rows = prediction.best_of_each()
+    print(telling.aligned(telling.HEAD, [telling.cells(row) for row in best_rows]))
+    for reason in prediction.missing:
+        print(f"left out: {reason}")
+    for note in dict.fromkeys(n for row in prediction.rows for n in row["notes"]):
+        print(f"note: {note}")
+    print("\n".join(prediction.lines()))
+
+
+def _given(asked: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in asked.items() if value is not None}
+
+
+def _say(message: str) -> None:
+    print(f"{message} …", file=sys.stderr)

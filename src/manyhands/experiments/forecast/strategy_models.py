@@ -1,0 +1,312 @@
+"""What is to be expected of each strategy with each number of workers: rows, pure functions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, get_args
+
+from manyhands.errors import ConfigError
+from manyhands.experiments.forecast import Calibration, Crew, Forecast, Network
+from manyhands.experiments.forecast import model as forecast
+from manyhands.experiments.forecast.crew import Growth
+from manyhands.experiments.forecast.talking import ONE_HOST, exchanging, reducing
+from manyhands.experiments.forecast.uncertainty import Uncertainty, uncertainty
+from manyhands.options import options
+from manyhands.strategies import STRATEGIES
+from manyhands.strategies.gossip.topology import graph
+from manyhands.strategies.pipeline.schedule import ideal_bubble
+from manyhands.strategies.server.server import deal
+from manyhands.strategies.strategy import Strategy
+from manyhands.strategies.sync.sync import AllReduce
+from manyhands.worker.checkpoint.lifecycle import steps_between
+
+NEAR = 0.02  # fewer workers that are slower by no more than this are the better choice
+_NEIGHBOURS = 512  # workers up to which a topology is laid out to count neighbours
+_together = partial(forecast.together, agree=steps_between)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """What is asked: one calibration, one network, how the work grows.
+
+    Attributes:
+        known: What was measured.
+        network: What lies between hosts; None: one host.
+        scaling: "strong": `batch_size` is shared out; "weak": it is every worker's own.
+        batch_size: Examples behind one update (strong), or one worker's (weak).
+        epochs: Passes over the training set, over which a last averaging is spread.
+        growth: How costs grow beyond the workers that were measured.
+    """
+
+    known: Calibration
+    network: Network | None = None
+    scaling: str = "strong"
+    batch_size: int = 128
+    epochs: int = 3
+    growth: Growth = "usual"
+
+    def crew(self, workers: int, *, whole: bool) -> Crew:
+        """Return so many workers with their batch; `whole`: each takes a batch of its own.
+
+        A batch that has too few examples to share grows to one for each worker.
+        """
+        shared = self.scaling == "strong" and not whole
+        update = max(self.batch_size, workers) if shared else None
+        return Crew(
+            workers=workers,
+            batch=math.ceil(update / workers) if update else self.batch_size,
+            network=self.network,
+            threads=self.known.options.get("threads"),
+            update=update,
+            growth=self.growth,
+        )
+
+    def steps(self, crew: Crew) -> float:
+        """Return how many steps a worker takes in all."""
+        return max(1.0, self.epochs * self.known.examples / crew.examples)
+
+
+def _sequential(strategy: Any, case: Case, workers: int) -> Forecast:
+    return _together(case.known, case.crew(1, whole=True), talking=0.0, every=1)
+
+
+def _sync(strategy: Any, case: Case, workers: int) -> Forecast:
+    crew = case.crew(workers, whole=False)
+    talking, notes = reducing(case.known, crew, strategy.allreduce)
+    return _together(case.known, crew, talking=talking, every=1, notes=notes)
+
+
+def _averaging(strategy: Any, case: Case, workers: int) -> Forecast:
+    crew = case.crew(workers, whole=False)
+    period = case.steps(crew)
+    if strategy.period:
+        unit = 1 if strategy.period_unit == "steps" else period / case.epochs
+        period = min(period, strategy.period * unit)
+    every = max(1, int(period))
+    talking, notes = reducing(case.known, crew, strategy.allreduce)
+    talking /= period
+    return _together(case.known, crew, talking=talking, every=every, waits=False, notes=notes)
+
+
+def _gossip(strategy: Any, case: Case, workers: int) -> Forecast:
+    crew = case.crew(workers, whole=False)
+    if strategy.topology in ("ring", "pairs"):
+        neighbours = min(2 if strategy.topology == "ring" else 1, workers - 1)
+    else:  # the same for all but a few, and known in closed form where laying it out is too much
+        laid = min(workers, _NEIGHBOURS)
+        neighbours = len(graph(strategy.topology, laid)[0])
+        if laid < workers:
+            more = math.log2(workers / laid) * 2
+            neighbours = workers - 1 if strategy.topology == "complete" else neighbours + int(more)
+    talking = exchanging(case.known, crew, neighbours)
+    if strategy.overlap:
+        compute = _together(case.known, crew, talking=0.0, every=1).compute
+        talking = max(0.0, talking - compute)
+    return _together(case.known, crew, talking=talking, every=1, waits=False)
+
+
+def _hogwild(strategy: Any, case: Case, workers: int) -> Forecast:
+    if case.network:
+        raise ConfigError("hogwild shares the memory of one host")
+    return forecast.apart(case.known, case.crew(workers, whole=True))
+
+
+def _server(strategy: Any, case: Case, workers: int) -> Forecast:
+    layers = case.known.layers
+    strategy.check_model(layers=[str(size) for size in layers])
+    spans = deal(layers, strategy.masters)
+    shares = [sum(layers[a:b]) / case.known.parameters for a, b in spans]
+    crew = case.crew(workers, whole=True)
+    return forecast.served(case.known, crew, shares=shares, bound=strategy.staleness)
+
+
+def _pipeline(strategy: Any, case: Case, workers: int) -> Forecast:
+    crew, parts = case.crew(workers, whole=False), strategy.parts
+    bubble = ideal_bubble(strategy.stages, parts)
+    return forecast.divided(case.known, crew, parts=strategy.stages, bubble=bubble)
+
+
+def _tensor(strategy: Any, case: Case, workers: int) -> Forecast:
+    crew = case.crew(workers, whole=False)
+    return forecast.divided(case.known, crew, parts=strategy.slices)
+
+
+_EXPECTED: Mapping[str, Callable[[Any, Case, int], Forecast]] = {
+    "sequential": _sequential,
+    "sync": _sync,
+    "averaging": _averaging,
+    "gossip": _gossip,
+    "hogwild": _hogwild,
+    "server": _server,
+    "pipeline": _pipeline,
+    "tensor": _tensor,
+}
+_BOUNDED = ("pipeline", "tensor")  # what their processes send each other is not measured
+
+
+_UNMODELLED = "there is no model of {}'s time"
+
+
+def check_modelled(strategy: Strategy) -> None:
+    """Refuse a strategy whose time no model predicts."""
+    if strategy.name not in _EXPECTED or strategy.name in _BOUNDED:
+        raise ConfigError(_UNMODELLED.format(strategy.name))
+    if getattr(strategy, "asynchronous", False):
+        raise ConfigError(_UNMODELLED.format(f"asynchronous {strategy.name}"))
+
+
+def expected(strategy: Strategy, case: Case, workers: int) -> Forecast:
+    """Return what is to be expected of a strategy.
+
+    Raises:
+        ConfigError: It cannot be run so, or there is no model of it.
+    """
+    if strategy.name not in _BOUNDED:
+        check_modelled(strategy)
+    allreduce = getattr(strategy, "allreduce", "auto")
+    spread = case.network is not None and workers > case.network.per_host
+    if spread and allreduce in ONE_HOST:
+        raise ConfigError(f"{allreduce} works on one host only")
+    if workers > 1 and not strategy.supports.many:
+        raise ConfigError(f"{strategy.name} uses one worker")
+    return _EXPECTED[strategy.name](strategy, case, workers)
+
+
+def row(
+    strategy: Strategy, case: Case, workers: int, base: float, doubt: Uncertainty | None = None
+) -> dict[str, Any]:
+    """Return one row of the table; `base` is the sequential rate, in examples per second."""
+    found = expected(strategy, case, workers)
+    processes = strategy.processes(workers)
+    beyond = processes > case.known.most or (case.network is not None and workers > 1)
+    low, high = found.rate / base, found.rate / base
+    if doubt and beyond:
+        for growth in doubt.growths:
+            other = expected(strategy, replace(case, growth=growth), workers).rate / base
+            low, high = min(low, other), max(high, other)
+    if (
+        doubt and doubt.largest is not None and strategy.supports.many
+    ):  # not what others are held to
+        low, high = low / (1 + doubt.largest), high * (1 + doubt.largest)
+    return {
+        "label": label(strategy),
+        "strategy": strategy.name,
+        "workers": workers,
+        "processes": processes,
+        "step": found.step,
+        "examples_per_second": found.rate,
+        "speedup": found.rate / base,
+        "low": 0.0 if found.bound else low,
+        "high": high,
+        "extrapolated": beyond,
+        "bound": found.bound,
+        "grown": _grows(strategy, case, workers),
+        "update": strategy.examples_per_update(_batch(strategy, case, workers), workers),
+        "efficiency": found.rate / base / processes,
+        "compute": found.compute,
+        "wait": found.wait,
+        "communicate": found.communicate,
+        "staleness": found.staleness,
+        "notes": [*found.notes, *_noted(strategy, case, workers, found)],
+    }
+
+
+def _batch(strategy: Strategy, case: Case, workers: int) -> int:
+    """Return what `batch_size` would be."""
+    whole = strategy.supports.whole_batches
+    return case.batch_size if whole else case.crew(workers, whole=False).examples
+
+
+def _grows(strategy: Strategy, case: Case, workers: int) -> bool:
+    """Say whether a batch grows because there are more workers than examples."""
+    shared = case.scaling == "strong" and not strategy.supports.whole_batches
+    return shared and workers > case.batch_size
+
+
+def _noted(strategy: Strategy, case: Case, workers: int, found: Forecast) -> list[str]:
+    """Return what changes with so many workers, and what was not measured."""
+    notes = []
+    if _grows(strategy, case, workers):
+        notes.append(
+            f"beyond {case.batch_size:,} workers, which share the {case.batch_size:,} examples of "
+            "a batch, batches grow to one example a worker: an update then is another"
+        )
+    if found.bound:
+        notes.append(
+            f"{strategy.name}: an upper bound, with equal parts and free messages between them"
+        )
+    return notes
+
+
+def rows(
+    strategies: Sequence[Strategy], case: Case, workers: Iterable[int]
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return a row for each strategy and number of workers, and why some are missing."""
+    base = expected(STRATEGIES["sequential"](), case, 1).rate
+    doubt = uncertainty(case.known)
+    found, missing = [], []
+    counts = sorted(set(workers))
+    for strategy in strategies:
+        for count in counts if strategy.supports.many else [1]:
+            try:
+                found.append(row(strategy, case, count, base, doubt))
+            except ConfigError as error:
+                missing.append(f"{label(strategy)}: {error}")
+                break  # more workers would fail as well
+    return found, missing
+
+
+def best(found: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """Return the row with the most examples per second; of nearly equal ones the smallest.
+
+    What has an upper bound only is left out, unless there is nothing else.
+    """
+    found = [r for r in found if not r.get("bound")] or found
+    if not found:
+        return None
+    top = max(r["examples_per_second"] for r in found)
+    near = [r for r in found if r["examples_per_second"] >= (1 - NEAR) * top]
+    return min(near, key=lambda r: (r["processes"], -r["examples_per_second"]))
+
+
+def label(strategy: Strategy) -> str:
+    """Return a strategy's name with the options that differ from their defaults."""
+    plain = type(strategy)()
+    told = [
+        _told(strategy, name, getattr(strategy, name))
+        for name in options()
+        if strategy.name in options()[name].owners
+        and (strategy.name == "sync" or getattr(strategy, name) != getattr(plain, name))
+    ]
+    return " ".join([strategy.name, *filter(None, told)])
+
+
+def _told(strategy: Any, name: str, value: Any) -> str:
+    if name in ("allreduce", "topology"):
+        return str(value)
+    if name == "period":
+        return f"every {value} {strategy.period_unit}"
+    if name == "period_unit":
+        return ""  # told with the period
+    if value is True:
+        return name.replace("_", " ")
+    return f"{value} {name}" if name == "masters" else f"{name.replace('_', ' ')} {value}"
+
+
+def variants(names: Sequence[str], given: Mapping[str, Any]) -> list[Strategy]:
+    """Return the strategies asked for, with the options given; sync with every all-reduce."""
+    table = options()
+    found: list[Strategy] = []
+    for name in names:
+        if name not in STRATEGIES:
+            raise ConfigError(f"strategy is {name!r}; expected one of {', '.join(STRATEGIES)}")
+        own = {n: v for n, v in given.items() if name in table[n].owners}
+        if name == "sync" and "allreduce" not in own:
+            kind: Any = STRATEGIES[name]
+            found += [kind(allreduce=a) for a in get_args(AllReduce)]
+        else:
+            found.append(STRATEGIES[name](**own))
+    return found

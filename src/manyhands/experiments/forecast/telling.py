@@ -1,0 +1,177 @@
+"""Forecasts as text and as a picture; measurements beside them where there are some."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from manyhands.experiments.forecast.uncertainty import Uncertainty
+
+Row = Mapping[str, Any]
+STALE = 0.5  # updates from which a gradient is called stale, on average
+DIVERGING = 16  # … and from which training may well diverge
+HEAD = (
+    "strategy", "workers", "step", "speed-up", "range", "computing", "waiting", "talking",
+    "staleness",
+)  # fmt: skip
+
+
+def cells(row: Row) -> list[str]:
+    """Return one forecast as texts, in the order of `HEAD`."""
+    stale = row["staleness"]
+    return [
+        row["label"],
+        f"{row['workers']:,}",
+        _seconds(row["step"]),
+        _times(row["speedup"]),
+        spanned(row),
+        *(f"{100 * row[part] / row['step']:.0f} %" for part in ("compute", "wait", "communicate")),
+        "–" if stale is None else f"{stale:,.1f}",
+    ]
+
+
+def spanned(row: Row) -> str:
+    """Return between what the speed-up lies."""
+    if row["bound"]:
+        return f"at most {_times(row['high'])}"
+    return f"{_times(row['low'])} to {_times(row['high'])}"
+
+
+def trusted(doubt: Uncertainty, most: int, rows: Sequence[Row], *, network: bool) -> list[str]:
+    """Return what is known of the error, and from where on forecasts are extrapolations."""
+    if doubt.largest is None or doubt.median is None:
+        said = ["error: unknown, since this calibration has nothing to hold out; measure again"]
+    else:
+        said = [
+            f"error at {len(doubt.errors)} measurements that were held out: median "
+            f"{100 * doubt.median:.0f} %, largest {100 * doubt.largest:.0f} %, which the ranges "
+            "allow for"
+        ]
+    if any(row["extrapolated"] for row in rows):
+        where = "on a network" if network else f"beyond the {most} processes that were measured"
+        said.append(
+            f"{where} all is extrapolated; the ranges span every growth of the cost of talking "
+            f"that explains the measurements ({', '.join(doubt.growths)})"
+        )
+    return said
+
+
+def verdict(top: Row | None, fresh: Row | None, batch_size: int) -> list[str]:
+    """Return which row is the best, and what speaks against it.
+
+    Args:
+        top: The fastest row.
+        fresh: The fastest without stale gradients.
+        batch_size: What was asked for.
+    """
+    if top is None:
+        return []
+    if not _stale(top):
+        return [f"best: {_named(top, batch_size)}"]
+    old = round(top["staleness"])
+    cost = "it may diverge" if old >= DIVERGING else "updates are worth less; how much is unknown"
+    said = [
+        f"fastest: {_named(top, batch_size)}; but a gradient would be {old:,} "
+        f"update{'s' if old > 1 else ''} old on average: {cost}"
+    ]
+    if fresh is not None:
+        said.append(f"best without stale gradients: {_named(fresh, batch_size)}")
+    return said
+
+
+def _stale(row: Row) -> bool:
+    return (row["staleness"] or 0.0) >= STALE
+
+
+def _named(row: Row, batch_size: int) -> str:
+    many = f"{row['workers']:,} worker{'s' if row['workers'] > 1 else ''}"
+    said = f"{row['label']} with {many}, {_times(row['speedup'])} times the sequential"
+    said += f" ({spanned(row)}{', extrapolated' if row['extrapolated'] else ''})"
+    if row["grown"]:
+        said += f", with {row['update']:,} examples behind an update instead of {batch_size:,}"
+    if row["workers"] > 1 and row["low"] <= 1:
+        said += "; within the error it may be no faster than one worker"
+    return said
+
+
+def speedups(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    """Return the speed-ups as a table: a line per strategy, a column per number of workers."""
+    counts = sorted({row["workers"] for row in rows})
+    known = {(row["label"], row["workers"]): row["speedup"] for row in rows}
+    labels = list(dict.fromkeys(row["label"] for row in rows))
+    return ["speed-up with", *(f"{count:,}" for count in counts)], [
+        [label, *(_times(known.get((label, count))) for count in counts)] for label in labels
+    ]
+
+
+def _times(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:,.2f}" if value < 100 else f"{value:,.0f}"
+
+
+def _seconds(value: float) -> str:
+    for unit, scale in (("µs", 1e-6), ("ms", 1e-3), ("s", 1.0)):
+        if value < 1000 * scale or unit == "s":
+            return f"{value / scale:.3g} {unit}" if value < 1000 else f"{value:,.0f} s"
+    raise AssertionError(value)
+
+
+def aligned(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """Return a table as text: the first column to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(head, *lines, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if i == 0 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in (head, *lines)
+    )
+
+
+def markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """Return a table as Markdown."""
+    ruled = ["---", *["---:"] * (len(head) - 1)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in (head, ruled, *lines))
+
+
+def compared(rows: Sequence[Row]) -> list[list[str]]:
+    """Return rows of prediction and measurement as texts: label, workers, both, error."""
+    return [
+        [
+            row["label"],
+            str(row["workers"]),
+            f"{row['measured']:.2f}",
+            f"{row['speedup']:.2f}",
+            f"{100 * row['error']:+.1f} %",
+        ]
+        for row in rows
+    ]
+
+
+def figure(rows: Sequence[Row], path: Path, *, measured: Sequence[Row] = ()) -> None:
+    """Draw speed-up against workers, a line per strategy; measurements as dots."""
+    from matplotlib.figure import Figure
+
+    canvas = Figure(figsize=(7.5, 4.8), layout="constrained")
+    axis = canvas.subplots()
+    labels = list(dict.fromkeys(row["label"] for row in [*rows, *measured]))
+    most = max(row["workers"] for row in [*rows, *measured])
+    for number, name in enumerate(labels):
+        line = [(r["workers"], r["speedup"]) for r in rows if r["label"] == name]
+        dots = [(r["workers"], r["measured"]) for r in measured if r["label"] == name]
+        colour, style = f"C{number % 10}", "-" if number < 10 else "--"
+        if line:
+            axis.plot(*zip(*line, strict=True), style, color=colour, label=name, lw=1.5)
+        if dots:
+            axis.plot(*zip(*dots, strict=True), "o", color=colour, ms=6, mec="white")
+    axis.plot([1, most], [1, most], ":", color="grey", label="ideal")
+    if most > 16:
+        axis.set(xscale="log", yscale="log")
+    title = "lines: predicted; dots: measured" if measured else "predicted"
+    axis.set(xlabel="workers", ylabel="speed-up", title=title)
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize="small")
+    canvas.savefig(path)

@@ -1,0 +1,1 @@
+"""A comparison: its plan, its runs, its state."""

@@ -1,0 +1,187 @@
+"""A sweep, from Python: `compare` plans runs, runs them one at a time and builds the report.
+
+A sweep's folder holds `sweep.json`, `runs/ID/` and the report. The same call with the same folder
+goes on where the last one ended: finished runs are kept, failed ones are tried once more. A run is
+the same if its options are, and the user's own code and data behind them (see `contents`).
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from manyhands.errors import ConfigError, ManyhandsError
+from manyhands.experiments.sweep.live_table import first_line
+from manyhands.experiments.sweep.plan import Schedule, schedule, uses_workers
+from manyhands.experiments.sweep.run import Sweep, label
+from manyhands.experiments.sweep.spec import ALL, Experiment, alternatives, read
+from manyhands.launch.environment import group_size
+from manyhands.launch.machine import cores
+from manyhands.launch.signals import stopping
+
+if TYPE_CHECKING:
+    from manyhands.report.table import Table
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What a sweep gave: the table, the report's page, and the failed runs with what they said."""
+
+    table: Table
+    report: Path
+    failed: Mapping[str, str]
+
+
+def compare(
+    model: Any = None,
+    data: Any = None,
+    *,
+    experiment: str | os.PathLike[str] | None = None,
+    quick: bool = False,
+    strategies: str | Sequence[Any] | None = None,
+    repeats: int | None = None,
+    scaling: str | None = None,
+    baseline: bool | None = None,
+    output: str | os.PathLike[str] | None = None,
+    **given: Any,
+) -> Table:
+    """Train with every combination of the options, and compare.
+
+    Args:
+        model: As in `fit`; by default "cnn".
+        data: As in `fit`; by default "mnist".
+        experiment: A TOML file to start from (see `manyhands.experiments.sweep.spec`); all else overrides it.
+        quick: Use the smaller size that the file describes under [quick].
+        strategies: Names ("sync,gossip" or a list) or objects such as `Sync(allreduce="ring")`; by
+            default all there are.
+        repeats: How often each combination is run, each time with the next seed; by default 3.
+        scaling: "strong" (the default): the work stays the same, workers share it. "weak": `limit`
+            and `batch_size` are one worker's and are multiplied by the workers, so that examples
+            and batch per worker stay the same (`batch_size` stays where it is a worker's already).
+        baseline: Run `sequential` as well, which speed-ups are measured against; by default yes.
+        output: The sweep's folder; by default runs/NAME-DIGEST, the same for the same comparison.
+        **given: `loss`, `keep_models` (keep every run's model.safetensors), `progress`, `title`,
+            `question`, and every option of `fit` by name; a list is an axis: `workers=[1, 2, 4]`.
+            An option that a strategy does not have is left out for that strategy.
+
+    Returns:
+        One row for each combination, as dictionaries; printed, the columns that matter most;
+        `.to_pandas()`; `.runs` for the single runs; `.report`, the page.
+
+    Raises:
+        ConfigError: When a combination cannot work, before anything is started; or when `output`
+            holds another sweep.
+        ManyhandsError: When no run finished.
+    """
+    own = {name: given.pop(name, None) for name in ("loss", "keep_models", "progress", "command")}
+    about = {name: given.pop(name, None) for name in ("title", "question")}
+    about |= {"repeats": repeats, "scaling": scaling, "baseline": baseline}
+    parts = {"model": model, "data": data}
+    objects = {name: part for name, part in parts.items() if not _is_name(part)}
+    if callable(own["loss"]):
+        objects["loss"] = own.pop("loss")
+    named = {name: part for name, part in parts.items() if part is not None and name not in objects}
+    asked = {**given, **named, "loss": own.pop("loss", None)}
+    described = describe(
+        experiment,
+        quick=quick,
+        strategies=strategies.split(",") if isinstance(strategies, str) else strategies,
+        options=alternatives({name: v for name, v in asked.items() if v is not None}),
+        **about,
+    )
+    done = sweep(
+        described,
+        output=output,
+        objects=objects,
+        keep_models=bool(own["keep_models"]),
+        progress=own["progress"] is not False,
+        command=own["command"],
+    )
+    done.table.report = done.report
+    return done.table
+
+
+def _is_name(part: Any) -> bool:
+    listed = isinstance(part, list) and all(isinstance(p, str) for p in part)
+    return part is None or isinstance(part, str) or listed
+
+
+def describe(
+    path: str | os.PathLike[str] | None,
+    *,
+    quick: bool,
+    strategies: Sequence[Any] | None,
+    options: Mapping[str, tuple[Any, ...]],
+    **about: Any,
+) -> Experiment:
+    """Return the experiment that a file, and what overrides it, describe."""
+    if quick and path is None:
+        raise ConfigError("quick is given without an experiment's file; it says what is quick")
+    experiment = read(Path(path), quick=quick) if path is not None else Experiment()
+    if strategies is not None:
+        experiment = experiment.with_strategies(tuple(strategies))
+    elif path is None:
+        experiment = replace(experiment, strategies=(ALL,))
+    known = {**experiment.options, **options}
+    if "workers" not in known and any(map(uses_workers, experiment.strategies)):
+        options = {"workers": _counts(), **options}
+    experiment = experiment.with_options(options)
+    return replace(experiment, **{name: v for name, v in about.items() if v is not None})
+
+
+def _counts() -> tuple[int, ...]:
+    """Return 1, 2, 4 … up to the cores there are."""
+    most = cores()
+    return tuple(sorted({1 << i for i in range(most.bit_length()) if 1 << i <= most} | {most}))
+
+
+def sweep(
+    experiment: Experiment,
+    *,
+    output: str | os.PathLike[str] | None = None,
+    objects: Mapping[str, Any] | None = None,
+    keep_models: bool = False,
+    progress: bool = True,
+    command: str | None = None,
+    announce: Callable[[Schedule, Path], None] | None = None,
+) -> Comparison:
+    """Run an experiment and build its report.
+
+    Args:
+        experiment: What is compared.
+        output: The sweep's folder.
+        objects: A model, data and a loss that are Python objects rather than names.
+        keep_models: Keep every run's model.safetensors.
+        progress: Show how far it is, on stderr.
+        command: How it was asked for, for the record.
+        announce: Called with the plan and the folder before the first run.
+    """
+    from manyhands import report
+
+    if group_size() is not None:
+        raise ConfigError("compare starts groups of workers itself; run it without mpiexec or srun")
+    carried = objects or {}
+    labels = {n: label(part) for n, part in carried.items() if n in ("model", "data")}
+    planned = schedule(experiment, labels, carried)
+    default = Path("runs") / f"{experiment.name}-{planned.digest}"
+    folder = Path(output if output is not None else default)
+    runs = Sweep(experiment, planned, folder, carried, keep_models, command or _command())
+    with stopping(), runs.open():
+        if announce:
+            announce(planned, folder)
+        records = runs.run(progress)
+        titles = {run.id: run.title for run in planned.runs}
+        failed = {titles[n]: first_line(r) for n, r in records.items() if r["status"] != "finished"}
+        if len(failed) == len(records):
+            name, said = next(iter(failed.items()))
+            raise ManyhandsError(f"none of the {len(records)} runs finished; {name} said: {said}")
+        return Comparison(report.results([folder]), report.build([folder], folder), failed)
+
+
+def _command() -> str:
+    return shlex.join([Path(sys.argv[0]).name or "python", *sys.argv[1:]])

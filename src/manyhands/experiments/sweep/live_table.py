@@ -1,0 +1,216 @@
+"""The state of a comparison on stderr: a live table on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from manyhands.training.progress import said
+
+if TYPE_CHECKING:
+    from manyhands.experiments.sweep.eta import Estimate
+    from manyhands.experiments.sweep.plan import Planned, Schedule
+
+_FRAME = 9  # lines that the table needs beside its rows
+
+
+@dataclass(frozen=True)
+class Score:
+    """What all finished repeats of one case gave."""
+
+    label: str
+    repeats: int
+    seconds: float | None
+    speedup: float | None
+    judged: str
+    failed: int
+
+
+@dataclass
+class Scoreboard:
+    """Keeps the records of a sweep's runs and shows them; silent if not `shown`.
+
+    Attributes:
+        records: The record of every run that has ended, by the run's id.
+    """
+
+    schedule: Schedule
+    scaling: str
+    estimate: Estimate
+    shown: bool = True
+    records: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    _console: Any = None
+    _live: Any = None
+    _running: Planned | None = None
+    _since: float = 0.0
+
+    def __enter__(self) -> Scoreboard:
+        if self.shown and sys.stderr.isatty():
+            from rich.console import Console
+            from rich.live import Live
+
+            self._console = Console(stderr=True)
+            self._live = Live(
+                get_renderable=self._draw, console=self._console, refresh_per_second=4
+            )
+            self._live.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._running = None
+        if self._live:
+            self._live.stop()
+
+    def keep(self, run: Planned, record: Mapping[str, Any]) -> None:
+        """Take in a run that was there already."""
+        self.records[run.id] = record
+        self.estimate.note(run.config, record)
+
+    def begin(self, run: Planned) -> None:
+        """Say that a run begins."""
+        self._running, self._since = run, time.monotonic()
+
+    def end(self, run: Planned, record: Mapping[str, Any]) -> None:
+        """Take in a run that has just ended."""
+        self.keep(run, record)
+        self._running = None
+        if self.shown and not self._live:
+            place = f"[{len(self.records)}/{len(self.schedule.runs)}]"
+            print(f"{place} {self._line(run, record)}", file=sys.stderr, flush=True)
+
+    def left(self) -> float | None:
+        """Return about how many seconds are left; None before anything is known."""
+        total = 0.0
+        for run in self.schedule.runs:
+            if run.id in self.records:
+                continue
+            seconds = self.estimate.seconds(run.config)
+            if seconds is None:
+                return None
+            if self._running is not None and run.id == self._running.id:
+                seconds = max(seconds - (time.monotonic() - self._since), 0.0)
+            total += seconds
+        return total
+
+    def scores(self) -> list[Score]:
+        """Return one row for each case of which a run has ended."""
+        cases: dict[str, list[Planned]] = {}
+        for run in self.schedule.runs:
+            if run.id in self.records:
+                cases.setdefault(run.case, []).append(run)
+        return [self._score(runs) for runs in cases.values()]
+
+    def _score(self, runs: list[Planned]) -> Score:
+        return Score(
+            label=runs[0].label,
+            repeats=len(self._results(runs[0].case)),
+            seconds=self._median(runs[0].case, "seconds"),
+            speedup=self.speedup(runs[0]),
+            judged=self._judged(runs[0].case),
+            failed=sum(self.records[run.id]["status"] != "finished" for run in runs),
+        )
+
+    def speedup(self, run: Planned) -> float | None:
+        """Return how much faster the run's case is than its baseline; in weak scaling, by rate."""
+        if run.baseline is None:
+            return None
+        key = "examples_per_second" if self.scaling == "weak" else "seconds"
+        own, base = self._median(run.case, key), self._median(run.baseline, key)
+        if not own or not base:
+            return None
+        return own / base if self.scaling == "weak" else base / own
+
+    def _results(self, case: str) -> list[Mapping[str, Any]]:
+        ended = [
+            self.records[r.id] for r in self.schedule.runs if r.case == case if r.id in self.records
+        ]
+        return [record["result"] for record in ended if record["status"] == "finished"]
+
+    def _judged(self, case: str) -> str:
+        found = [first for result in self._results(case) if (first := _first(result))]
+        return said(found[0][0], statistics.median(value for _, value in found)) if found else ""
+
+    def _median(self, case: str, key: str) -> float | None:
+        known = [r[key] for r in self._results(case) if r[key] is not None]
+        return statistics.median(known) if known else None
+
+    def _line(self, run: Planned, record: Mapping[str, Any]) -> str:
+        name = run.title
+        left = self.left()
+        rest = f"; about {duration(left)} left" if left else ""
+        if record["status"] != "finished":
+            return f"{name}: failed: {first_line(record)}{rest}"
+        found, speedup = record["result"], self.speedup(run)
+        parts = [f"{found['seconds']:.1f} s"]
+        parts += [f"speed-up {speedup:.2f}"] if speedup else []
+        parts += [said(*first)] if (first := _first(found)) else []
+        return f"{name}: {', '.join(parts)}{rest}"
+
+    def _draw(self) -> Any:
+        from rich.console import Group
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        table.add_column("")
+        for heading in ("runs", "time", "speed-up", "judged by"):
+            table.add_column(heading, justify="right")
+        rows = self.scores()
+        for row in rows[-max(self._console.height - _FRAME, 3) :]:
+            table.add_row(*_cells(row))
+        left, total = self.left(), len(self.schedule.runs)
+        state = f"{len(self.records)} of {total} runs"
+        if left is not None and len(self.records) < total:
+            state += f", about {duration(left)} left"
+        bar = Table.grid(padding=(0, 1))
+        bar.add_row(ProgressBar(total=1.0, completed=self._share(left), width=40), state)
+        parts: list[Any] = [table, Text(), bar]
+        if self._running is not None:
+            spent = duration(time.monotonic() - self._since)
+            parts.append(Text(f"now {self._running.title}, since {spent}"))
+        return Group(*parts)
+
+    def _share(self, left: float | None) -> float:
+        """Return how much is done, by time where it can be told and else by runs."""
+        if left is None:
+            return len(self.records) / len(self.schedule.runs)
+        times = [self.estimate.seconds(run.config) or 0.0 for run in self.schedule.runs]
+        return 1 - left / sum(times) if sum(times) > 0 else 1.0
+
+
+def _cells(row: Score) -> list[str]:
+    from rich.markup import escape
+
+    failed = f" [red]({row.failed} failed)[/red]" if row.failed else ""
+    return [
+        escape(row.label) + failed,
+        str(row.repeats),
+        "" if row.seconds is None else f"{row.seconds:.1f} s",
+        "" if row.speedup is None else f"{row.speedup:.2f}",
+        row.judged,
+    ]
+
+
+def _first(result: Mapping[str, Any]) -> tuple[str, float] | None:
+    """Return what a run was judged by first, and its value; older records know accuracy only."""
+    known = result.get("metrics", {"accuracy": result["accuracy"]})
+    return next(((name, value) for name, value in known.items() if value is not None), None)
+
+
+def first_line(record: Mapping[str, Any]) -> str:
+    """Return the first line of what a failed run said."""
+    said = str(record.get("error") or "no message").strip()
+    return said.splitlines()[0] if said else "no message"
+
+
+def duration(seconds: float) -> str:
+    """Return a time for people: 40 s, 3 min, 2 h 5 min."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

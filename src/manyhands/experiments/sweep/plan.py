@@ -1,0 +1,299 @@
+"""Which runs a comparison consists of, and in which order.
+
+Guarantees:
+    - Every combination is a configuration that `configure` accepts, checked before anything runs.
+    - Equal configurations are run once per repeat: an option that a strategy does not have is left
+      out for that strategy; one that no strategy of the sweep has is an error.
+    - Repeats are interleaved: each combination once, then each a second time with the next seed.
+    - A run's id depends on its configuration alone, so that a sweep can be gone on with.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from manyhands import validate
+from manyhands.config import presets
+from manyhands.config.run import MODELS
+from manyhands.errors import ConfigError
+from manyhands.experiments.sweep.content_hash import Marks
+from manyhands.experiments.sweep.spec import ALL, Alternatives, Experiment, table
+from manyhands.options import configure, flatten
+from manyhands.strategies import STRATEGIES
+
+BASELINE = "sequential"
+# How work is divided among workers: of no meaning where there is one.
+_DIVIDING = ("workers", "partition", "shares", "balance", "slow")
+# Names, folders and what else is written do not make another case; nor does the name of a preset,
+# whose options are hashed.
+_UNHASHED = ("name", "output", "tensorboard", "preset")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """One run to come.
+
+    Attributes:
+        id: Names its folder; made from the configuration, the seed included.
+        case: The same for all repeats of one configuration.
+        baseline: The case that its speed-up is measured against; None without one.
+        given: The options to run it with.
+        config: Every option by its flat name, as the record will hold it.
+    """
+
+    id: str
+    case: str
+    baseline: str | None
+    label: str
+    repeat: int
+    given: Mapping[str, Any]
+    config: Mapping[str, Any]
+
+    @property
+    def title(self) -> str:
+        """What people call it."""
+        return f"{self.label} (repeat {self.repeat + 1})"
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """All runs in their order, and what was left out of "all" strategies, with the reason."""
+
+    runs: tuple[Planned, ...]
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def digest(self) -> str:
+        """Tells one schedule from another."""
+        return _digest(sorted(run.id for run in self.runs))
+
+
+@dataclass(frozen=True)
+class _Product:
+    """One strategy with the alternatives of every option; `named` are those its labels show."""
+
+    strategy: Any
+    values: Mapping[str, Alternatives]
+    named: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Combination:
+    """One strategy with one value for each option that it takes, and what its baseline takes."""
+
+    given: Mapping[str, Any]
+    baseline: Mapping[str, Any] | None
+    named: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Accepted:
+    """A combination that can be run, with every option."""
+
+    given: Mapping[str, Any]
+    config: Mapping[str, Any]
+    baseline: str | None
+    label: str
+
+
+def schedule(
+    experiment: Experiment,
+    carried: Mapping[str, str] | None = None,
+    objects: Mapping[str, Any] | None = None,
+) -> Schedule:
+    """Lay out every run of an experiment.
+
+    Args:
+        experiment: What is compared.
+        carried: Names for what is given as Python objects (model, data), for the records.
+        objects: Those objects.
+
+    Raises:
+        ConfigError: If a combination cannot work, or an option would be ignored everywhere.
+    """
+    products = _products(experiment)
+    tried = [choice for product in products for choice in _choices(product, experiment)]
+    _refuse_ignored(products, [choice.given for choice in tried])
+    accepted, left_out = _accepted(tried, carried, lenient=ALL in experiment.strategies)
+    runs: dict[str, Planned] = {}
+    marks = Marks()
+    made_of = [marks.of({**one.given, **(objects or {})}) for one in accepted]
+    for repeat in range(experiment.repeats):
+        for one, contents in zip(accepted, made_of, strict=True):
+            run = _planned(one, repeat, contents)
+            runs.setdefault(run.id, run)
+    if not runs:
+        raise ConfigError("nothing to compare: give strategies, or cases in the experiment's file")
+    return Schedule(tuple(runs.values()), left_out)
+
+
+def _accepted(
+    tried: list[_Combination], carried: Mapping[str, str] | None, *, lenient: bool
+) -> tuple[list[_Accepted], tuple[str, ...]]:
+    """Return what can be run, baselines first, and what was left out with the reason."""
+    found: list[_Accepted] = []
+    bases: dict[str, _Accepted] = {}
+    left_out: dict[str, None] = {}
+    for choice in tried:
+        base = choice.baseline
+        key = _digest(base) if base else None
+        if base and key and key not in bases:
+            flat = _flat(base, carried)
+            other = base.get("batch_size") != choice.given.get("batch_size")
+            named = (*choice.named, "batch_size") if other else choice.named
+            bases[key] = _Accepted(base, flat, _case(flat), _label(base, named))
+        label = _label(choice.given, choice.named)
+        try:
+            flat = _flat(choice.given, carried)
+        except ConfigError as error:
+            if not lenient:
+                raise ConfigError(f"{label}: {error}") from None
+            left_out[f"{label}: {error}"] = None
+        else:
+            found.append(_Accepted(choice.given, flat, bases[key].baseline if key else None, label))
+    return [*bases.values(), *found], tuple(left_out)
+
+
+def _products(experiment: Experiment) -> list[_Product]:
+    """Return each strategy with the alternatives that it is combined with."""
+    varied = tuple(name for name, values in experiment.options.items() if len(values) > 1)
+    found = [_Product(s, experiment.options, varied) for s in _expanded(experiment.strategies)]
+    fixed = {name: v for name, v in experiment.options.items() if name not in varied}
+    for case in experiment.cases:
+        own = {name: values for name, values in case.items() if name != "strategy"}
+        found += [_Product(s, {**fixed, **own}, tuple(own)) for s in _expanded(case["strategy"])]
+    return found
+
+
+def _expanded(strategies: Alternatives) -> list[Any]:
+    named = [list(STRATEGIES) if s == ALL else [s] for s in strategies]
+    return list(dict.fromkeys(itertools.chain(*named)))
+
+
+def _choices(product: _Product, experiment: Experiment) -> Iterator[_Combination]:
+    for combination in itertools.product(*product.values.values()):
+        given = dict(zip(product.values, combination, strict=True))
+        own = _taken(product.strategy, given)
+        weak = experiment.scaling == "weak"
+        base = _alone(own, given, grows=weak) if experiment.baseline else None
+        if weak:
+            own = _grown(own)
+        yield _Combination(own, base, product.named)
+
+
+def _alone(own: dict[str, Any], given: Mapping[str, Any], *, grows: bool) -> dict[str, Any]:
+    """Return the options of the sequential run of the same task.
+
+    As many examples stand behind its updates, unless the batch `grows` with the workers on purpose.
+    """
+    base = _taken(BASELINE, given)
+    with suppress(ConfigError):  # refused when all are, by name
+        config = configure(own)
+        behind = config.strategy.examples_per_update(config.batch_size, config.workers)
+        if behind != config.batch_size and not grows:
+            base["batch_size"] = behind
+    return base
+
+
+def _taken(strategy: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what of the options this strategy takes; where it is alone, nothing is divided."""
+    optimizer = given.get("optimizer", "sgd")
+    takers = {"run", _name(strategy), _name(optimizer)}
+    takers |= {"private"} if given.get("private") else set()
+    taken = {name: value for name, value in given.items() if takers & set(table()[name].owners)}
+    if not uses_workers(strategy):
+        taken = {name: v for name, v in taken.items() if name not in _DIVIDING} | {"workers": 1}
+    return {"strategy": strategy, **taken}
+
+
+def uses_workers(strategy: Any) -> bool:
+    """Say whether a strategy can have several workers; of an unknown one it is assumed."""
+    kind = STRATEGIES.get(_name(strategy))
+    return kind is None or kind.supports.many
+
+
+def _grown(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the options for weak scaling: what is stated is for one worker.
+
+    Each worker keeps `limit` examples an epoch and `batch_size` examples an update, so both are
+    multiplied by the workers; where a batch belongs to one worker already, `batch_size` stays.
+    """
+    if given.get("limit") is None:
+        raise ConfigError(
+            "scaling is 'weak', which needs limit: the training examples of one worker"
+        )
+    kind = STRATEGIES.get(_name(given["strategy"]))
+    workers = given.get("workers", table()["workers"].default)
+    grown = {**given, "limit": given["limit"] * workers}
+    if kind is None or not kind.supports.whole_batches:
+        stated = presets.apply(given).get("batch_size", table()["batch_size"].default)
+        grown["batch_size"] = stated * workers
+    return grown
+
+
+def _refuse_ignored(products: list[_Product], taken: list[Mapping[str, Any]]) -> None:
+    """Refuse an option that no run takes."""
+    used = {name for given in taken for name in given}
+    several = any(given.get("workers", 2) > 1 for given in taken)
+    for product in products:
+        for name, alternatives in product.values.items():
+            idle = name == "workers" and not several and alternatives != (1,)
+            if taken and (name not in used or idle):
+                owners = table()[name].owners
+                whose = "runs with several workers" if owners == ("run",) else ", ".join(owners)
+                raise ConfigError(
+                    f"{name} is an option of {whose}; no run of this comparison takes it: "
+                    "leave it out, or add a strategy that has it"
+                )
+
+
+def _planned(one: _Accepted, repeat: int, contents: Mapping[str, str]) -> Planned:
+    seed = one.config["seed"] + repeat
+    config = {**one.config, "seed": seed}
+    whole = {**config, **({"contents": contents} if contents else {})}
+    return Planned(
+        id=f"{config['strategy']}-{config['workers']}-{_digest(whole)}",
+        case=_case(config),
+        baseline=one.baseline,
+        label=one.label,
+        repeat=repeat,
+        given={**one.given, "seed": seed},
+        config=config,
+    )
+
+
+def _flat(given: Mapping[str, Any], carried: Mapping[str, str] | None) -> dict[str, Any]:
+    """Return every option of a run; refuses what cannot work."""
+    config = configure({**given, **(carried or {})})
+    if "model" not in (carried or {}) and ":" not in config.model:
+        validate.one_of(MODELS, model=config.model)
+        config.strategy.check_model(layers=MODELS[config.model])
+    flat = flatten(config)
+    return {name: value for name, value in flat.items() if name not in _UNHASHED}
+
+
+def _case(config: Mapping[str, Any]) -> str:
+    return _digest({name: value for name, value in config.items() if name != "seed"})
+
+
+def _digest(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
+
+
+def _label(given: Mapping[str, Any], named: tuple[str, ...]) -> str:
+    """Return the strategy, its workers, and what else varies, for people."""
+    shown = dict.fromkeys(n for n in named if n in given and n not in ("workers", "seed"))
+    name, workers = _name(given["strategy"]), given.get("workers", table()["workers"].default)
+    first = name if name == BASELINE else f"{name} × {workers}"
+    return ", ".join([first, *(f"{option} {given[option]}" for option in shown)])
+
+
+def _name(part: Any) -> str:
+    return part if isinstance(part, str) else str(getattr(part, "name", ""))

@@ -1,0 +1,278 @@
+"""An experiment as data: what is compared, from a TOML file, flags or keyword arguments alike.
+
+title = "…"                      what the report is called
+question = "…"                   what the experiment asks, in words
+strategies = ["sync", …]         or "all"; each is combined with every axis
+repeats = 3                      repeat r runs with seed + r
+scaling = "strong"               or "weak": batch and examples per worker stay the same
+baseline = true                  add the sequential run that speed-ups are measured against
+[options]                        run options that stay the same, by their flat names
+[axes]                           run options that vary, each a list
+[[cases]]                        more runs, each with a strategy and options of its own (a list
+                                 varies), taken with [options] but without [axes]
+[quick]                          what `--quick` puts in place of the above: option names,
+                                 strategies, repeats, cases
+[[source]]                       published figures to show beside: label, workers, seconds,
+                                 accuracy (0 to 1)
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+from manyhands import validate
+from manyhands.config.declare import whole
+from manyhands.errors import ConfigError, nearest
+from manyhands.options import Option, check_number, options
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+Alternatives = tuple[Any, ...]
+
+ALL = "all"
+SCALINGS = ("strong", "weak")
+REPEATS = whole(1, 10_000)
+# These belong to the sweep as a whole.
+_SWEEP_ONLY = {
+    "strategy": "strategies",
+    "name": "title",
+    "output": "--output",
+    "resume": "the same command again, which goes on with the sweep",
+}
+_SOURCE = {"label": str, "workers": int, "seconds": (int, float), "accuracy": (int, float)}
+_KINDS = {
+    str: "text",
+    int: "a whole number",
+    bool: "true or false",
+    dict: "a table",
+    list: "a list",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """What is compared; every option holds its alternatives, one or several.
+
+    Attributes:
+        strategies: Names ("all" for every one there is) or strategy objects.
+        options: For each option its alternatives; all combinations are run.
+        cases: Further products of their own: each with its strategy and its alternatives.
+        source: Published figures to show beside the measured ones.
+    """
+
+    name: str = "compare"
+    title: str = ""
+    question: str = ""
+    strategies: Alternatives = ()
+    repeats: int = 3
+    scaling: str = "strong"
+    baseline: bool = True
+    options: Mapping[str, Alternatives] = field(default_factory=dict)
+    cases: tuple[Mapping[str, Alternatives], ...] = ()
+    source: tuple[Mapping[str, Any], ...] = ()
+
+    def __post_init__(self) -> None:
+        REPEATS.check("repeats", self.repeats)
+        validate.one_of(SCALINGS, scaling=self.scaling)
+        for given in (self.options, *self.cases):
+            for name, values in given.items():
+                for value in values:
+                    check_number(name, value)
+
+    @property
+    def axes(self) -> dict[str, list[Any]]:
+        """What varies: each option with several alternatives, the strategies first."""
+        several = {name: list(values) for name, values in self.options.items() if len(values) > 1}
+        named = [str(getattr(s, "name", s)) for s in self.strategies]
+        return ({"strategy": named} if len(named) > 1 else {}) | several
+
+    def with_options(self, given: Mapping[str, Alternatives]) -> Experiment:
+        """Return this experiment with these alternatives in place of its own, in cases as well."""
+        cases = tuple(
+            {**case, **{name: given[name] for name in given if name in case}} for case in self.cases
+        )
+        return replace(self, options={**self.options, **given}, cases=cases)
+
+    def with_strategies(self, given: Alternatives) -> Experiment:
+        """Return this experiment with these strategies; cases of other strategies are left out."""
+        kept = tuple(case for case in self.cases if set(case["strategy"]) & set(given))
+        return replace(self, strategies=given, cases=kept)
+
+
+def read(path: Path, *, quick: bool = False) -> Experiment:
+    """Read an experiment's file; `quick` applies what its [quick] table says.
+
+    Raises:
+        ConfigError: If there is no such file, it is no TOML, or something in it is unknown.
+    """
+    try:
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"there is no experiment {str(path)!r}") from None
+    except (OSError, ValueError, RecursionError) as error:  # TOMLDecodeError is a ValueError
+        raise ConfigError(f"{path} cannot be read as TOML: {error}") from None
+    try:
+        experiment = _experiment(path.stem, found)
+        faster = _quick(experiment, _get(found, "quick", dict, {}))
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    return faster if quick else experiment
+
+
+@cache
+def table() -> Mapping[str, Option]:
+    """Return every option by its name; made once, since a plan asks for it all the time."""
+    return options()
+
+
+def _experiment(name: str, found: Mapping[str, Any]) -> Experiment:
+    known = ["title", "question", "strategies", "repeats", "scaling", "baseline"]
+    _refuse_unknown(found, [*known, "options", "axes", "cases", "quick", "source"], "key")
+    fixed, varied = _get(found, "options", dict, {}), _get(found, "axes", dict, {})
+    _check_names([*fixed, *varied])
+    for axis, values in varied.items():
+        if not isinstance(values, list) or not values:
+            raise ConfigError(f"axes.{axis} is {values!r}; expected a list of values")
+    twice = sorted(fixed.keys() & varied.keys())
+    if twice:
+        raise ConfigError(f"{twice[0]} is both under [options] and under [axes]; keep one")
+    return Experiment(
+        name=name,
+        title=_get(found, "title", str, name),
+        question=_get(found, "question", str, ""),
+        strategies=_strategies(found.get("strategies", [])),
+        repeats=_get(found, "repeats", int, 3),
+        scaling=_get(found, "scaling", str, "strong"),
+        baseline=_get(found, "baseline", bool, True),
+        options=alternatives(fixed) | {axis: tuple(values) for axis, values in varied.items()},
+        cases=_cases(_get(found, "cases", list, [])),
+        source=tuple(_published(row) for row in _get(found, "source", list, [])),
+    )
+
+
+def _quick(experiment: Experiment, found: Mapping[str, Any]) -> Experiment:
+    """Apply the [quick] table; new cases are taken as they are."""
+    own = {"repeats", "strategies", "cases"}
+    faster = experiment.with_options(alternatives({k: found[k] for k in found if k not in own}))
+    if "strategies" in found:
+        faster = faster.with_strategies(_strategies(found["strategies"]))
+    if "cases" in found:
+        faster = replace(faster, cases=_cases(_get(found, "cases", list, [])))
+    repeats = _get(found, "repeats", int, experiment.repeats)
+    return replace(faster, name=f"{experiment.name}-quick", repeats=repeats)
+
+
+def _cases(found: Iterable[Any]) -> tuple[dict[str, Alternatives], ...]:
+    cases = []
+    for number, case in enumerate(found, 1):
+        if not isinstance(case, dict) or "strategy" not in case:
+            raise ConfigError(f"case {number} is {case!r}; expected a table with a strategy")
+        own = alternatives({name: case[name] for name in case if name != "strategy"})
+        cases.append({"strategy": _strategies(case["strategy"]), **own})
+    return tuple(cases)
+
+
+def _strategies(found: Any) -> Alternatives:
+    names = [found] if isinstance(found, str) else found
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ConfigError(f"strategies is {found!r}; expected a list of names")
+    return tuple(names)
+
+
+def _published(row: Any) -> dict[str, Any]:
+    if not isinstance(row, dict) or "label" not in row:
+        raise ConfigError(f"source holds {row!r}; expected a table with a label")
+    _refuse_unknown(row, _SOURCE, "column of source")
+    for name, value in row.items():
+        if not isinstance(value, _SOURCE[name]) or isinstance(value, bool):  # type: ignore[arg-type]
+            raise ConfigError(f"source.{name} is {value!r}; it cannot be shown")
+    return row
+
+
+def _get(found: Mapping[str, Any], name: str, kind: type, default: Any) -> Any:
+    value = found.get(name, default)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise ConfigError(f"{name} is {value!r}; expected {_KINDS[kind]}")
+    return value
+
+
+def _refuse_unknown(found: Iterable[str], known: Iterable[str], what: str) -> None:
+    known = list(known)
+    for name in found:
+        if name not in known:
+            raise ConfigError(f"unknown {what} {name!r}.{nearest(name, known)}")
+
+
+def alternatives(given: Mapping[str, Any]) -> dict[str, Alternatives]:
+    """Return for each option its alternatives: a list holds several, anything else is one.
+
+    An option that is itself a list (`shares`) varies where it is given a list of lists.
+    """
+    _check_names(given)
+    found: dict[str, Alternatives] = {}
+    for name, value in given.items():
+        several = isinstance(value, list | tuple)
+        if several and _is_list(table()[name].type):
+            several = any(isinstance(v, list | tuple) for v in value)
+        found[name] = tuple(value) if several else (value,)
+        if not found[name]:
+            raise ConfigError(f"{name} is an empty list; expected at least one value")
+    return found
+
+
+def _check_names(given: Iterable[str]) -> None:
+    for name in given:
+        if name in _SWEEP_ONLY:
+            raise ConfigError(f"{name} is no option of one run here; use {_SWEEP_ONLY[name]}")
+        _refuse_unknown([name], table(), "option")
+
+
+_LISTS = ("metric", "no_decay")  # texts with commas of their own
+
+
+def from_text(name: str, text: str) -> Alternatives:
+    """Return the alternatives that a flag's text holds: values between commas.
+
+    Where one value is itself a list (`shares`, `metric`), alternatives stand between semicolons.
+    """
+    kind = table()[name].type
+    if name in _LISTS:
+        return tuple(_value(name, part.strip(), kind) for part in text.split(";"))
+    if _is_list(kind):
+        return tuple(tuple(_value(name, p, float) for p in v.split(",")) for v in text.split(";"))
+    return tuple(_value(name, part.strip(), kind) for part in text.split(","))
+
+
+def _value(name: str, text: str, kind: Any) -> Any:
+    """Read one value of an option's type; what it may be is checked where runs are configured."""
+    arms = [a for a in _arms(kind) if a is not type(None)]
+    for arm in arms:
+        if arm is bool and text.lower() in ("true", "false"):
+            return text.lower() == "true"
+        if arm in (int, float):
+            try:
+                return arm(text)
+            except ValueError:
+                continue
+        if arm is str or get_origin(arm) is Literal:
+            return text
+    words = {int: "whole numbers", float: "numbers", bool: "true or false"}
+    expected = " or ".join(words[arm] for arm in arms if arm in words)
+    raise ConfigError(f"{name} is {text!r}; expected {expected}, separated by commas")
+
+
+def _arms(kind: Any) -> tuple[Any, ...]:
+    return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+
+
+def _is_list(kind: Any) -> bool:
+    return any(get_origin(arm) is tuple for arm in _arms(kind))

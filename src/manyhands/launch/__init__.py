@@ -1,0 +1,1 @@
+"""Starts groups of processes, watches over them and clears up after them."""

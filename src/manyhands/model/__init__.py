@@ -1,0 +1,1 @@
+"""A model as one vector, its metrics, its learning rate, its kernels."""

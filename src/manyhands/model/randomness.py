@@ -1,0 +1,206 @@
+"""Finds what a model draws at random: dropout that `Masks` covers, and everything else.
+
+Runs that divide a batch among processes end where one process ends, dropout included. Whatever else
+a model draws (attention's own dropout, dropout between the layers of an LSTM, random calls of its
+own), and statistics of a batch, depend on how the batch is divided: it is named in a warning.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode, resolve_name
+
+from manyhands.data import batch_tree
+from manyhands.model.batchnorm import SharedStatistics, batch_norms, check, kind
+from manyhands.model.dropout import KINDS, Masks, concealed, key_of, parse
+
+if TYPE_CHECKING:
+    from manyhands.config.run import RunConfig
+    from manyhands.data.batch_tree import Tree
+    from manyhands.model.replica import Replica
+    from manyhands.worker.worker import Worker
+
+_NAMED = 4  # sources that a warning names; it counts the others
+
+
+class Survey(NamedTuple):
+    """What one forward pass in training mode drew at random.
+
+    Attributes:
+        drops: Whether `Masks` has anything to do.
+        others: Other sources, each named for a message.
+        recomputed: Whether some dropout is recomputed in the backward pass.
+    """
+
+    drops: bool
+    others: list[str]
+    recomputed: bool = False
+
+
+def prepare(config: RunConfig, replica: Replica, batch: tuple[Tree, Tree]) -> list[str]:
+    """Give the replica its dropout masks, if it needs any; returns other sources of randomness.
+
+    A private run's masks were made before, from its secret key. With `sync_batchnorm` the replica
+    also gets the statistics of all workers, for its BatchNorm layers.
+    """
+    if config.sync_batchnorm:
+        check(replica.module)
+        if config.workers > 1:
+            undoable = config.on_failure == "continue"
+            replica.norms = SharedStatistics(replica.module, undoable=undoable)
+    masks, replica.masks = replica.masks, None
+    found = survey(replica, *batch)
+    device = replica.params.device
+    if covered(found, device):
+        replica.masks = masks or Masks(key_of(config.seed), device)
+    elif found.drops:
+        return [*found.others, "dropout that is recomputed on a GPU"]
+    return found.others
+
+
+def covered(found: Survey, device: torch.device) -> bool:
+    """Say whether `Masks` computes the dropout: not where a GPU recomputes it."""
+    return found.drops and not (found.recomputed and device.type == "cuda")
+
+
+def warn(worker: Worker, others: Sequence[str]) -> None:
+    """Name what makes a result depend on how batches are divided, where that is promised not to."""
+    config, strategy = worker.config, worker.config.strategy
+    examples = config.batch_size // config.workers
+    divided = config.workers > 1 or strategy.at_once(examples) < examples
+    norms = list(_batch_statistics(worker.replica.judged, config)) if divided else []
+    named = [*others, *norms]
+    if not named or worker.comm.size == 1 or not strategy.supports.equals_one:
+        return
+    able = not config.sync_batchnorm and "sync_batchnorm" not in strategy.supports.lacks
+    remedy = "; for BatchNorm, add --sync-batchnorm" if norms and able else ""
+    listed = ", ".join(named[:_NAMED])
+    more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
+    announce(
+        worker,
+        f"{strategy.name} will not end exactly where one worker ends, since these depend on how "
+        f"batches are divided: {listed}{more}{remedy}",
+    )
+
+
+def announce(worker: Worker, warning: str) -> None:
+    """Send a warning, if there is one, to the launcher and to this process's own messages."""
+    if warning and worker.announce:
+        worker.announce({"warning": warning})
+        print(f"manyhands: {warning}", file=sys.stderr)
+
+
+def survey(replica: Replica, x: Tree, y: Tree) -> Survey:
+    """Pass a batch through the model once and note what it draws; nothing else changes."""
+    module = replica.module
+    drops = any(isinstance(layer, nn.modules.dropout._DropoutNd) for layer in module.modules())
+    if not batch_tree.count(x):
+        return Survey(drops, [])
+    with replica.undisturbed(), _entered(module) as entered:
+        watch = _Watch(batch_tree.count(x), entered, replica.params.device)
+        own = _host_state()
+        with watch:
+            replica.objective(module, x, y)
+        others = list(dict.fromkeys(watch.others))
+        if not others and watch.drawn():
+            others.append("random numbers drawn in compiled code")
+        if _host_state() != own:
+            others.append("random numbers of NumPy or Python's random")
+    return Survey(drops or watch.drops, others, watch.recomputed)
+
+
+class _Watch(TorchFunctionMode):
+    """Notes which torch functions draw random numbers; dropout that `Masks` covers draws none."""
+
+    def __init__(
+        self, examples: int, entered: list[tuple[str, nn.Module]], device: torch.device
+    ) -> None:
+        super().__init__()
+        self.examples, self.entered, self.device = examples, entered, device
+        self.drops = self.recomputed = False
+        self.others: list[str] = []
+        self._state = self._random()
+
+    def drawn(self) -> bool:
+        """Say whether PyTorch's generators have moved since this was asked last."""
+        before, self._state = self._state, self._random()
+        return any(not torch.equal(a, b) for a, b in zip(before, self._state, strict=True))
+
+    def _random(self) -> list[Tensor]:
+        gpu = [torch.cuda.get_rng_state(self.device)] if self.device.type == "cuda" else []
+        return [torch.get_rng_state(), *gpu]
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:  # the mode is off inside
+        kwargs = kwargs or {}
+        if func in KINDS:
+            call = parse(KINDS[func], args, kwargs)
+            if call.active and call.x.dim() and len(call.x) == self.examples:
+                self.drops = True
+                self.recomputed |= concealed()
+                return call.x
+            what = f"{_called(func)}, whose input has the batch in another dimension than 0,"
+        elif func in (F.scaled_dot_product_attention, F.multi_head_attention_forward):
+            what = "attention's own dropout"
+        else:
+            what = f"random numbers of {_called(func)}"
+        before = self.drawn()  # by code that no mode sees
+        found = func(*args, **kwargs)
+        if self.drawn() or kwargs.get("generator") is not None:
+            self.others.append(f"{what} {self._where()}")
+        if before:
+            self.others.append(f"random numbers drawn before {_called(func)} {self._where()}")
+        return found
+
+    def _where(self) -> str:
+        name, layer = self.entered[-1] if self.entered else ("", None)
+        return f"in layer {name!r} ({type(layer).__name__})" if name else "in the model"
+
+
+def _called(func: Callable[..., Any]) -> str:
+    return str(resolve_name(func) or getattr(func, "__name__", func))
+
+
+def _host_state() -> tuple[object, ...]:
+    """Return where NumPy's and Python's generators are, in a form that can be compared."""
+    _, words, place, *_ = np.random.get_state()
+    return np.asarray(words).tobytes(), place, random.getstate()
+
+
+def _batch_statistics(module: nn.Module, config: RunConfig) -> Iterator[str]:
+    """Yield the layers whose statistics are not those of a whole batch."""
+    pieces = config.accumulate > 1
+    if config.sync_batchnorm and not pieces:
+        return
+    what = f"statistics of a piece of a batch (accumulate is {config.accumulate})"
+    for name, layer in batch_norms(module):
+        yield f"{what if pieces else 'statistics of a batch'} in layer {name!r} ({kind(layer)})"
+
+
+@contextmanager
+def _entered(module: nn.Module) -> Iterator[list[tuple[str, nn.Module]]]:
+    """Follow which layers a forward pass is in, outermost first."""
+    stack: list[tuple[str, nn.Module]] = []
+    hooks: list[Any] = []
+    for name, layer in module.named_modules():
+        if isinstance(layer, torch.jit.ScriptModule):  # it takes no hooks
+            continue
+        hooks += [
+            layer.register_forward_pre_hook(lambda m, _, name=name: stack.append((name, m))),
+            layer.register_forward_hook(lambda *_: stack.pop() and None),
+        ]
+    try:
+        yield stack
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -1,0 +1,190 @@
+"""Where a model is cut into stages: by measured time, by parameters, or where the user says."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from manyhands.errors import ConfigError, nearest
+from manyhands.model.kernels.autograd import go_back
+from manyhands.strategies.server.server import deal
+
+if TYPE_CHECKING:
+    from manyhands.model.replica import Replica
+
+_TRIALS = 5
+
+
+class Block(NamedTuple):
+    """What cannot be cut: one layer with parameters, and what follows it without any.
+
+    Attributes:
+        name: The layer's name, by which `cut` knows it.
+        modules: The layer, and what follows it, each with its place in the whole model.
+    """
+
+    name: str
+    modules: list[tuple[int, nn.Module]]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Apply the modules one after the other."""
+        for _, module in self.modules:
+            x = module(x)
+        return x
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Return the trainable parameters."""
+        found = [p for _, module in self.modules for p in module.parameters() if p.requires_grad]
+        return list(dict.fromkeys(found))
+
+
+def blocks(model: nn.Module, strategy: str = "pipeline") -> list[Block]:
+    """Return the blocks of a model, in the order in which data passes through them.
+
+    Raises:
+        ConfigError: The model is neither sequential nor has a method `stages()`; or its stages do
+            not hold every parameter exactly once.
+    """
+    found: list[Block] = []
+    for place, (name, module) in enumerate(_chain(model, strategy)):
+        begins = any(p.requires_grad for p in module.parameters())
+        if not found or (begins and found[-1].parameters()):
+            found.append(Block(name, []))
+        elif begins:  # before it came only what has no parameters
+            found[-1] = Block(name, found[-1].modules)
+        found[-1].modules.append((place, module))
+    _check(model, found, strategy)
+    return found
+
+
+def _chain(model: nn.Module, strategy: str) -> list[tuple[str, nn.Module]]:
+    if hasattr(model, "stages"):
+        names = {id(part): name for name, part in (*_layers(model), *model.named_modules())}
+        stages: Callable[[], Sequence[nn.Module]] = model.stages  # type: ignore[assignment]
+        # One that is made there has no name in the model: it has that of its first layer.
+        known = ((str(i), m, next(m.parameters(), m)) for i, m in enumerate(stages()))
+        return [(names.get(id(m), names.get(id(first), i)), m) for i, m, first in known]
+    if isinstance(model, nn.Sequential):
+        return list(model._modules.items())  # also what comes twice
+    raise ConfigError(
+        f"the model is a {type(model).__name__}, which {strategy} cannot cut: expected an "
+        "nn.Sequential, or a method stages() that returns its modules in the order in which data "
+        "passes through them, each taking one tensor and giving one"
+    )
+
+
+def _layers(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield each parameter with the name of its layer."""
+    for name, p in model.named_parameters():
+        yield name.rpartition(".")[0] or name, p
+
+
+def _check(model: nn.Module, found: Sequence[Block], strategy: str) -> None:
+    """Refuse parameters that belong to no block, or to two."""
+    owner: dict[int, str] = {}
+    for block in found:
+        for p in block.parameters():
+            if id(p) in owner:
+                raise ConfigError(
+                    f"{owner[id(p)]} and {block.name} share a weight, and {strategy} may put them "
+                    "into two processes; untie them, or let one stage of stages() hold both"
+                )
+            owner[id(p)] = block.name
+    lost = [n for n, p in model.named_parameters() if p.requires_grad and id(p) not in owner]
+    if lost:
+        raise ConfigError(f"{', '.join(lost)}: in none of the modules that stages() returns")
+
+
+def cut(
+    whole: Replica,
+    stages: int,
+    where: str | None,
+    batch: tuple[Tensor, Tensor],
+    agree: Callable[[list[float]], list[float]],
+) -> list[list[Block]]:
+    """Return the blocks of each stage, the same on every process.
+
+    Args:
+        whole: The whole model.
+        stages: How many parts there are to be.
+        where: "time", "parameters", the names of the blocks at which a new stage begins, or None.
+        batch: A micro-batch, to measure with.
+        agree: Rank 0's list of numbers, on every process.
+    """
+    found = _joined(whole, blocks(whole.module), batch[0])
+    names = [block.name for block in found]
+    if stages > len(found):
+        raise ConfigError(
+            f"stages is {stages}, but the model can be cut into {len(found)} parts with parameters "
+            f"({', '.join(names)}); use {len(found)} stages at most"
+        )
+    where = where or _features(found, stages) or "time"
+    if where == "parameters":
+        ends = deal([sum(p.numel() for p in block.parameters()) for block in found], stages)
+    elif where == "time":
+        ends = deal(agree(measure(whole, found, batch)), stages)
+    else:
+        starts = [0, *(_place(name, names) for name in where.split(",")), len(found)]
+        ends = list(pairwise(starts))
+    if len(ends) != stages or any(first >= last for first, last in ends):
+        raise ConfigError(
+            f"cut is {where!r} for {stages} stages; expected {stages - 1} names of layers after "
+            f"the first, in the model's order: {', '.join(names[1:])}"
+        )
+    return [found[first:last] for first, last in ends]
+
+
+def _joined(whole: Replica, found: Sequence[Block], x: Tensor) -> list[Block]:
+    """Join blocks between which the model cannot be cut.
+
+    What crosses a cut is one tensor of real numbers whose first dimension counts the examples.
+    """
+    joined: list[Block] = []
+    examples, crosses = len(x), True
+    with whole.undisturbed(), torch.no_grad():
+        for block in found:
+            x = block(x)
+            if crosses:
+                joined.append(block)
+            else:
+                joined[-1].modules.extend(block.modules)
+            real = isinstance(x, Tensor) and x.dtype in (torch.float32, torch.float64)
+            crosses = real and x.dim() > 0 and len(x) == examples
+    return joined
+
+
+def _place(name: str, names: list[str]) -> int:
+    if name not in names:
+        raise ConfigError(
+            f"cut names {name!r}; expected one of {', '.join(names[1:])}.{nearest(name, names)}"
+        )
+    return names.index(name)
+
+
+def _features(found: Sequence[Block], stages: int) -> str | None:
+    """Return where the fully connected part begins, if two stages are to share such a model."""
+    kinds = [{type(m) for _, module in block.modules for m in module.modules()} for block in found]
+    convolves = [bool(kind & {nn.Conv1d, nn.Conv2d, nn.Conv3d}) for kind in kinds]
+    first = len(convolves) - convolves[::-1].index(True) if any(convolves) else 0
+    return found[first].name if stages == 2 and 0 < first < len(found) else None
+
+
+def measure(whole: Replica, found: Sequence[Block], batch: tuple[Tensor, Tensor]) -> list[float]:
+    """Return the seconds that each block takes, forward and backward; the best of a few trials."""
+    best = [float("inf")] * len(found)
+    with whole.undisturbed():
+        for _ in range(_TRIALS):
+            x = whole.prepare(batch[0]) if whole.prepare else batch[0]
+            for i, block in enumerate(found):
+                x = x.detach().requires_grad_(i > 0 and x.is_floating_point())
+                begin = time.perf_counter()
+                y = block(x)
+                go_back(y, torch.ones_like(y))
+                best[i] = min(best[i], time.perf_counter() - begin)
+                x = y
+    return best

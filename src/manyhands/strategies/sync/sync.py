@@ -1,0 +1,128 @@
+"""Synchronous SGD: every worker a part of the batch, one all-reduce of the gradient per step."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from manyhands.strategies.strategy import Exposure, Strategy, Supports
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
+    from manyhands.strategies.strategy import Hand, Part
+    from manyhands.worker.worker import Batch, Worker
+
+AllReduce = Literal[
+    "auto",
+    "mpi",
+    "naive",
+    "allgather",
+    "ring",
+    "recursive-doubling",
+    "rabenseifner",
+    "shared-memory",
+    "hierarchical",
+]
+
+
+@dataclass(frozen=True)
+class Sync(Strategy):
+    """Synchronous data-parallel SGD (Chen et al. 2016, arXiv 1604.00981).
+
+    ```
+    each worker k, for each global batch B = B_1 ∪ … ∪ B_P:
+        g_k ← (|B_k| / |B|) ∇f_{B_k}(w)
+        g   ← Σ_k g_k                       (all-reduce)
+        w   ← w − η g                       (the same on every worker)
+    ```
+
+    w: parameters; B_k: worker k's part of the batch; f: mean loss; η: learning rate; P: workers.
+
+    Guarantees:
+        - One worker equals `sequential`; P workers compute the same update up to rounding, for
+          every P and batch size, dropout included, since parts are weighted by their exact number
+          of examples and dropout masks belong to examples.
+        - With `sync_batchnorm` that holds for BatchNorm, too: see `manyhands.model.batchnorm`.
+        - All replicas are bit-identical after every step; they are hashed each epoch.
+    Cost per step: one all-reduce of dim numbers (see `manyhands.allreduce` for messages and bytes);
+    with `sync_batchnorm` two small ones more for each BatchNorm layer.
+    Workers of one host update a large model together, each a part (see `piecewise`).
+    """
+
+    name: ClassVar[str] = "sync"
+    supports: ClassVar[Supports] = Supports(
+        equals_one=True,
+        identical=True,
+        resume=True,
+        balance=True,
+        outlives=True,
+        torch=True,
+        cuda=True,
+        private=True,
+        join=True,
+    )
+
+    allreduce: AllReduce = field(
+        default="auto", metadata={"help": "how gradients are summed; auto picks by size and group"}
+    )
+
+    @property
+    def exposure(self) -> Exposure:
+        """Others see the sum only."""
+        return "sum"
+
+    def prepare(self, worker: Worker) -> None:
+        """Find out whether the workers had better update the model together."""
+        from manyhands.strategies.sync.sharded_update import piecewise
+
+        worker.state = piecewise(worker, self.allreduce)
+
+    def run(self, worker: Worker) -> None:
+        """Train: gradient of my part, sum over all, the same update everywhere."""
+        for batch in worker.batches():
+            self.apply(worker, self.gradient(worker, batch))
+
+    def gradient(self, worker: Worker, batch: Batch) -> Tensor:
+        """Return the gradient of my part; with `sync_batchnorm`, collective.
+
+        What BatchNorm layers exchange meanwhile counts as exchange, not as computing.
+        """
+        norms = worker.replica.norms
+        if norms is None:
+            return worker.gradient(batch)
+        before, clock = norms.seconds, worker.clock
+
+        def note(phase: str) -> None:
+            worker.board.note(worker.number, worker.step, phase)
+
+        with norms.over(worker.comm, self.allreduce, note):
+            gradient = worker.gradient(batch)
+        clock.computed[-1] -= norms.seconds - before
+        clock.exchange(clock.computed[-1], time.monotonic())
+        return gradient
+
+    def state(self, worker: Worker) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
+        """Return nothing, but let every worker hold the whole momentum. Collective."""
+        if worker.state:
+            worker.state.gather()
+        return {}, {}
+
+    def step(self, worker: Hand, batch: Part) -> None:
+        """Do one update, the same on every worker."""
+        self.apply(worker, worker.gradient(batch))
+
+    def apply(self, worker: Hand, gradient: Tensor) -> None:
+        """Sum the gradient over the workers and update."""
+        if worker.state:  # a large model, on one host
+            worker.state.step(worker, gradient)
+        else:
+            worker.allreduce(gradient, self.allreduce)
+            worker.update(gradient)
+
+    def consensus(self, worker: Hand) -> Tensor:
+        """Return this replica's parameters: all replicas hold the same."""
+        return worker.params

@@ -1,0 +1,172 @@
+"""Tensor parallelism: every process holds a slice of each fully connected layer."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from manyhands.config.declare import PROCESSES, check_declared, option
+from manyhands.config.optimizers import SGD, Adam, AdamW
+from manyhands.errors import ConfigError
+from manyhands.strategies.strategy import Strategy, Supports
+from manyhands.strategies.sync.sync import AllReduce
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from manyhands.comm import Communicator
+    from manyhands.config.run import RunConfig
+    from manyhands.model.replica import Replica
+    from manyhands.strategies.tensor.slicing import Slice
+    from manyhands.worker.worker import Worker
+
+
+@dataclass(frozen=True)
+class TensorParallel(Strategy):
+    """Fully connected layers split within the layer (Megatron-LM, Shoeybi et al. 2019).
+
+    ```
+    process k of a team of N, for a pair of layers  Z = B σ(A X + a) + b  and each batch X:
+        forward:   Y_k ← σ(A_k X + a_k)            A_k: some rows of A, so some of its outputs
+                   Z   ← Σ_k B_k Y_k + b           (all-reduce) B_k: those columns of B
+        backward:  ∂X  ← Σ_k A_kᵀ ∂Y_k             (all-reduce), if anything before X is trained
+    then  g ← Σ over the W teams (all-reduce);  w_k ← w_k − η g_k
+    ```
+
+    A, B, a, b: weights and biases; σ: any elementwise function; ∂X: the gradient of the loss by X;
+    w_k: process k's slices, and all that is not sliced; N: `slices`; W: `workers`.
+
+    A layer without a partner is cut by its inputs: X_k is taken from X, the rest is as above. All
+    other layers are computed by every process of a team, on the same batch.
+
+    Guarantees:
+        - Equal to `sequential` up to rounding, dropout included; all processes of a team draw the
+          same numbers.
+        - What every process of a team holds stays the same on all of them, bit for bit.
+        - A process holds parameters, gradients and optimizer state of its own slices only.
+    Cost per step, process and pair, for n examples of b-byte numbers: one all-reduce of b·n·|Z|
+    bytes forward and one of b·n·|X| backward; with W teams one all-reduce of w_k.
+    """
+
+    name: ClassVar[str] = "tensor"
+    supports: ClassVar[Supports] = Supports(
+        equals_one=True,
+        resume=True,
+        workers=1,
+        beside="slice",
+        lacks={
+            "model_loss": "has no process with the whole model",
+            "tensors": "passes one tensor from layer to layer",
+            "accumulate": "sums activations of whole batches within a team",
+            "autocast": "sums float32 within a team",
+            "sync_batchnorm": "normalises a team's whole batch, and sums no statistics over teams",
+            "clip_norm": "has nobody with the whole gradient, and so its length",
+        },
+    )
+
+    slices: int = option(2, "processes that hold a slice of every fully connected layer", PROCESSES)
+    allreduce: AllReduce = option("auto", "how gradients are summed; auto picks by size and group")
+
+    def __post_init__(self) -> None:
+        check_declared(self)
+
+    def validate(self, config: RunConfig) -> None:
+        """Refuse what would not be the same for a layer in slices."""
+        reasons = {
+            "slow": "the processes of a team wait for each other in the middle of a gradient",
+        }
+        for name, reason in reasons.items():
+            if (value := getattr(config, name)) is not None:
+                raise ConfigError(f"{name} is {value!r}, but in tensor {reason}; leave it out")
+        if config.kernels == "compile":
+            raise ConfigError("kernels is 'compile', which tensor cannot use; leave it out")
+        if not isinstance(config.optimizer, SGD | Adam | AdamW):
+            raise ConfigError(
+                "tensor cuts layers, so the optimizer must treat every number alone; expected sgd, "
+                "adam or adamw"
+            )
+
+    def check_module(self, module: nn.Module) -> None:
+        """Refuse a module that is no chain of layers."""
+        from manyhands.strategies.pipeline.partition import blocks
+
+        blocks(module, self.name)
+
+    def processes(self, workers: int) -> int:
+        """Return the processes of all teams."""
+        return workers * self.slices
+
+    def follows(self, rank: int, workers: int) -> int:
+        """Return which team a process is of: rank k·W + w holds slice k in team w."""
+        return rank % workers
+
+    def part(
+        self, whole: Replica, batch: tuple[Tensor, Tensor], group: Communicator, workers: int
+    ) -> Replica:
+        """Keep this process's slices. Collective."""
+        from manyhands.comm.mpi import MPICommunicator
+        from manyhands.strategies.tensor.slicing import Slice, Team
+
+        assert isinstance(group, MPICommunicator), "torch.distributed is refused"
+        team = Team(group.split(group.rank % workers), self.allreduce)
+        mine = Slice(whole, team, whole.reached(*batch))
+        with group.meter.off():
+            mine.activations, _ = mine.kept(lambda x: mine.compute(x, 0), batch[0])
+        return mine
+
+    def run(self, worker: Worker) -> None:
+        """Train: the team computes one gradient together; the teams sum theirs."""
+        from manyhands.comm.mpi import MPICommunicator
+
+        assert isinstance(worker.comm, MPICommunicator)
+        mine, workers = _slice(worker), worker.config.workers
+        index, member = divmod(worker.rank, workers)
+        twins = worker.comm.split(index) if workers > 1 else None
+        mine.team.note = lambda what: worker.board.note(worker.rank, worker.step, what)
+        for batch in worker.batches():
+            mine.key = (worker.config.seed, member, worker.step, 0)  # as pipeline's first part
+            before = mine.team.seconds
+            g = worker.gradient(batch)
+            worker.clock.computed[-1] -= mine.team.seconds - before
+            worker.clock.exchange(worker.clock.computed[-1], time.monotonic())
+            if twins:
+                with worker.exchanging():
+                    self._sum(mine, twins)
+            worker.update(g)
+        held = len(worker.params)
+        row = {"rank": worker.rank, "slice": index, "team": member, "parameters": held}
+        worker.facts |= {"slices": worker.comm.gather(row), "sliced": mine.sliced}
+
+    def _sum(self, mine: Slice, twins: Communicator) -> None:
+        """Sum the gradient over the teams; what the whole team holds is a vector of its own.
+
+        An algorithm may add in an order that follows the place in the vector, and that place is
+        another for another slice. Two numbers have one order.
+        """
+        import torch
+
+        if twins.size == 2:
+            twins.allreduce(mine.grad, self.allreduce)
+            return
+        for views in filter(None, mine.apart):
+            vector = torch.cat(views)
+            twins.allreduce(vector, self.allreduce)
+            torch._foreach_copy_(views, torch.split(vector, [len(view) for view in views]))
+
+    def consensus(self, worker: Worker) -> Tensor:
+        """Return the whole model's parameters: every slice from the first team. Collective."""
+        mine = _slice(worker)
+        whole = worker.params.new_zeros(mine.dim)
+        if worker.rank % worker.config.workers == 0:
+            mine.give(whole)
+        with worker.comm.meter.off():
+            worker.comm.allreduce(whole)
+        return whole
+
+
+def _slice(worker: Worker) -> Slice:
+    from manyhands.strategies.tensor.slicing import Slice
+
+    assert isinstance(worker.replica, Slice)
+    return worker.replica

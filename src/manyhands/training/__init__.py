@@ -1,0 +1,1 @@
+"""One run: configured, started, followed to its end, and its result."""

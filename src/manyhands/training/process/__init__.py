@@ -1,0 +1,1 @@
+"""What every process of a run does: build its worker, train, measure, record."""

@@ -1,0 +1,141 @@
+"""Builds what makes a run private: its sampler, its mechanism, its ledger. Collective."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from manyhands.data import Plan
+from manyhands.errors import ConfigError
+from manyhands.model.dropout import Masks
+from manyhands.privacy import keys, ledger, staged
+from manyhands.privacy.clipping import probe, refuse
+from manyhands.privacy.ledger import Ledger
+from manyhands.privacy.mechanism import Mechanism
+from manyhands.privacy.sampling import Poisson
+from manyhands.privacy.staged import Staged
+from manyhands.privacy.terms import Terms, solve, steps_per_epoch
+
+if TYPE_CHECKING:
+    from manyhands.comm import Communicator
+    from manyhands.config.run import RunConfig
+    from manyhands.data.batch_tree import Tree
+    from manyhands.model.replica import Replica
+    from manyhands.worker.worker import Worker
+
+
+def protect(
+    config: RunConfig,
+    plan: Plan,
+    replica: Replica,
+    example: tuple[Tree, Tree],
+    group: Communicator,
+) -> tuple[Poisson, Mechanism]:
+    """Return the secret sampler that takes the plan's place, and what clips and adds noise.
+
+    Refuses a model that cannot be private, trying `example` on it. Keys are drawn here, shared
+    where the workers share their samples, and kept in memory only.
+    """
+    privacy = config.privacy
+    assert privacy is not None
+    refuse(replica.module)
+    probe(replica, *example)
+    if config.strategy.supports.beside == "stage":
+        staged.check(replica)
+    terms = _agreed(config, plan.examples, group)
+    shared = config.partition_kind == "balanced"
+    root = keys.fresh() if privacy.fixed_key is None else keys.fixed(privacy.fixed_key)
+    own = keys.derived(root, "own", group.rank)
+    common = b""
+    if shared:  # rank 0's; what each worker draws its noise from stays its own
+        said = keys.derived(root, "common").hex() if group.rank == 0 else None
+        common = bytes.fromhex(group.gather(said)[0])
+    sample = keys.Sample(common if shared else own, terms.rate, secure=privacy.secure_noise)
+    split = 1 if config.strategy.supports.whole_batches else config.workers
+    sampler = Poisson(
+        sample=sample,
+        records=None if shared else np.sort(plan.shard),
+        examples=plan.examples,
+        rank=plan.rank,
+        size=config.workers,
+        total=config.batch_size,
+        share=config.batch_size / split,
+        per_epoch=steps_per_epoch(config, plan.examples),
+        partition=config.partition_kind,
+    )
+    noise = keys.Noise(None if privacy.secure_noise else own, secure=privacy.secure_noise)
+    # Dropout masks are secret too. They belong to records: one record more changes no other's.
+    root = common if shared else own
+    replica.masks = Masks(keys.derived(root, "dropout"), replica.params.device)
+    # The model's own random calls draw from PyTorch's generator, of which 32 bits are secret.
+    torch.manual_seed(int.from_bytes(keys.derived(own, "random calls")[:8], "little"))
+    return sampler, Mechanism(config, replica, terms, noise, example[0])
+
+
+def divide(mechanism: Mechanism, part: Replica, group: Communicator, config: RunConfig) -> None:
+    """Let this process clip what it holds of a model in stages, and add its noise. Collective."""
+    from manyhands.comm.mpi import MPICommunicator
+    from manyhands.strategies.pipeline.stage import Stage
+
+    assert config.privacy is not None
+    assert isinstance(part, Stage)
+    assert isinstance(group, MPICommunicator)
+    team = group.split(config.strategy.follows(group.rank, config.workers))
+
+    def total(squares: torch.Tensor) -> None:
+        with team.meter.off():  # as many numbers as examples
+            team.allreduce(squares)
+
+    mechanism.replica = part
+    part.passes = Staged(mechanism, part, total, chunk_mb=config.privacy.chunk_mb)
+
+
+def _agreed(config: RunConfig, examples: int, group: Communicator) -> Terms:
+    """Return the terms, which rank 0 solves for."""
+    mine = solve(config, examples).as_dict() if group.rank == 0 else None
+    return Terms(**group.gather(mine)[0])
+
+
+def open_ledger(worker: Worker, output: Path, remembered: dict[str, Any] | None) -> None:
+    """Open this worker's account, or the one it goes on with; find out how far the budget goes.
+
+    Args:
+        worker: With its mechanism, at the step it begins from.
+        output: The run's folder.
+        remembered: What the checkpoint says of the account; None where there is no checkpoint.
+
+    Raises:
+        ConfigError: If the ledger cannot be trusted, or the budget is spent already.
+    """
+    mechanism = worker.mechanism
+    assert mechanism is not None
+    terms, path = mechanism.terms, output / f"ledger-{worker.rank}.jsonl"
+    run = worker.comm.gather(secrets.token_hex(8))[0]
+    spent = 0
+    together = worker.config.strategy.supports.together
+    before = ledger.paid(output) if together and remembered else 0  # fewer workers may go on
+    pays = worker.role != "master"  # each who adds noise of its own
+    if pays:
+        if remembered or path.exists():
+            known = remembered or {}
+            mechanism.ledger = Ledger.resume(
+                path, run=known.get("run"), terms=terms.as_dict(), at_least=known.get("spent", 0)
+            )
+        else:
+            head = {"run": run, "limit": terms.steps, "terms": terms.as_dict()}
+            mechanism.ledger = Ledger.begin(path, **head, data=worker.data.name)
+        spent = mechanism.ledger.spent
+    if together:  # they can only end together
+        spent = int(worker.comm.maximum(np.array([max(spent, before)]))[0])
+    left = terms.steps - spent if pays else 0
+    if int(worker.comm.maximum(np.array([left]))[0]) <= 0:
+        raise ConfigError(
+            f"the privacy budget of {terms.steps} steps is spent; this run cannot go on: start a "
+            "new one, with a budget of its own"
+        )
+    if worker.step + left < terms.steps:
+        mechanism.last = worker.step + max(0, left)

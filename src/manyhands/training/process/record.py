@@ -1,0 +1,318 @@
+"""Runs one worker and puts the run's record together from what all of them measured."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors.torch import save_file
+
+from manyhands import files
+from manyhands._version import __version__
+from manyhands.launch import machine as records
+from manyhands.launch.hosts import LAB
+from manyhands.options import flatten
+from manyhands.privacy.terms import statement
+from manyhands.training.process import measurements
+from manyhands.training.process.objective import called
+from manyhands.worker import evaluation
+from manyhands.worker.clock import mean
+from manyhands.worker.stopping import REACHED
+
+STEPS = "steps.jsonl"
+
+if TYPE_CHECKING:
+    from manyhands.model.kernels.tuning import Kernels
+    from manyhands.training.job import Job
+    from manyhands.worker.worker import Worker
+
+
+def begin(worker: Worker) -> dict[str, float]:
+    """Wait until all are ready; returns when that was."""
+    worker.comm.barrier()
+    worker.clock.started = time.monotonic()
+    used = records.usage()
+    worker.clock.begun_with = used["user"], used["system"]
+    return {"ready": time.time()}
+
+
+def train(
+    worker: Worker, output: Path = Path(), begun: dict[str, float] | None = None
+) -> dict[str, float]:
+    """Let the strategy train; returns the seconds, CPU seconds and memory this process took.
+
+    Args:
+        worker: The worker.
+        output: Where a profile goes, if the run asks for one.
+        begun: What `begin` gave, where this is not the first time.
+    """
+    begun = begun or begin(worker)
+    if worker.config.profile:
+        from manyhands.training.process.profiling import profiled
+
+        profiled(worker, output, lambda: worker.config.strategy.run(worker))
+    else:
+        worker.config.strategy.run(worker)
+    seconds, after = worker.clock.seconds(), records.usage()
+    user, system = worker.clock.processor(after)
+    if worker.mechanism:
+        worker.mechanism.close()
+    if worker.lifecycle:
+        worker.lifecycle.end(worker)
+    if not worker.config.strategy.supports.together:
+        judge(worker)
+    worker.board.note(worker.number, worker.step, "record")
+    return {
+        "ready": begun["ready"],
+        "training": seconds,
+        "evaluation": worker.clock.evaluation,
+        "callbacks": worker.clock.callbacks,
+        "user": user,
+        "system": system,
+        "peak_rss_bytes": after["peak_rss_bytes"],
+    }
+
+
+def judge(worker: Worker) -> None:
+    """Judge what worker 0 kept, all processes together, and last the final model. Collective.
+
+    Where the run stopped at its target, the copy that reached it is the final model.
+    """
+    import torch
+
+    with worker.evaluating():
+        evaluation.average_buffers(worker)
+        if worker.rank == 0 and worker.stopped not in REACHED:
+            worker.kept[-1] = worker.config.strategy.consensus(worker).clone()
+        for epoch in worker.epochs:  # judged anew below, so that the best is the best of these
+            epoch.validation_loss = None
+        kept = worker.comm.gather([copy is not None for copy in worker.kept])[0]
+        for i in (i for i, there in enumerate(kept) if there):
+            mine = worker.kept[i] if worker.rank == 0 else None
+            params = torch.empty_like(worker.params) if mine is None else mine
+            worker.comm.broadcast(params)
+            evaluation.judge(worker, worker.epochs[i] if worker.rank == 0 else None, params)
+        worker.params.copy_(params)
+
+
+def record(job: Job, worker: Worker, kernels: Kernels, process: dict[str, float]) -> dict[str, Any]:
+    """Merge every worker's measurements; rank 0 writes the run's files. Collective."""
+    with worker.comm.meter.off():  # a split model is brought together: no part of training
+        params = worker.config.strategy.consensus(worker).clone()
+    rows = measurements.steps(worker)
+    workers = worker.comm.gather(measurements.figures(worker, process, rows))
+    seen = worker.comm.gather([[*e.seen(), e.steps, e.seconds] for e in worker.epochs])
+    shares: Iterator[Any] = worker.plan.epoch(1)
+    first = [share.examples for share in islice(shares, 1)] or [0]
+    firsts = [count for (count,) in worker.comm.gather(first)][: worker.config.workers]
+    measurements.write_steps(worker, rows, Path(job.output) / STEPS if worker.rank == 0 else None)
+    merged: dict[str, Any] = {}
+    if worker.rank == 0:
+        merged = _record(job, worker, kernels, workers)
+        config = worker.config
+        behind = config.strategy.examples_per_update(config.batch_size, config.workers)
+        merged["batch"] = {"update": behind, "worker": firsts}
+        numbers = [w["rank"] for w in workers[: worker.config.workers]]
+        merged["epochs"] = _epochs(worker, numbers, seen[: worker.config.workers])
+        merged["strategy"] = worker.facts
+        merged["partition"] = worker.plan.describe(
+            worker.epochs[-1].epoch, worker.shares(), classes=worker.data.classes
+        )
+        if worker.mechanism:
+            merged["privacy"] = statement(
+                worker.config,
+                worker.mechanism.terms,
+                ids=worker.data.about.ids,
+                learned=worker.data.about.learned,
+            )
+        merged["result"] = _result(worker, workers, merged["epochs"])
+        output = Path(job.output)
+        with worker.replica.holding(params):
+            state = {k: v.contiguous() for k, v in _unshared(worker).items()}
+        with files.replacing(output / "model.safetensors") as temporary:
+            save_file(state, temporary)
+        records.write_json(output / "run.json", merged)
+    merged = worker.comm.gather(merged)[0]
+    worker.board.note(worker.number, worker.step, "done")
+    return merged
+
+
+def _unshared(worker: Worker) -> dict[str, Any]:
+    """Return the module's state, each tensor in memory of its own (views and ties undone)."""
+    return {
+        name: value.detach().clone() for name, value in worker.replica.judged.state_dict().items()
+    }
+
+
+def _record(
+    job: Job, worker: Worker, kernels: Kernels, workers: list[dict[str, Any]]
+) -> dict[str, Any]:
+    import torch
+
+    replica, data, config = worker.replica, worker.data, worker.config
+    machine = records.machine(mpi=not config.strategy.supports.shares_memory)
+    hosts = list(dict.fromkeys(w["host"] for w in workers))
+    kernels_there = {w.pop("kernel") for w in workers}
+    machine |= {
+        "hosts": hosts,
+        "threads_per_worker": torch.get_num_threads(),
+        "oversubscribed": len(workers) > machine["cores"] * len(kernels_there),
+    }
+    if replica.params.is_cuda:
+        machine["gpu"] = torch.cuda.get_device_name(replica.params.device)
+    if LAB in os.environ:
+        machine["lab"] = {"bandwidth": json.loads(os.environ[LAB])["bandwidth"]}
+    ready = max(w["ready"] for w in workers)
+    evaluation = max(w["evaluation"] for w in workers)
+    callbacks = None if config.privacy else round(max(w["callbacks"] for w in workers), 6)
+    return {
+        "schema": records.SCHEMA,
+        "manyhands": __version__,
+        "name": job.name,
+        "command": job.command,
+        "started": datetime.datetime.fromtimestamp(job.launched, datetime.timezone.utc).isoformat(
+            timespec="seconds"
+        ),
+        "status": "finished",
+        "story": [*job.story, *worker.story],
+        "config": {**flatten(job.config), "comm": worker.comm.name},
+        "machine": machine,
+        "kernels": kernels.as_dict(),
+        "data": {
+            "name": data.name,
+            "train": len(data.train),
+            "test": len(data.test) if data.test else 0,
+            "validation": len(data.validation) if data.validation else 0,
+            "shape": list(data.shape),
+            "classes": data.classes,
+            "outputs": data.outputs,
+            "features": data.about.features,
+            "targets": data.about.targets,
+            "labelled": data.about.labelled,
+            "sha256": None if config.privacy else data.sha256,  # a hash would confirm a guess
+        },
+        "model": {
+            "name": config.model,
+            "parameters": replica.dim,
+            "dtype": str(replica.params.dtype).removeprefix("torch."),
+            "loss": called(replica.loss),
+            "layers": [
+                {"name": la.name, "parameters": la.stop - la.start} for la in replica.layers
+            ],
+        },
+        "metrics": [{"name": m.name, "higher": m.higher} for m in worker.metrics],
+        "workers": workers,
+        "processes": worker.comm.size,
+        "seconds": {
+            "startup": round(ready - job.launched, 6),
+            "training": round(_training(workers), 6),
+            "evaluation": round(evaluation, 6),
+            "callbacks": callbacks,
+            "total": round(time.time() - job.launched, 6),
+        },
+    }
+
+
+def _training(workers: list[dict[str, Any]]) -> float:
+    """Return the training seconds of the slowest worker; masters only wait for it."""
+    return float(max(w["training"] for w in workers if w["role"] == "worker"))
+
+
+def _epochs(
+    worker: Worker, numbers: Sequence[int], seen: list[list[list[Any]]]
+) -> list[dict[str, Any]]:
+    """Return one row per epoch of worker 0, with its copy's time where it kept one.
+
+    Workers that do not step together may be further on: the last row takes in all they did.
+    """
+    apart = not worker.config.strategy.supports.together
+    rows: list[dict[str, Any]] = []
+    for i, epoch in enumerate(worker.epochs):
+        last = epoch is worker.epochs[-1]
+        end = None if last else i + 1
+        kept = apart and (not last or worker.stopped in REACHED)
+        ended = max(e[4] for each in seen for e in each[i:end])
+        steps, examples = _progress(worker, [each[:end] for each in seen], kept=kept, last=last)
+        rows.append(
+            {
+                "epoch": epoch.epoch,
+                "steps": steps,
+                "examples": examples,
+                "seconds": round(epoch.seconds if kept else ended, 6),
+                "test_loss": epoch.test_loss,
+                "test_accuracy": epoch.test_metrics.get("accuracy"),
+                "test_metrics": epoch.test_metrics,
+                "validation_loss": epoch.validation_loss,
+                "validation_accuracy": epoch.validation_metrics.get("accuracy"),
+                "validation_metrics": epoch.validation_metrics,
+                "workers": [
+                    mean(rank, each[i:end]) for rank, each in zip(numbers, seen, strict=True)
+                ],
+            }
+        )
+    return rows
+
+
+def _progress(
+    worker: Worker, sofar: list[list[list[Any]]], *, kept: bool, last: bool
+) -> tuple[int, int]:
+    """Return the steps per worker, and the examples of all workers, behind an epoch's model.
+
+    Args:
+        worker: Worker 0.
+        sofar: What each worker has seen in its epochs so far; the last takes in all that it did.
+        kept: The model is a copy that worker 0 kept while others went on.
+        last: It is the run's last epoch.
+    """
+    epoch = worker.epochs[len(sofar[0]) - 1]
+    if kept and epoch.progress:
+        steps, examples = epoch.progress
+        return steps, round(examples)
+    own = [sum(row[3] for row in each) for each in sofar]
+    examples = round(sum(row[2] for each in sofar for row in each))
+    if worker.config.strategy.supports.together:
+        return own[0], _dealt(worker, len(sofar[0])) if worker.others_saw else examples
+    alone = sum(event.get("examples", 0) for event in worker.story) if last else 0  # of the dead
+    return own[0] if kept else sum(own) // len(own), examples + alone
+
+
+def _dealt(worker: Worker, epochs: int) -> int:
+    """Return the examples behind all updates of the first epochs, those of the dead included."""
+    plan: Any = worker.plan
+    totals = (
+        sum(share.total for share in islice(plan.epoch(epoch.epoch), epoch.steps))
+        for epoch in worker.epochs[:epochs]
+    )
+    return sum(totals)
+
+
+def _result(
+    worker: Worker, workers: list[dict[str, Any]], epochs: list[dict[str, Any]]
+) -> dict[str, Any]:
+    config, last = worker.config, epochs[-1]
+    # Where workers are apart, one that reached its target hands over the copy that did.
+    apart = not config.strategy.supports.together
+    seconds = last["seconds"] if apart and worker.stopped in REACHED else _training(workers)
+    examples = last["examples"]
+    judged = "test_metrics" if worker.data.validation is None else "validation_metrics"
+    reached = [e["seconds"] for e in epochs if worker.aim.reached(e[judged])]
+    return {
+        "accuracy": last["test_accuracy"],
+        "loss": last["test_loss"],
+        "metrics": last["test_metrics"],
+        "seconds": round(seconds, 6),
+        "steps": last["steps"],
+        "examples": examples,
+        "examples_per_second": round(examples / seconds, 1),
+        "stopped": worker.stopped,
+        "best_epoch": worker.best.epoch if worker.best else None,
+        "target": config.target,
+        "target_accuracy": config.target_accuracy,
+        "seconds_to_target": reached[0] if reached else None,
+    }

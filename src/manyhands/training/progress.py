@@ -1,0 +1,232 @@
+"""One progress bar over all workers, or lines where there is no terminal; on stderr."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from manyhands.model.lr_schedule import scale
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from manyhands.config.run import RunConfig
+    from manyhands.launch.status_board import Note
+
+_UNTAUGHT = 100  # updates that may well teach nothing
+BETWEEN = 1.0  # seconds between two lines, at the least
+
+
+class Lines:
+    """Prints lines on stderr, one a second at the most; of those in between only the last."""
+
+    def __init__(self, between: float = BETWEEN) -> None:
+        self._between, self._last = between, -math.inf
+        self._waiting = ""
+
+    def print(self, line: str) -> None:
+        """Print a line, now or when it is time; another one may take its place till then."""
+        self._waiting = line
+        self.look()
+
+    def look(self) -> None:
+        """Print the line that waits, if it is time."""
+        if self._waiting and time.monotonic() - self._last >= self._between:
+            self.flush()
+
+    def flush(self) -> None:
+        """Print the line that waits, if there is one."""
+        if self._waiting:
+            print(self._waiting, file=sys.stderr, flush=True)
+            self._last, self._waiting = time.monotonic(), ""
+
+
+class Progress:
+    """Shows how far the workers are and what each epoch gave.
+
+    Args:
+        config: The run's.
+        shown: Whether to show it; by default a bar in a terminal and a line an epoch elsewhere:
+            in a file, a pipe, or a notebook, which redraws no bar.
+        joined: This process is one of a group that somebody else started: no bar.
+    """
+
+    def __init__(self, config: RunConfig, *, shown: bool | None, joined: bool = False) -> None:
+        terminal = sys.stderr.isatty() if shown is None else shown
+        self.shown = terminal and not joined and "ipykernel" not in sys.modules
+        self.lines = Lines() if shown is not False and not self.shown else None
+        self.workers, self.epochs = config.workers, config.epochs
+        self.title = f"{config.strategy.name} × {config.workers}"
+        self.bar: Any = None
+        self.task: Any = None
+
+    def __enter__(self) -> Progress:
+        if self.shown:
+            from rich.console import Console
+            from rich.progress import (
+                BarColumn,
+                Progress,
+                TextColumn,
+                TimeElapsedColumn,
+                TimeRemainingColumn,
+            )
+
+            self.bar = Progress(
+                TextColumn("[bold]{task.description}"),
+                BarColumn(),
+                TextColumn("{task.fields[state]}"),
+                TimeElapsedColumn(),
+                TimeRemainingColumn(),
+                console=Console(stderr=True),
+            )
+            self.task = self.bar.add_task(self.title, total=None, state="starting")
+            self.bar.start()
+        elif self.lines:
+            self.lines.print(f"{self.title}: starting")
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self.bar:
+            self.bar.stop()
+        if self.lines:
+            self.lines.flush()
+
+    def say(self, message: str) -> None:
+        """Say something that the user should know now, whether or not the bar is shown."""
+        if self.bar:
+            self.bar.console.print(message)
+        else:
+            print(f"manyhands: {message}", file=sys.stderr)
+
+    def watch(self, notes: list[Note], events: list[dict[str, Any]]) -> None:
+        """Take in where the workers are and what rank 0 has announced."""
+        for event in events:
+            if "warning" in event:
+                self.say(event["warning"])
+            elif "lost" in event:
+                self.say(bereaved(event))
+            elif self.lines:
+                self.lines.print(line(event, self.epochs))
+            elif self.bar and "epoch" in event:
+                self.bar.console.print(describe(event))
+        if self.lines:
+            self.lines.look()
+        if not self.bar:
+            return
+        notes = [n for n in notes if n.rank < self.workers]
+        if notes and all(n.steps for n in notes):
+            steps, total = sum(n.step for n in notes), sum(n.steps for n in notes)
+            slowest = min(notes, key=lambda n: n.step)
+            state = f"step {slowest.step}/{slowest.steps} {slowest.operation}"
+            self.bar.update(self.task, completed=steps, total=total, state=state)
+
+
+def bereaved(event: dict[str, Any]) -> str:
+    """Return one line for the death of workers that the others outlive."""
+    who = ", ".join(map(str, event["lost"]))
+    heirs = "".join(
+        f"; rank {heir['by']} takes over {', '.join(heir['layers'])} as of update {heir['version']}"
+        for heir in event.get("taken_over", ())
+    )
+    if "min_workers" in event:
+        least = event["min_workers"]
+        return f"rank {who} died; {event['workers']} workers are left, at least {least} must be"
+    return (
+        f"rank {who} died; {event['workers']} workers go on from step {event['step']}, "
+        f"{event['seconds']:.2f} s after it was noticed{heirs}"
+    )
+
+
+def line(event: dict[str, Any], epochs: int) -> str:
+    """Return one line for an epoch, or for a step within a long one, with rank 0's loss.
+
+    >>> line({"step": 1200, "epochs_done": 3.42, "loss": 0.1234}, 10)
+    'step 1,200, 3.4 epochs of 10, loss 0.1234'
+    """
+    if "epoch" not in event:
+        loss = "" if event["loss"] is None else f", loss {event['loss']:.4g}"
+        return f"step {event['step']:,}, {event['epochs_done']:.1f} epochs of {epochs}{loss}"
+    parts = [f"epoch {event['epoch']} of {epochs}: {event['seconds']:.1f} s"]
+    for loss, _, examples in event["workers"][:1]:
+        if loss is not None and examples:
+            parts.append(f"loss {loss / examples:.4g}")
+    parts += [f"test {said(name, value)}" for name, value in event["test_metrics"].items()]
+    if event["test_loss"] is not None:
+        parts.append(f"test loss {event['test_loss']:.4g}")
+    return ", ".join(parts)
+
+
+def describe(event: dict[str, Any]) -> str:
+    """Return one line for one epoch: the model's test figures, and each worker's training ones."""
+    parts = [f"epoch {event['epoch']:>2}", f"{event['seconds']:7.1f} s"]
+    parts += [f"test {said(name, value)}" for name, value in event["test_metrics"].items()]
+    if event["test_loss"] is not None:
+        parts.append(f"test loss {event['test_loss']:.4f}")
+    seen = [(rank, *row) for rank, row in enumerate(event["workers"]) if row[0] is not None]
+    each = [
+        f"{rank}: {loss / examples:.3f}"
+        + ("" if right is None else f" {100 * right / examples:.1f} %")
+        for rank, loss, right, examples in seen
+        if examples
+    ]
+    if each:
+        counted = any(right is not None for _, _, right, _ in seen)
+        what = "training loss and accuracy" if counted else "training loss"
+        parts.append(f"{what} by rank {', '.join(each)}")
+    return "  ".join(parts)
+
+
+def last_loss(record: dict[str, Any]) -> float | None:
+    """Return the mean training loss of a run's last epoch, over its workers, if it is known."""
+    rows = record["epochs"][-1]["workers"] if record["epochs"] else []
+    seen = [(row["loss"], row["examples"]) for row in rows if row["loss"] is not None]
+    examples = sum(count for _, count in seen)
+    return sum(loss * count for loss, count in seen) / examples if examples else None
+
+
+def doubt(record: dict[str, Any]) -> str | None:
+    """Return what to say of a run that has learned nothing; None of one that has, or is too short.
+
+    That is known where classes are told apart: who knows nothing and says so has the loss log C.
+    """
+    found = record["result"]
+    if found["loss"] is None:
+        return None
+    classes, updates = record["data"]["classes"], found["examples"] / record["batch"]["update"]
+    likelihoods = record["config"]["loss"] in (None, "cross-entropy", "nll")
+    if not classes or not likelihoods or updates < _UNTAUGHT:
+        return None
+    if found["loss"] < 0.99 * math.log(classes):
+        return None
+    told = (
+        f"nothing was learned: the test loss, {found['loss']:.4g}, is no better than that of "
+        f"guessing among {classes} classes, {math.log(classes):.4g}; try "
+        f"{_smaller(record['config'])}"
+    )
+    stale = record["strategy"].get("staleness")
+    if stale and stale["mean"] >= 1:
+        told += (
+            f", less momentum or fewer workers: gradients were stale by {stale['mean']:.0f} "
+            "updates on average"
+        )
+    return told
+
+
+def _smaller(config: Mapping[str, Any]) -> str:
+    """Name a smaller learning rate than the one in effect, which the workers may have changed."""
+    if "lr" not in config:
+        return "a smaller learning rate"
+    rate = config["lr"] * scale(config.get("lr_scaling", "none"), config["workers"])
+    return f"an lr below {rate:.3g}"
+
+
+def said(name: str, value: float) -> str:
+    """Return a metric as people read it: shares of what is right in percent.
+
+    >>> said("top-5", 0.97), said("mae", 0.123456)
+    ('top-5 97.00 %', 'mae 0.1235')
+    """
+    share = name == "accuracy" or name.startswith("top-")
+    return f"{name} {100 * value:.2f} %" if share else f"{name} {value:.4g}"

@@ -1,0 +1,200 @@
+"""Going on with a run: its options come from its newest checkpoint that is whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from manyhands.errors import ConfigError, DataError
+from manyhands.strategies import STRATEGIES
+from manyhands.worker.checkpoint import format as checkpoints
+
+if TYPE_CHECKING:
+    from manyhands.config.run import RunConfig
+    from manyhands.worker.worker import Worker
+
+# What may change when a run goes on; anything else would be another run.
+CHANGEABLE = {"workers", "epochs", "max_steps", "target_accuracy", "timeout", "threads", "mpi"}
+CHANGEABLE |= {"checkpoint_every", "keep", "on_failure", "max_restarts", "tensorboard"}
+CHANGEABLE |= {"min_workers"}
+CHANGEABLE |= {"hosts", "hostfile", "interface", "launcher", "mpiexec_options", "comm"}
+CHANGEABLE |= {"target", "callbacks"}
+# What a private run's noise was chosen for.
+BUDGETED = {"epochs", "max_steps"}
+
+
+def find(folder: Path, say: Callable[[str], None]) -> checkpoints.Checkpoint:
+    """Return the checkpoint to go on from."""
+    found = checkpoints.newest(folder, say)
+    if found is None and (damage := checkpoints.damage(folder)):
+        raise DataError(
+            f"resume is {str(folder)!r}, and every checkpoint there is damaged: {damage}; restore "
+            "one of them, or start a new run in another folder"
+        )
+    if found is None:
+        raise ConfigError(
+            f"resume is {str(folder)!r}, which holds no checkpoint; give the folder of a run that "
+            "was trained with checkpoint_every"
+        )
+    return found
+
+
+def expect_newest(found: checkpoints.Checkpoint, folder: Path) -> None:
+    """Refuse a checkpoint that another process has gone on from since it was found."""
+    for newer in [step for step in checkpoints.steps_in(folder) if step > found.step]:
+        with suppress(DataError):  # a damaged one was passed over before
+            checkpoints.check(checkpoints.path(folder, newer))
+            raise ConfigError(
+                f"resume is {str(folder)!r}, where another process has written step {newer} since "
+                f"step {found.step} was read; start the command again"
+            )
+    if not found.folder.is_dir():
+        raise ConfigError(
+            f"resume is {str(folder)!r}, where another process has removed {found.folder.name} "
+            "since it was read; start the command again"
+        )
+
+
+def options(
+    found: checkpoints.Checkpoint, folder: Path, given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the options of the run, with what was given now in place of what may change."""
+    _check_manifest(found)
+    before: dict[str, Any] = dict(found.about["options"])
+    given = {name: value for name, value in _flat(given).items() if value is not None}
+    changeable = CHANGEABLE - (BUDGETED if before.get("private") else set())
+    for name, value in given.items():
+        if name in changeable:
+            continue
+        was, now = before.get(name), list(value) if isinstance(value, tuple) else value
+        if was != now and not callable(value):
+            raise ConfigError(
+                f"{name} is {now!r}, but the run in {folder} has {was!r}; a run goes on as it was: "
+                f"leave {name} out, or start a new run"
+            )
+    _check_end(found, {**before, **given})
+    workers = given.get("workers") or before["workers"]
+    strategy = STRATEGIES.get(before["strategy"])
+    own = strategy and not strategy.supports.identical and not found.about.get("alike")
+    if workers != before["workers"] and own:
+        raise ConfigError(
+            f"workers is {workers}, but the run in {folder} has {before['workers']}; with "
+            f"{before['strategy']} every worker has a model of its own, so their number stays"
+        )
+    _check_deal(found, before, workers)
+    return {**before, **given, **found.about["settled"], "output": str(folder)}
+
+
+def _check_deal(found: checkpoints.Checkpoint, options: Mapping[str, Any], workers: int) -> None:
+    """Refuse to deal the data over another number of workers where that changes who sees what.
+
+    Only balanced global batches are the same for any number. A run that went on without its dead
+    had dealt their part to the others, which only that run knew.
+    """
+    strategy = STRATEGIES.get(options["strategy"])
+    before = began_with(found)
+    own = strategy.supports.partition if strategy else None
+    partition = options.get("partition") or own
+    apart = strategy and strategy.supports.whole_batches  # batches are dealt out, not cut
+    if workers == before or (partition == "balanced" and not options.get("stream") and not apart):
+        return
+    why = "the data is streamed" if options.get("stream") else f"partition is {partition}"
+    raise ConfigError(
+        f"{found.folder} is of data dealt over {before} workers, and {why}: with {workers} some "
+        "examples would be seen twice and others never; start a new run (init takes its weights)"
+    )
+
+
+def began_with(found: checkpoints.Checkpoint) -> int:
+    """Return with how many workers the run began, whoever has died or come since."""
+    return int(found.about.get("began_with", found.about["options"]["workers"]))
+
+
+def expect_all(found: checkpoints.Checkpoint, config: RunConfig) -> None:
+    """Refuse a checkpoint that lacks processes beside the workers, which cannot be dealt anew."""
+    before = found.about["processes"]
+    alike = config.strategy.supports.identical or found.about.get("alike")
+    if config.processes != before and not alike:
+        raise ConfigError(
+            f"{found.folder} is of {before} processes, where {config.processes} are needed: a "
+            f"{config.strategy.supports.beside} had died, and only that run knew who took over its "
+            "part; start a new run (init takes its weights)"
+        )
+
+
+def event(found: checkpoints.Checkpoint, config: RunConfig) -> dict[str, Any]:
+    """Return the line of the story: from where a run goes on, and of what length it was till then.
+
+    The latter where the learning rate follows the length: it does from here on, by the new one.
+    """
+    made: dict[str, Any] = {"resumed_from": found.step}
+    before = {name: found.about["options"].get(name) for name in sorted(BUDGETED)}
+    rated = config.schedule != "constant" or config.warmup
+    if rated and before != {name: getattr(config, name) for name in before}:
+        made["planned"] = {name: value for name, value in before.items() if value is not None}
+    return made
+
+
+def _flat(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options with strategy and optimizer taken apart, as checkpoints have them."""
+    flat: dict[str, Any] = {}
+    for name, value in given.items():
+        if is_dataclass(value) and not isinstance(value, type):
+            flat[name] = getattr(value, "name", name)
+            flat |= {f.name: getattr(value, f.name) for f in fields(value)}
+        else:
+            flat[name] = value
+    return flat
+
+
+def _check_manifest(found: checkpoints.Checkpoint) -> None:
+    """Refuse a manifest that says something else than what a run writes."""
+    options = found.about.get("options")
+    known = {"step": int, "processes": int, "epoch": int, "options": dict, "settled": dict}
+    told = {**found.about, **(options if isinstance(options, dict) else {})}
+    known |= {"layers": list, "workers": int, "strategy": str}
+    known |= {"began_with": int} if "began_with" in told else {}
+    for name, kind in known.items():
+        if type(told.get(name)) is not kind:
+            raise DataError(
+                f"{found.folder}: {name} is {told.get(name)!r}; this is no checkpoint of manyhands"
+            )
+
+
+def _check_end(found: checkpoints.Checkpoint, asked: Mapping[str, Any]) -> None:
+    """Refuse an end that lies before the checkpoint."""
+    for name, done in (("max_steps", found.step), ("epochs", found.about["epoch"])):
+        limit = asked.get(name)
+        if isinstance(limit, int) and limit < done:
+            raise ConfigError(
+                f"{name} is {limit}, but the checkpoint {found.folder} is already at {done}; "
+                f"give {name} of {done} or more"
+            )
+
+
+def fingerprint(worker: Worker) -> str:
+    """Return what tells this data from other data; of private data it hides what is in it."""
+    if not worker.config.privacy:
+        return worker.data.sha256
+    about = worker.data.about
+    return f"{about.name}: {about.train} and {about.test} examples"
+
+
+def verify(found: checkpoints.Checkpoint, worker: Worker, loss: str | None) -> None:
+    """Refuse a checkpoint of other data, another model or another loss of the user's own."""
+    about = found.about
+    if about["loss"] != loss:
+        raise ConfigError(
+            f"loss is {loss}, but {found.folder} has {about['loss']}; give the same again"
+        )
+    if about["data"] != fingerprint(worker):
+        raise ConfigError(
+            f"the data has changed since {found.folder} was written (another content hash); "
+            "restore it, or start a new run"
+        )
+    layers = [[layer.name, layer.start, layer.stop] for layer in worker.replica.layers]
+    if about["layers"] != layers:
+        raise ConfigError(f"{found.folder} is of another model: its layers differ")

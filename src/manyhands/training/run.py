@@ -1,0 +1,360 @@
+"""One run, configured: started in a group of its own, or joined to the group we are in."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import signal
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from manyhands.comm.rendezvous import asked, expect_shared, host_leader
+from manyhands.config.checks import check_torch
+from manyhands.config.run import RunConfig
+from manyhands.data import store
+from manyhands.errors import (
+    ConfigError,
+    LateSignalError,
+    ManyhandsError,
+    ShortHandedError,
+    WorkerError,
+    stopped_by,
+)
+from manyhands.launch import launcher
+from manyhands.launch.machine import SCHEMA, cores, write_json
+from manyhands.launch.resources import LEAST_SPACE, expect_space
+from manyhands.launch.scratch import private_folder
+from manyhands.launch.signals import SignalReceived, deferred, describe
+from manyhands.options import flatten
+from manyhands.privacy import ledger
+from manyhands.privacy.terms import UNSAID, Terms, statement
+from manyhands.training import output_folder, preflight, resume
+from manyhands.training.folder_lock import Member
+from manyhands.training.job import Job, join
+from manyhands.training.output_folder import Claim
+from manyhands.training.progress import Progress
+from manyhands.worker.checkpoint import format as checkpoints
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from manyhands.comm import Communicator
+    from manyhands.launch.status_board import Note
+
+_BACK_OFF = 1.0  # seconds before the first restart; twice as long before each next
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One run: its configuration, what the user brought, and where it goes on from, if anywhere."""
+
+    config: RunConfig
+    model: Any
+    data: Any
+    loss: Callable[..., Any] | None
+    command: str
+    metrics: tuple[Any, ...] = ()
+    schedule: Callable[..., Any] | None = None
+    augment: Callable[..., Any] | None = None
+    callbacks: tuple[Any, ...] = ()
+    checkpoint: checkpoints.Checkpoint | None = None
+
+    def launched(self, progress: bool | None) -> tuple[dict[str, Any], Path]:
+        """Start the workers ourselves; returns the record and where it lies."""
+        begin, config = time.time(), self.config
+        with private_folder() as folder:
+            # Everything that can be refused is refused before anything is written.
+            stored = self._checked(folder / "data", stream=config.stream is not None)
+            if config.device == "cuda" and not config.places:
+                from manyhands.training.process.devices import expect_cuda
+
+                expect_cuda()
+            launcher.expect_machine(config)
+            if config.places and not config.strategy.supports.shares_memory:
+                config.places.check()
+            # On several hosts each finds out for itself how many cores it has.
+            alone = None if config.places else max(1, cores() // config.processes)
+            threads = config.threads or alone
+            with self._claim(job=str(folder)) as claim:
+                output = claim.folder
+                expect_space(output, LEAST_SPACE, "the record of a run", "another output")
+                job = self._job(stored, output, begin, threads)
+                if self.checkpoint:
+                    checkpoints.forget_after(output, self.checkpoint.step)
+                with Progress(config, shown=progress) as bar:
+                    self._watched(job, folder, bar)
+                return json.loads((output / "run.json").read_text()), output
+
+    def _checked(self, folder: Path, *, stream: bool) -> Path:
+        """Store the data; refuse what does not fit it. Returns where it lies."""
+        stored = store(self.data, folder, stream=stream)
+        preflight.check(self, stored)
+        return stored
+
+    def check(self) -> None:
+        """Refuse what a run with these options would, without starting it."""
+        with private_folder() as folder:
+            self._checked(folder / "data", stream=self.config.stream is not None)
+
+    def _watched(self, job: Job, folder: Path, bar: Progress) -> None:
+        """Launch; where a worker died and that was asked for, again from the last checkpoint."""
+        record = Path(job.output) / "run.json"
+        before = launcher.written(record)
+        grows = self.config.min_workers is not None
+        restarts = self.config.max_restarts if grows or self.config.on_failure == "restart" else 0
+        try:
+            for attempt in range(restarts + 1):
+                place = folder / str(attempt)
+                place.mkdir()
+                job = dataclasses.replace(job, grows=grows and attempt < restarts)
+                job, error = self._attempted(job, place, bar)
+                if error is None:
+                    return
+                # An error of the user's own code or options would only come again.
+                died = type(error) is WorkerError and not error.traceback
+                short = isinstance(error, ShortHandedError)
+                if not (died or short) or attempt == restarts:
+                    self._record(job, error)
+                    raise error
+                with deferred():  # so that the story is complete when a signal ends it
+                    job = _again(job, error, bar.say)
+                if died:
+                    time.sleep(_BACK_OFF * 2**attempt)
+        except (KeyboardInterrupt, SignalReceived) as stop:  # between two launches
+            if not launcher.finished(record, before):
+                signum = getattr(stop, "signum", signal.SIGINT)
+                self._record(job, stopped_by(signum, describe(signum)))
+            raise
+
+    def _attempted(self, job: Job, place: Path, bar: Progress) -> tuple[Job, ManyhandsError | None]:
+        """Launch once; returns the job with what befell it, and the error if a restart may help."""
+        deaths: list[dict[str, Any]] = []  # that others outlived
+        try:
+            launcher.launch(job, self.config.processes, place, _noting(deaths, bar.watch))
+        except LateSignalError:
+            raise  # the record is that of a run that finished
+        except ManyhandsError as error:
+            if self.checkpoint and isinstance(error, ConfigError):
+                raise  # refused before anything was done: the record stays what it was
+            return dataclasses.replace(job, story=(*job.story, *deaths)), error
+        return job, None
+
+    def _record(self, job: Job, error: ManyhandsError) -> None:
+        """Leave the record of a run that failed or was stopped."""
+        with suppress(OSError):  # a full disk must not hide what happened
+            write_failure(Path(job.output), self.config, job.name, job.command, error, job.story)
+
+    def joined(
+        self, group: Communicator, *, chosen: bool, progress: bool | None = None
+    ) -> tuple[dict[str, Any], Path]:
+        """Take part in the group that somebody else started; returns record and folder to all."""
+        if self.config.strategy.supports.shares_memory:
+            raise ConfigError(
+                f"{self.config.strategy.name} shares the memory of one host and starts its workers "
+                f"itself, but this group has {group.size} processes; run it without mpiexec, srun "
+                "or torchrun"
+            )
+        if self.config.hosts or self.config.hostfile:
+            raise ConfigError(
+                "hosts or hostfile is given, but this group was started by somebody's mpiexec, "
+                "srun or torchrun, which has chosen the hosts; leave it out"
+            )
+        if self.config.on_failure != "stop":
+            raise ConfigError(
+                f"on_failure is {self.config.on_failure!r}, but this group was started by "
+                "somebody's mpiexec, srun or torchrun; only a run that starts its own workers can "
+                "start them again, or outlive them: run it on its own, or leave on_failure out"
+            )
+        if group.name != "mpi":
+            if self.config.comm in ("mpi", "torch:mpi4py"):
+                raise ConfigError(
+                    f"comm is {self.config.comm!r}, but this group was started by torchrun, not by "
+                    "an MPI; leave it out, or use an mpiexec"
+                )
+            check_torch(self.config, "this group was started by torchrun")
+        workers = self._workers(group.size, chosen=chosen)
+        config = dataclasses.replace(self.config, workers=workers)
+        return dataclasses.replace(self, config=config)._in_group(group, progress)
+
+    def _workers(self, size: int, *, chosen: bool) -> int:
+        """Return how many workers a group of that size has: those asked for, or all that fit."""
+        strategy, wanted = self.config.strategy, self.config.workers
+        fits = [w for w in range(1, size + 1) if strategy.processes(w) == size]
+        if not fits or (chosen and wanted not in fits):
+            needed = strategy.processes(wanted)
+            beside = needed - wanted
+            with_others = f" and {beside} {strategy.supports.beside}s" if beside else ""
+            raise ConfigError(
+                f"{wanted} workers{with_others} are {needed} processes, but "
+                f"this group has {size}; start as many as are needed, or change workers"
+            )
+        if self.checkpoint and not chosen and wanted not in fits:
+            raise ConfigError(
+                f"the checkpoint is of {wanted} workers, but this group has {size} processes; "
+                "start as many as before, or say by workers that it is to be another number"
+            )
+        return wanted if chosen or self.checkpoint else fits[-1]
+
+    def _in_group(self, group: Communicator, progress: bool | None) -> tuple[dict[str, Any], Path]:
+        begin = time.time()
+        leader = host_leader(group)
+        members = [Member(*each) for each in group.gather(Member.here())]
+        with ExitStack() as own:
+            made = asked(group, lambda: str(own.enter_context(private_folder())), leader=leader)
+            folder = Path(made)
+            # One process of each host stores the data; the others of the host map the same files.
+            stream = self.config.stream is not None
+            stored = asked(
+                group, lambda: str(self._checked(folder / "data", stream=stream)), leader=leader
+            )
+            told = asked(group, lambda: self._claim(members=members).to_json())
+            claim = Claim.from_json(told)
+            if group.rank == 0:
+                own.callback(claim.release)
+            output = claim.folder
+            if self.config.checkpoint_every:
+                expect_shared(group, output)
+            if self.checkpoint and group.rank == 0:
+                checkpoints.forget_after(output, self.checkpoint.step)
+            group.barrier()
+            job = self._job(Path(stored), output, begin, self.config.threads)
+            job = dataclasses.replace(job, model=_own(job.model))
+            leads, release = group.rank == leader, claim.release
+            found = join(job, group, folder, leader=leads, release=release, shown=progress)
+            return found, output
+
+    def _job(self, data: Path, output: Path, begin: float, threads: int | None) -> Job:
+        return Job(
+            config=self.config,
+            model=self.model,
+            loss=self.loss,
+            metrics=self.metrics,
+            schedule=self.schedule,
+            augment=self.augment,
+            callbacks=self.callbacks,
+            data=str(data),
+            output=str(output),
+            name=self._name,
+            command=self.command,
+            launched=begin,
+            threads=threads,
+            checkpoint=str(self.checkpoint.folder) if self.checkpoint else None,
+            story=(resume.event(self.checkpoint, self.config),) if self.checkpoint else (),
+        )
+
+    def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
+        """Build the model anew."""
+        import copy
+
+        from torch import nn
+
+        from manyhands.model import zoo
+
+        if isinstance(self.model, str):
+            return zoo.MODELS[self.model](shape, outputs)
+        return copy.deepcopy(self.model) if isinstance(self.model, nn.Module) else self.model()
+
+    @property
+    def _name(self) -> str:
+        return self.config.name or f"{self.config.strategy.name}-{self.config.workers}"
+
+    def _claim(self, **holder: Any) -> Claim:
+        """Lock the run's folder, which is made where there is none."""
+        output = self.config.output
+        if self.checkpoint:
+            claim = output_folder.claim_resumed(Path(str(output)).absolute(), **holder)
+            try:
+                resume.expect_newest(self.checkpoint, claim.folder)
+            except BaseException:
+                claim.release()
+                raise
+            return claim
+        if output is None:
+            return output_folder.claim_new(self._name, **holder)
+        return output_folder.claim(Path(output).absolute(), **holder)
+
+
+def _noting(deaths: list[dict[str, Any]], watch: launcher.Watch) -> launcher.Watch:
+    """Return `watch` that also keeps the deaths that are announced."""
+
+    def noting(notes: list[Note], events: list[dict[str, Any]]) -> None:
+        deaths.extend(event for event in events if "lost" in event)
+        watch(notes, events)
+
+    return noting
+
+
+def _again(job: Job, error: ManyhandsError, say: Callable[[str], None]) -> Job:
+    """Return the job as it goes on after a death: from the last checkpoint, the story longer."""
+    found = checkpoints.newest(Path(job.output), say)
+    step, why = found.step if found else 0, str(error).splitlines()[0]
+    now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    event: dict[str, Any] = {"when": now, "restarted_from": step}
+    if isinstance(error, ShortHandedError):
+        event["workers"] = job.config.workers
+        say(f"{why}; all {job.config.workers} are started again from step {step}")
+    else:
+        event["failed"] = why
+        say(f"{why}; starting again from step {step}")
+    place = str(found.folder) if found else None
+    checkpoints.forget_after(Path(job.output), step)
+    config = _settled(job.config, found.about["settled"]) if found else job.config
+    return dataclasses.replace(job, config=config, checkpoint=place, story=(*job.story, event))
+
+
+def _settled(config: RunConfig, values: dict[str, Any]) -> RunConfig:
+    """Return the configuration with what the run had found out for itself before it died."""
+    own = {name: value for name, value in values.items() if hasattr(config.strategy, name)}
+    run = {name: value for name, value in values.items() if name not in own}
+    strategy: Any = config.strategy
+    return dataclasses.replace(config, strategy=dataclasses.replace(strategy, **own), **run)
+
+
+def _own(model: Any) -> Any:
+    """Return a copy of a module: here training would change the caller's."""
+    import copy
+
+    from torch import nn
+
+    return copy.deepcopy(model) if isinstance(model, nn.Module) else model
+
+
+def write_failure(
+    output: Path,
+    config: RunConfig,
+    name: str,
+    command: str,
+    error: Exception,
+    story: Sequence[dict[str, Any]] = (),
+) -> None:
+    """Leave a record of a run that failed, so that a comparison can list it."""
+    failure = {
+        "schema": SCHEMA,
+        "name": name,
+        "command": command,
+        "status": "interrupted" if getattr(error, "exit_code", 1) > 128 else "failed",
+        "config": flatten(config),
+        "error": UNSAID if config.privacy else str(error),
+        "story": [_said(event, config) for event in story],
+        **spent(output, config),
+    }
+    write_json(output / "run.json", failure)
+
+
+def _said(event: dict[str, Any], config: RunConfig) -> dict[str, Any]:
+    """Return an event of a run's story without messages where these may tell of private data."""
+    return {**event, "failed": UNSAID} if config.privacy and "failed" in event else event
+
+
+def spent(output: Path, config: RunConfig) -> dict[str, Any]:
+    """Return what the record of a private run that failed must say: what it spent is spent."""
+    terms = ledger.terms(output) if config.privacy else None
+    if terms is None:
+        return {}
+    name = ledger.data(output) or config.data
+    return {"privacy": statement(config, Terms(**terms)), "data": {"name": name}}

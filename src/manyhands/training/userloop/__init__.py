@@ -1,0 +1,1 @@
+"""Training loops that users write themselves, with many workers."""

@@ -1,0 +1,307 @@
+"""A training loop of the user's own, with many workers: `with join(model, optimizer) as hands:`."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import traceback
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from manyhands.comm.alone import Alone
+from manyhands.comm.rendezvous import compare_versions, surrounding
+from manyhands.config.optimizers import expect_no_closure
+from manyhands.errors import ConfigError
+from manyhands.launch.environment import group_size, own_threads
+from manyhands.launch.mpi_libraries import load_matching
+from manyhands.options import configure, options
+from manyhands.strategies import STRATEGIES
+from manyhands.training.userloop import checkpoint
+from manyhands.training.userloop.loop import UserLoop
+from manyhands.training.userloop.sharded_loader import Shared
+from manyhands.training.userloop.watched_comm import Watched
+
+if TYPE_CHECKING:
+    from manyhands.comm import Communicator
+    from manyhands.config.run import RunConfig
+    from manyhands.strategies import Strategy
+
+
+class Hands:
+    """The workers, as one of them sees them; `join` makes it.
+
+    Every method is collective: all workers call the same ones in the same order.
+    """
+
+    def __init__(self, loop: UserLoop, watched: Watched | None = None) -> None:
+        self._loop, self._watched = loop, watched
+
+    def save(self, folder: str | Path, *, keep: int = 2, **position: Any) -> None:
+        """Write a checkpoint of every worker into `folder`, whole or not at all.
+
+        Weights, buffers, the optimizer's state and options, torch's random numbers, and what the
+        strategy remembers. Call it between two steps; all workers must see the folder.
+
+        Args:
+            folder: Where checkpoints are kept; made where there is none.
+            keep: How many of them stay, the newest.
+            **position: Where your loop is, which `load` gives back: `epoch=3`, or
+                `scheduler=scheduler.state_dict()`; numbers and texts, and lists, tuples and
+                dictionaries of them.
+
+        Raises:
+            ConfigError: Also where the folder is another loop's that went further: load it first,
+                or take another.
+        """
+        checkpoint.save(self._loop, Path(folder), position, keep)
+
+    def load(self, folder: str | Path) -> dict[str, Any]:
+        """Go on from the newest whole checkpoint in `folder`; returns where your loop was.
+
+        Where there is none yet that is an empty dictionary, so that one script begins and goes on:
+        `for epoch in range(hands.load("checkpoints").get("epoch", 0), 10):`. Saved between two
+        epochs, the end has the bits of a loop never interrupted. With `sync` the number of workers
+        may be another. Make a scheduler before, and give it its state after: it sets rates when it
+        is made.
+        """
+        return checkpoint.load(self._loop, Path(folder), self._say)
+
+    def _say(self, text: str) -> None:
+        if self.rank == 0:
+            print(f"manyhands: {text}", file=sys.stderr)
+
+    @property
+    def rank(self) -> int:
+        """This worker's number, from 0: `if hands.rank == 0:` prints and saves once."""
+        return self._loop.comm.rank
+
+    @property
+    def size(self) -> int:
+        """How many workers there are."""
+        return self._loop.comm.size
+
+    def share(self, loader: Iterable[Any], *, evaluation: bool = False) -> Iterable[Any]:
+        """Return the loader as this worker sees it: its own part of every batch.
+
+        All workers give the loader of the whole data, as if they were alone. `batch_size` is then
+        that of an update, and P workers take the steps that one would take. From the first batch on
+        the workers draw different random numbers, for dropout; for the order of the data worker 0
+        draws.
+
+        Args:
+            loader: A DataLoader, of which each worker loads only its part, or any iterable of
+                batches: tensors or arrays, or tuples, lists and dictionaries of them.
+            evaluation: Set it where no step is taken, so that over the workers each example comes
+                exactly once, also where a batch is smaller than the group.
+        """
+        if self.size == 1:
+            return loader
+        tell = self._loop.tell
+        return Shared(loader, self._loop.comm, evaluation=evaluation, tell=tell)
+
+    def step(
+        self,
+        loss: Tensor | None = None,
+        *,
+        examples: float | None = None,
+        clip_norm: float | None = None,
+    ) -> None:
+        """Do one update: backward, exchange, the optimizer's step, gradients cleared.
+
+        Args:
+            loss: The mean loss of this worker's batch. Without it the gradients are taken that
+                `loss.backward()` left, once or several times.
+            examples: How many examples stand behind this worker's loss; by default as many as the
+                last batch of a shared loader had, or else as many as every other worker's.
+            clip_norm: Shorten the gradient if it is longer: that of the whole update in `sync`,
+                each worker's own elsewhere.
+        """
+        if loss is not None:
+            loss.backward()  # type: ignore[no-untyped-call]
+        self._loop.do(examples, clip_norm)
+        if self._watched:
+            self._watched.stepped(self._loop.step)
+
+    @contextmanager
+    def consensus(self) -> Iterator[None]:
+        """Let the model be, inside, the one that all workers together stand for.
+
+        Where workers differ between two steps (averaging, gossip) that is their average; statistics
+        of BatchNorm and the like are averaged for good. Judge and save the model inside.
+        """
+        loop, strategy = self._loop, cast("Any", self._loop.config.strategy)
+        loop.average_buffers()
+        with loop.replica.holding(strategy.consensus(loop)):
+            yield
+
+    def sum(self, *values: Any) -> Any:
+        """Return the sum of a number over all workers; of several numbers, a list."""
+        numbers = [v.item() if isinstance(v, Tensor) else float(v) for v in values]
+        totals = self._loop.comm.sum(np.array(numbers, np.float64)).tolist()
+        return totals if len(totals) > 1 else totals[0]
+
+
+@contextmanager
+def join(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    strategy: str | Strategy = "sync",
+    seed: int = 0,
+    timeout: float = 600.0,
+    **given: Any,
+) -> Iterator[Hands]:
+    """Let a training loop of your own be one of many workers.
+
+    ```
+    with manyhands.join(model, optimizer, strategy="sync") as hands:
+        for x, y in hands.share(loader):
+            hands.step(F.cross_entropy(model(x), y))
+    ```
+
+    Started by `mpiexec -n 4 python script.py`, srun or torchrun, each process is a worker; started
+    without them there is one. All begin with worker 0's weights and end with the same ones.
+
+    Guarantees:
+        - One worker ends with the bits of the loop without manyhands.
+        - `sync` with P workers and a shared loader ends where one ends, up to rounding, for a model
+          whose loss is a mean over examples (no dropout, no BatchNorm); so do averaging with period
+          1 and gossip on the complete graph with plain SGD.
+    Cost per step: as the strategy's, and one number more per parameter tensor.
+
+    Args:
+        model: A module on the CPU, of one floating type; its parameters must be in their final
+            place and type.
+        optimizer: Any torch optimizer over the model's parameters that steps without a closure.
+        strategy: "sync", "averaging", "gossip" or "sequential", or such an object.
+        seed: Decides gossip's random pairs.
+        timeout: Seconds that a worker waits for another before all are ended, with a report of who
+            is missing and where each of them is. Your own code may take as long while nobody waits.
+        **given: The strategy's options: allreduce, period, average_optimizer, topology …
+
+    Raises:
+        ConfigError: Where something does not fit a loop of your own; `fit` has the rest.
+        LaunchError: Where the processes do not find each other.
+    """
+    group = _meet()
+    config = _configured(strategy, group, {"seed": seed, "timeout": timeout, **given})
+    _check(model, optimizer)
+    if group.size > 1 and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(own_threads(group.gather))
+    watched = Watched(group, timeout) if group.size > 1 else None
+    try:
+        loop = UserLoop(model, optimizer, config, watched or group)
+        try:
+            yield Hands(loop, watched)
+            loop.finish()
+        except BaseException as error:
+            if watched:
+                watched.close()
+                loop.unlock()
+                _end_all(group, error)
+            raise
+        finally:
+            loop.leave()
+    finally:
+        if watched:
+            watched.close()
+
+
+def _meet() -> Communicator:
+    """Return the group that we were started in; without one, that of a single worker."""
+    load_matching()
+    size = group_size()
+    if size is None or size == 1:
+        return Alone()
+    group = surrounding(size)
+    compare_versions(group)
+    atexit.register(_at_exit, group)
+    return group
+
+
+def _configured(strategy: str | Strategy, group: Communicator, given: dict[str, Any]) -> RunConfig:
+    """Return a configuration with the strategy, checked; refuse what the loop decides itself."""
+    kind: Any = STRATEGIES.get(strategy) if isinstance(strategy, str) else strategy
+    _check_strategy(kind, strategy)
+    if "privacy" in given or "private" in given:
+        raise ConfigError(
+            "a loop of your own cannot be private: what it samples and looks at is not accounted "
+            "for; use manyhands.fit(…, privacy=manyhands.Privacy(epsilon=…))"
+        )
+    table = options()
+    for name in set(given) - {"seed", "timeout"}:
+        if name in table and not set(table[name].owners) & set(STRATEGIES):
+            raise ConfigError(
+                f"{name} is an option of manyhands.fit; here your own loop decides it: leave it out"
+            )
+    over = {"comm": group.name} if group.name.startswith("torch:") else {}
+    run = {"strategy": strategy, "workers": group.size, "batch_size": group.size, **over}
+    config = configure({**run, **given})
+    _check_strategy(config.strategy, config.strategy)
+    config.strategy.check_join()
+    return config
+
+
+def _check_strategy(strategy: Any, shown: object) -> None:
+    """Refuse a strategy, or a way of it, that is more than one step after the other."""
+    if strategy is None or strategy.supports.join:
+        return
+    able = ", ".join(name for name, known in STRATEGIES.items() if known.supports.join)
+    raise ConfigError(
+        f"strategy is {shown!r}, which is more than a step in a loop of your own; expected one of "
+        f"{able}, or manyhands.fit, which trains with all strategies"
+    )
+
+
+def _check(model: Any, optimizer: Any) -> None:
+    """Refuse a model or an optimizer that cannot be driven from outside."""
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"model is a {type(model).__name__}; expected a torch.nn.Module")
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        kind = type(optimizer).__name__
+        raise ConfigError(f"optimizer is a {kind}; expected a torch.optim.Optimizer")
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        raise ConfigError(
+            "model is a DistributedDataParallel, which sums gradients itself; expected model.module"
+        )
+    expect_no_closure(optimizer)
+    for name, p in model.named_parameters():
+        if is_lazy(p):
+            raise ConfigError(
+                f"{name} has no shape yet, as its layer is lazy; pass a batch through the model "
+                "before you make the optimizer"
+            )
+        if p.device.type != "cpu" or p.dtype not in (torch.float32, torch.float64):
+            raise ConfigError(
+                f"{name} is {p.dtype} on {p.device}; expected float32 or float64 on the cpu"
+            )
+    mine = set(model.parameters())
+    if any(p not in mine for group in optimizer.param_groups for p in group["params"]):
+        raise ConfigError(
+            "the optimizer has parameters that the model does not; expected one module that holds "
+            "them all, e.g. torch.nn.ModuleList([model, criterion])"
+        )
+
+
+def _end_all(group: Communicator, error: BaseException) -> None:
+    """End all workers: the others would wait for this one for ever."""
+    if not group.lost(error):
+        text = "".join(traceback.format_exception(error))
+        print(f"[rank {group.rank}] {text}", file=sys.stderr, end="", flush=True)
+    code = int(getattr(error, "exit_code", 1))
+    group.abort(code)
+    os._exit(code)  # MPI may come back from there, and Python would tell of the error once more
+
+
+def _at_exit(group: Communicator) -> None:
+    """Where this process ends by an exception outside of `join`, end the others too."""
+    if getattr(sys, "last_value", None) is not None:
+        group.abort(1)

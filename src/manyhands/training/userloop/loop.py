@@ -1,0 +1,236 @@
+"""One worker whose loop is the user's own, as a strategy's step sees it."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from manyhands.config.declare import NON_NEGATIVE, POSITIVE
+from manyhands.errors import ConfigError
+from manyhands.model.replica import Replica
+from manyhands.training.process.agreement import expect_same_model
+from manyhands.training.userloop.sharded_loader import Worth
+
+if TYPE_CHECKING:
+    from manyhands.comm import Communicator
+    from manyhands.config.run import RunConfig
+    from manyhands.training.output_folder import Claim
+
+
+class UserLoop:
+    """One worker whose loop is the user's: what a strategy's step needs of it.
+
+    A gradient travels with one number more per parameter tensor, which says how many workers have
+    one: what no worker's loss depends on keeps none, as in plain PyTorch.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        config: RunConfig,
+        group: Communicator,
+    ) -> None:
+        self.config = config
+        self.comm = group
+        self.optimizer = optimizer
+        self.facts: dict[str, Any] = {}
+        self.state: Any = None
+        self.step = 0
+        self._clip: float | None = None
+        self._worths: list[Worth] = []  # of the batches since the last step
+        self.seeded = False
+        self.claims: dict[Path, Claim] = {}  # folders that this loop has locked
+        self.folders: set[Path] = set()  # of checkpoints: those that it has written or loaded
+        _compare(module, optimizer, config, group)
+        self.replica = Replica(module, _no_loss)
+        self._home = self.replica.params
+        self._clear()
+        self._sent = self._home.new_zeros(self.replica.dim + len(self.replica.named))
+        self._grads = _views(self._sent, self.replica)
+        _spread(module, self._home, optimizer, group)
+        config.strategy.begin(self)
+
+    @property
+    def rank(self) -> int:
+        """This worker's number, from 0."""
+        return self.comm.rank
+
+    @property
+    def params(self) -> Tensor:
+        """The parameters, live; shape (dim,)."""
+        return self._home
+
+    def tell(self, worth: Worth) -> None:
+        """Hear how much the batch counts that comes next."""
+        self._worths.append(worth)
+        if not self.seeded and self.rank:
+            seeds = np.random.SeedSequence([torch.initial_seed() % 2**63, self.rank])
+            torch.manual_seed(int(seeds.generate_state(1)[0]))
+        self.seeded = True
+
+    def do(self, examples: float | None, clip_norm: float | None) -> None:
+        """Do one update with the gradients that are there."""
+        self.check_home()
+        NON_NEGATIVE.check("examples", examples)
+        POSITIVE.check("clip_norm", clip_norm)
+        size, worths = self.comm.size, self._worths
+        worth, self._worths = (worths[-1] if worths else None), []
+        if size == 1:
+            worth = Worth(1.0, 1, 1)
+        elif examples is not None:
+            total = float(self.comm.sum(np.array([float(examples)]))[0])
+            if not total > 0:
+                raise ConfigError("examples is 0 on all workers; expected more on one at least")
+            worth = Worth(examples / total, total, examples)
+        elif len({one.weight for one in worths}) > 1:
+            raise ConfigError(
+                f"{len(worths)} batches of different sizes were gathered for one step: a worker's "
+                "part counts differently in each; step after each of them, or leave out the last "
+                "batch of an epoch (drop_last=True)"
+            )
+        self._clip = clip_norm
+        self.config.strategy.step(self, worth or Worth(1 / size, size, 1))
+        self.step += 1
+
+    def gradient(self, batch: Worth) -> Tensor:
+        """Return what backward left, times the weight; then 1 for each tensor that has one."""
+        dim = self.replica.dim
+        for (name, p), view in zip(self.replica.named, self._grads, strict=True):
+            if p.grad is None:
+                view.zero_()
+            elif p.grad.layout != torch.strided:
+                raise ConfigError(f"{name} has a sparse gradient; expected sparse=False")
+            else:
+                view.copy_(p.grad)
+        reached = [p.grad is not None for _, p in self.replica.named]
+        if not any(reached):
+            raise ConfigError(
+                "no parameter has a gradient; expected step(loss), or loss.backward() before step()"
+            )
+        if not batch.examples:
+            self._sent.zero_()
+        elif batch.weight != 1.0:
+            self._sent[:dim].mul_(batch.weight)
+        self._sent[dim:] = torch.tensor(reached, dtype=self._sent.dtype)
+        return self._sent
+
+    def allreduce(self, vector: Tensor, algorithm: str = "auto") -> None:
+        """Sum `vector` over the workers, in place."""
+        self.comm.allreduce(vector, algorithm)
+
+    def exchanging(self) -> AbstractContextManager[None]:
+        """Count nothing: the user's loop has no clock of ours."""
+        return nullcontext()
+
+    def update(self, gradient: Tensor) -> None:
+        """Let the optimizer step along `gradient`, then clear it."""
+        reached = (gradient[self.replica.dim :] > 0).tolist()
+        for (_, p), view, has in zip(self.replica.named, self._grads, reached, strict=True):
+            p.grad = view if has else None
+        if self._clip is not None:
+            nn.utils.clip_grad_norm_([p for _, p in self.replica.named], self._clip)
+        self.optimizer.step()
+        self._clear()
+
+    def average_buffers(self) -> None:
+        """Average BatchNorm's statistics and the like. Collective."""
+        if self.comm.size > 1:
+            for buffer, _ in self.replica.shared_buffers():
+                mean = self.comm.sum(buffer.numpy().astype(np.float64)) / self.comm.size
+                buffer.copy_(torch.as_tensor(mean))
+
+    def finish(self) -> None:
+        """Bring all workers to the same model. Collective."""
+        self.check_home()
+        self.config.strategy.finish(self)
+        self.average_buffers()
+
+    def leave(self) -> None:
+        """Give every parameter memory of its own again, and unlock the folders of checkpoints."""
+        self.unlock()
+        for _, p in self.replica.named:
+            p.data = p.data.clone()
+        self._clear()
+
+    def unlock(self) -> None:
+        """Let other loops save where this one has."""
+        while self.claims:
+            self.claims.popitem()[1].release()
+
+    def _clear(self) -> None:
+        for _, p in self.replica.named:
+            p.grad = None
+
+    def check_home(self) -> None:
+        """Refuse a step with parameters that are not where the exchange looks for them."""
+        if self.replica.params is not self._home:
+            raise ConfigError(
+                "inside consensus() the model is not this worker's own; step, save and load outside"
+            )
+        start = self._home.data_ptr()
+        for name, p in self.replica.named:
+            if p.data_ptr() != start:
+                raise ConfigError(
+                    f"{name} is not where it was when the model joined; expected to(), half() and "
+                    "their kin before join, and load_state_dict() without assign=True"
+                )
+            start += p.numel() * p.element_size()
+
+
+def _no_loss(output: Tensor, target: Tensor) -> Tensor:
+    raise AssertionError("the loss is the user's loop's")
+
+
+def _views(vector: Tensor, replica: Replica) -> list[Tensor]:
+    """Return the part of each parameter tensor in a vector, in its shape."""
+    counts = [p.numel() for _, p in replica.named]
+    parts = torch.split(vector[: replica.dim], counts)
+    return [part.view(p.shape) for part, (_, p) in zip(parts, replica.named, strict=True)]
+
+
+def _compare(
+    module: nn.Module, optimizer: torch.optim.Optimizer, config: RunConfig, group: Communicator
+) -> None:
+    """Refuse a group whose workers bring different things. Collective."""
+    expect_same_model(module, group)
+    mine = {
+        "optimizer": type(optimizer).__name__,
+        "learning rates": [float(g.get("lr", 0.0)) for g in optimizer.param_groups],
+        "optimizer's state": [list(t.shape) for t in _state(optimizer)],
+        "strategy": repr(config.strategy),
+    }
+    theirs = group.gather(mine)
+    for rank, other in enumerate(theirs):
+        wrong = [name for name in mine if other[name] != theirs[0][name]]
+        if wrong:
+            raise ConfigError(
+                f"the {wrong[0]} of worker {rank} is another than worker 0's; expected every "
+                "worker to build the same"
+            )
+
+
+def _state(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """Return the tensors that the optimizer remembers, in an order that all workers share."""
+    known = [optimizer.state.get(p, {}) for g in optimizer.param_groups for p in g["params"]]
+    return [s[key] for s in known for key in sorted(s) if isinstance(s[key], Tensor)]
+
+
+def _spread(
+    module: nn.Module, params: Tensor, optimizer: torch.optim.Optimizer, group: Communicator
+) -> None:
+    """Give all workers worker 0's parameters, buffers and optimizer state. Collective."""
+    if group.size == 1:
+        return
+    frozen = [p for p in module.parameters() if not p.requires_grad]
+    with torch.no_grad():
+        for tensor in [params, *frozen, *module.buffers(), *_state(optimizer)]:
+            if tensor.numel():
+                raw = tensor.detach().reshape(-1).contiguous().view(torch.uint8)
+                group.broadcast(raw)
+                tensor.copy_(raw.view(tensor.dtype).reshape(tensor.shape))

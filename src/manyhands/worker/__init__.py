@@ -1,0 +1,1 @@
+"""One worker of a run: its batches, its steps, its clock."""

@@ -1,0 +1,76 @@
+"""Batches that a user's function changes before they are trained on, the same way every time."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from manyhands.data import batch_tree
+from manyhands.data.batch_tree import Tree
+from manyhands.errors import ConfigError
+
+
+class Augment:
+    """A function of a batch, as the user gave the data: features and targets, or features alone.
+
+    Guarantees: what it draws, from torch's, NumPy's or Python's generator, depends on (seed,
+    worker, step) only. So a run that goes on draws the same, and what the model draws does not
+    change.
+    """
+
+    def __init__(self, function: Callable[[Any], Any], *, seed: int, worker: int) -> None:
+        self.function, self.seed, self.worker = function, seed, worker
+
+    def __call__(self, x: Tree, y: Tree, step: int) -> tuple[Tree, Tree]:
+        """Return features and targets of this worker's batch at a step, changed."""
+        if batch_tree.count(x) == 0:
+            return x, y
+        with _seeded(self.seed, self.worker, step):
+            found = self.function(batch_tree.joined(x, y))
+        if y is x:
+            features = targets = batch_tree.each(lambda leaf: leaf, found)
+        elif isinstance(found, tuple | list) and len(found) == 2:
+            features = batch_tree.each(lambda leaf: leaf, found[0])
+            targets = batch_tree.each(lambda leaf: leaf[:], found[1])  # never the same object
+        else:
+            raise ConfigError(f"augment gave a {type(found).__name__}; expected (x, y) as it got")
+        for name, new, old in (("features", features, x), ("targets", targets, y)):
+            same = batch_tree.form(new) == batch_tree.form(old) and all(
+                isinstance(leaf, torch.Tensor) and len(leaf) == batch_tree.count(old)
+                for leaf in batch_tree.leaves(new)
+            )
+            if not same:
+                raise ConfigError(
+                    f"augment gave {name} of another form or number of examples than it got "
+                    f"({batch_tree.count(old)}); expected a batch like the one it was given"
+                )
+        return features, targets
+
+
+@contextmanager
+def _seeded(*key: int) -> Iterator[None]:
+    """Let all generators begin where `key` says, and go on afterwards where they were."""
+    digest = hashlib.blake2b(struct.pack(f"<{len(key)}q", *key), digest_size=8).digest()
+    seed = int.from_bytes(digest, "little")
+    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    gpu = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
+    torch.default_generator.manual_seed(seed)
+    if gpu is not None:
+        torch.cuda.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(states[0])
+        np.random.set_state(states[1])
+        random.setstate(states[2])
+        if gpu is not None:
+            torch.cuda.set_rng_state(gpu)

@@ -1,0 +1,1 @@
+"""Checkpoints of a run: their files, and when they are written and read."""

@@ -1,0 +1,392 @@
+"""What happens to a run between two steps: checkpoints are written, a request to stop is heard.
+
+Workers that step together must agree on both, or one would wait for ever: they add up a flag every
+few steps, about four times a second. Those who have not just met anyway go on meanwhile and hear
+the answer the next time, so that nobody waits for the slowest only to be asked. Where they do not
+step together, their strategy finds a moment (`pause`).
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+import numpy as np
+import torch
+
+from manyhands.comm.communicator import Ready
+from manyhands.errors import ManyhandsError, ShortHandedError, StoppedError
+from manyhands.launch.machine import usage
+from manyhands.worker import columns
+from manyhands.worker.checkpoint.format import BEST, Checkpoint, Part, Writer, parse_every
+from manyhands.worker.clock import Clock, Epoch
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
+    from manyhands.comm.communicator import Pending
+    from manyhands.worker.worker import Worker
+
+AGREE_EVERY = 4  # steps between two questions whether to stop, at the least …
+AGREE_AT_MOST, _SECONDS = 64, 0.25  # … and at the most; between these as many as take so long
+_LONGEST = 10.0  # seconds between two questions where steps are slow, unless one takes longer
+_UNKNOWN = 1_000_000  # microseconds per step before anybody has told: ask again soon
+
+
+class Mark(NamedTuple):
+    """A checkpoint that workers who do not step together agree on.
+
+    `step` names it: the steps done by then, on the average over the workers. A `signum` says that
+    it is the last: the run stops with it, as that signal asked.
+    """
+
+    step: int
+    signum: int = 0
+
+
+class Lifecycle:
+    """One worker's checkpoints and its ear for requests to stop. Made by all workers together.
+
+    Args:
+        output: The run's folder.
+        about: What the run is, for the manifest: configuration, data hash, kernels.
+        grows: Those who have lost others end at the next checkpoint, and all start again from it.
+
+    Attributes:
+        mark: The last checkpoint that this process took part in, or goes on from.
+    """
+
+    def __init__(
+        self, worker: Worker, output: Path, about: Mapping[str, Any], *, grows: bool = False
+    ) -> None:
+        config = worker.config
+        self.about, self.output, self.grows = about, output, grows
+        self.short = False  # some have died
+        self.every = parse_every(config.checkpoint_every) if config.checkpoint_every else None
+        self.writer = self._writer(worker)
+        self.written = time.monotonic()
+        self.mark = Mark(0)
+        self._ask: int | None = None  # the step of the next question, the same on all workers
+        self._asked = (0, 0.0)  # the step of the last one, and when that was
+        self._answer: Pending | None = None  # to the last one, where it is heard at the next
+        if _goes_on(worker):  # what a question needs the first one makes, now that all are here
+            worker.comm.begin_maximum(np.zeros(3, dtype=np.int64)).result()
+
+    def _writer(self, worker: Worker) -> Writer:
+        """Return what writes this worker's parts. Collective."""
+        patience = 2 * worker.config.timeout  # whoever hangs is told of before
+        writer = Writer(self.output, worker.rank, worker.comm.size, worker.config.keep, patience)
+        if self.every is not None:
+            worker.comm.barrier()  # worker 0 has cleared away what a killed run left half written
+        return writer
+
+    def renew(self, worker: Worker) -> None:
+        """Write for a group that has become smaller, from now on. Collective.
+
+        A checkpoint under way may lack the parts of those who are gone: it is given up.
+        """
+        self.writer.give_up()
+        # Nobody writes for the old group any more; the next one has a name that nobody has used.
+        self.mark = Mark(int(worker.comm.maximum(np.array([self.mark.step]))[0]))
+        self._ask, self.short = None, True
+        self.writer = self._writer(worker)
+        options = {**self.about["options"], "workers": worker.config.workers}
+        self.about = {**self.about, "options": options}
+
+    def after_step(self, worker: Worker) -> None:
+        """Write a checkpoint if one is due; end the run if that was asked for.
+
+        Raises:
+            StoppedError: On every worker at the same step, after the checkpoint is on the disk;
+                where they do not step together and no checkpoints are written, at once.
+            ShortHandedError: Likewise, where some have died and all are to start again.
+        """
+        strategy = worker.config.strategy
+        if not strategy.supports.together and self.every:
+            strategy.pause(worker)
+            return
+        asked, late = self._agreed(worker)
+        steps = self.every.steps if self.every else None
+        due = late or asked or (steps and worker.step % steps == 0)
+        if due and not asked and self._worth_growing(worker):
+            left = worker.config.workers
+            self.hand_over(worker, ShortHandedError(f"workers left: {left}"))
+        if due:
+            self._write(worker)
+        if asked:
+            self._wait(worker)
+            if worker.mechanism:
+                worker.mechanism.close()
+            if strategy.supports.together:
+                worker.comm.barrier()  # nobody ends the group before every part is on the disk
+            raise StoppedError(asked, worker.step, checkpoint=self.every is not None)
+
+    def _worth_growing(self, worker: Worker) -> bool:
+        """Say whether some have died, may come back, and would have anything to do."""
+        if not (self.grows and self.short):
+            return False
+        planned = [n.steps for n in worker.board.read() if n.rank == worker.number]
+        return worker.step < max(planned, default=0)
+
+    def hand_over(self, worker: Worker, error: ManyhandsError) -> NoReturn:
+        """Write a checkpoint that any number of workers can go on from, then end. Collective.
+
+        Only where workers step together. Whoever comes in takes a copy of worker 0's model, so all
+        must be the same: where they are not, the workers meet before they write.
+        """
+        strategy = worker.config.strategy
+        if not strategy.supports.identical:
+            strategy.regroup(worker)
+        self.about = {**self.about, "alike": True}
+        self._write(worker)
+        self._wait(worker)
+        worker.comm.barrier()  # nobody ends the group before every part is on the disk
+        raise error
+
+    def _wait(self, worker: Worker) -> None:
+        """Wait until what is being written is on the disk.
+
+        The first waits for everybody's parts. Where workers may die it asks them first: what lacks
+        the part of one who is gone would be waited for in vain.
+        """
+        if worker.config.on_failure == "continue":
+            if worker.rank:
+                self.writer.wait()
+            worker.comm.barrier()
+        self.writer.wait()
+
+    def _agreed(self, worker: Worker) -> tuple[int, bool]:
+        """Return the signal that asks us to stop (0: none), and whether a checkpoint is late."""
+        asked = worker.board.asked()
+        if not worker.config.strategy.supports.together:
+            return asked, False
+        if self._ask is None:
+            self._ask = worker.step - 1 + AGREE_EVERY
+            self._asked = (worker.step, time.monotonic())
+        if worker.step < self._ask:
+            if self._answer:
+                self._answer.poke()
+            return 0, False
+        worker.board.note(worker.number, worker.step, "agree")
+        step, before = self._asked
+        begin = time.monotonic()
+        pace = (begin - before) / max(1, worker.step - step)  # seconds per step
+        flags = np.array([asked, self._late() and worker.rank == 0, 1e6 * pace], dtype=np.int64)
+        asked, late, slowest = self._heard(worker, flags)
+        # From here on: where an answer takes long, asking more often would only cost more.
+        self._asked = (worker.step, time.monotonic())
+        worker.clock.exchange(begin, self._asked[1])  # mostly waiting for the slowest
+        # Twice as long at the most: who slows down is noticed soon.
+        self._ask = worker.step + min(steps_between(slowest / 1e6), 2 * max(1, worker.step - step))
+        return asked, bool(late)
+
+    def _heard(self, worker: Worker, flags: np.ndarray) -> list[int]:
+        """Return the maximum of everybody's flags, or of the flags of the last time."""
+        if not _goes_on(worker):
+            return list(worker.comm.maximum(flags).tolist())
+        answer = list(self._answer.result().tolist()) if self._answer else [0, 0, _UNKNOWN]
+        flags[1] &= not answer[1]  # what was late is about to be written
+        self._answer = None if answer[0] else worker.comm.begin_maximum(flags)
+        if isinstance(self._answer, Ready):  # this group can do nothing meanwhile
+            answer = list(self._answer.result().tolist())
+            self._answer = None
+        return answer
+
+    def _settle(self) -> None:
+        """Let nothing be under way when the group ends. Collective."""
+        if self._answer:
+            self._answer.result()
+            self._answer = None
+
+    def _late(self) -> bool:
+        seconds = self.every.seconds if self.every else None
+        return seconds is not None and time.monotonic() - self.written > seconds
+
+    def _write(self, worker: Worker) -> None:
+        if self.every is not None:
+            worker.settle()
+            if worker.config.on_failure == "continue":
+                self._wait(worker)  # for the one before, which may lack the part of one who is gone
+            self.take(worker, Mark(worker.step), capture(worker))
+
+    def due(self, step: int, asked: int) -> Mark | None:
+        """Return the checkpoint that workers who do not step together should begin now, if any.
+
+        Args:
+            step: The steps done so far, on the average over the workers.
+            asked: The signal that asks the run to stop, or 0.
+        """
+        if self.every is None or step <= self.mark.step:  # its name must be a new one
+            return None
+        steps = self.every.steps
+        passed = steps is not None and step // steps > self.mark.step // steps
+        return Mark(step, asked) if asked or passed or self._late() else None
+
+    def take(self, worker: Worker, mark: Mark, part: Part | None = None) -> None:
+        """Begin to write this process's part of a checkpoint; after the last one, stop."""
+        worker.board.note(worker.number, worker.step, "checkpoint")
+        about = {**self.about, "epoch": worker.epochs[-1].epoch if worker.epochs else 0}
+        path = self.output / BEST  # read now: a better one may take its place meanwhile
+        best = path.read_bytes() if worker.keep_best and path.exists() else None
+        self.writer.write(mark.step, part or capture(worker), about, best)
+        self.written = time.monotonic()
+        self.mark = mark
+        if mark.signum:
+            worker.stopped = "signal"
+        if worker.clock.ended is not None:  # done, and only here because others are not
+            worker.board.note(worker.number, worker.step, "done")
+
+    def end(self, worker: Worker) -> None:
+        """Wait for what is being written. Collective where a signal stopped the run.
+
+        Raises:
+            StoppedError: On every process, after the last checkpoint is on the disk.
+        """
+        self._settle()
+        self._wait(worker)
+        if self.mark.signum:
+            worker.comm.barrier()  # nobody ends the group before every part is on the disk
+            raise StoppedError(self.mark.signum, self.mark.step, checkpoint=True)
+
+
+def _goes_on(worker: Worker) -> bool:
+    """Say whether a worker goes on while its question is answered.
+
+    Replicas that are the same have just been made so, and others of the group may be gone where
+    they may die: there the answer is waited for.
+    """
+    if worker.comm.size == 1:
+        return False
+    supports = worker.config.strategy.supports
+    apart = supports.together and not supports.identical
+    return apart and worker.config.on_failure != "continue"
+
+
+def steps_between(pace: float) -> int:
+    """Return after how many steps to agree again, where the slowest worker's take `pace` seconds.
+
+    >>> [steps_between(pace) for pace in (0.001, 0.01, 1.0, 5.0, 60.0)]
+    [64, 25, 4, 2, 1]
+    """
+    pace = max(pace, 1e-6)
+    least = max(1, min(AGREE_EVERY, int(_LONGEST / pace)))
+    return max(least, min(AGREE_AT_MOST, int(_SECONDS / pace)))
+
+
+def capture(worker: Worker) -> Part:
+    """Return a copy of all that this worker needs to go on, bit for bit.
+
+    A private run's randomness is in no checkpoint: who goes on draws anew, and pays. Nor are the
+    times of its steps, which tell how many examples they had.
+    """
+    clock, written = worker.clock, {}
+    held, counts = worker.config.strategy.state(worker)  # first: it may complete the others
+    tensors = {"params": _copy(worker.params)}
+    if not worker.mechanism:
+        tensors["random"] = torch.get_rng_state()
+        if worker.params.is_cuda:
+            tensors["random.cuda"] = torch.cuda.get_rng_state(worker.params.device)
+        for name, column in columns.columns(worker).items():
+            last, written[name] = column.state()
+            tensors[name] = torch.from_numpy(last)
+    tensors |= {f"buffer.{n}": _copy(b) for n, b in worker.replica.module.named_buffers()}
+    kept = enumerate(worker.kept)  # never written again
+    tensors |= {f"kept.{i}": one.cpu() for i, one in kept if one is not None}
+    for index, state in enumerate(optimizer_states(worker)):
+        tensors |= {f"optimizer.{index}.{name}": _copy(value) for name, value in state.items()}
+    tensors |= {f"strategy.{name}": _copy(value) for name, value in held.items()}
+    numbers = {
+        "step": worker.step,
+        "epochs": [asdict(epoch) for epoch in worker.epochs],
+        "seconds": clock.seconds(),
+        "evaluation": clock.evaluation,
+        "callbacks": clock.callbacks,
+        "processor": clock.processor(usage()),
+        "costs": worker.comm.meter.as_dict(),
+        "facts": worker.facts,
+        "strategy": counts,
+        "balance": worker.balance.state() if worker.balance else None,
+        "privacy": worker.mechanism.spent() if worker.mechanism else {},
+        "others_saw": worker.others_saw,
+        "written": written,
+    }
+    # Written later, while the worker goes on.
+    return Part(tensors, copy.deepcopy(numbers), worker.history.sync)
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """Return a copy in the host's memory."""
+    return tensor.detach().to("cpu", copy=True)
+
+
+def optimizer_states(worker: Worker) -> list[dict[str, Tensor]]:
+    """Return what the optimizer remembers of each parameter, in the parameters' order."""
+    states = worker.optimizer.state
+    params = [p for group in worker.optimizer.param_groups for p in group["params"]]
+    return [{n: torch.as_tensor(v) for n, v in states.get(p, {}).items()} for p in params]
+
+
+def restore(worker: Worker, checkpoint: Checkpoint) -> None:
+    """Put the worker where it was when the checkpoint was written.
+
+    Where the group has another size (the strategy allows it: all replicas are the same), a new
+    worker takes over rank 0's part, with random numbers of its own, and the history by step is
+    left behind.
+    """
+    resized = checkpoint.about["processes"] != worker.comm.size
+    known = worker.rank < checkpoint.about["processes"]
+    part = checkpoint.part(worker.rank if known else 0)
+    tensors, numbers = part.tensors, part.numbers
+    with torch.no_grad():
+        worker.params.copy_(tensors["params"])
+        for name, buffer in worker.replica.module.named_buffers():
+            buffer.copy_(tensors[f"buffer.{name}"])
+    restore_optimizer(worker, tensors)
+    if known and not worker.mechanism:
+        torch.set_rng_state(tensors["random"])
+        if "random.cuda" in tensors:
+            torch.cuda.set_rng_state(tensors["random.cuda"], worker.params.device)
+    worker.step = int(numbers["step"])
+    worker.epochs = [Epoch(**row) for row in numbers["epochs"]]
+    if not known:
+        worker.epochs = [Epoch(e.epoch, steps=e.steps, seconds=e.seconds) for e in worker.epochs]
+    # A private run counts the examples that are expected, whoever drew them.
+    worker.others_saw = not worker.mechanism and (resized or bool(numbers.get("others_saw")))
+    worker.facts = dict(numbers["facts"])
+    if worker.balance and numbers.get("balance"):
+        worker.balance.restore(numbers["balance"], worker.step)
+        worker.facts["shares"] = worker.balance.history
+    numbers_kept = [int(n.removeprefix("kept.")) for n in tensors if n.startswith("kept.")]
+    held = {i: tensors[f"kept.{i}"].to(worker.params.device) for i in numbers_kept}
+    worker.kept = [held.get(i) for i in range(max(numbers_kept, default=-1) + 1)]
+    times = {name: getattr(worker.clock, name) for name in columns.TIMES}  # empty so far
+    worker.clock = Clock(evaluation=numbers["evaluation"], before=numbers["seconds"], **times)
+    worker.clock.callbacks = numbers.get("callbacks", 0.0)  # older checkpoints do not tell
+    if known:  # checkpoints of older versions do not tell
+        user, system = numbers.get("processor", (0.0, 0.0))
+        worker.clock.used = user, system
+        worker.comm.meter.take(numbers.get("costs", {}))
+    if not resized and not worker.mechanism:
+        columns.restore(worker, tensors, numbers.get("written", {}))
+    own = {n.removeprefix("strategy."): t for n, t in tensors.items() if n.startswith("strategy.")}
+    worker.config.strategy.restore(worker, own, numbers["strategy"])
+
+
+def restore_optimizer(worker: Worker, tensors: Mapping[str, Tensor]) -> None:
+    """Give the optimizer back what it remembered, by the names that `capture` uses."""
+    groups = worker.optimizer.param_groups
+    params = [(p, group.get("capturable", False)) for group in groups for p in group["params"]]
+    for index, (param, capturable) in enumerate(params):
+        prefix = f"optimizer.{index}."
+        state = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+        if state:
+            worker.optimizer.state[param] = {
+                # torch's optimizers count their steps in the host's memory, unless told otherwise.
+                n: t if n == "step" and not capturable else t.to(param.device)
+                for n, t in state.items()
+            }

@@ -1,0 +1,111 @@
+"""How a model does outside of training, and that all workers judge one and the same."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from manyhands.errors import DivergedError, WorkerError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from manyhands.data import Split
+    from manyhands.worker.clock import Epoch
+    from manyhands.worker.worker import Worker
+
+# Examples that are judged at a time: as fast as many on a core, and of less memory.
+_AT_A_TIME = {"cpu": 250, "cuda": 1000}
+
+
+def judge(worker: Worker, epoch: Epoch | None, params: Tensor, *, alone: bool = False) -> None:
+    """Note how `params` do on the test set and on what is kept aside; see `evaluate`.
+
+    `epoch` is None on a process that only helps.
+    """
+    test = evaluate(worker, params, worker.data.test, alone=alone)
+    aside = evaluate(worker, params, worker.data.validation, alone=alone)
+    if epoch:
+        epoch.test_loss, epoch.test_metrics = test
+        epoch.validation_loss, epoch.validation_metrics = aside
+        if worker.keep_best and not alone and worker.best is epoch:
+            worker.keep_best(worker.replica, params)
+
+
+def keep(worker: Worker, epoch: Epoch) -> None:
+    """Keep worker 0's copy of the parameters, and judge it if the run may have to stop.
+
+    The other workers wait while worker 0 judges: otherwise the model would train on, and the time
+    to the target would leave that training out.
+    """
+    # A run that goes on past its last step has kept this epoch's copy already.
+    # Who takes the place of a dead worker 0 has none of the epochs before.
+    strategy, before = worker.config.strategy, epoch.epoch - 1
+    copy = strategy.consensus(worker).clone()
+    worker.kept[before:] = [None] * (before - len(worker.kept)) + [copy]
+    epoch.progress = strategy.progress(worker)
+    if worker.aim.ends:
+        with worker.hold.holding() if worker.hold else nullcontext():
+            judge(worker, epoch, copy, alone=True)
+            worker.stopped = worker.aim.over(worker.epochs) or worker.stopped
+
+
+def evaluate(
+    worker: Worker, params: Tensor, split: Split | None, *, alone: bool = False
+) -> tuple[float | None, dict[str, float]]:
+    """Return the loss of `params` on `split`, and the metrics by name.
+
+    All workers hold the same `params` and judge a part of the set each; with `alone`, this
+    worker judges its own on the whole set.
+    """
+    if split is None:
+        return None, {}
+    rank, size = (0, 1) if alone else (worker.comm.rank, worker.comm.size)
+    first, last = rank * len(split) // size, (rank + 1) * len(split) // size
+    part = split.slices(first, last, _AT_A_TIME[params.device.type])
+    with worker.replica.holding(params):
+        sums = np.array(worker.replica.evaluate(part, worker.metrics), dtype=np.float64)
+    if not alone:
+        sums = worker.comm.sum(sums)
+        for metric in worker.metrics:
+            metric.merge(worker.comm)
+    if not math.isfinite(sums[0]):
+        raise DivergedError(
+            f"the loss outside of training is {sums[0]} after step {worker.step}; try a smaller "
+            f"learning rate than {worker.lr:.3g}",
+            rank=worker.rank,
+        )
+    values = {metric.name: metric.value() for metric in worker.metrics}
+    # One that is no number, as of a constant output the correlation, is not known.
+    known = {name: value for name, value in values.items() if math.isfinite(value)}
+    return float(sums[0] / sums[1]), known
+
+
+def compare_replicas(worker: Worker) -> None:
+    """Refuse to go on when a replica differs: synchronous replicas are equal bit for bit."""
+    if worker.comm.size == 1:
+        return
+    digest = hashlib.blake2b(worker.params.cpu().numpy().data, digest_size=8).hexdigest()
+    digests = worker.comm.gather(digest)
+    different = [rank for rank, other in enumerate(digests) if other != digests[0]]
+    if different:
+        raise WorkerError(
+            f"after step {worker.step} the parameters of rank {', '.join(map(str, different))} "
+            "differ from rank 0's; something on that rank changes them outside of the strategy",
+            rank=different[0],
+        )
+
+
+def average_buffers(worker: Worker) -> None:
+    """Average BatchNorm's statistics and the like, so that all judge one model. Collective."""
+    if worker.comm.size > 1:
+        for buffer, ours in worker.replica.shared_buffers():
+            mine = buffer.cpu().numpy().astype(np.float64)
+            if not ours or worker.role == "master":
+                mine = np.zeros_like(mine)  # not a product: of an infinity that would be NaN
+            buffer.copy_(torch.as_tensor(worker.comm.sum(mine) / worker.config.workers))
