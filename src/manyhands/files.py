@@ -15,6 +15,7 @@ from pathlib import Path
 
 from manyhands.errors import ConfigError
 
+PACKAGE = Path(__file__).parent  # what lies here is not a user's own code
 PART = ".part"  # ends the name of a file that is not complete
 
 

@@ -7,10 +7,10 @@
 
 Features stored as bytes (uint8) stand for x/255, as images do; `normalise` then takes the mean off
 and divides by the standard deviation. `classes` is null where the targets are numbers (regression).
-Where an example has several features or targets (`manyhands.data.batch_tree`), `features` and `targets` say
-in which form, and each array has a file: train_x.0.npy, train_x.1.npy. Where `labelled` is false
-there are no targets. `learned` says what a preparation learned from the records, `streamed` where
-the shards are that take the arrays' place.
+Where an example has several features or targets (`batch_tree.py`), `features` and `targets` say in
+which form, and each array has a file: train_x.0.npy, train_x.1.npy. Where `labelled` is false there
+are no targets. `learned` says what a preparation learned from the records, `streamed` where the
+shards are that take the arrays' place.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""What mpiexec starts in a worker's place: `python -I -S standin.py SOCKET`; see `launch/fork_server.py`.
+"""What mpiexec starts in place of a worker: `python -I -S fork_client.py SOCKET`.
+
+See `fork_server.py`.
 
 It runs by itself, without the package and what that imports, so that it is there at once.
 """

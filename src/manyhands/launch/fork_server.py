@@ -1,12 +1,13 @@
 """Starts the workers of one host from one process that has imported torch: once, not once for each.
 
-mpiexec starts a stand-in for every worker (`launch/fork_client.py`), which hands over all that it was given,
-open files and environment, and waits. This process, `python -m manyhands.launch.fork_server FOLDER SOCKET`,
-forks a worker for it; MPI finds there what it expects. What becomes of the worker becomes of its
-stand-in, and the other way round, so that mpiexec sees what it always sees.
+mpiexec starts a client for every worker (`fork_client.py`), which hands over all that it was given,
+open files and environment, and waits. This process, the fork server
+(`python -m manyhands.launch.fork_server FOLDER SOCKET`), forks a worker for it; MPI finds there
+what it expects. What becomes of the worker becomes of its client, and the other way round, so that
+mpiexec sees what it always sees.
 
 The workers share the memory that imports have filled, and starting takes less of the processor. The
-nursery itself runs nothing, and so has no threads but those of a BLAS, which minds forks.
+fork server itself trains nothing, and so has no threads but those of a BLAS, which minds forks.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 LOG_FILE = "group.log"  # what mpiexec says, and workers that have no log yet
 SOCKET = "nursery"  # where stand-ins reach what makes workers
-STANDIN = Path(__file__).with_name("standin.py")
+STANDIN = Path(__file__).with_name("fork_client.py")
 _LOOK = 0.25  # seconds between two looks at workers that run; each takes one of their cores
 _POLL = 0.05  # and at those that are to go
 _PR_SET_PDEATHSIG = 1

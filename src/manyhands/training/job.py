@@ -27,6 +27,7 @@ from manyhands import files
 from manyhands.callbacks import tell
 from manyhands.config.run import RunConfig
 from manyhands.errors import LateSignalError, LaunchError, ManyhandsError
+from manyhands.files import PACKAGE
 from manyhands.launch import signals
 from manyhands.launch.host_watchdog import TURN, Heart, put_aside, tell_stack
 from manyhands.launch.resources import explained, temporary_folder
@@ -320,7 +321,7 @@ def raised(note: dict[str, Any]) -> ManyhandsError:
 def _place(trace: str) -> str:
     """Return where in the user's own code a traceback ends; nothing if it never was there."""
     places = map(sysconfig.get_path, ("stdlib", "purelib", "platlib"))
-    ours = (str(Path(__file__).parent), *places, "<frozen", "src/mpi4py/")
+    ours = (str(PACKAGE), *places, "<frozen", "src/mpi4py/")
     found = re.findall(r'File "([^"]+)", line (\d+), in (\S+)', trace)
     own = [(file, line, name) for file, line, name in found if not file.startswith(ours)]
     return " ({}, line {}, in {})".format(*own[-1]) if own else ""

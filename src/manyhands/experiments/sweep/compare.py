@@ -55,7 +55,7 @@ def compare(
     Args:
         model: As in `fit`; by default "cnn".
         data: As in `fit`; by default "mnist".
-        experiment: A TOML file to start from (see `manyhands.experiments.sweep.spec`); all else overrides it.
+        experiment: A TOML file to start from (see docs/experiments.md); all else overrides it.
         quick: Use the smaller size that the file describes under [quick].
         strategies: Names ("sync,gossip" or a list) or objects such as `Sync(allreduce="ring")`; by
             default all there are.

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from manyhands.config.import_path import factory
+from manyhands.files import PACKAGE
 
 # Options that may hold code or data, as an object, as `package.module:name` or as a path.
 OPTIONS = (
@@ -29,7 +30,7 @@ OPTIONS = (
 )  # fmt: skip
 _ABOUT = ("manifest.json", "data.json")  # what says all of a folder: it has the hashes of its files
 _PLACES = ("stdlib", "platstdlib", "purelib", "platlib")
-_LIBRARIES = (str(Path(__file__).parent), *(str(Path(sysconfig.get_path(n))) for n in _PLACES))
+_LIBRARIES = (str(PACKAGE), *(str(Path(sysconfig.get_path(n))) for n in _PLACES))
 
 
 class Marks:

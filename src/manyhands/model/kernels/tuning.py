@@ -2,9 +2,9 @@
 
 PyTorch offers several ways to compute the same convolution on a CPU, and which one wins differs by
 machine and model by a factor of two. Like cuDNN's benchmark mode, for the CPU. Convolutions with
-few channels are often faster still as matrix products of our own (`model/kernels/conv_gemm.py`), which is tried for
-all layers, then layer by layer: `default+gemm`, `native+gemm:conv1,pool3` …; and max-pooling in
-another layout (`model/kernels/max_pool.py`): `native+pool`, `native+pool+gemm:conv2` …
+few channels are often faster still as matrix products of our own (`conv_gemm.py`), which is tried
+for all layers, then layer by layer: `default+gemm`, `native+gemm:conv1,pool3` …; and max-pooling in
+another layout (`max_pool.py`): `native+pool`, `native+pool+gemm:conv2` …
 """
 
 from __future__ import annotations

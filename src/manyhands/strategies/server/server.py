@@ -50,8 +50,8 @@ class Server(Strategy):
         - When workers die, the others take over their batches; a push counts once that a master has
           used it, and with one master none is lost or used twice.
         - When masters die, others take over their layers, as the newest of the workers' copies has
-          them (see `takeover.py`): what the optimizer remembered of these layers is lost; of pushes in
-          flight, one per worker at the most, they may lack some, or use some twice; of a worker
+          them (see `takeover.py`): what the optimizer remembered of these layers is lost; of pushes
+          in flight, one per worker at the most, they may lack some, or use some twice; of a worker
           that dies as well, they lack what no copy has. The last master cannot be outlived.
         - A checkpoint holds every push once and stops nobody (see `snapshot.py`); with s = 0 or one
           worker the run that goes on from it ends with the same bits.

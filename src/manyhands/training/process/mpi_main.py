@@ -1,4 +1,4 @@
-"""One worker that our own launcher started: `python -m manyhands.training.process.mpi_main FOLDER`."""
+"""One worker that mpiexec started: `python -m manyhands.training.process.mpi_main FOLDER`."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from manyhands.data import batch_tree
 from manyhands.data.batch_tree import leaves
 from manyhands.errors import ConfigError, DataError
+from manyhands.files import PACKAGE
 from manyhands.model.metrics import Metric, build, makes_sense
 from manyhands.model.zoo import LOSSES, OWN_LOSS
 from manyhands.worker.stopping import Aim
@@ -272,7 +273,7 @@ def _trouble(
     """Return what went wrong with a first batch, where, and what the batch was; the log has all."""
     x, y = batch
     frames = traceback.extract_tb(error.__traceback__)
-    places = [f for f in frames if not f.filename.startswith((str(Path(__file__).parent), _TORCH))]
+    places = [f for f in frames if not f.filename.startswith((str(PACKAGE), _TORCH))]
     where = f" ({places[-1].filename}, line {places[-1].lineno})" if places else ""
     first = (str(error).splitlines() or [""])[0]
     told = f"features {_said(x)}" + ("" if y is x else f", targets {_said(y)}")

@@ -1,4 +1,6 @@
-"""Starts workers that share one host's memory: `python -m manyhands.training.process.shared_memory_main FOLDER`.
+"""Starts workers that share one host's memory.
+
+Run as `python -m manyhands.training.process.shared_memory_main FOLDER`.
 
 The workers come from a fork server, which imports torch once, runs nothing and so has no threads: a
 start is quick, and safe where forking this process would not be.

@@ -1,7 +1,7 @@
 """Checkpoints of a loop of the user's own: what each worker holds, and where the loop was.
 
-A folder of checkpoints as a run of `fit` writes them (`worker/checkpoint/format.py`): one part per worker, whole
-under its final name or not there at all, the newest that is undamaged is used.
+A folder of checkpoints as a run of `fit` writes them (`worker/checkpoint/format.py`): one part per
+worker, whole under its final name or not there at all, the newest that is undamaged is used.
 """
 
 from __future__ import annotations
