@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property, lru_cache
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
@@ -27,9 +27,6 @@ from manyhands.data.partition import (
 )
 from manyhands.data.shuffle import draws, permutation
 from manyhands.errors import ConfigError
-
-if TYPE_CHECKING:
-    from manyhands.data.reassignment import Estate
 
 Shares: TypeAlias = Callable[[int], Sequence[int]]
 """Each worker's examples of a whole batch, at an epoch's step; asked when the step comes."""
@@ -53,6 +50,16 @@ class Share(NamedTuple):
     def examples(self) -> int:
         """How many examples of this worker stand behind the update."""
         return len(self.indices)
+
+
+class ShareSource(Protocol):
+    """Shares that a worker has beside its own part of the data."""
+
+    def shares(self, epoch: int) -> Iterator[Share]:
+        """Yield the shares of one epoch."""
+
+    def steps(self, epoch: int) -> int:
+        """Return how many there are."""
 
 
 class Cuts(NamedTuple):
@@ -108,7 +115,7 @@ class Plan:
     shares: Sequence[float] | None = None
     whole_batches: bool = False
     alive: tuple[int, ...] | None = None
-    estates: tuple[Estate, ...] = ()
+    estates: tuple[ShareSource, ...] = ()
 
     def __post_init__(self) -> None:
         validate.at_least(1, examples=self.examples, batch_size=self.batch_size, size=self.size)

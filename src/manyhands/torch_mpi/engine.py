@@ -19,7 +19,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import deque
 from typing import TYPE_CHECKING
 
 from mpi4py import MPI
@@ -28,7 +27,7 @@ from manyhands.allreduce.wait import cores
 from manyhands.torch_mpi import rendezvous
 
 if TYPE_CHECKING:
-    from manyhands.torch_mpi.work import MPIWork
+    from manyhands.torch_mpi.work import Lane, MPIWork
 
 _EAGER_SECONDS = 200e-6  # how long the call that began an operation waits for the others
 _EAGER_BYTES = 1 << 20  # above that a core to spare drives the operation while the caller goes on
@@ -36,10 +35,6 @@ _SPIN_SECONDS = 100e-6  # longer than it takes when every process has a core and
 _YIELD_SECONDS = 2e-3  # after that a wait is long, and a late wake-up matters little
 _NAP = 50e-6
 _FAREWELL_SECONDS = 5.0
-
-
-class Lane(deque["MPIWork"]):
-    """The collectives of one group, in order; the first is under way."""
 
 
 class Engine:

@@ -17,11 +17,10 @@ from mpi4py import MPI
 from manyhands.allreduce.private import channel
 from manyhands.torch_mpi import collectives
 from manyhands.torch_mpi.buffers import check, outgoing
-from manyhands.torch_mpi.engine import Lane
 from manyhands.torch_mpi.reduction import reduction
 from manyhands.torch_mpi.session import communicator, engine, open_group, shut
 from manyhands.torch_mpi.staging import delivered, staged
-from manyhands.torch_mpi.work import MPIWork, Steps
+from manyhands.torch_mpi.work import Lane, MPIWork, Steps
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from mpi4py import MPI
 
@@ -23,9 +23,19 @@ from manyhands.launch.environment import pass_on_output
 from manyhands.torch_mpi.engine import Engine
 
 if TYPE_CHECKING:
-    from manyhands.torch_mpi.group import MPIProcessGroup
+    import torch.distributed as dist
 
-_open: list[MPIProcessGroup] = []
+
+class Group(Protocol):
+    """What this module needs of a process group."""
+
+    comm: Any
+
+    def meet(self) -> dist.Work:
+        """Wait for all members."""
+
+
+_open: list[Group] = []
 
 
 @cache
@@ -72,14 +82,14 @@ def communicator(rank: int, size: int, members: Sequence[int], name: str) -> Any
     return comm
 
 
-def open_group(group: MPIProcessGroup) -> None:
+def open_group(group: Group) -> None:
     """Make what the group's operations need, so that none of them has to; collective."""
     engine()
     prepare(group.comm)
     _open.append(group)
 
 
-def shut(group: MPIProcessGroup) -> None:
+def shut(group: Group) -> None:
     """Free the group's communicator, once its members are all here; collective.
 
     Where one of them does not come within the group's timeout it is left to the end of MPI.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -14,12 +15,21 @@ if TYPE_CHECKING:
     from mpi4py import MPI
     from torch import Tensor
 
-    from manyhands.torch_mpi.engine import Engine, Lane
-
 Ready: TypeAlias = Callable[[], bool]
 Steps: TypeAlias = Iterator[Ready]
 
 _no_wait: Ready = lambda: True  # noqa: E731
+
+
+class Driver(Protocol):
+    """What drives operations."""
+
+    def wait(self, work: MPIWork, seconds: float | None) -> bool:
+        """Drive until the operation has finished; return whether it has, in so many seconds."""
+
+
+class Lane(deque["MPIWork"]):
+    """The collectives of one group, in order; the first is under way."""
 
 
 class MPIWork(dist.Work):
@@ -38,7 +48,7 @@ class MPIWork(dist.Work):
 
     def __init__(
         self,
-        engine: Engine,
+        engine: Driver,
         steps: Steps,
         outputs: Any,
         *,

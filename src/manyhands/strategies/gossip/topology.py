@@ -7,20 +7,16 @@ how much worker i takes of worker j's parameters.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from manyhands.data.shuffle import permutation
 from manyhands.errors import ConfigError
 
-if TYPE_CHECKING:
-    from manyhands.strategies.gossip.d_psgd import Topology
-
 Graph = tuple[tuple[int, ...], ...]
 
 
-def graph(topology: Topology, size: int, *, seed: int = 0, step: int = 0) -> Graph:
+def graph(topology: str, size: int, *, seed: int = 0, step: int = 0) -> Graph:
     """Return every worker's neighbours; only those of `pairs` depend on the seed and the step.
 
     ring: the two beside i; exponential: i ± 1, 2, 4 … up to P / 2; complete: everyone; pairs: one
@@ -69,7 +65,7 @@ def mixing(neighbours: Graph) -> np.ndarray:
 
 
 @lru_cache(maxsize=1)
-def row(topology: Topology, size: int, rank: int, *, seed: int, step: int) -> dict[int, float]:
+def row(topology: str, size: int, rank: int, *, seed: int, step: int) -> dict[int, float]:
     """Return W_ij > 0 by j, i itself included, for worker i = `rank`, in the order of ranks."""
     weights = mixing(graph(topology, size, seed=seed, step=step))[rank]
     return {j: w for j, w in enumerate(weights.tolist()) if w > 0}
