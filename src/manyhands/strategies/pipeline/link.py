@@ -14,14 +14,13 @@ from manyhands.comm.messages import Messages, Parcel
 from manyhands.comm.mpi import MPICommunicator
 from manyhands.data import StreamPlan
 from manyhands.model.replica import Loss
-from manyhands.strategies.pipeline.schedule import Turn, chunks, in_flight, schedule
+from manyhands.strategies.pipeline.schedule import Shape, Turn, chunks, in_flight, schedule
 from manyhands.strategies.pipeline.stage import Stage
 from manyhands.strategies.pipeline.timeline import Notes
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from manyhands.strategies.pipeline.pipeline import Pipeline
     from manyhands.worker.worker import Batch, Worker
 
 _TYPES = (torch.float32, torch.float64)
@@ -29,7 +28,7 @@ _AXES = 16  # how many dimensions of an activation can be told
 _LOSS = struct.Struct("=dqq")  # in a parcel's header: mean, correct, examples
 
 
-def work(worker: Worker, pipeline: Pipeline) -> dict[str, Any]:
+def work(worker: Worker, pipeline: Shape) -> dict[str, Any]:
     """Train this process's stage; returns what it noted."""
     pipe = Pipe(worker, pipeline)
     for batch in worker.batches():
@@ -102,7 +101,7 @@ class Pipe:
         room: Examples that fit into the lanes at once; more go through in pieces.
     """
 
-    def __init__(self, worker: Worker, pipeline: Pipeline) -> None:
+    def __init__(self, worker: Worker, pipeline: Shape) -> None:
         assert isinstance(worker.replica, Stage)
         assert isinstance(worker.comm, MPICommunicator), "torch.distributed is refused"
         self.worker, self.pipeline, self.stage = worker, pipeline, worker.replica

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from manyhands.errors import ConfigError
 from manyhands.launch.host import host
 from manyhands.model.replica import Loss
+from manyhands.strategies.pipeline.schedule import Shape
 from manyhands.strategies.pipeline.stage import Stage
 from manyhands.strategies.pipeline.timeline import Notes
 
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from manyhands.comm import Communicator
-    from manyhands.strategies.pipeline.pipeline import Pipeline
     from manyhands.worker.worker import Batch, Worker
 
 _PATIENCE = 5.0  # seconds that a driver leaves a failing part to tell of it itself
@@ -39,7 +39,7 @@ _PATIENCE = 5.0  # seconds that a driver leaves a failing part to tell of it its
 _part: Part | None = None  # this process's, for the calls that come in
 
 
-def work(worker: Worker, pipeline: Pipeline) -> dict[str, Any]:
+def work(worker: Worker, pipeline: Shape) -> dict[str, Any]:
     """Drive the parts, or be one of them; returns what this process noted."""
     global _part
     notes = Notes(worker, pipeline, pipeline.stage_of(worker.rank, worker.config.workers))

@@ -5,9 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 Kind = Literal["gpipe", "1f1b"]
+
+
+class Shape(Protocol):
+    """How a pipeline is made, as far as its processes need to know."""
+
+    @property
+    def stages(self) -> int:
+        """How many parts the model is cut into."""
+
+    @property
+    def parts(self) -> int:
+        """How many micro-batches a batch is cut into."""
+
+    @property
+    def order(self) -> Kind | None:
+        """In which order a stage works through them; None: the default."""
+
+    def stage_of(self, rank: int, workers: int) -> int | None:
+        """Return which stage a process is; None for one that is none."""
 
 
 class Turn(NamedTuple):

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from manyhands.strategies.pipeline.schedule import chunks, ideal_bubble
+from manyhands.strategies.pipeline.schedule import Shape, chunks, ideal_bubble
 from manyhands.strategies.pipeline.stage import Stage
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from manyhands.strategies.pipeline.pipeline import Pipeline
     from manyhands.worker.worker import Worker
 
 # Steps whose every pass is kept, counted from the first that this process does: after warming up.
@@ -29,7 +28,7 @@ class Notes:
         boundary: Bytes of one micro-batch as it enters.
     """
 
-    def __init__(self, worker: Worker, pipeline: Pipeline, index: int | None) -> None:
+    def __init__(self, worker: Worker, pipeline: Shape, index: int | None) -> None:
         assert isinstance(worker.replica, Stage)
         self.worker, self.pipeline, self.index = worker, pipeline, index
         self.stage = worker.replica
@@ -140,7 +139,7 @@ class Span:
         self.notes.spent(self.what, self.micro_batch, self.begin, time.monotonic())
 
 
-def merged(pipeline: Pipeline, noted: list[dict[str, Any]]) -> dict[str, Any]:
+def merged(pipeline: Shape, noted: list[dict[str, Any]]) -> dict[str, Any]:
     """Return what all stages noted, the bubble in theory, and one step in full: a median one."""
     parts = noted[0]["micro_batches"]
     rows = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from mpi4py import MPI
 
@@ -19,9 +19,23 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from manyhands.strategies.server.server import Server
     from manyhands.worker.checkpoint.lifecycle import Lifecycle
     from manyhands.worker.worker import Worker
+
+
+class Rules(Protocol):
+    """By which rules a master takes pushes and answers them; `Server`'s options."""
+
+    @property
+    def staleness(self) -> int | None:
+        """How many steps a worker may be ahead of the slowest; None: any number."""
+
+    @property
+    def staleness_aware(self) -> bool:
+        """Whether a late push gets a smaller rate."""
+
+    def cuts(self, worker: Worker, span: Span) -> list[int]:
+        """Return where in a master's part a new piece of a push begins."""
 
 
 # What a master has counted before its first push.
@@ -31,7 +45,7 @@ FRESH: Mapping[str, Any] = {
 }  # fmt: skip
 
 
-def serve(worker: Worker, server: Server, spans: Sequence[Span]) -> dict[str, Any]:
+def serve(worker: Worker, server: Rules, spans: Sequence[Span]) -> dict[str, Any]:
     """Own a part of the vector until every worker is done; returns what this master noted."""
     span = spans[worker.rank - worker.config.workers]
     master, before = Master(worker, server, span), worker.state
@@ -56,7 +70,7 @@ class Master:
         due: Workers whose answer waits until they are no more than s ahead.
     """
 
-    def __init__(self, worker: Worker, server: Server, span: Span) -> None:
+    def __init__(self, worker: Worker, server: Rules, span: Span) -> None:
         self.worker, self.server = worker, server
         self.spans: Sequence[Span] = [span]
         self.messages = Messages(worker.comm)
