@@ -14,8 +14,9 @@ from manyhands.comm.mpi import MPICommunicator
 from manyhands.data import Plan, Stored
 from manyhands.launch.status_board import BOARD_FILE, Board
 from manyhands.options import configure
-from manyhands.training.job import Job, join
+from manyhands.training.job import Job
 from manyhands.training.process import build
+from manyhands.training.process.worker_main import join
 
 WORLD = MPI.COMM_WORLD
 UP_TO_THREE = pytest.mark.skipif(WORLD.size > 3, reason="what is tried depends on no size")

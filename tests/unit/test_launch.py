@@ -13,10 +13,11 @@ import pytest
 from manyhands import errors
 from manyhands.errors import LaunchError
 from manyhands.launch import host_watchdog, launcher
+from manyhands.launch.failures import ERROR_FILE, fail, put_note, raised
 from manyhands.launch.status_board import Board
 from manyhands.options import configure
-from manyhands.training import job
-from manyhands.training.job import ERROR_FILE, JOB_FILE, Job, fail, put_note, raised
+from manyhands.training.job import JOB_FILE, Job
+from manyhands.training.process import worker_main
 
 
 def a_job(folder, **given):
@@ -198,7 +199,7 @@ def test_the_board_shows_who_is_where(tmp_path):
 def test_a_second_one_who_fails_while_the_first_clears_up_says_nothing(
     tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr(job, "_LATER", 0.0)
+    monkeypatch.setattr(worker_main, "_LATER", 0.0)
     folder = tmp_path / "host"
     folder.mkdir()
 
@@ -208,9 +209,9 @@ def test_a_second_one_who_fails_while_the_first_clears_up_says_nothing(
     def second(path):
         for file in path.iterdir():  # some is gone, some is not, when the other comes
             file.unlink()
-        job._tell(folder, one(1), ValueError("the same"))
+        worker_main._tell(folder, one(1), ValueError("the same"))
 
-    job._tell(folder, one(0), ValueError("the story"))
+    worker_main._tell(folder, one(0), ValueError("the story"))
     second(host_watchdog.put_aside(folder))
     said = capsys.readouterr().err
     assert "[rank 0]" in said
@@ -221,17 +222,17 @@ JOINED = """
 import os, signal, sys
 from pathlib import Path
 from types import SimpleNamespace
-from manyhands.training import job
+from manyhands.training.process import worker_main
 
 def perform(*_):
     os.kill(os.getpid(), signal.SIGUSR1)  # our stack is told, and we go on
     {inside}
 
-job.perform = perform
+worker_main.perform = perform
 made = SimpleNamespace(config=SimpleNamespace(timeout=60.0), output=sys.argv[1])
 group = SimpleNamespace(size=2, rank=0, barrier=lambda: None, release=lambda: None)
 group.gather = lambda value: [value, value]
-job.join(made, group, Path(sys.argv[1]), leader=True, release=lambda: None)
+worker_main.join(made, group, Path(sys.argv[1]), leader=True, release=lambda: None)
 os.kill(os.getpid(), signal.SIGUSR1)
 print("lives")
 """

@@ -12,8 +12,8 @@ import pytest
 from manyhands.data import stored
 from manyhands.errors import LaunchError, ResourceError
 from manyhands.launch import resources
+from manyhands.launch.failures import failure, raised
 from manyhands.launch.mpi_libraries import MPILibrary
-from manyhands.training.job import failure, raised
 
 Usage = namedtuple("Usage", "total used free")
 SMALL = Usage(4 << 20, 3 << 20, 1 << 20)

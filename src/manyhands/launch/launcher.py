@@ -26,6 +26,7 @@ from manyhands.errors import (
     stopped_by,
 )
 from manyhands.launch import resources, signals
+from manyhands.launch.failures import ERROR_FILE, put_note, raised, spoke
 from manyhands.launch.host import host
 from manyhands.launch.hosts import lab
 from manyhands.launch.mpi import command, find_mpi
@@ -33,7 +34,7 @@ from manyhands.launch.shm_cleanup import kill_helpers
 from manyhands.launch.status_board import BOARD_FILE, EVENTS_FILE, Board, Note
 from manyhands.launch.stderr_channel import Listener, without
 from manyhands.launch.watchdog import STARTING, Guard
-from manyhands.training.job import ERROR_FILE, Job, put_note, raised, spoke
+from manyhands.training.job import Job
 from manyhands.training.process.transfer import DIGEST, LAUNCHER
 
 if TYPE_CHECKING:

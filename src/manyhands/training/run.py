@@ -35,8 +35,9 @@ from manyhands.privacy import ledger
 from manyhands.privacy.terms import UNSAID, Terms, statement
 from manyhands.training import output_folder, preflight, resume
 from manyhands.training.folder_lock import Member
-from manyhands.training.job import Job, join
+from manyhands.training.job import Job
 from manyhands.training.output_folder import Claim
+from manyhands.training.process.worker_main import join
 from manyhands.training.progress import Progress
 from manyhands.worker.checkpoint import format as checkpoints
 

@@ -37,6 +37,9 @@ class Rules(Protocol):
     def cuts(self, worker: Worker, span: Span) -> list[int]:
         """Return where in a master's part a new piece of a push begins."""
 
+    def examples_per_update(self, batch_size: int, workers: int) -> int:
+        """Return how many examples stand behind one update."""
+
 
 # What a master has counted before its first push.
 FRESH: Mapping[str, Any] = {

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 from manyhands.comm.rendezvous import expect
 from manyhands.errors import LaunchError
 from manyhands.launch.environment import await_readers
+from manyhands.launch.failures import fail, failure
 from manyhands.launch.host_watchdog import Heart
 from manyhands.launch.status_board import BOARD_FILE, Board
 from manyhands.launch.stderr_channel import say
-from manyhands.training.job import fail, failure, perform, redirect
 from manyhands.training.process.transfer import Arrival, arrive, at_home
+from manyhands.training.process.worker_main import perform, redirect
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -21,9 +21,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from manyhands.launch.failures import fail
 from manyhands.launch.launcher import end_with_parent
 from manyhands.launch.status_board import BOARD_FILE, Board
-from manyhands.training.job import Job, fail, perform, redirect
+from manyhands.training.job import Job
+from manyhands.training.process.worker_main import perform, redirect
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
