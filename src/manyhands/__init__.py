@@ -3,6 +3,7 @@
 # Imports nothing: until `__main__` handles it, Ctrl-C ends the command with Python's traceback.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from manyhands.api import fit
     from typing import Any
 
     from manyhands._version import __version__
@@ -30,12 +31,11 @@ if TYPE_CHECKING:
         TensorParallel,
     )
     from manyhands.training.result import Result
-    from manyhands.training.setup import fit
     from manyhands.training.userloop.hands import join
 
 # Where each public name lives: imported when first asked for, so that `import manyhands` is quick.
 _HOMES = {
-    "fit": "manyhands.training.setup",
+    "fit": "manyhands.api",
     "join": "manyhands.training.userloop.hands",
     "compare": "manyhands.experiments.sweep.compare",
     "predict": "manyhands.experiments.forecast.predict",

@@ -65,7 +65,7 @@ def train(
 
         also = [*(["--json"] if json_ else []), *(["--quiet"] if quiet else [])]
         raise SystemExit(by_slurm(given, also, asked=slurm, nodes=nodes, options=sbatch_options))
-    from manyhands.training.setup import fit
+    from manyhands.api import fit
 
     command = "manyhands " + " ".join(sys.argv[1:])
     result = fit(command=command, progress=False if quiet else None, **given)

@@ -12,12 +12,32 @@ import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from manyhands.config.run import RunConfig
 from manyhands.errors import LaunchError
 
 JOB_FILE = "job.pickle"
+
+
+class Asked(Protocol):
+    """What a run is asked to train and to judge by, as a run and its job have it."""
+
+    @property
+    def config(self) -> RunConfig:
+        """The options."""
+
+    @property
+    def model(self) -> Any:
+        """A model, a function that makes one, or a name."""
+
+    @property
+    def loss(self) -> Any:
+        """The user's loss, if any."""
+
+    @property
+    def metrics(self) -> tuple[Any, ...]:
+        """The metrics, if any are asked for."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -23,18 +23,26 @@ from manyhands.launch.environment import among_others
 from manyhands.launch.hosts import lab
 from manyhands.model import initial_weights
 from manyhands.privacy.terms import rate
+from manyhands.training.job import Asked
 from manyhands.training.process.data import plan, streamed
 
 if TYPE_CHECKING:
     from torch import nn
 
     from manyhands.config.run import RunConfig
-    from manyhands.training.run import Run
+
+
+class Subject(Asked, Protocol):
+    """What is looked at of a run."""
+
+    def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
+        """Build the model anew."""
+
 
 _CLASSIFYING = LOSSES[:2]
 
 
-def check(run: Run, stored: Path) -> None:
+def check(run: Subject, stored: Path) -> None:
     """Refuse a run whose model, loss or options do not fit its stored data.
 
     Raises:
@@ -52,7 +60,7 @@ def check(run: Run, stored: Path) -> None:
     _check_module(run, stored)
 
 
-def _check_streamed(run: Run) -> None:
+def _check_streamed(run: Subject) -> None:
     """Refuse a user's model of a kind that the strategy cannot train; no data is looked at."""
     if isinstance(run.model, str) or "torch" not in sys.modules:
         return
@@ -96,7 +104,7 @@ def _check_pictures(model: str, shape: tuple[int, ...]) -> None:
     )
 
 
-def _unusual(run: Run, about: About, stored: Path) -> bool:
+def _unusual(run: Subject, about: About, stored: Path) -> bool:
     """Say whether anything is asked for that only a trial can tell to fit."""
     config = run.config
     if (
@@ -113,7 +121,7 @@ def _unusual(run: Run, about: About, stored: Path) -> bool:
     return not fits or config.metric not in (None, "accuracy")
 
 
-def _check_module(run: Run, stored: Path) -> None:
+def _check_module(run: Subject, stored: Path) -> None:
     """Refuse a model or a loss that cannot take the data's shape, and weights of another model."""
     import torch
 
@@ -189,7 +197,7 @@ def _memory_needed(config: RunConfig, module: nn.Module) -> int:
     return config.workers * (every + trained) + stepping * moments * trained
 
 
-def _built(run: Run, shape: tuple[int, ...], outputs: int) -> nn.Module | None:
+def _built(run: Subject, shape: tuple[int, ...], outputs: int) -> nn.Module | None:
     """Return the model, made here to be looked at; None where the workers will refuse it."""
     import torch
 

@@ -1,4 +1,4 @@
-"""One run, from Python: `fit` starts the workers, or joins the group it is called in."""
+"""One run: what the user gave becomes a `Run`, which starts workers or joins a group."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from manyhands.callbacks import EVENTS
 from manyhands.comm.rendezvous import agreed, compare_versions, surrounding
 from manyhands.config.import_path import factory
+from manyhands.config.options import configure
 from manyhands.config.run import METRICS, MODELS, RunConfig
 from manyhands.data import batch_tree
 from manyhands.errors import ConfigError, ManyhandsError, nearest
@@ -32,62 +33,26 @@ from manyhands.training.run import Run
 if TYPE_CHECKING:
     from manyhands.comm import Communicator
 
+# What the user may give as an object of his own.
+OWN = ("loss", "metric", "schedule", "augment", "callbacks")
+
+# Returns the number of workers for a run, from the run with one worker, its model, its data and its
+# options.
+ChooseWorkers = Callable[[Run, Any, Any, dict[str, Any]], int]
+
 
 def fit(
     model: Any = None,
     data: Any = None,
     *,
-    loss: str | Callable[..., Any] | None = None,
-    metric: str | Callable[..., Any] | Sequence[str | Callable[..., Any]] | None = None,
-    schedule: str | Callable[..., Any] | None = None,
-    augment: str | Callable[..., Any] | None = None,
-    callbacks: str | Sequence[Any] | None = None,
     progress: bool | None = None,
     command: str | None = None,
+    choose: ChooseWorkers | None = None,
     **given: Any,
 ) -> Result:
-    """Train `model` on `data` with many workers.
-
-    Args:
-        model: A function without arguments that returns a module, a module (which is copied), the
-            name of a model that comes with manyhands ("cnn" by default), or
-            "package.module:factory".
-        data: A `manyhands.Data`, "mnist" (the default), a path to `.npz`, or
-            "package.module:factory".
-        loss: A function of (output, target); or one of (model, batch), known by its first
-            parameter being called `model` or its second `batch`; or "cross-entropy", "nll", "mse",
-            "mae", "bce". It returns the mean over the batch.
-        metric: What the model is judged by beside the loss: "accuracy", "top-K", "f1", "mse",
-            "mae", "auroc", a function as for the loss (of a value for each example, or their mean;
-            its attribute `higher_is_better` says if more is better, which is assumed), a metric of
-            torchmetrics, or several in a list; the first decides. By default accuracy for classes,
-            f1 for several labels, else none.
-        schedule: "constant", "linear", "cosine", "step", or a function of (optimizer) or of
-            (optimizer, steps) that returns a torch.optim.lr_scheduler; it counts updates.
-        augment: A function that gets each training batch, (x, y) or x, and returns another of the
-            same form; what it draws is decided by seed, worker and step.
-        callbacks: Objects with any of the methods `on_step`, `on_epoch` and `on_end`, which worker
-            0 calls in its process (`manyhands.callbacks`).
-        progress: What to show on stderr while the run trains. By default a progress bar in a
-            terminal and a line for each epoch elsewhere; True: a bar; False: nothing.
-        command: How this run was asked for, for the record.
-        **given: Every other option of `manyhands train --help`, by its name with underscores:
-            strategy, workers ("auto": as many as pay here, by measuring), epochs, batch_size,
-            optimizer, lr, seed, output …; and `privacy=manyhands.Privacy(epsilon=…)`, which is
-            `private=True, epsilon=…`.
-
-    Returns:
-        The result: `.model`, `.accuracy`, `.metrics`, `.loss`, `.seconds`, `.history`, `.record`.
-
-    Raises:
-        ConfigError: When an option cannot work; nothing has been started or written then.
-        ManyhandsError: When a worker failed; the others have been ended.
-        KeyboardInterrupt: When Ctrl-C stopped the run; its text says after which step, and whether
-            a checkpoint was written.
-    """
-    own = {"loss": loss, "metric": metric, "schedule": schedule, "augment": augment}
-    own |= {"callbacks": callbacks}
-    prepare = partial(_prepare, model, data, own, command, given)
+    """Train as `manyhands.fit` does; `choose` finds the number of workers where it is "auto"."""
+    own = {name: given.pop(name, None) for name in OWN}
+    prepare = partial(_prepare, model, data, own, command, given, choose)
     load_matching()
     size = group_size()
     group = surrounding(size) if size is not None and size > 1 else None
@@ -105,12 +70,17 @@ def fit(
             raise
         raise KeyboardInterrupt(str(error)) from None  # what Ctrl-C means to any other code
     if run.loss is None and not group_rank() and (said := doubt(record)):
-        _warn(said)
+        warn(said)
     return Result(record, output, run)
 
 
 def _prepare(
-    model: Any, data: Any, own: dict[str, Any], command: str | None, given: dict[str, Any]
+    model: Any,
+    data: Any,
+    own: dict[str, Any],
+    command: str | None,
+    given: dict[str, Any],
+    choose: ChooseWorkers | None,
 ) -> Run:
     """Return the run that the arguments of `fit` describe; `own` may be functions."""
     loss, metrics = own["loss"], _metrics(own["metric"])
@@ -126,11 +96,11 @@ def _prepare(
         folder = Path(given.pop("resume")).absolute()
         if not group_rank():
             output_folder.check_resumed(folder)
-        checkpoint = resume.find(folder, say=_warn)
+        checkpoint = resume.find(folder, say=warn)
         given = resume.options(checkpoint, folder, given)
     elif given.get("output") is not None and not group_rank():
         output_folder.check(Path(given["output"]).absolute())  # before anything that takes long
-    automatic = given.get("workers") == "auto"
+    automatic = given.get("workers") == "auto" and choose is not None
     config = configure({**given, "workers": 1} if automatic else given)
     if config.privacy:
         expect_library()
@@ -159,12 +129,13 @@ def _prepare(
         checkpoint=checkpoint,
     )
     _check_parameters(run)
-    if automatic:
-        run = _with_measured_workers(run, model, data, given)
+    if automatic and choose:
+        workers = choose(run, model, data, given)
+        run = replace(run, config=configure({**given, "workers": workers}))
     if checkpoint:
         resume.expect_all(checkpoint, run.config)
         if "planned" in resume.event(checkpoint, run.config):
-            _warn("the learning rate follows the new length of the run from here on")
+            warn("the learning rate follows the new length of the run from here on")
     return run
 
 
@@ -177,17 +148,6 @@ def _model(given: Any) -> Any:
     from manyhands.training.trial import portable
 
     return portable(given)
-
-
-def _with_measured_workers(run: Run, model: Any, data: Any, given: dict[str, Any]) -> Run:
-    """Return the run with the number of workers that measuring finds to be the fastest."""
-    from manyhands.experiments.forecast.predict import choose_workers, expect_measurable
-
-    expect_measurable(run.config)
-    run.check()  # what the run itself would refuse, before minutes of measuring
-    loss = given.get("loss") if run.loss is None else run.loss
-    workers = choose_workers(model, data, given, run.config, loss=loss, say=_warn)
-    return replace(run, config=configure({**given, "workers": workers}))
 
 
 def _check_model_name(model: str) -> None:
@@ -355,19 +315,6 @@ def _together(prepare: Callable[[], Run], group: Communicator) -> Run:
     return agreed(group, prepare)
 
 
-_OWN = ("model", "data", "loss", "metric", "schedule", "augment", "callbacks")
-fit.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-    [
-        *[p for p in inspect.signature(fit).parameters.values() if p.kind is not p.VAR_KEYWORD],
-        *[
-            inspect.Parameter(o.name, inspect.Parameter.KEYWORD_ONLY, default=o.default)
-            for o in options().values()
-            if o.name not in _OWN
-        ],
-    ]
-)
-
-
 def _label(part: Any) -> str:
     """Return a name for what the user gave, for the record."""
     if isinstance(part, str):
@@ -381,5 +328,6 @@ def _command() -> str:
     return " ".join([Path(sys.argv[0]).name or "python", *sys.argv[1:]])
 
 
-def _warn(message: str) -> None:
+def warn(message: str) -> None:
+    """Say something to the user, on stderr."""
     print(f"manyhands: {message}", file=sys.stderr)

@@ -12,7 +12,7 @@ import traceback
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -30,31 +30,11 @@ if TYPE_CHECKING:
     from manyhands.data import Stored
     from manyhands.data.batch_tree import Tree
     from manyhands.model.replica import LossFunction, Replica
-    from manyhands.training.job import Job
+    from manyhands.training.job import Asked, Job
 
 _SMALL = 5_000_000  # parameters, or numbers of a batch, with which a pass is tried beforehand
 _SHAPES = re.compile(r"shape|size|dimension|channel|dtype|scalar type", re.IGNORECASE)
 _MEETING = ("mse", "mae", "bce")  # losses of outputs that have the targets' shape
-
-
-class Asked(Protocol):
-    """What a run is asked to train and to judge by, as a run and its job have it."""
-
-    @property
-    def config(self) -> RunConfig:
-        """The options."""
-
-    @property
-    def model(self) -> Any:
-        """A model, a function that makes one, or a name."""
-
-    @property
-    def loss(self) -> Any:
-        """The user's loss, if any."""
-
-    @property
-    def metrics(self) -> tuple[Any, ...]:
-        """The metrics, if any are asked for."""
 
 
 def loss(job: Asked, own: str | None, data: Stored) -> LossFunction:
