@@ -16,7 +16,8 @@ from typing import Any
 from matplotlib.figure import Figure
 from sweeps import rows_of
 
-from manyhands.data.partition import LABELLED, skew
+from manyhands.config.parse import LABELLED
+from manyhands.data.partition import skew
 from manyhands.report.categories import compare
 from manyhands.report.cost import comment, sentences
 from manyhands.report.load import read

@@ -15,13 +15,14 @@ from types import MappingProxyType
 from typing import Any, Literal, Union, get_args, get_origin
 
 from manyhands.config import presets
-from manyhands.config.declare import Range, shown
 from manyhands.config.optimizers import OPTIMIZERS, SGD
+from manyhands.config.parse import parse_partition
 from manyhands.config.privacy import Privacy
 from manyhands.config.run import RunConfig
 from manyhands.errors import ConfigError, nearest
 from manyhands.launch.hosts import named
 from manyhands.strategies import STRATEGIES
+from manyhands.validate import Range, shown
 
 _RUN_ONLY = ("strategy", "optimizer", "privacy")
 _PRIVATE = "private"  # owns the options of `Privacy`
@@ -153,9 +154,7 @@ def configure(given: Mapping[str, Any]) -> RunConfig:
     run = {"workers": _workers(run, strategy), **run}
     config = RunConfig(strategy=strategy, optimizer=optimizer, privacy=privacy, **run)
     if config.partition is not None and config.stream is None:
-        from manyhands.data import partition  # not needed for --help
-
-        partition.parse(config.partition)
+        parse_partition(config.partition)
     return config
 
 

@@ -5,8 +5,13 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Collection
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any
 
 from manyhands.errors import ConfigError, nearest
+
+_DIGITS = 40  # of a number that a message shows in full
 
 
 def positive(**fields: float | None) -> None:
@@ -57,3 +62,85 @@ def one_of(known: Collection[str], **fields: str | None) -> None:
             raise ConfigError(
                 f"{name} is {value!r}; expected one of {', '.join(known)}.{nearest(value, known)}"
             )
+
+
+@dataclass(frozen=True)
+class Range:
+    """The values that a number may have.
+
+    Attributes:
+        low: The least of them.
+        high: The greatest.
+        whole: Whether only whole numbers are meant.
+        above: Whether `low` itself is excluded.
+        below: Whether `high` itself is excluded.
+    """
+
+    low: float
+    high: float
+    whole: bool = True
+    above: bool = False
+    below: bool = False
+
+    def check(self, name: str, value: Any) -> None:
+        """Refuse a value outside; None means "not given", a sequence is checked item by item.
+
+        Raises:
+            ConfigError: If the value is no number of this kind, or outside.
+        """
+        if isinstance(value, list | tuple):
+            for place, each in enumerate(value):
+                self.check(f"{name}[{place}]", each)
+        elif value is not None and not self._holds(value):
+            raise ConfigError(f"{name} is {shown(value)}; expected {self._expected(value)}")
+
+    def _holds(self, value: Any) -> bool:
+        if not self._is_kind(value) or not self.low <= value <= self.high:
+            return False
+        return not (self.above and value == self.low) and not (self.below and value == self.high)
+
+    def _is_kind(self, value: Any) -> bool:
+        kind = Integral if self.whole else Real
+        return isinstance(value, kind) and not isinstance(value, bool)
+
+    def _expected(self, value: Any) -> str:
+        """Return what would have been right, as short as the value allows."""
+        kind = "a whole number" if self.whole else "a number"
+        low = f"greater than {self.low:g}" if self.above else f"{_count(self.low)} or more"
+        high = f"below {self.high:g}" if self.below else f"{_count(self.high)} or less"
+        if not self._is_kind(value):
+            return f"{kind}, {low} and {high}"
+        if self.whole and self.low > 1:
+            return f"a number from {self.low} to {self.high}"
+        if self.whole:
+            return high if value > self.high else low
+        if self.high <= 1:
+            low = f"above {self.low:g}" if self.above else f"from {self.low:g}"
+            return f"a number {low} " + (f"and {high}" if self.below else f"to {self.high:g}")
+        if value > self.high:
+            return f"a finite number, {high}"
+        return f"a finite number {low}" if self.above else f"a finite number, {low}"
+
+
+def whole(low: int, high: int) -> Range:
+    """Return the range of whole numbers from `low` to `high`."""
+    return Range(low, high)
+
+
+def shown(value: Any) -> str:
+    """Return a value for a message; a number of thousands of digits only by its length.
+
+    >>> shown(7), shown(10**50)
+    ('7', '1000000000…, a number of 51 digits')
+    """
+    if not isinstance(value, int) or abs(value) < 10**_DIGITS:
+        return repr(value)
+    digits = abs(value).bit_length() * 30103 // 100_000 + 1
+    first = abs(value) // 10 ** (digits - 10)
+    if first >= 10**10:
+        digits, first = digits + 1, first // 10
+    return f"{'-' if value < 0 else ''}{first}…, a number of {digits:,} digits"
+
+
+def _count(number: float) -> str:
+    return f"{number:,}" if isinstance(number, int) and abs(number) >= 10_000 else f"{number:g}"

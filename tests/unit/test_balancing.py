@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from manyhands.config import parse
+from manyhands.config.parse import Slow, parse_slow
 from manyhands.data.partition import apportion
 from manyhands.data.plan import Plan
 from manyhands.errors import ConfigError
@@ -18,9 +20,8 @@ from manyhands.experiments.sweep.plan import schedule
 from manyhands.experiments.sweep.spec import Experiment
 from manyhands.options import configure
 from manyhands.strategies import STRATEGIES
-from manyhands.worker import balancing, slowdown
+from manyhands.worker import balancing
 from manyhands.worker.balancing import FIRST, GAIN, LEAST, WINDOW, Balance, Line, fastest, fitted
-from manyhands.worker.slowdown import Slow, parse
 
 Need = Callable[[int], float]
 
@@ -249,7 +250,7 @@ def test_a_plan_that_follows_shares_cuts_the_same_global_batches() -> None:
     [("0:1", Slow(0, 1.0)), ("1:2.5", Slow(1, 2.5)), ("2:3:sleep", Slow(2, 3.0, True))],
 )
 def test_slow_is_taken_apart(text: str, expected: Slow) -> None:
-    assert parse(text) == expected
+    assert parse_slow(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -299,6 +300,6 @@ def test_a_sweep_leaves_its_baseline_alone() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("module", [balancing, slowdown])
+@pytest.mark.parametrize("module", [balancing, parse])
 def test_examples_run(module: object) -> None:
     assert doctest.testmod(module).failed == 0  # type: ignore[arg-type]

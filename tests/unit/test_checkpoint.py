@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manyhands import files
+from manyhands.config.parse import Every, parse_every
 from manyhands.errors import ConfigError, DataError
 from manyhands.training import resume
 from manyhands.worker.checkpoint import format
-from manyhands.worker.checkpoint.format import Every, Part, Writer, check, newest, parse_every
+from manyhands.worker.checkpoint.format import Part, Writer, check, newest
 
 
 def write(output, step, size=1, keep=3, value=1.0):

@@ -15,7 +15,7 @@ import torch
 
 import manyhands as mh
 from manyhands.cli import app
-from manyhands.config.declare import Range, option
+from manyhands.config.declare import option
 from manyhands.errors import ConfigError
 from manyhands.experiments.forecast import calibrate
 from manyhands.experiments.sweep.spec import read
@@ -23,6 +23,7 @@ from manyhands.launch import launcher
 from manyhands.options import Option, configure, options
 from manyhands.strategies import STRATEGIES
 from manyhands.training import run
+from manyhands.validate import Range
 
 HUGE = 10**25
 # What an option needs beside it to be taken at all.

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manyhands.data.partition import apportion, parse, shards
+from manyhands.config.parse import parse_partition
+from manyhands.data.partition import apportion, shards
 from manyhands.data.plan import Plan
 from manyhands.data.shuffle import permutation
 from manyhands.errors import ConfigError
@@ -213,7 +214,7 @@ def test_apportioning_is_exact_and_fair(count, weights):
 
 def test_stratified_shards_have_the_same_mix():
     labels = np.repeat([0, 1, 2], [50, 31, 20])
-    parts = shards(parse("stratified"), examples=101, size=4, seed=0, labels=labels)
+    parts = shards(parse_partition("stratified"), examples=101, size=4, seed=0, labels=labels)
     counts = np.array([np.bincount(labels[p], minlength=3) for p in parts])
     assert (counts.max(axis=0) - counts.min(axis=0) <= 1).all()
     assert np.ptp(counts.sum(axis=1)) <= 1
@@ -221,7 +222,7 @@ def test_stratified_shards_have_the_same_mix():
 
 def test_by_label_gives_each_worker_few_classes():
     labels = np.arange(1000) % 10
-    parts = shards(parse("by-label"), examples=1000, size=5, seed=0, labels=labels)
+    parts = shards(parse_partition("by-label"), examples=1000, size=5, seed=0, labels=labels)
     assert [sorted(set(labels[p])) for p in parts] == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
 
 
@@ -229,7 +230,9 @@ def test_dirichlet_is_more_even_with_a_larger_alpha():
     labels = np.arange(6000) % 10
 
     def skew(alpha):
-        parts = shards(parse(f"dirichlet:{alpha}"), examples=6000, size=4, seed=1, labels=labels)
+        parts = shards(
+            parse_partition(f"dirichlet:{alpha}"), examples=6000, size=4, seed=1, labels=labels
+        )
         return np.std([np.bincount(labels[p], minlength=10) for p in parts])
 
     assert skew(0.1) > skew(1) > skew(100) > skew(1e9)
@@ -238,7 +241,7 @@ def test_dirichlet_is_more_even_with_a_larger_alpha():
 def test_dirichlet_has_its_variance():
     """A worker's part of a class is Beta(α, (P-1)α): variance (P-1) / (P² (Pα+1))."""
     labels = np.arange(200 * 400) % 400
-    parts = shards(parse("dirichlet:0.5"), examples=80_000, size=4, seed=5, labels=labels)
+    parts = shards(parse_partition("dirichlet:0.5"), examples=80_000, size=4, seed=5, labels=labels)
     fractions = np.array([np.bincount(labels[p], minlength=400) for p in parts]) / 200
     expected = 3 / (16 * 3)
     assert fractions.mean() == pytest.approx(0.25)
@@ -249,7 +252,7 @@ def test_by_id_is_not_shifted_by_other_records():
     ids = [f"patient-{i}" for i in range(200)]
 
     def owners(ids):
-        parts = shards(parse("by-id"), examples=len(ids), size=3, seed=9, ids=ids)
+        parts = shards(parse_partition("by-id"), examples=len(ids), size=3, seed=9, ids=ids)
         return {ids[i]: rank for rank, part in enumerate(parts) for i in part}
 
     before = owners(ids)
@@ -259,8 +262,10 @@ def test_by_id_is_not_shifted_by_other_records():
 
 
 def test_by_id_uses_rows_where_no_ids_are_given():
-    rows = shards(parse("by-id"), examples=50, size=3, seed=0)
-    named = shards(parse("by-id"), examples=50, size=3, seed=0, ids=[str(i) for i in range(50)])
+    rows = shards(parse_partition("by-id"), examples=50, size=3, seed=0)
+    named = shards(
+        parse_partition("by-id"), examples=50, size=3, seed=0, ids=[str(i) for i in range(50)]
+    )
     assert [p.tolist() for p in rows] == [p.tolist() for p in named]
 
 

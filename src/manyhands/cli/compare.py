@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from manyhands.cli.options import several, takes_options
-from manyhands.config.declare import Range
 from manyhands.errors import ConfigError
 from manyhands.launch.resources import explained
+from manyhands.validate import Range
 
 
 @partial(takes_options, flag=several, without=("strategy", "name", "resume", "hosts"))

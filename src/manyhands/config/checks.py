@@ -6,9 +6,8 @@ from dataclasses import fields
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from manyhands.config.parse import parse_every, parse_slow
 from manyhands.errors import ConfigError
-from manyhands.worker import slowdown
-from manyhands.worker.checkpoint.format import parse_every
 
 if TYPE_CHECKING:
     from manyhands.config.run import RunConfig
@@ -170,13 +169,13 @@ def _check_profile(config: RunConfig) -> None:
 
 def _check_speeds(config: RunConfig) -> None:
     """Refuse to slow down, or to balance, what cannot be."""
-    if config.slow is not None and slowdown.parse(config.slow).rank >= config.workers:
+    if config.slow is not None and parse_slow(config.slow).rank >= config.workers:
         raise ConfigError(
             f"slow is {config.slow!r}, but there are {config.workers} workers; expected a rank "
             f"from 0 to {config.workers - 1}"
         )
     shared = config.strategy.supports.shares_memory
-    if config.slow and shared and not slowdown.parse(config.slow).sleep:
+    if config.slow and shared and not parse_slow(config.slow).sleep:
         raise ConfigError(
             f"slow is {config.slow!r}, but {config.strategy.name} workers share one vector, which "
             f"trying a gradient again would disturb; expected {config.slow}:sleep"

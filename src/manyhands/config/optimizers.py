@@ -12,8 +12,9 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from manyhands.config.declare import NON_NEGATIVE, POSITIVE, Range, check_declared, option
+from manyhands.config.declare import NON_NEGATIVE, POSITIVE, check_declared, option
 from manyhands.errors import ConfigError
+from manyhands.validate import Range
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from manyhands import validate
-from manyhands.config.declare import INNER_PART, POSITIVE, SEED, check_declared, option, whole
+from manyhands.config.declare import INNER_PART, POSITIVE, SEED, check_declared, option
 from manyhands.errors import ConfigError
+from manyhands.validate import whole
 
 if TYPE_CHECKING:
     from manyhands.config.run import RunConfig

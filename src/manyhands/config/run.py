@@ -22,12 +22,12 @@ from manyhands.config.declare import (
     SEED,
     check_declared,
     option,
-    whole,
 )
 from manyhands.config.optimizers import SGD, Optimizer
 from manyhands.config.presets import HELP, NONE
 from manyhands.errors import ConfigError
 from manyhands.launch.hosts import Hosts, named
+from manyhands.validate import whole
 
 if TYPE_CHECKING:
     from manyhands.config.privacy import Privacy

@@ -17,68 +17,13 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from manyhands import validate
+from manyhands.config.parse import Partition
 from manyhands.data.shuffle import draws, permutation, uniforms
 from manyhands.errors import ConfigError
-
-KINDS = (
-    "balanced",
-    "random-sampling",
-    "random-partition",
-    "stratified",
-    "dirichlet",
-    "by-label",
-    "by-id",
-)
-SHARDED = KINDS[2:]
-LABELLED = ("stratified", "dirichlet", "by-label")
-SHARED_OUT = ("balanced", "random-partition")
-
-
-class Partition(NamedTuple):
-    """A partition's name, taken apart."""
-
-    kind: str
-    replace: bool = False
-    alpha: float = 0.0
-
-
-def parse(partition: str) -> Partition:
-    """Take a partition's name apart.
-
-    >>> parse("dirichlet:0.5")
-    Partition(kind='dirichlet', replace=False, alpha=0.5)
-
-    Raises:
-        ConfigError: If the name is unknown or its argument does not fit.
-    """
-    kind, colon, argument = partition.partition(":")
-    validate.one_of(KINDS, partition=kind)
-    if kind == "dirichlet":
-        return Partition(kind, alpha=_alpha(partition, argument))
-    if kind == "random-sampling" and argument == "replace":
-        return Partition(kind, replace=True)
-    if colon:
-        takes = " or random-sampling:replace" if kind == "random-sampling" else ""
-        raise ConfigError(f"partition is {partition!r}; expected {kind}{takes}")
-    return Partition(kind)
-
-
-def _alpha(partition: str, argument: str) -> float:
-    try:
-        alpha = float(argument)
-    except ValueError:
-        alpha = math.nan
-    if not (math.isfinite(alpha) and alpha > 0):
-        raise ConfigError(
-            f"partition is {partition!r}; expected dirichlet:ALPHA with a finite ALPHA above 0, "
-            "for instance dirichlet:0.5"
-        )
-    return alpha
 
 
 def check_shares(shares: Sequence[float], size: int) -> None:

@@ -15,16 +15,8 @@ from typing import NamedTuple, Protocol, TypeAlias
 import numpy as np
 
 from manyhands import validate
-from manyhands.data.partition import (
-    LABELLED,
-    SHARDED,
-    SHARED_OUT,
-    Partition,
-    apportion,
-    check_shares,
-    parse,
-    shards,
-)
+from manyhands.config.parse import LABELLED, SHARDED, SHARED_OUT, Partition, parse_partition
+from manyhands.data.partition import apportion, check_shares, shards
 from manyhands.data.shuffle import draws, permutation
 from manyhands.errors import ConfigError
 
@@ -153,7 +145,7 @@ class Plan:
     @cached_property
     def parsed(self) -> Partition:
         """The partition's name, taken apart."""
-        return parse(self.partition)
+        return parse_partition(self.partition)
 
     @property
     def updates(self) -> int:

@@ -18,7 +18,6 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 
 from manyhands import validate
-from manyhands.config.declare import whole
 from manyhands.config.run import RunConfig
 from manyhands.data import Data, Stored, store
 from manyhands.errors import ConfigError
@@ -37,6 +36,7 @@ from manyhands.privacy.canaries import (
 )
 from manyhands.training.result import Result
 from manyhands.training.setup import fit
+from manyhands.validate import whole
 
 Kind = Literal["gradients", "examples"]
 Clipping = Literal["layers", "vmap", "stages"]

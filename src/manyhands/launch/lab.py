@@ -25,11 +25,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from manyhands.config.declare import whole
 from manyhands.errors import ConfigError, LaunchError
 from manyhands.launch import signals
 from manyhands.launch.hosts import LAB
 from manyhands.launch.launcher import end_with_parent
+from manyhands.validate import whole
 
 INTERFACE = "eth0"
 _NAMESPACES = ("--user", "--map-root-user", "--net", "--mount", "--uts", "--ipc", "--pid")

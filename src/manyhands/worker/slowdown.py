@@ -2,51 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from manyhands.data import batch_tree
-from manyhands.errors import ConfigError
 
 if TYPE_CHECKING:
+    from manyhands.config.parse import Slow
     from manyhands.data.batch_tree import Tree
     from manyhands.model.replica import Replica
-
-_SLOWEST = 1000  # times as long as without
-
-
-class Slow(NamedTuple):
-    """Who is slow, and how much; `sleep` leaves its core to others in the meantime."""
-
-    rank: int
-    factor: float
-    sleep: bool = False
-
-
-def parse(slow: str) -> Slow:
-    """Take RANK:FACTOR or RANK:FACTOR:sleep apart.
-
-    >>> parse("1:2.5")
-    Slow(rank=1, factor=2.5, sleep=False)
-
-    Raises:
-        ConfigError: If it is not of that form, or the factor is not a number from 1 to 1000.
-    """
-    rank, _, rest = slow.partition(":")
-    factor, colon, how = rest.partition(":")
-    try:
-        found = Slow(int(rank), float(factor), how == "sleep")
-    except ValueError:
-        found = Slow(-1, math.nan)
-    if found.rank < 0 or not 1 <= found.factor <= _SLOWEST or how != "sleep" * len(colon):
-        raise ConfigError(
-            f"slow is {slow!r}; expected RANK:FACTOR or RANK:FACTOR:sleep with a finite FACTOR of "
-            f"1 or more, at most {_SLOWEST}, for instance 1:3"
-        )
-    return found
 
 
 @contextmanager

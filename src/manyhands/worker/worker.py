@@ -13,13 +13,14 @@ import numpy as np
 import torch
 
 from manyhands.callbacks import EVENTS, tell
+from manyhands.config.parse import Slow
 from manyhands.data import Plan
 from manyhands.data.prefetch import Ahead
 from manyhands.errors import DivergedError
 from manyhands.worker import evaluation
 from manyhands.worker.clock import Clock, Epoch, Interval
 from manyhands.worker.columns import Column, StepFile
-from manyhands.worker.slowdown import Slow, slowed
+from manyhands.worker.slowdown import slowed
 from manyhands.worker.stopping import REACHED, Aim
 
 if TYPE_CHECKING:

@@ -27,8 +27,8 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 from manyhands import validate
-from manyhands.config.declare import whole
 from manyhands.errors import ConfigError, nearest
+from manyhands.validate import whole
 from manyhands.options import Option, check_number, options
 
 if sys.version_info >= (3, 11):

@@ -7,10 +7,11 @@ from functools import cache
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from manyhands.config.declare import PROCESSES, check_declared, option, whole
+from manyhands.config.declare import PROCESSES, check_declared, option
+from manyhands.config.parse import parse_slow
 from manyhands.errors import ConfigError
 from manyhands.strategies.strategy import Exposure, Scaling, Strategy, Supports
-from manyhands.worker import slowdown
+from manyhands.validate import whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -118,7 +119,7 @@ class Server(Strategy):
                 f"layerwise is given with accumulate {config.accumulate}, but a layer's gradient "
                 "is ready only after the last piece; leave one of them out"
             )
-        if config.slow is not None and not slowdown.parse(config.slow).sleep:
+        if config.slow is not None and not parse_slow(config.slow).sleep:
             reasons["slow"] = "a gradient that is computed again would be sent again; add :sleep"
         for name, reason in reasons.items():
             if (value := getattr(config, name)) is not None:

@@ -18,6 +18,7 @@ from torch import nn
 from manyhands import files
 from manyhands._version import __version__
 from manyhands.config.optimizers import SGD, Adam, AdamW, expect_no_closure
+from manyhands.config.parse import parse_slow
 from manyhands.config.run import RunConfig
 from manyhands.data import Plan, Stored, StreamPlan, batch_tree
 from manyhands.errors import ConfigError, nearest
@@ -37,7 +38,7 @@ from manyhands.training.process.data import opened, planned_for
 from manyhands.training.process.privacy import divide, open_ledger, protect
 from manyhands.training.resume import began_with, fingerprint, verify
 from manyhands.training.trial import materialise
-from manyhands.worker import columns, slowdown
+from manyhands.worker import columns
 from manyhands.worker.augment import Augment
 from manyhands.worker.balancing import Balance
 from manyhands.worker.checkpoint.format import BEST, FOLDER, Checkpoint, check, put_back_best
@@ -196,7 +197,7 @@ def _rate(
 def _attach_speeds(worker: Worker) -> None:
     """Slow the worker down, or let its part of the batch follow its speed, where asked for."""
     config, rank = worker.config, worker.rank
-    slow = slowdown.parse(config.slow) if config.slow else None
+    slow = parse_slow(config.slow) if config.slow else None
     worker.slow = slow if slow and slow.rank == rank else None
     if config.balance == "speed":
         worker.balance = Balance(rank=rank, size=config.workers, batch_size=config.batch_size)

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from manyhands import files as atomic
-from manyhands.errors import ConfigError, DataError
+from manyhands.errors import DataError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,25 +42,6 @@ _PARTIAL = re.compile(rf"\.{_NAME.pattern}\.part")
 _FILES = re.compile(r"(rank-\d+\.(safetensors|json)|best\.safetensors|checkpoint\.json)(\.part)?")
 # What reading JSON that is not what it should be may end in.
 MISUNDERSTOOD = (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError)
-
-
-@dataclass(frozen=True)
-class Every:
-    """How often: every so many steps, or every so many seconds."""
-
-    steps: int | None = None
-    seconds: float | None = None
-
-
-def parse_every(text: str) -> Every:
-    """Read "500steps", "90s" or "5min"."""
-    found = re.fullmatch(r"(\d{1,9})\s*(steps?|s|sec|min|h)", text.strip())
-    if not found or int(found[1]) == 0:
-        raise ConfigError(f"checkpoint_every is {text!r}; expected such as 500steps, 90s or 5min")
-    number, unit = int(found[1]), found[2]
-    if unit.startswith("step"):
-        return Every(steps=number)
-    return Every(seconds=number * {"s": 1, "sec": 1, "min": 60, "h": 3600}[unit])
 
 
 @dataclass(frozen=True)

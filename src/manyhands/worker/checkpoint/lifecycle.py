@@ -18,10 +18,11 @@ import numpy as np
 import torch
 
 from manyhands.comm.communicator import Ready
+from manyhands.config.parse import parse_every
 from manyhands.errors import ManyhandsError, ShortHandedError, StoppedError
 from manyhands.launch.machine import usage
 from manyhands.worker import columns
-from manyhands.worker.checkpoint.format import BEST, Checkpoint, Part, Writer, parse_every
+from manyhands.worker.checkpoint.format import BEST, Checkpoint, Part, Writer
 from manyhands.worker.clock import Clock, Epoch
 
 if TYPE_CHECKING:
