@@ -18,6 +18,7 @@ from manyhands.launch.status_board import Board
 from manyhands.options import configure
 from manyhands.training.job import JOB_FILE, Job
 from manyhands.training.process import worker_main
+from manyhands.training.run import launch_spec
 
 
 def a_job(folder, **given):
@@ -223,6 +224,7 @@ import os, signal, sys
 from pathlib import Path
 from types import SimpleNamespace
 from manyhands.training.process import worker_main
+from manyhands.training.run import launch_spec
 
 def perform(*_):
     os.kill(os.getpid(), signal.SIGUSR1)  # our stack is told, and we go on
@@ -269,6 +271,6 @@ def test_a_signal_that_a_users_code_takes_during_a_run_stays_its_own(
 def test_workers_are_forked_where_pip_s_mpi_starts_them_all_on_one_host(tmp_path, given, born):
     given = dict(given)
     forks = given.pop("forks", True)
-    line, _ = launcher._command(a_job(tmp_path, **given), 2, tmp_path, "", forks=forks)
+    line, _ = launcher._command(launch_spec(a_job(tmp_path, **given).config), tmp_path, forks=forks)
     assert (str(launcher.STANDIN) in line) == born
     assert ("manyhands.training.process.mpi_main" in line) != born

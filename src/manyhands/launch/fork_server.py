@@ -1,10 +1,11 @@
 """Starts the workers of one host from one process that has imported torch: once, not once for each.
 
 mpiexec starts a client for every worker (`fork_client.py`), which hands over all that it was given,
-open files and environment, and waits. This process, the fork server
-(`python -m manyhands.launch.fork_server FOLDER SOCKET`), forks a worker for it; MPI finds there
-what it expects. What becomes of the worker becomes of its client, and the other way round, so that
-mpiexec sees what it always sees.
+open files and environment, and waits. This process, the fork server, forks a worker for it; MPI
+finds there what it expects. What becomes of the worker becomes of its client, and the other way
+round, so that mpiexec sees what it always sees. It is started as
+
+    python -m manyhands.launch.fork_server MODULE FOLDER SOCKET
 
 The workers share the memory that imports have filled, and starting takes less of the processor. The
 fork server itself trains nothing, and so has no threads but those of a BLAS, which minds forks.
@@ -37,17 +38,7 @@ import numpy as np
 from manyhands.launch.environment import group_rank
 from manyhands.launch.fork_client import MOST_FILES, NUMBER
 from manyhands.launch.launcher import end_with_parent
-from manyhands.training.process import mpi_main
 
-# What every worker imports; not mpi4py.MPI, which starts MPI at once.
-_IMPORTED = (
-    "torch",
-    "numpy.random",
-    "cloudpickle",
-    "manyhands.training.process.build",
-    "manyhands.training.process.record",
-    "manyhands.allreduce",
-)
 _PR_SET_NAME = 15
 
 
@@ -233,8 +224,11 @@ def _leave() -> NoReturn:
     raise AssertionError("exit has returned")
 
 
-def main(folder: Path, listener: socket.socket) -> None:
-    """Start the workers of the job in `folder`, and be one of them in each."""
+def main(work: str, folder: Path, listener: socket.socket) -> None:
+    """Start the workers of the job in `folder`, and be one of them in each.
+
+    `work` is a module: its `PRELOAD` names what all workers import, its `main` is what they do.
+    """
     nursery = Nursery(listener)
 
     def ended(*_: object) -> NoReturn:
@@ -243,7 +237,8 @@ def main(folder: Path, listener: socket.socket) -> None:
 
     signal.signal(signal.SIGTERM, ended)
     gc.disable()  # a tenth of the time of imports is looking for garbage that is not there
-    for name in _IMPORTED:
+    module = importlib.import_module(work)
+    for name in module.PRELOAD:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()  # what is here now is no garbage: looking for it would copy it
@@ -260,9 +255,9 @@ def main(folder: Path, listener: socket.socket) -> None:
         traceback.print_exc()
         os.kill(mother, signal.SIGTERM)
         raise
-    mpi_main.main(folder)
+    module.main(folder)
     _leave()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), socket.socket(fileno=int(sys.argv[2])))
+    main(sys.argv[1], Path(sys.argv[2]), socket.socket(fileno=int(sys.argv[3])))

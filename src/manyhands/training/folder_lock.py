@@ -26,18 +26,14 @@ from typing import NamedTuple
 
 from manyhands.errors import ConfigError
 from manyhands.launch.host import host, kernel
+from manyhands.launch.spec import WORKERS
 
 NAME = ".lock"
 _WRITTEN = 2.0  # seconds in which the content of a new lock file must appear
 _LEAVING = 20.0  # seconds for the workers of a killed launcher to end
 _POLL = 0.05
 # What the command lines of workers contain; their environment names the job.
-_WORKERS = (
-    b"manyhands.training.process.mpi_main",
-    b"manyhands.training.process.shared_memory_main",
-    b"manyhands.launch.fork_server",
-    b"multiprocessing",
-)
+_WORKERS = (*WORKERS, b"multiprocessing")
 
 
 class Member(NamedTuple):

@@ -26,10 +26,12 @@ from manyhands.errors import (
     stopped_by,
 )
 from manyhands.launch import launcher
+from manyhands.launch.host import host
 from manyhands.launch.machine import SCHEMA, cores, write_json
 from manyhands.launch.resources import LEAST_SPACE, expect_space
 from manyhands.launch.scratch import private_folder
 from manyhands.launch.signals import SignalReceived, deferred, describe
+from manyhands.launch.spec import LaunchSpec
 from manyhands.options import flatten
 from manyhands.privacy import ledger
 from manyhands.privacy.terms import UNSAID, Terms, statement
@@ -37,6 +39,7 @@ from manyhands.training import output_folder, preflight, resume
 from manyhands.training.folder_lock import Member
 from manyhands.training.job import Job
 from manyhands.training.output_folder import Claim
+from manyhands.training.process.transfer import DIGEST, LAUNCHER
 from manyhands.training.process.worker_main import join
 from manyhands.training.progress import Progress
 from manyhands.worker.checkpoint import format as checkpoints
@@ -75,7 +78,7 @@ class Run:
                 from manyhands.training.process.devices import expect_cuda
 
                 expect_cuda()
-            launcher.expect_machine(config)
+            launcher.expect_machine(launch_spec(config))
             if config.places and not config.strategy.supports.shares_memory:
                 config.places.check()
             # On several hosts each finds out for itself how many cores it has.
@@ -136,7 +139,9 @@ class Run:
         """Launch once; returns the job with what befell it, and the error if a restart may help."""
         deaths: list[dict[str, Any]] = []  # that others outlived
         try:
-            launcher.launch(job, self.config.processes, place, _noting(deaths, bar.watch))
+            digest = job.write(place)
+            spec = launch_spec(job.config, Path(job.output), job.threads, digest)
+            launcher.launch(spec, place, _noting(deaths, bar.watch))
         except LateSignalError:
             raise  # the record is that of a run that finished
         except ManyhandsError as error:
@@ -278,6 +283,28 @@ class Run:
         if output is None:
             return output_folder.claim_new(self._name, **holder)
         return output_folder.claim(Path(output).absolute(), **holder)
+
+
+def launch_spec(
+    config: RunConfig, output: Path = Path(), threads: int | None = None, digest: str = ""
+) -> LaunchSpec:
+    """Return what the launcher has to know of a run, and of a job with that SHA-256."""
+    alone = config.strategy.supports.shares_memory
+    return LaunchSpec(
+        processes=config.processes,
+        main=f"manyhands.training.process.{'shared_memory_main' if alone else 'mpi_main'}",
+        output=output,
+        timeout=config.timeout,
+        threads=threads,
+        alone=alone,
+        mpi=config.mpi,
+        hosts=config.places,
+        mpiexec_options=config.mpiexec_options,
+        outlives=config.on_failure == "continue",
+        # A private run has paid for its first steps: they go into a checkpoint.
+        ends_early=config.privacy is None,
+        environment={DIGEST: digest, LAUNCHER: host()} if config.places else {},
+    )
 
 
 def _noting(deaths: list[dict[str, Any]], watch: launcher.Watch) -> launcher.Watch:

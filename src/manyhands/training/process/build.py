@@ -23,6 +23,7 @@ from manyhands.config.run import RunConfig
 from manyhands.data import Plan, Stored, StreamPlan, batch_tree
 from manyhands.errors import ConfigError, nearest
 from manyhands.launch.environment import own_threads
+from manyhands.launch.fault_injection import striker
 from manyhands.launch.status_board import BOARD_FILE, EVENTS_FILE, Board
 from manyhands.model import lr_schedule, randomness
 from manyhands.model.kernels import tuning
@@ -31,7 +32,6 @@ from manyhands.model.kernels.malloc import keep_freed
 from manyhands.model.replica import Replica
 from manyhands.model.zoo import MODELS, OWN_LOSS
 from manyhands.options import flatten
-from manyhands.testing import striker
 from manyhands.training.process import devices, objective, split_check
 from manyhands.training.process.agreement import expect_same_model
 from manyhands.training.process.data import opened, planned_for

@@ -24,6 +24,16 @@ from manyhands.training.process.worker_main import perform, redirect
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+# What every worker imports; not mpi4py.MPI, which starts MPI at once.
+PRELOAD = (
+    "torch",
+    "numpy.random",
+    "cloudpickle",
+    "manyhands.training.process.build",
+    "manyhands.training.process.record",
+    "manyhands.allreduce",
+)
+
 
 def main(folder: Path) -> None:
     """Do this process's part of the job in `folder`; a failure ends the whole group."""
