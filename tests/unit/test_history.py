@@ -11,7 +11,7 @@ from safetensors.torch import save
 from test_lifecycle import working
 
 from manyhands.training.process import measurements
-from manyhands.worker import columns
+from manyhands.worker import columns, step_history
 from manyhands.worker.checkpoint import format
 from manyhands.worker.checkpoint.format import Checkpoint, Part, Writer
 from manyhands.worker.checkpoint.lifecycle import capture, restore
@@ -27,7 +27,7 @@ def after(steps, folder=None, **given):
     """Return a worker after so many steps, the loss of step s being s."""
     worker = working(losses=Column(), clock=Clock(), number=0, **given)
     worker.step = 0
-    columns.keep(worker, folder)
+    step_history.keep(worker, folder)
     train(worker, steps)
     return worker
 
@@ -92,7 +92,7 @@ def test_a_checkpoint_does_not_grow_with_the_steps(tmp_path):
         part = written(worker, tmp_path).folder / "rank-0.safetensors"
         sizes.append(part.stat().st_size)
     assert len(set(sizes)) == 1
-    assert sizes[0] < 20 * BLOCK * 8 * len(columns.columns(worker))
+    assert sizes[0] < 20 * BLOCK * 8 * len(step_history.columns(worker))
 
 
 @pytest.mark.parametrize("steps", [3, 5 * BLOCK + 7])
@@ -104,7 +104,7 @@ def test_a_resumed_run_has_the_history_up_to_its_checkpoint(tmp_path, steps):
     other = resumed(found, folder)
     assert other.losses == [float(i) for i in range(1, steps + 1)]
     train(other, 3 * BLOCK)
-    mine, theirs = columns.columns(other), columns.columns(whole)
+    mine, theirs = step_history.columns(other), step_history.columns(whole)
     assert {name: list(column) for name, column in mine.items()} == {
         name: list(column) for name, column in theirs.items()
     }
@@ -125,14 +125,14 @@ def test_a_history_that_is_not_the_checkpoint_s_is_left_behind(tmp_path, damage)
             file.write(b"changed!")
     other = resumed(found, folder)
     assert other.step == 5 * BLOCK
-    assert all(column == [] for column in columns.columns(other).values())
+    assert all(column == [] for column in step_history.columns(other).values())
 
 
 def test_a_checkpoint_of_an_older_version_has_all_of_its_history(tmp_path):
     """All losses and times are in its part, and nothing is said of a file."""
     worker = after(5 * BLOCK)
     part = capture(worker)
-    whole = {name: torch.from_numpy(c.read()) for name, c in columns.columns(worker).items()}
+    whole = {name: torch.from_numpy(c.read()) for name, c in step_history.columns(worker).items()}
     numbers = {k: v for k, v in part.numbers.items() if k not in ("written", "callbacks")}
     (tmp_path / "rank-0.safetensors").write_bytes(save({**part.tensors, **whole}))
     (tmp_path / "rank-0.json").write_text(json.dumps({"numbers": numbers}))

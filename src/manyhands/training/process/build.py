@@ -38,7 +38,7 @@ from manyhands.training.process.data import opened, planned_for
 from manyhands.training.process.privacy import divide, open_ledger, protect
 from manyhands.training.resume import began_with, fingerprint, verify
 from manyhands.training.trial import materialise
-from manyhands.worker import columns
+from manyhands.worker import step_history
 from manyhands.worker.augment import Augment
 from manyhands.worker.balancing import Balance
 from manyhands.worker.checkpoint.format import BEST, FOLDER, Checkpoint, check, put_back_best
@@ -126,7 +126,7 @@ def worker(job: Job, comm: MPI.Comm | Communicator, folder: Path) -> tuple[Worke
     )
     # When a private run's steps ended tells how many examples they had: on no disk under a name.
     resumable = (config.checkpoint_every or found) and not config.privacy
-    columns.keep(made, Path(job.output) / FOLDER if resumable else None)
+    step_history.keep(made, Path(job.output) / FOLDER if resumable else None)
     if comm.rank == 0:
         lead(job, made, folder)
         randomness.announce(made, unlike)

@@ -21,9 +21,10 @@ from manyhands.comm.communicator import Ready
 from manyhands.config.parse import parse_every
 from manyhands.errors import ManyhandsError, ShortHandedError, StoppedError
 from manyhands.launch.machine import usage
-from manyhands.worker import columns
+from manyhands.worker import step_history
 from manyhands.worker.checkpoint.format import BEST, Checkpoint, Part, Writer
 from manyhands.worker.clock import Clock, Epoch
+from manyhands.worker.columns import TIMES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -292,7 +293,7 @@ def capture(worker: Worker) -> Part:
         tensors["random"] = torch.get_rng_state()
         if worker.params.is_cuda:
             tensors["random.cuda"] = torch.cuda.get_rng_state(worker.params.device)
-        for name, column in columns.columns(worker).items():
+        for name, column in step_history.columns(worker).items():
             last, written[name] = column.state()
             tensors[name] = torch.from_numpy(last)
     tensors |= {f"buffer.{n}": _copy(b) for n, b in worker.replica.module.named_buffers()}
@@ -365,7 +366,7 @@ def restore(worker: Worker, checkpoint: Checkpoint) -> None:
     numbers_kept = [int(n.removeprefix("kept.")) for n in tensors if n.startswith("kept.")]
     held = {i: tensors[f"kept.{i}"].to(worker.params.device) for i in numbers_kept}
     worker.kept = [held.get(i) for i in range(max(numbers_kept, default=-1) + 1)]
-    times = {name: getattr(worker.clock, name) for name in columns.TIMES}  # empty so far
+    times = {name: getattr(worker.clock, name) for name in TIMES}  # empty so far
     worker.clock = Clock(evaluation=numbers["evaluation"], before=numbers["seconds"], **times)
     worker.clock.callbacks = numbers.get("callbacks", 0.0)  # older checkpoints do not tell
     if known:  # checkpoints of older versions do not tell
@@ -373,7 +374,7 @@ def restore(worker: Worker, checkpoint: Checkpoint) -> None:
         worker.clock.used = user, system
         worker.comm.meter.take(numbers.get("costs", {}))
     if not resized and not worker.mechanism:
-        columns.restore(worker, tensors, numbers.get("written", {}))
+        step_history.restore(worker, tensors, numbers.get("written", {}))
     own = {n.removeprefix("strategy."): t for n, t in tensors.items() if n.startswith("strategy.")}
     worker.config.strategy.restore(worker, own, numbers["strategy"])
 
