@@ -28,8 +28,8 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from manyhands import validate
 from manyhands.errors import ConfigError, nearest
-from manyhands.validate import whole
 from manyhands.options import Option, check_number, options
+from manyhands.validate import whole
 
 if sys.version_info >= (3, 11):
     import tomllib
