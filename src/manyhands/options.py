@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any, Literal, Union, get_args, get_origin
 
 from manyhands.config import presets
+from manyhands.config.checks import check
 from manyhands.config.optimizers import OPTIMIZERS, SGD
 from manyhands.config.parse import parse_partition
 from manyhands.config.privacy import Privacy
@@ -153,6 +154,7 @@ def configure(given: Mapping[str, Any]) -> RunConfig:
     run = {n: v for n, v in given.items() if table[n].owners == ("run",) and n not in parts}
     run = {"workers": _workers(run, strategy), **run}
     config = RunConfig(strategy=strategy, optimizer=optimizer, privacy=privacy, **run)
+    check(config)
     if config.partition is not None and config.stream is None:
         parse_partition(config.partition)
     return config

@@ -171,8 +171,8 @@ def run(tmp_path, monkeypatch):
         jobs, config = [], configure({**GROWS, **given})
         monkeypatch.setattr(running, "_BACK_OFF", 0.0)
 
-        def launched(job, processes, folder, watch):
-            jobs.append(job)
+        def launched(spec, folder, watch):
+            jobs.append(Job.read(folder))
             watch([], [{"lost": [len(jobs)], "workers": 2}, {"epoch": 1}])
             end = ends[len(jobs) - 1]
             if end is not None:

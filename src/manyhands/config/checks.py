@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from manyhands.config.parse import parse_every, parse_slow
+from manyhands.config.privacy import UNSOUND
 from manyhands.errors import ConfigError
 
 if TYPE_CHECKING:
+    from manyhands.config.privacy import Privacy
     from manyhands.config.run import RunConfig
 
 PROFILED = 500  # steps that a profile holds at the most
@@ -36,7 +38,14 @@ def check(config: RunConfig) -> None:
             "tensorboard is given, but is not installed: pip install 'manyhands[tensorboard]'"
         )
     if config.privacy:
-        config.privacy.check(config)
+        _check_privacy(config, config.privacy)
+
+
+def replaced(config: RunConfig, **changes: Any) -> RunConfig:
+    """Return the configuration with some options changed, once that is checked."""
+    changed = replace(config, **changes)
+    check(changed)
+    return changed
 
 
 def _check_batch(config: RunConfig) -> None:
@@ -315,4 +324,49 @@ def _check_places(config: RunConfig) -> None:
         raise ConfigError(
             f"{config.workers} workers are {config.processes} processes, but the hosts take "
             f"{places.size}; expected more processes per host, or fewer workers"
+        )
+
+
+def _check_privacy(config: RunConfig, privacy: Privacy) -> None:
+    """Refuse a private run that could not keep its promise."""
+    name = config.strategy.name
+    if not config.strategy.supports.private:
+        asked = " as it is asked for here" if type(config.strategy).supports.private else ""
+        raise ConfigError(f"{name} cannot be private{asked}; use another strategy")
+    split = config.strategy.supports.beside == "stage"
+    if split and privacy.distrust:
+        raise ConfigError(
+            f"distrust is given with {name}, whose stages trust one another: what passes "
+            "between them has no noise; leave it out"
+        )
+    kind, allowed = config.partition_kind, config.partitions
+    if kind not in allowed:
+        raise ConfigError(
+            f"partition is {kind!r}, but a private {name} run needs {' or '.join(allowed)}: "
+            "which worker has a record must not depend on the other records or on its label"
+        )
+    if config.shares is not None:
+        raise ConfigError(
+            "shares are given, but a private run samples all records at one rate; leave it out"
+        )
+    if config.balance != "none":
+        raise ConfigError(
+            f"balance is {config.balance!r}, which measures and tells how many examples a "
+            "worker takes; in a private run that is secret: leave it out"
+        )
+    for name, reason in UNSOUND.items():
+        value = getattr(config, name)
+        if value != getattr(type(config), name):
+            raise ConfigError(f"{name} is {value!r}, but {reason}; leave it out")
+    raw = config.strategy.exposure == "masters" and not privacy.distrust
+    if raw and config.checkpoint_every is not None:
+        raise ConfigError(
+            f"checkpoint_every is {config.checkpoint_every!r}, but what masters of a private "
+            "run hold before they add the noise must not be written; add distrust, or leave it "
+            "out"
+        )
+    if config.kernels == "compile" or "+" in config.kernels:
+        raise ConfigError(
+            f"kernels is {config.kernels!r}, which a private run cannot use; use auto, or name "
+            "others"
         )

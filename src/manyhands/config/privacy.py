@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from manyhands import validate
 from manyhands.config.declare import INNER_PART, POSITIVE, SEED, check_declared, option
 from manyhands.errors import ConfigError
 from manyhands.validate import whole
-
-if TYPE_CHECKING:
-    from manyhands.config.run import RunConfig
 
 # What a private run cannot have, and why.
 UNSOUND = {
@@ -74,50 +71,6 @@ class Privacy:
         if self.secure_noise and self.fixed_key is not None:
             raise ConfigError("fixed_key is given with secure_noise; leave one of them out")
 
-    def check(self, config: RunConfig) -> None:
-        """Refuse a run that could not keep the promise."""
-        name = config.strategy.name
-        if not config.strategy.supports.private:
-            asked = " as it is asked for here" if type(config.strategy).supports.private else ""
-            raise ConfigError(f"{name} cannot be private{asked}; use another strategy")
-        split = config.strategy.supports.beside == "stage"
-        if split and self.distrust:
-            raise ConfigError(
-                f"distrust is given with {name}, whose stages trust one another: what passes "
-                "between them has no noise; leave it out"
-            )
-        kind, allowed = config.partition_kind, self.partitions(config)
-        if kind not in allowed:
-            raise ConfigError(
-                f"partition is {kind!r}, but a private {name} run needs {' or '.join(allowed)}: "
-                "which worker has a record must not depend on the other records or on its label"
-            )
-        if config.shares is not None:
-            raise ConfigError(
-                "shares are given, but a private run samples all records at one rate; leave it out"
-            )
-        if config.balance != "none":
-            raise ConfigError(
-                f"balance is {config.balance!r}, which measures and tells how many examples a "
-                "worker takes; in a private run that is secret: leave it out"
-            )
-        for name, reason in UNSOUND.items():
-            value = getattr(config, name)
-            if value != getattr(type(config), name):
-                raise ConfigError(f"{name} is {value!r}, but {reason}; leave it out")
-        raw = config.strategy.exposure == "masters" and not self.distrust
-        if raw and config.checkpoint_every is not None:
-            raise ConfigError(
-                f"checkpoint_every is {config.checkpoint_every!r}, but what masters of a private "
-                "run hold before they add the noise must not be written; add distrust, or leave it "
-                "out"
-            )
-        if config.kernels == "compile" or "+" in config.kernels:
-            raise ConfigError(
-                f"kernels is {config.kernels!r}, which a private run cannot use; use auto, or name "
-                "others"
-            )
-
     def check_data(self, learned: Sequence[str] | None) -> None:
         """Refuse records that were prepared with what was learned from them."""
         if learned and self.preprocessing == "none":
@@ -127,9 +80,14 @@ class Privacy:
                 "recipe, or state with preprocessing=public that all may know them"
             )
 
-    def partitions(self, config: RunConfig) -> tuple[str, ...]:
-        """Return how the data may be divided, what is used where nothing is said first."""
-        if config.strategy.supports.beside == "stage":
+    def partitions(self, *, beside: str, exposure: str) -> tuple[str, ...]:
+        """Return how the data may be divided, what is used where nothing is said first.
+
+        Args:
+            beside: What processes are that the strategy adds to its workers.
+            exposure: What others see of a worker's gradient.
+        """
+        if beside == "stage":
             return (SHARED,)  # all stages must draw the same sample
-        trusted = config.strategy.exposure == "sum" and not self.distrust
+        trusted = exposure == "sum" and not self.distrust
         return (SHARED, DISJOINT) if trusted else (DISJOINT,)

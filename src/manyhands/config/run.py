@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from manyhands import validate
-from manyhands.config.checks import check
 from manyhands.config.declare import (
     AMOUNT,
     COUNT,
@@ -256,7 +255,6 @@ class RunConfig:
             validate.one_of(LOSSES, loss=self.loss)
         _check_kernels(self.kernels)
         validate.words(mpiexec_options=self.mpiexec_options)
-        check(self)
 
     @property
     def places(self) -> Hosts | None:
@@ -275,5 +273,12 @@ class RunConfig:
         """How the data is divided: as asked for, or privacy's or the strategy's own way."""
         if self.stream is not None:
             return "streamed"
-        own = self.privacy.partitions(self)[0] if self.privacy else self.strategy.supports.partition
-        return self.partition or own
+        return self.partition or self.partitions[0]
+
+    @property
+    def partitions(self) -> tuple[str, ...]:
+        """How the data may be divided where that is not free, and first the default."""
+        facts = self.strategy.supports
+        if self.privacy is None:
+            return (facts.partition,)
+        return self.privacy.partitions(beside=facts.beside, exposure=self.strategy.exposure)
