@@ -3,10 +3,10 @@
 # Imports nothing: until `__main__` handles it, Ctrl-C ends the command with Python's traceback.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from manyhands.api import fit
     from typing import Any
 
     from manyhands._version import __version__
+    from manyhands.api import fit
     from manyhands.config.optimizers import SGD, Adam, AdamW
     from manyhands.config.privacy import Privacy
     from manyhands.data import Data

@@ -29,8 +29,8 @@ from manyhands.launch import resources, signals
 from manyhands.launch.failures import ERROR_FILE, put_note, raised, spoke
 from manyhands.launch.hosts import lab
 from manyhands.launch.mpi import command, find_mpi
-from manyhands.launch.spec import WORKERS, LaunchSpec
 from manyhands.launch.shm_cleanup import kill_helpers
+from manyhands.launch.spec import WORKERS, LaunchSpec
 from manyhands.launch.status_board import BOARD_FILE, EVENTS_FILE, Board, Note
 from manyhands.launch.stderr_channel import Listener, without
 from manyhands.launch.watchdog import STARTING, Guard

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import nn
+from safetensors.torch import save_file
 
 from manyhands import files
 from manyhands._version import __version__
-from manyhands.config.optimizers import SGD, Adam, AdamW, expect_no_closure
 from manyhands.config.parse import parse_slow
 from manyhands.config.run import RunConfig
 from manyhands.data import Plan, Stored, StreamPlan, batch_tree
-from manyhands.errors import ConfigError, nearest
 from manyhands.launch.environment import own_threads
 from manyhands.launch.fault_injection import striker
 from manyhands.launch.status_board import BOARD_FILE, EVENTS_FILE, Board
@@ -30,14 +24,18 @@ from manyhands.model.kernels import tuning
 from manyhands.model.kernels.autograd import wake
 from manyhands.model.kernels.malloc import keep_freed
 from manyhands.model.replica import Replica
-from manyhands.model.zoo import MODELS, OWN_LOSS
 from manyhands.options import flatten
 from manyhands.training.process import devices, objective, split_check
 from manyhands.training.process.agreement import expect_same_model
 from manyhands.training.process.data import opened, planned_for
+from manyhands.training.process.model import (
+    build_optimizer,
+    build_replica,
+    choose_kernels,
+    decaying,
+)
 from manyhands.training.process.privacy import divide, open_ledger, protect
 from manyhands.training.resume import began_with, fingerprint, verify
-from manyhands.training.trial import materialise
 from manyhands.worker import step_history
 from manyhands.worker.augment import Augment
 from manyhands.worker.balancing import Balance
@@ -54,109 +52,175 @@ if TYPE_CHECKING:
 
 
 def worker(job: Job, comm: MPI.Comm | Communicator, folder: Path) -> tuple[Worker, tuning.Kernels]:
-    """Build this process's worker: group, data, model from one seed, kernels, optimizer.
+    """Build this process's worker, in steps that all processes of the group do together.
 
     A master is built like a worker; it holds the plan of worker 0, for the record only.
     """
     keep_freed()
-    waking = wake()
-    config = job.config
-    board = Board(folder / BOARD_FILE, comm.size)
-    group = _group(comm, config)
-    device, group = devices.place(config, group)
-    strategy = config.strategy
-    serves = comm.rank >= config.workers and strategy.supports.beside == "master"
-    board.on_note = striker(comm.rank)
-    board.enter(comm.rank)
-    threads = job.threads or config.threads or own_threads(group.gather)
-    torch.set_num_threads(1 if serves else threads)
-    board.note(comm.rank, 0, "load")
-    found = check(Path(job.checkpoint)) if job.checkpoint else None
-    data = opened(config, Path(job.data))
-    devices.settle(data, device)
+    draft = _Draft(job, comm, folder)
+    draft.open_data()
+    draft.build_model()
+    draft.protect()
+    draft.try_out()
+    draft.divide_model()
+    draft.build_optimizer()
+    made = draft.assemble()
+    draft.attach(made)
+    return made, draft.kernels
+
+
+class _Draft:
+    """A worker in the making: every step uses what the steps before it have made."""
+
+    kernels: tuning.Kernels
+
+    def __init__(self, job: Job, comm: MPI.Comm | Communicator, folder: Path) -> None:
+        """Join the group, and settle where and with how many threads this process computes."""
+        self.waking = wake()
+        self.job, self.config, self.folder = job, job.config, folder
+        self.rank, self.strategy = comm.rank, job.config.strategy
+        self.board = Board(folder / BOARD_FILE, comm.size)
+        self.device, self.group = devices.place(self.config, _group(comm, self.config))
+        beside = self.strategy.supports.beside == "master"
+        self.serves = comm.rank >= self.config.workers and beside
+        self.board.on_note = striker(comm.rank)
+        self.board.enter(comm.rank)
+        threads = job.threads or self.config.threads or own_threads(self.group.gather)
+        torch.set_num_threads(1 if self.serves else threads)
+
+    def open_data(self) -> None:
+        """Open the data, and plan which of it this worker sees."""
+        self.board.note(self.rank, 0, "load")
+        self.found = check(Path(self.job.checkpoint)) if self.job.checkpoint else None
+        self.data = opened(self.config, Path(self.job.data))
+        devices.settle(self.data, self.device)
+        if self.config.privacy:
+            self.config.privacy.check_data(self.data.about.learned)
+        self.follows = self.strategy.follows(self.rank, self.config.workers)
+        self.plan = planned_for(self.config, self.data, self.follows)
+
+    def build_model(self) -> None:
+        """Build the model and what it is judged by, and refuse what cannot be trained this way."""
+        self.replica = build_replica(self.job, self.data, self.device)
+        expect_same_model(self.replica.module, self.group)
+        self.strategy.check_model(layers=[layer.name for layer in self.replica.layers])
+        self.strategy.check_data(self.data.about.features, self.data.about.targets)
+        self.decays = decaying(self.config.no_decay, self.replica)
+        self.board.note(self.rank, 0, "tune")
+        self.batch = self.data.train.batch(_indices(self.config, self.plan))
+        self.waking.join()  # two first backward passes at once would both make a forked engine anew
+        self.metrics = objective.metrics(self.job, self.replica, self.data, self.batch)
+        self.unlike = ""
+        if self.rank == 0:
+            self.unlike = _unlike_halves(self.config, self.replica, self.batch)
+
+    def protect(self) -> None:
+        """Make the run private, where that is asked for."""
+        self.sampler, self.mechanism = None, None
+        if isinstance(self.plan, Plan) and self.config.privacy:
+            self.sampler, self.mechanism = protect(
+                self.config, self.plan, self.replica, self.batch, self.group
+            )
+
+    def try_out(self) -> None:
+        """Pass a batch through the model: what is random in it, and which kernels are fastest."""
+        most = self.strategy.at_once(batch_tree.count(self.batch[0]))
+        passed = batch_tree.cut(*self.batch, slice(most))
+        prepare = partial(randomness.prepare, self.config, self.replica, passed)
+        self.others = [] if self.serves else prepare()
+        step = self.mechanism.try_out if self.mechanism else self.replica.gradient
+        self.kernels = choose_kernels(
+            self.config, self.replica, passed, self.group, partial(step, *passed)
+        )
+
+    def divide_model(self) -> None:
+        """Keep this process's part of the model, where the strategy divides it."""
+        whole, self.replica = (
+            self.replica,
+            self.strategy.part(self.replica, self.batch, self.group, self.config.workers),
+        )
+        replica = self.replica
+        if self.mechanism and replica is not whole:
+            divide(self.mechanism, replica, self.group, self.config)
+        if replica.activations is None and not (self.serves or self.config.privacy):
+            compute = partial(batch_tree.call, replica.module)
+            if replica.of_model:
+                compute = partial(replica.objective, replica.module, y=self.batch[1])
+            # What came out is let go at once: its graph would bind the parameters to this stream.
+            replica.activations = replica.kept(compute, self.batch[0])[0]
+
+    def build_optimizer(self) -> None:
+        """Build the optimizer; on a GPU capture the steps."""
+        self.optimizer = build_optimizer(self.config, self.replica, self.batch, self.decays)
+        self.graphs = None
+        cuda = self.device.type == "cuda"
+        if cuda and not self.mechanism and _plain(self.job, self.replica, self.data):
+            self.graphs, self.kernels = devices.graphs(
+                self.config, self.replica, self.optimizer, self.data, self.plan, self.kernels
+            )
+        elif self.kernels.choice == "graphs":
+            self.kernels = devices.without_graphs(self.config)
+
+    def assemble(self) -> Worker:
+        """Put the worker together."""
+        return Worker(
+            config=self.config,
+            replica=self.replica,
+            optimizer=self.optimizer,
+            graphs=self.graphs,
+            comm=self.group,
+            plan=self.sampler or self.plan,
+            mechanism=self.mechanism,
+            metrics=self.metrics,
+            augment=_augment(self.job, self.follows),
+            aim=objective.aim(self.config, self.metrics),
+            data=self.data,
+            board=self.board,
+        )
+
+    def attach(self, made: Worker) -> None:
+        """Give the worker what accompanies its steps, and put it where its checkpoint was."""
+        job, config, found = self.job, self.config, self.found
+        # When a private step ended tells how many examples it had: on no disk under a name.
+        resumable = (config.checkpoint_every or found) and not config.privacy
+        step_history.keep(made, Path(job.output) / FOLDER if resumable else None)
+        if self.rank == 0:
+            lead(job, made, self.folder)
+            randomness.announce(made, self.unlike)
+            randomness.warn(made, self.others)
+        # What a model draws of its own must differ between workers; initial weights must not.
+        if not config.privacy:
+            seed = np.random.SeedSequence([config.seed, self.rank]).generate_state(1)[0]
+            torch.manual_seed(int(seed))
+        began = self._attach_rate(made)
+        _attach_speeds(made)
+        config.strategy.prepare(made)
+        _attach_lifecycle(job, made, self.kernels, began)
+        if found:
+            _go_on(job, made, found)
+        if self.mechanism:
+            open_ledger(made, Path(job.output), _remembered(made, found))
+
+    def _attach_rate(self, made: Worker) -> int:
+        """Let the learning rate follow its schedule; returns with how many workers it all began."""
+        config = self.config
+        epochs = sum(made.plan.steps(e) for e in range(1, config.epochs + 1))
+        steps = min(epochs, config.max_steps or epochs)
+        self.board.steps(self.rank, 0 if self.serves else steps)
+        began = began_with(self.found) if self.found else config.workers
+        made.rate = _rate(self.job, made.optimizer, steps, began)
+        if made.rate:
+            made.planned = self.group.gather(steps)[: config.workers]
+        return began
+
+
+def _indices(config: RunConfig, plan: Plan | StreamPlan) -> np.ndarray:
+    """Return examples to try things out on: as many as a batch has. A private sample is secret."""
     if config.privacy:
-        config.privacy.check_data(data.about.learned)
-    rank = strategy.follows(comm.rank, config.workers)
-    plan = planned_for(config, data, rank)
-    replica = _replica(job, data, device)
-    expect_same_model(replica.module, group)
-    strategy.check_model(layers=[layer.name for layer in replica.layers])
-    strategy.check_data(data.about.features, data.about.targets)
-    decays = _decaying(config.no_decay, replica)
-    board.note(comm.rank, 0, "tune")
-    batch = data.train.batch(_indices(config, plan))
-    waking.join()  # here: two first backward passes at once would both make a forked engine anew
-    metrics = objective.metrics(job, replica, data, batch)
-    unlike = _unlike_halves(config, replica, batch) if comm.rank == 0 else ""
-    sampler, mechanism = None, None
-    if isinstance(plan, Plan) and config.privacy:
-        sampler, mechanism = protect(config, plan, replica, batch, group)
-    passed = batch_tree.cut(*batch, slice(strategy.at_once(batch_tree.count(batch[0]))))
-    others = [] if serves else randomness.prepare(config, replica, passed)
-    step = partial(mechanism.try_out if mechanism else replica.gradient, *passed)
-    kernels = _kernels(config, replica, passed, group, step)
-    whole, replica = replica, strategy.part(replica, batch, group, config.workers)
-    if mechanism and replica is not whole:
-        divide(mechanism, replica, group, config)
-    if replica.activations is None and not (serves or config.privacy):
-        compute = partial(batch_tree.call, replica.module)
-        if replica.of_model:
-            compute = partial(replica.objective, replica.module, y=batch[1])
-        # What came out is let go at once: its graph would bind the parameters to this stream.
-        replica.activations = replica.kept(compute, batch[0])[0]
-    optimizer = _optimizer(config, replica, batch, decays)
-    captured = None
-    if device.type == "cuda" and not mechanism and _plain(job, replica, data):
-        captured, kernels = devices.graphs(config, replica, optimizer, data, plan, kernels)
-    elif kernels.choice == "graphs":
-        kernels = devices.without_graphs(config)
-    made = Worker(
-        config=config,
-        replica=replica,
-        optimizer=optimizer,
-        graphs=captured,
-        comm=group,
-        plan=sampler or plan,
-        mechanism=mechanism,
-        metrics=metrics,
-        augment=_augment(job, rank),
-        aim=objective.aim(config, metrics),
-        data=data,
-        board=board,
-    )
-    # When a private run's steps ended tells how many examples they had: on no disk under a name.
-    resumable = (config.checkpoint_every or found) and not config.privacy
-    step_history.keep(made, Path(job.output) / FOLDER if resumable else None)
-    if comm.rank == 0:
-        lead(job, made, folder)
-        randomness.announce(made, unlike)
-        randomness.warn(made, others)
-    # What a model draws of its own must differ between workers; initial weights must not.
-    if not config.privacy:
-        seed = np.random.SeedSequence([config.seed, comm.rank]).generate_state(1)[0]
-        torch.manual_seed(int(seed))
-    epochs = sum(made.plan.steps(e) for e in range(1, config.epochs + 1))
-    steps = min(epochs, config.max_steps or epochs)
-    board.steps(comm.rank, 0 if serves else steps)
-    began = began_with(found) if found else config.workers
-    made.rate = _rate(job, made.optimizer, steps, began)
-    if made.rate:
-        made.planned = group.gather(steps)[: config.workers]
-    _attach_speeds(made)
-    config.strategy.prepare(made)
-    _attach_lifecycle(job, made, kernels, began)
-    if found:
-        _go_on(job, made, found)
-    if mechanism:
-        open_ledger(made, Path(job.output), _remembered(made, found))
-    return made, kernels
-
-
-def lead(job: Job, worker: Worker, folder: Path) -> None:
-    """Let a worker announce what happens, and keep the best model: the first of the group does."""
-    worker.announce = worker.announce or _Announcer(folder / EVENTS_FILE)
-    worker.callbacks = worker.callbacks or list(job.callbacks)
-    worker.keep_best = partial(_save_best, Path(job.output))
+        split = 1 if config.strategy.supports.whole_batches else config.workers
+        return np.arange(min(plan.examples, max(1, config.batch_size // split)))
+    share = next(plan.epoch(1), None)
+    return share.indices if share and len(share.indices) else np.zeros(1, dtype=np.int64)
 
 
 def _unlike_halves(config: RunConfig, replica: Replica, batch: tuple[Tree, Tree]) -> str:
@@ -164,14 +228,6 @@ def _unlike_halves(config: RunConfig, replica: Replica, batch: tuple[Tree, Tree]
     parts = split_check.pieces(config)
     found = None if parts == 1 or config.privacy else split_check.compare(replica, batch)
     return split_check.warning(objective.called(replica.loss), found, parts) if found else ""
-
-
-def _save_best(output: Path, replica: Replica, params: torch.Tensor) -> None:
-    """Write the model with these parameters down as the best so far, all or nothing."""
-    with replica.holding(params):
-        state = {k: v.detach().clone() for k, v in replica.judged.state_dict().items()}
-    with files.replacing(output / BEST) as temporary:
-        save_file(state, temporary)
 
 
 def _augment(job: Job, worker: int) -> Augment | None:
@@ -194,6 +250,28 @@ def _rate(
     return wanted if (wanted.kind, wanted.warmup, scale) != ("constant", 0.0, 1.0) else None
 
 
+def _plain(job: Job, replica: Replica, data: Stored) -> bool:
+    """Say whether a step is one pass over one tensor as stored, which a graph can capture."""
+    several = data.about.features is not None or data.about.targets is not None
+    passes = replica.of_model or replica.pieces > 1 or job.augment is not None or replica.norms
+    return data.about.labelled and not (several or passes)
+
+
+def lead(job: Job, worker: Worker, folder: Path) -> None:
+    """Let a worker announce what happens, and keep the best model: the first of the group does."""
+    worker.announce = worker.announce or _Announcer(folder / EVENTS_FILE)
+    worker.callbacks = worker.callbacks or list(job.callbacks)
+    worker.keep_best = partial(_save_best, Path(job.output))
+
+
+def _save_best(output: Path, replica: Replica, params: torch.Tensor) -> None:
+    """Write the model with these parameters down as the best so far, all or nothing."""
+    with replica.holding(params):
+        state = {k: v.detach().clone() for k, v in replica.judged.state_dict().items()}
+    with files.replacing(output / BEST) as temporary:
+        save_file(state, temporary)
+
+
 def _attach_speeds(worker: Worker) -> None:
     """Slow the worker down, or let its part of the batch follow its speed, where asked for."""
     config, rank = worker.config, worker.rank
@@ -202,15 +280,6 @@ def _attach_speeds(worker: Worker) -> None:
     if config.balance == "speed":
         worker.balance = Balance(rank=rank, size=config.workers, batch_size=config.batch_size)
         worker.facts["shares"] = worker.balance.history
-
-
-def _indices(config: RunConfig, plan: Plan | StreamPlan) -> np.ndarray:
-    """Return examples to try things out on: as many as a batch has. A private sample is secret."""
-    if config.privacy:
-        split = 1 if config.strategy.supports.whole_batches else config.workers
-        return np.arange(min(plan.examples, max(1, config.batch_size // split)))
-    share = next(plan.epoch(1), None)
-    return share.indices if share and len(share.indices) else np.zeros(1, dtype=np.int64)
 
 
 def _attach_lifecycle(job: Job, worker: Worker, kernels: tuning.Kernels, began: int) -> None:
@@ -281,115 +350,3 @@ class _Announcer:
     def __call__(self, event: dict[str, Any]) -> None:
         with self.path.open("a") as file:
             file.write(json.dumps(event) + "\n")
-
-
-def _replica(job: Job, data: Stored, device: torch.device) -> Replica:
-    config = job.config
-    torch.manual_seed(config.seed)
-    module, own_loss = _module(job.model, data)
-    loss = objective.loss(job, own_loss, data)
-    # Drawn on the CPU, so that the first weights are the same on every device.
-    materialise(module, loss, data)
-    if config.init:
-        _load(module, Path(config.init))
-    module.to(device, getattr(torch, config.dtype)).train()
-    replica = Replica(module, loss, classifies=False)
-    replica.pieces, replica.autocast = config.accumulate, config.autocast
-    return replica
-
-
-def _plain(job: Job, replica: Replica, data: Stored) -> bool:
-    """Say whether a step is one pass over one tensor as stored, which a graph can capture."""
-    several = data.about.features is not None or data.about.targets is not None
-    passes = replica.of_model or replica.pieces > 1 or job.augment is not None or replica.norms
-    return data.about.labelled and not (several or passes)
-
-
-def _load(module: nn.Module, path: Path) -> None:
-    """Give `module` the weights of a file."""
-    try:
-        module.load_state_dict(load_file(path))
-    except (OSError, SafetensorError, RuntimeError) as error:
-        raise ConfigError(f"init is {str(path)!r}, which does not fit: {error}") from None
-
-
-def _module(model: Any, data: Stored) -> tuple[nn.Module, str | None]:
-    """Return the module that a name, a factory or a module stands for, and its own loss if any."""
-    if isinstance(model, str):
-        if model not in MODELS:
-            raise ConfigError(
-                f"model is {model!r}; expected {', '.join(MODELS)} or package.module:factory."
-                f"{nearest(model, MODELS)}"
-            )
-        return MODELS[model](tuple(data.shape), data.outputs), _own_loss(model, data)
-    module = model if isinstance(model, nn.Module) else model()
-    if not isinstance(module, nn.Module):
-        raise ConfigError(f"model gave a {type(module).__name__}; expected a torch.nn.Module")
-    return module, None
-
-
-def _own_loss(model: str, data: Stored) -> str | None:
-    """Return the loss of a model that comes with manyhands, which are made for classes."""
-    return OWN_LOSS[model] if data.classes else None
-
-
-def _kernels(
-    config: RunConfig,
-    replica: Replica,
-    passed: tuple[Tree, Tree],
-    group: Communicator,
-    step: Callable[[], object],
-) -> tuning.Kernels:
-    """Apply the kernels asked for, or the fastest for what is `passed` at once."""
-    if config.kernels != "auto":
-        if config.kernels.startswith("compile"):
-            parts: list[Any] = [part for part in (replica.masks, replica.norms) if part]
-            for part in parts:
-                part.outside_compilation()
-        return tuning.given(replica, config.kernels)
-    if replica.params.is_cuda:  # how long a step takes kernel by kernel tells nothing of its graph
-        return tuning.given(replica, "default" if config.privacy else "graphs")
-    return tuning.choose(
-        replica,
-        passed,
-        group.maximum,
-        lambda mine: group.gather(mine)[0],
-        step=step,
-        kind="private" if config.privacy else "bfloat16" if config.autocast else "plain",
-        takes_part=group.rank < config.workers,
-    )
-
-
-def _decaying(patterns: str | None, replica: Replica) -> Callable[[str], bool]:
-    """Return what says of a parameter's name whether weight decay is for it."""
-    given = patterns.split(",") if patterns else []
-    names = [name for name, _ in replica.named]
-    for pattern in given:
-        if not any(fnmatchcase(name, pattern) for name in names):
-            raise ConfigError(
-                f"no_decay has {pattern!r}, which is no parameter's name; expected some of "
-                f"{', '.join(names)}"
-            )
-    return lambda name: not any(fnmatchcase(name, pattern) for pattern in given)
-
-
-def _optimizer(
-    config: RunConfig,
-    replica: Replica,
-    batch: tuple[Tree, Tree],
-    decays: Callable[[str], bool] = lambda name: True,
-) -> torch.optim.Optimizer:
-    """Build the optimizer over the flat vector, or over the named parameters if it is not ours."""
-    chosen = config.optimizer
-    if not isinstance(chosen, SGD | Adam | AdamW):
-        built = chosen([p for _, p in replica.named] or [nn.Parameter(replica.params[:0])])
-        if not isinstance(built, torch.optim.Optimizer):
-            kind = type(built).__name__
-            raise ConfigError(f"optimizer gave a {kind}; expected a torch.optim.Optimizer")
-        expect_no_closure(built)
-        return built
-    if not chosen.weight_decay:
-        return chosen.build(replica.slices(0, len(replica.params)), cuda=replica.params.is_cuda)
-    used, unused = replica.segments(*batch, decays)
-    untouched = [{"params": unused, "weight_decay": 0.0}] if unused else []
-    return chosen.build([{"params": used}, *untouched], cuda=replica.params.is_cuda)
