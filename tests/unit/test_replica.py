@@ -15,7 +15,7 @@ from manyhands.model import replica as replicas
 from manyhands.model.replica import Replica
 from manyhands.model.zoo import MODELS, cnn
 from manyhands.options import configure
-from manyhands.training.process.build import _decaying, _optimizer
+from manyhands.training.process.model import build_optimizer, decaying
 
 
 @pytest.fixture(autouse=True)
@@ -81,7 +81,7 @@ def test_training_the_vector_is_training_the_module(make, optimizer):
     plain = copy.deepcopy(module)
     data = batches()
     replica = Replica(module, F.cross_entropy)
-    flat = _optimizer(configure({"optimizer": optimizer}), replica, data[0])
+    flat = build_optimizer(configure({"optimizer": optimizer}), replica, data[0])
     theirs = optimizer.build([p for p in plain.parameters() if p.requires_grad])
     for x, y in data:
         replica.gradient(x, y)
@@ -105,7 +105,7 @@ def test_an_update_block_by_block_has_the_bits_of_one_of_the_whole(monkeypatch, 
         torch.manual_seed(0)
         replica = Replica(cnn(), F.nll_loss)
         x, y = torch.randn(4, 1, 28, 28), torch.randint(10, (4,))
-        flat = _optimizer(configure({"optimizer": optimizer}), replica, (x, y))
+        flat = build_optimizer(configure({"optimizer": optimizer}), replica, (x, y))
         parts = [p for group in flat.param_groups for p in group["params"]]
         assert sum(map(torch.numel, parts)) == replica.dim
         for _ in range(3):
@@ -230,8 +230,8 @@ def test_weight_decay_by_name_is_that_of_parameter_groups(optimizer):
     plain = copy.deepcopy(module)
     data = batches()
     replica = Replica(module, F.cross_entropy)
-    decays = _decaying("*.bias,2.*", replica)
-    flat = _optimizer(configure({"optimizer": optimizer}), replica, data[0], decays)
+    decays = decaying("*.bias,2.*", replica)
+    flat = build_optimizer(configure({"optimizer": optimizer}), replica, data[0], decays)
     named = dict(plain.named_parameters())
     groups = [
         {"params": [named["0.weight"]]},
@@ -250,13 +250,13 @@ def test_weight_decay_by_name_is_that_of_parameter_groups(optimizer):
 
 def test_a_name_that_no_parameter_has_is_refused():
     with pytest.raises(ConfigError, match=r"no_decay has '\*norm\*', which is no parameter's name"):
-        _decaying("*.bias,*norm*", Replica(mlp(), F.cross_entropy))
+        decaying("*.bias,*norm*", Replica(mlp(), F.cross_entropy))
 
 
 def test_any_other_optimizer_gets_the_named_parameters():
     replica = Replica(mlp(), F.cross_entropy)
     given = configure({"optimizer": lambda params: torch.optim.Adagrad(params, lr=0.1)})
-    made = _optimizer(given, replica, batches(1)[0])
+    made = build_optimizer(given, replica, batches(1)[0])
     assert [p.shape for p in made.param_groups[0]["params"]] == [p.shape for _, p in replica.named]
 
 
@@ -353,5 +353,5 @@ def test_an_optimizer_that_picks_what_needs_a_gradient_finds_a_stand_in():
         return torch.optim.Adagrad([p for p in params if p.requires_grad])
 
     batch = (torch.zeros(1, 3), torch.zeros(1, dtype=torch.int64))
-    built = _optimizer(configure({"optimizer": picking}), replica, batch)
+    built = build_optimizer(configure({"optimizer": picking}), replica, batch)
     assert [p.numel() for p in built.param_groups[0]["params"]] == [0]
