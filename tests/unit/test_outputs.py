@@ -150,8 +150,9 @@ def test_a_run_that_failed_and_left_something_of_value_keeps_it(tmp_path, name):
 
 
 def test_a_run_that_was_killed_before_any_result_leaves_the_folder_free(tmp_path):
-    script = "import sys; from manyhands import outputs; from pathlib import Path; import os; "
-    script += "outputs.claim(Path(sys.argv[1])); os.kill(os.getpid(), 9)"
+    script = "import os, sys; from pathlib import Path; "
+    script += "from manyhands.training import output_folder; "
+    script += "output_folder.claim(Path(sys.argv[1])); os.kill(os.getpid(), 9)"
     subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False)
     (tmp_path / "rank-0.log").write_text("")
     assert (tmp_path / NAME).exists()

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from manyhands.comm import Communicator
 
 Record = dict[str, Any]
+_MODULE = "manyhands.experiments.allreduce_benchmark"  # runs as one process of it
 _UNITS = {"": 1, "B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
 _LARGEST = 1 << 36  # bytes that one all-reduce may have
 _SECONDS = 0.2  # for one algorithm at one size, within the limits on repeats
@@ -149,13 +150,7 @@ def measure(
     with private_folder() as folder:
         for count in counts:
             out = folder / f"{count}.json"
-            arguments = [
-                "-m",
-                "manyhands.experiments.allreduce_benchmark",
-                sizes,
-                ",".join(names),
-                str(out),
-            ]
+            arguments = ["-m", _MODULE, sizes, ",".join(names), str(out)]
             line, environment = command(find_mpi(mpi), count, arguments)
             environment |= {"OMP_NUM_THREADS": "1", "TMPDIR": str(folder)}
             said = _ran(line, environment, folder)
