@@ -176,7 +176,7 @@ def _helpers(folder: Path, session: int) -> dict[int, bool]:
                     place.joinpath("comm").read_bytes(),
                     place.joinpath("cmdline").read_bytes(),
                 )
-                helper = name.startswith(_STARTERS) or b"/manyhands/standin.py" in line
+                helper = name.startswith(_STARTERS) or b"/manyhands/launch/fork_client.py" in line
                 helper = helper or (_MULTIPROCESSING in line and os.getsid(pid) == session)
                 if helper and given in b"\0" + place.joinpath("environ").read_bytes() + b"\0":
                     found[pid] = b".resource_tracker" in line
