@@ -57,7 +57,7 @@ class Option:
 
 
 def _declared(kind: type, owner: str) -> dict[str, Option]:
-    hints = typing.get_type_hints(kind, localns={"Strategy": Any, "Privacy": Privacy})
+    hints = typing.get_type_hints(kind, localns={"Privacy": Privacy})
     return {
         f.name: Option(
             f.name,

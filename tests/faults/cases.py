@@ -48,7 +48,7 @@ class Case:
 
     def __str__(self) -> str:
         if self.refused:
-            under = " under MPICH" if STRATEGIES[self.strategy].supports.outlives else ""
+            under = " under MPICH" if STRATEGIES[self.strategy]().supports.outlives else ""
             return f"{self.strategy}: {self.then} is refused{under}"
         where = f"rank {self.rank} in {self.phase}" if self.phase else "the launcher"
         then = "" if self.then == "stop" else f", then {self.then}"
@@ -84,7 +84,7 @@ def cases() -> Iterator[Case]:
     """Yield every fault that is struck."""
     for strategy, kind in STRATEGIES.items():
         yield Case(strategy, "refused", then="continue")
-        for then in ("stop", "restart", *(["continue"] if kind.supports.outlives else [])):
+        for then in ("stop", "restart", *(["continue"] if kind().supports.outlives else [])):
             for phase in phases(strategy):
                 for action in ("kill", "stop"):
                     yield Case(strategy, action, phase, passes(strategy, phase, then), then)
@@ -97,9 +97,9 @@ def cases() -> Iterator[Case]:
         yield Case(strategy, "fail_write", "record", 0)
         for action in ("kill-launcher", "SIGINT", "SIGTERM"):
             yield Case(strategy, action)
-        if kind.supports.outlives:
+        if kind().supports.outlives:
             yield from outlived(strategy)
-        if kind.supports.outlives and kind.supports.together:
+        if kind().supports.outlives and kind().supports.together:
             for phase in phases(strategy):
                 yield Case(strategy, "kill", phase, 1, "grow")
 
@@ -152,7 +152,7 @@ def when(case: Case) -> int:
         step += 10  # no file grows from then on, nor does shared memory: it must all be there
     if case.strategy == "averaging" and case.phase == "exchange":
         return 80  # the only average is at the end
-    if not STRATEGIES[case.strategy].supports.whole_batches:
+    if not STRATEGIES[case.strategy]().supports.whole_batches:
         return step
     return step // (LASTING["workers"] if case.kind == "lasting" else 2)  # they divide the steps
 
@@ -171,7 +171,7 @@ def train(
     line += ["--output", str(output), "--data", "blobs", "--model", "mlp", "--kernels", "default"]
     line += ["--threads", "1"]  # two would wait for each other while other cases have the cores
     given = {"workers": 2, **OPTIONS.get(strategy, {})}
-    if then in ("continue", "grow") and STRATEGIES[strategy].supports.outlives:
+    if then in ("continue", "grow") and STRATEGIES[strategy]().supports.outlives:
         given |= LASTING
     given |= GROWING if then == "grow" else {}
     for name, value in given.items():

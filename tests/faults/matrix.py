@@ -181,7 +181,7 @@ def _ended(case: Case, code: int | None, output: Path, expected: np.ndarray | No
     if case.then == "restart":
         restarted = any("restarted_from" in event for event in story)
         return _compared(output, expected) if restarted else f"wrong: {story}"
-    facts, seen = STRATEGIES[case.strategy].supports, record["result"]["examples"]
+    facts, seen = STRATEGIES[case.strategy]().supports, record["result"]["examples"]
     whole = seen == record["config"]["epochs"] * record["data"]["train"]
     heirs = [heir["by"] for event in story for heir in event.get("taken_over", [])]
     lost = [event["lost"] for event in story if "lost" in event]
@@ -238,7 +238,7 @@ def complete(output: Path) -> str:
 
 def undisturbed(strategy: str, kind: str) -> np.ndarray | None:
     """Return the weights of a run left alone; None where runs do not repeat themselves."""
-    if kind == "none" or not STRATEGIES[strategy].supports.deterministic:
+    if kind == "none" or not STRATEGIES[strategy]().supports.deterministic:
         return None
     with tempfile.TemporaryDirectory(prefix="faults-") as place:
         output = Path(place) / "run"

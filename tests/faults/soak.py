@@ -54,7 +54,7 @@ def look(place: Path) -> dict[str, float]:
 def one(rng: random.Random, place: Path) -> dict[str, object]:
     """Do one run, killed at random or spared; returns what it was and how it ended."""
     strategy = rng.choice(list(STRATEGIES))
-    facts = STRATEGIES[strategy].supports
+    facts = STRATEGIES[strategy]().supports
     then = rng.choice(["stop", "restart", *(["continue"] if facts.outlives else [])])
     given = {**SMALL, "workers": 2, **OPTIONS.get(strategy, {}), "strategy": strategy}
     rank, phase = rng.randrange(processes(strategy)), rng.choice(phases(strategy))

@@ -13,11 +13,11 @@ from training import UP_TO_THREE, WORLD, distance, smooth, train
 
 import manyhands as mh
 from manyhands.comm.memory import MemoryGroup
+from manyhands.config.strategy_spec import FEATURES
 from manyhands.data import store
 from manyhands.errors import ConfigError
 from manyhands.options import configure
 from manyhands.strategies import STRATEGIES
-from manyhands.strategies.strategy import FEATURES
 from manyhands.training import setup
 from manyhands.worker import evaluation
 
@@ -84,7 +84,7 @@ def data(tmp_path_factory):
 
 def test_every_feature_is_tried():
     assert {*TRIALS, "callbacks"} == set(FEATURES)
-    assert all(set(kind.supports.lacks) <= set(FEATURES) for kind in STRATEGIES.values())
+    assert all(set(kind().supports.lacks) <= set(FEATURES) for kind in STRATEGIES.values())
 
 
 def run(name, data, folder, feature=None, **given):
@@ -140,7 +140,7 @@ def ask(name, feature):
 @pytest.mark.parametrize("feature", TRIALS)
 @pytest.mark.parametrize("name", names())
 def test_a_strategy_does_what_is_asked_or_says_why_not(data, plain, tmp_path, name, feature):
-    reason = STRATEGIES[name].supports.lacks.get(feature)
+    reason = STRATEGIES[name]().supports.lacks.get(feature)
     if reason:
         with pytest.raises(ConfigError, match=rf"{name} {reason[:20]}"):
             ask(name, feature)

@@ -282,10 +282,10 @@ def test_a_balance_that_cannot_work_is_refused(given_: dict[str, object], messag
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_only_strategies_that_sum_gradients_can_be_balanced(name: str) -> None:
     options = {"strategy": name, "balance": "speed", "workers": 1}
-    if STRATEGIES[name].supports.balance:
+    if STRATEGIES[name]().supports.balance:
         assert configure(options).balance == "speed"
-        assert STRATEGIES[name].supports.together
-        assert not STRATEGIES[name].supports.whole_batches
+        assert STRATEGIES[name]().supports.together
+        assert not STRATEGIES[name]().supports.whole_batches
     else:
         with pytest.raises(ConfigError, match=f"balance is 'speed', but {name}"):
             configure(options)

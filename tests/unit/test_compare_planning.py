@@ -82,7 +82,7 @@ def test_a_preset_that_does_not_fit_names_the_run() -> None:
 
 
 def test_one_strategy_with_more_workers_is_otherwise_the_same() -> None:
-    for name in (name for name, kind in STRATEGIES.items() if kind.supports.many):
+    for name in (name for name, kind in STRATEGIES.items() if kind().supports.many):
         found = planned(name, workers=(2, 4), baseline=False)
         others = [{k: v for k, v in r.config.items() if k != "workers"} for r in found.runs]
         assert all(other == others[0] for other in others), name
@@ -181,7 +181,7 @@ def test_weak_scaling_keeps_the_rate_and_grows_the_default_batch() -> None:
 
 
 def test_weak_scaling_leaves_a_batch_that_is_one_workers_already() -> None:
-    whole = [name for name, kind in STRATEGIES.items() if kind.supports.whole_batches]
+    whole = [name for name, kind in STRATEGIES.items() if kind().supports.whole_batches]
     for name in whole:
         found = planned(name, workers=(1, 2), batch_size=32, limit=1000, scaling="weak")
         assert {run.config["batch_size"] for run in found.runs} == {32}

@@ -137,6 +137,6 @@ def test_a_fault_that_never_struck_is_not_as_promised(monkeypatch):
 
 def test_a_fault_waits_for_no_step_that_its_worker_may_not_take():
     for case in cases.cases():
-        if case.phase and STRATEGIES[case.strategy].supports.whole_batches:
+        if case.phase and STRATEGIES[case.strategy]().supports.whole_batches:
             among = cases.LASTING["workers"] if case.kind == "lasting" else 2
             assert cases.when(case) <= 0.75 * 80 / among, str(case)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from manyhands.config.strategy_spec import FEATURES
 from manyhands.strategies import STRATEGIES
-from manyhands.strategies.strategy import FEATURES
 
 PAGE = Path(__file__).parents[2] / "docs" / "tasks.md"
 ROWS = {
@@ -48,4 +48,6 @@ def test_the_page_has_every_feature_and_every_strategy_once() -> None:
 
 def test_what_the_page_refuses_is_what_a_strategy_refuses() -> None:
     refused = {of for of, word in matrix().items() if word.split(":")[0] == "no"}
-    assert refused == {(f, name) for name, kind in STRATEGIES.items() for f in kind.supports.lacks}
+    assert refused == {
+        (f, name) for name, kind in STRATEGIES.items() for f in kind().supports.lacks
+    }

@@ -22,6 +22,7 @@ from manyhands.training.job import Job
 from manyhands.training.process import recovery
 from manyhands.training.progress import bereaved
 from manyhands.training.run import Run
+from manyhands.worker.abilities import Regroupable
 from manyhands.worker.checkpoint.format import Part, Writer, newest
 from manyhands.worker.checkpoint.lifecycle import Lifecycle, Mark
 
@@ -48,7 +49,7 @@ def test_who_steps_together_may_grow_again(strategy):
     assert configure({**GROWS, "strategy": strategy}).min_workers == 2
 
 
-class Meeting:
+class Meeting(Regroupable):
     """A strategy whose workers have models of their own; meeting makes them the same."""
 
     supports = SimpleNamespace(together=True, identical=False)

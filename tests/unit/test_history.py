@@ -13,8 +13,8 @@ from test_lifecycle import working
 from manyhands.training.process import measurements
 from manyhands.worker import columns, step_history
 from manyhands.worker.checkpoint import format
+from manyhands.worker.checkpoint.capture import capture, restore
 from manyhands.worker.checkpoint.format import Checkpoint, Part, Writer
-from manyhands.worker.checkpoint.lifecycle import capture, restore
 from manyhands.worker.clock import Clock
 from manyhands.worker.columns import BLOCK, Column, StepFile
 

@@ -15,7 +15,7 @@ from manyhands.strategies import STRATEGIES
 from manyhands.training.userloop import sharded_loader
 from manyhands.training.userloop.loop import UserLoop
 
-JOINABLE = sorted(name for name, kind in STRATEGIES.items() if kind.supports.join)
+JOINABLE = sorted(name for name, kind in STRATEGIES.items() if kind().supports.join)
 X = torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
 Y = (X[:, 0] > 0).long()
 

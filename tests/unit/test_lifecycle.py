@@ -16,8 +16,9 @@ from manyhands.model.replica import Replica
 from manyhands.strategies import STRATEGIES
 from manyhands.worker.checkpoint import format
 from manyhands.worker.checkpoint import lifecycle as lifecycle_module
+from manyhands.worker.checkpoint.capture import capture, restore
 from manyhands.worker.checkpoint.format import Writer
-from manyhands.worker.checkpoint.lifecycle import Lifecycle, Mark, capture, restore
+from manyhands.worker.checkpoint.lifecycle import Lifecycle, Mark
 from manyhands.worker.clock import Clock, Epoch
 from manyhands.worker.columns import Column, StepFile
 

@@ -57,7 +57,9 @@ def test_object_and_flags_mean_the_same_and_survive_being_flattened():
 
 
 @pytest.mark.parametrize("partition", ["by-label", "dirichlet:0.5", "stratified"])
-@pytest.mark.parametrize("strategy", sorted(n for n, s in STRATEGIES.items() if s.supports.private))
+@pytest.mark.parametrize(
+    "strategy", sorted(n for n, s in STRATEGIES.items() if s().supports.private)
+)
 def test_partitions_that_look_at_the_labels_are_refused(strategy, partition):
     workers = 1 if strategy == "sequential" else 2
     refused("partition is", strategy=strategy, workers=workers, partition=partition)

@@ -331,7 +331,8 @@ def _check_privacy(config: RunConfig, privacy: Privacy) -> None:
     """Refuse a private run that could not keep its promise."""
     name = config.strategy.name
     if not config.strategy.supports.private:
-        asked = " as it is asked for here" if type(config.strategy).supports.private else ""
+        varies = isinstance(getattr(type(config.strategy), "supports", None), property)
+        asked = " as it is asked for here" if varies else ""
         raise ConfigError(f"{name} cannot be private{asked}; use another strategy")
     split = config.strategy.supports.beside == "stage"
     if split and privacy.distrust:

@@ -24,13 +24,13 @@ from manyhands.config.declare import (
 )
 from manyhands.config.optimizers import SGD, Optimizer
 from manyhands.config.presets import HELP, NONE
+from manyhands.config.strategy_spec import StrategySpec
 from manyhands.errors import ConfigError
 from manyhands.launch.hosts import Hosts, named
 from manyhands.validate import whole
 
 if TYPE_CHECKING:
     from manyhands.config.privacy import Privacy
-    from manyhands.strategies.strategy import Strategy
 
 # The models that come with manyhands (see models.py), and their layers with parameters.
 MODELS = {
@@ -66,7 +66,7 @@ def _check_kernels(kernels: str) -> None:
 class RunConfig:
     """Everything that decides one run, but for the strategy's and the optimizer's own options."""
 
-    strategy: Strategy
+    strategy: StrategySpec
     optimizer: Optimizer | Callable[..., Any] = field(default_factory=SGD)
     privacy: Privacy | None = None
     model: str = option("cnn", "cnn, mlp, logistic, tanh-cnn, or package.module:factory")

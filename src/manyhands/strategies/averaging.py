@@ -10,6 +10,7 @@ from manyhands.config.declare import AMOUNT, check_declared, option
 from manyhands.errors import ConfigError
 from manyhands.strategies.strategy import Scaling, Strategy, Supports
 from manyhands.strategies.sync.sync import AllReduce
+from manyhands.worker.abilities import Checkpointable, Regroupable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
-    from manyhands.strategies.strategy import Hand, Part
+    from manyhands.strategies.strategy import BatchShare, WorkerView
     from manyhands.worker.worker import Worker
 
 Unit = Literal["steps", "epochs"]
@@ -36,7 +37,7 @@ class _Since:
 
 
 @dataclass(frozen=True)
-class Averaging(Strategy):
+class Averaging(Strategy, Checkpointable, Regroupable):
     """Parallel SGD by averaging weights (PSGD, Zinkevich et al. 2010; local SGD, Stich 2019).
 
     ```
@@ -111,11 +112,11 @@ class Averaging(Strategy):
                 "period_unit is 'epochs', whose length only your own loop knows; expected steps"
             )
 
-    def begin(self, worker: Hand) -> None:
+    def begin(self, worker: WorkerView) -> None:
         """Start counting."""
         worker.state = worker.state or _Since(0, 0, worker.params.clone())
 
-    def step(self, worker: Hand, batch: Part) -> None:
+    def step(self, worker: WorkerView, batch: BatchShare) -> None:
         """Step alone; at the end of a period, meet."""
         since: _Since = worker.state
         worker.update(worker.gradient(batch._replace(weight=1.0)))
@@ -124,7 +125,7 @@ class Averaging(Strategy):
         if self.period and (worker.step + 1) % (self.period * since.unit) == 0:
             self._average(worker)
 
-    def finish(self, worker: Hand) -> None:
+    def finish(self, worker: WorkerView) -> None:
         """Meet for the last time, unless all have just met."""
         if worker.state.total:
             self._average(worker)
@@ -141,7 +142,7 @@ class Averaging(Strategy):
         before = tensors["before"].to(worker.params.device)
         worker.state = _Since(numbers["own"], numbers["total"], before)
 
-    def consensus(self, worker: Hand) -> Tensor:
+    def consensus(self, worker: WorkerView) -> Tensor:
         """Return the average, weighted by examples; nobody's own parameters change. Collective."""
         if worker.state.total == 0:
             return worker.params
@@ -160,14 +161,14 @@ class Averaging(Strategy):
         worker.params.copy_(self._mean(worker, worker.params))
         since.own, since.total, since.met = 0, 0, last + 1
 
-    def _mean(self, worker: Hand, vector: Tensor) -> Tensor:
+    def _mean(self, worker: WorkerView, vector: Tensor) -> Tensor:
         """Return the average over the workers, by the examples since the last averaging."""
         since: _Since = worker.state
         mean = vector * (since.own / since.total)
         worker.comm.allreduce(mean, self.allreduce)
         return mean
 
-    def _average(self, worker: Hand) -> None:
+    def _average(self, worker: WorkerView) -> None:
         """Give every worker the average, and its optimizer what it is to go on with."""
         since: _Since = worker.state
         since.before.copy_(worker.params)

@@ -10,8 +10,7 @@ from manyhands.strategies.strategy import Exposure, Strategy, Supports
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from manyhands.strategies.strategy import Hand, Part
-    from manyhands.worker.worker import Worker
+    from manyhands.strategies.strategy import BatchShare, WorkerView
 
 
 @dataclass(frozen=True)
@@ -45,15 +44,10 @@ class Sequential(Strategy):
         """Others see the sum only."""
         return "sum"
 
-    def run(self, worker: Worker) -> None:
-        """Train on every batch in turn."""
-        for batch in worker.batches():
-            self.step(worker, batch)
-
-    def step(self, worker: Hand, batch: Part) -> None:
+    def step(self, worker: WorkerView, batch: BatchShare) -> None:
         """Do one update."""
         worker.update(worker.gradient(batch))
 
-    def consensus(self, worker: Hand) -> Tensor:
+    def consensus(self, worker: WorkerView) -> Tensor:
         """Return the only replica's parameters."""
         return worker.params

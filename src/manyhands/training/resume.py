@@ -77,8 +77,8 @@ def options(
             )
     _check_end(found, {**before, **given})
     workers = given.get("workers") or before["workers"]
-    strategy = STRATEGIES.get(before["strategy"])
-    own = strategy and not strategy.supports.identical and not found.about.get("alike")
+    kind = STRATEGIES.get(before["strategy"])
+    own = kind and not kind().supports.identical and not found.about.get("alike")
     if workers != before["workers"] and own:
         raise ConfigError(
             f"workers is {workers}, but the run in {folder} has {before['workers']}; with "
@@ -94,11 +94,12 @@ def _check_deal(found: checkpoints.Checkpoint, options: Mapping[str, Any], worke
     Only balanced global batches are the same for any number. A run that went on without its dead
     had dealt their part to the others, which only that run knew.
     """
-    strategy = STRATEGIES.get(options["strategy"])
+    kind = STRATEGIES.get(options["strategy"])
+    facts = kind().supports if kind else None
     before = began_with(found)
-    own = strategy.supports.partition if strategy else None
+    own = facts.partition if facts else None
     partition = options.get("partition") or own
-    apart = strategy and strategy.supports.whole_batches  # batches are dealt out, not cut
+    apart = facts and facts.whole_batches  # batches are dealt out, not cut
     if workers == before or (partition == "balanced" and not options.get("stream") and not apart):
         return
     why = "the data is streamed" if options.get("stream") else f"partition is {partition}"

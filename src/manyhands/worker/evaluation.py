@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import math
 from contextlib import nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from manyhands.errors import DivergedError, WorkerError
+from manyhands.worker.abilities import Asynchronous
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,10 +46,11 @@ def keep(worker: Worker, epoch: Epoch) -> None:
     """
     # A run that goes on past its last step has kept this epoch's copy already.
     # Who takes the place of a dead worker 0 has none of the epochs before.
-    strategy, before = worker.config.strategy, epoch.epoch - 1
+    strategy: Any = worker.config.strategy
+    before = epoch.epoch - 1
     copy = strategy.consensus(worker).clone()
     worker.kept[before:] = [None] * (before - len(worker.kept)) + [copy]
-    epoch.progress = strategy.progress(worker)
+    epoch.progress = strategy.progress(worker) if isinstance(strategy, Asynchronous) else None
     if worker.aim.ends:
         with worker.hold.holding() if worker.hold else nullcontext():
             judge(worker, epoch, copy, alone=True)

@@ -322,7 +322,8 @@ class Worker:
             if self.config.strategy.supports.identical:
                 evaluation.compare_replicas(self)
             evaluation.average_buffers(self)
-            params = self.config.strategy.consensus(self)
+            strategy: Any = self.config.strategy
+            params = strategy.consensus(self)
             evaluation.judge(self, epoch, params)
             self.stopped = self.aim.over(self.epochs) or self.stopped
             seen = self.comm.gather(epoch.seen())

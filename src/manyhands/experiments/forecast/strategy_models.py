@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, get_args
 
+from manyhands.config.strategy_spec import StrategySpec
 from manyhands.errors import ConfigError
 from manyhands.experiments.forecast import Calibration, Crew, Forecast, Network
 from manyhands.experiments.forecast import model as forecast
@@ -19,7 +20,6 @@ from manyhands.strategies import STRATEGIES
 from manyhands.strategies.gossip.topology import graph
 from manyhands.strategies.pipeline.schedule import ideal_bubble
 from manyhands.strategies.server.server import deal
-from manyhands.strategies.strategy import Strategy
 from manyhands.strategies.sync.sync import AllReduce
 from manyhands.worker.checkpoint.lifecycle import steps_between
 
@@ -150,7 +150,7 @@ _BOUNDED = ("pipeline", "tensor")  # what their processes send each other is not
 _UNMODELLED = "there is no model of {}'s time"
 
 
-def check_modelled(strategy: Strategy) -> None:
+def check_modelled(strategy: StrategySpec) -> None:
     """Refuse a strategy whose time no model predicts."""
     if strategy.name not in _EXPECTED or strategy.name in _BOUNDED:
         raise ConfigError(_UNMODELLED.format(strategy.name))
@@ -158,7 +158,7 @@ def check_modelled(strategy: Strategy) -> None:
         raise ConfigError(_UNMODELLED.format(f"asynchronous {strategy.name}"))
 
 
-def expected(strategy: Strategy, case: Case, workers: int) -> Forecast:
+def expected(strategy: StrategySpec, case: Case, workers: int) -> Forecast:
     """Return what is to be expected of a strategy.
 
     Raises:
@@ -176,7 +176,7 @@ def expected(strategy: Strategy, case: Case, workers: int) -> Forecast:
 
 
 def row(
-    strategy: Strategy, case: Case, workers: int, base: float, doubt: Uncertainty | None = None
+    strategy: StrategySpec, case: Case, workers: int, base: float, doubt: Uncertainty | None = None
 ) -> dict[str, Any]:
     """Return one row of the table; `base` is the sequential rate, in examples per second."""
     found = expected(strategy, case, workers)
@@ -214,19 +214,19 @@ def row(
     }
 
 
-def _batch(strategy: Strategy, case: Case, workers: int) -> int:
+def _batch(strategy: StrategySpec, case: Case, workers: int) -> int:
     """Return what `batch_size` would be."""
     whole = strategy.supports.whole_batches
     return case.batch_size if whole else case.crew(workers, whole=False).examples
 
 
-def _grows(strategy: Strategy, case: Case, workers: int) -> bool:
+def _grows(strategy: StrategySpec, case: Case, workers: int) -> bool:
     """Say whether a batch grows because there are more workers than examples."""
     shared = case.scaling == "strong" and not strategy.supports.whole_batches
     return shared and workers > case.batch_size
 
 
-def _noted(strategy: Strategy, case: Case, workers: int, found: Forecast) -> list[str]:
+def _noted(strategy: StrategySpec, case: Case, workers: int, found: Forecast) -> list[str]:
     """Return what changes with so many workers, and what was not measured."""
     notes = []
     if _grows(strategy, case, workers):
@@ -242,7 +242,7 @@ def _noted(strategy: Strategy, case: Case, workers: int, found: Forecast) -> lis
 
 
 def rows(
-    strategies: Sequence[Strategy], case: Case, workers: Iterable[int]
+    strategies: Sequence[StrategySpec], case: Case, workers: Iterable[int]
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Return a row for each strategy and number of workers, and why some are missing."""
     base = expected(STRATEGIES["sequential"](), case, 1).rate
@@ -272,7 +272,7 @@ def best(found: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
     return min(near, key=lambda r: (r["processes"], -r["examples_per_second"]))
 
 
-def label(strategy: Strategy) -> str:
+def label(strategy: StrategySpec) -> str:
     """Return a strategy's name with the options that differ from their defaults."""
     plain = type(strategy)()
     told = [
@@ -296,10 +296,10 @@ def _told(strategy: Any, name: str, value: Any) -> str:
     return f"{value} {name}" if name == "masters" else f"{name.replace('_', ' ')} {value}"
 
 
-def variants(names: Sequence[str], given: Mapping[str, Any]) -> list[Strategy]:
+def variants(names: Sequence[str], given: Mapping[str, Any]) -> list[StrategySpec]:
     """Return the strategies asked for, with the options given; sync with every all-reduce."""
     table = options()
-    found: list[Strategy] = []
+    found: list[StrategySpec] = []
     for name in names:
         if name not in STRATEGIES:
             raise ConfigError(f"strategy is {name!r}; expected one of {', '.join(STRATEGIES)}")

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from manyhands.config.optimizers import OPTIMIZERS
+from manyhands.config.strategy_spec import StrategySpec
 from manyhands.errors import ConfigError
 from manyhands.experiments.forecast.calibrate import DECIDING
 from manyhands.experiments.forecast.strategy_models import Case, expected, label
 from manyhands.options import options
 from manyhands.strategies import STRATEGIES
-from manyhands.strategies.strategy import Strategy
 
 # What must be the same in all runs of the sweep: one calibration serves all of them.
 _SAME = (
@@ -47,7 +47,7 @@ def measurements(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
             )
         if values:
             shared[name] = values.pop()
-    groups: dict[tuple[Strategy, int], list[float]] = {}
+    groups: dict[tuple[StrategySpec, int], list[float]] = {}
     for run in runs:
         if run.strategy in STRATEGIES:
             strategy = _strategy(run.config)
@@ -60,9 +60,9 @@ def measurements(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     return {n: v for n, v in shared.items() if v is not None}, found
 
 
-def _strategy(config: Mapping[str, Any]) -> Strategy:
+def _strategy(config: Mapping[str, Any]) -> StrategySpec:
     kind: Any = STRATEGIES[config["strategy"]]
-    made: Strategy = kind(**{f.name: config[f.name] for f in fields(kind) if f.name in config})
+    made: StrategySpec = kind(**{f.name: config[f.name] for f in fields(kind) if f.name in config})
     return made
 
 

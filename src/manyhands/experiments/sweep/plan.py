@@ -215,7 +215,7 @@ def _taken(strategy: Any, given: Mapping[str, Any]) -> dict[str, Any]:
 def uses_workers(strategy: Any) -> bool:
     """Say whether a strategy can have several workers; of an unknown one it is assumed."""
     kind = STRATEGIES.get(_name(strategy))
-    return kind is None or kind.supports.many
+    return kind is None or kind().supports.many
 
 
 def _grown(given: dict[str, Any]) -> dict[str, Any]:
@@ -231,7 +231,7 @@ def _grown(given: dict[str, Any]) -> dict[str, Any]:
     kind = STRATEGIES.get(_name(given["strategy"]))
     workers = given.get("workers", table()["workers"].default)
     grown = {**given, "limit": given["limit"] * workers}
-    if kind is None or not kind.supports.whole_batches:
+    if kind is None or not kind().supports.whole_batches:
         stated = presets.apply(given).get("batch_size", table()["batch_size"].default)
         grown["batch_size"] = stated * workers
     return grown

@@ -3,23 +3,37 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 from manyhands import validate
 from manyhands.errors import ConfigError
 from manyhands.strategies import staleness
 from manyhands.strategies.strategy import Scaling, Strategy, Supports
+from manyhands.worker.abilities import Regroupable
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from manyhands.config.run import RunConfig
     from manyhands.strategies.gossip.topology import Graph
-    from manyhands.strategies.strategy import Hand, Part
+    from manyhands.strategies.strategy import BatchShare, WorkerView
     from manyhands.worker.worker import Worker
 
 Topology = Literal["ring", "exponential", "complete", "pairs"]
+_LACKS = {"sync_batchnorm": "gives every worker a model and statistics of its own"}
+_TOGETHER = Supports(
+    resume=True,
+    outlives=True,
+    torch=True,
+    cuda=True,
+    private=True,
+    join=True,
+    lacks=_LACKS,
+)
+_APART = Supports(
+    together=False, deterministic=False, partition="random-partition", lacks=_LACKS
+)  # workers do not step together
 
 
 @dataclass
@@ -31,7 +45,7 @@ class _Inbox:
 
 
 @dataclass(frozen=True)
-class Gossip(Strategy):
+class Gossip(Strategy, Regroupable):
     """Decentralised parallel SGD (D-PSGD, Lian et al. 2017, arXiv 1705.09056).
 
     ```
@@ -67,16 +81,6 @@ class Gossip(Strategy):
     """
 
     name: ClassVar[str] = "gossip"
-    supports: ClassVar[Supports] = Supports(
-        resume=True,
-        outlives=True,
-        torch=True,
-        cuda=True,
-        private=True,
-        join=True,
-        lacks={"sync_batchnorm": "gives every worker a model and statistics of its own"},
-    )
-
     topology: Topology = field(
         default="ring", metadata={"help": "who talks to whom; pairs: a random matching each step"}
     )
@@ -91,15 +95,17 @@ class Gossip(Strategy):
 
     def __post_init__(self) -> None:
         validate.one_of(get_args(Topology), topology=self.topology)
-        if not self.asynchronous:
-            return
-        if self.overlap or self.topology == "pairs":
+        if self.asynchronous and (self.overlap or self.topology == "pairs"):
             given = "overlap" if self.overlap else "topology pairs"
             raise ConfigError(
                 f"asynchronous is given with {given}, which it would ignore: averages of two while "
                 "a gradient is computed, are all that it does; leave one of them out"
             )
-        object.__setattr__(self, "supports", _APART)
+
+    @property
+    def supports(self) -> Supports:
+        """What it can do: less where workers do not step together."""
+        return _APART if self.asynchronous else _TOGETHER
 
     @property
     def lr_scaling(self) -> Scaling:
@@ -128,11 +134,8 @@ class Gossip(Strategy):
         """Train: step and mix with the neighbours, in one order or the other; then average."""
         if self.asynchronous:
             self._run_apart(worker)
-            return
-        self.begin(worker)
-        for batch in worker.batches():
-            self.step(worker, batch)
-        self.finish(worker)
+        else:
+            super().run(worker)
 
     def _run_apart(self, worker: Worker) -> None:
         from manyhands.strategies.gossip.ad_psgd import work
@@ -144,12 +147,12 @@ class Gossip(Strategy):
         worker.facts["staleness"] = staleness.describe(counts)
         worker.params.copy_(_agreed(worker))
 
-    def begin(self, worker: Hand) -> None:
+    def begin(self, worker: WorkerView) -> None:
         """Make room for what the neighbours send."""
         x = worker.params
         worker.state = _Inbox(x.new_empty(len(self._row(worker)) - 1, len(x)))
 
-    def step(self, worker: Hand, batch: Part) -> None:
+    def step(self, worker: WorkerView, batch: BatchShare) -> None:
         """Step and mix with the neighbours, in one order or the other."""
         x, i = worker.params, worker.rank
         w = self._row(worker)  # W_ij by j
@@ -170,7 +173,7 @@ class Gossip(Strategy):
                 worker.comm.exchange(x, received)()
                 _mix(x, w, i, received)
 
-    def finish(self, worker: Hand) -> None:
+    def finish(self, worker: WorkerView) -> None:
         """Give every worker the average."""
         with worker.exchanging():
             worker.params.copy_(_mean(worker))
@@ -180,7 +183,7 @@ class Gossip(Strategy):
         """Start again from the average of those who are left."""
         worker.params.copy_(_mean(worker))
 
-    def _row(self, worker: Hand) -> dict[int, float]:
+    def _row(self, worker: WorkerView) -> dict[int, float]:
         """Return worker i's row of W at this step."""
         from manyhands.strategies.gossip.topology import row
 
@@ -188,7 +191,7 @@ class Gossip(Strategy):
         size, seed = worker.comm.size, worker.config.seed
         return row(self.topology, size, worker.rank, seed=seed, step=step)
 
-    def consensus(self, worker: Hand) -> Tensor:
+    def consensus(self, worker: WorkerView) -> Tensor:
         """Return the average, and record how far from it the workers are. Collective.
 
         Asynchronously it is worker 0's own copy, but for the end.
@@ -198,21 +201,6 @@ class Gossip(Strategy):
         return _agreed(worker)
 
 
-# What changes where workers do not step together.
-_APART = replace(
-    Gossip.supports,
-    together=False,
-    deterministic=False,
-    partition="random-partition",
-    resume=False,
-    outlives=False,
-    torch=False,
-    cuda=False,
-    private=False,
-    join=False,
-)
-
-
 def _mix(x: Tensor, w: dict[int, float], i: int, received: dict[int, Tensor]) -> None:
     """Replace x_i by Σ_j W_ij x_j, always in the same order, so that a seed gives the same bits."""
     x.mul_(w[i])
@@ -220,7 +208,7 @@ def _mix(x: Tensor, w: dict[int, float], i: int, received: dict[int, Tensor]) ->
         x.add_(x_j, alpha=w[j])
 
 
-def _agreed(worker: Hand) -> Tensor:
+def _agreed(worker: WorkerView) -> Tensor:
     """Return the average of all workers' parameters; note how far from it they are. Collective."""
     import numpy as np
 
@@ -232,7 +220,7 @@ def _agreed(worker: Hand) -> Tensor:
     return mean
 
 
-def _mean(worker: Hand) -> Tensor:
+def _mean(worker: WorkerView) -> Tensor:
     """Return the average of all workers' parameters; the same bits on every worker."""
     mean = worker.params / worker.comm.size
     worker.comm.allreduce(mean)

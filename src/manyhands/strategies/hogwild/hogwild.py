@@ -13,6 +13,7 @@ from manyhands.errors import ConfigError
 from manyhands.strategies import staleness
 from manyhands.strategies.hogwild.checkpoint import Meeting
 from manyhands.strategies.strategy import Scaling, Strategy, Supports
+from manyhands.worker.abilities import Asynchronous
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -46,7 +47,7 @@ class _Shared:
 
 
 @dataclass(frozen=True)
-class Hogwild(Strategy):
+class Hogwild(Strategy, Asynchronous):
     """Lock-free parallel SGD (Recht et al. 2011, arXiv 1106.5730).
 
     ```

@@ -11,6 +11,7 @@ from manyhands.config.declare import COUNT, PROCESSES, check_declared, option
 from manyhands.errors import ConfigError, nearest
 from manyhands.strategies.pipeline.schedule import Kind, chunks
 from manyhands.strategies.strategy import Exposure, Strategy, Supports
+from manyhands.worker.abilities import SplitsModel
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -22,10 +23,26 @@ if TYPE_CHECKING:
 
 Transport = Literal["mpi", "rpc"]
 WAYS = ("time", "parameters")
+_OVER_MPI = Supports(
+    equals_one=True,
+    resume=True,
+    private=True,
+    workers=1,
+    beside="stage",
+    lacks={
+        "model_loss": "has no process with the whole model",
+        "tensors": "passes one tensor from stage to stage",
+        "accumulate": "computes a batch in pieces anyhow: use micro_batches",
+        "autocast": "passes float32 from stage to stage",
+        "sync_batchnorm": "normalises one micro-batch at a time, as it comes",
+        "clip_norm": "has no process that knows the length of the whole gradient",
+    },
+)
+_OVER_RPC = replace(_OVER_MPI, private=False)
 
 
 @dataclass(frozen=True)
-class Pipeline(Strategy):
+class Pipeline(Strategy, SplitsModel):
     """Model parallelism with micro-batches (GPipe, Huang et al. 2019; 1F1B, Narayanan et al. 2021).
 
     ```
@@ -54,22 +71,6 @@ class Pipeline(Strategy):
     """
 
     name: ClassVar[str] = "pipeline"
-    supports: ClassVar[Supports] = Supports(
-        equals_one=True,
-        resume=True,
-        private=True,
-        workers=1,
-        beside="stage",
-        lacks={
-            "model_loss": "has no process with the whole model",
-            "tensors": "passes one tensor from stage to stage",
-            "accumulate": "computes a batch in pieces anyhow: use micro_batches",
-            "autocast": "passes float32 from stage to stage",
-            "sync_batchnorm": "normalises one micro-batch at a time, as it comes",
-            "clip_norm": "has no process that knows the length of the whole gradient",
-        },
-    )
-
     stages: int = option(2, "parts that the model is cut into", PROCESSES)
     cut: str | None = option(
         None,
@@ -106,8 +107,11 @@ class Pipeline(Strategy):
                 f"order is {self.order} with transport rpc, where one batch at a time goes "
                 "through the stages; it would be ignored: leave it out"
             )
-        if self.transport == "rpc":
-            object.__setattr__(self, "supports", replace(self.supports, private=False))
+
+    @property
+    def supports(self) -> Supports:
+        """What it can do: over RPC it cannot be private."""
+        return _OVER_RPC if self.transport == "rpc" else _OVER_MPI
 
     @property
     def exposure(self) -> Exposure:

@@ -12,6 +12,7 @@ from manyhands.config.parse import parse_slow
 from manyhands.errors import ConfigError
 from manyhands.strategies.strategy import Exposure, Scaling, Strategy, Supports
 from manyhands.validate import whole
+from manyhands.worker.abilities import Asynchronous, Recoverable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Server(Strategy):
+class Server(Strategy, Asynchronous, Recoverable):
     """Downpour SGD (Dean et al. 2012) with the waiting rule of SSP (Ho et al. 2013).
 
     ```
@@ -215,10 +216,10 @@ class Server(Strategy):
             return [worker.step, versions(worker)]
         return list(counts(worker)["clocks"])
 
-    def pushes(self, before: Sequence[int], told: Sequence[Any]) -> dict[int, int]:
+    def pushes(self, before: Sequence[int], reports: Sequence[Any]) -> dict[int, int]:
         """Return the pushes that some master has used, or that their worker has ended."""
-        own = {number: tally[0] for number, _, tally in told if number in before}
-        used = [tally for number, _, tally in told if number not in before and tally]
+        own = {number: tally[0] for number, _, tally in reports if number in before}
+        used = [tally for number, _, tally in reports if number not in before and tally]
         return {
             number: max([own.get(number, 0), *(clocks[k] for clocks in used)])
             for k, number in enumerate(before)
@@ -236,13 +237,13 @@ class Server(Strategy):
             worker.state = Pause({**counts(worker), "clocks": list(pushes)}, spans=spans)
 
     def rescue(
-        self, worker: Worker, before: Sequence[int], told: Sequence[Any]
+        self, worker: Worker, before: Sequence[int], reports: Sequence[Any]
     ) -> Callable[[], list[dict[str, Any]]]:
         """Let other masters take over the layers of the dead, as the workers last had them."""
         from manyhands.strategies.server.takeover import rescue
 
-        there = [number for number, _, _ in told]
-        versions = {k: tally[1] for k, (n, _, tally) in enumerate(told) if n not in before}
+        there = [number for number, _, _ in reports]
+        versions = {k: tally[1] for k, (n, _, tally) in enumerate(reports) if n not in before}
         lost = [m for m, number in enumerate(before) if number not in there]
         return rescue(worker, self._spans(worker), versions, lost)
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from manyhands.strategies.server.link import PUSH
-from manyhands.worker.checkpoint.lifecycle import Mark, capture
+from manyhands.worker.checkpoint.capture import capture
+from manyhands.worker.checkpoint.lifecycle import Mark
 
 if TYPE_CHECKING:
     from manyhands.comm.messages import Parcel

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from manyhands.strategies.strategy import Exposure, Strategy, Supports
+from manyhands.worker.abilities import Checkpointable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from torch import Tensor
 
-    from manyhands.strategies.strategy import Hand, Part
+    from manyhands.strategies.strategy import BatchShare, WorkerView
     from manyhands.worker.worker import Batch, Worker
 
 AllReduce = Literal[
@@ -30,7 +31,7 @@ AllReduce = Literal[
 
 
 @dataclass(frozen=True)
-class Sync(Strategy):
+class Sync(Strategy, Checkpointable):
     """Synchronous data-parallel SGD (Chen et al. 2016, arXiv 1604.00981).
 
     ```
@@ -111,11 +112,11 @@ class Sync(Strategy):
             worker.state.gather()
         return {}, {}
 
-    def step(self, worker: Hand, batch: Part) -> None:
+    def step(self, worker: WorkerView, batch: BatchShare) -> None:
         """Do one update, the same on every worker."""
         self.apply(worker, worker.gradient(batch))
 
-    def apply(self, worker: Hand, gradient: Tensor) -> None:
+    def apply(self, worker: WorkerView, gradient: Tensor) -> None:
         """Sum the gradient over the workers and update."""
         if worker.state:  # a large model, on one host
             worker.state.step(worker, gradient)
@@ -123,6 +124,6 @@ class Sync(Strategy):
             worker.allreduce(gradient, self.allreduce)
             worker.update(gradient)
 
-    def consensus(self, worker: Hand) -> Tensor:
+    def consensus(self, worker: WorkerView) -> Tensor:
         """Return this replica's parameters: all replicas hold the same."""
         return worker.params

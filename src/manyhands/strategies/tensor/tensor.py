@@ -11,6 +11,7 @@ from manyhands.config.optimizers import SGD, Adam, AdamW
 from manyhands.errors import ConfigError
 from manyhands.strategies.strategy import Strategy, Supports
 from manyhands.strategies.sync.sync import AllReduce
+from manyhands.worker.abilities import SplitsModel
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class TensorParallel(Strategy):
+class TensorParallel(Strategy, SplitsModel):
     """Fully connected layers split within the layer (Megatron-LM, Shoeybi et al. 2019).
 
     ```

@@ -25,6 +25,7 @@ from manyhands.model.kernels.autograd import wake
 from manyhands.model.kernels.malloc import keep_freed
 from manyhands.model.replica import Replica
 from manyhands.options import flatten
+from manyhands.strategies.strategy import strategy_of
 from manyhands.training.process import devices, objective, split_check
 from manyhands.training.process.agreement import expect_same_model
 from manyhands.training.process.data import opened, planned_for
@@ -37,10 +38,12 @@ from manyhands.training.process.model import (
 from manyhands.training.process.privacy import divide, open_ledger, protect
 from manyhands.training.resume import began_with, fingerprint, verify
 from manyhands.worker import step_history
+from manyhands.worker.abilities import SplitsModel
 from manyhands.worker.augment import Augment
 from manyhands.worker.balancing import Balance
+from manyhands.worker.checkpoint.capture import restore
 from manyhands.worker.checkpoint.format import BEST, FOLDER, Checkpoint, check, put_back_best
-from manyhands.worker.checkpoint.lifecycle import Lifecycle, Mark, restore
+from manyhands.worker.checkpoint.lifecycle import Lifecycle, Mark
 from manyhands.worker.worker import Worker
 
 if TYPE_CHECKING:
@@ -135,11 +138,10 @@ class _Draft:
 
     def divide_model(self) -> None:
         """Keep this process's part of the model, where the strategy divides it."""
-        whole, self.replica = (
-            self.replica,
-            self.strategy.part(self.replica, self.batch, self.group, self.config.workers),
-        )
-        replica = self.replica
+        whole = replica = self.replica
+        if isinstance(self.strategy, SplitsModel):
+            replica = self.strategy.part(whole, self.batch, self.group, self.config.workers)
+        self.replica = replica
         if self.mechanism and replica is not whole:
             divide(self.mechanism, replica, self.group, self.config)
         if replica.activations is None and not (self.serves or self.config.privacy):
@@ -194,7 +196,7 @@ class _Draft:
             torch.manual_seed(int(seed))
         began = self._attach_rate(made)
         _attach_speeds(made)
-        config.strategy.prepare(made)
+        strategy_of(config).prepare(made)
         _attach_lifecycle(job, made, self.kernels, began)
         if found:
             _go_on(job, made, found)
@@ -284,15 +286,14 @@ def _attach_speeds(worker: Worker) -> None:
 
 def _attach_lifecycle(job: Job, worker: Worker, kernels: tuning.Kernels, began: int) -> None:
     """Let the worker write checkpoints and hear requests."""
+    strategy = worker.config.strategy
+    cut = strategy.settled(worker.replica) if isinstance(strategy, SplitsModel) else {}
     about = {
         "manyhands": __version__,
         "options": flatten(worker.config),
         "began_with": began,
         "data": fingerprint(worker),
-        "settled": {
-            "kernels": kernels.choice,
-            **worker.config.strategy.settled(worker.replica),
-        },
+        "settled": {"kernels": kernels.choice, **cut},
         "loss": _own_name(job.loss),
         "layers": [[layer.name, layer.start, layer.stop] for layer in worker.replica.layers],
     }

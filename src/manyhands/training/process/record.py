@@ -19,6 +19,7 @@ from manyhands.launch import machine as records
 from manyhands.launch.hosts import LAB
 from manyhands.options import flatten
 from manyhands.privacy.terms import statement
+from manyhands.strategies.strategy import strategy_of
 from manyhands.training.process import measurements
 from manyhands.training.process.objective import called
 from manyhands.worker import evaluation
@@ -56,9 +57,9 @@ def train(
     if worker.config.profile:
         from manyhands.training.process.profiling import profiled
 
-        profiled(worker, output, lambda: worker.config.strategy.run(worker))
+        profiled(worker, output, lambda: strategy_of(worker.config).run(worker))
     else:
-        worker.config.strategy.run(worker)
+        strategy_of(worker.config).run(worker)
     seconds, after = worker.clock.seconds(), records.usage()
     user, system = worker.clock.processor(after)
     if worker.mechanism:
@@ -89,7 +90,7 @@ def judge(worker: Worker) -> None:
     with worker.evaluating():
         evaluation.average_buffers(worker)
         if worker.rank == 0 and worker.stopped not in REACHED:
-            worker.kept[-1] = worker.config.strategy.consensus(worker).clone()
+            worker.kept[-1] = strategy_of(worker.config).consensus(worker).clone()
         for epoch in worker.epochs:  # judged anew below, so that the best is the best of these
             epoch.validation_loss = None
         kept = worker.comm.gather([copy is not None for copy in worker.kept])[0]
@@ -104,7 +105,7 @@ def judge(worker: Worker) -> None:
 def record(job: Job, worker: Worker, kernels: Kernels, process: dict[str, float]) -> dict[str, Any]:
     """Merge every worker's measurements; rank 0 writes the run's files. Collective."""
     with worker.comm.meter.off():  # a split model is brought together: no part of training
-        params = worker.config.strategy.consensus(worker).clone()
+        params = strategy_of(worker.config).consensus(worker).clone()
     rows = measurements.steps(worker)
     workers = worker.comm.gather(measurements.figures(worker, process, rows))
     seen = worker.comm.gather([[*e.seen(), e.steps, e.seconds] for e in worker.epochs])

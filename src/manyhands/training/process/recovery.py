@@ -33,7 +33,8 @@ from manyhands.comm import ulfm
 from manyhands.config.checks import replaced
 from manyhands.data.reassignment import examples, settled
 from manyhands.errors import ConfigError, TooFewError, WorkerError
-from manyhands.worker.checkpoint.lifecycle import optimizer_states, restore_optimizer
+from manyhands.worker.abilities import Recoverable, Regroupable
+from manyhands.worker.checkpoint.capture import optimizer_states, restore_optimizer
 from manyhands.worker.clock import Epoch
 
 if TYPE_CHECKING:
@@ -114,7 +115,8 @@ def _regroup(
     strategy = worker.config.strategy
     worker.board.note(worker.number, worker.step, "regroup")
     epoch = worker.epochs[-1].epoch if worker.epochs else 1
-    told = worker.comm.gather([worker.number, epoch, strategy.tally(worker)])
+    tally = strategy.tally(worker) if isinstance(strategy, Recoverable) else None
+    told = worker.comm.gather([worker.number, epoch, tally])
     epochs = {number: epoch for number, epoch, _ in told if number in plans}
     dead = [number for number in plans if number not in epochs]
     others = [number for number, _, _ in told if number not in plans]
@@ -125,6 +127,7 @@ def _regroup(
         left = {number: replace(plans[number], alive=tuple(epochs)) for number in epochs}
         _bury(worker, left, dead, noticed)
     else:
+        assert isinstance(strategy, Recoverable)
         gone = [number for number in beside if number not in others]
         take_over = strategy.rescue(worker, beside, told) if gone else None
         if not ulfm.agreed(cast("MPICommunicator", worker.comm), True):
@@ -150,7 +153,8 @@ def _meet(worker: Worker) -> None:
     first = positions.index(max(positions))
     step, stopped, rows = told[first]
     if not identical:
-        strategy.regroup(worker)
+        if isinstance(strategy, Regroupable):
+            strategy.regroup(worker)
     elif min(positions) < max(positions):
         _take_over(worker, first)
     # Nothing is collective from here on: a worker is brought there whole, or not at all.
@@ -170,7 +174,9 @@ def _go_on_alone(worker: Worker, pushes: list[int]) -> None:
     if worker.stopped == "signal":  # the checkpoint that it was for is lost; it is asked again
         worker.stopped = "epochs"
     worker.clock.ended = None
-    worker.config.strategy.recount(worker, pushes)
+    strategy = worker.config.strategy
+    assert isinstance(strategy, Recoverable)
+    strategy.recount(worker, pushes)
 
 
 def _bury(worker: Worker, left: Mapping[int, Plan], dead: list[int], noticed: float) -> None:

@@ -19,6 +19,12 @@ from manyhands.errors import ConfigError, DataError
 from manyhands.training import folder_lock, output_folder
 from manyhands.training.folder_lock import Member
 from manyhands.training.output_folder import Claim
+from manyhands.worker.checkpoint.capture import (
+    optimizer_states,
+    restore_optimizer,
+    restore_strategy,
+    strategy_state,
+)
 from manyhands.worker.checkpoint.format import (
     MISUNDERSTOOD,
     Checkpoint,
@@ -29,7 +35,6 @@ from manyhands.worker.checkpoint.format import (
     newest,
     steps_in,
 )
-from manyhands.worker.checkpoint.lifecycle import optimizer_states, restore_optimizer
 
 if TYPE_CHECKING:
     from manyhands.training.userloop.loop import UserLoop
@@ -147,7 +152,7 @@ def _part(loop: UserLoop, folder: Path, position: Mapping[str, Any], keep: int) 
     tensors["random"] = torch.get_rng_state()
     for index, remembered in enumerate(optimizer_states(holder)):
         tensors |= {f"optimizer.{index}.{n}": t.detach().clone() for n, t in remembered.items()}
-    held, counts = loop.config.strategy.state(holder)
+    held, counts = strategy_state(holder)
     tensors |= {f"strategy.{name}": tensor.detach().clone() for name, tensor in held.items()}
     numbers = {
         "position": kept,
@@ -243,7 +248,7 @@ def _restored(loop: UserLoop, found: Checkpoint) -> dict[str, Any]:
             for name, value in kept.items():
                 _set(group, name, value)
         held = {n[len("strategy.") :]: t for n, t in tensors.items() if n.startswith("strategy.")}
-        loop.config.strategy.restore(cast("Any", loop), held, numbers["strategy"])
+        restore_strategy(cast("Any", loop), held, numbers["strategy"])
         loop.step = int(numbers["step"])
         if known:
             loop.seeded = bool(numbers["seeded"])

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from manyhands.launch.environment import group_size, own_threads
 from manyhands.launch.mpi_libraries import load_matching
 from manyhands.options import configure, options
 from manyhands.strategies import STRATEGIES
+from manyhands.strategies.strategy import strategy_of
 from manyhands.training.userloop import checkpoint
 from manyhands.training.userloop.loop import UserLoop
 from manyhands.training.userloop.sharded_loader import Shared
@@ -137,9 +138,9 @@ class Hands:
         Where workers differ between two steps (averaging, gossip) that is their average; statistics
         of BatchNorm and the like are averaged for good. Judge and save the model inside.
         """
-        loop, strategy = self._loop, cast("Any", self._loop.config.strategy)
+        loop = self._loop
         loop.average_buffers()
-        with loop.replica.holding(strategy.consensus(loop)):
+        with loop.replica.holding(strategy_of(loop.config).consensus(loop)):
             yield
 
     def sum(self, *values: Any) -> Any:
@@ -229,8 +230,10 @@ def _meet() -> Communicator:
 
 def _configured(strategy: str | Strategy, group: Communicator, given: dict[str, Any]) -> RunConfig:
     """Return a configuration with the strategy, checked; refuse what the loop decides itself."""
-    kind: Any = STRATEGIES.get(strategy) if isinstance(strategy, str) else strategy
-    _check_strategy(kind, strategy)
+    known: Any = strategy
+    if isinstance(strategy, str):
+        known = STRATEGIES[strategy]() if strategy in STRATEGIES else None
+    _check_strategy(known, strategy)
     if "privacy" in given or "private" in given:
         raise ConfigError(
             "a loop of your own cannot be private: what it samples and looks at is not accounted "
@@ -254,7 +257,7 @@ def _check_strategy(strategy: Any, shown: object) -> None:
     """Refuse a strategy, or a way of it, that is more than one step after the other."""
     if strategy is None or strategy.supports.join:
         return
-    able = ", ".join(name for name, known in STRATEGIES.items() if known.supports.join)
+    able = ", ".join(name for name, kind in STRATEGIES.items() if kind().supports.join)
     raise ConfigError(
         f"strategy is {shown!r}, which is more than a step in a loop of your own; expected one of "
         f"{able}, or manyhands.fit, which trains with all strategies"

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from manyhands.config.declare import NON_NEGATIVE, POSITIVE
 from manyhands.errors import ConfigError
 from manyhands.model.replica import Replica
+from manyhands.strategies.strategy import strategy_of
 from manyhands.training.process.agreement import expect_same_model
 from manyhands.training.userloop.sharded_loader import Worth
 
@@ -54,7 +55,7 @@ class UserLoop:
         self._sent = self._home.new_zeros(self.replica.dim + len(self.replica.named))
         self._grads = _views(self._sent, self.replica)
         _spread(module, self._home, optimizer, group)
-        config.strategy.begin(self)
+        strategy_of(config).begin(self)
 
     @property
     def rank(self) -> int:
@@ -95,7 +96,7 @@ class UserLoop:
                 "batch of an epoch (drop_last=True)"
             )
         self._clip = clip_norm
-        self.config.strategy.step(self, worth or Worth(1 / size, size, 1))
+        strategy_of(self.config).step(self, worth or Worth(1 / size, size, 1))
         self.step += 1
 
     def gradient(self, batch: Worth) -> Tensor:
@@ -148,7 +149,7 @@ class UserLoop:
     def finish(self) -> None:
         """Bring all workers to the same model. Collective."""
         self.check_home()
-        self.config.strategy.finish(self)
+        strategy_of(self.config).finish(self)
         self.average_buffers()
 
     def leave(self) -> None:
