@@ -24,7 +24,8 @@ from manyhands.launch import mpi as mpis
 from manyhands.launch.status_board import Board
 from manyhands.launch.watchdog import Guard
 from manyhands.options import configure
-from manyhands.strategies.server.takeover import Pause, inherited, newest, rescue
+from manyhands.strategies.server.state import Pause
+from manyhands.strategies.server.takeover import inherited, newest, rescue
 from manyhands.training.process import recovery
 from manyhands.worker.checkpoint.format import Part, Writer, steps
 

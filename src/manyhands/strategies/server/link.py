@@ -16,10 +16,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from manyhands.strategies.server.server import Server
+    from manyhands.strategies.server.state import Rules, Span
     from manyhands.worker.worker import Worker
-
-Span = tuple[int, int]  # a part of the vector: start, stop
 
 # What the first number of a header says. A push's others: its examples, the worker's last
 # checkpoint (step and signal), the signal that it was asked to stop by, and the version of w[m]
@@ -28,7 +26,7 @@ Span = tuple[int, int]  # a part of the vector: start, stop
 PUSH, DONE, STOP, MARK = range(4)
 
 
-def work(worker: Worker, server: Server, spans: Sequence[Span]) -> None:
+def work(worker: Worker, server: Rules, spans: Sequence[Span]) -> None:
     """Push the gradient of every batch to the masters, pull what they answer.
 
     With `prefetch` the answer to a push is taken in only when the next gradient is computed; with

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from mpi4py import MPI
 
 from manyhands.comm.messages import Messages, Parcel
 from manyhands.strategies import staleness
 from manyhands.strategies.hold import MessageHold
-from manyhands.strategies.server.link import MARK, PUSH, STOP, Span
+from manyhands.strategies.server.link import MARK, PUSH, STOP
 from manyhands.strategies.server.snapshot import Cuts
+from manyhands.strategies.server.state import Rules, Span
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,31 +22,6 @@ if TYPE_CHECKING:
 
     from manyhands.worker.checkpoint.lifecycle import Lifecycle
     from manyhands.worker.worker import Worker
-
-
-class Rules(Protocol):
-    """By which rules a master takes pushes and answers them; `Server`'s options."""
-
-    @property
-    def staleness(self) -> int | None:
-        """How many steps a worker may be ahead of the slowest; None: any number."""
-
-    @property
-    def staleness_aware(self) -> bool:
-        """Whether a late push gets a smaller rate."""
-
-    def cuts(self, worker: Worker, span: Span) -> list[int]:
-        """Return where in a master's part a new piece of a push begins."""
-
-    def examples_per_update(self, batch_size: int, workers: int) -> int:
-        """Return how many examples stand behind one update."""
-
-
-# What a master has counted before its first push.
-FRESH: Mapping[str, Any] = {
-    "clocks": [], "version": 0, "lead": 0, "stale": [], "queues": [], "idle": 0.0, "busy": 0.0,
-    "log": [], "examples": 0,
-}  # fmt: skip
 
 
 def serve(worker: Worker, server: Rules, spans: Sequence[Span]) -> dict[str, Any]:

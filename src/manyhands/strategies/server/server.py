@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from manyhands.config.run import RunConfig
-    from manyhands.strategies.server.link import Span
+    from manyhands.strategies.server.state import Span
     from manyhands.worker.worker import Worker
 
 
@@ -200,7 +200,7 @@ class Server(Strategy, Asynchronous, Recoverable):
         self, worker: Worker, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]
     ) -> None:
         """Keep for a master, until it serves, what it had counted and the pushes it had logged."""
-        from manyhands.strategies.server.takeover import Pause
+        from manyhands.strategies.server.state import Pause
 
         if worker.role == "master":
             bodies = [tensors[f"log.{i}"] for i in range(len(numbers["log"]))]
@@ -227,7 +227,8 @@ class Server(Strategy, Asynchronous, Recoverable):
 
     def recount(self, worker: Worker, pushes: Sequence[int]) -> None:
         """Go on as from a checkpoint with these counts: whoever has pushed waits for an answer."""
-        from manyhands.strategies.server.takeover import Pause, counts, versions
+        from manyhands.strategies.server.state import Pause
+        from manyhands.strategies.server.takeover import counts, versions
 
         spans = self._spans(worker)
         if worker.role == "worker":

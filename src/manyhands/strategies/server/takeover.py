@@ -25,30 +25,13 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from manyhands.errors import WorkerError
-from manyhands.strategies.server.master import FRESH, widen
+from manyhands.strategies.server.master import widen
+from manyhands.strategies.server.state import FRESH, Pause, Span
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from torch import Tensor
-
-    from manyhands.strategies.server.link import Span
     from manyhands.worker.worker import Worker
-
-
-@dataclass(frozen=True)
-class Pause:
-    """What a process goes on from when its loop begins anew.
-
-    Attributes:
-        numbers: What a master had counted, or which versions of w[m] a worker's copy has seen.
-        bodies: The pushes that a master's part of a checkpoint has logged.
-        spans: Each master's part of the vector, where some have taken over others'.
-    """
-
-    numbers: Mapping[str, Any]
-    bodies: Sequence[Tensor] = ()
-    spans: Sequence[Span] | None = None
 
 
 @dataclass(frozen=True)
