@@ -17,8 +17,9 @@ from against_ddp import COMM, in_memory, our_step, our_worker
 from mpi4py import MPI
 from turns import in_turns, parser, record, seconds, write
 
+from manyhands.config.parse import Every
 from manyhands.launch.host_watchdog import Heart
-from manyhands.worker.checkpoint.format import Every
+from manyhands.worker.checkpoint.lifecycle import Lifecycle
 from manyhands.worker.worker import Batch, Worker
 
 
@@ -33,7 +34,8 @@ def ways(
     worker: Worker, batches: list[Batch], folder: Path, steps: int
 ) -> dict[str, Callable[[], float]]:
     """Return the seconds per step with all of it and without."""
-    board, lifecycle, step = worker.board, worker.lifecycle, our_step(worker, talk=True)
+    board, lifecycle, step = worker.board, worker.hook(Lifecycle), our_step(worker, talk=True)
+    assert lifecycle
     lifecycle.every = Every(steps=steps)
 
     def without() -> float:

@@ -46,7 +46,7 @@ class NeverTalk(Strategy):
 
     def run(self, worker: Any) -> None:
         """Train alone; not even whether to stop is asked of each other."""
-        worker.lifecycle = None
+        worker.hooks.clear()
         for batch in worker.batches():
             worker.update(worker.gradient(batch._replace(weight=1.0)))
 

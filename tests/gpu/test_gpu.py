@@ -85,14 +85,14 @@ def test_a_run_ends_where_it_does_on_the_cpu(train, given):
         train(normed, **given, **where)
         for where in ({"device": "cpu"}, {"kernels": "default"}, {"kernels": "graphs"})
     )
-    assert graphs.graphs.captured
-    assert not eager.graphs.captured
-    assert {len(made.x) for made in graphs.graphs._gradients.values()} == {60, 40}
+    assert graphs.computation.graphs.captured
+    assert not eager.computation.graphs.captured
+    assert {len(made.x) for made in graphs.computation.graphs._gradients.values()} == {60, 40}
     assert apart(cpu, eager) < 1e-9
     assert apart(cpu, graphs) < 1e-9
-    assert len(graphs.losses) == len(cpu.losses) == graphs.step
-    assert graphs.losses == pytest.approx(cpu.losses, abs=1e-9)
-    for mine, theirs in zip(graphs.epochs, cpu.epochs, strict=True):
+    assert len(graphs.course.losses) == len(cpu.course.losses) == graphs.step
+    assert graphs.course.losses == pytest.approx(cpu.course.losses, abs=1e-9)
+    for mine, theirs in zip(graphs.course.epochs, cpu.course.epochs, strict=True):
         assert (mine.correct, mine.examples) == (theirs.correct, theirs.examples)
         assert mine.test_metrics == theirs.test_metrics
 
@@ -145,7 +145,7 @@ def test_dropout_has_the_masks_of_the_cpu_in_every_replay(train, monkeypatch):
     )
     assert apart(cpu, eager) < 1e-9
     assert apart(cpu, auto) < 1e-9
-    assert auto.graphs.captured
+    assert auto.computation.graphs.captured
     monkeypatch.setattr(devices, "_SHARE", 0.0)
     assert apart(cpu, train(dropping)) < 1e-9
 

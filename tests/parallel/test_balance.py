@@ -11,6 +11,7 @@ from test_resume import train as checkpointed
 from training import distance, record, same_everywhere, smooth, train
 
 from manyhands.worker import balancing
+from manyhands.worker.balancing import Balance
 
 WORLD = MPI.COMM_WORLD
 BALANCED = {"strategy": "sync", "balance": "speed"}
@@ -36,7 +37,7 @@ def test_the_sum_of_gradients_is_that_of_one_worker(blobs, tmp_path, measured, b
     assert alone.step == together.step
     assert distance(alone.params, together.params) < 1e-10
     if WORLD.size > 1:
-        assert len(together.balance.history) > 2  # the parts did change on the way
+        assert len(together.hook(Balance).history) > 2  # the parts did change on the way
 
 
 def test_it_is_the_sum_of_the_unbalanced_run_step_by_step(blobs, tmp_path, measured):
@@ -49,9 +50,9 @@ def test_it_is_the_sum_of_the_unbalanced_run_step_by_step(blobs, tmp_path, measu
 
 def test_all_workers_decide_the_same(blobs, tmp_path, measured):
     worker = train(smooth, blobs, WORLD, tmp_path, epochs=2, batch_size=60, **BALANCED)
-    histories = worker.comm.gather(worker.balance.history)
+    histories = worker.comm.gather(worker.hook(Balance).history)
     assert all(other == histories[0] for other in histories)
-    assert worker.facts["shares"] is worker.balance.history
+    assert worker.facts["shares"] is worker.hook(Balance).history
     for _, parts in histories[0]:
         assert sum(parts) == 60
         assert min(parts) >= 1
@@ -69,7 +70,7 @@ def test_as_many_examples_as_workers_leaves_everybody_one(blobs, tmp_path, measu
     given = {"max_steps": 60, "batch_size": WORLD.size, "dtype": "float64"}
     alone = train(smooth, blobs, MPI.COMM_SELF, tmp_path, strategy="sequential", **given)
     together = train(smooth, blobs, WORLD, tmp_path, **BALANCED, **given)
-    assert together.balance.history == [[0, [1] * WORLD.size]]
+    assert together.hook(Balance).history == [[0, [1] * WORLD.size]]
     assert distance(alone.params, together.params) < 1e-10
 
 
@@ -85,7 +86,7 @@ def test_a_slow_worker_ends_with_the_same_bits(blobs, tmp_path, strategy, slow):
     assert torch.equal(plain.params, slowed.params)
     buffers = [worker.replica.module.buffers() for worker in (plain, slowed)]
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(*buffers, strict=True))
-    assert plain.losses == slowed.losses
+    assert plain.course.losses == slowed.course.losses
 
 
 def test_the_record_says_who_had_which_share_when(blobs, tmp_path, measured):
@@ -108,7 +109,7 @@ def test_a_resumed_run_goes_on_with_its_shares_and_the_same_bits(folder, measure
     found = at(folder, 40)  # in the middle of a window
     resumed = checkpointed(folder, checkpoint=found, **given)
     assert resumed.step == whole.step
-    assert resumed.balance.history == whole.balance.history
+    assert resumed.hook(Balance).history == whole.hook(Balance).history
     assert torch.equal(resumed.params, whole.params)
     assert resumed.facts["shares"] == whole.facts["shares"]
 
@@ -121,6 +122,6 @@ def test_another_number_of_workers_starts_with_equal_shares(folder, measured):
         resumed = checkpointed(folder, MPI.COMM_SELF, checkpoint=found, **given)
         assert distance(resumed.params, whole.params) < 1e-10
         if WORLD.size > 1:
-            assert resumed.balance.history == [[40, [100]]]
+            assert resumed.hook(Balance).history == [[40, [100]]]
     WORLD.Barrier()
     shutil.rmtree(Path(folder) / f"rank-{WORLD.rank}", ignore_errors=True)

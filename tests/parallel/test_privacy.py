@@ -182,7 +182,7 @@ def noise(worker, params, expected):
     """Return the sum of all steps' noise, in units of the clipping norm; (dim,)."""
     torch.manual_seed(0)
     start = torch.cat([p.detach().flatten() for p in silent().parameters()])
-    return (params - start).double() / LR * expected / worker.mechanism.terms.clip
+    return (params - start).double() / LR * expected / worker.computation.mechanism.terms.clip
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_an_empty_sample_on_one_worker_only_neither_hangs_nor_skips(blobs, tmp_p
     assert (counts == 0).any()
     if WORLD.size > 1:
         assert ((counts == 0).any(0) & (counts > 0).any(0)).any()
-    assert worker.step == worker.mechanism.ledger.spent == STEPS
+    assert worker.step == worker.computation.mechanism.ledger.spent == STEPS
     assert len(set(WORLD.allgather(worker.step))) == 1
 
 

@@ -199,7 +199,7 @@ def test_every_stage_pays_for_empty_samples(blobs, tmp_path):
     given = {"batch_size": 1, "micro_batches": 1, "workers": 1, "stages": SIZE}
     worker = piped(deep, blobs, tmp_path, **given)
     assert 0 in map(len, drawn(worker))
-    assert worker.step == worker.mechanism.ledger.spent == STEPS
+    assert worker.step == worker.computation.mechanism.ledger.spent == STEPS
     assert len(list(tmp_path.glob("ledger-*.jsonl"))) == 1  # each rank has a folder of its own
 
 
@@ -237,7 +237,7 @@ def test_the_noise_of_all_stages_has_the_variance_it_is_accounted_for(
 
 def test_a_record_has_no_losses_and_no_times_of_single_passes(blobs, tmp_path):
     worker = piped(deep, blobs, tmp_path, batch_size=50, workers=1, stages=SIZE)
-    assert set(worker.losses) == {None}
+    assert set(worker.course.losses) == {None}
     assert worker.facts["timeline"] == []
     assert worker.replica.activations is None
     sent = worker.comm.meter.costs

@@ -46,8 +46,8 @@ def test_the_rate_of_a_server_ends_with_its_last_push_whoever_makes_it(blobs, tm
         worker = train(smooth, blobs, group, tmp_path, strategy=mh.Server(masters=1), **given)
         if worker.role == "master":
             (rate,) = {group["lr"] for group in worker.optimizer.param_groups}
-            updates = sum(worker.planned)
-            assert max(worker.planned) > 2 * min(worker.planned)
+            updates = sum(worker.computation.planned)
+            assert max(worker.computation.planned) > 2 * min(worker.computation.planned)
             assert rate == pytest.approx(0.5 / updates)  # of the last of them
     group.Free()
 

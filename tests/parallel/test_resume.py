@@ -22,6 +22,7 @@ from manyhands.options import configure
 from manyhands.training.job import Job
 from manyhands.training.process import build, measurements
 from manyhands.worker.checkpoint.format import newest
+from manyhands.worker.checkpoint.lifecycle import Lifecycle
 
 
 def with_everything():
@@ -63,9 +64,14 @@ def train(
     if slow:
         worker.replica.prepare = lambda x: (time.sleep(slow), x)[1]
     config.strategy.run(worker)
-    worker.lifecycle.end(worker)
+    worker.hook(Lifecycle).end(worker)
     comm.Barrier()
     return worker
+
+
+def tested(worker):
+    """Return how the model did after each epoch."""
+    return [epoch.test_metrics for epoch in worker.course.epochs]
 
 
 def nobody(message):
@@ -123,8 +129,8 @@ def test_going_on_draws_the_same_augmentation_and_follows_the_same_scheduler(fol
     whole = train(folder, **given)
     resumed = train(folder, checkpoint=at(folder, 10), **given)
     assert torch.equal(resumed.params, whole.params)
-    assert resumed.losses == whole.losses
-    assert [e.test_metrics for e in resumed.epochs] == [e.test_metrics for e in whole.epochs]
+    assert resumed.course.losses == whole.course.losses
+    assert tested(resumed) == tested(whole)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", pytest.param("adam", marks=UP_TO_THREE)])
@@ -136,8 +142,8 @@ def test_going_on_is_never_having_stopped(folder, strategy, optimizer):
         resumed = train(folder, checkpoint=at(folder, step), **given)
         assert torch.equal(resumed.params, whole.params)
         assert resumed.step == whole.step
-        assert [e.test_metrics for e in resumed.epochs] == [e.test_metrics for e in whole.epochs]
-        assert resumed.losses == whole.losses
+        assert tested(resumed) == tested(whole)
+        assert resumed.course.losses == whole.course.losses
         assert resumed.facts == whole.facts
 
 
@@ -164,13 +170,13 @@ def test_a_long_run_s_checkpoints_are_as_large_as_a_short_one_s(folder, strategy
     given = {"strategy": strategy, "checkpoint_every": "16steps", "keep": 9, "max_steps": 64}
     given |= {"epochs": 4, "optimizer": "adam"}
     whole = train(folder, **given)
-    expected = whole.losses[:], whole.clock.updated[:48]
+    expected = whole.course.losses[:], whole.clock.updated[:48]
     parts = sorted(Path(folder).glob(f"checkpoints/step-*/rank-{WORLD.rank}.safetensors"))
     assert len(parts) == 4
     assert len({part.stat().st_size for part in parts}) == 1
     resumed = train(folder, checkpoint=at(folder, 48), **given)
     assert torch.equal(resumed.params, whole.params)
-    assert resumed.losses == expected[0]
+    assert resumed.course.losses == expected[0]
     assert resumed.clock.updated[:48] == expected[1]
     rows = [*measurements.steps(resumed)]
     assert [row["step"] for row in rows] == [*range(1, 65)]
@@ -204,8 +210,8 @@ def test_a_pipeline_goes_on_stage_by_stage(folder):
         strategy = replace(pipeline, cut=found.about["settled"].get("cut"))
         resumed = train(folder, checkpoint=found, **{**given, "strategy": strategy})
         assert torch.equal(resumed.params, whole.params)
-        assert resumed.losses == whole.losses
-        assert [e.test_metrics for e in resumed.epochs] == [e.test_metrics for e in whole.epochs]
+        assert resumed.course.losses == whole.course.losses
+        assert tested(resumed) == tested(whole)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
@@ -217,8 +223,8 @@ def test_slices_go_on_slice_by_slice(folder, optimizer):
     for step in (50, 20):
         resumed = train(folder, checkpoint=at(folder, step), **given)
         assert torch.equal(resumed.params, whole.params)
-        assert resumed.losses == whole.losses
-        assert [e.test_metrics for e in resumed.epochs] == [e.test_metrics for e in whole.epochs]
+        assert resumed.course.losses == whole.course.losses
+        assert tested(resumed) == tested(whole)
 
 
 def test_one_worker_alone_goes_on(folder):

@@ -47,7 +47,7 @@ def test_private_training_ends_where_it_does_over_mpi(strategy, over, tmp_path):
         folder.mkdir()
         given["noise_multiplier"] = sigma
         worker = train(smooth, data, WORLD, folder, comm=comm, **given)
-        assert worker.mechanism.ledger.spent == worker.step == 10
+        assert worker.computation.mechanism.ledger.spent == worker.step == 10
         ends.append(worker.config.strategy.consensus(worker).clone())
     assert distance(ends[0], ends[1]) < 1e-12
     assert distance(ends[0], ends[2]) > 1e-3  # it is the noise that is the same

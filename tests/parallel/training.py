@@ -17,6 +17,7 @@ from manyhands.options import configure
 from manyhands.training.job import Job
 from manyhands.training.process import build
 from manyhands.training.process.worker_main import join
+from manyhands.worker.checkpoint.lifecycle import Lifecycle
 
 WORLD = MPI.COMM_WORLD
 UP_TO_THREE = pytest.mark.skipif(WORLD.size > 3, reason="what is tried depends on no size")
@@ -52,9 +53,9 @@ def train(model, data, comm, folder, /, **given):
     Board(folder / BOARD_FILE, comm.size, create=True)
     callbacks = given.pop("callbacks", [])
     worker, _ = build.worker(job(model, data, comm, folder, **given), comm, folder)
-    worker.callbacks = callbacks if worker.rank == 0 else []
+    worker.reporter.callbacks = callbacks if worker.rank == 0 else []
     worker.config.strategy.run(worker)
-    worker.lifecycle.end(worker)
+    worker.hook(Lifecycle).end(worker)
     return worker
 
 

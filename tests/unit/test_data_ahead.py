@@ -10,6 +10,9 @@ from manyhands.data import Plan, Share, Split, StreamPlan
 from manyhands.data.prefetch import MOST, TOGETHER, Ahead
 from manyhands.data.split import Normalise
 from manyhands.privacy.sampling import Poisson
+from manyhands.worker.clock import Epoch
+from manyhands.worker.computation import Computation
+from manyhands.worker.course import Course
 from manyhands.worker.worker import Worker
 
 
@@ -100,7 +103,7 @@ def shares_of_ten():
         ({}, True),
         ({"on_failure": "restart"}, True),
         ({"on_failure": "continue"}, False),  # others' deaths bring more to do
-        ({"balance": True}, False),  # and so do their speeds
+        ({"parts": lambda step: [1]}, False),  # and so do their speeds
         ({"plan": object.__new__(StreamPlan)}, False),
         ({"plan": object.__new__(Poisson)}, False),
         ({"device": "meta"}, False),
@@ -108,10 +111,13 @@ def shares_of_ten():
 )
 def test_who_knows_what_comes_next(changed, looks):
     plan = Plan("balanced", examples=103, batch_size=10, rank=0, size=1, seed=3)
-    given = {"plan": plan, "balance": None, "graphs": None, "on_failure": "stop", **changed}
+    given = {"plan": plan, "parts": None, "on_failure": "stop", **changed}
     config = SimpleNamespace(on_failure=given.pop("on_failure"))
     data = SimpleNamespace(train=split(device=torch.device(given.pop("device", "cpu"))))
-    worker = SimpleNamespace(config=config, data=data, shares=lambda: None, **given)
+    worker = SimpleNamespace(
+        config=config, data=data, computation=Computation(parts=given.pop("parts")),
+        course=Course(epochs=[Epoch(1)]), **given,
+    )  # fmt: skip
     assert (Worker._ahead(worker, 1, 0)._width is not None) == looks
 
 

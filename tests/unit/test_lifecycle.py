@@ -20,7 +20,9 @@ from manyhands.worker.checkpoint.capture import capture, restore
 from manyhands.worker.checkpoint.format import Writer
 from manyhands.worker.checkpoint.lifecycle import Lifecycle, Mark
 from manyhands.worker.clock import Clock, Epoch
-from manyhands.worker.columns import Column, StepFile
+from manyhands.worker.columns import Column
+from manyhands.worker.computation import Computation
+from manyhands.worker.course import Course
 
 CLOCK = SimpleNamespace(exchange=lambda begin, end: None)
 
@@ -63,28 +65,37 @@ def test_without_checkpoints_none_is_due(lifecycle):
     assert lifecycle(None).due(10, 15) is None
 
 
-def working(**given):
+class Stepped(SimpleNamespace):
+    """A worker that has done its course's steps."""
+
+    @property
+    def step(self):
+        return self.course.step
+
+
+def working(losses=(1.0,), mechanism=None, **given):
     """Return a worker after its fourth step, as far as a checkpoint looks at it."""
+    losses = Column(losses)
     replica = Replica(nn.Linear(3, 2), nn.functional.mse_loss)
     made = {
         "replica": replica, "params": replica.params, "clock": Clock(),
-        "losses": Column([1.0]), "kept": [],
-        "step": 4, "balance": None, "mechanism": None, "rank": 0, "comm": Alone(), "facts": {},
-        "epochs": [Epoch(1, steps=4)], "state": None, "history": StepFile(), "others_saw": False,
+        "rank": 0, "comm": Alone(), "facts": {}, "state": None, "hook": lambda kind: None,
         "optimizer": torch.optim.SGD(replica.module.parameters(), lr=0.1, momentum=0.9),
         "config": SimpleNamespace(strategy=STRATEGIES["gossip"]()),
     }  # fmt: skip
-    return SimpleNamespace(**{**made, **given})
+    made["course"] = Course(step=4, losses=losses, epochs=[Epoch(1, steps=4)])
+    made["computation"] = Computation(mechanism=mechanism)
+    return Stepped(**{**made, **given})
 
 
 def test_a_loss_that_nobody_knows_is_still_unknown_after_going_on(tmp_path):
     """After a death whoever takes over knows no loss of some steps."""
     writer = Writer(tmp_path, 0, 1, 3)
-    writer.write(4, capture(working(losses=Column([1.0, None, 3.0]))), {})
+    writer.write(4, capture(working(losses=[1.0, None, 3.0])), {})
     writer.wait()
-    other = working(losses=Column())
+    other = working(losses=[])
     restore(other, format.newest(tmp_path, print))
-    assert other.losses == [1.0, None, 3.0]
+    assert other.course.losses == [1.0, None, 3.0]
 
 
 def test_what_was_sent_and_computed_before_counts_after_going_on(tmp_path):
@@ -93,7 +104,7 @@ def test_what_was_sent_and_computed_before_counts_after_going_on(tmp_path):
     before.clock.used = (1e4, 1e3)  # seconds
     writer.write(4, capture(before), {})
     writer.wait()
-    other = working(losses=Column())
+    other = working(losses=[])
     restore(other, format.newest(tmp_path, print))
     assert other.comm.meter.as_dict() == before.comm.meter.as_dict()
     user, system = other.clock.used
@@ -125,7 +136,7 @@ def test_workers_of_different_speed_ask_at_the_same_steps(lifecycle, monkeypatch
 
         strategy = SimpleNamespace(supports=SimpleNamespace(together=True, identical=True))
         member = SimpleNamespace(
-            rank=rank, number=rank, step=100, mechanism=None, clock=CLOCK,
+            rank=rank, number=rank, step=100, computation=Computation(), clock=CLOCK,
             board=SimpleNamespace(asked=lambda: 0, note=lambda *told: None),
             comm=SimpleNamespace(maximum=maximum, size=2),
             config=SimpleNamespace(strategy=strategy, checkpoint_every=None),
@@ -151,7 +162,7 @@ def test_a_question_that_takes_long_is_not_asked_more_often(lifecycle, monkeypat
         return flags
 
     member = SimpleNamespace(
-        rank=0, number=0, step=0, mechanism=None, clock=CLOCK,
+        rank=0, number=0, step=0, computation=Computation(), clock=CLOCK,
         comm=SimpleNamespace(maximum=maximum, size=2),
         board=SimpleNamespace(asked=lambda: 0, note=lambda *told: None),
         config=SimpleNamespace(
@@ -191,7 +202,7 @@ def apart(comm, asked, every=None):
     """Return a worker of those who meet only to ask."""
     supports = SimpleNamespace(together=True, identical=False)
     return SimpleNamespace(
-        rank=0, number=0, step=0, mechanism=None, clock=CLOCK, comm=comm,
+        rank=0, number=0, step=0, computation=Computation(), clock=CLOCK, comm=comm,
         board=SimpleNamespace(asked=lambda: asked[0], note=lambda *told: None),
         config=SimpleNamespace(
             checkpoint_every=every,
@@ -300,8 +311,8 @@ def test_what_was_captured_stays_as_it_was(tmp_path, monkeypatch):
     writer.write(4, capture(worker), {})
     worker.facts["consensus_distance"].append([4, 0.7])
     worker.facts["more"] = 1
-    worker.losses.append(2.0)
-    worker.epochs[-1].steps = 5
+    worker.course.losses.append(2.0)
+    worker.course.epochs[-1].steps = 5
     with torch.no_grad():
         replica.params.zero_()
     gate.set()
@@ -325,11 +336,12 @@ def test_what_others_saw_counts_where_the_group_has_another_size_but_not_in_priv
         writer.wait()
     alone = working(mechanism=mechanism)
     restore(alone, format.newest(tmp_path, print))
-    assert alone.others_saw is not private
-    again = working(others_saw=alone.others_saw, mechanism=mechanism)
+    assert alone.course.others_saw is not private
+    again = working(mechanism=mechanism)
+    again.course.others_saw = alone.course.others_saw
     writer = Writer(tmp_path, 0, 1, 3)
     writer.write(5, capture(again), {})
     writer.wait()
     later = working(mechanism=mechanism)
     restore(later, format.newest(tmp_path, print))  # of the same size: it is remembered
-    assert later.others_saw is not private
+    assert later.course.others_saw is not private

@@ -1,7 +1,6 @@
 """What a model draws at random beside dropout is found at the start and named."""
 
 import random
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +13,7 @@ from manyhands.model import randomness
 from manyhands.model.replica import Replica
 from manyhands.options import configure
 from manyhands.training.progress import Progress
+from manyhands.worker.reporter import Reporter
 
 X, Y = torch.randn(6, 8), torch.zeros(6, dtype=torch.int64)
 
@@ -156,13 +156,11 @@ def test_the_launcher_passes_a_warning_on(capsys):
     assert capsys.readouterr().err == "manyhands: sync will not\n"
 
 
-def warned(capsys, layer, size=2, others=(), **given):
+def warned(capsys, layer, others=(), **given):
     """Return what is said, and what is announced, for a model with this layer."""
     told = []
     config = configure({"workers": 2, **given})
-    worker = SimpleNamespace(config=config, replica=replica(layer), announce=told.append,
-                             comm=SimpleNamespace(size=size))  # fmt: skip
-    randomness.warn(worker, others)
+    Reporter(announce=told.append).warn(randomness.warning(config, replica(layer), others))
     said = capsys.readouterr().err
     assert said == "".join(f"manyhands: {event['warning']}\n" for event in told)
     return said
@@ -176,7 +174,7 @@ def test_a_warning_names_layers_once_and_only_where_it_matters(capsys):
     assert "statistics of a batch in layer '1' (BatchNorm1d)" in said
     assert "and 3 more" in warned(capsys, normed, others=list("abcdef"))
     assert not warned(capsys, nn.InstanceNorm1d(8))
-    assert not warned(capsys, normed, size=1, workers=1)
+    assert not warned(capsys, normed, workers=1)
     assert not warned(capsys, normed, strategy="averaging")
     assert not warned(capsys, normed, strategy="tensor", workers=1)
     assert warned(capsys, normed, strategy="pipeline", workers=1)

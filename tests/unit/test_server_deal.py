@@ -15,6 +15,8 @@ from manyhands.options import configure
 from manyhands.strategies.server import master
 from manyhands.strategies.server.server import deal
 from manyhands.strategies.staleness import describe
+from manyhands.worker.computation import Computation
+from manyhands.worker.course import Course
 from manyhands.worker.stopping import Aim
 
 
@@ -82,7 +84,8 @@ def one_master(monkeypatch):
         monkeypatch.setattr(master, name, lambda *given: None)
     replica = Replica(nn.Linear(3, 2), nn.functional.mse_loss)
     worker = SimpleNamespace(
-        comm=None, lifecycle=None, replica=replica, params=replica.params, step=0, rate=None,
+        comm=None, hook=lambda kind: None, replica=replica, params=replica.params, course=Course(),
+        computation=Computation(), evaluation=SimpleNamespace(aim=Aim()),
         optimizer=torch.optim.SGD([replica.params], lr=0.5), config=SimpleNamespace(workers=1),
         aim=Aim(),
     )  # fmt: skip
@@ -115,7 +118,8 @@ def test_a_stale_push_steps_less_only_where_that_is_asked_for(one_master, aware,
 
 def test_a_schedule_and_staleness_multiply(one_master):
     made = one_master(staleness_aware=True)
-    made.worker.rate, made.worker.planned = SimpleNamespace(at=lambda step: 0.1, steps=10), [10]
+    computation = made.worker.computation
+    computation.rate, computation.planned = SimpleNamespace(at=lambda step: 0.1, steps=10), [10]
     assert made._factor(4) == pytest.approx(0.1 / 4)
 
 

@@ -323,9 +323,10 @@ def test_who_dies_while_checkpoints_are_renewed_is_missed_from_the_plans_of_then
         agreed=lambda group, well: next(answers),
     )  # fmt: skip
     monkeypatch.setattr(recovery, "ulfm", ulfm)
-    plan = Plan("balanced", examples=40, batch_size=8, size=4, rank=0, seed=0)
+    plan, dies = Plan("balanced", examples=40, batch_size=8, size=4, rank=0, seed=0), Dies()
     worker = SimpleNamespace(
-        plan=plan, comm=SimpleNamespace(size=4), lifecycle=Dies(), config=configure({"workers": 4})
-    )
+        plan=plan, comm=SimpleNamespace(size=4), hook=lambda kind: dies,
+        config=configure({"workers": 4}),
+    )  # fmt: skip
     assert recovery.outlive(worker, work, lead=print) == "done"
     assert met == [[0, 1, 2, 3], [0, 1, 2]]

@@ -8,7 +8,6 @@ own), and statistics of a batch, depend on how the batch is divided: it is named
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from manyhands.config.run import RunConfig
     from manyhands.data.batch_tree import Tree
     from manyhands.model.replica import Replica
-    from manyhands.worker.worker import Worker
 
 _NAMED = 4  # sources that a warning names; it counts the others
 
@@ -72,31 +70,28 @@ def covered(found: Survey, device: torch.device) -> bool:
     return found.drops and not (found.recomputed and device.type == "cuda")
 
 
-def warn(worker: Worker, others: Sequence[str]) -> None:
-    """Name what makes a result depend on how batches are divided, where that is promised not to."""
-    config, strategy = worker.config, worker.config.strategy
-    examples = config.batch_size // config.workers
+def warning(config: RunConfig, replica: Replica, others: Sequence[str]) -> str:
+    """Name what makes a result depend on how batches are divided, where the strategy promises not.
+
+    Args:
+        config: The run's, of several processes.
+        replica: The model.
+        others: The sources that `prepare` found.
+    """
+    strategy, examples = config.strategy, config.batch_size // config.workers
     divided = config.workers > 1 or strategy.at_once(examples) < examples
-    norms = list(_batch_statistics(worker.replica.judged, config)) if divided else []
+    norms = list(_batch_statistics(replica.judged, config)) if divided else []
     named = [*others, *norms]
-    if not named or worker.comm.size == 1 or not strategy.supports.equals_one:
-        return
+    if not named or not strategy.supports.equals_one:
+        return ""
     able = not config.sync_batchnorm and "sync_batchnorm" not in strategy.supports.lacks
     remedy = "; for BatchNorm, add --sync-batchnorm" if norms and able else ""
     listed = ", ".join(named[:_NAMED])
     more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
-    announce(
-        worker,
+    return (
         f"{strategy.name} will not end exactly where one worker ends, since these depend on how "
-        f"batches are divided: {listed}{more}{remedy}",
+        f"batches are divided: {listed}{more}{remedy}"
     )
-
-
-def announce(worker: Worker, warning: str) -> None:
-    """Send a warning, if there is one, to the launcher and to this process's own messages."""
-    if warning and worker.announce:
-        worker.announce({"warning": warning})
-        print(f"manyhands: {warning}", file=sys.stderr)
 
 
 def survey(replica: Replica, x: Tree, y: Tree) -> Survey:

@@ -31,6 +31,7 @@ class Clock:
     evaluation: float = 0.0
     callbacks: float = 0.0  # seconds in callbacks, or waiting for those of worker 0
     used: tuple[float, float] = (0.0, 0.0)  # user and system seconds before it was interrupted
+    spent: dict[str, float] = field(default_factory=dict)  # a master's seconds, by phase
     begun_with: tuple[float, float] = (0.0, 0.0)  # those of this process when all were ready
 
     def processor(self, now: Mapping[str, float]) -> tuple[float, float]:

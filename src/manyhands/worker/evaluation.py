@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Callable
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,11 +19,81 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from manyhands.data import Split
+    from manyhands.model.metrics import Metric
     from manyhands.worker.clock import Epoch
-    from manyhands.worker.worker import Worker
+    from manyhands.worker.stopping import Aim
+    from manyhands.worker.worker import Hold, Worker
 
 # Examples that are judged at a time: as fast as many on a core, and of less memory.
 _AT_A_TIME = {"cpu": 250, "cuda": 1000}
+
+
+Consensus = Callable[["Worker"], "Tensor"]  # a strategy's: the parameters to evaluate
+
+
+@dataclass(kw_only=True)
+class Evaluation:
+    """What a worker does after each epoch: it evaluates the model, or keeps a copy for later.
+
+    Attributes:
+        metrics: What the model is judged by beside the loss.
+        aim: What ends the run early, and which epoch is the best.
+        consensus: Returns the parameters to evaluate; see `Strategy.consensus`.
+        hold: Holds the others while worker 0 evaluates, where workers do not step together.
+    """
+
+    metrics: tuple[Metric, ...]
+    aim: Aim
+    consensus: Consensus
+    hold: Hold | None = None
+
+    def after_step(self, worker: Worker, examples: int) -> None:
+        """Wait while worker 0 evaluates; a hook only where workers do not step together."""
+        if self.hold:
+            self.hold.wait()
+
+    def after_epoch(self, worker: Worker, epoch: Epoch) -> None:
+        """Evaluate the model with all workers; where they do not step together, worker 0 keeps it.
+
+        Collective where workers step together.
+        """
+        if worker.config.strategy.supports.together:
+            self._evaluate_together(worker, epoch)
+        elif worker.rank == 0 and worker.course.stopped != "signal":
+            with worker.evaluating():
+                self._keep(worker, epoch)
+                worker.reporter.announce_epoch(epoch, [epoch.seen()])
+            worker.reporter.end_epoch(epoch, worker.step, [epoch.seen()], worker.clock)
+
+    def _keep(self, worker: Worker, epoch: Epoch) -> None:
+        """Keep worker 0's copy of the parameters, and judge it if the run may have to stop.
+
+        The other workers wait while worker 0 judges: otherwise the model would train on, and the
+        time to the target would leave that training out.
+        """
+        # A run that is resumed past its last step has kept this epoch's copy already.
+        # A worker that takes the place of a dead worker 0 has none of the epochs before.
+        strategy, course, before = worker.config.strategy, worker.course, epoch.epoch - 1
+        copy = self.consensus(worker).clone()
+        course.kept[before:] = [None] * (before - len(course.kept)) + [copy]
+        epoch.progress = strategy.progress(worker) if isinstance(strategy, Asynchronous) else None
+        if self.aim.ends:
+            with self.hold.holding() if self.hold else nullcontext():
+                judge(worker, epoch, copy, alone=True)
+                course.stopped = self.aim.over(course.epochs) or course.stopped
+
+    def _evaluate_together(self, worker: Worker, epoch: Epoch) -> None:
+        course, reporter = worker.course, worker.reporter
+        with worker.evaluating():
+            if worker.config.strategy.supports.identical:
+                compare_replicas(worker)
+            average_buffers(worker)
+            judge(worker, epoch, self.consensus(worker))
+            course.stopped = self.aim.over(course.epochs) or course.stopped
+            seen = worker.comm.gather(epoch.seen())
+            reporter.announce_epoch(epoch, seen)
+        reporter.end_epoch(epoch, worker.step, seen[: worker.config.workers], worker.clock)
+        worker.wait_for_callbacks("on_epoch")
 
 
 def judge(worker: Worker, epoch: Epoch | None, params: Tensor, *, alone: bool = False) -> None:
@@ -34,27 +106,9 @@ def judge(worker: Worker, epoch: Epoch | None, params: Tensor, *, alone: bool = 
     if epoch:
         epoch.test_loss, epoch.test_metrics = test
         epoch.validation_loss, epoch.validation_metrics = aside
-        if worker.keep_best and not alone and worker.best is epoch:
-            worker.keep_best(worker.replica, params)
-
-
-def keep(worker: Worker, epoch: Epoch) -> None:
-    """Keep worker 0's copy of the parameters, and judge it if the run may have to stop.
-
-    The other workers wait while worker 0 judges: otherwise the model would train on, and the time
-    to the target would leave that training out.
-    """
-    # A run that goes on past its last step has kept this epoch's copy already.
-    # Who takes the place of a dead worker 0 has none of the epochs before.
-    strategy: Any = worker.config.strategy
-    before = epoch.epoch - 1
-    copy = strategy.consensus(worker).clone()
-    worker.kept[before:] = [None] * (before - len(worker.kept)) + [copy]
-    epoch.progress = strategy.progress(worker) if isinstance(strategy, Asynchronous) else None
-    if worker.aim.ends:
-        with worker.hold.holding() if worker.hold else nullcontext():
-            judge(worker, epoch, copy, alone=True)
-            worker.stopped = worker.aim.over(worker.epochs) or worker.stopped
+        keep_best, aim = worker.reporter.keep_best, worker.evaluation.aim
+        if keep_best and not alone and aim.best(worker.course.epochs) is epoch:
+            keep_best(worker.replica, params)
 
 
 def evaluate(
@@ -70,11 +124,12 @@ def evaluate(
     rank, size = (0, 1) if alone else (worker.comm.rank, worker.comm.size)
     first, last = rank * len(split) // size, (rank + 1) * len(split) // size
     part = split.slices(first, last, _AT_A_TIME[params.device.type])
+    metrics = worker.evaluation.metrics
     with worker.replica.holding(params):
-        sums = np.array(worker.replica.evaluate(part, worker.metrics), dtype=np.float64)
+        sums = np.array(worker.replica.evaluate(part, metrics), dtype=np.float64)
     if not alone:
         sums = worker.comm.sum(sums)
-        for metric in worker.metrics:
+        for metric in metrics:
             metric.merge(worker.comm)
     if not math.isfinite(sums[0]):
         raise DivergedError(
@@ -82,7 +137,7 @@ def evaluate(
             f"learning rate than {worker.lr:.3g}",
             rank=worker.rank,
         )
-    values = {metric.name: metric.value() for metric in worker.metrics}
+    values = {metric.name: metric.value() for metric in metrics}
     # One that is no number, as of a constant output the correlation, is not known.
     known = {name: value for name, value in values.items() if math.isfinite(value)}
     return float(sums[0] / sums[1]), known

@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 from manyhands.comm.messages import Messages, Parcel
 from manyhands.data.shuffle import draws
-from manyhands.strategies.hold import STOP, MessageHold
+from manyhands.worker.hold import STOP, MessageHold
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,7 +40,7 @@ def _ask(worker: Worker, neighbours: Sequence[int]) -> dict[str, Any]:
     """Be one of those that ask: while the gradient is computed, the average is under way."""
     x, messages = worker.params, Messages(worker.comm)
     mine, theirs = Parcel(x), Parcel(x)
-    worker.hold = hold = MessageHold.made(worker, messages)
+    worker.evaluation.hold = hold = MessageHold.made(worker, messages)
     asked = 0
     for batch in worker.batches():
         requests = []
@@ -61,8 +61,8 @@ def _ask(worker: Worker, neighbours: Sequence[int]) -> dict[str, Any]:
             )
         worker.update(g)
         if theirs.header[0] == OVER:
-            worker.stopped = "target_accuracy"
-    mine.header[0] = OVER if worker.early else DONE
+            worker.course.stopped = "target_accuracy"
+    mine.header[0] = OVER if worker.course.early else DONE
     messages.wait_all([messages.send(mine, j) for j in neighbours])
     if hold:
         hold.end()
@@ -73,7 +73,7 @@ def _ask(worker: Worker, neighbours: Sequence[int]) -> dict[str, Any]:
 def _answer(worker: Worker, neighbours: Sequence[int]) -> dict[str, Any]:
     """Be one of those that are asked: a thread answers, whatever is computed meanwhile."""
     shared = Answering(worker, neighbours)
-    worker.hold = shared.hold
+    worker.evaluation.hold = shared.hold
     shared.start()
     taus: Counter[int] = Counter()
     for batch in worker.batches():
@@ -87,7 +87,7 @@ def _answer(worker: Worker, neighbours: Sequence[int]) -> dict[str, Any]:
             shared.x.copy_(worker.params)
             taus[shared.answered - seen] += 1
         if shared.over:
-            worker.stopped = "target_accuracy"
+            worker.course.stopped = "target_accuracy"
         shared.check()
     shared.join()
     shared.check()

@@ -32,7 +32,10 @@ class Meeting:
     def __init__(self, worker: Worker, memory: MemoryGroup) -> None:
         import torch
 
+        from manyhands.worker.checkpoint.lifecycle import Lifecycle
+
         self.worker, self.memory = worker, memory
+        self.lifecycle = worker.hook(Lifecycle)
         self.flags = memory.share(torch.zeros(4, dtype=torch.int64)).numpy()
         self.done = memory.share(torch.zeros(memory.size, dtype=torch.int64)).numpy()
 
@@ -46,7 +49,7 @@ class Meeting:
         Args:
             step: The steps done so far, on the average over the workers.
         """
-        lifecycle = self.worker.lifecycle
+        lifecycle = self.lifecycle
         if lifecycle is None:
             return
         leads = self.worker.rank == int(self.done.argmin())
@@ -65,7 +68,7 @@ class Meeting:
         """Let the others wait while worker 0 evaluates; then let them continue, or stop."""
         self.flags[_WAIT] = 1
         yield
-        if self.worker.early:
+        if self.worker.course.early:
             self.flags[_OVER] = 1
         self.flags[_WAIT] = 0
 
@@ -76,11 +79,11 @@ class Meeting:
                 while self.flags[_WAIT]:
                     time.sleep(_NAP)
         if self.over():
-            self.worker.stopped = "target_accuracy"
+            self.worker.course.stopped = "target_accuracy"
 
     def leave(self) -> None:
         """Be done; return when all are."""
-        if self.worker.early:  # never taken back, so that no lock is needed
+        if self.worker.course.early:  # never taken back, so that no lock is needed
             self.flags[_OVER] = 1
         self.done[self.worker.rank] = 1
         self._end_update()
@@ -98,7 +101,7 @@ class Meeting:
     def _copy(self) -> None:
         from manyhands.worker.checkpoint.lifecycle import Mark
 
-        if self.worker.lifecycle:
+        if self.lifecycle:
             mark = Mark(int(self.flags[_STEP]), int(self.flags[_SIGNUM]))
-            self.worker.lifecycle.take(self.worker, mark)
+            self.lifecycle.take(self.worker, mark)
         self.memory.barrier()

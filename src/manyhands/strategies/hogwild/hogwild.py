@@ -116,9 +116,9 @@ class Hogwild(Strategy, Asynchronous):
         taus: Counter[int] = worker.state or Counter()
         writes[worker.rank] = worker.step
         examples = memory.share(torch.zeros(memory.size, dtype=torch.float64)).numpy()
-        examples[worker.rank] = sum(epoch.examples for epoch in worker.epochs)
+        examples[worker.rank] = sum(epoch.examples for epoch in worker.course.epochs)
         meeting = Meeting(worker, memory)
-        worker.hold = meeting if worker.aim.ends else None
+        worker.evaluation.hold = meeting if worker.evaluation.aim.ends else None
         worker.state = _Shared(x, writes, examples, meeting, taus)
         turn = partial(_alone, memory, settle=gpu) if self.lock else nullcontext
         if gpu or not self.lock:

@@ -8,8 +8,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from manyhands.comm.messages import Messages, Parcel
-from manyhands.strategies.hold import MessageHold
-from manyhands.worker.checkpoint.lifecycle import Mark
+from manyhands.worker.checkpoint.lifecycle import Lifecycle, Mark
+from manyhands.worker.computation import shorten
+from manyhands.worker.hold import MessageHold
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,7 +43,7 @@ def work(worker: Worker, server: Rules, spans: Sequence[Span]) -> None:
     line = worker.state = Line(worker, spans, cuts, versions)
     # With a bound a worker may wait for the pushes of worker 0.
     hold = MessageHold.made(worker, line.messages, waits=server.staleness is not None)
-    worker.hold = hold
+    worker.evaluation.hold = hold
     if server.layerwise:
         line.listen()
     owed = worker.step > 0  # a checkpoint was written between a push and the next
@@ -50,20 +51,20 @@ def work(worker: Worker, server: Rules, spans: Sequence[Span]) -> None:
         if owed and not prefetch:
             line.pull()
         gradient, used = worker.gradient(batch), line.versions
-        worker.shorten(gradient)
+        shorten(gradient, worker.config.clip_norm)
         with worker.exchanging():
             if owed and prefetch and line.pull() == STOP:
-                worker.stopped = "target_accuracy"
+                worker.course.stopped = "target_accuracy"
             line.send(PUSH, round(batch.examples), used, gradient)
             owed = prefetch
             if not prefetch and line.pull() == STOP:
-                worker.stopped = "target_accuracy"
+                worker.course.stopped = "target_accuracy"
     if hold and worker.rank == 0:
         hold.end()
     if owed:
         line.pull()
         line.pause()  # a mark must go on to the other masters, with the next message
-    line.send(STOP if worker.early else DONE, 0, line.versions)
+    line.send(STOP if worker.course.early else DONE, 0, line.versions)
     while line.pull() == MARK:  # others go on, and have begun a checkpoint
         line.pause()
     if hold and worker.rank:  # worker 0 may need the message before this one's end
@@ -90,6 +91,7 @@ class Line:
         versions: Sequence[int],
     ) -> None:
         self.worker, self.spans = worker, spans
+        self.lifecycle = worker.hook(Lifecycle)
         self.messages = Messages(worker.comm)
         self.masters = range(worker.config.workers, worker.comm.size)
         pairs = list(zip(spans, cuts, strict=True))
@@ -151,7 +153,7 @@ class Line:
     ) -> None:
         """Send the pushes, or what is left of them; computed at the versions `used`."""
         self.begin = time.perf_counter()
-        mark = self.worker.lifecycle.mark if self.worker.lifecycle else Mark(0)
+        mark = self.lifecycle.mark if self.lifecycle else Mark(0)
         for push, version in zip(self.pushes, used, strict=True):
             push.header[:] = kind, examples, *mark, self.worker.board.asked(), version
         for m, edges in enumerate(self.edges):
@@ -198,6 +200,6 @@ class Line:
 
     def pause(self) -> None:
         """Write this worker's part of the checkpoint that the masters told of, once."""
-        lifecycle = self.worker.lifecycle
+        lifecycle = self.lifecycle
         if lifecycle and self.mark.step > lifecycle.mark.step:
             lifecycle.take(self.worker, self.mark)

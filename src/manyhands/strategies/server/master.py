@@ -10,17 +10,17 @@ from mpi4py import MPI
 
 from manyhands.comm.messages import Messages, Parcel
 from manyhands.strategies import staleness
-from manyhands.strategies.hold import MessageHold
 from manyhands.strategies.server.link import MARK, PUSH, STOP
 from manyhands.strategies.server.snapshot import Cuts
 from manyhands.strategies.server.state import Rules, Span
+from manyhands.worker.checkpoint.lifecycle import Lifecycle
+from manyhands.worker.hold import MessageHold
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from torch import Tensor
 
-    from manyhands.worker.checkpoint.lifecycle import Lifecycle
     from manyhands.worker.worker import Worker
 
 
@@ -34,7 +34,7 @@ def serve(worker: Worker, server: Rules, spans: Sequence[Span]) -> dict[str, Any
     else:
         master.go_on(before.numbers, before.bodies)
     master.serve()
-    worker.spent = {"wait": master.idle, "update": master.busy}
+    worker.clock.spent = {"wait": master.idle, "update": master.busy}
     names = [la.name for la in worker.replica.layers if span[0] <= la.start < span[1]]
     return {"layers": names, **master.facts()}
 
@@ -67,7 +67,7 @@ class Master:
         self.clocks = dict.fromkeys(range(worker.config.workers), 0)
         self.left: dict[int, int] = {}  # c_k of the workers that are done
         self.told: dict[int, int] = {}  # by worker that is done: the last checkpoint it knows of
-        self.cuts = Cuts(worker, cast("Lifecycle", worker.lifecycle))
+        self.cuts = Cuts(worker, cast("Lifecycle", worker.hook(Lifecycle)))
         self.held: set[int] = set()
         self.due: set[int] = set()
         self.version = 0  # updates of w[m] so far
@@ -186,7 +186,7 @@ class Master:
             group["lr"] = rate * self._factor(tau)
         self.optimizer.step()
         self.version += 1
-        self.worker.step = self.version
+        self.worker.course.step = self.version
         for k in pushers:
             self.examples += int(self.pushes[k].header[1])
             self.clocks[k] += 1
@@ -196,8 +196,9 @@ class Master:
     def _factor(self, tau: int) -> float:
         """Return what the learning rate is multiplied by, here in the run and so stale."""
         factor = 1.0
-        if rate := self.worker.rate:
-            planned = self.worker.planned
+        computation = self.worker.computation
+        if rate := computation.rate:
+            planned = computation.planned
             updates = max(planned) if self.server.staleness == 0 else sum(planned)
             factor = rate.at(self.version * rate.steps / updates)
         return factor / max(1, tau) if self.server.staleness_aware else factor
@@ -229,7 +230,8 @@ class Master:
         self.grad.zero_()
         for k in pushers:
             self.grad.add_(self.pushes[k].body, alpha=int(self.pushes[k].header[1]) / examples)
-        self.worker.guard(self.grad, examples)
+        if mechanism := self.worker.computation.mechanism:  # its noise is still missing
+            mechanism.guard(self.grad, examples)
         self.held.clear()
         self._step(0, pushers)
 

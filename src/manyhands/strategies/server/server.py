@@ -251,7 +251,8 @@ class Server(Strategy, Asynchronous, Recoverable):
     def progress(self, worker: Worker) -> tuple[int, float] | None:
         """Return what the masters had taken in when worker 0 was answered last."""
         examples = [count for count in worker.state.examples if count is not None]
-        if worker.others_saw or not examples:  # pushes of the dead are no steps of those left
+        # Pushes of the dead are no steps of the survivors.
+        if worker.course.others_saw or not examples:
             return None
         pushers = 1 if self.staleness == 0 else worker.config.workers
         return min(worker.state.versions) // pushers, min(examples)

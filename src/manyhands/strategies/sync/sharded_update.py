@@ -59,8 +59,8 @@ class Piecewise:
 
     def step(self, worker: Worker, gradient: Tensor) -> None:
         """Sum the gradient over all workers and let the optimizer step along it. Collective."""
-        if worker.rate:
-            worker.rate.set(self._optimizer, worker.step)
+        if rate := worker.computation.rate:
+            rate.set(self._optimizer, worker.step)
         if self._adapts:
             for _, p in self._each():
                 self._optimizer.state[p].setdefault("step", torch.zeros(())).add_(1)

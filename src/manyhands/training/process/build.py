@@ -44,6 +44,8 @@ from manyhands.worker.balancing import Balance
 from manyhands.worker.checkpoint.capture import restore
 from manyhands.worker.checkpoint.format import BEST, FOLDER, Checkpoint, check, put_back_best
 from manyhands.worker.checkpoint.lifecycle import Lifecycle, Mark
+from manyhands.worker.computation import Computation
+from manyhands.worker.evaluation import Evaluation
 from manyhands.worker.worker import Worker
 
 if TYPE_CHECKING:
@@ -165,19 +167,27 @@ class _Draft:
 
     def assemble(self) -> Worker:
         """Put the worker together."""
+        evaluation = Evaluation(
+            metrics=self.metrics,
+            aim=objective.aim(self.config, self.metrics),
+            consensus=strategy_of(self.config).consensus,
+        )
         return Worker(
             config=self.config,
             replica=self.replica,
             optimizer=self.optimizer,
-            graphs=self.graphs,
             comm=self.group,
             plan=self.sampler or self.plan,
-            mechanism=self.mechanism,
-            metrics=self.metrics,
-            augment=_augment(self.job, self.follows),
-            aim=objective.aim(self.config, self.metrics),
             data=self.data,
             board=self.board,
+            evaluation=evaluation,
+            computation=Computation(
+                mechanism=self.mechanism,
+                graphs=self.graphs,
+                augment=_augment(self.job, self.follows),
+            ),
+            # Where workers do not step together, they wait while worker 0 evaluates.
+            hooks=[] if self.strategy.supports.together else [evaluation],
         )
 
     def attach(self, made: Worker) -> None:
@@ -188,8 +198,9 @@ class _Draft:
         step_history.keep(made, Path(job.output) / FOLDER if resumable else None)
         if self.rank == 0:
             lead(job, made, self.folder)
-            randomness.announce(made, self.unlike)
-            randomness.warn(made, self.others)
+            made.reporter.warn(self.unlike)
+            if self.group.size > 1:
+                made.reporter.warn(randomness.warning(config, made.replica, self.others))
         # What a model draws of its own must differ between workers; initial weights must not.
         if not config.privacy:
             seed = np.random.SeedSequence([config.seed, self.rank]).generate_state(1)[0]
@@ -210,9 +221,9 @@ class _Draft:
         steps = min(epochs, config.max_steps or epochs)
         self.board.steps(self.rank, 0 if self.serves else steps)
         began = began_with(self.found) if self.found else config.workers
-        made.rate = _rate(self.job, made.optimizer, steps, began)
-        if made.rate:
-            made.planned = self.group.gather(steps)[: config.workers]
+        made.computation.rate = _rate(self.job, made.optimizer, steps, began)
+        if made.computation.rate:
+            made.computation.planned = self.group.gather(steps)[: config.workers]
         return began
 
 
@@ -261,9 +272,9 @@ def _plain(job: Job, replica: Replica, data: Stored) -> bool:
 
 def lead(job: Job, worker: Worker, folder: Path) -> None:
     """Let a worker announce what happens, and keep the best model: the first of the group does."""
-    worker.announce = worker.announce or _Announcer(folder / EVENTS_FILE)
-    worker.callbacks = worker.callbacks or list(job.callbacks)
-    worker.keep_best = partial(_save_best, Path(job.output))
+    worker.reporter.announce = worker.reporter.announce or _Announcer(folder / EVENTS_FILE)
+    worker.reporter.callbacks = worker.reporter.callbacks or list(job.callbacks)
+    worker.reporter.keep_best = partial(_save_best, Path(job.output))
 
 
 def _save_best(output: Path, replica: Replica, params: torch.Tensor) -> None:
@@ -278,10 +289,12 @@ def _attach_speeds(worker: Worker) -> None:
     """Slow the worker down, or let its part of the batch follow its speed, where asked for."""
     config, rank = worker.config, worker.rank
     slow = parse_slow(config.slow) if config.slow else None
-    worker.slow = slow if slow and slow.rank == rank else None
+    worker.computation.slow = slow if slow and slow.rank == rank else None
     if config.balance == "speed":
-        worker.balance = Balance(rank=rank, size=config.workers, batch_size=config.batch_size)
-        worker.facts["shares"] = worker.balance.history
+        balance = Balance(rank=rank, size=config.workers, batch_size=config.batch_size)
+        worker.hooks.append(balance)
+        worker.computation.parts = balance.at
+        worker.facts["shares"] = balance.history
 
 
 def _attach_lifecycle(job: Job, worker: Worker, kernels: tuning.Kernels, began: int) -> None:
@@ -297,14 +310,14 @@ def _attach_lifecycle(job: Job, worker: Worker, kernels: tuning.Kernels, began: 
         "loss": _own_name(job.loss),
         "layers": [[layer.name, layer.start, layer.stop] for layer in worker.replica.layers],
     }
-    worker.lifecycle = Lifecycle(worker, Path(job.output), about, grows=job.grows)
+    worker.hooks.append(Lifecycle(worker, Path(job.output), about, grows=job.grows))
 
 
 def _go_on(job: Job, worker: Worker, found: Checkpoint) -> None:
     """Put the worker where its checkpoint was."""
     verify(found, worker, _own_name(job.loss))
     restore(worker, found)
-    cast("Lifecycle", worker.lifecycle).mark = Mark(found.step)
+    cast("Lifecycle", worker.hook(Lifecycle)).mark = Mark(found.step)
     if worker.rank == 0:
         put_back_best(found, Path(job.output))
 

@@ -85,12 +85,12 @@ def steps(worker: Worker) -> Rows:
     together = not worker.clock.waited and worker.config.strategy.supports.together
     ahead = _clock_ahead(worker) if together else 0.0
     # Of a group of another size nothing is known.
-    rows = Rows(worker.step - len(worker.losses) + 1)
-    for start in range(0, len(worker.losses), _AT_ONCE):
-        rows.add(
-            worker.losses.read(start, start + _AT_ONCE), _phases(worker, start, together, ahead)
-        )
-    if worker.mechanism:
+    rows = Rows(worker.step - len(worker.course.losses) + 1)
+    losses = worker.course.losses
+    for start in range(0, len(losses), _AT_ONCE):
+        phases = _phases(worker, start, together, ahead)
+        rows.add(losses.read(start, start + _AT_ONCE), phases)
+    if worker.computation.mechanism:
         rows.average()
     return rows
 
@@ -165,8 +165,8 @@ def figures(worker: Worker, process: dict[str, float], rows: Rows) -> dict[str, 
     operations = worker.comm.meter.as_dict()
     sent = [cost["bytes"] for cost in operations.values()]
     messages = [cost["messages"] for cost in operations.values()]
-    callbacks = 0.0 if worker.mechanism else process["callbacks"]
-    spent = worker.spent or rows.seconds
+    callbacks = 0.0 if worker.computation.mechanism else process["callbacks"]
+    spent = worker.clock.spent or rows.seconds
     return {
         "rank": worker.number,
         "role": worker.role,
@@ -174,18 +174,18 @@ def figures(worker: Worker, process: dict[str, float], rows: Rows) -> dict[str, 
         "device": str(worker.params.device),
         "kernel": kernel(),
         "pid": worker.board.pid(worker.number),
-        "examples": round(sum(e.examples for e in worker.epochs)),
+        "examples": round(sum(e.examples for e in worker.course.epochs)),
         "steps": worker.step,
         "ready": process["ready"],
         "training": process["training"],
         "evaluation": process["evaluation"],
         # In a private run, when workers wait for callbacks would tell how large samples were.
-        "callbacks": None if worker.mechanism else callbacks,
+        "callbacks": None if worker.computation.mechanism else callbacks,
         "wall": process["training"] + process["evaluation"] + callbacks,
         "user": process["user"],
         "system": process["system"],
         # In a private run the most memory would tell the largest sample.
-        "peak_rss_bytes": None if worker.mechanism else process["peak_rss_bytes"],
+        "peak_rss_bytes": None if worker.computation.mechanism else process["peak_rss_bytes"],
         **{k: round(spent.get(k, 0.0), 6) for k in PHASES},
         "memory": _memory(worker),
         "bytes": None if None in sent else sum(sent),

@@ -111,7 +111,7 @@ def open_ledger(worker: Worker, output: Path, remembered: dict[str, Any] | None)
     Raises:
         ConfigError: If the ledger cannot be trusted, or the budget is spent already.
     """
-    mechanism = worker.mechanism
+    mechanism = worker.computation.mechanism
     assert mechanism is not None
     terms, path = mechanism.terms, output / f"ledger-{worker.rank}.jsonl"
     run = worker.comm.gather(secrets.token_hex(8))[0]

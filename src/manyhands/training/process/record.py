@@ -23,6 +23,7 @@ from manyhands.strategies.strategy import strategy_of
 from manyhands.training.process import measurements
 from manyhands.training.process.objective import called
 from manyhands.worker import evaluation
+from manyhands.worker.checkpoint.lifecycle import Lifecycle
 from manyhands.worker.clock import mean
 from manyhands.worker.stopping import REACHED
 
@@ -62,10 +63,10 @@ def train(
         strategy_of(worker.config).run(worker)
     seconds, after = worker.clock.seconds(), records.usage()
     user, system = worker.clock.processor(after)
-    if worker.mechanism:
-        worker.mechanism.close()
-    if worker.lifecycle:
-        worker.lifecycle.end(worker)
+    if worker.computation.mechanism:
+        worker.computation.mechanism.close()
+    if lifecycle := worker.hook(Lifecycle):
+        lifecycle.end(worker)
     if not worker.config.strategy.supports.together:
         judge(worker)
     worker.board.note(worker.number, worker.step, "record")
@@ -89,16 +90,16 @@ def judge(worker: Worker) -> None:
 
     with worker.evaluating():
         evaluation.average_buffers(worker)
-        if worker.rank == 0 and worker.stopped not in REACHED:
-            worker.kept[-1] = strategy_of(worker.config).consensus(worker).clone()
-        for epoch in worker.epochs:  # judged anew below, so that the best is the best of these
-            epoch.validation_loss = None
-        kept = worker.comm.gather([copy is not None for copy in worker.kept])[0]
+        if worker.rank == 0 and worker.course.stopped not in REACHED:
+            worker.course.kept[-1] = strategy_of(worker.config).consensus(worker).clone()
+        for epoch in worker.course.epochs:
+            epoch.validation_loss = None  # judged anew below, so that the best is the best of these
+        kept = worker.comm.gather([copy is not None for copy in worker.course.kept])[0]
         for i in (i for i, there in enumerate(kept) if there):
-            mine = worker.kept[i] if worker.rank == 0 else None
+            mine = worker.course.kept[i] if worker.rank == 0 else None
             params = torch.empty_like(worker.params) if mine is None else mine
             worker.comm.broadcast(params)
-            evaluation.judge(worker, worker.epochs[i] if worker.rank == 0 else None, params)
+            evaluation.judge(worker, worker.course.epochs[i] if worker.rank == 0 else None, params)
         worker.params.copy_(params)
 
 
@@ -108,7 +109,7 @@ def record(job: Job, worker: Worker, kernels: Kernels, process: dict[str, float]
         params = strategy_of(worker.config).consensus(worker).clone()
     rows = measurements.steps(worker)
     workers = worker.comm.gather(measurements.figures(worker, process, rows))
-    seen = worker.comm.gather([[*e.seen(), e.steps, e.seconds] for e in worker.epochs])
+    seen = worker.comm.gather([[*e.seen(), e.steps, e.seconds] for e in worker.course.epochs])
     shares: Iterator[Any] = worker.plan.epoch(1)
     first = [share.examples for share in islice(shares, 1)] or [0]
     firsts = [count for (count,) in worker.comm.gather(first)][: worker.config.workers]
@@ -123,12 +124,14 @@ def record(job: Job, worker: Worker, kernels: Kernels, process: dict[str, float]
         merged["epochs"] = _epochs(worker, numbers, seen[: worker.config.workers])
         merged["strategy"] = worker.facts
         merged["partition"] = worker.plan.describe(
-            worker.epochs[-1].epoch, worker.shares(), classes=worker.data.classes
+            worker.course.epochs[-1].epoch,
+            worker.computation.shares(worker.course.epoch_start),
+            classes=worker.data.classes,
         )
-        if worker.mechanism:
+        if worker.computation.mechanism:
             merged["privacy"] = statement(
                 worker.config,
-                worker.mechanism.terms,
+                worker.computation.mechanism.terms,
                 ids=worker.data.about.ids,
                 learned=worker.data.about.learned,
             )
@@ -181,7 +184,7 @@ def _record(
             timespec="seconds"
         ),
         "status": "finished",
-        "story": [*job.story, *worker.story],
+        "story": [*job.story, *worker.course.story],
         "config": {**flatten(job.config), "comm": worker.comm.name},
         "machine": machine,
         "kernels": kernels.as_dict(),
@@ -207,7 +210,7 @@ def _record(
                 {"name": la.name, "parameters": la.stop - la.start} for la in replica.layers
             ],
         },
-        "metrics": [{"name": m.name, "higher": m.higher} for m in worker.metrics],
+        "metrics": [{"name": m.name, "higher": m.higher} for m in worker.evaluation.metrics],
         "workers": workers,
         "processes": worker.comm.size,
         "seconds": {
@@ -234,10 +237,10 @@ def _epochs(
     """
     apart = not worker.config.strategy.supports.together
     rows: list[dict[str, Any]] = []
-    for i, epoch in enumerate(worker.epochs):
-        last = epoch is worker.epochs[-1]
+    for i, epoch in enumerate(worker.course.epochs):
+        last = epoch is worker.course.epochs[-1]
         end = None if last else i + 1
-        kept = apart and (not last or worker.stopped in REACHED)
+        kept = apart and (not last or worker.course.stopped in REACHED)
         ended = max(e[4] for each in seen for e in each[i:end])
         steps, examples = _progress(worker, [each[:end] for each in seen], kept=kept, last=last)
         rows.append(
@@ -271,15 +274,16 @@ def _progress(
         kept: The model is a copy that worker 0 kept while others went on.
         last: It is the run's last epoch.
     """
-    epoch = worker.epochs[len(sofar[0]) - 1]
+    epoch = worker.course.epochs[len(sofar[0]) - 1]
     if kept and epoch.progress:
         steps, examples = epoch.progress
         return steps, round(examples)
     own = [sum(row[3] for row in each) for each in sofar]
     examples = round(sum(row[2] for each in sofar for row in each))
     if worker.config.strategy.supports.together:
-        return own[0], _dealt(worker, len(sofar[0])) if worker.others_saw else examples
-    alone = sum(event.get("examples", 0) for event in worker.story) if last else 0  # of the dead
+        return own[0], _dealt(worker, len(sofar[0])) if worker.course.others_saw else examples
+    events = worker.course.story if last else []
+    alone = sum(event.get("examples", 0) for event in events)  # of the dead
     return own[0] if kept else sum(own) // len(own), examples + alone
 
 
@@ -288,7 +292,7 @@ def _dealt(worker: Worker, epochs: int) -> int:
     plan: Any = worker.plan
     totals = (
         sum(share.total for share in islice(plan.epoch(epoch.epoch), epoch.steps))
-        for epoch in worker.epochs[:epochs]
+        for epoch in worker.course.epochs[:epochs]
     )
     return sum(totals)
 
@@ -297,12 +301,13 @@ def _result(
     worker: Worker, workers: list[dict[str, Any]], epochs: list[dict[str, Any]]
 ) -> dict[str, Any]:
     config, last = worker.config, epochs[-1]
+    best = worker.evaluation.aim.best(worker.course.epochs)
     # Where workers are apart, one that reached its target hands over the copy that did.
     apart = not config.strategy.supports.together
-    seconds = last["seconds"] if apart and worker.stopped in REACHED else _training(workers)
+    seconds = last["seconds"] if apart and worker.course.stopped in REACHED else _training(workers)
     examples = last["examples"]
     judged = "test_metrics" if worker.data.validation is None else "validation_metrics"
-    reached = [e["seconds"] for e in epochs if worker.aim.reached(e[judged])]
+    reached = [e["seconds"] for e in epochs if worker.evaluation.aim.reached(e[judged])]
     return {
         "accuracy": last["test_accuracy"],
         "loss": last["test_loss"],
@@ -311,8 +316,8 @@ def _result(
         "steps": last["steps"],
         "examples": examples,
         "examples_per_second": round(examples / seconds, 1),
-        "stopped": worker.stopped,
-        "best_epoch": worker.best.epoch if worker.best else None,
+        "stopped": worker.course.stopped,
+        "best_epoch": best.epoch if best else None,
         "target": config.target,
         "target_accuracy": config.target_accuracy,
         "seconds_to_target": reached[0] if reached else None,

@@ -35,6 +35,7 @@ from manyhands.data.reassignment import examples, settled
 from manyhands.errors import ConfigError, TooFewError, WorkerError
 from manyhands.worker.abilities import Recoverable, Regroupable
 from manyhands.worker.checkpoint.capture import optimizer_states, restore_optimizer
+from manyhands.worker.checkpoint.lifecycle import Lifecycle
 from manyhands.worker.clock import Epoch
 
 if TYPE_CHECKING:
@@ -73,17 +74,18 @@ def outlive(worker: Worker, work: Callable[[], T], lead: Callable[[Worker], None
     plan, noticed, least = cast("Plan", worker.plan), None, worker.config.min_workers
     plans = {number: replace(plan, rank=number) for number in range(plan.size)}
     beside = list(range(plan.size, worker.comm.size))
+    lifecycle = worker.hook(Lifecycle)
     while True:
         group = cast("MPICommunicator", worker.comm)
         try:
             if noticed is not None:
                 plans, beside = _regroup(worker, plans, beside, noticed)
-                if worker.lifecycle:  # whoever is lost here is missed by all: they have their plans
-                    worker.lifecycle.renew(worker)
+                if lifecycle:  # whoever is lost here is missed by all: they have their plans
+                    lifecycle.renew(worker)
                 too_few = _too_few(worker, least)
                 _tell(worker, noticed, lead)
-                if too_few and worker.lifecycle:
-                    worker.lifecycle.hand_over(worker, too_few)
+                if too_few and lifecycle:
+                    lifecycle.hand_over(worker, too_few)
             result, well = work(), True
         except _LostAgainError:
             well = False
@@ -114,7 +116,7 @@ def _regroup(
     """
     strategy = worker.config.strategy
     worker.board.note(worker.number, worker.step, "regroup")
-    epoch = worker.epochs[-1].epoch if worker.epochs else 1
+    epoch = worker.course.epochs[-1].epoch if worker.course.epochs else 1
     tally = strategy.tally(worker) if isinstance(strategy, Recoverable) else None
     told = worker.comm.gather([worker.number, epoch, tally])
     epochs = {number: epoch for number, epoch, _ in told if number in plans}
@@ -136,8 +138,8 @@ def _regroup(
         left = settled(plans, {number: pushes[number] for number in dead}, epochs)
         _bury(worker, left, [*dead, *gone], noticed)
         if take_over:
-            worker.story[-1]["taken_over"] = take_over()
-        worker.story[-1]["examples"] = sum(examples(plans[n], pushes[n]) for n in dead)
+            worker.course.story[-1]["taken_over"] = take_over()
+        worker.course.story[-1]["examples"] = sum(examples(plans[n], pushes[n]) for n in dead)
         _go_on_alone(worker, [pushes[number] for number in epochs])
     return left, others
 
@@ -148,7 +150,7 @@ def _meet(worker: Worker) -> None:
     identical = strategy.supports.identical
     if not identical and _inside(worker):  # its own update is made; only the meeting failed
         _end_step(worker)
-    told = worker.comm.gather([worker.step, worker.stopped, _rows(worker)])
+    told = worker.comm.gather([worker.step, worker.course.stopped, _rows(worker)])
     positions = [_position(rows) for _, _, rows in told]
     first = positions.index(max(positions))
     step, stopped, rows = told[first]
@@ -162,7 +164,7 @@ def _meet(worker: Worker) -> None:
         _end_step(worker)
     _forget_step(worker)
     _adopt(worker, rows)
-    worker.stopped = stopped
+    worker.course.stopped = stopped
 
 
 def _go_on_alone(worker: Worker, pushes: list[int]) -> None:
@@ -171,8 +173,9 @@ def _go_on_alone(worker: Worker, pushes: list[int]) -> None:
         while worker.step < pushes[worker.rank]:
             _end_step(worker)
         _forget_step(worker)
-    if worker.stopped == "signal":  # the checkpoint that it was for is lost; it is asked again
-        worker.stopped = "epochs"
+    # The checkpoint that a signal asked for is lost; it is asked for again.
+    if worker.course.stopped == "signal":
+        worker.course.stopped = "epochs"
     worker.clock.ended = None
     strategy = worker.config.strategy
     assert isinstance(strategy, Recoverable)
@@ -182,12 +185,12 @@ def _go_on_alone(worker: Worker, pushes: list[int]) -> None:
 def _bury(worker: Worker, left: Mapping[int, Plan], dead: list[int], noticed: float) -> None:
     """Be one of those who are left, and note who is not."""
     worker.plan = left.get(worker.number) or next(iter(left.values()))
-    worker.others_saw = True
+    worker.course.others_saw = True
     worker.config = replaced(worker.config, workers=len(left), min_workers=None, slow=None)
     clock = worker.clock
     clock.before, clock.paused, clock.started = clock.seconds(), 0.0, time.monotonic()
     last_word = max((float(worker.board.rows[number, -1]) for number in dead), default=noticed)
-    worker.story.append(
+    worker.course.story.append(
         {
             "when": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
             "lost": dead,
@@ -201,7 +204,7 @@ def _bury(worker: Worker, left: Mapping[int, Plan], dead: list[int], noticed: fl
 
 def _too_few(worker: Worker, least: int | None) -> TooFewError | None:
     """Return the error that ends a run with fewer workers than it may go on with; notes that."""
-    left, event = worker.config.workers, worker.story[-1]
+    left, event = worker.config.workers, worker.course.story[-1]
     if least is None or left >= least:
         return None
     event["min_workers"] = least
@@ -216,15 +219,15 @@ def _too_few(worker: Worker, least: int | None) -> TooFewError | None:
 
 def _tell(worker: Worker, noticed: float, lead: Callable[[Worker], None]) -> None:
     """Say who died and how long it took, before training goes on."""
-    worker.story[-1]["seconds"] = round(time.monotonic() - noticed, 6)
+    worker.course.story[-1]["seconds"] = round(time.monotonic() - noticed, 6)
     if worker.rank == 0:
         lead(worker)
-        if worker.announce:
-            worker.announce(worker.story[-1])
+        if worker.reporter.announce:
+            worker.reporter.announce(worker.course.story[-1])
 
 
 def _rows(worker: Worker) -> list[dict[str, Any]]:
-    return [asdict(epoch) for epoch in worker.epochs]
+    return [asdict(epoch) for epoch in worker.course.epochs]
 
 
 def _position(rows: list[dict[str, Any]]) -> tuple[int, int, bool]:
@@ -245,8 +248,8 @@ def _end_step(worker: Worker) -> None:
         _forget_step(worker)
         clock.begun.append(now)
         clock.computed.append(now)
-        worker.losses.append(None)
-    worker.end_step(worker.epochs[-1])
+        worker.course.losses.append(None)
+    worker.end_step(worker.course.epochs[-1])
 
 
 def _forget_step(worker: Worker) -> None:
@@ -254,10 +257,10 @@ def _forget_step(worker: Worker) -> None:
     clock, ended = worker.clock, len(worker.clock.updated)
     if len(clock.begun) == ended:
         return
-    for times in (clock.begun, clock.computed, clock.entered, clock.exchanged, worker.losses):
+    course, epoch = worker.course, worker.course.epochs[-1]
+    for times in (clock.begun, clock.computed, clock.entered, clock.exchanged, course.losses):
         del times[ended:]
-    epoch = worker.epochs[-1]
-    epoch.loss, epoch.correct, epoch.examples = worker.seen  # type: ignore[assignment]
+    epoch.loss, epoch.correct, epoch.examples = course.seen  # type: ignore[assignment]
     if worker.replica.norms:
         worker.replica.norms.undo()
 
@@ -265,10 +268,10 @@ def _forget_step(worker: Worker) -> None:
 def _adopt(worker: Worker, rows: list[dict[str, Any]]) -> None:
     """Be where these epochs end; what this worker has seen of them stays its own."""
     for place, row in enumerate(rows):
-        if place == len(worker.epochs):
-            worker.epochs.append(Epoch(row["epoch"]))
+        if place == len(worker.course.epochs):
+            worker.course.epochs.append(Epoch(row["epoch"]))
         for name in ("steps", "seconds", *_JUDGED):
-            setattr(worker.epochs[place], name, row[name])
+            setattr(worker.course.epochs[place], name, row[name])
 
 
 def _take_over(worker: Worker, root: int) -> None:

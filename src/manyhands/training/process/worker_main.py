@@ -59,14 +59,14 @@ def _perform(
     from manyhands.training.process import build, record
 
     worker, kernels = build.worker(job, comm, folder)
-    if bar and worker.announce:
-        worker.announce = lambda event: bar.watch([], [event])
+    if bar and worker.reporter.announce:
+        worker.reporter.announce = lambda event: bar.watch([], [event])
     if ready:
         ready()
     if job.config.tensorboard and worker.rank == 0:
         from manyhands.training.process.tensorboard import Scalars
 
-        worker.callbacks.append(Scalars(worker, Path(job.output)))
+        worker.reporter.callbacks.append(Scalars(worker, Path(job.output)))
     begun = record.begin(worker)
 
     def work() -> dict[str, Any]:
@@ -79,7 +79,7 @@ def _perform(
         merged = outlive(worker, work, lambda first: build.lead(job, first, folder))
     else:
         merged = work()
-    tell(worker.callbacks, "on_end", merged)
+    tell(worker.reporter.callbacks, "on_end", merged)
     return merged
 
 

@@ -12,6 +12,7 @@ import torch
 from manyhands.launch.machine import usage
 from manyhands.worker import step_history
 from manyhands.worker.abilities import Checkpointable
+from manyhands.worker.balancing import Balance
 from manyhands.worker.checkpoint.format import Checkpoint, Part
 from manyhands.worker.clock import Clock, Epoch
 from manyhands.worker.columns import TIMES
@@ -28,10 +29,11 @@ def capture(worker: Worker) -> Part:
     A private run's randomness is in no checkpoint: who goes on draws anew, and pays. Nor are the
     times of its steps, which tell how many examples they had.
     """
-    clock, written = worker.clock, {}
+    clock, balance, written = worker.clock, worker.hook(Balance), {}
+    mechanism = worker.computation.mechanism
     held, counts = strategy_state(worker)  # first: it may complete the others
     tensors = {"params": _copy(worker.params)}
-    if not worker.mechanism:
+    if not mechanism:
         tensors["random"] = torch.get_rng_state()
         if worker.params.is_cuda:
             tensors["random.cuda"] = torch.cuda.get_rng_state(worker.params.device)
@@ -39,14 +41,14 @@ def capture(worker: Worker) -> Part:
             last, written[name] = column.state()
             tensors[name] = torch.from_numpy(last)
     tensors |= {f"buffer.{n}": _copy(b) for n, b in worker.replica.module.named_buffers()}
-    kept = enumerate(worker.kept)  # never written again
+    kept = enumerate(worker.course.kept)  # never written again
     tensors |= {f"kept.{i}": one.cpu() for i, one in kept if one is not None}
     for index, state in enumerate(optimizer_states(worker)):
         tensors |= {f"optimizer.{index}.{name}": _copy(value) for name, value in state.items()}
     tensors |= {f"strategy.{name}": _copy(value) for name, value in held.items()}
     numbers = {
         "step": worker.step,
-        "epochs": [asdict(epoch) for epoch in worker.epochs],
+        "epochs": [asdict(epoch) for epoch in worker.course.epochs],
         "seconds": clock.seconds(),
         "evaluation": clock.evaluation,
         "callbacks": clock.callbacks,
@@ -54,13 +56,13 @@ def capture(worker: Worker) -> Part:
         "costs": worker.comm.meter.as_dict(),
         "facts": worker.facts,
         "strategy": counts,
-        "balance": worker.balance.state() if worker.balance else None,
-        "privacy": worker.mechanism.spent() if worker.mechanism else {},
-        "others_saw": worker.others_saw,
+        "balance": balance.state() if balance else None,
+        "privacy": mechanism.spent() if mechanism else {},
+        "others_saw": worker.course.others_saw,
         "written": written,
     }
     # Written later, while the worker goes on.
-    return Part(tensors, copy.deepcopy(numbers), worker.history.sync)
+    return Part(tensors, copy.deepcopy(numbers), worker.course.history.sync)
 
 
 def _copy(tensor: Tensor) -> Tensor:
@@ -82,6 +84,7 @@ def restore(worker: Worker, checkpoint: Checkpoint) -> None:
     worker takes over rank 0's part, with random numbers of its own, and the history by step is
     left behind.
     """
+    course, mechanism = worker.course, worker.computation.mechanism
     resized = checkpoint.about["processes"] != worker.comm.size
     known = worker.rank < checkpoint.about["processes"]
     part = checkpoint.part(worker.rank if known else 0)
@@ -91,23 +94,24 @@ def restore(worker: Worker, checkpoint: Checkpoint) -> None:
         for name, buffer in worker.replica.module.named_buffers():
             buffer.copy_(tensors[f"buffer.{name}"])
     restore_optimizer(worker, tensors)
-    if known and not worker.mechanism:
+    if known and not mechanism:
         torch.set_rng_state(tensors["random"])
         if "random.cuda" in tensors:
             torch.cuda.set_rng_state(tensors["random.cuda"], worker.params.device)
-    worker.step = int(numbers["step"])
-    worker.epochs = [Epoch(**row) for row in numbers["epochs"]]
+    course.step = int(numbers["step"])
+    course.epochs = [Epoch(**row) for row in numbers["epochs"]]
     if not known:
-        worker.epochs = [Epoch(e.epoch, steps=e.steps, seconds=e.seconds) for e in worker.epochs]
+        course.epochs = [Epoch(e.epoch, steps=e.steps, seconds=e.seconds) for e in course.epochs]
     # A private run counts the examples that are expected, whoever drew them.
-    worker.others_saw = not worker.mechanism and (resized or bool(numbers.get("others_saw")))
+    course.others_saw = not mechanism and (resized or bool(numbers.get("others_saw")))
     worker.facts = dict(numbers["facts"])
-    if worker.balance and numbers.get("balance"):
-        worker.balance.restore(numbers["balance"], worker.step)
-        worker.facts["shares"] = worker.balance.history
+    balance = worker.hook(Balance)
+    if balance and numbers.get("balance"):
+        balance.restore(numbers["balance"], course.step)
+        worker.facts["shares"] = balance.history
     numbers_kept = [int(n.removeprefix("kept.")) for n in tensors if n.startswith("kept.")]
     held = {i: tensors[f"kept.{i}"].to(worker.params.device) for i in numbers_kept}
-    worker.kept = [held.get(i) for i in range(max(numbers_kept, default=-1) + 1)]
+    course.kept = [held.get(i) for i in range(max(numbers_kept, default=-1) + 1)]
     times = {name: getattr(worker.clock, name) for name in TIMES}  # empty so far
     worker.clock = Clock(evaluation=numbers["evaluation"], before=numbers["seconds"], **times)
     worker.clock.callbacks = numbers.get("callbacks", 0.0)  # older checkpoints do not tell
@@ -115,7 +119,7 @@ def restore(worker: Worker, checkpoint: Checkpoint) -> None:
         user, system = numbers.get("processor", (0.0, 0.0))
         worker.clock.used = user, system
         worker.comm.meter.take(numbers.get("costs", {}))
-    if not resized and not worker.mechanism:
+    if not resized and not mechanism:
         step_history.restore(worker, tensors, numbers.get("written", {}))
     own = {n.removeprefix("strategy."): t for n, t in tensors.items() if n.startswith("strategy.")}
     restore_strategy(worker, own, numbers["strategy"])

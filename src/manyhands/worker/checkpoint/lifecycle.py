@@ -93,7 +93,7 @@ class Lifecycle:
         options = {**self.about["options"], "workers": worker.config.workers}
         self.about = {**self.about, "options": options}
 
-    def after_step(self, worker: Worker) -> None:
+    def after_step(self, worker: Worker, examples: int = 0) -> None:
         """Write a checkpoint if one is due; end the run if that was asked for.
 
         Raises:
@@ -116,8 +116,8 @@ class Lifecycle:
             self._write(worker)
         if asked:
             self._wait(worker)
-            if worker.mechanism:
-                worker.mechanism.close()
+            if worker.computation.mechanism:
+                worker.computation.mechanism.close()
             if strategy.supports.together:
                 worker.comm.barrier()  # nobody ends the group before every part is on the disk
             raise StoppedError(asked, worker.step, checkpoint=self.every is not None)
@@ -226,14 +226,15 @@ class Lifecycle:
     def take(self, worker: Worker, mark: Mark, part: Part | None = None) -> None:
         """Begin to write this process's part of a checkpoint; after the last one, stop."""
         worker.board.note(worker.number, worker.step, "checkpoint")
-        about = {**self.about, "epoch": worker.epochs[-1].epoch if worker.epochs else 0}
+        epochs = worker.course.epochs
+        about = {**self.about, "epoch": epochs[-1].epoch if epochs else 0}
         path = self.output / BEST  # read now: a better one may take its place meanwhile
-        best = path.read_bytes() if worker.keep_best and path.exists() else None
+        best = path.read_bytes() if worker.reporter.keep_best and path.exists() else None
         self.writer.write(mark.step, part or capture(worker), about, best)
         self.written = time.monotonic()
         self.mark = mark
         if mark.signum:
-            worker.stopped = "signal"
+            worker.course.stopped = "signal"
         if worker.clock.ended is not None:  # done, and only here because others are not
             worker.board.note(worker.number, worker.step, "done")
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from contextlib import AbstractContextManager
 
     from manyhands.comm.messages import Messages
     from manyhands.worker.worker import Worker
@@ -18,16 +17,6 @@ if TYPE_CHECKING:
 # What worker 0 tells the others: wait; continue; the run is over; there is nothing more to tell.
 WAIT, CONTINUE, STOP, END = range(4)
 _NAP = 0.5e-3  # seconds between two looks
-
-
-class Hold(Protocol):
-    """What a worker needs of it."""
-
-    def holding(self) -> AbstractContextManager[None]:
-        """Let the others wait while worker 0 evaluates; then let them continue, or stop."""
-
-    def wait(self) -> None:
-        """Wait while worker 0 evaluates; called by every worker between two steps."""
 
 
 class MessageHold:
@@ -64,7 +53,7 @@ class MessageHold:
         begin = time.monotonic()
         self._tell(WAIT)
         yield
-        self._tell(STOP if self.worker.early else CONTINUE, time.monotonic() - begin)
+        self._tell(STOP if self.worker.course.early else CONTINUE, time.monotonic() - begin)
 
     def _tell(self, what: int, seconds: float = 0.0) -> None:
         self.state = what
@@ -87,7 +76,7 @@ class MessageHold:
             waited = time.monotonic() - begin
             self.worker.clock.leave_out_of_exchange(self.evaluated - before - waited)
         if self.state == STOP:
-            self.worker.stopped = "target_accuracy"
+            self.worker.course.stopped = "target_accuracy"
 
     def _look(self) -> None:
         while self.asks and self.request is not None and self.request.Test():
@@ -105,7 +94,7 @@ class MessageHold:
     @classmethod
     def made(cls, worker: Worker, messages: Messages, *, waits: bool = False) -> MessageHold | None:
         """Return one where worker 0 may have to evaluate while others train."""
-        needed = worker.aim.ends and worker.comm.size > 1
+        needed = worker.evaluation.aim.ends and worker.comm.size > 1
         return cls(worker, messages, waits=waits) if needed else None
 
     def end(self) -> None:

@@ -1,0 +1,63 @@
+"""What worker 0 tells the launcher and the user's callbacks, and the files it writes for them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from manyhands.callbacks import EVENTS, tell
+from manyhands.worker.clock import Clock, Epoch, Interval
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from manyhands.comm import Communicator
+    from manyhands.model.replica import Replica
+
+
+@dataclass
+class Reporter:
+    """Announcements, callbacks and the best model. Only worker 0 has any; others have `events`.
+
+    Attributes:
+        announce: Tells the launcher of an event.
+        silence: The time since the last announcement.
+        callbacks: The user's objects.
+        events: The events after which all workers wait until worker 0 has called its callbacks.
+        keep_best: Writes the best model so far to the disk.
+    """
+
+    announce: Callable[[dict[str, Any]], None] | None = None
+    silence: Interval = field(default_factory=Interval)
+    callbacks: list[Any] = field(default_factory=list)
+    events: frozenset[str] = frozenset()
+    keep_best: Callable[[Replica, Tensor], None] | None = None
+
+    def warn(self, warning: str) -> None:
+        """Send a warning, if there is one, to the launcher and to this process's own messages."""
+        if warning and self.announce:
+            self.announce({"warning": warning})
+            print(f"manyhands: {warning}", file=sys.stderr)
+
+    def announce_epoch(self, epoch: Epoch, workers: list[Any]) -> None:
+        """Announce the end of an epoch, with what each worker has seen in it."""
+        if self.announce:
+            self.silence.begin()
+            self.announce({**asdict(epoch), "workers": workers})
+
+    def end_epoch(self, epoch: Epoch, step: int, workers: list[Any], clock: Clock) -> None:
+        """Call the callbacks at the end of an epoch, off the training clock."""
+        if self.callbacks:
+            with clock.calling_back():
+                tell(self.callbacks, "on_epoch", epoch.row(step, workers))
+
+    def agree_on_events(self, group: Communicator) -> None:
+        """Find out for which events worker 0 has callbacks. Collective."""
+        mine = [any(getattr(one, event, None) for one in self.callbacks) for event in EVENTS]
+        with group.meter.off():
+            known = group.maximum(np.array(mine, dtype=np.int64))
+        self.events = frozenset(event for event, there in zip(EVENTS, known, strict=True) if there)
