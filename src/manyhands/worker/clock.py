@@ -144,7 +144,7 @@ class Epoch:
     test_metrics: dict[str, float] = field(default_factory=dict)
     validation_loss: float | None = None
     validation_metrics: dict[str, float] = field(default_factory=dict)
-    progress: tuple[int, float] | None = None  # worker 0's, see `Strategy.progress`
+    progress: tuple[int, float] | None = None  # worker 0's, see `Asynchronous.progress`
 
     def row(self, steps: int, workers: list[list[Any]]) -> dict[str, Any]:
         """Return what is known at the epoch's end, in the words of a run's record.
