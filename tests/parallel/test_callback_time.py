@@ -41,9 +41,7 @@ def shared(folder, monkeypatch):
 
 
 def _count_waiting(monkeypatch, row):
-    plain = getattr(workers.Worker, "_wait_for_callbacks", None)
-    if plain is None:  # a version in which nobody does
-        return
+    plain = workers.Worker.wait_for_callbacks
 
     def counted(worker, event):
         inner = worker.comm.maximum
@@ -58,7 +56,7 @@ def _count_waiting(monkeypatch, row):
         finally:
             del worker.comm.maximum
 
-    monkeypatch.setattr(workers.Worker, "_wait_for_callbacks", counted)
+    monkeypatch.setattr(workers.Worker, "wait_for_callbacks", counted)
 
 
 class Slow:

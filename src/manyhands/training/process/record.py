@@ -157,21 +157,8 @@ def _unshared(worker: Worker) -> dict[str, Any]:
 def _record(
     job: Job, worker: Worker, kernels: Kernels, workers: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    import torch
-
     replica, data, config = worker.replica, worker.data, worker.config
-    machine = records.machine(mpi=not config.strategy.supports.shares_memory)
-    hosts = list(dict.fromkeys(w["host"] for w in workers))
-    kernels_there = {w.pop("kernel") for w in workers}
-    machine |= {
-        "hosts": hosts,
-        "threads_per_worker": torch.get_num_threads(),
-        "oversubscribed": len(workers) > machine["cores"] * len(kernels_there),
-    }
-    if replica.params.is_cuda:
-        machine["gpu"] = torch.cuda.get_device_name(replica.params.device)
-    if LAB in os.environ:
-        machine["lab"] = {"bandwidth": json.loads(os.environ[LAB])["bandwidth"]}
+    machine = _machine(worker, workers)
     ready = max(w["ready"] for w in workers)
     evaluation = max(w["evaluation"] for w in workers)
     callbacks = None if config.privacy else round(max(w["callbacks"] for w in workers), 6)
@@ -221,6 +208,24 @@ def _record(
             "total": round(time.time() - job.launched, 6),
         },
     }
+
+
+def _machine(worker: Worker, workers: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return where the run took place; takes the kernels' names out of the workers' rows."""
+    import torch
+
+    machine = records.machine(mpi=not worker.config.strategy.supports.shares_memory)
+    kernels_there = {w.pop("kernel") for w in workers}
+    machine |= {
+        "hosts": list(dict.fromkeys(w["host"] for w in workers)),
+        "threads_per_worker": torch.get_num_threads(),
+        "oversubscribed": len(workers) > machine["cores"] * len(kernels_there),
+    }
+    if worker.params.is_cuda:
+        machine["gpu"] = torch.cuda.get_device_name(worker.params.device)
+    if LAB in os.environ:
+        machine["lab"] = {"bandwidth": json.loads(os.environ[LAB])["bandwidth"]}
+    return machine
 
 
 def _training(workers: list[dict[str, Any]]) -> float:
