@@ -69,7 +69,7 @@ def train(
     return worker
 
 
-def tested(worker):
+def evaluated(worker):
     """Return how the model did after each epoch."""
     return [epoch.test_metrics for epoch in worker.course.epochs]
 
@@ -130,7 +130,7 @@ def test_going_on_draws_the_same_augmentation_and_follows_the_same_scheduler(fol
     resumed = train(folder, checkpoint=at(folder, 10), **given)
     assert torch.equal(resumed.params, whole.params)
     assert resumed.course.losses == whole.course.losses
-    assert tested(resumed) == tested(whole)
+    assert evaluated(resumed) == evaluated(whole)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", pytest.param("adam", marks=UP_TO_THREE)])
@@ -142,7 +142,7 @@ def test_going_on_is_never_having_stopped(folder, strategy, optimizer):
         resumed = train(folder, checkpoint=at(folder, step), **given)
         assert torch.equal(resumed.params, whole.params)
         assert resumed.step == whole.step
-        assert tested(resumed) == tested(whole)
+        assert evaluated(resumed) == evaluated(whole)
         assert resumed.course.losses == whole.course.losses
         assert resumed.facts == whole.facts
 
@@ -211,7 +211,7 @@ def test_a_pipeline_goes_on_stage_by_stage(folder):
         resumed = train(folder, checkpoint=found, **{**given, "strategy": strategy})
         assert torch.equal(resumed.params, whole.params)
         assert resumed.course.losses == whole.course.losses
-        assert tested(resumed) == tested(whole)
+        assert evaluated(resumed) == evaluated(whole)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
@@ -224,7 +224,7 @@ def test_slices_go_on_slice_by_slice(folder, optimizer):
         resumed = train(folder, checkpoint=at(folder, step), **given)
         assert torch.equal(resumed.params, whole.params)
         assert resumed.course.losses == whole.course.losses
-        assert tested(resumed) == tested(whole)
+        assert evaluated(resumed) == evaluated(whole)
 
 
 def test_one_worker_alone_goes_on(folder):
