@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -21,6 +20,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from manyhands.data import batch_tree
 from manyhands.model.batchnorm import SharedStatistics, batch_norms, check, kind
 from manyhands.model.dropout import KINDS, Masks, concealed, key_of, parse
+from manyhands.model.layers import track_forward
 
 if TYPE_CHECKING:
     from manyhands.config.run import RunConfig
@@ -100,7 +100,7 @@ def survey(replica: Replica, x: Tree, y: Tree) -> Survey:
     drops = any(isinstance(layer, nn.modules.dropout._DropoutNd) for layer in module.modules())
     if not batch_tree.count(x):
         return Survey(drops, [])
-    with replica.undisturbed(), _entered(module) as entered:
+    with replica.undisturbed(), track_forward(module) as entered:
         watch = _Watch(batch_tree.count(x), entered, replica.params.device)
         own = _host_state()
         with watch:
@@ -180,22 +180,3 @@ def _batch_statistics(module: nn.Module, config: RunConfig) -> Iterator[str]:
     what = f"statistics of a piece of a batch (accumulate is {config.accumulate})"
     for name, layer in batch_norms(module):
         yield f"{what if pieces else 'statistics of a batch'} in layer {name!r} ({kind(layer)})"
-
-
-@contextmanager
-def _entered(module: nn.Module) -> Iterator[list[tuple[str, nn.Module]]]:
-    """Follow which layers a forward pass is in, outermost first."""
-    stack: list[tuple[str, nn.Module]] = []
-    hooks: list[Any] = []
-    for name, layer in module.named_modules():
-        if isinstance(layer, torch.jit.ScriptModule):  # it takes no hooks
-            continue
-        hooks += [
-            layer.register_forward_pre_hook(lambda m, _, name=name: stack.append((name, m))),
-            layer.register_forward_hook(lambda *_: stack.pop() and None),
-        ]
-    try:
-        yield stack
-    finally:
-        for hook in hooks:
-            hook.remove()

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from manyhands.data import batch_tree
 from manyhands.errors import ConfigError
 from manyhands.model.kernels.autograd import back, gradients
+from manyhands.model.layers import find_layers
 
 if TYPE_CHECKING:
     from manyhands.data.batch_tree import Tree
@@ -25,14 +26,6 @@ _BLOCK = 1 << 17  # numbers that an update finds in a core's cache again, with g
 _NOTHING = nullcontext()
 
 LossFunction = Callable[..., Tensor]  # of (output, target), or of (model, batch)
-
-
-class Layer(NamedTuple):
-    """The parameters of one module (its weight and bias together), as a slice of the vector."""
-
-    name: str
-    start: int
-    stop: int
 
 
 class Loss(NamedTuple):
@@ -92,7 +85,7 @@ class Replica:
         self.params = torch.empty(dim, dtype=dtypes.pop(), device=device)  # (dim,)
         self.grad = torch.zeros_like(self.params)  # (dim,)
         self._attach()
-        self.layers = self._find_layers()
+        self.layers = find_layers(self.named)
 
     def _attach(self) -> None:
         """Make every parameter and its gradient a view of the two vectors."""
@@ -107,19 +100,6 @@ class Replica:
                 p.grad = self.grad[start:stop].view(p.shape)
                 self._grads.append(p.grad)
                 start = stop
-
-    def _find_layers(self) -> tuple[Layer, ...]:
-        layers: list[Layer] = []
-        start = 0
-        for name, p in self.named:
-            owner = name.rpartition(".")[0] or name
-            stop = start + p.numel()
-            if layers and layers[-1].name == owner:
-                layers[-1] = Layer(owner, layers[-1].start, stop)
-            else:
-                layers.append(Layer(owner, start, stop))
-            start = stop
-        return tuple(layers)
 
     @property
     def dim(self) -> int:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from manyhands.data import batch_tree
 from manyhands.errors import ConfigError
 from manyhands.model.batchnorm import batch_norms, kind
+from manyhands.model.layers import track_forward
 
 if TYPE_CHECKING:
     from manyhands.data.batch_tree import Tree
@@ -107,7 +107,7 @@ def probe(replica: Replica, x: Tree, y: Tree) -> None:
     """Try one example; refuse what vmap cannot handle, or what keeps traces of it, by its layer."""
     before = {name: buffer.clone() for name, buffer in replica.module.named_buffers()}
     out = torch.zeros_like(replica.params)
-    with replica.undisturbed(), _entered(replica.module) as entered:
+    with replica.undisturbed(), track_forward(replica.module) as entered:
         try:
             PerExample(replica, chunk_mb=1).add(*batch_tree.cut(x, y, slice(1)), 1.0, out)
         except (RuntimeError, ValueError, NotImplementedError) as error:
@@ -124,20 +124,3 @@ def probe(replica: Replica, x: Tree, y: Tree) -> None:
             f"buffer {changed[0]!r} of the model changes with the data and has no noise; a private "
             "model keeps no statistics: use GroupNorm, or make it a constant"
         )
-
-
-@contextmanager
-def _entered(module: nn.Module) -> Iterator[list[tuple[str, nn.Module]]]:
-    """Follow which layers a forward pass is in, outermost first."""
-    stack: list[tuple[str, nn.Module]] = []
-    hooks: list[Any] = []
-    for name, layer in module.named_modules():
-        hooks += [
-            layer.register_forward_pre_hook(lambda m, _, name=name: stack.append((name, m))),
-            layer.register_forward_hook(lambda *_: stack.pop() and None),
-        ]
-    try:
-        yield stack
-    finally:
-        for hook in hooks:
-            hook.remove()
