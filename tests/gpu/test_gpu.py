@@ -175,7 +175,7 @@ def test_a_loss_that_is_not_finite_is_noticed(train):
 
     for device in ("cpu", "cuda"):
         with pytest.raises(DivergedError, match="at step"):
-            train(lambda: nn.Linear(20, 4), lr=1e38, epochs=5, device=device)
+            train(lambda: nn.Linear(20, 4), lr=1e38, dtype="float32", epochs=5, device=device)
 
 
 def test_a_private_run_ends_where_it_does_on_the_cpu(train):
