@@ -1,4 +1,4 @@
-"""What a run leaves behind: `run.json` (schema 1) and `steps.jsonl`; see docs/architecture.md."""
+"""What a run leaves behind: `run.json` (schema 1) and `steps.jsonl`; see docs/internals/records.md."""
 
 from __future__ import annotations
 
