@@ -162,7 +162,7 @@ class Lifecycle:
         if not worker.config.strategy.supports.together:
             return asked, False
         if self._ask is None:
-            self._ask = worker.step - 1 + AGREE_EVERY
+            self._ask = worker.step  # nobody knows yet how long a step takes
             self._asked = (worker.step, time.monotonic())
         if worker.step < self._ask:
             if self._answer:
@@ -177,8 +177,9 @@ class Lifecycle:
         # From here on: where an answer takes long, asking more often would only cost more.
         self._asked = (worker.step, time.monotonic())
         worker.clock.exchange(begin, self._asked[1])  # mostly waiting for the slowest
-        # Twice as long at the most: who slows down is noticed soon.
-        self._ask = worker.step + min(steps_between(slowest / 1e6), 2 * max(1, worker.step - step))
+        # The next step after the first, then twice as long at the most: slow steps are noticed soon.
+        longest = max(1, 2 * (worker.step - step))
+        self._ask = worker.step + min(steps_between(slowest / 1e6), longest)
         return asked, bool(late)
 
     def _heard(self, worker: Worker, flags: np.ndarray) -> list[int]:
