@@ -7,7 +7,7 @@ import random
 import statistics
 
 import pytest
-from test_report_tables import summary, timed
+from test_tables import summary, timed
 
 from manyhands.report.significance import compare, pairs, two_sided, welch
 

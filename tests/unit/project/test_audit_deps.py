@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / ".ci" / "audit_deps.py"
+SCRIPT = Path(__file__).parents[3] / ".ci" / "audit_deps.py"
 verdict: Any = runpy.run_path(str(SCRIPT))["verdict"]
 
 SAFE = {"name": "numpy", "version": "2.4.6", "vulns": []}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import records
-from test_report_tables import summary, timed
+from test_tables import summary, timed
 
 from manyhands import report
 from manyhands.cli import compare

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import records
-from test_report_conclusions import RECORDS, check
+from test_conclusions import RECORDS, check
 
 from manyhands.report import build, categories, cost
 from manyhands.report.categories import Comparison

@@ -19,7 +19,7 @@ from manyhands.report.sentences import Fact, Sentence
 from manyhands.report.summarising import summarise
 from manyhands.report.tables import Summary
 
-RECORDS = Path(__file__).parents[2] / "docs" / "records"
+RECORDS = Path(__file__).parents[3] / "docs" / "records"
 VECTOR = 4 * records.PARAMETERS
 
 

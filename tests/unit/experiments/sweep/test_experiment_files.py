@@ -12,7 +12,7 @@ from manyhands.errors import ConfigError
 from manyhands.experiments.sweep.plan import schedule
 from manyhands.experiments.sweep.spec import Experiment, alternatives, from_text, read
 
-FILES = sorted((Path(__file__).parents[2] / "experiments").glob("*.toml"))
+FILES = sorted((Path(__file__).parents[4] / "experiments").glob("*.toml"))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

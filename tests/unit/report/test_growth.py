@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import records
 from matplotlib.figure import Figure
-from test_report_tables import summary, timed
+from test_tables import summary, timed
 
 from manyhands.report import arrival, growth, internals
 from manyhands.report.chart import render

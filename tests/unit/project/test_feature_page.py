@@ -10,7 +10,7 @@ import pytest
 from manyhands.cli.app import app
 from manyhands.options import configure, options
 
-PAGE = Path(__file__).parents[2] / "docs" / "features.md"
+PAGE = Path(__file__).parents[3] / "docs" / "features.md"
 
 
 def named(words):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import records
-from test_report_tables import summary
+from test_tables import summary
 
 from manyhands.report import build, scores
 from manyhands.report.answer import answer

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from test_report_comments import said
-from test_report_tables import summary, timed
+from test_comments import said
+from test_tables import summary, timed
 
 from manyhands.report import causes, comments
 from manyhands.report.answer import answer

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / ".ci" / "lowest.py"
+SCRIPT = Path(__file__).parents[3] / ".ci" / "lowest.py"
 lowest: Any = runpy.run_path(str(SCRIPT))["lowest"]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import records
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 import default_tables
 import examples
 import explained

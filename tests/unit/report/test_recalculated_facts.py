@@ -14,14 +14,14 @@ import records
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from recalculation import Raw
-from test_report_tables import summary
+from test_tables import summary
 
 from manyhands.report import _summary
 from manyhands.report.contents import contents
 from manyhands.report.figures import charts
 from manyhands.report.tables import Summary
 
-RECORDS = Path(__file__).parents[2] / "docs/records"
+RECORDS = Path(__file__).parents[3] / "docs/records"
 CONSTANT = re.compile(r"1/P")  # digits of a formula
 LOOSE = {"part of epsilon": 0.03}  # the picture is drawn on a coarser grid
 UNITS = {

@@ -10,8 +10,8 @@ import matplotlib
 import pytest
 import records
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from test_report_categories import sweep as partitions
-from test_report_conclusions import served
+from test_categories import sweep as partitions
+from test_conclusions import served
 
 from manyhands.report import build, theme
 from manyhands.report.figures import charts

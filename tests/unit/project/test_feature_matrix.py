@@ -8,7 +8,7 @@ from pathlib import Path
 from manyhands.config.strategy_spec import FEATURES
 from manyhands.strategies import STRATEGIES
 
-PAGE = Path(__file__).parents[2] / "docs" / "tasks.md"
+PAGE = Path(__file__).parents[3] / "docs" / "tasks.md"
 ROWS = {
     "a loss of (model, batch)": "model_loss",
     "batches of several tensors": "tensors",

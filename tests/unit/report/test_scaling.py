@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import records
-from test_report_tables import summary
+from test_tables import summary
 
 from manyhands.report.scaling import LAWS, amdahl, fit, gustafson
 from manyhands.report.traffic import exchanges, expected

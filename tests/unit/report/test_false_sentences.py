@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import records
-from test_report_comments import said, several
-from test_report_tables import summary, timed
+from test_comments import said, several
+from test_tables import summary, timed
 
 from manyhands.report import arrival, budget, build, causes, comments, lessons, results
 from manyhands.report.answer import answer
