@@ -6,9 +6,13 @@ import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 from running import MANYHANDS, ran
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools/faults"))
+from commands import write_recipe
 
 from manyhands.data.spark.session import JAVA, java_version
 from manyhands.launch import mpi
@@ -144,18 +148,6 @@ def test_a_report_on_a_full_disk_names_the_folder(tmp_path):
     assert str(place) in told
 
 
-RECIPE = """
-name = "numbers"
-id = ["n"]
-label = "class"
-[sources.numbers]
-path = "numbers.csv"
-schema = "n INT, x DOUBLE, class INT"
-[[steps]]
-split = { test = 0.25, seed = 1 }
-"""
-
-
 @needs_mounts
 def test_preparing_on_a_full_disk_names_the_folder_and_what_is_needed(tmp_path):
     pytest.importorskip("pyspark", reason="pip install 'manyhands[spark]'")
@@ -163,10 +155,7 @@ def test_preparing_on_a_full_disk_names_the_folder_and_what_is_needed(tmp_path):
         pytest.skip(f"there is no Java {JAVA} or newer here")
     place = tmp_path / "small"
     place.mkdir()
-    rows = "".join(f"{n},{n / 7},{n % 3}\n" for n in range(3000))
-    (tmp_path / "numbers.csv").write_text("n,x,class\n" + rows)
-    (tmp_path / "recipe.toml").write_text(RECIPE)
-    line = [*MANYHANDS, "prepare", tmp_path / "recipe.toml", "--memory", "1g"]
+    line = [*MANYHANDS, "prepare", write_recipe(tmp_path, rows=3000), "--memory", "1g"]
     done = within("32k", place, [*line, "--output", place / "out"])
     assert done.returncode == 1, done.stderr
     *stages, told = done.stderr.strip().splitlines()

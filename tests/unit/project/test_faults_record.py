@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "faults"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "tools/faults"))
 import cases
 import matrix
 import page

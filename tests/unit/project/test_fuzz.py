@@ -1,11 +1,11 @@
-"""A few of the damaged files that `tests/faults/fuzz.py` throws at every reader."""
+"""A few of the damaged files that `tools/faults/fuzz.py` throws at every reader."""
 
 import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "faults"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "tools/faults"))
 import fuzz
 
 from manyhands.errors import DataError

@@ -99,7 +99,7 @@ def main() -> int:
     wrong = [run for run in runs if str(run["ended"]).startswith("wrong")]
     found = {"minutes": options.minutes, "runs": len(runs), "flat": flat(rows)}
     found["ended"] = dict(Counter(str(run["ended"]).split(":")[0] for run in runs))
-    about = {**page.about(), "command": f"tests/faults/soak.py --minutes {options.minutes:g}"}
+    about = {**page.about(), "command": f"tools/faults/soak.py --minutes {options.minutes:g}"}
     rows_told = [{**run, **row} for run, row in zip(runs, rows, strict=True)]
     options.out.write_text(json.dumps(about | found | {"each": rows_told}, indent=1) + "\n")
     print(found, file=sys.stderr)

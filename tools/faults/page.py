@@ -156,7 +156,7 @@ def fuzz() -> str:
     """Return what became of damaged files, as recorded."""
     found = _recorded("fuzz.json")
     if found is None:
-        return "No record of it is committed yet: `python tests/faults/fuzz.py`."
+        return "No record of it is committed yet: `python tools/faults/fuzz.py`."
     rows = [
         "| reader | inputs | read | refused | failed | largest process |",
         "|---|---|---|---|---|---|",
@@ -174,7 +174,7 @@ def commands() -> str:
     """Return what became of odd command lines, as recorded."""
     found = _recorded("commands.json")
     if found is None:
-        return "No record of it is committed yet: `python tests/faults/commands.py`."
+        return "No record of it is committed yet: `python tools/faults/commands.py`."
     first = ("tried", "done", "refused", "failed")
     defects = [name for name in next(iter(found["kinds"].values())) if name not in first]
     rows = ["| command | " + " | ".join([*first, *defects]) + " |"]
@@ -192,7 +192,7 @@ def soak() -> str:
     """Return what a long row of short runs left behind, as recorded."""
     found = _recorded("soak.json")
     if found is None:
-        return "No record of it is committed yet: `python tests/faults/soak.py`."
+        return "No record of it is committed yet: `python tools/faults/soak.py`."
     ended = ", ".join(f"{count} {how}" for how, count in found["ended"].items())
     where = f"{found['runs']} runs in {found['minutes']:g} minutes ({_machine(found)}): {ended}."
     rows = ["| median over | " + " | ".join(found["flat"]) + " |"]

@@ -1,4 +1,4 @@
-"""Runs odd command lines and says what became of each: `tests/faults/commands.py --out FILE`.
+"""Runs odd command lines and says what became of each: `tools/faults/commands.py --out FILE`.
 
 Each line is a real command in a process, a working folder and a temporary folder of its own. It
 must end by itself, with exit code 0, or refuse or fail with a message that begins `manyhands:`. A
@@ -32,7 +32,7 @@ import numpy as np
 import page
 from processes import processes
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests/unit"))
 import records
 
 from manyhands.data.spark.session import JAVA, java_version
@@ -244,10 +244,17 @@ def furnish(folder: Path) -> None:
     (folder / "folder").mkdir()
     (folder / "folder/mine.txt").write_text("the user's own")
     records.sweep(folder / "runs", [records.record("sync", workers) for workers in (1, 2)])
-    (folder / "recipe.toml").write_text(RECIPE)
-    rows = "".join(f"{n},{n / 7},{n % 3}\n" for n in range(300))
-    (folder / "numbers.csv").write_text("n,x,class\n" + rows)
+    write_recipe(folder, rows=300)
     os.mkfifo(folder / "fifo")
+
+
+def write_recipe(folder: Path, rows: int) -> Path:
+    """Write a recipe for `manyhands prepare` beside its table of `rows` rows; returns its path."""
+    table = "".join(f"{n},{n / 7},{n % 3}\n" for n in range(rows))
+    (folder / "numbers.csv").write_text("n,x,class\n" + table)
+    path = folder / "recipe.toml"
+    path.write_text(RECIPE)
+    return path
 
 
 def everything(folder: Path) -> set[str]:
@@ -346,7 +353,7 @@ def main() -> int:
     with ThreadPoolExecutor(given.jobs) as pool:
         lines = list(pool.map(lambda number: run(line(number)), numbers))
     counts = {kind: _counts([one for one in lines if one.kind == kind]) for kind in BASES}
-    found = page.about() | {"command": f"python tests/faults/commands.py --lines {len(lines)}"}
+    found = page.about() | {"command": f"python tools/faults/commands.py --lines {len(lines)}"}
     found |= {"seconds": round(time.monotonic() - begin), "limit_seconds": LIMIT, "kinds": counts}
     found["defects"] = [asdict(one) for one in lines if one.defects]
     given.out.write_text(json.dumps(found, indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""Throws damaged files at every reader: `python tests/faults/fuzz.py --inputs 120000 --out FILE`.
+"""Throws damaged files at every reader: `python tools/faults/fuzz.py --inputs 120000 --out FILE`.
 
 Each reader gets valid files with bits flipped, bytes put in, taken out and repeated, numbers made
 huge and brackets nested; it must read them or refuse them (`ConfigError`, of which `DataError` is
