@@ -69,7 +69,7 @@ bench-large: $(DEV)  ## the same on a machine of sixteen cores
 	$(BIN)/python benchmarks/run.py --machine large
 
 results: $(DEV)  ## write the tables and pictures of docs again, from the committed records
-	$(BIN)/python benchmarks/results.py
+	$(BIN)/python tools/docs/results.py
 
 faults: $(DEV)  ## strike workers in every phase of every strategy, and say what became of it
 	$(BIN)/python tools/faults/matrix.py --out docs/records/faults.json --page docs/reliability.md

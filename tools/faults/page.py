@@ -136,7 +136,7 @@ def survival() -> str:
     """Return what became of runs that lost three workers, as recorded."""
     found = _recorded("survival.json")
     if found is None:
-        return "No record of it is committed yet: `python benchmarks/survival.py`."
+        return "No record of it is committed yet: `python studies/survival.py`."
     rows = ["| run | deaths | test accuracy | seconds of training | most seconds lost per death |"]
     rows += ["|---|---|---|---|---|"]
     for name, runs in found["runs"].items():

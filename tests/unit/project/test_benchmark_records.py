@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "studies"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "tools/docs"))
 import performance
 import prediction
 import run

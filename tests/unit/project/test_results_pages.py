@@ -12,6 +12,8 @@ import pytest
 import records
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "studies"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "tools/docs"))
 import default_tables
 import examples
 import explained
@@ -341,7 +343,7 @@ def test_every_page_is_what_its_records_give(page: str) -> None:
     """After a change of a record or of a table: `make results`."""
     text = (results.DOCS / page).read_text()
     assert "<!-- end -->" in text
-    assert default_tables.write(results.write(text)) == text
+    assert results.write_defaults(results.write(text)) == text
 
 
 def test_the_study_of_defaults_compares_each_loss_with_the_best_of_its_task(tmp_path: Path) -> None:
@@ -365,7 +367,7 @@ def test_the_study_of_defaults_compares_each_loss_with_the_best_of_its_task(tmp_
     found = {"records": [{"runs": runs, "division": division}]}
     (kept / "defaults.json").write_text(json.dumps(found))
     marks = "<!-- {} large -->\nold\n<!-- end -->\n"
-    page = default_tables.write(marks.format("settings") + marks.format("division"), tmp_path)
+    page = results.write_defaults(marks.format("settings") + marks.format("division"), tmp_path)
     lines = page.splitlines()
     assert lines[1:5] == [
         "| batch | learning rate | digits | table | text | worst | mean |",
@@ -378,7 +380,7 @@ def test_the_study_of_defaults_compares_each_loss_with_the_best_of_its_task(tmp_
         in lines
     )
     absent = marks.format("division")
-    assert default_tables.write(absent, tmp_path / "none") == absent, "not measured: stays"
+    assert results.write_defaults(absent, tmp_path / "none") == absent, "not measured: stays"
 
 
 def test_the_pages_of_the_algorithms_say_what_the_report_says() -> None:

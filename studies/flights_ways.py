@@ -19,6 +19,7 @@ from typing import Any
 
 from manyhands.data.spark.recipe import read
 
+WAYS = ("pandas", "local[1]", "local[2]", "local[2] without persist", "mapreduce")
 RECIPE = Path(__file__).parents[1] / "recipes" / "flights.toml"
 WEATHER = ("temp", "dewp", "humid", "wind_speed", "precip", "pressure", "visib")
 HALF = float(16**15)

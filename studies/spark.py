@@ -1,6 +1,6 @@
 """The flights prepared by Spark, by pandas and by MapReduce: rows per second and peak memory.
 
-`python benchmarks/spark.py --scales 1,10,30 --out benchmarks/results/spark/preparing.json`. Every
+`python studies/spark.py --scales 1,10,30 --out studies/results/spark/preparing.json`. Every
 way runs in processes of its own; memory is the sum over them (what is shared counted once), looked
 at twice a second. Beside the time on the clock stands that of the processors, which says
 something on a machine that others use too, and the machine's load before and after. All ways of one
@@ -23,8 +23,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from flights_tables import WAYS
-from flights_ways import RECIPE, alike, with_mapreduce, with_pandas
+from flights_ways import RECIPE, WAYS, alike, with_mapreduce, with_pandas
 
 from manyhands.launch.machine import cores, cpu_name
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import epochs
 import to_target
 from run import HEAD, PARTS, rows

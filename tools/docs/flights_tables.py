@@ -1,7 +1,7 @@
 """The tables of docs/spark.md, from what was measured on the flights: `make results`.
 
 Those between `<!-- spark preparing -->` and `<!-- spark training -->` and their ends are of
-`benchmarks/results/spark`; those of `profile` and `growth` of runs and sweeps in `docs/records`.
+`studies/results/spark`; those of `profile` and `growth` of runs and sweeps in `docs/records`.
 """
 
 from __future__ import annotations
@@ -9,14 +9,17 @@ from __future__ import annotations
 import json
 import re
 import statistics
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from sweeps import rows_of
-from turns import HERE
 
-WAYS = ("pandas", "local[1]", "local[2]", "local[2] without persist", "mapreduce")
+sys.path.insert(0, str(Path(__file__).parents[2] / "studies"))
+from flights_ways import WAYS
+
+RESULTS = Path(__file__).parents[2] / "studies/results/spark"
 SHOWN = 9  # functions of each profile
 
 
@@ -112,7 +115,7 @@ TABLES = {"preparing": preparing, "training": training}
 WRITERS = {"profile": profile, "growth": growth}
 
 
-def write(text: str, results: Path = HERE / "results" / "spark") -> str:
+def write(text: str, results: Path = RESULTS) -> str:
     """Return a page with the tables of `results` made anew, as far as they were measured."""
 
     def made(mark: re.Match[str]) -> str:

@@ -1,6 +1,6 @@
 """A sync run that loses three of its workers, one after another, beside runs that lose nobody.
 
-`python benchmarks/survival.py --workers 8 --out FILE --figure FILE`: workers 7, 0 and 3 are killed
+`python studies/survival.py --workers 8 --out FILE --figure FILE`: workers 7, 0 and 3 are killed
 (SIGKILL) after a quarter, a half and three quarters of the run. The others go on by themselves
 (`--on-failure continue`). Runs with and without deaths take turns, each pair with its own seed.
 The figure is drawn from the record: `--from FILE --figure FILE` draws it again.
@@ -165,7 +165,7 @@ def main() -> int:
         machine = {"cores": cores(), "cpu": cpu_name()}
         names = ("workers", "epochs", "rounds", "kernels")
         given = [f"--{name} {getattr(options, name)}" for name in names]
-        command = " ".join(["benchmarks/survival.py", *given])
+        command = " ".join(["studies/survival.py", *given])
         measured = measure(options.workers, options.epochs, options.rounds, options.kernels)
         found = {"machine": machine, "command": command, **measured}
     print(verdict(found))

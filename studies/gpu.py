@@ -1,6 +1,6 @@
 """The CNN on one GPU: plain PyTorch against ours, taking turns in one run.
 
-`python benchmarks/gpu.py --out FILE.json` on a machine with an NVIDIA GPU. Plain PyTorch is what
+`python studies/gpu.py --out FILE.json` on a machine with an NVIDIA GPU. Plain PyTorch is what
 its tutorials show: a `DataLoader` over tensors in the host's memory, shuffled, one batch after the
 other sent to the GPU, every kernel started from Python. Ours is `manyhands train --device cuda`,
 in a process of its own, its training seconds as its record has them. Both train the same model with
@@ -98,7 +98,7 @@ def main() -> None:
     result = {
         "gpu": torch.cuda.get_device_name(),
         "machine": machine(mpi=False),
-        "command": "python benchmarks/gpu.py " + shlex.join(sys.argv[1:]),
+        "command": "python studies/gpu.py " + shlex.join(sys.argv[1:]),
         "epochs": options.epochs,
         "batch_size": options.batch_size,
         "runs": rows,

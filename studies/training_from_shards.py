@@ -1,9 +1,9 @@
 """Training from shards, mapped and streamed, beside the same rows held in memory.
 
-`python benchmarks/shards.py flights --out benchmarks/results/spark/training.json`, on a folder that
-`manyhands prepare` made: examples per second in each way, in turn, and their share of those from
-memory, each run against the mean of the two from memory beside it; and, for a machine that others
-use too, examples per second of processors. Training time against the number of rows is
+`python studies/training_from_shards.py flights --out studies/results/spark/training.json`, on a
+folder that `manyhands prepare` made: examples per second in each way, in turn, and their share of
+those from memory, each run against the mean of the two from memory beside it; and, for a machine
+that others use too, examples per second of processors. Training time against the number of rows is
 experiments/flights-scaling.toml.
 """
 
@@ -18,6 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 from turns import beside, bracketed
 
 import manyhands as mh

@@ -1,6 +1,6 @@
 """Runs the examples with several strategies and keeps their records, for docs/examples.md.
 
-python benchmarks/examples.py [--quick] [--workers 2] [--again]; `make results` writes the page.
+python tools/docs/examples.py [--quick] [--workers 2] [--again]; `make results` writes the page.
 What has a record already is left alone, so that a run that was interrupted goes on where it was.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 
 from manyhands.launch import mpi
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 RECORDS = ROOT / "docs" / "records" / "examples"
 STRATEGIES = ("sequential", "sync", "averaging", "gossip", "server", "hogwild")
 

@@ -1,6 +1,6 @@
 """Does a measurement repeat? Runs the same sweep twice and compares the medians, row by row.
 
-`python benchmarks/repeatability.py --workers 1,2 --strategies sync,averaging --limit 20000
+`python studies/repeatability.py --workers 1,2 --strategies sync,averaging --limit 20000
 --epochs 2 --repeats 3 --threads 1`: every argument but --bar and --out goes to `manyhands compare`.
 Exits with 1 if a median of the training time moved by more than the bar.
 """

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from manyhands.report.explanations import STRATEGIES
 
-FOLDER = Path(__file__).parents[1] / "docs" / "algorithms"
+FOLDER = Path(__file__).parents[2] / "docs" / "algorithms"
 HEADS = {"sends": "Data sent", "benefits": "Benefits", "drawbacks": "Drawbacks"}
 WIDTH = 118
 MARK = re.compile(r"(<!-- explained (\S+) ([\w,]+) -->\n)(.*?)(<!-- end -->)", re.S)

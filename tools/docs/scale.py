@@ -1,4 +1,4 @@
-"""Write the tables of docs/scale.md again, from one calibration: `python benchmarks/scale.py`.
+"""Write the tables of docs/scale.md again, from one calibration: `python tools/docs/scale.py`.
 
 The calibration is docs/records/calibration.json; `manyhands predict --output FOLDER` on a quiet
 machine makes another, and `--calibration FOLDER/prediction.json` takes it.
@@ -24,7 +24,7 @@ from manyhands.launch.machine import write_json
 from manyhands.strategies import Sequential
 from manyhands.strategies.strategy import Strategy
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 SIZES = (16, 256, 4096, 100_000)
 PAYS = 1.1  # what twice the workers must bring at least
 NETWORKS = {

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import arrivals
-import default_tables
 import examples
 import explained
 import flights_tables
@@ -27,9 +26,13 @@ import private_cost
 import rates
 from sweeps import rows_of
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+import default_tables
+
 from manyhands.report import build
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
+MEASURED = Path(__file__).parents[2] / "benchmarks" / "results"
 PAGES = ("results.md", "partitioning.md", "model-parallel.md", "examples.md", "spark.md")
 WRITERS = {**partitioning.WRITERS, **model_parallel.WRITERS, **examples.WRITERS}
 WRITERS |= flights_tables.WRITERS | arrivals.WRITERS | rates.WRITERS
@@ -86,6 +89,20 @@ def write(text: str) -> str:
     return re.sub(pattern, made, text, flags=re.S)
 
 
+def write_defaults(text: str, results: Path = MEASURED) -> str:
+    """Return a page with the tables of `<!-- settings MACHINE -->` and `<!-- division … -->`."""
+
+    def make_table(mark: re.Match[str]) -> str:
+        path = results / mark[3] / "defaults.json"
+        if not path.exists():
+            return mark[0]
+        found = json.loads(path.read_text())["records"][0]
+        return f"{mark[1]}{default_tables.TABLES[mark[2]](found)}\n{mark[5]}"
+
+    pattern = rf"(<!-- ({'|'.join(default_tables.TABLES)}) ([\w-]+) -->\n)(.*?)(<!-- end -->)"
+    return re.sub(pattern, make_table, text, flags=re.S)
+
+
 def pictures(name: str) -> None:
     """Draw the pictures of one sweep."""
     with tempfile.TemporaryDirectory() as place:
@@ -103,7 +120,7 @@ def main() -> int:
             pictures(name)
     for page in PAGES:
         path = DOCS / page
-        path.write_text(default_tables.write(flights_tables.write(write(path.read_text()))))
+        path.write_text(write_defaults(flights_tables.write(write(path.read_text()))))
     performance.main()
     explained.main()
     divided = DOCS / "records" / "partitioning"
