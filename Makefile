@@ -69,10 +69,10 @@ bench-large: $(DEV)  ## the same on a machine of sixteen cores
 	$(BIN)/python benchmarks/run.py --machine large
 
 results: $(DEV)  ## write the tables and pictures of docs again, from the committed records
-	$(BIN)/python benchmarks/results.py
+	$(BIN)/python tools/docs/results.py
 
 faults: $(DEV)  ## strike workers in every phase of every strategy, and say what became of it
-	$(BIN)/python tests/faults/matrix.py --out docs/records/faults.json --page docs/reliability.md
+	$(BIN)/python tools/faults/matrix.py --out docs/records/faults.json --page docs/reliability.md
 
 audit-deps: $(DEV)  ## look the pinned packages up in the database of known vulnerabilities
 	@$(PIP) -e '.[audit]'
@@ -83,4 +83,4 @@ wheel: $(DEV)  ## build the wheel and the source archive into dist/
 
 clean:  ## remove the environment, caches and what was built
 	rm -rf $(VENV) build dist demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
-	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests tools studies benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
-import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from turns import HERE, Record
+from turns import Record
 
 Run = dict[str, Any]
 INDEPENDENT: Mapping[str, Mapping[str, Any]] = {
@@ -81,17 +78,3 @@ TABLES: dict[str, Callable[[Record], str]] = {
     "settings": settings_table,
     "division": division_table,
 }
-
-
-def write(text: str, results: Path = HERE / "results") -> str:
-    """Return a page with the tables of `<!-- settings MACHINE -->` and `<!-- division … -->`."""
-
-    def make_table(mark: re.Match[str]) -> str:
-        path = results / mark[3] / "defaults.json"
-        if not path.exists():
-            return mark[0]
-        found = json.loads(path.read_text())["records"][0]
-        return f"{mark[1]}{TABLES[mark[2]](found)}\n{mark[5]}"
-
-    pattern = rf"(<!-- ({'|'.join(TABLES)}) ([\w-]+) -->\n)(.*?)(<!-- end -->)"
-    return re.sub(pattern, make_table, text, flags=re.S)

@@ -10,7 +10,7 @@ HERE = Path(__file__).parent
 SECONDS = 300  # longer than any wait within a test, so that the test itself says what was missing
 # Files that take minutes, which begin first: so no lane is left alone with one of them.
 LONG = [f"test_{name}" for name in ("private_runs", "training", "spark", "faults", "examples")]
-LONG += [f"test_{name}" for name in ("hosts", "survival", "speeds", "spark_cluster")]
+LONG += [f"test_{name}" for name in ("hosts", "survival", "slow_workers", "spark_cluster")]
 
 
 def pytest_collection_modifyitems(items):

@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools/faults"))
 from processes import processes
 
 PATIENCE = 200  # seconds until a command, or what must come true, counts as hung

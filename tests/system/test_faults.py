@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from running import PATIENCE, manyhands, ran
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools/faults"))
 import cases
 import matrix
 from cases import Case

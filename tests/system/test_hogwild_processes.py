@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from running import MANYHANDS, PATIENCE, eventually, processes, ran
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools/faults"))
 from memory import Mapped
 
 import manyhands as mh

@@ -1,11 +1,11 @@
-"""A few of the odd command lines that `tests/faults/commands.py` tries by the thousand."""
+"""A few of the odd command lines that `tools/faults/commands.py` tries by the thousand."""
 
 import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools/faults"))
 import commands
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit/report"))
 from recalculation import Raw
-from test_report_facts import check
+from test_recalculated_facts import check
 
 from manyhands.report import _summary
 from manyhands.report.contents import contents

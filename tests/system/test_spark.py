@@ -305,7 +305,7 @@ def flights(spark, tmp_path_factory):
 
 
 def test_the_flights_are_as_plain_python_makes_them(flights, tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    monkeypatch.syspath_prepend(str(ROOT / "studies"))
     ways = importlib.import_module("flights_ways")
     made, folder = flights
     assert made.learned == []

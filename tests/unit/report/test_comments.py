@@ -1,0 +1,339 @@
+"""Comments: each rule speaks when the records carry it, and only then."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import records
+from test_tables import summary, timed
+
+from manyhands import report
+from manyhands.cli import compare
+from manyhands.experiments.sweep.compare import Comparison
+from manyhands.report import causes, comments, internals, lessons, traffic
+from manyhands.report.answer import answer
+from manyhands.report.figures import charts
+from manyhands.report.wording import THIN, join, percent, plural, points, seconds, size
+
+
+def said(sentences: list[str] | tuple[str, ...]) -> str:
+    return " ".join(sentences).replace(THIN, " ")
+
+
+def several(*cases: tuple[str, int, float, float], repeats: int = 3, **more: Any) -> list[Any]:
+    """Return repeats of (strategy, workers, seconds, accuracy) that differ by one per cent."""
+    return [
+        timed(s, p, t * (1 + 0.01 * i), a + 0.0001 * i, repeat=i, **more)
+        for i in range(repeats)
+        for s, p, t, a in cases
+    ]
+
+
+def shares(record: Any, **parts: float) -> Any:
+    """Set which part of the time every worker spends in a phase."""
+    for worker in record["workers"]:
+        worker |= {phase: part * record["result"]["seconds"] for phase, part in parts.items()}
+    return record
+
+
+def test_one_repeat_means_that_no_spread_is_known() -> None:
+    one = summary(*several(("sync", 1, 10, 0.98), ("sync", 2, 6, 0.97), repeats=1))
+    assert "no spread is known" in said(comments.time(one))
+    assert "no spread is known" in said(lessons.accuracy(one))
+    assert "spread of the repeats" not in said(lessons.accuracy(one))
+    three = summary(*several(("sync", 1, 10, 0.98), ("sync", 2, 6, 0.97)))
+    assert "no spread" not in said(comments.time(three)) + said(lessons.accuracy(three))
+
+
+def test_accuracy_differences_are_held_against_the_spread() -> None:
+    far = summary(*several(("sync", 2, 6, 0.98), ("averaging", 2, 6, 0.95)))
+    assert "3.00 percentage points apart (p < 0.0001)." in said(lessons.accuracy(far))
+    near = summary(*several(("sync", 2, 6, 0.98), ("averaging", 2, 6, 0.9801)))
+    assert "not told apart with 3 repeats)" in said(lessons.accuracy(near))
+
+
+def test_accuracy_that_falls_with_the_workers_is_told() -> None:
+    falling = summary(*several(("averaging", 1, 10, 0.98), ("averaging", 4, 5, 0.95)))
+    assert "averaging falls from 98.01 % to 95.01 % between 1 and 4 workers" in said(
+        lessons.accuracy(falling)
+    )
+    level = summary(*several(("sync", 1, 10, 0.98), ("sync", 4, 5, 0.98)))
+    assert "falls" not in said(lessons.accuracy(level))
+
+
+def test_more_workers_than_cores_is_told_and_given_as_the_reason() -> None:
+    found = summary(*several(("sync", 1, 10, 0.98), ("sync", 4, 4, 0.98), ("sync", 5, 5, 0.98)))
+    assert "The machine has 4 cores: runs with 5 processes share them" in said(comments.time(found))
+    told = said(comments.speedup(found))
+    assert "With 4 workers the speed-up peaks (sync at 2.50×)" in told
+    assert "5 processes for 4 cores" in told
+    assert "no more processes than the 4 cores" in said(causes.help_wanted(found))
+
+
+def test_enough_cores_are_not_mentioned() -> None:
+    found = summary(*several(("sync", 1, 10, 0.98), ("sync", 4, 4, 0.98)))
+    assert "cores: runs" not in said(comments.time(found))
+
+
+@pytest.mark.parametrize(
+    ("parts", "reason"),
+    [
+        ({"wait": 0.5, "communicate": 0.1}, "waiting takes 50 % of the time"),
+        ({"wait": 0.1, "communicate": 0.4}, "communication takes 40 % of the time"),
+    ],
+)
+def test_the_reason_for_a_peak_is_what_takes_the_time(parts: Any, reason: str) -> None:
+    runs = [timed("sync", p, t) for p, t in ((1, 10), (2, 5))]
+    found = summary(*runs, shares(timed("sync", 3, 6), **parts))
+    assert reason in said(comments.speedup(found))
+
+
+def test_without_a_reason_in_the_records_none_is_given() -> None:
+    runs = [timed("sync", p, t) for p, t in ((1, 10), (2, 5), (3, 6))]
+    for run in runs:
+        shares(run, wait=0.0, communicate=0.01)
+    assert "peaks (sync at 2.00×)." in said(comments.speedup(summary(*runs)))
+
+
+def test_amdahl_is_claimed_only_where_it_fits() -> None:
+    good = [timed("sync", p, 10 * (0.1 + 0.9 / p)) for p in (1, 2, 3, 4)]
+    told = said(comments.speedup(summary(*good)))
+    assert "Amdahl's law fits where every worker has a core: sync (serial fraction 0.100" in told
+    assert "at most 10×" in told
+    assert "weak scaling" in told
+    bad = [timed("sync", p, t) for p, t in ((1, 10), (2, 5), (3, 3.5), (4, 12))]
+    assert "Amdahl's law does not fit" in said(comments.speedup(summary(*bad)))
+    two = [timed("sync", p, t, cores=2) for p, t in ((1, 10), (2, 6), (3, 7))]
+    assert "cannot test Amdahl's law" in said(comments.speedup(summary(*two)))
+
+
+def test_weak_scaling_follows_gustafson() -> None:
+    runs = [timed("sync", p, 10 + p, weak=True) for p in (1, 2, 3, 4)]
+    told = said(comments.speedup(summary(*runs)))
+    assert "Gustafson's law fits" in told
+    assert "it would be Amdahl's" in told
+    assert "11.0 s to 14.0 s with 4 times the work" in said(comments.time(summary(*runs)))
+
+
+def test_what_speedup_is_against_is_told() -> None:
+    base, own = timed("sequential", 1, 12), [timed("sync", 1, 12), timed("sync", 2, 7)]
+    assert "against the sequential run of the same task" in comments.baseline(summary(base, *own))
+    assert "There is no sequential run" in comments.baseline(summary(*own))
+    assert comments.baseline(summary(own[1])) == ""
+
+
+def test_threads_that_differ_are_told() -> None:
+    runs = [timed("sync", 1, 10), timed("sync", 2, 6)]
+    assert causes.threads(summary(*runs)) == ""
+    runs[0]["machine"]["threads_per_worker"] = 4
+    assert "1 worker had 4, 2 workers 1 each" in causes.threads(summary(*runs))
+
+
+def test_strategies_are_compared_at_the_same_number_of_workers() -> None:
+    found = summary(
+        *several(
+            ("sync", 2, 10, 0.98), ("sync", 4, 6, 0.98), ("hogwild", 4, 5, 0.9801),
+            ("hogwild", 2, 9, 0.98), ("averaging", 4, 4, 0.94), ("averaging", 2, 8, 0.96),
+        )
+    )  # fmt: skip
+    told = said([lessons.same(found)])
+    assert told.startswith("With 4 workers, against sync:")
+    assert "hogwild is 17 % faster (p < 0.0001)" in told
+    assert ", its accuracy 0.01 percentage points above (p = 0.98: not told apart)" in told
+    assert "averaging is 33 % faster (p < 0.0001)" in told
+    assert ", its accuracy 4.00 percentage points below (p < 0.0001)." in told
+    assert lessons.same(summary(*several(("sync", 2, 10, 0.98), ("sync", 4, 6, 0.98)))) == ""
+
+
+def test_who_waits_for_whom() -> None:
+    record = timed("sync", 3, 10)
+    for worker, compute in zip(record["workers"], (4.0, 4.0, 8.0), strict=True):
+        worker |= {"compute": compute, "wait": 8 - compute, "communicate": 1.0}
+    told = said(causes.waiting(summary(record)))
+    assert "worker 2 computes longest (8.00 s, the others 4.00 s on average)" in told
+    assert "the others wait 4.00 s on average" in told
+    for worker in record["workers"]:
+        worker |= {"compute": 5.0, "wait": 1.0}
+    assert "no worker computes clearly longer" in said(causes.waiting(summary(record)))
+
+
+def test_idle_masters_are_told() -> None:
+    told = said(causes.waiting(summary(timed("server", 2, 10, masters=2))))
+    assert "The masters wait 70 % of their time." in told
+
+
+def test_help_follows_from_what_was_measured() -> None:
+    assert (
+        causes.help_wanted(summary(shares(timed("sync", 2, 10), wait=0.1, communicate=0.1))) == []
+    )
+    talking = summary(shares(timed("sync", 2, 10), wait=0.05, communicate=0.45))
+    assert "exchange less (sync with 2 workers spends 45 %" in said(causes.help_wanted(talking))
+    idle = shares(timed("sync", 2, 10), wait=0.3, communicate=0.05)
+    told = said(causes.help_wanted(summary(idle)))
+    assert "wait less (sync with 2 workers spends 30 %" in told
+    assert "--balance" not in told  # such a record does not say whether it was balanced
+
+
+def test_a_balance_is_named_only_where_it_is_there_to_be_switched_on() -> None:
+    def told(strategy: str, balance: str, **more: object) -> str:
+        record = shares(timed(strategy, 2, 10), wait=0.3, communicate=0.05)
+        record["config"] |= {"balance": balance, "partition": "balanced", **more}
+        return said(causes.help_wanted(summary(record)))
+
+    assert "give slow workers less to do (--balance speed), or" in told("sync", "none")
+    assert "give slow workers less to do, or" in told("sync", "speed")
+    assert "give slow workers less to do, or" in told("gossip", "none")
+    refusing = {"partition": "by-label", "shares": [1.0, 2.0], "on_failure": "continue"}
+    for refused in ({name: value} for name, value in refusing.items()):
+        assert "give slow workers less to do, or" in told("sync", "none", **refused)
+
+
+def test_traffic_of_naive_and_ring_is_compared() -> None:
+    found = summary(*[records.record("sync", 4, allreduce=a) for a in ("naive", "ring")])
+    told = said(traffic.comment(found))
+    assert "Measured traffic is what theory says." in told
+    assert "each sends 262 kB by naive all-reduce and 131 kB by ring" in told
+    assert "1.05 MB and 524 kB" in told
+
+
+def test_facts_of_single_strategies() -> None:
+    found = summary(
+        records.record("hogwild", 2), records.record("averaging", 2), records.record("gossip", 2)
+    )
+    assert "updates late on average" in said(internals.comment_staleness(found))
+    assert "is better than the best worker alone" in said(internals.comment_own(found))
+    assert "hogwild" not in said(internals.comment_own(found))
+    assert "from 1 at the first" in said(internals.comment_distance(found))
+
+
+def test_shares_are_told_as_parts_of_the_whole() -> None:
+    record = records.record("sync", 2)
+    record["strategy"] = {"shares": [[0, [64, 64]], [50, [96, 32]]]}
+    told = said(internals.comment_shares(summary(record)))
+    assert told == "sync with 2 workers: from 50 % and 50 % to 75 % and 25 %."
+
+
+def test_every_figure_has_a_comment() -> None:
+    for runs in (records.psgd(), records.psgd(1), [records.record("sync", 2)]):
+        for chart in charts(summary(*runs)):
+            assert chart.comment, chart.id
+            assert chart.alt
+
+
+def test_the_answer_names_the_best_and_what_it_costs() -> None:
+    found = summary(*several(("sequential", 1, 12, 0.985), ("sync", 4, 4, 0.98)))
+    headline, *rest = answer(found)
+    assert said([headline]) == (
+        "Sync with 4 workers is best here: 4.04 s of training, 3.0 times as fast as the "
+        "sequential run, at 98.01 % accuracy."
+    )
+    assert "is 0.50 percentage points above (p < 0.0001)." in said(rest)
+
+
+def test_the_answer_admits_a_tie() -> None:
+    found = summary(*several(("sync", 2, 4, 0.98), ("averaging", 2, 4.01, 0.98)))
+    told = said(answer(found))
+    assert "Sync with 2 workers leads: 4.04 s of training" in told
+    assert "With 3 repeats it cannot be told apart from averaging with 2 workers" in told
+    assert found.best is None
+
+
+def test_the_answer_when_sequential_is_best_and_when_nothing_can_be_compared() -> None:
+    once = answer(summary(timed("sequential", 1, 5), timed("sync", 2, 9)))
+    assert once[0].startswith("One worker leads: sequential took")
+    assert "Every configuration ran once" in said(once)
+    often = summary(*several(("sequential", 1, 5, 0.98), ("sync", 2, 9, 0.98)))
+    assert answer(often)[0].startswith("One worker is best here")
+    assert "trained in" in answer(summary(timed("sync", 2, 9)))[0]
+    doubted = answer(summary(timed("sequential", 1, 30), timed("sync", 2, 2)))
+    assert doubted[1].startswith("That is more than 2 workers can give")
+    believed = answer(summary(timed("sequential", 1, 30), timed("sync", 2, 15)))
+    assert not any("more than" in sentence for sentence in believed)
+    assert "so no best is named" in doubted[1]
+    assert "No run finished" in answer(summary(timed("sync", 2, 9) | {"status": "failed"}))[0]
+    grown = summary(*[timed("sequential", 1, n / 100, limit=n) for n in (1000, 2000)])
+    assert "From limit 1000 to 2000" in answer(grown)[0]
+
+
+@pytest.mark.parametrize(("took", "doubted"), [(2, True), (15, False)])
+def test_compare_ends_with_the_doubts_of_the_report(
+    took: float, doubted: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, one in (("a", timed("sequential", 1, 30)), ("b", timed("sync", 2, took))):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "run.json").write_text(json.dumps(one))
+    table = report.results([tmp_path / "runs" / "a", tmp_path / "runs" / "b"])
+    compare._say_comparison(Comparison(table, tmp_path / "report.html", {}))
+    shown = capsys.readouterr().out
+    assert f"{30 / took:.1f} times as fast as the sequential run" in shown
+    assert all(sentence in shown for sentence in answer(report._summary([tmp_path])))
+    sentence = "That is more than 2 workers can give"
+    assert (sentence in shown) == (sentence in str(table)) == doubted
+
+
+def test_the_answer_says_if_other_programs_had_the_cores() -> None:
+    quiet, busy = timed("sequential", 1, 30), timed("sync", 2, 16)
+    for process in busy["workers"]:
+        process["user"] = 0.5 * process["compute"]
+    told = answer(summary(quiet, busy))
+    assert any(s.startswith("In 1 of 2 runs a worker was without a core for up to") for s in told)
+    assert not any("without a core" in s for s in answer(summary(quiet)))
+    crowded = busy | {"machine": busy["machine"] | {"cores": 1}}
+    slowed = busy | {"config": busy["config"] | {"slow": "1:3:sleep"}}
+    for other in (crowded, slowed):
+        assert not any("without a core" in s for s in answer(summary(quiet, other)))
+
+
+def test_numbers_in_words() -> None:
+    forms = [seconds(v).replace(THIN, " ") for v in (0.0123, 0.5, 12.34, 187, 7500)]
+    assert forms == ["12.3 ms", "0.50 s", "12.3 s", "3 min 07 s", "2 h 05 min"]
+    assert size(1_234_567).replace(THIN, " ") == "1.23 MB"
+    assert size(999_700).replace(THIN, " ") == "1 MB"
+    assert percent(0.5).replace(THIN, " ") == "50 %"
+    assert (plural(1, "worker"), plural(2, "worker")) == ("1 worker", "2 workers")
+    assert (join(["a"]), join(["a", "b", "c"])) == ("a", "a, b and c")
+    assert points(0.01) == "1.00 percentage point"
+
+
+def test_a_rate_that_follows_the_workers_in_some_strategies_only_is_named() -> None:
+    def told(**scalings: str) -> str:
+        runs = several(*((name, 2, 5, 0.97) for name in scalings), ("sync", 1, 10, 0.98), repeats=1)
+        for run in runs:
+            run["config"]["lr_scaling"] = scalings[run["config"]["strategy"]]
+        return comments.rates(summary(*runs))
+
+    assert told(sync="none", gossip="none") == ""
+    assert "divided by the workers in averaging:" in told(sync="none", averaging="inverse")
+    assert "multiplied by the workers in sync:" in told(sync="linear")  # beside one worker's
+    both = told(sync="linear", averaging="inverse", hogwild="inverse")
+    assert "multiplied by the workers in sync" in both
+    assert "divided by the workers in averaging and hogwild" in both
+
+
+def test_one_repeat_is_not_spoken_of_as_several() -> None:
+    from manyhands.report.page import notes
+
+    for repeats in (1, 3):
+        cases = (("sync", 1, 10, 0.98), ("sync", 2, 6, 0.97), ("averaging", 2, 5, 0.90))
+        found = summary(*several(*cases, repeats=repeats))
+        told = said([*lessons.to_target(found), *notes(found), *answer(found)])
+        assert ("every repeat" in told) == (repeats > 1)
+
+
+def test_seeds_that_learn_alike_are_not_told_apart_by_the_noise_of_their_times() -> None:
+    learned = (0.95, 0.85, 0.90)  # by seed, the same for both
+    noise = {"sequential": (10, 11, 12), "sync": (6, 5, 7)}
+    runs = [
+        timed(name, 1, times[seed], learned[seed], repeat=seed)
+        for name, times in noise.items()
+        for seed in range(3)
+    ]
+    for i, run in enumerate(runs):
+        run["epochs"] = [{**epoch, "test_accuracy": learned[i % 3]} for epoch in run["epochs"]]
+    (told,) = lessons.accuracy_over_examples(summary(*runs))
+    assert told.startswith("At the first evaluation all have 90.00")
+    runs[0]["epochs"] = runs[0]["epochs"][:1]  # one that was stopped
+    assert len(lessons.accuracy_over_examples(summary(*runs))) == 1

@@ -1,0 +1,346 @@
+"""What the report says about the questions of parallel training, checked against the records."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import pytest
+import records
+
+from manyhands.report import conclusions, ttest
+from manyhands.report.explanations import STRATEGIES
+from manyhands.report.load import read
+from manyhands.report.sentences import Fact, Sentence
+from manyhands.report.summarising import summarise
+from manyhands.report.tables import Summary
+
+RECORDS = Path(__file__).parents[3] / "docs" / "records"
+VECTOR = 4 * records.PARAMETERS
+
+
+def served(
+    workers: int, masters: int, repeat: int = 0, accuracy: float = 0.95, **config: Any
+) -> dict[str, Any]:
+    """Return a run of a parameter server whose gradients are W - 1 updates late, but for 0.1."""
+    found = records.record("server", workers, repeat=repeat, masters=masters, **config)
+    found["result"]["accuracy"] = accuracy + 0.0004 * repeat
+    late = workers - 1 - 0.1 if workers > 1 else 0.0
+    each = {"pushes": 1000, "busy": 0.5, "idle": 9.5}
+    found["strategy"] = {
+        "staleness": {"histogram": {"0": 1}, "mean": late},
+        "masters": [{"rank": workers + m, **each} for m in range(masters)],
+    }
+    for worker in found["workers"][:workers]:
+        push = {"calls": 100, "bytes": 100 * (VECTOR + 48 * masters), "messages": 100 * masters}
+        worker["operations"] = {"push": push}
+    return found
+
+
+def summary(folder: Path, runs: list[dict[str, Any]]) -> Summary:
+    return summarise(read([records.sweep(folder / "sweep", runs)]))
+
+
+def said(found: Summary, title: str) -> str:
+    """Return the sentences of a topic, with plain spaces before units."""
+    topics = {topic.title: topic for topic in conclusions.topics(found)}
+    return " ".join(topics[title].found).replace("\u202f", " ") if title in topics else ""
+
+
+def asynchronous(drop: float = 0.2) -> list[dict[str, Any]]:
+    """Return sync and server with 2 and 6 workers; with 6, the server loses `drop`."""
+    runs = []
+    for repeat in range(3):
+        runs += [records.record("sync", p, repeat=repeat, cores=16) for p in (2, 6)]
+        runs += [served(2, 2, repeat, cores=16), served(6, 2, repeat, 0.95 - drop, cores=16)]
+        runs += [records.record("sequential", 1, repeat=repeat, cores=16)]
+    return runs
+
+
+def test_late_gradients_are_stated_with_the_accuracy_that_they_cost(tmp_path: Path) -> None:
+    found = summary(tmp_path, asynchronous())
+    told = said(found, "Why asynchronous training diverges with many workers")
+    assert "0.90 with 2 workers and 4.90 with 6 workers" in told
+    assert "Workers of equal speed would have 1 and 5" in told
+    assert "server · masters 2 falls by 20.00 percentage points" not in told  # one masters value
+    assert "server falls by 20.00 percentage points (95.04 % with 2, 75.04 % with 6)" in told
+    assert "sync changes by" in told
+    topic = next(t for t in conclusions.topics(found) if "diverges" in t.title)
+    assert "η λ" in topic.reason
+
+
+def test_a_change_of_accuracy_that_repeats_cannot_tell_is_not_claimed(tmp_path: Path) -> None:
+    told = said(
+        summary(tmp_path, asynchronous(drop=0.0002)),
+        "Why asynchronous training diverges with many workers",
+    )
+    assert "falls by" not in told
+    assert "which the repeats cannot tell from chance" in told
+
+
+def test_rows_that_differ_in_another_option_are_not_compared(tmp_path: Path) -> None:
+    runs = [served(2, 1, accuracy=0.97, lr=0.01), served(8, 1, accuracy=0.1, lr=0.1)]
+    runs += [served(4, 1, accuracy=0.96, lr=0.01), served(1, 1, lr=0.1)]
+    told = said(summary(tmp_path, runs), "Why asynchronous training diverges with many workers")
+    assert "lr 0.01 falls by 1.00 percentage point in single runs" in told
+    assert "10.00" not in told
+
+
+def test_diverged_runs_are_counted(tmp_path: Path) -> None:
+    broken = served(8, 1, lr=0.1) | {"status": "failed", "error": "the loss is nan at step 3"}
+    other = served(4, 1, lr=0.1) | {"status": "failed", "error": "disk full"}
+    told = said(
+        summary(tmp_path, [served(2, 1), broken, other]),
+        "Why asynchronous training diverges with many workers",
+    )
+    assert "1 run diverged: server with 8 workers, learning rate 0.1." in told
+
+
+def test_masters_are_judged_by_how_busy_they_were(tmp_path: Path) -> None:
+    runs = [served(6, 2, repeat, cores=16) for repeat in range(2)]
+    found = summary(tmp_path, runs)
+    told = said(found, "Why the parameters are split over several masters")
+    assert "a master needs 0.5 ms for a push, and the busiest works 5.0 % of" in told
+    assert "one master would have been enough here" in told
+    assert (
+        "network link" in next(t for t in conclusions.topics(found) if "masters" in t.title).reason
+    )
+
+
+def test_large_numbers_of_workers_are_written_out(tmp_path: Path) -> None:
+    run = served(8, 1, cores=16)
+    run["strategy"]["masters"][0] |= {"busy": 0.17, "idle": 9.83}
+    told = said(summary(tmp_path, [run]), "Why the parameters are split over several masters")
+    assert "with about 470 workers" in told
+
+
+def test_one_master_is_not_called_masters_and_more_are_compared(tmp_path: Path) -> None:
+    told = said(
+        summary(tmp_path, [served(4, 1, cores=16)]),
+        "Why the parameters are split over several masters",
+    )
+    assert "4 workers and 1 master," in told
+    assert "It works" in told
+    assert "different numbers of masters" not in told
+    both = [served(4, m, repeat, cores=16) for m in (1, 2) for repeat in range(2)]
+    told = said(
+        summary(tmp_path / "both", both), "Why the parameters are split over several masters"
+    )
+    assert re.search(
+        r"With 4 workers, training takes [\d.]+ s with 1 master and [\d.]+ s with 2", told
+    )
+
+
+def test_a_full_master_is_called_the_limit(tmp_path: Path) -> None:
+    run = served(4, 2, cores=16)
+    for master in run["strategy"]["masters"]:
+        master |= {"busy": 6.0, "idle": 4.0}
+    told = said(summary(tmp_path, [run]), "Why the parameters are split over several masters")
+    assert "one master alone would be the limit here" in told
+
+
+def test_synchronous_and_asynchronous_are_compared_at_the_same_workers(tmp_path: Path) -> None:
+    told = said(summary(tmp_path, asynchronous()), "Synchronous or asynchronous")
+    assert "With 6 workers, server trains in" in told
+    assert "percentage points lower." in told  # 20 points and more are not chance
+    assert re.search(r"as fast with 2 workers, .* as fast with 6 workers", told)
+
+
+def test_runs_that_differ_in_another_option_are_not_compared(tmp_path: Path) -> None:
+    fast = [records.record("sync", 4, repeat=r, cores=16, lr=lr) for r in (0, 1) for lr in (1, 2)]
+    fast += [served(4, 1, r, cores=16, lr=lr) for r in (0, 1) for lr in (2, 3)]
+    told = said(summary(tmp_path, fast), "Synchronous or asynchronous")
+    assert "server with lr 2 trains in" in told
+    assert "sync with lr 2 in" in told
+    assert "lr 1" not in told
+    assert "lr 3" not in told
+
+
+def test_a_server_that_waits_for_all_is_not_asynchronous(tmp_path: Path) -> None:
+    runs = [records.record("sync", 4), served(4, 1, staleness=0)]
+    assert said(summary(tmp_path, runs), "Synchronous or asynchronous") == ""
+
+
+def test_runs_that_did_other_amounts_of_work_are_not_compared(tmp_path: Path) -> None:
+    early = served(4, 1)
+    early["result"]["examples"] /= 2  # it stopped at its target
+    found = summary(tmp_path, [records.record("sync", 4), early])
+    assert said(found, "Synchronous or asynchronous") == ""
+
+
+def test_a_model_that_learned_nothing_is_called_so(tmp_path: Path) -> None:
+    found = summary(tmp_path, [records.record("sync", 2), served(2, 1, accuracy=0.11)])
+    told = said(found, "Synchronous or asynchronous")
+    assert "Its accuracy is 11.00 % (hardly better than guessing: it learned nothing)" in told
+    assert "guessing" not in said(
+        summary(tmp_path / "b", asynchronous()), "Synchronous or asynchronous"
+    )
+
+
+def test_processes_that_share_cores_are_mentioned(tmp_path: Path) -> None:
+    found = summary(tmp_path, [records.record("sync", 12), served(12, 2)])
+    told = said(found, "Synchronous or asynchronous")
+    assert "; 12 and 14 processes share 4 cores." in told
+
+
+def test_private_runs_are_not_compared_with_others(tmp_path: Path) -> None:
+    late = records.private("server", 4, masters=1)
+    assert (
+        said(summary(tmp_path, [records.record("sync", 4), late]), "Synchronous or asynchronous")
+        == ""
+    )
+
+
+def test_crowded_configurations_are_not_what_a_comparison_rests_on(tmp_path: Path) -> None:
+    runs = [records.record("sync", p, repeat=r) for p in (2, 12) for r in range(2)]
+    runs += [served(p, 2, repeat=r) for p in (2, 12) for r in range(2)]
+    assert "With 2 workers, server" in said(summary(tmp_path, runs), "Synchronous or asynchronous")
+
+
+def test_the_volume_has_formula_and_measurement(tmp_path: Path) -> None:
+    runs = [records.record("sync", p, allreduce=kind) for p in (2, 4) for kind in ("naive", "ring")]
+    told = said(summary(tmp_path, [*runs, served(4, 2)]), "How much data is sent")
+    assert (
+        "One naive all-reduce of the gradient (n = 87.4 kB) with P = 2 and 4 workers: each "
+        "sends (P − 1) n, measured 87.4 kB and 262 kB; all together P (P − 1) n, "
+        "measured 175 kB and 1.05 MB." in told
+    )
+    assert "each sends 2 n (P − 1) / P, measured 87.4 kB and 131 kB" in told
+    assert "Training by naive and by ring takes" in told
+    assert "2 headers of 48 bytes" in told
+    assert "off the formula" not in told
+
+
+def test_strategies_with_the_same_all_reduce_are_listed_once(tmp_path: Path) -> None:
+    runs = [records.record(s, p, allreduce="ring") for s in ("averaging", "sync") for p in (2, 4)]
+    assert "with P = 2 and 4 workers" in said(summary(tmp_path, runs), "How much data is sent")
+
+
+def test_traffic_that_is_not_what_the_formula_says_is_called_so(tmp_path: Path) -> None:
+    run = records.record("sync", 4, allreduce="ring")
+    for worker in run["workers"]:
+        worker["operations"]["allreduce"]["bytes"] *= 1.1
+    told = said(summary(tmp_path, [run]), "How much data is sent")
+    assert "up to 10.0 % off the formula" in told
+
+
+def test_the_law_is_named_with_its_reason(tmp_path: Path) -> None:
+    strong = [records.record("sync", p, cores=16) for p in (2, 4, 8)]
+    strong += [records.record("sequential", 1, cores=16)]
+    told = said(summary(tmp_path, strong), "Amdahl's or Gustafson's law")
+    assert "Amdahl's law applies, since the work is the same" in told
+    assert "times as fast, with a root mean square error of" in told
+    assert "communication and waiting take" in told
+    assert "What would change that: work that grows with the workers" in told
+    weak = [records.record("sync", p, cores=16, weak=True) for p in (1, 2, 4)]
+    told = said(summary(tmp_path / "weak", weak), "Amdahl's or Gustafson's law")
+    assert "Gustafson's law applies, since the work grows with the workers" in told
+    assert "Amdahl's law applies" not in told
+
+
+def test_topics_without_data_are_left_out(tmp_path: Path) -> None:
+    titles = {t.title for t in conclusions.topics(summary(tmp_path, [records.record("sync", 2)]))}
+    assert "Why the parameters are split over several masters" not in titles
+    assert "Synchronous or asynchronous" not in titles
+
+
+def test_every_strategy_is_explained() -> None:
+    from manyhands.strategies import STRATEGIES as KNOWN
+
+    assert set(KNOWN) <= set(STRATEGIES)
+    for name, text in STRATEGIES.items():
+        assert name == "sequential" or len(text.how) > 100, name
+        for words in vars(text).values():
+            assert not words.startswith(" ")
+            assert "  " not in words
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        ([1.0, 2.0, 3.0], [2.0, 3.0, 4.0], 0.2879),  # t = 1.2247, 4 degrees of freedom
+        ([1.0, 2.0], [5.0, 6.0], 0.0299),  # t = 5.657, 2 degrees of freedom
+        ([1.0, 1.0], [2.0, 2.0], 0.0),
+        ([1.0, 1.0], [1.0, 1.0], 1.0),
+        ([1.0], [2.0], None),
+    ],
+)
+def test_the_t_test_agrees_with_its_tables(
+    one: list[float], other: list[float], expected: float | None
+) -> None:
+    found = ttest.p_value(one, other)
+    assert found == (None if expected is None else pytest.approx(expected, abs=2e-4))
+
+
+def test_holm_corrects_for_the_number_of_comparisons() -> None:
+    assert ttest.told_apart([0.03]) == [True]
+    assert ttest.told_apart([0.03, 0.04]) == [False, False]
+    assert ttest.told_apart([0.02, 0.04, None]) == [True, True, False]
+
+
+# What facts name, read from the raw record by other code than the report's.
+RAW: dict[str, Callable[[dict[str, Any]], float]] = {
+    "seconds": lambda r: r["result"]["seconds"],
+    "accuracy": lambda r: r["result"]["accuracy"],
+    "bytes": lambda r: sum(w["bytes"] for w in r["workers"]),
+    "mean staleness": lambda r: r["strategy"]["staleness"]["mean"],
+    "masters": lambda r: len(r["strategy"]["masters"]),
+    "bytes of the parameters": lambda r: 4 * r["model"]["parameters"],
+    "bytes per push": lambda r: fmean(
+        w["operations"]["push"]["bytes"] / w["operations"]["push"]["calls"]
+        for w in r["workers"]
+        if w["role"] == "worker"
+    ),
+    "seconds per push": lambda r: fmean(m["busy"] / m["pushes"] for m in r["strategy"]["masters"]),
+    "busiest master": lambda r: max(
+        m["busy"] / (m["busy"] + m["idle"]) for m in r["strategy"]["masters"]
+    ),
+    "masters together": lambda r: sum(
+        m["busy"] / (m["busy"] + m["idle"]) for m in r["strategy"]["masters"]
+    ),
+    "communicating and waiting": lambda r: (
+        fmean(w["wait"] + w["communicate"] for w in r["workers"] if w["role"] == "worker")
+        / r["result"]["seconds"]
+    ),
+    "seconds of computing": lambda r: sum(
+        w["compute"] + w["update"] for w in r["workers"] if w["role"] == "worker"
+    ),
+    "examples seen": lambda r: r["partition"]["seen"] / r["data"]["train"],
+}
+
+
+def raw(what: str, wheres: tuple[str, ...]) -> float:
+    return median(RAW[what](json.loads((RECORDS / where).read_text())) for where in wheres)
+
+
+def check(fact: Fact) -> bool:
+    """Hold a fact against the raw records; say whether its kind can be."""
+    if fact.what not in RAW:
+        return False
+    value = raw(fact.what, fact.runs)
+    if fact.how == "ratio":
+        value = raw(fact.what, fact.against) / value
+    elif fact.how == "difference":
+        value -= raw(fact.what, fact.against)
+    elif fact.how != "median":
+        return False
+    assert fact.value == pytest.approx(value, rel=1e-9), fact
+    return True
+
+
+@pytest.mark.parametrize(
+    "names", [("server-cnn",), ("sync-scaling", "server-cnn", "allreduce"), ("staleness",)]
+)
+def test_facts_of_committed_records_are_what_the_runs_say(names: tuple[str, ...]) -> None:
+    found = summarise(read([RECORDS / name for name in names]))
+    sentences = [s for topic in conclusions.topics(found) for s in topic.found]
+    assert all(isinstance(sentence, Sentence) for sentence in sentences)
+    facts = [fact for sentence in sentences for fact in sentence.facts]
+    assert sum(check(fact) for fact in facts) > len(facts) / 2
+    for sentence in sentences:
+        for fact in sentence.facts:
+            assert fact.text in sentence

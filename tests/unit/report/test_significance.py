@@ -1,0 +1,75 @@
+"""The test that decides which differences a report claims."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+
+import pytest
+from test_tables import summary, timed
+
+from manyhands.report.significance import compare, pairs, two_sided, welch
+
+
+@pytest.mark.parametrize(
+    ("t", "degrees", "p"),
+    [
+        (12.7062, 1, 0.05), (4.30265, 2, 0.05), (3.18245, 3, 0.05), (2.22814, 10, 0.05),
+        (63.6567, 1, 0.01), (9.92484, 2, 0.01), (4.60409, 4, 0.01), (2.75, 30, 0.01),
+        (31.5991, 2, 0.001), (8.6103, 4, 0.001), (1.0, 1, 0.5),
+    ],
+)  # fmt: skip
+def test_the_tail_of_student_is_that_of_the_tables(t: float, degrees: float, p: float) -> None:
+    assert two_sided(t, degrees) == pytest.approx(p, rel=1e-4)
+
+
+def test_the_tail_is_that_of_scipy() -> None:
+    stats = pytest.importorskip("scipy.stats")
+    rng = random.Random(0)
+    for _ in range(200):
+        t, degrees = 10 ** rng.uniform(-3, 3), rng.uniform(1, 80)
+        assert two_sided(t, degrees) == pytest.approx(2 * stats.t.sf(t, degrees), rel=1e-7)
+
+
+def test_a_published_example_of_welch() -> None:
+    # Two samples of unequal variance whose t and df follow by hand: t = -5, df = 4.
+    assert welch([1, 2, 3], [2 + 5 * math.sqrt(2 / 3) + d for d in (-1, 0, 1)]) == pytest.approx(
+        two_sided(5, 4)
+    )
+
+
+def test_what_has_no_spread_is_not_told_apart() -> None:
+    assert welch([0.9], [0.8, 0.7]) is None
+    assert welch([0.9, 0.9], [0.9, 0.9]) == 1.0
+    assert welch([0.9, 0.9], [0.8, 0.8]) is None  # repeats that are alike are no repeats
+    assert welch([0.9, 0.9], [0.8, 0.8001]) is not None
+
+
+def test_the_larger_of_both_p_values_counts() -> None:
+    runs = [timed(s, 2, t, repeat=i) for s, times in (("sync", (5, 5.2)), ("gossip", (6, 6.3)))
+            for i, t in enumerate(times)]  # fmt: skip
+    one, other = pool = summary(*runs).rows
+    logs = [[math.log(5), math.log(5.2)], [math.log(6), math.log(6.3)]]
+    alone = welch(*logs)
+    assert alone is not None
+    assert compare(one, other, "seconds", 1, pool).p == pytest.approx(alone)
+    variance = statistics.fmean(statistics.variance(side) for side in logs)
+    t = (statistics.fmean(logs[1]) - statistics.fmean(logs[0])) / math.sqrt(variance)
+    assert compare(one, other, "seconds", 3, pool).p == pytest.approx(3 * two_sided(t, 2))
+    assert compare(one, other, "seconds", 1000, pool).p == 1.0
+    assert [pairs(count) for count in (1, 2, 3, 5)] == [1, 1, 3, 10]
+
+
+def test_steady_repeats_of_others_do_not_tell_two_unsteady_ones_apart() -> None:
+    steady = [timed("sync", p, 5 + 0.001 * i, 0.98 + 1e-5 * i, repeat=i)
+              for p in (2, 4, 8) for i in range(3)]  # fmt: skip
+    wild = [timed("gossip", 2, 5, a, repeat=i) for i, a in enumerate((0.90, 0.60, 0.97))]
+    rows = summary(*steady, *wild).rows
+    gossip = next(row for row in rows if row.label == "gossip")
+    verdict = compare(gossip, rows[0], "accuracy", 1, rows)
+    assert not verdict.apart
+    far = [timed("gossip", 2, 5, a, repeat=i) for i, a in enumerate((0.30, 0.25, 0.28))]
+    rows = summary(*steady, *far).rows
+    gossip = next(row for row in rows if row.label == "gossip")
+    assert compare(gossip, rows[0], "accuracy", pairs(4), rows).apart
