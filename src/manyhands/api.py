@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from manyhands.options import options
+from manyhands.config.options import options
 from manyhands.training import setup
 
 if TYPE_CHECKING:

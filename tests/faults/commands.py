@@ -35,9 +35,10 @@ from processes import processes
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 import records
 
+import manyhands.strategies  # noqa: F401  (registers their options)
+from manyhands.config.options import audited, options
 from manyhands.data.spark.session import JAVA, java_version
 from manyhands.launch.machine import cores
-from manyhands.options import audited, options
 
 LIMIT = 200.0  # seconds after which a command counts as hung
 MARK = "MANYHANDS_FUZZ_LINE"  # in the environment of a command and of all that it starts

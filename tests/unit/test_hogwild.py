@@ -10,10 +10,10 @@ from torch import nn
 
 import manyhands as mh
 from manyhands.comm.memory import MemoryGroup
+from manyhands.config.options import configure
 from manyhands.data import store
 from manyhands.errors import ConfigError, DivergedError, StoppedError
 from manyhands.launch.status_board import BOARD_FILE, Board
-from manyhands.options import configure
 from manyhands.training.job import Job
 from manyhands.training.process import build
 from manyhands.training.process import record as summary

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from manyhands.config.options import configure
 from manyhands.data import Stored, store
 from manyhands.errors import ConfigError
-from manyhands.options import configure
 
 
 @pytest.fixture(scope="module")

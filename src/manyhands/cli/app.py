@@ -17,12 +17,12 @@ from manyhands._version import __version__
 from manyhands.cli.compare import compare, report
 from manyhands.cli.options import takes_options
 from manyhands.cli.predict import predict
+from manyhands.config.options import audited, options
 from manyhands.errors import ConfigError, ManyhandsError, WorkerError, nearest
 from manyhands.launch import signals
 from manyhands.launch.environment import among_others, group_rank
 from manyhands.launch.resources import shortage, temporary_folder
 from manyhands.launch.signals import SignalReceived
-from manyhands.options import audited, options
 from manyhands.training.output_folder import expect_possible
 
 app = App(

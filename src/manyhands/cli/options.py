@@ -9,8 +9,9 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 from cyclopts import Parameter
 
+import manyhands.strategies  # noqa: F401  (registers their options)
+from manyhands.config.options import Option, options
 from manyhands.errors import ConfigError
-from manyhands.options import Option, options
 
 
 def single(option: Option) -> inspect.Parameter:

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from manyhands.cli.options import takes_options
+from manyhands.config.options import options
 from manyhands.errors import ConfigError
-from manyhands.options import options
 from manyhands.training.output_folder import expect_possible
 
 # The options of a run that decide how long a step takes.

@@ -18,12 +18,12 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 
 from manyhands import validate
+from manyhands.config.options import audited, configure, options
 from manyhands.config.run import RunConfig
 from manyhands.data import Data, Stored, store
 from manyhands.errors import ConfigError
 from manyhands.launch.machine import write_json
 from manyhands.model.zoo import tanh_cnn
-from manyhands.options import audited, configure, options
 from manyhands.privacy.bounds import Estimate, gaussian_estimate, one_run_bound
 from manyhands.privacy.canaries import (
     Planted,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from manyhands.callbacks import EVENTS
 from manyhands.comm.rendezvous import agreed, compare_versions, surrounding
 from manyhands.config.import_path import factory
+from manyhands.config.options import configure
 from manyhands.config.run import METRICS, MODELS, RunConfig
 from manyhands.data import batch_tree
 from manyhands.errors import ConfigError, ManyhandsError, nearest
@@ -22,7 +23,6 @@ from manyhands.launch.environment import group_rank, group_size
 from manyhands.launch.mpi_libraries import load_matching
 from manyhands.launch.signals import stopping
 from manyhands.model import initial_weights
-from manyhands.options import configure
 from manyhands.privacy.accountant import expect_library
 from manyhands.training import output_folder, resume
 from manyhands.training.progress import doubt

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
+from manyhands.config.options import options
 from manyhands.experiments.forecast import Calibration
 from manyhands.experiments.forecast.probe import Probe
 from manyhands.launch.machine import cores
 from manyhands.launch.scratch import private_folder
 from manyhands.launch.signals import stopping
-from manyhands.options import options
 from manyhands.strategies.sync.sync import AllReduce
 from manyhands.training.setup import fit
 

@@ -20,11 +20,11 @@ from typing import Any
 
 from manyhands import validate
 from manyhands.config import presets
+from manyhands.config.options import configure, flatten
 from manyhands.config.run import MODELS
 from manyhands.errors import ConfigError
 from manyhands.experiments.sweep.content_hash import Marks
 from manyhands.experiments.sweep.spec import ALL, Alternatives, Experiment, table
-from manyhands.options import configure, flatten
 from manyhands.strategies import STRATEGIES
 
 BASELINE = "sequential"

@@ -12,6 +12,7 @@ from typing import Any
 
 from manyhands import files
 from manyhands._version import __version__
+from manyhands.config.options import configure
 from manyhands.errors import ConfigError, ManyhandsError
 from manyhands.experiments.sweep.eta import Estimate
 from manyhands.experiments.sweep.live_table import Scoreboard
@@ -21,7 +22,6 @@ from manyhands.experiments.sweep.stop_signals import Ear
 from manyhands.launch import signals
 from manyhands.launch.machine import SCHEMA, cores, cpu_name, write_json
 from manyhands.launch.signals import SignalReceived
-from manyhands.options import configure
 from manyhands.privacy.terms import UNSAID
 from manyhands.training import output_folder
 from manyhands.training.output_folder import Claim

@@ -27,8 +27,8 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 from manyhands import validate
+from manyhands.config.options import Option, check_number, options
 from manyhands.errors import ConfigError, nearest
-from manyhands.options import Option, check_number, options
 from manyhands.validate import whole
 
 if sys.version_info >= (3, 11):

@@ -15,9 +15,9 @@ from safetensors.torch import save_file
 
 from manyhands import files
 from manyhands._version import __version__
+from manyhands.config.options import flatten
 from manyhands.launch import machine as records
 from manyhands.launch.hosts import LAB
-from manyhands.options import flatten
 from manyhands.privacy.terms import statement
 from manyhands.strategies.strategy import strategy_of
 from manyhands.training.process import measurements

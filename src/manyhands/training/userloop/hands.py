@@ -19,10 +19,10 @@ from torch.nn.parameter import is_lazy
 from manyhands.comm.alone import Alone
 from manyhands.comm.rendezvous import compare_versions, surrounding
 from manyhands.config.optimizers import expect_no_closure
+from manyhands.config.options import configure, options
 from manyhands.errors import ConfigError
 from manyhands.launch.environment import group_size, own_threads
 from manyhands.launch.mpi_libraries import load_matching
-from manyhands.options import configure, options
 from manyhands.strategies import STRATEGIES
 from manyhands.strategies.strategy import strategy_of
 from manyhands.training.userloop import checkpoint

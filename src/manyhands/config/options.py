@@ -1,4 +1,4 @@
-"""Every option of a run, declared once: the run's, each strategy's and each optimizer's, flat.
+"""All options of a run in one flat table: the run's, each strategy's and each optimizer's.
 
 `configure` turns flat options, from keyword arguments, flags or TOML alike, into a `RunConfig`, and
 refuses what is unknown, of the wrong type, or would be ignored.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from functools import cache
 from types import MappingProxyType
@@ -20,13 +20,14 @@ from manyhands.config.optimizers import OPTIMIZERS, SGD
 from manyhands.config.parse import parse_partition
 from manyhands.config.privacy import Privacy
 from manyhands.config.run import RunConfig
+from manyhands.config.strategy_spec import StrategySpec
 from manyhands.errors import ConfigError, nearest
 from manyhands.launch.hosts import named
-from manyhands.strategies import STRATEGIES
 from manyhands.validate import Range, shown
 
 _RUN_ONLY = ("strategy", "optimizer", "privacy")
 _PRIVATE = "private"  # owns the options of `Privacy`
+_strategies: dict[str, type[StrategySpec]] = {}
 
 
 @dataclass(frozen=True)
@@ -72,12 +73,20 @@ def _declared(kind: type, owner: str) -> dict[str, Option]:
     }
 
 
+def register(kinds: Iterable[type[StrategySpec]]) -> None:
+    """Add strategies, whose options join the table; `manyhands.strategies` adds its own."""
+    _strategies.update({kind.name: kind for kind in kinds})
+    options.cache_clear()
+
+
 @cache
 def options() -> Mapping[str, Option]:
     """Return every option by its flat name, with all of its owners."""
+    if not _strategies:
+        raise RuntimeError("no strategy is registered: import manyhands.strategies first")
     table = {
         "strategy": Option(
-            "strategy", _literal(STRATEGIES), "sync", "how SGD is made parallel", ("run",)
+            "strategy", _literal(_strategies), "sync", "how SGD is made parallel", ("run",)
         ),
         "optimizer": Option(
             "optimizer", _literal(OPTIMIZERS), "sgd", "how a gradient becomes an update", ("run",)
@@ -85,7 +94,7 @@ def options() -> Mapping[str, Option]:
     }
     table[_PRIVATE] = Option(_PRIVATE, bool, False, "train with differential privacy", ("run",))
     table |= _declared(RunConfig, "run")
-    for name, kind in {**STRATEGIES, **OPTIMIZERS, _PRIVATE: Privacy}.items():
+    for name, kind in {**_strategies, **OPTIMIZERS, _PRIVATE: Privacy}.items():
         for option in _declared(kind, name).values():
             known = table.get(option.name)
             owners = (*known.owners, name) if known else (name,)
@@ -135,7 +144,7 @@ def configure(given: Mapping[str, Any]) -> RunConfig:
             raise ConfigError(f"unknown option {name!r}.{nearest(name, table)}")
         if name not in _RUN_ONLY:
             table[name].check(value)
-    strategy = _part("strategy", given, STRATEGIES, "sync", table)
+    strategy = _part("strategy", given, _strategies, "sync", table)
     privacy = _privacy(whole, given, table)
     if given.get("optimizer", SGD.name) == SGD.name and "lr" not in given:
         given = {"lr_scaling": strategy.lr_scaling, **given}
