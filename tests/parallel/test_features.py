@@ -14,7 +14,7 @@ from training import UP_TO_THREE, WORLD, distance, smooth, train
 import manyhands as mh
 from manyhands.comm.memory import MemoryGroup
 from manyhands.config.options import configure
-from manyhands.config.strategy_spec import FEATURES
+from manyhands.config.run import FEATURES
 from manyhands.data import store
 from manyhands.errors import ConfigError
 from manyhands.strategies import STRATEGIES

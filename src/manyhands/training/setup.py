@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from manyhands.callbacks import EVENTS
 from manyhands.comm.rendezvous import agreed, compare_versions, surrounding
+from manyhands.config.declare import tagged
 from manyhands.config.import_path import factory
 from manyhands.config.options import configure
 from manyhands.config.run import METRICS, MODELS, RunConfig
@@ -32,8 +33,8 @@ from manyhands.training.run import Run
 if TYPE_CHECKING:
     from manyhands.comm import Communicator
 
-# What the user may give as an object of his own.
-OWN = ("loss", "metric", "schedule", "augment", "callbacks")
+# What the user may give as objects, beside model, data and optimizer.
+OWN = tuple(n for n in tagged(RunConfig, lambda t: t.code) if n not in ("model", "data"))
 
 # Returns the number of workers for a run, from the run with one worker, its model, its data and its
 # options.

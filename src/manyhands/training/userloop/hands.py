@@ -240,8 +240,8 @@ def _configured(strategy: str | Strategy, group: Communicator, given: dict[str, 
             "for; use manyhands.fit(…, privacy=manyhands.Privacy(epsilon=…))"
         )
     table = options()
-    for name in set(given) - {"seed", "timeout"}:
-        if name in table and not set(table[name].owners) & set(STRATEGIES):
+    for name in given:
+        if name in table and not table[name].is_taken_by("join"):
             raise ConfigError(
                 f"{name} is an option of manyhands.fit; here your own loop decides it: leave it out"
             )
