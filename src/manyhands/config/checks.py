@@ -156,6 +156,12 @@ def _check_target(config: RunConfig) -> None:
             f"target_accuracy is {config.target_accuracy}, but the metric is {first}; give "
             "target, or accuracy as the first metric"
         )
+    aims = config.target is not None or config.target_accuracy is not None
+    if config.evaluate_every > 1 and aims and config.validation is None:
+        raise ConfigError(
+            f"evaluate_every is {config.evaluate_every}, but the target needs the test set after "
+            "every epoch; leave one of them out, or add validation, e.g. 0.1"
+        )
 
 
 def _check_profile(config: RunConfig) -> None:

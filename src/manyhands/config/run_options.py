@@ -72,6 +72,13 @@ class Task:
         INNER_PART,
         tags=Tags(feature=True),
     )
+    evaluate_every: int = option(
+        1,
+        "evaluate on the test set after every so many epochs, and after the last; a target or "
+        "patience still sees the validation part after every epoch",
+        EPOCHS,
+        tags=Tags(resume=True, hashed="if changed"),
+    )
     init: str | None = option(
         None, "start from the weights in this .safetensors file", tags=Tags(file=True, feature=True)
     )
