@@ -23,10 +23,10 @@ from torch.nn.parallel import DistributedDataParallel
 from turns import in_turns, parser, record, seconds, write
 from zoo import MODELS
 
+from manyhands.config.options import configure
 from manyhands.data import store
 from manyhands.launch.status_board import BOARD_FILE, Board
 from manyhands.model.kernels import tuning
-from manyhands.options import configure
 from manyhands.training.job import Job
 from manyhands.training.process import build as assemble
 from manyhands.worker.worker import Batch, Epoch, Worker

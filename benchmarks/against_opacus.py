@@ -23,11 +23,11 @@ import torch.nn.functional as F
 from mpi4py import MPI
 from turns import in_time, in_turns, parser, record, seconds, write
 
+from manyhands.config.options import configure
 from manyhands.data import store
 from manyhands.launch.status_board import BOARD_FILE, Board
 from manyhands.model.kernels.tuning import _channels_last, switch
 from manyhands.model.zoo import tanh_cnn
-from manyhands.options import configure
 from manyhands.training.job import Job
 from manyhands.training.process import build as assemble
 from manyhands.worker.worker import Batch, Epoch, Worker

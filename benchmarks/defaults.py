@@ -27,8 +27,9 @@ from default_tasks import TASKS, Task, missing
 from turns import HERE, Record, in_time, parser, write
 
 import manyhands as mh
+import manyhands.strategies
+from manyhands.config.options import options
 from manyhands.launch.machine import cores
-from manyhands.options import options
 
 RATES = (0.005, 0.01, 0.02, 0.05, 0.1)
 BATCHES = (64, 128, 256)

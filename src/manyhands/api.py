@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from manyhands.options import options
+from manyhands.config.options import options
 from manyhands.training import setup
 
 if TYPE_CHECKING:
@@ -89,13 +89,15 @@ def _choose_workers(run: Run, model: Any, data: Any, given: dict[str, Any]) -> i
     return choose_workers(model, data, given, run.config, loss=loss, say=setup.warn)
 
 
+_own = [p for p in inspect.signature(fit).parameters.values() if p.kind is not p.VAR_KEYWORD]
+_named = {p.name for p in _own}
 fit.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
     [
-        *[p for p in inspect.signature(fit).parameters.values() if p.kind is not p.VAR_KEYWORD],
-        *[
+        *_own,
+        *(
             inspect.Parameter(o.name, inspect.Parameter.KEYWORD_ONLY, default=o.default)
             for o in options().values()
-            if o.name not in ("model", "data", *setup.OWN)
-        ],
+            if o.name not in _named
+        ),
     ]
 )

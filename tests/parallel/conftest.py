@@ -19,6 +19,7 @@ from _pytest.config import create_terminal_writer
 from _pytest.runner import runtestprotocol
 from mpi4py import MPI
 
+import manyhands.strategies  # noqa: F401  (registers their options)
 from manyhands.data import store
 
 GRACE_SECONDS = 10.0

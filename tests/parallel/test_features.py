@@ -13,10 +13,10 @@ from training import UP_TO_THREE, WORLD, distance, smooth, train
 
 import manyhands as mh
 from manyhands.comm.memory import MemoryGroup
-from manyhands.config.strategy_spec import FEATURES
+from manyhands.config.options import configure
+from manyhands.config.run import FEATURES
 from manyhands.data import store
 from manyhands.errors import ConfigError
-from manyhands.options import configure
 from manyhands.strategies import STRATEGIES
 from manyhands.training import setup
 from manyhands.worker import evaluation

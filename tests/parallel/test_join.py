@@ -18,8 +18,8 @@ from torch.utils.data import (
 
 import manyhands as mh
 from manyhands.comm.alone import Alone
+from manyhands.config.options import configure
 from manyhands.errors import ConfigError
-from manyhands.options import configure
 from manyhands.training.userloop import checkpoint
 from manyhands.training.userloop.loop import UserLoop
 

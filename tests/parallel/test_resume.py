@@ -15,10 +15,10 @@ from torch import nn
 from training import UP_TO_THREE, WORLD, large
 
 import manyhands as mh
+from manyhands.config.options import configure
 from manyhands.data import Data, store
 from manyhands.errors import ConfigError
 from manyhands.launch.status_board import BOARD_FILE, Board
-from manyhands.options import configure
 from manyhands.training.job import Job
 from manyhands.training.process import build, measurements
 from manyhands.worker.checkpoint.format import newest

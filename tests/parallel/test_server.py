@@ -9,9 +9,9 @@ from mpi4py import MPI
 from torch import nn
 
 import manyhands as mh
+from manyhands.config.options import configure
 from manyhands.errors import ConfigError
 from manyhands.launch.status_board import BOARD_FILE, Board
-from manyhands.options import configure
 from manyhands.strategies.server.link import Line
 from manyhands.strategies.server.master import Master
 from manyhands.training.job import Job

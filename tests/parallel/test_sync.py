@@ -11,11 +11,11 @@ from torch.utils.checkpoint import checkpoint
 from training import once
 
 import manyhands as mh
+from manyhands.config.options import configure
 from manyhands.data import Data, store
 from manyhands.errors import WorkerError
 from manyhands.launch.status_board import BOARD_FILE, Board
 from manyhands.model.zoo import cnn
-from manyhands.options import configure
 from manyhands.training.job import Job
 from manyhands.training.process import build
 from manyhands.worker import evaluation

@@ -6,9 +6,9 @@ import torch
 import torch.distributed as dist
 from training import WORLD, distance, smooth, train
 
+from manyhands.config.options import configure
 from manyhands.data import store
 from manyhands.errors import ConfigError
-from manyhands.options import configure
 
 
 @pytest.fixture(params=["torch:mpi4py", "torch:gloo"])

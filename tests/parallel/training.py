@@ -11,9 +11,9 @@ from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from manyhands.comm.mpi import MPICommunicator
+from manyhands.config.options import configure
 from manyhands.data import Plan, Stored
 from manyhands.launch.status_board import BOARD_FILE, Board
-from manyhands.options import configure
 from manyhands.training.job import Job
 from manyhands.training.process import build
 from manyhands.training.process.worker_main import join

@@ -2,6 +2,8 @@
 
 from hypothesis import HealthCheck, settings
 
+import manyhands.strategies  # noqa: F401  (registers their options)
+
 # No test asserts a time: on a busy machine an example may take any time, to draw and to run.
 settings.register_profile("manyhands", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("manyhands")

@@ -17,12 +17,12 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import manyhands as mh
 from manyhands.cli.app import main
+from manyhands.config.options import configure, options
 from manyhands.data import Stored
 from manyhands.data.datasets import load
 from manyhands.errors import ConfigError, DataError, nearest
 from manyhands.model import initial_weights
 from manyhands.model.replica import Replica
-from manyhands.options import configure, options
 from manyhands.strategies import STRATEGIES
 from manyhands.training.job import Job
 from manyhands.training.process import objective

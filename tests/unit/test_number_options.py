@@ -16,11 +16,11 @@ import torch
 import manyhands as mh
 from manyhands.cli import app
 from manyhands.config.declare import option
+from manyhands.config.options import Option, configure, options
 from manyhands.errors import ConfigError
 from manyhands.experiments.forecast import calibrate
 from manyhands.experiments.sweep.spec import read
 from manyhands.launch import launcher
-from manyhands.options import Option, configure, options
 from manyhands.strategies import STRATEGIES
 from manyhands.training import run
 from manyhands.validate import Range

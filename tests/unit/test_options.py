@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import manyhands as mh
+from manyhands.config.options import configure, flatten, options
 from manyhands.errors import ConfigError
-from manyhands.options import configure, flatten, options
 from manyhands.strategies import STRATEGIES
 
 

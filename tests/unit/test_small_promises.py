@@ -9,13 +9,13 @@ from torch import nn
 
 import manyhands as mh
 from manyhands.config.import_path import factory
+from manyhands.config.options import configure
 from manyhands.experiments.forecast import predict
 from manyhands.experiments.forecast.predict import _names
 from manyhands.experiments.sweep.spec import from_text
 from manyhands.model.kernels import conv_gemm
 from manyhands.model.lr_schedule import tabulated
 from manyhands.model.replica import Replica
-from manyhands.options import configure
 from manyhands.strategies import STRATEGIES
 
 

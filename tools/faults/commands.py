@@ -35,9 +35,10 @@ from processes import processes
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests/unit"))
 import records
 
+import manyhands.strategies  # noqa: F401  (registers their options)
+from manyhands.config.options import options
 from manyhands.data.spark.session import JAVA, java_version
 from manyhands.launch.machine import cores
-from manyhands.options import audited, options
 
 LIMIT = 200.0  # seconds after which a command counts as hung
 MARK = "MANYHANDS_FUZZ_LINE"  # in the environment of a command and of all that it starts
@@ -166,7 +167,7 @@ def line(number: int) -> Line:
 def _names(verb: str) -> list[str]:
     mine = [] if verb in ("report", "allreduce", "prepare", "lab", "doctor") else list(options())
     if verb == "audit":  # the others are all refused as unknown
-        mine = [name for name, option in options().items() if audited(option)]
+        mine = [name for name, option in options().items() if option.is_taken_by("audit")]
     return [
         n
         for n in [*OWN.get(verb, ()), *(name.replace("_", "-") for name in mine)]

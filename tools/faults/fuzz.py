@@ -33,6 +33,7 @@ from typing import Any
 import numpy as np
 import page
 
+import manyhands.strategies  # noqa: F401  (registers their options)
 from manyhands.launch.machine import cores
 
 SECONDS = 2.0  # for one input
@@ -117,7 +118,7 @@ def _toml() -> list[bytes]:
 
 def _about() -> dict[str, object]:
     """Return the manifest of a checkpoint, with the sums of its two files."""
-    from manyhands.options import configure, flatten
+    from manyhands.config.options import configure, flatten
 
     files = {"rank-0.json": _numbers(), "rank-0.safetensors": _tensors()}
     return {
@@ -145,7 +146,7 @@ def _sealed(text: str) -> bytes:
 
 def _go_on(folder: Path) -> None:
     """Do what `--resume` does with a checkpoint before anything is started."""
-    from manyhands.options import configure
+    from manyhands.config.options import configure
     from manyhands.training import resume
     from manyhands.worker.checkpoint import format
 

@@ -6,7 +6,6 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,12 +16,12 @@ from manyhands._version import __version__
 from manyhands.cli.compare import compare, report
 from manyhands.cli.options import takes_options
 from manyhands.cli.predict import predict
+from manyhands.config.options import options
 from manyhands.errors import ConfigError, ManyhandsError, WorkerError, nearest
 from manyhands.launch import signals
 from manyhands.launch.environment import among_others, group_rank
 from manyhands.launch.resources import shortage, temporary_folder
 from manyhands.launch.signals import SignalReceived
-from manyhands.options import audited, options
 from manyhands.training.output_folder import expect_possible
 
 app = App(
@@ -34,7 +33,7 @@ app = App(
 
 
 @app.command
-@takes_options
+@takes_options("train")
 def train(
     *,
     workers: Annotated[
@@ -150,16 +149,8 @@ def allreduce(
         raise SystemExit(1)
 
 
-_SPEND = (  # what decides about a private run's cost
-    "strategy", "workers", "batch_size", "epochs", "max_steps", "epsilon", "delta",
-    "noise_multiplier", "clip", "distrust", "staleness",
-)  # fmt: skip
-# The options that decide who sees what.
-_DIVIDE = ("strategy", "data", "workers", "partition", "shares", "seed", "limit", "batch_size")
-
-
 @app.command
-@partial(takes_options, without=[name for name in options() if name not in _DIVIDE])
+@takes_options("partition")
 def partition(
     *,
     epoch: Annotated[int, Parameter(help="which epoch to look at")] = 1,
@@ -191,7 +182,7 @@ def partition(
 
 
 @app.command
-@partial(takes_options, without=[o.name for o in options().values() if not audited(o)])
+@takes_options("audit")
 def audit(
     *,
     canaries: Annotated[int | None, Parameter(help="how many are planted")] = None,
@@ -252,7 +243,7 @@ def lab(
 
 
 @app.command
-@partial(takes_options, without=[name for name in options() if name not in _SPEND])
+@takes_options("privacy")
 def privacy(
     *,
     examples: Annotated[int, Parameter(help="size of the training set")],

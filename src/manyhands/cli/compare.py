@@ -16,7 +16,7 @@ from manyhands.launch.resources import explained
 from manyhands.validate import Range
 
 
-@partial(takes_options, flag=several, without=("strategy", "name", "resume", "hosts"))
+@takes_options("compare", flag=several)
 def compare(
     experiment: Annotated[
         Path | None, Parameter(help="a TOML file such as experiments/psgd.toml; flags override it")

@@ -9,8 +9,10 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 from cyclopts import Parameter
 
+import manyhands.strategies  # noqa: F401  (registers their options)
+from manyhands.config.declare import Command
+from manyhands.config.options import Option, options
 from manyhands.errors import ConfigError
-from manyhands.options import Option, options
 
 
 def single(option: Option) -> inspect.Parameter:
@@ -46,18 +48,21 @@ def several(option: Option) -> inspect.Parameter:
 
 
 def takes_options(
-    function: Callable[..., None],
-    flag: Callable[[Option], inspect.Parameter] = single,
-    without: Sequence[str] = (),
-) -> Callable[..., None]:
-    """Give a command every option of a run beside its own."""
-    own = [
-        p
-        for p in inspect.signature(function, eval_str=True).parameters.values()
-        if p.kind is not p.VAR_KEYWORD
-    ]
-    taken = {*without, *(p.name for p in own)}
-    added = [flag(o) for o in options().values() if o.name not in taken]
-    function.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]
-    function.__annotations__ = {p.name: p.annotation for p in [*own, *added]}
-    return function
+    command: Command, flag: Callable[[Option], inspect.Parameter] = single
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options of a run that it takes, beside its own."""
+
+    def extended(function: Callable[..., None]) -> Callable[..., None]:
+        own = [
+            p
+            for p in inspect.signature(function, eval_str=True).parameters.values()
+            if p.kind is not p.VAR_KEYWORD
+        ]
+        named = {p.name for p in own}
+        taken = [o for o in options().values() if o.is_taken_by(command) and o.name not in named]
+        all_of_them = [*own, *map(flag, taken)]
+        function.__signature__ = inspect.Signature(all_of_them)  # type: ignore[attr-defined]
+        function.__annotations__ = {p.name: p.annotation for p in all_of_them}
+        return function
+
+    return extended

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from manyhands.config.declare import EPOCHS
+from manyhands.config.options import configure
 from manyhands.data import Stored, store
 from manyhands.data.partition import skew
 from manyhands.errors import ConfigError
 from manyhands.launch.machine import write_json
-from manyhands.options import configure
 from manyhands.training.process.data import plan
 
 if TYPE_CHECKING:

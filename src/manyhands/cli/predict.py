@@ -1,9 +1,8 @@
-"""The command `manyhands predict`; what it does is in `predicting`."""
+"""The command `manyhands predict`; the forecast itself is in `experiments.forecast.predict`."""
 
 from __future__ import annotations
 
 import re
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -11,18 +10,10 @@ from cyclopts import Parameter
 
 from manyhands.cli.options import takes_options
 from manyhands.errors import ConfigError
-from manyhands.options import options
 from manyhands.training.output_folder import expect_possible
 
-# The options of a run that decide how long a step takes.
-_DECIDING = (
-    "model", "data", "loss", "batch_size", "limit", "dtype", "kernels", "threads", "mpi", "seed",
-    "optimizer", "epochs",
-)  # fmt: skip
-_OTHERS = [n for n, o in options().items() if o.owners == ("run",) and n not in _DECIDING]
 
-
-@partial(takes_options, without=_OTHERS)
+@takes_options("predict")
 def predict(
     *,
     strategies: Annotated[

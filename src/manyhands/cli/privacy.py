@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from manyhands.config.declare import AMOUNT
+from manyhands.config.options import configure
 from manyhands.errors import ConfigError
-from manyhands.options import configure
 from manyhands.privacy import accountant
 from manyhands.privacy.accountant import Event
 from manyhands.privacy.terms import planned_steps, solve, statement

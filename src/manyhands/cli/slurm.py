@@ -18,10 +18,10 @@ from typing import Any
 
 from manyhands import files, validate
 from manyhands.config.declare import PROCESSES
+from manyhands.config.options import configure
 from manyhands.config.run import RunConfig
 from manyhands.errors import ConfigError, LaunchError
 from manyhands.launch import signals
-from manyhands.options import configure
 from manyhands.training import output_folder, resume
 
 SCRIPT_FILE, LOG_FILE, EXIT_FILE = "slurm.sh", "slurm.log", "slurm.exit"

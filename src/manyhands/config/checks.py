@@ -7,7 +7,6 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from manyhands.config.parse import parse_every, parse_slow
-from manyhands.config.privacy import UNSOUND
 from manyhands.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -156,6 +155,12 @@ def _check_target(config: RunConfig) -> None:
         raise ConfigError(
             f"target_accuracy is {config.target_accuracy}, but the metric is {first}; give "
             "target, or accuracy as the first metric"
+        )
+    aims = config.target is not None or config.target_accuracy is not None
+    if config.evaluate_every > 1 and aims and config.validation is None:
+        raise ConfigError(
+            f"evaluate_every is {config.evaluate_every}, but the target needs the test set after "
+            "every epoch; leave one of them out, or add validation, e.g. 0.1"
         )
 
 
@@ -355,10 +360,11 @@ def _check_privacy(config: RunConfig, privacy: Privacy) -> None:
             f"balance is {config.balance!r}, which measures and tells how many examples a "
             "worker takes; in a private run that is secret: leave it out"
         )
-    for name, reason in UNSOUND.items():
-        value = getattr(config, name)
-        if value != getattr(type(config), name):
-            raise ConfigError(f"{name} is {value!r}, but {reason}; leave it out")
+    for f in fields(config):
+        reason = f.metadata["tags"].not_private if "tags" in f.metadata else ""
+        value = getattr(config, f.name)
+        if reason and value != f.default:
+            raise ConfigError(f"{f.name} is {value!r}, but {reason}; leave it out")
     raw = config.strategy.exposure == "masters" and not privacy.distrust
     if raw and config.checkpoint_every is not None:
         raise ConfigError(

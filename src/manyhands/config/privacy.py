@@ -7,20 +7,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from manyhands import validate
-from manyhands.config.declare import INNER_PART, POSITIVE, SEED, check_declared, option
+from manyhands.config.declare import INNER_PART, POSITIVE, SEED, Tags, check_declared, option
 from manyhands.errors import ConfigError
 from manyhands.validate import whole
 
-# What a private run cannot have, and why.
-UNSOUND = {
-    "accumulate": "a private run takes gradients of single examples, as many at a time as chunk_mb "
-    "holds",
-    "autocast": "a private run's bound on a gradient's length holds for what float32 computes",
-    "sync_batchnorm": "a private model has no BatchNorm, which mixes the examples of a batch",
-    "augment": "a function of a batch may mix its examples, so that none has a gradient of its own",
-}
 # Where workers share one secret sample of the whole set, and where each samples its own records.
 SHARED, DISJOINT = "balanced", "by-id"
+_ACCOUNTED = Tags(commands=("privacy",))  # what the accountant's answer depends on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,15 +26,22 @@ class Privacy:
     """
 
     epsilon: float | None = option(
-        None, "the budget: what the whole run may spend; solves sigma", POSITIVE
+        None, "the budget: what the whole run may spend; solves sigma", POSITIVE, tags=_ACCOUNTED
     )
-    delta: float = option(1e-5, "the delta of (epsilon, delta)", INNER_PART)
-    clip: float = option(1.0, "bound on the norm of one example's whole gradient", POSITIVE)
+    delta: float = option(1e-5, "the delta of (epsilon, delta)", INNER_PART, tags=_ACCOUNTED)
+    clip: float = option(
+        1.0, "bound on the norm of one example's whole gradient", POSITIVE, tags=_ACCOUNTED
+    )
     noise_multiplier: float | None = option(
-        None, "sigma: the noise's standard deviation over clip; instead of epsilon", POSITIVE
+        None,
+        "sigma: the noise's standard deviation over clip; instead of epsilon",
+        POSITIVE,
+        tags=_ACCOUNTED,
     )
     distrust: bool = option(
-        False, "let each worker add all of the noise: no worker and no master is trusted"
+        False,
+        "let each worker add all of the noise: no worker and no master is trusted",
+        tags=_ACCOUNTED,
     )
     secure_noise: bool = option(
         False, "draw sample and noise from a cryptographic generator, safe against rounding"

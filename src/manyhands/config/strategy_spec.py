@@ -14,24 +14,6 @@ from manyhands.errors import ConfigError
 if TYPE_CHECKING:
     from torch import nn
 
-# What a run may ask of any strategy: options that change how a gradient is computed and used, and
-# the forms that losses and batches may have.
-FEATURES = {
-    "model_loss": "a loss of (model, batch)",
-    "tensors": "batches of several tensors",
-    "metric": "metrics by name or as functions",
-    "clip_norm": "gradients cut to a length",
-    "accumulate": "a batch computed in pieces",
-    "schedule": "a learning rate that changes",
-    "no_decay": "weight decay by parameter name",
-    "autocast": "computing in bfloat16",
-    "sync_batchnorm": "BatchNorm by the statistics of the whole batch",
-    "augment": "batches that a function changes",
-    "validation": "a part of the training set kept aside, by which the best model is known",
-    "init": "starting from given weights",
-    "callbacks": "objects that hear of each step and epoch",
-}
-
 # What other processes see of a worker's gradient: only the sum over all workers; the sum, once the
 # masters have it; or every worker's own message.
 Exposure = Literal["sum", "masters", "each"]
@@ -69,7 +51,7 @@ class Supports:
         cuda: Its workers may compute on GPUs: it touches vectors through torch and the group only.
         private: Other processes see no more of a gradient than `exposure` says.
         join: A user's own loop can drive it, step by step (`manyhands.join`).
-        lacks: The features (see `FEATURES`) that it cannot offer, each with the reason.
+        lacks: The features (`FEATURES` in `config.run`) that it cannot offer, each with the reason.
     """
 
     many: bool = True

@@ -18,12 +18,12 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 
 from manyhands import validate
+from manyhands.config.options import configure, options
 from manyhands.config.run import RunConfig
 from manyhands.data import Data, Stored, store
 from manyhands.errors import ConfigError
 from manyhands.launch.machine import write_json
 from manyhands.model.zoo import tanh_cnn
-from manyhands.options import audited, configure, options
 from manyhands.privacy.bounds import Estimate, gaussian_estimate, one_run_bound
 from manyhands.privacy.canaries import (
     Planted,
@@ -265,7 +265,7 @@ def _mislabelled(canaries: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 def _refuse_own(given: Mapping[str, Any]) -> None:
     table = options()
     for name in given:
-        if name in table and not audited(table[name]):
+        if name in table and not table[name].is_taken_by("audit"):
             raise ConfigError(f"{name} is given, but an audit decides it itself: leave it out")
 
 

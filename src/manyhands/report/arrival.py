@@ -24,7 +24,9 @@ def steps(run: Run, target: float) -> float | None:
     """
     before: tuple[float, float] | None = None
     for epoch in run.epochs:
-        if epoch.steps is None or epoch.accuracy is None:
+        if epoch.accuracy is None:  # not evaluated
+            continue
+        if epoch.steps is None:
             return None
         if epoch.accuracy >= target:
             if before is None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import fields
 from typing import Any, NamedTuple
 
+from manyhands.config.privacy import Privacy
 from manyhands.errors import ConfigError
 from manyhands.privacy import accountant
 from manyhands.report import measures, theme
@@ -18,10 +20,10 @@ from manyhands.report.values import number, text
 from manyhands.report.wording import count, option, percent, plural
 
 MOST = 6  # curves in a figure
-# Options of private runs alone. Two private runs that differ in the others are two series.
+# Two private runs that differ in other options than these are two series.
 _NOISE = ("private", "epsilon", "noise_multiplier", "workers")
-_PRIVATE = (*_NOISE, "delta", "clip", "distrust", "secure_noise", "preprocessing", "chunk_mb")
-_BESIDE = (*_PRIVATE, "fixed_key", "kernels")  # what a run without privacy may have otherwise
+# What a run without privacy may have otherwise.
+_BESIDE = ("private", "workers", "kernels", *(f.name for f in fields(Privacy)))
 
 
 class Line(NamedTuple):

@@ -1,7 +1,8 @@
-"""The strategies, by name; each one is a file of this folder."""
+"""The strategies, by name; each one is a file or a package of this folder."""
 
 from __future__ import annotations
 
+from manyhands.config.options import register
 from manyhands.strategies.averaging import Averaging
 from manyhands.strategies.gossip.d_psgd import Gossip
 from manyhands.strategies.hogwild.hogwild import Hogwild
@@ -14,6 +15,7 @@ from manyhands.strategies.tensor.tensor import TensorParallel
 
 _KINDS = (Sequential, Sync, Averaging, Gossip, Server, Hogwild, Pipeline, TensorParallel)
 STRATEGIES: dict[str, type[Strategy]] = {kind.name: kind for kind in _KINDS}
+register(_KINDS)
 
 __all__ = [
     "STRATEGIES",

@@ -8,22 +8,14 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from manyhands.config.declare import tagged
+from manyhands.config.run import RunConfig
 from manyhands.errors import ConfigError, DataError
 from manyhands.strategies import STRATEGIES
 from manyhands.worker.checkpoint import format as checkpoints
 
 if TYPE_CHECKING:
-    from manyhands.config.run import RunConfig
     from manyhands.worker.worker import Worker
-
-# What may change when a run goes on; anything else would be another run.
-CHANGEABLE = {"workers", "epochs", "max_steps", "target_accuracy", "timeout", "threads", "mpi"}
-CHANGEABLE |= {"checkpoint_every", "keep", "on_failure", "max_restarts", "tensorboard"}
-CHANGEABLE |= {"min_workers"}
-CHANGEABLE |= {"hosts", "hostfile", "interface", "launcher", "mpiexec_options", "comm"}
-CHANGEABLE |= {"target", "callbacks"}
-# What a private run's noise was chosen for.
-BUDGETED = {"epochs", "max_steps"}
 
 
 def find(folder: Path, say: Callable[[str], None]) -> checkpoints.Checkpoint:
@@ -65,7 +57,8 @@ def options(
     _check_manifest(found)
     before: dict[str, Any] = dict(found.about["options"])
     given = {name: value for name, value in _flat(given).items() if value is not None}
-    changeable = CHANGEABLE - (BUDGETED if before.get("private") else set())
+    private = before.get("private")
+    changeable = tagged(RunConfig, lambda tags: tags.resume and not (private and tags.length))
     for name, value in given.items():
         if name in changeable:
             continue
@@ -132,7 +125,10 @@ def event(found: checkpoints.Checkpoint, config: RunConfig) -> dict[str, Any]:
     The latter where the learning rate follows the length: it does from here on, by the new one.
     """
     made: dict[str, Any] = {"resumed_from": found.step}
-    before = {name: found.about["options"].get(name) for name in sorted(BUDGETED)}
+    before = {
+        name: found.about["options"].get(name)
+        for name in tagged(RunConfig, lambda tags: tags.length)
+    }
     rated = config.schedule != "constant" or config.warmup
     if rated and before != {name: getattr(config, name) for name in before}:
         made["planned"] = {name: value for name, value in before.items() if value is not None}

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from manyhands.comm.rendezvous import asked, expect_shared, host_leader
 from manyhands.config.checks import check_torch, replaced
+from manyhands.config.options import flatten
 from manyhands.config.run import RunConfig
 from manyhands.data import store
 from manyhands.errors import (
@@ -32,7 +33,6 @@ from manyhands.launch.resources import LEAST_SPACE, expect_space
 from manyhands.launch.scratch import private_folder
 from manyhands.launch.signals import SignalReceived, deferred, describe
 from manyhands.launch.spec import LaunchSpec
-from manyhands.options import flatten
 from manyhands.privacy import ledger
 from manyhands.privacy.terms import UNSAID, Terms, statement
 from manyhands.training import output_folder, preflight, resume

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from manyhands.callbacks import EVENTS
 from manyhands.comm.rendezvous import agreed, compare_versions, surrounding
+from manyhands.config.declare import tagged
 from manyhands.config.import_path import factory
+from manyhands.config.options import configure
 from manyhands.config.run import METRICS, MODELS, RunConfig
 from manyhands.data import batch_tree
 from manyhands.errors import ConfigError, ManyhandsError, nearest
@@ -22,7 +24,6 @@ from manyhands.launch.environment import group_rank, group_size
 from manyhands.launch.mpi_libraries import load_matching
 from manyhands.launch.signals import stopping
 from manyhands.model import initial_weights
-from manyhands.options import configure
 from manyhands.privacy.accountant import expect_library
 from manyhands.training import output_folder, resume
 from manyhands.training.progress import doubt
@@ -32,8 +33,8 @@ from manyhands.training.run import Run
 if TYPE_CHECKING:
     from manyhands.comm import Communicator
 
-# What the user may give as an object of his own.
-OWN = ("loss", "metric", "schedule", "augment", "callbacks")
+# What the user may give as objects, beside model, data and optimizer.
+OWN = tuple(n for n in tagged(RunConfig, lambda t: t.code) if n not in ("model", "data"))
 
 # Returns the number of workers for a run, from the run with one worker, its model, its data and its
 # options.

@@ -66,7 +66,7 @@ class Evaluation:
             worker.reporter.end_epoch(epoch, worker.step, [epoch.seen()], worker.clock)
 
     def _keep(self, worker: Worker, epoch: Epoch) -> None:
-        """Keep worker 0's copy of the parameters, and judge it if the run may have to stop.
+        """Keep worker 0's copy of the parameters where it is due; judge it if that may end the run.
 
         The other workers wait while worker 0 judges: otherwise the model would train on, and the
         time to the target would leave that training out.
@@ -74,12 +74,13 @@ class Evaluation:
         # A run that is resumed past its last step has kept this epoch's copy already.
         # A worker that takes the place of a dead worker 0 has none of the epochs before.
         strategy, course, before = worker.config.strategy, worker.course, epoch.epoch - 1
-        copy = self.consensus(worker).clone()
+        due = _is_due(worker, epoch)
+        copy = self.consensus(worker).clone() if due or self.aim.ends else None
         course.kept[before:] = [None] * (before - len(course.kept)) + [copy]
         epoch.progress = strategy.progress(worker) if isinstance(strategy, Asynchronous) else None
-        if self.aim.ends:
+        if copy is not None and self.aim.ends:
             with self.hold.holding() if self.hold else nullcontext():
-                judge(worker, epoch, copy, alone=True)
+                judge(worker, epoch, copy, alone=True, test=due)
                 course.stopped = self.aim.over(course.epochs) or course.stopped
 
     def _evaluate_together(self, worker: Worker, epoch: Epoch) -> None:
@@ -88,23 +89,36 @@ class Evaluation:
             if worker.config.strategy.supports.identical:
                 compare_replicas(worker)
             average_buffers(worker)
-            judge(worker, epoch, self.consensus(worker))
-            course.stopped = self.aim.over(course.epochs) or course.stopped
+            due = _is_due(worker, epoch)
+            if due or self.aim.ends:
+                params = self.consensus(worker)
+                judge(worker, epoch, params, test=due)
+                course.stopped = self.aim.over(course.epochs) or course.stopped
+                if not due and course.stopped != "epochs":  # this epoch is the last
+                    epoch.test_loss, epoch.test_metrics = evaluate(worker, params, worker.data.test)
             seen = worker.comm.gather(epoch.seen())
             reporter.announce_epoch(epoch, seen)
         reporter.end_epoch(epoch, worker.step, seen[: worker.config.workers], worker.clock)
         worker.wait_for_callbacks("on_epoch")
 
 
-def judge(worker: Worker, epoch: Epoch | None, params: Tensor, *, alone: bool = False) -> None:
+def _is_due(worker: Worker, epoch: Epoch) -> bool:
+    """Say whether the epoch that has just ended is to be evaluated on the test set."""
+    last = epoch.epoch == worker.config.epochs or worker.course.stopped != "epochs"
+    return last or epoch.epoch % worker.config.evaluate_every == 0
+
+
+def judge(
+    worker: Worker, epoch: Epoch | None, params: Tensor, *, alone: bool = False, test: bool = True
+) -> None:
     """Note how `params` do on the test set and on what is kept aside; see `evaluate`.
 
-    `epoch` is None on a process that only helps.
+    `epoch` is None on a process that only helps; `test` False leaves the test set out.
     """
-    test = evaluate(worker, params, worker.data.test, alone=alone)
+    tested = evaluate(worker, params, worker.data.test if test else None, alone=alone)
     aside = evaluate(worker, params, worker.data.validation, alone=alone)
     if epoch:
-        epoch.test_loss, epoch.test_metrics = test
+        epoch.test_loss, epoch.test_metrics = tested
         epoch.validation_loss, epoch.validation_metrics = aside
         keep_best, aim = worker.reporter.keep_best, worker.evaluation.aim
         if keep_best and not alone and aim.best(worker.course.epochs) is epoch:

@@ -8,8 +8,8 @@ import pytest
 
 from manyhands.cli import slurm
 from manyhands.cli.app import main
+from manyhands.config.options import configure, flatten
 from manyhands.errors import ConfigError, LaunchError
-from manyhands.options import configure, flatten
 from manyhands.training import resume
 from manyhands.worker.checkpoint.format import Checkpoint
 

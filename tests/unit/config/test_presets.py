@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 import manyhands as mh
+from manyhands.config.options import configure, flatten, options
 from manyhands.config.presets import PRESETS
 from manyhands.errors import ConfigError
 from manyhands.experiments.sweep.spec import from_text
-from manyhands.options import configure, flatten, options
 
 NAME = "one-cycle"
 OPTIONS = PRESETS[NAME].options

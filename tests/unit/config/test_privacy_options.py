@@ -5,8 +5,8 @@ import math
 import pytest
 
 import manyhands as mh
+from manyhands.config.options import configure, flatten
 from manyhands.errors import ConfigError
-from manyhands.options import configure, flatten
 from manyhands.strategies import STRATEGIES
 
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 from shards import rows, table, write
 
+from manyhands.config.options import configure
 from manyhands.data import Stored, Streamed, store
 from manyhands.data.manifest import Manifest, Part, _check_names, file_hash
 from manyhands.data.shards import _floats, _whole
@@ -21,7 +22,6 @@ from manyhands.data.spark.statistics import statistics
 from manyhands.data.stored import About
 from manyhands.data.streaming import StreamPlan, StreamSplit, window_rows
 from manyhands.errors import ConfigError, DataError
-from manyhands.options import configure
 from manyhands.training.process.data import planned_for
 
 PARTS = [rows(50, 1), rows(41, 2), rows(60, 3)]

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from manyhands.config.options import configure
 from manyhands.data import Stored, store
 from manyhands.errors import ConfigError
-from manyhands.options import configure
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +60,9 @@ def test_an_empty_part_is_refused(folder) -> None:
         ({"patience": 3}, "add validation"),
         ({"patience": 0, "validation": 0.1}, "patience is 0"),
         ({"validation": 0.1, "private": True, "epsilon": 3.0}, "in a private run"),
+        ({"evaluate_every": 0}, "evaluate_every is 0; expected 1 or more"),
+        ({"evaluate_every": 2, "target": 0.9}, "the target needs the test set after every epoch"),
+        ({"evaluate_every": 2, "target_accuracy": 0.9}, "or add validation"),
     ],
 )
 def test_refuses(given: dict[str, object], told: str) -> None:

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from manyhands.comm.staging import Staged
+from manyhands.config.options import configure
 from manyhands.errors import ConfigError, LaunchError
 from manyhands.launch import environment as surroundings
-from manyhands.options import configure
 from manyhands.training.process import devices
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "MASTER_ADDR": "node1", "MASTER_PORT": "29500"}

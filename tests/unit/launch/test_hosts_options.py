@@ -5,13 +5,13 @@ import json
 
 import pytest
 
+from manyhands.config.options import configure
 from manyhands.errors import ConfigError, LaunchError
 from manyhands.experiments.forecast.predict import expect_measurable
 from manyhands.launch import hosts, stderr_channel
 from manyhands.launch.hosts import Hosts
 from manyhands.launch.lab import Lab, parse_bandwidth
 from manyhands.launch.status_board import Board
-from manyhands.options import configure
 from manyhands.training.job import Job
 
 

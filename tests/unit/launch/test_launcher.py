@@ -11,11 +11,11 @@ from types import SimpleNamespace
 import pytest
 
 from manyhands import errors
+from manyhands.config.options import configure
 from manyhands.errors import LaunchError
 from manyhands.launch import host_watchdog, launcher
 from manyhands.launch.failures import ERROR_FILE, fail, put_note, raised
 from manyhands.launch.status_board import Board
-from manyhands.options import configure
 from manyhands.training.job import JOB_FILE, Job
 from manyhands.training.process import worker_main
 from manyhands.training.run import launch_spec

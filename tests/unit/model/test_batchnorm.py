@@ -10,11 +10,11 @@ from torch import nn
 
 import manyhands as mh
 from manyhands.comm.meter import Meter
+from manyhands.config.options import configure
 from manyhands.errors import ConfigError
 from manyhands.model import randomness
 from manyhands.model.batchnorm import SharedStatistics, batch_norms, check, kind
 from manyhands.model.replica import Replica
-from manyhands.options import configure
 from manyhands.privacy.clipping import refuse
 
 

@@ -7,9 +7,9 @@ import torch
 from torch.optim import lr_scheduler
 
 import manyhands as mh
+from manyhands.config.options import configure
 from manyhands.errors import ConfigError
 from manyhands.model.lr_schedule import KINDS, Rate, scale, tabulated
-from manyhands.options import configure
 
 
 def test_cosine_is_torch_s() -> None:

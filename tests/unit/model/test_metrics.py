@@ -9,12 +9,12 @@ import torchmetrics
 import torchmetrics.functional.classification as published
 from torch import nn
 
+from manyhands.config.options import configure
 from manyhands.data import Data, Stored
 from manyhands.errors import ConfigError
 from manyhands.model import metrics
 from manyhands.model.replica import Replica
 from manyhands.model.zoo import LOSSES
-from manyhands.options import configure
 from manyhands.training.job import Job
 from manyhands.training.process import objective
 from manyhands.worker.clock import Epoch

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from manyhands.config.options import configure
 from manyhands.model import randomness
 from manyhands.model.replica import Replica
-from manyhands.options import configure
 from manyhands.training.progress import Progress
 from manyhands.worker.reporter import Reporter
 

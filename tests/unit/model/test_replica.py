@@ -10,11 +10,11 @@ from torch.utils.checkpoint import checkpoint
 
 from manyhands.config import run
 from manyhands.config.optimizers import SGD, Adam, AdamW
+from manyhands.config.options import configure
 from manyhands.errors import ConfigError
 from manyhands.model import replica as replicas
 from manyhands.model.replica import Replica
 from manyhands.model.zoo import MODELS, cnn
-from manyhands.options import configure
 from manyhands.training.process.model import build_optimizer, decaying
 
 

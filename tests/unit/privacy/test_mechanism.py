@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 import manyhands as mh
+from manyhands.config.options import configure
 from manyhands.errors import ConfigError
 from manyhands.model.replica import Replica
 from manyhands.model.zoo import MODELS
-from manyhands.options import configure
 from manyhands.privacy import keys, parts
 from manyhands.privacy.clipping import PerExample, probe, refuse
 from manyhands.privacy.layerwise import Layerwise

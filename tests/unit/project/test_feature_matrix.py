@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from manyhands.config.strategy_spec import FEATURES
+from manyhands.config.run import FEATURES
 from manyhands.strategies import STRATEGIES
 
 PAGE = Path(__file__).parents[3] / "docs" / "tasks.md"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from manyhands.cli.app import app
-from manyhands.options import configure, options
+from manyhands.config.options import configure, options
 
 PAGE = Path(__file__).parents[3] / "docs" / "features.md"
 

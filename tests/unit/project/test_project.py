@@ -116,7 +116,7 @@ def test_the_top_of_the_package_stays_small() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["errors", "config.run", "config.optimizers", "options", "cli.app", "api"]
+    "module", ["errors", "config.run", "config.optimizers", "config.options", "cli.app", "api"]
 )
 def test_what_the_command_line_needs_imports_neither_torch_nor_mpi(module: str) -> None:
     code = (

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from manyhands.options import configure
+from manyhands.config.options import configure
 from manyhands.privacy.ledger import Ledger
 from manyhands.privacy.terms import UNSAID
 from manyhands.training.run import write_failure

@@ -11,11 +11,11 @@ from mpi4py import MPI
 
 from manyhands import errors
 from manyhands.comm.alone import Alone
+from manyhands.config.options import configure
 from manyhands.errors import ConfigError, ShortHandedError, TooFewError, WorkerError
 from manyhands.launch import launcher
 from manyhands.launch.failures import failure, raised
 from manyhands.launch.status_board import Board
-from manyhands.options import configure
 from manyhands.training import resume
 from manyhands.training import run as running
 from manyhands.training.job import Job

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from manyhands.options import configure
+from manyhands.config.options import configure
 from manyhands.training import progress
 from manyhands.training.progress import Lines, Progress
 from manyhands.worker.clock import Epoch, Interval

@@ -7,8 +7,8 @@ import pytest
 from torch.optim.lr_scheduler import ExponentialLR
 
 import manyhands as mh
+from manyhands.config.options import configure, flatten
 from manyhands.errors import ConfigError
-from manyhands.options import configure, flatten
 from manyhands.training import resume
 from manyhands.training.run import Run
 

@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manyhands.config import parse
+from manyhands.config.options import configure
 from manyhands.config.parse import Slow, parse_slow
 from manyhands.data.partition import apportion
 from manyhands.data.plan import Plan
 from manyhands.errors import ConfigError
 from manyhands.experiments.sweep.plan import schedule
 from manyhands.experiments.sweep.spec import Experiment
-from manyhands.options import configure
 from manyhands.strategies import STRATEGIES
 from manyhands.worker import balancing
 from manyhands.worker.balancing import FIRST, GAIN, LEAST, WINDOW, Balance, Line, fastest, fitted

@@ -5,21 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
+from manyhands.config.options import options
 from manyhands.experiments.forecast import Calibration
 from manyhands.experiments.forecast.probe import Probe
 from manyhands.launch.machine import cores
 from manyhands.launch.scratch import private_folder
 from manyhands.launch.signals import stopping
-from manyhands.options import options
 from manyhands.strategies.sync.sync import AllReduce
 from manyhands.training.setup import fit
 
 SECONDS = 0.4  # for one measurement; there are about fifteen in a group
-# The options that decide how long a step takes; the others do not matter here.
-DECIDING = (
-    "model", "data", "loss", "batch_size", "limit", "dtype", "kernels", "threads", "mpi", "seed",
-    "optimizer",
-)  # fmt: skip
+# The options of a run that decide how long a step takes.
+DECIDING = tuple(
+    name
+    for name, option in options().items()
+    if option.owners == ("run",) and option.is_taken_by("predict") and not option.tags.length
+)
 
 
 def sizes() -> tuple[int, ...]:

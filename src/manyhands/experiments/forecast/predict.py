@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from manyhands import validate
 from manyhands.config.declare import PROCESSES
 from manyhands.config.optimizers import OPTIMIZERS
+from manyhands.config.options import check_number, configure, options
 from manyhands.errors import ConfigError
 from manyhands.experiments.forecast import (
     Calibration,
@@ -33,7 +34,6 @@ from manyhands.experiments.forecast.strategy_models import (
 from manyhands.experiments.forecast.uncertainty import Uncertainty, uncertainty
 from manyhands.launch.environment import group_size
 from manyhands.launch.machine import cores, write_json
-from manyhands.options import check_number, configure, options
 from manyhands.strategies import STRATEGIES
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, get_args
 
+from manyhands.config.options import options
 from manyhands.config.strategy_spec import StrategySpec
 from manyhands.errors import ConfigError
 from manyhands.experiments.forecast import Calibration, Crew, Forecast, Network
@@ -15,7 +16,6 @@ from manyhands.experiments.forecast import model as forecast
 from manyhands.experiments.forecast.crew import Growth
 from manyhands.experiments.forecast.talking import ONE_HOST, exchanging, reducing
 from manyhands.experiments.forecast.uncertainty import Uncertainty, uncertainty
-from manyhands.options import options
 from manyhands.strategies import STRATEGIES
 from manyhands.strategies.gossip.topology import graph
 from manyhands.strategies.pipeline.schedule import ideal_bubble

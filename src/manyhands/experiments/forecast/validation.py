@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from manyhands.config.optimizers import OPTIMIZERS
+from manyhands.config.options import options
 from manyhands.config.strategy_spec import StrategySpec
 from manyhands.errors import ConfigError
 from manyhands.experiments.forecast.calibrate import DECIDING
 from manyhands.experiments.forecast.strategy_models import Case, expected, label
-from manyhands.options import options
 from manyhands.strategies import STRATEGIES
 
 # What must be the same in all runs of the sweep: one calibration serves all of them.

@@ -21,13 +21,14 @@ from typing import Any
 
 import numpy as np
 
+from manyhands.config.declare import tagged
 from manyhands.config.import_path import factory
+from manyhands.config.run import RunConfig
 from manyhands.files import PACKAGE
 
 # Options that may hold code or data, as an object, as `package.module:name` or as a path.
-OPTIONS = (
-    "model", "data", "loss", "metric", "optimizer", "schedule", "augment", "callbacks", "init",
-)  # fmt: skip
+_HOLDING = (*tagged(RunConfig, lambda tags: tags.code or tags.file), "optimizer")
+_FILES = tagged(RunConfig, lambda tags: tags.file)
 _ABOUT = ("manifest.json", "data.json")  # what says all of a folder: it has the hashes of its files
 _PLACES = ("stdlib", "platstdlib", "purelib", "platlib")
 _LIBRARIES = (str(PACKAGE), *(str(Path(sysconfig.get_path(n))) for n in _PLACES))
@@ -46,7 +47,7 @@ class Marks:
         data set that it was this one.
         """
         found, hidden = {}, bool(given.get("private") or given.get("privacy"))
-        for field in OPTIONS:
+        for field in _HOLDING:
             if mark := self._mark(field, given.get(field), hidden=hidden):
                 found[field] = mark
         return found
@@ -75,7 +76,7 @@ def _behind(field: str, name: str) -> Any:
     """Return what a name stands for: an object or a file; None where it is one of ours."""
     if ":" in name and all(part.isidentifier() for part in name.partition(":")[0].split(".")):
         return factory(name, field)
-    return Path(name) if field in ("data", "init") and Path(name).exists() else None
+    return Path(name) if field in _FILES and Path(name).exists() else None
 
 
 class _Reader:

@@ -20,19 +20,14 @@ from typing import Any
 
 from manyhands import validate
 from manyhands.config import presets
+from manyhands.config.options import configure, flatten, options
 from manyhands.config.run import MODELS
 from manyhands.errors import ConfigError
 from manyhands.experiments.sweep.content_hash import Marks
-from manyhands.experiments.sweep.spec import ALL, Alternatives, Experiment, table
-from manyhands.options import configure, flatten
+from manyhands.experiments.sweep.spec import ALL, Alternatives, Experiment
 from manyhands.strategies import STRATEGIES
 
 BASELINE = "sequential"
-# How work is divided among workers: of no meaning where there is one.
-_DIVIDING = ("workers", "partition", "shares", "balance", "slow")
-# Names, folders and what else is written do not make another case; nor does the name of a preset,
-# whose options are hashed.
-_UNHASHED = ("name", "output", "tensorboard", "preset")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,9 +201,9 @@ def _taken(strategy: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     optimizer = given.get("optimizer", "sgd")
     takers = {"run", _name(strategy), _name(optimizer)}
     takers |= {"private"} if given.get("private") else set()
-    taken = {name: value for name, value in given.items() if takers & set(table()[name].owners)}
+    taken = {name: value for name, value in given.items() if takers & set(options()[name].owners)}
     if not uses_workers(strategy):
-        taken = {name: v for name, v in taken.items() if name not in _DIVIDING} | {"workers": 1}
+        taken = {n: v for n, v in taken.items() if not options()[n].tags.divides} | {"workers": 1}
     return {"strategy": strategy, **taken}
 
 
@@ -229,10 +224,10 @@ def _grown(given: dict[str, Any]) -> dict[str, Any]:
             "scaling is 'weak', which needs limit: the training examples of one worker"
         )
     kind = STRATEGIES.get(_name(given["strategy"]))
-    workers = given.get("workers", table()["workers"].default)
+    workers = given.get("workers", options()["workers"].default)
     grown = {**given, "limit": given["limit"] * workers}
     if kind is None or not kind().supports.whole_batches:
-        stated = presets.apply(given).get("batch_size", table()["batch_size"].default)
+        stated = presets.apply(given).get("batch_size", options()["batch_size"].default)
         grown["batch_size"] = stated * workers
     return grown
 
@@ -245,7 +240,7 @@ def _refuse_ignored(products: list[_Product], taken: list[Mapping[str, Any]]) ->
         for name, alternatives in product.values.items():
             idle = name == "workers" and not several and alternatives != (1,)
             if taken and (name not in used or idle):
-                owners = table()[name].owners
+                owners = options()[name].owners
                 whose = "runs with several workers" if owners == ("run",) else ", ".join(owners)
                 raise ConfigError(
                     f"{name} is an option of {whose}; no run of this comparison takes it: "
@@ -274,8 +269,8 @@ def _flat(given: Mapping[str, Any], carried: Mapping[str, str] | None) -> dict[s
     if "model" not in (carried or {}) and ":" not in config.model:
         validate.one_of(MODELS, model=config.model)
         config.strategy.check_model(layers=MODELS[config.model])
-    flat = flatten(config)
-    return {name: value for name, value in flat.items() if name not in _UNHASHED}
+    known, flat = options(), flatten(config).items()
+    return {name: v for name, v in flat if name not in known or known[name].is_hashed(v)}
 
 
 def _case(config: Mapping[str, Any]) -> str:
@@ -290,7 +285,7 @@ def _digest(value: Any) -> str:
 def _label(given: Mapping[str, Any], named: tuple[str, ...]) -> str:
     """Return the strategy, its workers, and what else varies, for people."""
     shown = dict.fromkeys(n for n in named if n in given and n not in ("workers", "seed"))
-    name, workers = _name(given["strategy"]), given.get("workers", table()["workers"].default)
+    name, workers = _name(given["strategy"]), given.get("workers", options()["workers"].default)
     first = name if name == BASELINE else f"{name} × {workers}"
     return ", ".join([first, *(f"{option} {given[option]}" for option in shown)])
 

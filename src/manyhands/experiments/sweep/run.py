@@ -12,6 +12,7 @@ from typing import Any
 
 from manyhands import files
 from manyhands._version import __version__
+from manyhands.config.options import configure, tagged
 from manyhands.errors import ConfigError, ManyhandsError
 from manyhands.experiments.sweep.eta import Estimate
 from manyhands.experiments.sweep.live_table import Scoreboard
@@ -21,7 +22,6 @@ from manyhands.experiments.sweep.stop_signals import Ear
 from manyhands.launch import signals
 from manyhands.launch.machine import SCHEMA, cores, cpu_name, write_json
 from manyhands.launch.signals import SignalReceived
-from manyhands.options import configure
 from manyhands.privacy.terms import UNSAID
 from manyhands.training import output_folder
 from manyhands.training.output_folder import Claim
@@ -145,10 +145,10 @@ class Sweep:
 
         One choice for all: otherwise a difference could be the kernels' and not the strategy's.
         """
+        deciding = tagged(lambda tags: tags.decides_kernels)
         for other in self.schedule.runs:
             record = records.get(other.id, {})
-            same = ("kernels", "model", "dtype", "device", "autocast", "private")
-            alike = all(other.config.get(n) == run.config.get(n) for n in same)
+            alike = all(other.config.get(n) == run.config.get(n) for n in deciding)
             if alike and record.get("status") == "finished" and run.config["kernels"] == "auto":
                 return str(record["kernels"]["choice"])
         return str(run.config["kernels"])

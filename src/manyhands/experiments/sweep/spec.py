@@ -21,14 +21,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
+import manyhands.strategies  # noqa: F401  (registers their options)
 from manyhands import validate
+from manyhands.config.options import check_number, options
 from manyhands.errors import ConfigError, nearest
-from manyhands.options import Option, check_number, options
 from manyhands.validate import whole
 
 if sys.version_info >= (3, 11):
@@ -41,13 +41,6 @@ Alternatives = tuple[Any, ...]
 ALL = "all"
 SCALINGS = ("strong", "weak")
 REPEATS = whole(1, 10_000)
-# These belong to the sweep as a whole.
-_SWEEP_ONLY = {
-    "strategy": "strategies",
-    "name": "title",
-    "output": "--output",
-    "resume": "the same command again, which goes on with the sweep",
-}
 _SOURCE = {"label": str, "workers": int, "seconds": (int, float), "accuracy": (int, float)}
 _KINDS = {
     str: "text",
@@ -126,12 +119,6 @@ def read(path: Path, *, quick: bool = False) -> Experiment:
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
     return faster if quick else experiment
-
-
-@cache
-def table() -> Mapping[str, Option]:
-    """Return every option by its name; made once, since a plan asks for it all the time."""
-    return options()
 
 
 def _experiment(name: str, found: Mapping[str, Any]) -> Experiment:
@@ -221,7 +208,7 @@ def alternatives(given: Mapping[str, Any]) -> dict[str, Alternatives]:
     found: dict[str, Alternatives] = {}
     for name, value in given.items():
         several = isinstance(value, list | tuple)
-        if several and _is_list(table()[name].type):
+        if several and _is_list(options()[name].type):
             several = any(isinstance(v, list | tuple) for v in value)
         found[name] = tuple(value) if several else (value,)
         if not found[name]:
@@ -231,12 +218,9 @@ def alternatives(given: Mapping[str, Any]) -> dict[str, Alternatives]:
 
 def _check_names(given: Iterable[str]) -> None:
     for name in given:
-        if name in _SWEEP_ONLY:
-            raise ConfigError(f"{name} is no option of one run here; use {_SWEEP_ONLY[name]}")
-        _refuse_unknown([name], table(), "option")
-
-
-_LISTS = ("metric", "no_decay")  # texts with commas of their own
+        _refuse_unknown([name], options(), "option")
+        if instead := options()[name].tags.in_sweep:
+            raise ConfigError(f"{name} is no option of one run here; use {instead}")
 
 
 def from_text(name: str, text: str) -> Alternatives:
@@ -244,8 +228,8 @@ def from_text(name: str, text: str) -> Alternatives:
 
     Where one value is itself a list (`shares`, `metric`), alternatives stand between semicolons.
     """
-    kind = table()[name].type
-    if name in _LISTS:
+    kind = options()[name].type
+    if options()[name].tags.commas:
         return tuple(_value(name, part.strip(), kind) for part in text.split(";"))
     if _is_list(kind):
         return tuple(tuple(_value(name, p, float) for p in v.split(",")) for v in text.split(";"))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 from manyhands import validate
+from manyhands.config.declare import option
 from manyhands.errors import ConfigError
 from manyhands.strategies import staleness
 from manyhands.strategies.strategy import Scaling, Strategy, Supports
@@ -81,16 +82,10 @@ class Gossip(Strategy, Regroupable):
     """
 
     name: ClassVar[str] = "gossip"
-    topology: Topology = field(
-        default="ring", metadata={"help": "who talks to whom; pairs: a random matching each step"}
-    )
-    overlap: bool = field(
-        default=False,
-        metadata={"help": "exchange while the gradient is computed (D-PSGD as printed)"},
-    )
-    asynchronous: bool = field(
-        default=False,
-        metadata={"help": "average with one neighbour at a time, at one's own pace (AD-PSGD)"},
+    topology: Topology = option("ring", "who talks to whom; pairs: a random matching each step")
+    overlap: bool = option(False, "exchange while the gradient is computed (D-PSGD as printed)")
+    asynchronous: bool = option(
+        False, "average with one neighbour at a time, at one's own pace (AD-PSGD)"
     )
 
     def __post_init__(self) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
+from manyhands.config.declare import option
 from manyhands.config.optimizers import SGD, Adam, AdamW
 from manyhands.errors import ConfigError
 from manyhands.strategies import staleness
@@ -87,12 +88,8 @@ class Hogwild(Strategy, Asynchronous):
         lacks={"sync_batchnorm": "has workers that do not step together"},
     )
 
-    lock: bool = field(
-        default=False, metadata={"help": "let one worker at a time read or write (for comparison)"}
-    )
-    shared_state: bool = field(
-        default=False, metadata={"help": "share momentum or Adam's moments, not only parameters"}
-    )
+    lock: bool = option(False, "let one worker at a time read or write (for comparison)")
+    shared_state: bool = option(False, "share momentum or Adam's moments, not only parameters")
 
     @property
     def lr_scaling(self) -> Scaling:

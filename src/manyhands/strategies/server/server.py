@@ -7,7 +7,7 @@ from functools import cache
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from manyhands.config.declare import PROCESSES, check_declared, option
+from manyhands.config.declare import PROCESSES, Tags, check_declared, option
 from manyhands.config.parse import parse_slow
 from manyhands.errors import ConfigError
 from manyhands.strategies.strategy import Exposure, Scaling, Strategy, Supports
@@ -76,9 +76,14 @@ class Server(Strategy, Asynchronous, Recoverable):
 
     masters: int = option(1, "processes that own the layers, besides the workers", PROCESSES)
     staleness: int | None = option(
-        None, "steps a worker may be ahead of the slowest; 0 steps together", whole(0, 10**12)
+        None,
+        "steps a worker may be ahead of the slowest; 0 steps together",
+        whole(0, 10**12),
+        tags=Tags(commands=("privacy",)),
     )
-    staleness_aware: bool = option(False, "divide a push's step by its staleness")
+    staleness_aware: bool = option(
+        False, "divide a push's step by its staleness", tags=Tags(without=("audit",))
+    )
     prefetch: int = option(0, "1: compute on while the answer to a push travels", whole(0, 1))
     layerwise: bool = option(
         False, "push each layer's gradient as soon as the backward pass has it"

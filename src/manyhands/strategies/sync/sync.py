@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from manyhands.config.declare import option
 from manyhands.strategies.strategy import Exposure, Strategy, Supports
 from manyhands.worker.abilities import Checkpointable
 
@@ -67,9 +68,7 @@ class Sync(Strategy, Checkpointable):
         join=True,
     )
 
-    allreduce: AllReduce = field(
-        default="auto", metadata={"help": "how gradients are summed; auto picks by size and group"}
-    )
+    allreduce: AllReduce = option("auto", "how gradients are summed; auto picks by size and group")
 
     @property
     def exposure(self) -> Exposure:

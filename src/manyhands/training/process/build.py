@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 
 from manyhands import files
 from manyhands._version import __version__
+from manyhands.config.options import flatten
 from manyhands.config.parse import parse_slow
 from manyhands.config.run import RunConfig
 from manyhands.data import Plan, Stored, StreamPlan, batch_tree
@@ -24,7 +25,6 @@ from manyhands.model.kernels import tuning
 from manyhands.model.kernels.autograd import wake
 from manyhands.model.kernels.malloc import keep_freed
 from manyhands.model.replica import Replica
-from manyhands.options import flatten
 from manyhands.strategies.strategy import strategy_of
 from manyhands.training.process import devices, objective, split_check
 from manyhands.training.process.agreement import expect_same_model

@@ -15,9 +15,9 @@ from safetensors.torch import save_file
 
 from manyhands import files
 from manyhands._version import __version__
+from manyhands.config.options import flatten
 from manyhands.launch import machine as records
 from manyhands.launch.hosts import LAB
-from manyhands.options import flatten
 from manyhands.privacy.terms import statement
 from manyhands.strategies.strategy import strategy_of
 from manyhands.training.process import measurements
@@ -99,7 +99,10 @@ def judge(worker: Worker) -> None:
             mine = worker.course.kept[i] if worker.rank == 0 else None
             params = torch.empty_like(worker.params) if mine is None else mine
             worker.comm.broadcast(params)
-            evaluation.judge(worker, worker.course.epochs[i] if worker.rank == 0 else None, params)
+            # A target may have had copies kept that are not due on the test set.
+            due = (i + 1) % worker.config.evaluate_every == 0 or i == len(kept) - 1
+            noted = worker.course.epochs[i] if worker.rank == 0 else None
+            evaluation.judge(worker, noted, params, test=due)
         worker.params.copy_(params)
 
 

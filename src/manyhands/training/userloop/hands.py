@@ -19,10 +19,10 @@ from torch.nn.parameter import is_lazy
 from manyhands.comm.alone import Alone
 from manyhands.comm.rendezvous import compare_versions, surrounding
 from manyhands.config.optimizers import expect_no_closure
+from manyhands.config.options import configure, options
 from manyhands.errors import ConfigError
 from manyhands.launch.environment import group_size, own_threads
 from manyhands.launch.mpi_libraries import load_matching
-from manyhands.options import configure, options
 from manyhands.strategies import STRATEGIES
 from manyhands.strategies.strategy import strategy_of
 from manyhands.training.userloop import checkpoint
@@ -240,8 +240,8 @@ def _configured(strategy: str | Strategy, group: Communicator, given: dict[str, 
             "for; use manyhands.fit(…, privacy=manyhands.Privacy(epsilon=…))"
         )
     table = options()
-    for name in set(given) - {"seed", "timeout"}:
-        if name in table and not set(table[name].owners) & set(STRATEGIES):
+    for name in given:
+        if name in table and not table[name].is_taken_by("join"):
             raise ConfigError(
                 f"{name} is an option of manyhands.fit; here your own loop decides it: leave it out"
             )

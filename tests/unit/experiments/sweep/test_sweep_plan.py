@@ -245,3 +245,11 @@ def test_no_configuration_is_run_twice(
     for repeat in range(repeats):
         part = found.runs[repeat * per_repeat : (repeat + 1) * per_repeat]
         assert [run.case for run in part] == first
+
+
+def test_an_option_that_is_newer_than_a_sweep_changes_its_ids_only_if_it_is_given():
+    (plain,) = planned("sequential", baseline=False).runs[:1]
+    (same,) = planned("sequential", baseline=False, evaluate_every=1).runs[:1]
+    (other,) = planned("sequential", baseline=False, evaluate_every=2).runs[:1]
+    assert "evaluate_every" not in plain.config
+    assert plain.id == same.id != other.id

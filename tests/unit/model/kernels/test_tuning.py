@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from manyhands.config.options import configure
 from manyhands.errors import ConfigError
 from manyhands.model.kernels import conv_gemm, max_pool, tuning
 from manyhands.model.replica import Replica
 from manyhands.model.zoo import cnn
-from manyhands.options import configure
 
 
 @pytest.fixture

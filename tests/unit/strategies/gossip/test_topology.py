@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import manyhands as mh
+from manyhands.config.options import configure
 from manyhands.errors import ConfigError
-from manyhands.options import configure
 from manyhands.strategies import Gossip
 from manyhands.strategies.gossip.topology import check, graph, halves, matching, mixing, row
 

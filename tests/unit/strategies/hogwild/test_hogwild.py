@@ -10,10 +10,10 @@ from torch import nn
 
 import manyhands as mh
 from manyhands.comm.memory import MemoryGroup
+from manyhands.config.options import configure
 from manyhands.data import store
 from manyhands.errors import ConfigError, DivergedError, StoppedError
 from manyhands.launch.status_board import BOARD_FILE, Board
-from manyhands.options import configure
 from manyhands.training.job import Job
 from manyhands.training.process import build
 from manyhands.training.process import record as summary
@@ -75,6 +75,17 @@ def test_one_worker_is_sequential_bit_for_bit(fit, optimizer, variant, judged):
     hogwild, record = fit(strategy=mh.Hogwild(**variant), **given)
     assert torch.equal(hogwild.params, alone.params)
     assert record["strategy"]["staleness"] == {"histogram": {"0": 40}, "mean": 0.0, "max": 0}
+
+
+@pytest.mark.parametrize("aim", [{}, {"validation": 0.2, "patience": 4}], ids=["", "patience"])
+def test_fewer_evaluations_leave_training_as_it_is(fit, aim):
+    given = {"strategy": "hogwild", "batch_size": 50, "epochs": 5, **aim}
+    always, _ = fit(**given)
+    seldom, record = fit(**given, evaluate_every=2)
+    assert torch.equal(seldom.params, always.params)
+    rows = record["epochs"]
+    assert [row["epoch"] for row in rows if row["test_loss"] is not None] == [2, 4, 5]
+    assert all((row["validation_loss"] is not None) == bool(aim) for row in rows)
 
 
 @pytest.mark.parametrize("optimizer", ["momentum", "adam"])

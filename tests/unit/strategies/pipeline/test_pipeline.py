@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 import manyhands as mh
+from manyhands.config.options import configure
 from manyhands.model.replica import Replica
 from manyhands.model.zoo import MODELS
-from manyhands.options import configure
 from manyhands.strategies.model_part import draws
 from manyhands.strategies.pipeline.partition import blocks, cut
 from manyhands.strategies.pipeline.schedule import Turn, chunks, ideal_bubble, in_flight, schedule

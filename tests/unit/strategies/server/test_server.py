@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 import manyhands as mh
+from manyhands.config.options import configure
 from manyhands.errors import ConfigError
 from manyhands.model.replica import Replica
-from manyhands.options import configure
 from manyhands.strategies.server import master
 from manyhands.strategies.server.server import deal
 from manyhands.strategies.staleness import describe

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 import manyhands as mh
+from manyhands.config.options import configure
 from manyhands.model.replica import Replica
 from manyhands.model.zoo import MODELS
-from manyhands.options import configure
 from manyhands.strategies.tensor.slicing import Inputs, Outputs, Slice, Team, sliced
 
 

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from mpi4py import MPI
 
 import manyhands as mh
+from manyhands.config.options import configure
 from manyhands.data import Plan
 from manyhands.data.reassignment import examples, settled
 from manyhands.errors import ConfigError, LaunchError, WorkerError
 from manyhands.launch import mpi as mpis
 from manyhands.launch.status_board import Board
 from manyhands.launch.watchdog import Guard
-from manyhands.options import configure
 from manyhands.strategies.server.state import Pause
 from manyhands.strategies.server.takeover import inherited, newest, rescue
 from manyhands.training.process import recovery

@@ -5,9 +5,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from manyhands.config.options import configure
 from manyhands.model.replica import Replica
 from manyhands.model.zoo import LOSSES
-from manyhands.options import configure
 from manyhands.training.process import split_check
 
 torch.manual_seed(0)

@@ -14,8 +14,8 @@ import pytest
 from event_files import points
 
 from manyhands.config import checks
+from manyhands.config.options import configure
 from manyhands.errors import ConfigError
-from manyhands.options import configure
 from manyhands.training.process import tensorboard
 from manyhands.training.process.tensorboard import Scalars
 from manyhands.worker.clock import Epoch

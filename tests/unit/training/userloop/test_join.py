@@ -9,8 +9,8 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import manyhands as mh
 from manyhands.comm.alone import Alone
+from manyhands.config.options import configure
 from manyhands.errors import ConfigError
-from manyhands.options import configure
 from manyhands.strategies import STRATEGIES
 from manyhands.training.userloop import sharded_loader
 from manyhands.training.userloop.loop import UserLoop

@@ -9,8 +9,8 @@ from torch.optim import lr_scheduler
 
 import manyhands as mh
 from manyhands.comm.alone import Alone
+from manyhands.config.options import configure
 from manyhands.errors import ConfigError, DataError
-from manyhands.options import configure
 from manyhands.training.userloop import checkpoint
 from manyhands.training.userloop.loop import UserLoop
 from manyhands.worker.checkpoint.format import FOLDER, steps_in

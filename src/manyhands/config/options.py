@@ -1,4 +1,4 @@
-"""Every option of a run, declared once: the run's, each strategy's and each optimizer's, flat.
+"""All options of a run in one flat table: the run's, each strategy's and each optimizer's.
 
 `configure` turns flat options, from keyword arguments, flags or TOML alike, into a `RunConfig`, and
 refuses what is unknown, of the wrong type, or would be ignored.
@@ -8,30 +8,32 @@ from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from types import MappingProxyType
 from typing import Any, Literal, Union, get_args, get_origin
 
 from manyhands.config import presets
 from manyhands.config.checks import check
+from manyhands.config.declare import Command, Tags
 from manyhands.config.optimizers import OPTIMIZERS, SGD
 from manyhands.config.parse import parse_partition
 from manyhands.config.privacy import Privacy
 from manyhands.config.run import RunConfig
+from manyhands.config.strategy_spec import StrategySpec
 from manyhands.errors import ConfigError, nearest
 from manyhands.launch.hosts import named
-from manyhands.strategies import STRATEGIES
 from manyhands.validate import Range, shown
 
 _RUN_ONLY = ("strategy", "optimizer", "privacy")
 _PRIVATE = "private"  # owns the options of `Privacy`
+_strategies: dict[str, type[StrategySpec]] = {}
 
 
 @dataclass(frozen=True)
 class Option:
-    """One option: its type, its default and who takes it.
+    """One option: its type, its default, its owners and its tags.
 
     The owners are "run", "private", or the names of strategies and optimizers. A number, and only a
     number, has a range `within` which it must be.
@@ -43,6 +45,7 @@ class Option:
     help: str
     owners: tuple[str, ...]
     within: Range | None = None
+    tags: Tags = field(default_factory=Tags)
 
     def __post_init__(self) -> None:
         if _is_number(self.type) != (self.within is not None):
@@ -55,6 +58,27 @@ class Option:
         if self.within:
             self.within.check(self.name, value)
 
+    def is_taken_by(self, command: Command) -> bool:
+        """Say whether a command, or `join`, takes this option."""
+        if command in self.tags.without or (command == "compare" and self.tags.in_sweep):
+            return False
+        owned = any(command in _taking(owner) for owner in self.owners)
+        return owned or command in self.tags.commands
+
+    def is_hashed(self, value: Any) -> bool:
+        """Say whether the option is part of a run's id in a sweep, with this value."""
+        rule = self.tags.hashed
+        return rule == "always" or (rule == "if changed" and value != self.default)
+
+
+def _taking(owner: str) -> tuple[Command, ...]:
+    """Return the commands that take all options of an owner."""
+    if owner in _strategies:
+        return ("train", "compare", "predict", "audit", "join")
+    if owner == _PRIVATE:
+        return ("train", "compare", "predict", "audit")
+    return ("train", "compare", "predict") if owner in OPTIMIZERS else ("train", "compare")
+
 
 def _declared(kind: type, owner: str) -> dict[str, Option]:
     hints = typing.get_type_hints(kind, localns={"Privacy": Privacy})
@@ -65,27 +89,54 @@ def _declared(kind: type, owner: str) -> dict[str, Option]:
             f.default,
             f.metadata["help"],
             (owner,),
-            f.metadata.get("within"),
+            f.metadata["within"],
+            f.metadata["tags"],
         )
         for f in fields(kind)
         if f.name not in _RUN_ONLY and f.default is not MISSING
     }
 
 
+def register(kinds: Iterable[type[StrategySpec]]) -> None:
+    """Add strategies, whose options join the table; `manyhands.strategies` adds its own."""
+    _strategies.update({kind.name: kind for kind in kinds})
+    options.cache_clear()
+
+
 @cache
 def options() -> Mapping[str, Option]:
     """Return every option by its flat name, with all of its owners."""
-    table = {
-        "strategy": Option(
-            "strategy", _literal(STRATEGIES), "sync", "how SGD is made parallel", ("run",)
+    if not _strategies:
+        raise RuntimeError("no strategy is registered: import manyhands.strategies first")
+    own = (
+        Option(
+            "strategy",
+            _literal(_strategies),
+            "sync",
+            "how SGD is made parallel",
+            ("run",),
+            tags=Tags(commands=("audit", "partition", "privacy"), in_sweep="strategies"),
         ),
-        "optimizer": Option(
-            "optimizer", _literal(OPTIMIZERS), "sgd", "how a gradient becomes an update", ("run",)
+        Option(
+            "optimizer",
+            _literal(OPTIMIZERS),
+            "sgd",
+            "how a gradient becomes an update",
+            ("run",),
+            tags=Tags(commands=("predict",), code=True),
         ),
-    }
-    table[_PRIVATE] = Option(_PRIVATE, bool, False, "train with differential privacy", ("run",))
+        Option(
+            _PRIVATE,
+            bool,
+            False,
+            "train with differential privacy",
+            ("run",),
+            tags=Tags(decides_kernels=True),
+        ),
+    )
+    table = {option.name: option for option in own}
     table |= _declared(RunConfig, "run")
-    for name, kind in {**STRATEGIES, **OPTIMIZERS, _PRIVATE: Privacy}.items():
+    for name, kind in {**_strategies, **OPTIMIZERS, _PRIVATE: Privacy}.items():
         for option in _declared(kind, name).values():
             known = table.get(option.name)
             owners = (*known.owners, name) if known else (name,)
@@ -101,20 +152,9 @@ def check_number(name: str, value: Any) -> None:
         option.check(value)
 
 
-# What an audit decides itself, beside all of the optimizer's options.
-_AUDIT_OWN = {"model", "data", "loss", "optimizer", "epochs", "batch_size", "max_steps", "limit"}
-_AUDIT_OWN |= {"partition", "shares", "target_accuracy", "balance", "slow", "kernels", "name"}
-_AUDIT_OWN |= {"schedule", "warmup", "lr_scaling", "clip_norm", "staleness_aware", "init"}
-_AUDIT_OWN |= {"validation", "patience", "metric", "target", "accumulate", "no_decay", "autocast"}
-_AUDIT_OWN |= {"augment", "callbacks", "stream", "preset"}
-_AUDIT_OWN |= {"checkpoint_every", "keep", "resume", "on_failure", "max_restarts", "output"}
-_AUDIT_OWN |= {"min_workers", "sync_batchnorm"}
-_AUDIT_OWN |= {"tensorboard", _PRIVATE}
-
-
-def audited(option: Option) -> bool:
-    """Say whether `manyhands audit` takes the option; it decides the others itself."""
-    return option.name not in _AUDIT_OWN and not set(OPTIMIZERS) & set(option.owners)
+def tagged(holds: Callable[[Tags], object]) -> tuple[str, ...]:
+    """Return the names of all options with such tags."""
+    return tuple(name for name, option in options().items() if holds(option.tags))
 
 
 def _literal(names: Mapping[str, Any]) -> Any:
@@ -135,7 +175,7 @@ def configure(given: Mapping[str, Any]) -> RunConfig:
             raise ConfigError(f"unknown option {name!r}.{nearest(name, table)}")
         if name not in _RUN_ONLY:
             table[name].check(value)
-    strategy = _part("strategy", given, STRATEGIES, "sync", table)
+    strategy = _part("strategy", given, _strategies, "sync", table)
     privacy = _privacy(whole, given, table)
     if given.get("optimizer", SGD.name) == SGD.name and "lr" not in given:
         given = {"lr_scaling": strategy.lr_scaling, **given}
