@@ -1,4 +1,4 @@
-"""What a run leaves behind: `run.json` (schema 1) and `steps.jsonl`; see docs/internals/records.md."""
+"""What a run leaves: `run.json` (schema 1), `steps.jsonl`; see docs/internals/records.md."""
 
 from __future__ import annotations
 

@@ -177,7 +177,7 @@ class Lifecycle:
         # From here on: where an answer takes long, asking more often would only cost more.
         self._asked = (worker.step, time.monotonic())
         worker.clock.exchange(begin, self._asked[1])  # mostly waiting for the slowest
-        # The next step after the first, then twice as long at the most: slow steps are noticed soon.
+        # One step after the first, then at most twice as long: slow steps are noticed soon.
         longest = max(1, 2 * (worker.step - step))
         self._ask = worker.step + min(steps_between(slowest / 1e6), longest)
         return asked, bool(late)

@@ -126,7 +126,7 @@ def test_a_smaller_group_remembers_with_how_many_it_began(tmp_path):
 def test_workers_of_different_speed_ask_at_the_same_steps(lifecycle, monkeypatch):
     """Who meets whom when is a function of numbers that all have: the slowest one's pace."""
     questions = [[], []]
-    slowest = [0.02, 0.001, 0.001, 0.001, 0.02, 9.0]  # seconds per step, between one question and the next
+    slowest = [0.02, 0.001, 0.001, 0.001, 0.02, 9.0]  # seconds per step, between two questions
     now = [0.0, 0.0]
 
     def worker(rank):
