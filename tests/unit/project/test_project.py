@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -80,6 +81,20 @@ def test_source_files_stay_short() -> None:
     lengths = {path: len(path.read_bytes().splitlines()) for path in SOURCE.rglob("*.py")}
     assert lengths
     assert {str(path): n for path, n in lengths.items() if n >= 400} == {}
+
+
+def test_functions_stay_short() -> None:
+    """Sixty lines at the most, the docstring not counted."""
+    long = {}
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                body = node.body[1:] if ast.get_docstring(node) else node.body
+                first = body[0].lineno if body else node.lineno
+                lines = (node.end_lineno or 0) - first + 1 + node.body[0].lineno - node.lineno
+                if lines > 60:
+                    long[f"{path.relative_to(SOURCE)}:{node.name}"] = lines
+    assert long == {}
 
 
 def test_no_module_has_a_name_that_says_nothing() -> None:
