@@ -7,12 +7,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal, get_args, get_origin
 
-from cyclopts import Parameter
+from cyclopts import Group, Parameter
 
 import manyhands.strategies  # noqa: F401  (registers their options)
 from manyhands.config.declare import Command
 from manyhands.config.options import Option, options
 from manyhands.errors import ConfigError
+
+# The headings of the help, in the order of the declarations.
+_GROUPS = {
+    name: Group(name, sort_key=place)
+    for place, name in enumerate(dict.fromkeys(o.group for o in options().values()))
+}
 
 
 def single(option: Option) -> inspect.Parameter:
@@ -20,6 +26,7 @@ def single(option: Option) -> inspect.Parameter:
     owners = "" if option.owners == ("run",) else f" ({', '.join(option.owners)})"
     default = "" if option.default is None else f" [default: {option.default}]"
     flags: dict[str, Any] = {"help": f"{option.help}{owners}{default}", "show_default": False}
+    flags["group"] = _GROUPS[option.group]
     if option.name == "shares" and option.type is not str:
         flags |= {"converter": _fractions, "n_tokens": 1, "negative": ""}
     return inspect.Parameter(

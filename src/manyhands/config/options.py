@@ -36,7 +36,7 @@ class Option:
     """One option: its type, its default, its owners and its tags.
 
     The owners are "run", "private", or the names of strategies and optimizers. A number, and only a
-    number, has a range `within` which it must be.
+    number, has a range `within` which it must be. `group` is its heading in the help.
     """
 
     name: str
@@ -46,6 +46,7 @@ class Option:
     owners: tuple[str, ...]
     within: Range | None = None
     tags: Tags = field(default_factory=Tags)
+    group: str = ""
 
     def __post_init__(self) -> None:
         if _is_number(self.type) != (self.within is not None):
@@ -80,10 +81,13 @@ def _taking(owner: str) -> tuple[Command, ...]:
     return ("train", "compare", "predict") if owner in OPTIMIZERS else ("train", "compare")
 
 
-def _declared(kind: type, owner: str) -> dict[str, Option]:
+def _declared(kind: type, owner: str) -> list[Option]:
+    """Return the options that a dataclass declares; those of a run are grouped by its bases."""
     hints = typing.get_type_hints(kind, localns={"Privacy": Privacy})
-    return {
-        f.name: Option(
+    homes = {name: base.__name__ for base in kind.__mro__[1:] for name in vars(base)}
+    own = "Privacy" if kind is Privacy else "Optimizer" if owner in OPTIMIZERS else "Strategy"
+    return [
+        Option(
             f.name,
             hints[f.name],
             f.default,
@@ -91,10 +95,11 @@ def _declared(kind: type, owner: str) -> dict[str, Option]:
             (owner,),
             f.metadata["within"],
             f.metadata["tags"],
+            homes[f.name] if kind is RunConfig else own,
         )
         for f in fields(kind)
         if f.name not in _RUN_ONLY and f.default is not MISSING
-    }
+    ]
 
 
 def register(kinds: Iterable[type[StrategySpec]]) -> None:
@@ -103,41 +108,29 @@ def register(kinds: Iterable[type[StrategySpec]]) -> None:
     options.cache_clear()
 
 
+def _own(name: str, kind: Any, default: Any, help: str, **tags: Any) -> Option:
+    """Return an option that chooses a part of the configuration, rather than a field of it."""
+    return Option(name, kind, default, help, ("run",), None, Tags(**tags), "Training")
+
+
 @cache
 def options() -> Mapping[str, Option]:
     """Return every option by its flat name, with all of its owners."""
     if not _strategies:
         raise RuntimeError("no strategy is registered: import manyhands.strategies first")
-    own = (
-        Option(
-            "strategy",
-            _literal(_strategies),
-            "sync",
-            "how SGD is made parallel",
-            ("run",),
-            tags=Tags(commands=("audit", "partition", "privacy"), in_sweep="strategies"),
-        ),
-        Option(
-            "optimizer",
-            _literal(OPTIMIZERS),
-            "sgd",
-            "how a gradient becomes an update",
-            ("run",),
-            tags=Tags(commands=("predict",), code=True),
-        ),
-        Option(
-            _PRIVATE,
-            bool,
-            False,
-            "train with differential privacy",
-            ("run",),
-            tags=Tags(decides_kernels=True),
-        ),
-    )
-    table = {option.name: option for option in own}
-    table |= _declared(RunConfig, "run")
+    table = {
+        option.name: option
+        for option in (
+            _own("strategy", _literal(_strategies), "sync", "how SGD is made parallel",
+                 commands=("audit", "partition", "privacy"), in_sweep="strategies"),
+            _own("optimizer", _literal(OPTIMIZERS), "sgd", "how a gradient becomes an update",
+                 commands=("predict",), code=True),
+            _own(_PRIVATE, bool, False, "train with differential privacy", decides_kernels=True),
+            *_declared(RunConfig, "run"),
+        )
+    }  # fmt: skip
     for name, kind in {**_strategies, **OPTIMIZERS, _PRIVATE: Privacy}.items():
-        for option in _declared(kind, name).values():
+        for option in _declared(kind, name):
             known = table.get(option.name)
             owners = (*known.owners, name) if known else (name,)
             default = option.default if not known or known.default == option.default else None
