@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import manyhands as mh
-from manyhands.config.import_path import factory
+from manyhands.config.import_path import import_object
 from manyhands.config.options import configure
 from manyhands.experiments.forecast import predict
 from manyhands.experiments.forecast.predict import _names
@@ -52,10 +52,10 @@ def test_a_users_error_while_importing_is_the_users(tmp_path, monkeypatch):
     (tmp_path / "faulty_module.py").write_text("int('a')")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ValueError, match="invalid literal"):
-        factory("faulty_module:make", "model")
+        import_object("faulty_module:make", "model")
     for spec in ("", ":make", "mine", "mine:", "1x:make"):
         with pytest.raises(mh.ConfigError, match=r"expected package\.module:factory"):
-            factory(spec, "model")
+            import_object(spec, "model")
 
 
 def test_all_strategies_by_name():

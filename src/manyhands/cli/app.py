@@ -65,9 +65,9 @@ def train(
         also = [*(["--json"] if json_ else []), *(["--quiet"] if quiet else [])]
         raise SystemExit(by_slurm(given, also, asked=slurm, nodes=nodes, options=sbatch_options))
     from manyhands.api import fit
+    from manyhands.training.setup import get_command
 
-    command = "manyhands " + " ".join(sys.argv[1:])
-    result = fit(command=command, progress=False if quiet else None, **given)
+    result = fit(command=get_command("manyhands"), progress=False if quiet else None, **given)
     if _silent():
         return
     if json_:

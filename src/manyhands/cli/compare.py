@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from functools import partial
 from pathlib import Path
@@ -58,6 +57,7 @@ def compare(
     """
     from manyhands.experiments.sweep.compare import describe, sweep
     from manyhands.experiments.sweep.spec import from_text
+    from manyhands.training.setup import get_command
 
     described = describe(
         experiment,
@@ -72,7 +72,7 @@ def compare(
         described,
         output=output,
         keep_models=keep_models,
-        command="manyhands " + shlex.join(sys.argv[1:]),
+        command=get_command("manyhands"),
         announce=_say_plan,
     )
     _say_comparison(found)

@@ -23,6 +23,7 @@ from manyhands.config.run import RunConfig
 from manyhands.errors import ConfigError, LaunchError
 from manyhands.launch import signals
 from manyhands.training import output_folder, resume
+from manyhands.training.setup import warn
 
 SCRIPT_FILE, LOG_FILE, EXIT_FILE = "slurm.sh", "slurm.log", "slurm.exit"
 _ASK = 10.0  # seconds between two questions whether the job is still there
@@ -113,17 +114,13 @@ def _described(given: Mapping[str, Any]) -> tuple[RunConfig, Path]:
         folder = Path(given["resume"]).absolute()
         output_folder.check_resumed(folder)
         now = {name: value for name, value in given.items() if name != "resume"}
-        return configure(resume.options(resume.find(folder, _warn), folder, now)), folder
+        return configure(resume.options(resume.find(folder, warn), folder, now)), folder
     config = configure(given)
     if config.output is None:
         return config, output_folder.unique_path("slurm")
     folder = Path(config.output).absolute()
     output_folder.check(folder)
     return config, folder
-
-
-def _warn(message: str) -> None:
-    print(f"manyhands: {message}", file=sys.stderr)
 
 
 def flags(given: Mapping[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Things named on the command line: `package.module:factory`."""
+"""Names that stand for objects, `package.module:name`, and objects' names for the record."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from manyhands.errors import ConfigError, nearest
 
 
-def factory(spec: str, field: str) -> Any:
+def import_object(spec: str, field: str) -> Any:
     """Import what `package.module:name` names; the current folder counts as a place to look."""
     module_name, _, attribute = spec.partition(":")
     if not attribute or not all(part.isidentifier() for part in module_name.split(".")):
@@ -34,3 +34,11 @@ def factory(spec: str, field: str) -> Any:
             f"{nearest(attribute, dir(module))}"
         )
     return getattr(module, attribute)
+
+
+def get_name(part: Any) -> str:
+    """Return a name for a model, data, function or other part, for messages and the record."""
+    if isinstance(part, str):
+        return part
+    named = getattr(part, "name", None) or getattr(part, "__name__", None)
+    return str(named or type(part).__name__)

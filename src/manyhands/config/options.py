@@ -17,6 +17,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from manyhands.config import presets
 from manyhands.config.checks import check
 from manyhands.config.declare import Command, Tags
+from manyhands.config.import_path import get_name
 from manyhands.config.optimizers import OPTIMIZERS, SGD
 from manyhands.config.parse import parse_partition
 from manyhands.config.privacy import Privacy
@@ -181,7 +182,7 @@ def configure(given: Mapping[str, Any]) -> RunConfig:
         if not mine & set(owners):
             raise ConfigError(
                 f"{name} is an option of {', '.join(owners)}, not of {strategy.name} with "
-                f"{_name(optimizer)}; it would be ignored: leave it out{_hint(owners)}"
+                f"{get_name(optimizer)}; it would be ignored: leave it out{_hint(owners)}"
             )
     parts = (*_RUN_ONLY, _PRIVATE)
     run = {n: v for n, v in given.items() if table[n].owners == ("run",) and n not in parts}
@@ -244,13 +245,12 @@ def _part(
     return known[chosen](**{n: v for n, v in given.items() if chosen in table[n].owners})
 
 
-def _name(part: Any) -> str:
-    return str(getattr(part, "name", None) or getattr(part, "__name__", type(part).__name__))
-
-
 def flatten(config: RunConfig) -> dict[str, Any]:
     """Return every option of `config` by its flat name, as JSON can hold it."""
-    flat: dict[str, Any] = {"strategy": config.strategy.name, "optimizer": _name(config.optimizer)}
+    flat: dict[str, Any] = {
+        "strategy": config.strategy.name,
+        "optimizer": get_name(config.optimizer),
+    }
     flat |= {_PRIVATE: True} if config.privacy else {}
     for part in (config, config.strategy, config.optimizer, config.privacy):
         if is_dataclass(part) and not isinstance(part, type):

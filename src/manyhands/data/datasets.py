@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from manyhands.config.import_path import factory
+from manyhands.config.import_path import import_object
 from manyhands.data import (
     batch_tree,
     bundled,
@@ -253,7 +253,7 @@ def load(spec: object) -> Data:
     if spec.endswith(".npz"):
         return Data.npz(spec)
     if ":" in spec:
-        made = factory(spec, "data")
+        made = import_object(spec, "data")
         return load(made() if callable(made) else made)
     raise ConfigError(
         f"data is {spec!r}; expected {', '.join(NAMES)}, an .npz file, a prepared or "

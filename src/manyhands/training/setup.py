@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from manyhands.callbacks import EVENTS
 from manyhands.comm.rendezvous import agreed, compare_versions, surrounding
 from manyhands.config.declare import tagged
-from manyhands.config.import_path import factory
+from manyhands.config.import_path import get_name, import_object
 from manyhands.config.options import configure
 from manyhands.config.run import METRICS, MODELS, RunConfig
 from manyhands.data import batch_tree
@@ -86,11 +87,11 @@ def _prepare(
     loss, metrics = own["loss"], _metrics(own["metric"])
     _check_made(loss, given.get("optimizer"))
     given = {**given, **({"loss": loss} if isinstance(loss, str) else {})}
-    given |= {"metric": ",".join(map(_label, metrics))} if metrics else {}
+    given |= {"metric": ",".join(map(get_name, metrics))} if metrics else {}
     given |= {name: _place(own[name]) for name in ("schedule", "augment") if own[name] is not None}
     if own["callbacks"]:
         given["callbacks"] = _places(own["callbacks"])
-    given |= {n: _label(v) for n, v in (("model", model), ("data", data)) if v is not None}
+    given |= {n: get_name(v) for n, v in (("model", model), ("data", data)) if v is not None}
     checkpoint = None
     if given.get("resume") is not None:
         folder = Path(given.pop("resume")).absolute()
@@ -105,10 +106,10 @@ def _prepare(
     if config.privacy:
         expect_library()
     if isinstance(config.loss, str) and ":" in config.loss:
-        loss = factory(config.loss, "loss")
+        loss = import_object(config.loss, "loss")
         _check_made(loss, None)
     if callable(loss) and batch_tree.takes_model(loss):
-        _check_model_loss(config, _label(loss))
+        _check_model_loss(config, get_name(loss))
     metrics = metrics or _metrics(config.metric)
     if config.init:
         initial_weights.read_shapes(Path(config.init))
@@ -125,7 +126,7 @@ def _prepare(
         schedule=_function(own["schedule"], config.schedule, "schedule"),
         augment=_function(own["augment"], config.augment, "augment"),
         callbacks=_callbacks(own["callbacks"], config),
-        command=command or _command(),
+        command=command or get_command(),
         checkpoint=checkpoint,
     )
     _check_parameters(run)
@@ -142,7 +143,7 @@ def _prepare(
 def _model(given: Any) -> Any:
     """Return a model as it travels: what a place stands for, and nothing that cannot be pickled."""
     if isinstance(given, str):
-        return factory(given, "model") if ":" in given else given
+        return import_object(given, "model") if ":" in given else given
     if "torch" not in sys.modules:
         return given
     from manyhands.training.trial import portable
@@ -180,7 +181,7 @@ def _check_parameters(run: Run) -> None:
     for field, function in [("loss", run.loss), *(("metric", each) for each in run.metrics)]:
         if callable(function) and (misfit := batch_tree.misfit(function, 2)):
             raise ConfigError(
-                f"{field} is {_label(function)}, which {misfit}; expected a function of (output, "
+                f"{field} is {get_name(function)}, which {misfit}; expected a function of (output, "
                 "target) or of (model, batch); functools.partial gives it the others"
             )
 
@@ -194,7 +195,7 @@ def _check_builder(model: Any) -> None:
         )
     builds = inspect.isclass(model) or not hasattr(model, "forward")
     if builds and (misfit := batch_tree.misfit(model, 0)):
-        name = _label(model)
+        name = get_name(model)
         what = f"the class {name}" if inspect.isclass(model) else name
         raise ConfigError(
             f"model is {what}, which {misfit}; expected a torch.nn.Module, such as {name}(…), or a "
@@ -223,7 +224,7 @@ def _metrics(given: Any) -> list[Any]:
         return []
     found = given if isinstance(given, list | tuple) else [given]
     found = [each for one in found for each in (one.split(",") if isinstance(one, str) else [one])]
-    labels = [_label(each) for each in found]
+    labels = [get_name(each) for each in found]
     for one in found:
         known = not isinstance(one, str) or one in METRICS or ":" in one
         if not known and not re.fullmatch(r"top-[1-9]\d{0,5}", one):
@@ -233,14 +234,14 @@ def _metrics(given: Any) -> list[Any]:
             )
         if not isinstance(one, str) and not callable(one):
             raise ConfigError(f"metric is {one!r}; expected a name or a function")
-        if labels.count(_label(one)) > 1:
-            raise ConfigError(f"metric names {_label(one)} twice; expected each once")
+        if labels.count(get_name(one)) > 1:
+            raise ConfigError(f"metric names {get_name(one)} twice; expected each once")
     return found
 
 
 def _found(given: Any, field: str) -> Any:
     """Return what a name stands for, where the name says where it is."""
-    return factory(given, field) if isinstance(given, str) and ":" in given else given
+    return import_object(given, field) if isinstance(given, str) and ":" in given else given
 
 
 def _function(given: Any, name: str | None, field: str) -> Callable[..., Any] | None:
@@ -256,7 +257,7 @@ def _callbacks(given: Any, config: RunConfig) -> tuple[Any, ...]:
     if given is None or isinstance(given, str):
         places = config.callbacks.split(",") if config.callbacks else []
         _expect_found("callbacks", places, ", or callbacks=[]")
-        found = [factory(place, "callbacks")() for place in places]
+        found = [import_object(place, "callbacks")() for place in places]
     elif isinstance(given, list | tuple):
         found = list(given)
     else:
@@ -315,17 +316,9 @@ def _together(prepare: Callable[[], Run], group: Communicator) -> Run:
     return agreed(group, prepare)
 
 
-def _label(part: Any) -> str:
-    """Return a name for what the user gave, for the record."""
-    if isinstance(part, str):
-        return part
-    return str(
-        getattr(part, "name", None) or getattr(part, "__name__", None) or type(part).__name__
-    )
-
-
-def _command() -> str:
-    return " ".join([Path(sys.argv[0]).name or "python", *sys.argv[1:]])
+def get_command(program: str | None = None) -> str:
+    """Return the command line of this process, for the record."""
+    return shlex.join([program or Path(sys.argv[0]).name or "python", *sys.argv[1:]])
 
 
 def warn(message: str) -> None:

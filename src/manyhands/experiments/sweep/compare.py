@@ -8,21 +8,21 @@ the same if its options are, and the user's own code and data behind them (see `
 from __future__ import annotations
 
 import os
-import shlex
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from manyhands.config.import_path import get_name
 from manyhands.errors import ConfigError, ManyhandsError
 from manyhands.experiments.sweep.live_table import first_line
 from manyhands.experiments.sweep.plan import Schedule, schedule, uses_workers
-from manyhands.experiments.sweep.run import Sweep, label
+from manyhands.experiments.sweep.run import Sweep
 from manyhands.experiments.sweep.spec import ALL, Experiment, alternatives, read
 from manyhands.launch.environment import group_size
 from manyhands.launch.machine import cores
 from manyhands.launch.signals import stopping
+from manyhands.training.setup import get_command
 
 if TYPE_CHECKING:
     from manyhands.report.table import Table
@@ -166,11 +166,11 @@ def sweep(
     if group_size() is not None:
         raise ConfigError("compare starts groups of workers itself; run it without mpiexec or srun")
     carried = objects or {}
-    labels = {n: label(part) for n, part in carried.items() if n in ("model", "data")}
+    labels = {n: get_name(part) for n, part in carried.items() if n in ("model", "data")}
     planned = schedule(experiment, labels, carried)
     default = Path("runs") / f"{experiment.name}-{planned.digest}"
     folder = Path(output if output is not None else default)
-    runs = Sweep(experiment, planned, folder, carried, keep_models, command or _command())
+    runs = Sweep(experiment, planned, folder, carried, keep_models, command or get_command())
     with stopping(), runs.open():
         if announce:
             announce(planned, folder)
@@ -181,7 +181,3 @@ def sweep(
             name, said = next(iter(failed.items()))
             raise ManyhandsError(f"none of the {len(records)} runs finished; {name} said: {said}")
         return Comparison(report.results([folder]), report.build([folder], folder), failed)
-
-
-def _command() -> str:
-    return shlex.join([Path(sys.argv[0]).name or "python", *sys.argv[1:]])

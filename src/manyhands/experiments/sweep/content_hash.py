@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from manyhands.config.declare import tagged
-from manyhands.config.import_path import factory
+from manyhands.config.import_path import import_object
 from manyhands.config.run import RunConfig
 from manyhands.files import PACKAGE
 
@@ -75,7 +75,7 @@ def _mark(field: str, value: Any, *, hidden: bool) -> str | None:
 def _behind(field: str, name: str) -> Any:
     """Return what a name stands for: an object or a file; None where it is one of ours."""
     if ":" in name and all(part.isidentifier() for part in name.partition(":")[0].split(".")):
-        return factory(name, field)
+        return import_object(name, field)
     return Path(name) if field in _FILES and Path(name).exists() else None
 
 

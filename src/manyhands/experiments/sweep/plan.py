@@ -20,6 +20,7 @@ from typing import Any
 
 from manyhands import validate
 from manyhands.config import presets
+from manyhands.config.import_path import get_name
 from manyhands.config.options import configure, flatten, options
 from manyhands.config.run import MODELS
 from manyhands.errors import ConfigError
@@ -199,7 +200,7 @@ def _alone(own: dict[str, Any], given: Mapping[str, Any], *, grows: bool) -> dic
 def _taken(strategy: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return what of the options this strategy takes; where it is alone, nothing is divided."""
     optimizer = given.get("optimizer", "sgd")
-    takers = {"run", _name(strategy), _name(optimizer)}
+    takers = {"run", get_name(strategy), get_name(optimizer)}
     takers |= {"private"} if given.get("private") else set()
     taken = {name: value for name, value in given.items() if takers & set(options()[name].owners)}
     if not uses_workers(strategy):
@@ -209,7 +210,7 @@ def _taken(strategy: Any, given: Mapping[str, Any]) -> dict[str, Any]:
 
 def uses_workers(strategy: Any) -> bool:
     """Say whether a strategy can have several workers; of an unknown one it is assumed."""
-    kind = STRATEGIES.get(_name(strategy))
+    kind = STRATEGIES.get(get_name(strategy))
     return kind is None or kind().supports.many
 
 
@@ -223,7 +224,7 @@ def _grown(given: dict[str, Any]) -> dict[str, Any]:
         raise ConfigError(
             "scaling is 'weak', which needs limit: the training examples of one worker"
         )
-    kind = STRATEGIES.get(_name(given["strategy"]))
+    kind = STRATEGIES.get(get_name(given["strategy"]))
     workers = given.get("workers", options()["workers"].default)
     grown = {**given, "limit": given["limit"] * workers}
     if kind is None or not kind().supports.whole_batches:
@@ -285,10 +286,6 @@ def _digest(value: Any) -> str:
 def _label(given: Mapping[str, Any], named: tuple[str, ...]) -> str:
     """Return the strategy, its workers, and what else varies, for people."""
     shown = dict.fromkeys(n for n in named if n in given and n not in ("workers", "seed"))
-    name, workers = _name(given["strategy"]), given.get("workers", options()["workers"].default)
+    name, workers = get_name(given["strategy"]), given.get("workers", options()["workers"].default)
     first = name if name == BASELINE else f"{name} × {workers}"
     return ", ".join([first, *(f"{option} {given[option]}" for option in shown)])
-
-
-def _name(part: Any) -> str:
-    return part if isinstance(part, str) else str(getattr(part, "name", ""))

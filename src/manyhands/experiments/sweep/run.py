@@ -12,6 +12,7 @@ from typing import Any
 
 from manyhands import files
 from manyhands._version import __version__
+from manyhands.config.import_path import get_name
 from manyhands.config.options import configure, tagged
 from manyhands.errors import ConfigError, ManyhandsError
 from manyhands.experiments.sweep.eta import Estimate
@@ -238,15 +239,9 @@ def _read_sweep(path: Path) -> dict[str, Any]:
     return found
 
 
-def label(part: Any) -> str:
-    """Return a name for a model, data or a loss that is a Python object."""
-    named = getattr(part, "name", None) or getattr(part, "__name__", None)
-    return str(named or type(part).__name__)
-
-
 def _plain(value: Any) -> Any:
     """Return a value as JSON can hold it."""
-    return json.loads(json.dumps(value, default=label))
+    return json.loads(json.dumps(value, default=get_name))
 
 
 def _machine() -> dict[str, Any]:
