@@ -1,13 +1,16 @@
 """Options: declared once, checked alike whether they come as keywords, flags or TOML."""
 
 import dataclasses
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import manyhands as mh
-from manyhands.config.options import configure, flatten, options
+from manyhands.config.declare import Tags
+from manyhands.config.options import configure, find_tagged, flatten, options
 from manyhands.errors import ConfigError
 from manyhands.strategies import STRATEGIES
 
@@ -201,3 +204,47 @@ def test_a_configuration_survives_being_flattened(**values):
 def test_a_quote_that_is_not_closed_is_refused():
     with pytest.raises(mh.ConfigError, match=r"mpiexec_options is .*every quote closed"):
         configure({"mpiexec_options": "-env A 'b"})
+
+
+def test_every_option_of_a_run_stands_under_a_heading():
+    groups = {option.group for option in options().values()}
+    assert {"Task", "Training", "Stopping", "Machine", "Recovery", "Strategy"} <= groups
+    assert "" not in groups
+
+
+def test_every_tag_has_options():
+    plain = Tags()
+    for tag in dataclasses.fields(Tags):
+        tagged = [o for o in options().values() if getattr(o.tags, tag.name) != tag.default]
+        assert tagged, tag.name
+        assert getattr(plain, tag.name) == tag.default
+
+
+def test_only_labels_and_what_other_options_say_stay_out_of_a_sweep_s_ids():
+    unhashed = find_tagged(lambda tags: tags.hashed == "never")
+    assert sorted(unhashed) == ["name", "output", "preset", "tensorboard"]
+
+
+@pytest.mark.parametrize(
+    ("command", "taken", "left"),
+    [
+        ("audit", {"workers", "staleness", "epsilon"}, {"epochs", "lr", "staleness_aware"}),
+        ("compare", {"workers", "lr", "epsilon"}, {"strategy", "name", "output", "hosts"}),
+        ("join", {"seed", "timeout", "period"}, {"epochs", "lr", "epsilon"}),
+        ("partition", {"data", "shares"}, {"epochs", "lr", "period", "epsilon"}),
+        ("predict", {"kernels", "lr", "masters"}, {"device", "output"}),
+        ("privacy", {"epsilon", "staleness"}, {"masters", "secure_noise", "data"}),
+    ],
+)
+def test_a_command_takes_the_options_that_say_so(command, taken, left):
+    found = {option.name for option in options().values() if option.is_taken_by(command)}
+    assert taken <= found
+    assert not left & found
+
+
+def test_the_table_needs_the_strategies():
+    code = "from manyhands.config.options import options; options()"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert "import manyhands.strategies first" in done.stderr

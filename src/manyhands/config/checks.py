@@ -28,7 +28,7 @@ def check(config: RunConfig) -> None:
     config.strategy.validate(config)
     _check_speeds(config)
     _check_lifecycle(config)
-    _check_places(config)
+    _check_hosts(config)
     _check_device(config)
     if config.comm not in ("auto", "mpi"):
         check_torch(config, f"comm is {config.comm!r}")
@@ -40,7 +40,7 @@ def check(config: RunConfig) -> None:
         _check_privacy(config, config.privacy)
 
 
-def replaced(config: RunConfig, **changes: Any) -> RunConfig:
+def replace_options(config: RunConfig, **changes: Any) -> RunConfig:
     """Return the configuration with some options changed, once that is checked."""
     changed = replace(config, **changes)
     check(changed)
@@ -220,13 +220,13 @@ def _check_lifecycle(config: RunConfig) -> None:
             )
     elif config.on_failure == "restart":
         raise ConfigError("on_failure is 'restart'; that needs checkpoint_every, e.g. 200steps")
-    if config.min_workers is not None and (reason := _cannot_grow(config)):
+    if config.min_workers is not None and (reason := _find_rejoin_obstacle(config)):
         raise ConfigError(f"min_workers is {config.min_workers}, but {reason}")
-    if config.on_failure == "continue" and (reason := _cannot_outlive(config)):
+    if config.on_failure == "continue" and (reason := _find_survival_obstacle(config)):
         raise ConfigError(f"on_failure is 'continue', but {reason}")
 
 
-def _cannot_grow(config: RunConfig) -> str:
+def _find_rejoin_obstacle(config: RunConfig) -> str:
     """Return why a run that has lost workers could not have them again, and what to do."""
     wanted = config.min_workers or 0
     if config.on_failure != "continue":
@@ -241,7 +241,7 @@ def _cannot_grow(config: RunConfig) -> str:
     return ""
 
 
-def _cannot_outlive(config: RunConfig) -> str:
+def _find_survival_obstacle(config: RunConfig) -> str:
     """Return why those who are left could not go on when a worker dies, and what to do."""
     windows = ("shared-memory", "hierarchical")
     algorithm = getattr(config.strategy, "allreduce", "auto")
@@ -307,7 +307,7 @@ def check_torch(config: RunConfig, reason: str) -> None:
         )
 
 
-def _check_places(config: RunConfig) -> None:
+def _check_hosts(config: RunConfig) -> None:
     """Refuse hosts that are named twice, are too few, or would be ignored."""
     if config.hosts is not None and config.hostfile is not None:
         raise ConfigError("hosts and hostfile are both given; expected one of them")

@@ -82,7 +82,7 @@ def option(default: Any, help: str, within: Range | None = None, tags: Tags = _N
     return field(default=default, metadata={"help": help, "within": within, "tags": tags})
 
 
-def tagged(kind: type, holds: Callable[[Tags], object]) -> tuple[str, ...]:
+def find_tagged(kind: type, holds: Callable[[Tags], object]) -> tuple[str, ...]:
     """Return the names of the options that a dataclass declares with such tags."""
     return tuple(f.name for f in fields(kind) if "tags" in f.metadata and holds(f.metadata["tags"]))
 

@@ -50,7 +50,7 @@ class SGD:
         """Return torch's optimizer over `params`, which may be on a GPU."""
         import torch
 
-        return _light(torch.optim.SGD, _descend)(params, **asdict(self), **_placed(cuda))
+        return _unwrap_class(torch.optim.SGD, _descend)(params, **asdict(self), **_for_device(cuda))
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,9 @@ class Adam:
         """Return torch's optimizer over `params`, which may be on a GPU."""
         import torch
 
-        return _light(torch.optim.Adam)(params, **asdict(self), **_placed(cuda, capturable=True))
+        return _unwrap_class(torch.optim.Adam)(
+            params, **asdict(self), **_for_device(cuda, capturable=True)
+        )
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,9 @@ class AdamW:
         """Return torch's optimizer over `params`, which may be on a GPU."""
         import torch
 
-        return _light(torch.optim.AdamW)(params, **asdict(self), **_placed(cuda, capturable=True))
+        return _unwrap_class(torch.optim.AdamW)(
+            params, **asdict(self), **_for_device(cuda, capturable=True)
+        )
 
 
 Optimizer = SGD | Adam | AdamW
@@ -110,7 +114,7 @@ def expect_no_closure(optimizer: Any) -> None:
         )
 
 
-def _placed(cuda: bool, **more: Any) -> dict[str, Any]:
+def _for_device(cuda: bool, **more: Any) -> dict[str, Any]:
     """Return what makes a step on a GPU one kernel, and on a CPU spares it to ask where it is."""
     return {"fused": True, **more} if cuda else {"foreach": False}
 
@@ -133,11 +137,11 @@ def _descend(optimizer: Any) -> bool:
                 return False  # above all the first step, which makes the momentum
             steps.append((group, w, g, v))
     for group, w, g, v in steps:
-        w.add_(direction(group, w, g, v), alpha=-group["lr"])
+        w.add_(compute_direction(group, w, g, v), alpha=-group["lr"])
     return True
 
 
-def direction(group: Mapping[str, Any], w: Tensor, g: Tensor, v: Tensor | None) -> Tensor:
+def compute_direction(group: Mapping[str, Any], w: Tensor, g: Tensor, v: Tensor | None) -> Tensor:
     """Return what torch.optim.SGD goes along, at `w` with gradient `g`; `v` is the momentum."""
     if group["weight_decay"]:
         g = g.add(w, alpha=group["weight_decay"])
@@ -148,7 +152,9 @@ def direction(group: Mapping[str, Any], w: Tensor, g: Tensor, v: Tensor | None) 
 
 
 @cache
-def _light(kind: Any, direct: Callable[[Any], bool] | None = None) -> type[torch.optim.Optimizer]:
+def _unwrap_class(
+    kind: Any, direct: Callable[[Any], bool] | None = None
+) -> type[torch.optim.Optimizer]:
     """Return torch's optimizer without what is wrapped around its methods for torch.compile.
 
     The wrappers import torch._dynamo with all its company, only to tell it to look away: over a

@@ -55,7 +55,7 @@ class Option:
 
     def check(self, value: Any) -> None:
         """Refuse a value of another type, or outside the option's range."""
-        if not _is(value, self.type):
+        if not _is_instance(value, self.type):
             raise ConfigError(f"{self.name} is {shown(value)}; expected {_describe(self.type)}")
         if self.within:
             self.within.check(self.name, value)
@@ -64,7 +64,7 @@ class Option:
         """Say whether a command, or `join`, takes this option."""
         if command in self.tags.without or (command == "compare" and self.tags.in_sweep):
             return False
-        owned = any(command in _taking(owner) for owner in self.owners)
+        owned = any(command in _list_commands(owner) for owner in self.owners)
         return owned or command in self.tags.commands
 
     def is_hashed(self, value: Any) -> bool:
@@ -73,7 +73,7 @@ class Option:
         return rule == "always" or (rule == "if changed" and value != self.default)
 
 
-def _taking(owner: str) -> tuple[Command, ...]:
+def _list_commands(owner: str) -> tuple[Command, ...]:
     """Return the commands that take all options of an owner."""
     if owner in _strategies:
         return ("train", "compare", "predict", "audit", "join")
@@ -82,7 +82,7 @@ def _taking(owner: str) -> tuple[Command, ...]:
     return ("train", "compare", "predict") if owner in OPTIMIZERS else ("train", "compare")
 
 
-def _declared(kind: type, owner: str) -> list[Option]:
+def _read_declarations(kind: type, owner: str) -> list[Option]:
     """Return the options that a dataclass declares; those of a run are grouped by its bases."""
     hints = typing.get_type_hints(kind, localns={"Privacy": Privacy})
     homes = {name: base.__name__ for base in kind.__mro__[1:] for name in vars(base)}
@@ -109,8 +109,11 @@ def register(kinds: Iterable[type[StrategySpec]]) -> None:
     options.cache_clear()
 
 
-def _own(name: str, kind: Any, default: Any, help: str, **tags: Any) -> Option:
-    """Return an option that chooses a part of the configuration, rather than a field of it."""
+def _make_choice(
+    name: str, known: Mapping[str, Any], help: str, default: str, **tags: Any
+) -> Option:
+    """Return an option that chooses a part of the configuration by its name."""
+    kind = Literal[tuple(known)]  # type: ignore[valid-type]
     return Option(name, kind, default, help, ("run",), None, Tags(**tags), "Training")
 
 
@@ -119,19 +122,23 @@ def options() -> Mapping[str, Option]:
     """Return every option by its flat name, with all of its owners."""
     if not _strategies:
         raise RuntimeError("no strategy is registered: import manyhands.strategies first")
-    table = {
-        option.name: option
-        for option in (
-            _own("strategy", _literal(_strategies), "sync", "how SGD is made parallel",
-                 commands=("audit", "partition", "privacy"), in_sweep="strategies"),
-            _own("optimizer", _literal(OPTIMIZERS), "sgd", "how a gradient becomes an update",
-                 commands=("predict",), code=True),
-            _own(_PRIVATE, bool, False, "train with differential privacy", decides_kernels=True),
-            *_declared(RunConfig, "run"),
-        )
-    }  # fmt: skip
+    choices = (
+        _make_choice(
+            "strategy", _strategies, "how SGD is made parallel", "sync",
+            commands=("audit", "partition", "privacy"), in_sweep="strategies",
+        ),
+        _make_choice(
+            "optimizer", OPTIMIZERS, "how a gradient becomes an update", SGD.name,
+            commands=("predict",), code=True,
+        ),
+        Option(
+            _PRIVATE, bool, False, "train with differential privacy", ("run",), None,
+            Tags(decides_kernels=True), "Training",
+        ),
+    )  # fmt: skip
+    table = {option.name: option for option in (*choices, *_read_declarations(RunConfig, "run"))}
     for name, kind in {**_strategies, **OPTIMIZERS, _PRIVATE: Privacy}.items():
-        for option in _declared(kind, name):
+        for option in _read_declarations(kind, name):
             known = table.get(option.name)
             owners = (*known.owners, name) if known else (name,)
             default = option.default if not known or known.default == option.default else None
@@ -146,13 +153,9 @@ def check_number(name: str, value: Any) -> None:
         option.check(value)
 
 
-def tagged(holds: Callable[[Tags], object]) -> tuple[str, ...]:
+def find_tagged(holds: Callable[[Tags], object]) -> tuple[str, ...]:
     """Return the names of all options with such tags."""
     return tuple(name for name, option in options().items() if holds(option.tags))
-
-
-def _literal(names: Mapping[str, Any]) -> Any:
-    return Literal[tuple(names)]
 
 
 def configure(given: Mapping[str, Any]) -> RunConfig:
@@ -169,24 +172,25 @@ def configure(given: Mapping[str, Any]) -> RunConfig:
             raise ConfigError(f"unknown option {name!r}.{nearest(name, table)}")
         if name not in _RUN_ONLY:
             table[name].check(value)
-    strategy = _part("strategy", given, _strategies, "sync", table)
-    privacy = _privacy(whole, given, table)
+    strategy = _build_part("strategy", given, _strategies, "sync", table)
+    privacy = _build_privacy(whole, given, table)
     if given.get("optimizer", SGD.name) == SGD.name and "lr" not in given:
         given = {"lr_scaling": strategy.lr_scaling, **given}
     given = presets.apply(given)
-    optimizer = _part("optimizer", given, OPTIMIZERS, SGD.name, table)
+    optimizer = _build_part("optimizer", given, OPTIMIZERS, SGD.name, table)
     mine = {getattr(strategy, "name", None), getattr(optimizer, "name", None), "run"}
     mine |= {_PRIVATE} if privacy else set()
     for name in given:
         owners = table[name].owners
         if not mine & set(owners):
+            otherwise = ", or add private" if _PRIVATE in owners else ""
             raise ConfigError(
                 f"{name} is an option of {', '.join(owners)}, not of {strategy.name} with "
-                f"{get_name(optimizer)}; it would be ignored: leave it out{_hint(owners)}"
+                f"{get_name(optimizer)}; it would be ignored: leave it out{otherwise}"
             )
     parts = (*_RUN_ONLY, _PRIVATE)
     run = {n: v for n, v in given.items() if table[n].owners == ("run",) and n not in parts}
-    run = {"workers": _workers(run, strategy), **run}
+    run = {"workers": _choose_workers(run, strategy), **run}
     config = RunConfig(strategy=strategy, optimizer=optimizer, privacy=privacy, **run)
     check(config)
     if config.partition is not None and config.stream is None:
@@ -194,7 +198,7 @@ def configure(given: Mapping[str, Any]) -> RunConfig:
     return config
 
 
-def _workers(run: Mapping[str, Any], strategy: Any) -> int:
+def _choose_workers(run: Mapping[str, Any], strategy: Any) -> int:
     """Return how many workers there are where nobody says: all that fit on the hosts, if named."""
     names = ("hosts", "hostfile", "launcher", "interface")
     places = named(*(run.get(name) for name in names))
@@ -205,7 +209,9 @@ def _workers(run: Mapping[str, Any], strategy: Any) -> int:
     return next(fitting, 1)
 
 
-def _privacy(whole: Any, given: Mapping[str, Any], table: Mapping[str, Option]) -> Privacy | None:
+def _build_privacy(
+    whole: Any, given: Mapping[str, Any], table: Mapping[str, Option]
+) -> Privacy | None:
     """Return the privacy that the options describe, if any."""
     own = {n: v for n, v in given.items() if _PRIVATE in table[n].owners}
     if whole is None:
@@ -218,11 +224,7 @@ def _privacy(whole: Any, given: Mapping[str, Any], table: Mapping[str, Option]) 
     return whole
 
 
-def _hint(owners: tuple[str, ...]) -> str:
-    return ", or add private" if _PRIVATE in owners else ""
-
-
-def _part(
+def _build_part(
     role: str,
     given: Mapping[str, Any],
     known: Mapping[str, Any],
@@ -266,15 +268,15 @@ def _is_number(kind: Any) -> bool:
     return kind in (int, float)
 
 
-def _is(value: Any, expected: Any) -> bool:
+def _is_instance(value: Any, expected: Any) -> bool:
     origin = get_origin(expected)
     if origin in (Union, types.UnionType):
-        return any(_is(value, arm) for arm in get_args(expected))
+        return any(_is_instance(value, arm) for arm in get_args(expected))
     if origin is Literal:
         return value in get_args(expected)
     if origin is tuple:
         return isinstance(value, (tuple, list)) and all(
-            _is(v, get_args(expected)[0]) for v in value
+            _is_instance(v, get_args(expected)[0]) for v in value
         )
     if expected is float:
         return isinstance(value, (int, float)) and not isinstance(value, bool)

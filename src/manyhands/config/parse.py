@@ -95,7 +95,7 @@ def parse_partition(partition: str) -> Partition:
     kind, colon, argument = partition.partition(":")
     validate.one_of(KINDS, partition=kind)
     if kind == "dirichlet":
-        return Partition(kind, alpha=_alpha(partition, argument))
+        return Partition(kind, alpha=_parse_alpha(partition, argument))
     if kind == "random-sampling" and argument == "replace":
         return Partition(kind, replace=True)
     if colon:
@@ -104,7 +104,7 @@ def parse_partition(partition: str) -> Partition:
     return Partition(kind)
 
 
-def _alpha(partition: str, argument: str) -> float:
+def _parse_alpha(partition: str, argument: str) -> float:
     try:
         alpha = float(argument)
     except ValueError:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from manyhands import validate
-from manyhands.config.declare import check_declared, tagged
+from manyhands.config.declare import check_declared, find_tagged
 from manyhands.config.optimizers import SGD, Optimizer
 from manyhands.config.run_options import (
     Division,
@@ -103,4 +103,4 @@ class RunConfig(Records, Recovery, Machine, Division, Stopping, Training, Task):
 
 # What a run may ask of any strategy, and a strategy may lack: a loss of (model, batch), batches of
 # several tensors, and the options that change how a gradient is computed and used.
-FEATURES = ("model_loss", "tensors", *tagged(RunConfig, lambda tags: tags.feature))
+FEATURES = ("model_loss", "tensors", *find_tagged(RunConfig, lambda tags: tags.feature))

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from manyhands.config.declare import tagged
+from manyhands.config.declare import find_tagged
 from manyhands.config.presets import PRESETS
 from manyhands.config.run import RunConfig
 from manyhands.report.runs import Run
@@ -18,7 +18,7 @@ from manyhands.report.wording import option, plural
 # What differs from run to run without making it another experiment.
 IGNORED = frozenset(
     {"strategy", "workers", "seed", "repeat", "folder", "processes", "scaling"}
-    | set(tagged(RunConfig, lambda tags: not tags.changes_result))
+    | set(find_tagged(RunConfig, lambda tags: not tags.changes_result))
 )
 _PRESET = frozenset(name for preset in PRESETS.values() for name in preset.options)
 PRIVATE = "private"  # an axis like an option, known from the run's statement

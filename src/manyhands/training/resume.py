@@ -8,7 +8,7 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from manyhands.config.declare import tagged
+from manyhands.config.declare import find_tagged
 from manyhands.config.run import RunConfig
 from manyhands.errors import ConfigError, DataError
 from manyhands.strategies import STRATEGIES
@@ -58,7 +58,7 @@ def options(
     before: dict[str, Any] = dict(found.about["options"])
     given = {name: value for name, value in _flat(given).items() if value is not None}
     private = before.get("private")
-    changeable = tagged(RunConfig, lambda tags: tags.resume and not (private and tags.length))
+    changeable = find_tagged(RunConfig, lambda tags: tags.resume and not (private and tags.length))
     for name, value in given.items():
         if name in changeable:
             continue
@@ -127,7 +127,7 @@ def event(found: checkpoints.Checkpoint, config: RunConfig) -> dict[str, Any]:
     made: dict[str, Any] = {"resumed_from": found.step}
     before = {
         name: found.about["options"].get(name)
-        for name in tagged(RunConfig, lambda tags: tags.length)
+        for name in find_tagged(RunConfig, lambda tags: tags.length)
     }
     rated = config.schedule != "constant" or config.warmup
     if rated and before != {name: getattr(config, name) for name in before}:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from manyhands.comm.rendezvous import asked, expect_shared, host_leader
-from manyhands.config.checks import check_torch, replaced
+from manyhands.config.checks import check_torch, replace_options
 from manyhands.config.options import flatten
 from manyhands.config.run import RunConfig
 from manyhands.data import store
@@ -184,7 +184,7 @@ class Run:
                 )
             check_torch(self.config, "this group was started by torchrun")
         workers = self._workers(group.size, chosen=chosen)
-        config = replaced(self.config, workers=workers)
+        config = replace_options(self.config, workers=workers)
         return dataclasses.replace(self, config=config)._in_group(group, progress)
 
     def _workers(self, size: int, *, chosen: bool) -> int:
@@ -340,7 +340,7 @@ def _settled(config: RunConfig, values: dict[str, Any]) -> RunConfig:
     own = {name: value for name, value in values.items() if hasattr(config.strategy, name)}
     run = {name: value for name, value in values.items() if name not in own}
     strategy: Any = config.strategy
-    return replaced(config, strategy=dataclasses.replace(strategy, **own), **run)
+    return replace_options(config, strategy=dataclasses.replace(strategy, **own), **run)
 
 
 def _own(model: Any) -> Any:

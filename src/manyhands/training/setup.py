@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from manyhands.callbacks import EVENTS
 from manyhands.comm.rendezvous import agreed, compare_versions, surrounding
-from manyhands.config.declare import tagged
+from manyhands.config.declare import find_tagged
 from manyhands.config.import_path import get_name, import_object
 from manyhands.config.options import configure
 from manyhands.config.run import METRICS, MODELS, RunConfig
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from manyhands.comm import Communicator
 
 # What the user may give as objects, beside model, data and optimizer.
-OWN = tuple(n for n in tagged(RunConfig, lambda t: t.code) if n not in ("model", "data"))
+OWN = tuple(n for n in find_tagged(RunConfig, lambda t: t.code) if n not in ("model", "data"))
 
 # Returns the number of workers for a run, from the run with one worker, its model, its data and its
 # options.

@@ -21,14 +21,14 @@ from typing import Any
 
 import numpy as np
 
-from manyhands.config.declare import tagged
+from manyhands.config.declare import find_tagged
 from manyhands.config.import_path import import_object
 from manyhands.config.run import RunConfig
 from manyhands.files import PACKAGE
 
 # Options that may hold code or data, as an object, as `package.module:name` or as a path.
-_HOLDING = (*tagged(RunConfig, lambda tags: tags.code or tags.file), "optimizer")
-_FILES = tagged(RunConfig, lambda tags: tags.file)
+_HOLDING = (*find_tagged(RunConfig, lambda tags: tags.code or tags.file), "optimizer")
+_FILES = find_tagged(RunConfig, lambda tags: tags.file)
 _ABOUT = ("manifest.json", "data.json")  # what says all of a folder: it has the hashes of its files
 _PLACES = ("stdlib", "platstdlib", "purelib", "platlib")
 _LIBRARIES = (str(PACKAGE), *(str(Path(sysconfig.get_path(n))) for n in _PLACES))

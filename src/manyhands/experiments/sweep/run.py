@@ -13,7 +13,7 @@ from typing import Any
 from manyhands import files
 from manyhands._version import __version__
 from manyhands.config.import_path import get_name
-from manyhands.config.options import configure, tagged
+from manyhands.config.options import configure, find_tagged
 from manyhands.errors import ConfigError, ManyhandsError
 from manyhands.experiments.sweep.eta import Estimate
 from manyhands.experiments.sweep.live_table import Scoreboard
@@ -146,7 +146,7 @@ class Sweep:
 
         One choice for all: otherwise a difference could be the kernels' and not the strategy's.
         """
-        deciding = tagged(lambda tags: tags.decides_kernels)
+        deciding = find_tagged(lambda tags: tags.decides_kernels)
         for other in self.schedule.runs:
             record = records.get(other.id, {})
             alike = all(other.config.get(n) == run.config.get(n) for n in deciding)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 
-from manyhands.config.optimizers import SGD, AdamW, Optimizer, direction
+from manyhands.config.optimizers import SGD, AdamW, Optimizer, compute_direction
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -89,7 +89,7 @@ class Piecewise:
             if self._adapts:
                 adapt(group, w, part, memory, float(state["step"]), decoupled=self._decoupled)
             else:
-                along = direction(group, w, part, *(memory or (None,)))
+                along = compute_direction(group, w, part, *(memory or (None,)))
                 torch.add(w, along, alpha=-group["lr"], out=part)
 
     def _cut(self, place: slice) -> list[Cut]:

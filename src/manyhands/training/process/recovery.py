@@ -30,7 +30,7 @@ import torch
 from mpi4py import MPI
 
 from manyhands.comm import ulfm
-from manyhands.config.checks import replaced
+from manyhands.config.checks import replace_options
 from manyhands.data.reassignment import examples, settled
 from manyhands.errors import ConfigError, TooFewError, WorkerError
 from manyhands.worker.abilities import Recoverable, Regroupable
@@ -186,7 +186,7 @@ def _bury(worker: Worker, left: Mapping[int, Plan], dead: list[int], noticed: fl
     """Be one of those who are left, and note who is not."""
     worker.plan = left.get(worker.number) or next(iter(left.values()))
     worker.course.others_saw = True
-    worker.config = replaced(worker.config, workers=len(left), min_workers=None, slow=None)
+    worker.config = replace_options(worker.config, workers=len(left), min_workers=None, slow=None)
     clock = worker.clock
     clock.before, clock.paused, clock.started = clock.seconds(), 0.0, time.monotonic()
     last_word = max((float(worker.board.rows[number, -1]) for number in dead), default=noticed)
