@@ -68,20 +68,20 @@ def train(
     from manyhands.training.setup import get_command
 
     result = fit(command=get_command("manyhands"), progress=False if quiet else None, **given)
-    if _silent():
+    if _is_silent():
         return
     if json_:
         print(json.dumps({"output": str(result.output), **result.record["result"]}))
         return
-    _say_result(result)
+    _print_result(result)
 
 
-def _silent() -> bool:
+def _is_silent() -> bool:
     """Say whether another process of the group speaks: under mpiexec only rank 0 does."""
     return group_rank() > 0
 
 
-def _say_result(result: Any) -> None:
+def _print_result(result: Any) -> None:
     from rich.console import Console
 
     from manyhands.training.progress import last_loss, said
@@ -138,7 +138,7 @@ def allreduce(
 
     expect_possible(output)
     records = allreduce_benchmark.measure(workers, sizes, algorithms, mpi=mpi)
-    if not _silent():
+    if not _is_silent():
         output.mkdir(parents=True, exist_ok=True)
         (output / "allreduce.json").write_text(json.dumps(records, indent=1) + "\n")
         allreduce_benchmark.figure(records, output / "allreduce.png")
@@ -163,20 +163,20 @@ def partition(
     **given: Any,
 ) -> None:
     """Show who would see which examples, without training."""
-    from manyhands.cli import partition as dividing
+    from manyhands.cli import partition as command
 
     expect_possible(output)
-    found = dividing.divide(epoch, **given)
+    found = command.divide(epoch, **given)
     if output is not None:
-        dividing.write(found, output)
+        command.write(found, output)
     if json_:
         print(json.dumps(found))
         return
     from rich.console import Console
 
     console = Console(highlight=False)
-    console.print(dividing.table(found))
-    console.print(dividing.sentence(found), soft_wrap=True)
+    console.print(command.make_table(found))
+    console.print(command.describe_coverage(found), soft_wrap=True)
     if output is not None:
         console.print(f"record and picture: {output}", soft_wrap=True)
 
@@ -256,18 +256,18 @@ def privacy(
     **given: Any,
 ) -> None:
     """Say which noise a promise needs, or what a given noise promises, without training."""
-    from manyhands.cli import privacy as budgeting
+    from manyhands.cli import privacy as command
     from manyhands.cli.status import Status
 
     expect_possible(output)
-    with Status("privacy", shown=not _silent()) as status:
-        found = budgeting.budget(examples, on_stage=status.stage, **given)
+    with Status("privacy", shown=not _is_silent()) as status:
+        found = command.compute_budget(examples, on_stage=status.stage, **given)
     if output is not None:
-        budgeting.write(found, output)
+        command.write(found, output)
     if json_:
         print(json.dumps(found))
         return
-    print("\n".join(budgeting.lines(found)))
+    print("\n".join(command.format_budget(found)))
     if output is not None:
         print(f"answer and curve: {output}")
 
@@ -288,12 +288,12 @@ def prepare(
 ) -> None:
     """Prepare large data on Spark: tables become shards that `train --data FOLDER` reads."""
     from manyhands.cli.status import Status
-    from manyhands.data import spark as preparing
+    from manyhands.data import spark
     from manyhands.data.spark.recipe import read
 
     folder = output or Path(read(recipe).name)
-    with Status("prepare", shown=not _silent()) as status:
-        made = preparing.prepare(
+    with Status("prepare", shown=not _is_silent()) as status:
+        made = spark.prepare(
             recipe, folder, master=master, memory=memory, persist=persist, on_stage=status.stage
         )
     learned = "; ".join(made.learned) or "nothing: all values were declared"
@@ -340,7 +340,7 @@ def _run(arguments: Sequence[str] | None) -> None:
             print_error=False,
         )
     except cyclopts.UnknownOptionError as error:
-        _fail(_unknown(error), 2)
+        _fail(_describe_unknown_option(error), 2)
     except cyclopts.CycloptsError as error:
         _fail(str(error).strip(), 2)
     except ManyhandsError as error:
@@ -357,7 +357,7 @@ def _run(arguments: Sequence[str] | None) -> None:
         _fail(text, 1)
 
 
-def _unknown(error: cyclopts.UnknownOptionError) -> str:
+def _describe_unknown_option(error: cyclopts.UnknownOptionError) -> str:
     """Return what is wrong with an option that a command does not have, in our own words."""
     given = (error.token.keyword or error.token.value).partition("=")[0]
     if not given.startswith("--"):

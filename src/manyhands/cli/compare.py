@@ -9,13 +9,13 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from manyhands.cli.options import several, takes_options
+from manyhands.cli.options import make_list_flag, takes_options
 from manyhands.errors import ConfigError
 from manyhands.launch.resources import explained
 from manyhands.validate import Range
 
 
-@takes_options("compare", flag=several)
+@takes_options("compare", flag=make_list_flag)
 def compare(
     experiment: Annotated[
         Path | None, Parameter(help="a TOML file such as experiments/psgd.toml; flags override it")
@@ -73,19 +73,19 @@ def compare(
         output=output,
         keep_models=keep_models,
         command=get_command("manyhands"),
-        announce=_say_plan,
+        announce=_print_plan,
     )
-    _say_comparison(found)
+    _print_comparison(found)
 
 
-def _say_plan(planned: Any, folder: Path) -> None:
+def _print_plan(planned: Any, folder: Path) -> None:
     cases = len({run.case for run in planned.runs})
     print(f"{len(planned.runs)} runs of {cases} configurations, into {folder}", file=sys.stderr)
     for reason in planned.left_out:
         print(f"left out: {reason}", file=sys.stderr)
 
 
-def _say_comparison(found: Any) -> None:
+def _print_comparison(found: Any) -> None:
     from rich.console import Console
     from rich.markup import escape
 

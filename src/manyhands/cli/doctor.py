@@ -50,32 +50,32 @@ class Finding:
     remedy: str = ""
 
 
-def _package(name: str) -> str | None:
+def _get_version(name: str) -> str | None:
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
 
 
-def _python() -> Finding:
+def _check_python() -> Finding:
     return Finding("Python", "ok", platform.python_version())
 
 
-def _torch() -> Finding:
-    version = _package("torch")
+def _check_torch() -> Finding:
+    version = _get_version("torch")
     if not version:
         return Finding("PyTorch", "broken", "not installed", "pip install 'torch>=2.6'")
     return Finding("PyTorch", "ok", version)
 
 
-def _mpi4py() -> Finding:
-    version = _package("mpi4py")
+def _check_mpi4py() -> Finding:
+    version = _get_version("mpi4py")
     if not version:
         return Finding("mpi4py", "broken", "not installed", "pip install mpi4py")
     return Finding("mpi4py", "ok", version)
 
 
-def _mpi() -> Iterator[Finding]:
+def _check_mpi() -> Iterator[Finding]:
     try:
         chosen = mpis.find_mpi()
     except LaunchError as error:
@@ -106,7 +106,7 @@ def _try(mpi: MPILibrary) -> str | None:
     )
 
 
-def _mpiexec() -> Finding:
+def _check_mpiexec() -> Finding:
     """Compare plain `mpiexec` with the library that mpi4py loads in a script of the user's own."""
     found = shutil.which("mpiexec")
     if found is None:
@@ -128,16 +128,16 @@ def _mpiexec() -> Finding:
     )
 
 
-def _processor() -> Finding:
+def _check_processor() -> Finding:
     return Finding("cores", "ok", f"{cores()} of {os.cpu_count()} usable, {cpu_name()}")
 
 
-def _shared_memory() -> Finding:
+def _check_shared_memory() -> Finding:
     path = Path("/dev/shm")
     if not path.is_dir():
         return Finding("/dev/shm", "ok", "none on this system; temporary files are used instead")
     need = max(cores() * resources.SHARED_PER_WORKER, _starting_bytes())
-    return _room("/dev/shm", resources.shareable(), need, _ENLARGE)
+    return _check_room("/dev/shm", resources.shareable(), need, _ENLARGE)
 
 
 def _starting_bytes() -> int:
@@ -148,7 +148,7 @@ def _starting_bytes() -> int:
         return 0
 
 
-def _room(what: str, free: float, need: float, remedy: str) -> Finding:
+def _check_room(what: str, free: float, need: float, remedy: str) -> Finding:
     """Compare what is free of a resource with what a worker on each core needs."""
     workers = "1 worker needs" if cores() == 1 else f"{cores()} workers need"
     enough = free >= need
@@ -156,7 +156,7 @@ def _room(what: str, free: float, need: float, remedy: str) -> Finding:
     return Finding(what, "ok" if enough else "missing", text, "" if enough else remedy)
 
 
-def _descriptors() -> Finding:
+def _check_descriptors() -> Finding:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     need = resources.files_needed(max(cores(), _MANY))
     enough = soft == resource.RLIM_INFINITY or soft >= need
@@ -166,12 +166,12 @@ def _descriptors() -> Finding:
     )
 
 
-def _memory() -> Finding:
+def _check_memory() -> Finding:
     need = cores() * resources.MEMORY_PER_WORKER
-    return _room("memory", resources.memory_left(), need, "use fewer workers")
+    return _check_room("memory", resources.memory_left(), need, "use fewer workers")
 
 
-def _folders() -> Iterator[Finding]:
+def _check_folders() -> Iterator[Finding]:
     """Look at where the data of a run is kept for its workers, and at where runs are written."""
     places = {"TMPDIR": resources.temporary_folder(), "current folder": Path.cwd()}
     for name, folder in places.items():
@@ -182,14 +182,14 @@ def _folders() -> Iterator[Finding]:
         yield Finding(name, "ok" if enough else "missing", text, remedy)
 
 
-def _user() -> Finding:
+def _check_user() -> Finding:
     if os.geteuid() == 0:
         return Finding("user", "ok", "root (Open MPI is told to allow it)")
     return Finding("user", "ok", "not root")
 
 
-def _cuda() -> Finding:
-    if not shutil.which("nvidia-smi") or not _package("torch"):
+def _check_cuda() -> Finding:
+    if not shutil.which("nvidia-smi") or not _get_version("torch"):
         return Finding("CUDA", "missing", "no NVIDIA driver", "not needed to train on CPUs")
     import torch
 
@@ -202,19 +202,19 @@ def _cuda() -> Finding:
     return Finding("CUDA", "ok", f"{count} GPU ({names}): --device cuda")
 
 
-def _slurm() -> Finding:
+def _check_slurm() -> Finding:
     if found := shutil.which("srun"):
         return Finding("Slurm", "ok", found)
     return Finding("Slurm", "missing", "no srun", "only needed on clusters that have it")
 
 
-def _lab() -> Finding:
+def _check_lab() -> Finding:
     if why := obstacle():
         return Finding("lab", "missing", why, "only needed for `manyhands lab`")
     return Finding("lab", "ok", "hosts can be simulated here")
 
 
-def _java() -> Finding:
+def _check_java() -> Finding:
     found = java_version()
     if found is None:
         return Finding("Java", "missing", "not installed", "only needed to prepare data on Spark")
@@ -224,34 +224,34 @@ def _java() -> Finding:
     return Finding("Java", "ok", str(found))
 
 
-def _spark() -> Finding:
-    if version := _package("pyspark"):
+def _check_spark() -> Finding:
+    if version := _get_version("pyspark"):
         return Finding("Spark", "ok", version)
     remedy = "to prepare large data: pip install 'manyhands[spark]'"
     return Finding("Spark", "missing", "not installed", remedy)
 
 
 _CHECKS: tuple[Callable[[], Finding | Iterator[Finding]], ...] = (
-    _python,
-    _torch,
-    _mpi4py,
-    _mpi,
-    _mpiexec,
-    _processor,
-    _shared_memory,
-    _descriptors,
-    _memory,
-    _folders,
-    _user,
-    _cuda,
-    _slurm,
-    _lab,
-    _java,
-    _spark,
+    _check_python,
+    _check_torch,
+    _check_mpi4py,
+    _check_mpi,
+    _check_mpiexec,
+    _check_processor,
+    _check_shared_memory,
+    _check_descriptors,
+    _check_memory,
+    _check_folders,
+    _check_user,
+    _check_cuda,
+    _check_slurm,
+    _check_lab,
+    _check_java,
+    _check_spark,
 )
 
 
-def findings() -> list[Finding]:
+def check_all() -> list[Finding]:
     """Look at everything."""
     seen: list[Finding] = []
     for check in _CHECKS:
@@ -265,7 +265,7 @@ def examine() -> int:
     from rich.console import Console
     from rich.table import Table
 
-    seen = findings()
+    seen = check_all()
     table = Table("", "what", "found", "remedy", box=None)
     marks = {"ok": "[green]✓[/green]", "missing": "[yellow]–[/yellow]", "broken": "[red]✗[/red]"}
     for finding in seen:

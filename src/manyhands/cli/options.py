@@ -21,14 +21,14 @@ _GROUPS = {
 }
 
 
-def single(option: Option) -> inspect.Parameter:
+def make_flag(option: Option) -> inspect.Parameter:
     """Turn an option into a flag; None means "not given": defaults stay where they are declared."""
     owners = "" if option.owners == ("run",) else f" ({', '.join(option.owners)})"
     default = "" if option.default is None else f" [default: {option.default}]"
     flags: dict[str, Any] = {"help": f"{option.help}{owners}{default}", "show_default": False}
     flags["group"] = _GROUPS[option.group]
     if option.name == "shares" and option.type is not str:
-        flags |= {"converter": _fractions, "n_tokens": 1, "negative": ""}
+        flags |= {"converter": _parse_fractions, "n_tokens": 1, "negative": ""}
     return inspect.Parameter(
         option.name,
         inspect.Parameter.KEYWORD_ONLY,
@@ -37,7 +37,7 @@ def single(option: Option) -> inspect.Parameter:
     )
 
 
-def _fractions(_: Any, tokens: Sequence[Any]) -> tuple[float, ...]:
+def _parse_fractions(_: Any, tokens: Sequence[Any]) -> tuple[float, ...]:
     try:
         return tuple(float(part) for part in tokens[0].value.split(","))
     except ValueError:
@@ -46,16 +46,16 @@ def _fractions(_: Any, tokens: Sequence[Any]) -> tuple[float, ...]:
         ) from None
 
 
-def several(option: Option) -> inspect.Parameter:
+def make_list_flag(option: Option) -> inspect.Parameter:
     """Turn an option into a flag that takes several values, separated by commas."""
     choices = get_args(option.type) if get_origin(option.type) is Literal else ()
-    told = f": {', '.join(map(str, choices))}" if choices else ""
+    help = option.help + (f": {', '.join(map(str, choices))}" if choices else "")
     default = "1,2,4 … up to the cores" if option.name == "workers" else option.default
-    return single(replace(option, help=option.help + told, type=str, default=default, within=None))
+    return make_flag(replace(option, help=help, type=str, default=default, within=None))
 
 
 def takes_options(
-    command: Command, flag: Callable[[Option], inspect.Parameter] = single
+    command: Command, flag: Callable[[Option], inspect.Parameter] = make_flag
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the options of a run that it takes, beside its own."""
 

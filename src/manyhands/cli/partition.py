@@ -48,7 +48,7 @@ def divide(epoch: int = 1, **given: Any) -> dict[str, Any]:
     return {**about, **options, "batch_size": config.batch_size, **found}
 
 
-def table(found: Mapping[str, Any]) -> Table:
+def make_table(found: Mapping[str, Any]) -> Table:
     """Return one row per worker: how many examples, how many unique, and its mix of classes."""
     from rich.table import Table
 
@@ -64,18 +64,18 @@ def table(found: Mapping[str, Any]) -> Table:
         cells = [str(worker["rank"]), f"{worker['examples']:,}"]
         cells += [f"{worker['examples'] / found['train']:.1%}", f"{worker['unique']:,}"]
         if classes:
-            cells += [f"{worker['skew']:.3f}", _strip(worker["classes"], most)]
+            cells += [f"{worker['skew']:.3f}", _draw_counts(worker["classes"], most)]
         shown.add_row(*cells)
     return shown
 
 
-def _strip(counts: list[int], most: int) -> str:
+def _draw_counts(counts: list[int], most: int) -> str:
     """Draw counts as a row of columns; the least that is above zero can still be seen."""
     top = len(HEIGHTS) - 1
     return "".join(HEIGHTS[-(-top * count // most) if most else 0] for count in counts)
 
 
-def sentence(found: Mapping[str, Any]) -> str:
+def describe_coverage(found: Mapping[str, Any]) -> str:
     """Say how much of the set an epoch covers, and how much of it twice."""
     whole = found["train"]
     return (
@@ -90,7 +90,7 @@ def write(found: Mapping[str, Any], folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / "partition.json", found)
-        canvas = picture(found)
+        canvas = draw_picture(found)
         for kind in ("png", "svg"):
             canvas.savefig(folder / f"partition.{kind}", dpi=144)
     except OSError as error:
@@ -99,7 +99,7 @@ def write(found: Mapping[str, Any], folder: Path) -> None:
         ) from None
 
 
-def picture(found: Mapping[str, Any]) -> Any:
+def draw_picture(found: Mapping[str, Any]) -> Any:
     """Draw each worker's examples, class by class: the darker, the more."""
     from matplotlib.figure import Figure
 

@@ -60,7 +60,7 @@ def predict(
         json_=json_,
         against=against,
         strategies=None if strategies is None else strategies.split(","),
-        workers=several_counts(workers),
+        workers=parse_counts(workers),
         scaling=scaling,
         latency=latency,
         bandwidth=bandwidth,
@@ -70,7 +70,7 @@ def predict(
     )
 
 
-def several_counts(workers: str | None) -> int | list[int] | None:
+def parse_counts(workers: str | None) -> int | list[int] | None:
     """Return the workers that a text names: one number, or several separated by commas."""
     if workers is None:
         return None

@@ -18,7 +18,7 @@ Budget = dict[str, Any]
 MOST_STEPS = 10_000_000
 
 
-def budget(
+def compute_budget(
     examples: int, *, on_stage: Callable[[str], None] = lambda stage: None, **given: Any
 ) -> Budget:
     """Return what a private run with these options would state, and its cost over the steps.
@@ -53,7 +53,7 @@ def budget(
     return {**asked, **said, "curve": spent}
 
 
-def lines(found: Budget) -> list[str]:
+def format_budget(found: Budget) -> list[str]:
     """Return the answer in words, the number asked for first."""
     pld, rdp = found["epsilon_pld"], found["epsilon_rdp"]
     said = [

@@ -99,16 +99,20 @@ def train(
         raise ConfigError(
             "workers is 'auto', which measures this machine, not Slurm's nodes; give a number"
         )
-    config, folder = _described(given)
+    config, folder = _configure_run(given)
     if "resume" not in given:
         given["output"] = str(folder)
     batch = Batch(
-        config=config, folder=folder, arguments=[*flags(given), *also], nodes=nodes, options=options
+        config=config,
+        folder=folder,
+        arguments=[*format_flags(given), *also],
+        nodes=nodes,
+        options=options,
     )
     return submit(batch)
 
 
-def _described(given: Mapping[str, Any]) -> tuple[RunConfig, Path]:
+def _configure_run(given: Mapping[str, Any]) -> tuple[RunConfig, Path]:
     """Return the run that the options describe, as its checkpoint has it if it goes on."""
     if "resume" in given:
         folder = Path(given["resume"]).absolute()
@@ -123,7 +127,7 @@ def _described(given: Mapping[str, Any]) -> tuple[RunConfig, Path]:
     return config, folder
 
 
-def flags(given: Mapping[str, Any]) -> list[str]:
+def format_flags(given: Mapping[str, Any]) -> list[str]:
     """Return options as the command line takes them."""
     words: list[str] = []
     for name, value in given.items():
@@ -170,7 +174,7 @@ def submit(batch: Batch) -> int:
         print(f"job {job} is submitted; its output goes to {log}", file=sys.stderr, flush=True)
         cancelling.submitted(job)
         try:
-            code = _followed(job, folder, cancelling.asked)
+            code = _follow_job(job, folder, cancelling.asked)
         except LaunchError as error:
             error.exit_code = cancelling.code(error.exit_code)
             raise
@@ -201,7 +205,7 @@ class _Cancelling:
 
     def __enter__(self) -> _Cancelling:
         for signum in (signal.SIGINT, signal.SIGTERM):
-            self._before[signum] = signal.signal(signum, self._hear)
+            self._before[signum] = signal.signal(signum, self._on_signal)
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -218,7 +222,7 @@ class _Cancelling:
         if self.asked.is_set():
             subprocess.run(["scancel", job], check=False)
 
-    def _hear(self, signum: int, _: object) -> None:
+    def _on_signal(self, signum: int, _: object) -> None:
         if self.asked.is_set() and not self._job:
             raise signals.error(signum)
         self._signum = self._signum or signum
@@ -227,7 +231,7 @@ class _Cancelling:
             subprocess.run(["scancel", self._job], check=False)
 
 
-def _followed(job: str, folder: Path, cancelled: threading.Event) -> int:
+def _follow_job(job: str, folder: Path, cancelled: threading.Event) -> int:
     """Print what the job writes until it ends; returns its exit code.
 
     Raises:
@@ -240,7 +244,7 @@ def _followed(job: str, folder: Path, cancelled: threading.Event) -> int:
         ended = (folder / EXIT_FILE).exists()
         if not ended and time.monotonic() - asked > _ASK:
             asked = time.monotonic()
-            gone = (gone or asked) if _gone(job) else None
+            gone = (gone or asked) if _is_gone(job) else None
             patience = 0.0 if cancelled.is_set() else _LATE
             if gone is not None and asked - gone >= patience:
                 raise LaunchError(f"job {job} was ended by Slurm: cancelled, failed or out of time")
@@ -254,7 +258,7 @@ def _followed(job: str, folder: Path, cancelled: threading.Event) -> int:
         time.sleep(_POLL)
 
 
-def _gone(job: str) -> bool:
+def _is_gone(job: str) -> bool:
     """Say whether Slurm has the job no more; where it cannot say, the job may well be there.
 
     A job that has just ended is left out of the answer; one that is forgotten is an invalid one.

@@ -65,9 +65,9 @@ class Status:
 
     def _follow(self) -> None:
         while not self._over.wait(0.5):
-            self.look()
+            self.print_if_due()
 
-    def look(self) -> None:
+    def print_if_due(self) -> None:
         """Print the stage if it is time."""
         now = time.monotonic()
         if now - self._last >= (STILL if self._named else FIRST):

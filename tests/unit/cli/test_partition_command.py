@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from manyhands.cli.app import main
-from manyhands.cli.partition import divide, picture, sentence, table
+from manyhands.cli.partition import describe_coverage, divide, draw_picture, make_table
 from manyhands.data import Data, Plan, Stored, store
 from manyhands.data.partition import skew
 
@@ -37,17 +37,17 @@ def test_shares_and_strategies_decide_as_in_a_run() -> None:
 
 def test_a_table_has_a_row_for_each_worker_and_a_strip_for_its_classes() -> None:
     found = divide(data="blobs", workers=2, partition="by-label")
-    shown = table(found)
+    shown = make_table(found)
     strips = list(shown.columns[-1].cells)
     assert shown.row_count == 2
     assert [len(strip) for strip in strips] == [4, 4]
     assert strips[0][-1] == " " != strips[1][-1]  # worker 0 has none of the last class
-    assert "2,000 of 2,000 examples are seen (100.0%), 0 more than once" in sentence(found)
+    assert "2,000 of 2,000 examples are seen (100.0%), 0 more than once" in describe_coverage(found)
 
 
 def test_a_picture_shows_every_count() -> None:
     found = divide(data="blobs", workers=2, partition="by-label")
-    words = {text.get_text() for text in picture(found).axes[0].texts}
+    words = {text.get_text() for text in draw_picture(found).axes[0].texts}
     counts = {f"{count:,}" for w in found["workers"] for count in w["classes"]}
     assert words == counts
 
@@ -63,8 +63,8 @@ def test_numbers_as_targets_have_no_classes(tmp_path: Path) -> None:
     np.savez(tmp_path / "line.npz", x=x, y=x[:, 0])
     found = divide(data=str(tmp_path / "line.npz"), workers=2)
     assert [w["skew"] for w in found["workers"]] == [None, None]
-    assert table(found).row_count == 2
-    assert len(picture(found).axes[0].texts) == 2
+    assert make_table(found).row_count == 2
+    assert len(draw_picture(found).axes[0].texts) == 2
 
 
 def test_json_and_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

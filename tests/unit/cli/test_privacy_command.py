@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from manyhands.cli.app import main
-from manyhands.cli.privacy import budget, lines, write
+from manyhands.cli.privacy import compute_budget, format_budget, write
 from manyhands.errors import ConfigError
 
 RECIPE: dict[str, Any] = {"examples": 60_000, "batch_size": 512, "epochs": 40}
@@ -39,7 +39,7 @@ def test_which_promise_as_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_curve_as_a_picture(tmp_path: Path) -> None:
-    found = budget(**RECIPE, noise_multiplier=4.0)
+    found = compute_budget(**RECIPE, noise_multiplier=4.0)
     write(found, tmp_path / "new")
     assert json.loads((tmp_path / "new" / "privacy.json").read_text()) == found
     assert (tmp_path / "new" / "privacy-steps.png").read_bytes().startswith(b"\x89PNG")
@@ -47,9 +47,9 @@ def test_the_curve_as_a_picture(tmp_path: Path) -> None:
 
 
 def test_it_is_the_cost_of_the_strategy_that_would_run() -> None:
-    plain = budget(**RECIPE, noise_multiplier=4.0)
-    shared = budget(**RECIPE, noise_multiplier=4.0, strategy="sync", workers=4)
-    pushed = budget(**RECIPE, noise_multiplier=4.0, strategy="server", workers=4)
+    plain = compute_budget(**RECIPE, noise_multiplier=4.0)
+    shared = compute_budget(**RECIPE, noise_multiplier=4.0, strategy="sync", workers=4)
+    pushed = compute_budget(**RECIPE, noise_multiplier=4.0, strategy="server", workers=4)
     assert shared["epsilon_pld"] == plain["epsilon_pld"]
     assert (pushed["steps"], pushed["rate"]) == (4687 // 4, 4 * plain["rate"])
     assert pushed["epsilon_pld"] > plain["epsilon_pld"]
@@ -67,22 +67,22 @@ def test_whom_a_server_asks_to_trust(
 
 
 def test_a_delta_that_gives_a_record_away_is_noted() -> None:
-    assert any("use a smaller delta" in line for line in lines(budget(
+    assert any("use a smaller delta" in line for line in format_budget(compute_budget(
         examples=1000, batch_size=100, epochs=1, noise_multiplier=4.0, delta=1e-3
     )))  # fmt: skip
-    careful = lines(budget(**RECIPE, noise_multiplier=4.0))
+    careful = format_budget(compute_budget(**RECIPE, noise_multiplier=4.0))
     assert not any("note" in line for line in careful)
 
 
 def test_what_cannot_be_answered_is_refused() -> None:
     with pytest.raises(ConfigError, match="neither of epsilon and noise_multiplier"):
-        budget(**RECIPE)
+        compute_budget(**RECIPE)
     with pytest.raises(ConfigError, match="examples is 0"):
-        budget(0, epsilon=1.0)
+        compute_budget(0, epsilon=1.0)
     with pytest.raises(ConfigError, match="batch_size is 512, more than the 100"):
-        budget(100, batch_size=512, epsilon=1.0)
+        compute_budget(100, batch_size=512, epsilon=1.0)
 
 
 def test_more_steps_than_the_accountant_can_compose_are_refused():
     with pytest.raises(ConfigError, match="100,000,000,000 steps, more than the 10,000,000"):
-        budget(10**12, batch_size=10, epochs=1, noise_multiplier=1.1)
+        compute_budget(10**12, batch_size=10, epochs=1, noise_multiplier=1.1)

@@ -28,7 +28,7 @@ def test_a_stage_is_printed_once_it_has_lasted(
     with Status("privacy") as shown:
         for _ in range(40):  # seconds
             now[0] += 1
-            shown.look()
+            shown.print_if_due()
             if now[0] == 1:
                 shown.stage("searching")
     assert capsys.readouterr() == ("", "privacy: searching, 3 s\nprivacy: searching, 33 s\n")
@@ -41,7 +41,7 @@ def test_stages_are_printed_at_most_every_three_seconds(
         for number in range(1, 13):  # half seconds
             now[0] += 0.5
             shown.stage(f"stage {number}")
-            shown.look()
+            shown.print_if_due()
     assert capsys.readouterr().err == "prepare: stage 6, 3 s\nprepare: stage 12, 6 s\n"
 
 
@@ -50,7 +50,7 @@ def test_what_is_short_or_unwanted_prints_nothing(
 ) -> None:
     with Status("privacy") as shown:
         now[0] += 2
-        shown.look()
+        shown.print_if_due()
     with Status("privacy", shown=False):
         now[0] += 60
     assert capsys.readouterr() == ("", "")
@@ -72,7 +72,7 @@ def test_in_a_terminal_a_line_is_redrawn(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_budget_names_its_stages() -> None:
     stages: list[str] = []
     given = {"epsilon": 3.0, "delta": 1e-5, "batch_size": 100, "max_steps": 10}
-    privacy.budget(1000, on_stage=stages.append, **given)
+    privacy.compute_budget(1000, on_stage=stages.append, **given)
     assert len(stages) == 3
     assert stages[-1] == "computing ε over 10 steps"
 
@@ -85,7 +85,7 @@ def test_the_command_prints_stages_beside_its_answer(
 
     def looked_at(self: Status, name: str) -> None:
         stage(self, name)
-        self.look()
+        self.print_if_due()
 
     monkeypatch.setattr(Status, "stage", looked_at)
     monkeypatch.setattr(Status, "_follow", lambda self: None)

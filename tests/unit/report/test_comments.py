@@ -266,7 +266,7 @@ def test_compare_ends_with_the_doubts_of_the_report(
         (tmp_path / "runs" / name).mkdir(parents=True)
         (tmp_path / "runs" / name / "run.json").write_text(json.dumps(one))
     table = report.results([tmp_path / "runs" / "a", tmp_path / "runs" / "b"])
-    compare._say_comparison(Comparison(table, tmp_path / "report.html", {}))
+    compare._print_comparison(Comparison(table, tmp_path / "report.html", {}))
     shown = capsys.readouterr().out
     assert f"{30 / took:.1f} times as fast as the sequential run" in shown
     assert all(sentence in shown for sentence in answer(report._summary([tmp_path])))
