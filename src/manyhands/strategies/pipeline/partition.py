@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from manyhands.errors import ConfigError, nearest
 from manyhands.model.kernels.autograd import go_back
-from manyhands.strategies.server.server import deal
+from manyhands.strategies.linear_partition import linear_partition
 
 if TYPE_CHECKING:
     from manyhands.model.replica import Replica
@@ -125,9 +125,11 @@ def cut(
         )
     where = where or _features(found, stages) or "time"
     if where == "parameters":
-        ends = deal([sum(p.numel() for p in block.parameters()) for block in found], stages)
+        ends = linear_partition(
+            [sum(p.numel() for p in block.parameters()) for block in found], stages
+        )
     elif where == "time":
-        ends = deal(agree(measure(whole, found, batch)), stages)
+        ends = linear_partition(agree(measure(whole, found, batch)), stages)
     else:
         starts = [0, *(_place(name, names) for name in where.split(",")), len(found)]
         ends = list(pairwise(starts))
