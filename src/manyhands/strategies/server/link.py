@@ -199,6 +199,7 @@ class MasterLink:
     Attributes:
         pushes: The last push of each worker.
         requests: What the master waits for: a push of each worker, and worker 0's evaluation.
+        early: By worker, the requests of the pieces that precede the header's.
         hold: Receives the messages of worker 0 while it evaluates, if it may have to.
     """
 
@@ -212,18 +213,12 @@ class MasterLink:
         self.hold = MessageHold.made(worker, self.messages)
         if self.hold:
             self.requests.append(self.hold.request)
-        self._before: dict[int, list[Any]] = {}  # by worker: the pieces that precede the last
+        self.early: dict[int, list[Any]] = {}
         self._sent: dict[int, Any] = {}
 
     def expect(self, k: int) -> None:
         """Begin to receive the next push of worker k."""
-        *self._before[k], self.requests[k] = self.messages.receive_pieces(self.pushes[k], k)
-
-    def complete(self, k: int) -> Parcel:
-        """Return worker k's push, with all of its pieces."""
-        if self._before[k]:  # sent earlier, so they have all but arrived
-            self.messages.wait_all(self._before[k])
-        return self.pushes[k]
+        *self.early[k], self.requests[k] = self.messages.receive_pieces(self.pushes[k], k)
 
     def take_evaluation(self, hold: MessageHold) -> float:
         """Receive a message of worker 0; returns the seconds that it reports as evaluation."""

@@ -91,14 +91,17 @@ class Master:
         A worker's message is looked at when it is yielded: a checkpoint that begins with it has the
         pushes yielded before.
         """
-        arrived = self.link.messages.wait_some(self.link.requests)
+        link = self.link
+        arrived = link.messages.wait_some(link.requests)
         self._came = time.monotonic()
         pushed = [k for k in arrived if k < len(self.pushes)]
         if len(pushed) < len(arrived):
             self._take_evaluation()
         self.statistics.queues[len(pushed)] += bool(pushed)
         for k in pushed:
-            message = self.link.complete(k)
+            message = link.pushes[k]
+            if link.early[k]:  # sent before the header, so they have all but arrived
+                link.messages.wait_all(link.early[k])
             if self.snapshot.see(k, message, set(self.clock.running)):
                 self._announce_to_done()
             kind, _, known = message.header[:3].tolist()
