@@ -12,7 +12,7 @@ import manyhands as mh
 from manyhands.config.options import configure
 from manyhands.errors import ConfigError
 from manyhands.launch.status_board import BOARD_FILE, Board
-from manyhands.strategies.server.link import Line
+from manyhands.strategies.server.link import WorkerLink
 from manyhands.strategies.server.master import Master
 from manyhands.training.job import Job
 from manyhands.training.process import build
@@ -195,14 +195,14 @@ def test_a_stale_push_steps_less(fit, folder, monkeypatch):
             time.sleep(0.001)
         return x
 
-    steps, step = [], Master._step
+    steps, step = [], Master.step
 
     def noting(self, tau, pushers):
         before = self.params.clone()
         step(self, tau, pushers)
         steps.append((tau, apart(before - self.params, 0.1 / max(1, tau) * self.grad)))
 
-    monkeypatch.setattr(Master, "_step", noting)
+    monkeypatch.setattr(Master, "step", noting)
     given = {"batch_size": 50, "dtype": "float64", "max_steps": 8, **PLAIN}
     worker = served(fit, server={"staleness_aware": True}, prepare=prepare, **given)
     assert worker.facts["staleness"]["max"] >= 3
@@ -219,7 +219,7 @@ def test_masters_differ_by_one_push_per_worker_at_most(fit, monkeypatch, prefetc
 
     The last master is slow: without that rule the first would run away. By the host's clock.
     """
-    used, apply = [], Master._apply
+    used, apply = [], Master.apply
 
     def noting(self, k):
         begin = time.monotonic()
@@ -228,7 +228,7 @@ def test_masters_differ_by_one_push_per_worker_at_most(fit, monkeypatch, prefetc
         apply(self, k)
         used.append((k, begin, time.monotonic()))
 
-    monkeypatch.setattr(Master, "_apply", noting)
+    monkeypatch.setattr(Master, "apply", noting)
     worker = served(fit, 2, batch_size=50, max_steps=10, server={"prefetch": prefetch})
     one, other = worker.comm.gather(used)[-2:]
     for k in range(WORLD.size - 2):
@@ -268,7 +268,7 @@ def test_the_record_lists_masters_with_idle_and_busy_time(fit):
 @pytest.mark.skipif(WORLD.size < 3, reason="a queue needs two workers")
 def test_the_queue_is_all_pushes_that_a_master_finds_waiting(fit, folder, monkeypatch):
     """The master looks for the first time when every worker has pushed."""
-    begin, send = Master.begin, Line.send
+    begin, send = Master.begin, WorkerLink._send
 
     def sent(line, *given):
         send(line, *given)
@@ -282,7 +282,7 @@ def test_the_queue_is_all_pushes_that_a_master_finds_waiting(fit, folder, monkey
             WORLD.Iprobe()
             time.sleep(0.001)
 
-    monkeypatch.setattr(Line, "send", sent)
+    monkeypatch.setattr(WorkerLink, "_send", sent)
     monkeypatch.setattr(Master, "begin", late)
     worker = served(fit, batch_size=50, max_steps=3)
     (noted,) = worker.facts["masters"]
@@ -430,9 +430,9 @@ def test_layers_may_come_in_any_order_or_not_at_all(fit):
 @needs_two
 def test_layers_leave_before_the_gradient_is_whole(fit, monkeypatch):
     """All but the first layer's, which brings the header; and a message each."""
-    gone, send = [], Line.send
+    gone, send = [], WorkerLink._send
     monkeypatch.setattr(
-        Line, "send", lambda line, *a: (gone.append(sum(line.gone)), send(line, *a))
+        WorkerLink, "_send", lambda line, *a: (gone.append(sum(line.gone)), send(line, *a))
     )
     record = served(fit, batch_size=50, server={"layerwise": True}, recorded=True)
     dim = record["model"]["parameters"]

@@ -30,7 +30,7 @@ class _Held(NamedTuple):
 
 
 class Staged:
-    """One stage's passes in a private run, instead of plain autograd's (`strategies/stage.py`).
+    """One stage's passes in a private run, instead of `manyhands.strategies.pipeline.stage.Passes`.
 
     ```
     forward i, backward i:  as in plain training, of the sum of the losses; keep what entered each
@@ -53,7 +53,7 @@ class Staged:
         chunk_mb: See `Privacy`.
     """
 
-    tells = False
+    records = False
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Staged:
         self.passing[i] = x, trace
         return trace.y
 
-    def judge(self, i: int, target: Tensor, _: int) -> None:
+    def loss(self, i: int, target: Tensor, _: int) -> None:
         """Take the examples' losses for what leaves the last stage; nobody is told."""
         x, trace = self.passing[i]
         self.passing[i] = x, trace._replace(y=self.clipped.judge(trace, target))

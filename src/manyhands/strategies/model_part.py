@@ -23,8 +23,8 @@ _CERTAIN |= {"padding", "pixelshuffle", "upsampling", "container", "instancenorm
 _DRAWING = {"RReLU", "MultiheadAttention", "FractionalMaxPool2d", "FractionalMaxPool3d"}
 
 
-class Portion(Replica):
-    """A portion of a model; what it does not hold is let go.
+class ModelPart(Replica):
+    """A part of a model; the memory of the other parameters is released.
 
     `params`, `grad` and `named` are this part's; `layers`, `dim` and `judged` the whole model's.
     The whole is there only while it holds somebody's parameters (`holding`), to be judged or saved.
@@ -136,7 +136,7 @@ def mixed(*key: int) -> int:
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
 
 
-def spans(whole: Replica) -> list[tuple[int, int]]:
+def parameter_spans(whole: Replica) -> list[tuple[int, int]]:
     """Return where each parameter lies in the whole model's vector."""
     ends = [0]
     for _, p in whole.named:

@@ -18,8 +18,8 @@ from manyhands.experiments.forecast.talking import ONE_HOST, exchanging, reducin
 from manyhands.experiments.forecast.uncertainty import Uncertainty, uncertainty
 from manyhands.strategies import STRATEGIES
 from manyhands.strategies.gossip.topology import graph
+from manyhands.strategies.linear_partition import linear_partition
 from manyhands.strategies.pipeline.schedule import ideal_bubble
-from manyhands.strategies.server.server import deal
 from manyhands.strategies.sync.sync import AllReduce
 from manyhands.worker.checkpoint.lifecycle import steps_between
 
@@ -117,7 +117,7 @@ def _hogwild(strategy: Any, case: Case, workers: int) -> Forecast:
 def _server(strategy: Any, case: Case, workers: int) -> Forecast:
     layers = case.known.layers
     strategy.check_model(layers=[str(size) for size in layers])
-    spans = deal(layers, strategy.masters)
+    spans = linear_partition(layers, strategy.masters)
     shares = [sum(layers[a:b]) / case.known.parameters for a, b in spans]
     crew = case.crew(workers, whole=True)
     return forecast.served(case.known, crew, shares=shares, bound=strategy.staleness)

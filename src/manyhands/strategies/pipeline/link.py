@@ -1,4 +1,4 @@
-"""A stage of a pipeline over MPI: activations go on, gradients come back, none of it blocks."""
+"""A pipeline's messages over MPI: activations go forward, gradients come back; none block."""
 
 from __future__ import annotations
 
@@ -15,107 +15,121 @@ from manyhands.comm.mpi import MPICommunicator
 from manyhands.data import StreamPlan
 from manyhands.model.replica import Loss
 from manyhands.strategies.pipeline.schedule import Shape, Turn, chunks, in_flight, schedule
-from manyhands.strategies.pipeline.stage import Stage
-from manyhands.strategies.pipeline.timeline import Notes
+from manyhands.strategies.pipeline.timeline import TimedStage
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch import Tensor
 
     from manyhands.worker.worker import Batch, Worker
 
 _TYPES = (torch.float32, torch.float64)
-_AXES = 16  # how many dimensions of an activation can be told
+_AXES = 16  # the most dimensions of an activation
 _LOSS = struct.Struct("=dqq")  # in a parcel's header: mean, correct, examples
 
 
-def work(worker: Worker, pipeline: Shape) -> dict[str, Any]:
-    """Train this process's stage; returns what it noted."""
-    pipe = Pipe(worker, pipeline)
-    for batch in worker.batches():
-        pipe.step(batch)
-        if pipe.peers:
-            with pipe.notes.spending("communicate", None), worker.exchanging():
-                pipe.peers.allreduce(worker.replica.grad)
-        with pipe.notes.spending("update", None):
-            worker.update(worker.replica.grad)
-    pipe.close()
-    return pipe.notes.facts()
-
-
 class Lane:
-    """One direction between two neighbours: a ring of parcels that are used again every step."""
+    """One direction between two neighbours: a ring of parcels that are reused every step.
 
-    def __init__(self, messages: Messages, other: int, like: Tensor, slots: int) -> None:
-        self.messages, self.other = messages, other
+    Args:
+        stage: The stage at this end, which records the times.
+        messages: The group's messages.
+        other: The neighbour's rank.
+        like: A tensor of the shape that travels, for the largest micro-batch.
+        slots: How many parcels may be on their way.
+        what: What the meter calls them.
+    """
+
+    def __init__(
+        self,
+        stage: TimedStage,
+        messages: Messages,
+        other: int,
+        like: Tensor,
+        *,
+        slots: int,
+        what: str,
+    ) -> None:
+        self.worker, self.timeline, self.passes = stage.worker, stage.timeline, stage.passes
+        self.messages, self.other, self.what = messages, other, what
         self._axes = like.shape[1:]
         self._each = self._axes.numel()  # numbers of one example
         self.parcels = [Parcel(like.detach().reshape(-1)) for _ in range(slots)]
         self.requests: list[Any] = [None] * slots
         self._views: dict[tuple[int, int], Tensor] = {}
 
-    def send(self, i: int, tensor: Tensor, loss: Loss | None = None) -> Parcel:
-        """Begin to send micro-batch i's tensor; returns the parcel, for the meter."""
-        slot = i % len(self.parcels)
-        self.wait(slot)
-        parcel = self.parcels[slot]
-        self.view(i, len(tensor)).copy_(tensor)
-        if loss:
-            _LOSS.pack_into(parcel.buffer.data, 0, *loss)
-        self.requests[slot] = self.messages.send(parcel, self.other)
-        return parcel
+    def send(self, i: int, tensor: Tensor, loss: Loss | None = None) -> None:
+        """Begin to send micro-batch i's tensor, and its loss where it is known."""
+        begin = time.perf_counter()
+        with self.timeline.record("communicate", i):
+            slot = i % len(self.parcels)
+            self.wait(slot)
+            parcel = self.parcels[slot]
+            self._view(slot, len(tensor)).copy_(tensor)
+            if loss:
+                _LOSS.pack_into(parcel.buffer.data, 0, *loss)
+            self.requests[slot] = self.messages.send(parcel, self.other)
+        seconds, size = time.perf_counter() - begin, parcel.buffer.nbytes
+        if self.passes.records:  # the number of messages depends on the number of examples
+            meter = self.worker.comm.meter
+            meter.add(self.what, payload=size, sent=size, messages=1, seconds=seconds)
 
     def expect(self, i: int) -> None:
         """Begin to receive micro-batch i's tensor."""
         slot = i % len(self.parcels)
         self.requests[slot] = self.messages.receive(self.parcels[slot], self.other)
 
-    def take(self, i: int) -> None:
-        """Return when micro-batch i's tensor is here."""
-        self.wait(i % len(self.parcels))
+    def receive(self, i: int, examples: int) -> Tensor:
+        """Return micro-batch i's tensor, which has that many examples, when it is here."""
+        slot = i % len(self.parcels)
+        self.worker.board.note(self.worker.rank, self.worker.step, "exchange")
+        with self.timeline.record("wait", i):
+            self.wait(slot)
+        return self._view(slot, examples)
 
     def wait(self, slot: int) -> None:
-        """Return when a parcel is not in use by MPI any more."""
+        """Return when MPI does not use a parcel any more."""
         if self.requests[slot] is not None:
             self.messages.wait(self.requests[slot])
             self.requests[slot] = None
 
-    def view(self, i: int, examples: int) -> Tensor:
-        """Return micro-batch i's tensor, which has that many examples."""
-        key = i % len(self.parcels), examples
+    def _view(self, slot: int, examples: int) -> Tensor:
+        key = slot, examples
         if key not in self._views:
-            body = self.parcels[key[0]].body[: examples * self._each]
+            body = self.parcels[slot].body[: examples * self._each]
             self._views[key] = body.view(examples, *self._axes)
         return self._views[key]
 
     def loss(self, i: int) -> Loss:
-        """Return what micro-batch i gave, which travels with its gradient."""
+        """Return micro-batch i's loss, which travels with its gradient."""
         return Loss(*_LOSS.unpack_from(self.parcels[i % len(self.parcels)].buffer.data))
 
 
-class Pipe:
-    """One stage at work: its lanes to both neighbours, and what it holds between two passes.
+class StageLink:
+    """A stage's link to both neighbours, and to the same stage of the other pipelines.
 
     Attributes:
-        passes: What computes.
-        losses: What each micro-batch gave; the last stage's word, which travels back.
-        room: Examples that fit into the lanes at once; more go through in pieces.
+        first: The stage has no predecessor: batches enter here.
+        last: The stage has no successor: the loss is computed here.
+        inputs, outputs: The activations a and b, from the previous and to the next stage.
+        gradients, returns: The gradients by b and by a, from the next and to the previous stage.
+        room: Examples that fit into the lanes at once; a larger batch goes through in pieces.
     """
 
-    def __init__(self, worker: Worker, pipeline: Shape) -> None:
-        assert isinstance(worker.replica, Stage)
+    def __init__(self, worker: Worker, pipeline: Shape, stage: TimedStage) -> None:
         assert isinstance(worker.comm, MPICommunicator), "torch.distributed is refused"
-        self.worker, self.pipeline, self.stage = worker, pipeline, worker.replica
+        self.worker, self.pipeline, self.stage = worker, pipeline, stage
         workers = worker.config.workers
-        self.index, self.member = divmod(worker.rank, workers)
-        self.first, self.last = self.index == 0, self.index == pipeline.stages - 1
+        self.index = worker.rank // workers
+        self.first, self.last = stage.first, stage.last
         self.messages = Messages(worker.comm)
         self.peers = worker.comm.split(self.index) if workers > 1 else None
-        self.notes = Notes(worker, pipeline, self.index)
-        self.passes = self.stage.passes
-        self.losses: dict[int, Loss] = {}
+        self._receiving: list[Lane] = []
+        self._sending: list[Lane] = []
         self._connect(worker.rank - workers, worker.rank + workers)
 
-    def _turns(self, micro_batches: int) -> tuple[Turn, ...]:
+    def _order(self, micro_batches: int) -> tuple[Turn, ...]:
         kind, stages = self.pipeline.order or "1f1b", self.pipeline.stages
         return schedule(kind, stage=self.index, stages=stages, micro_batches=micro_batches)
 
@@ -125,115 +139,74 @@ class Pipe:
         assert not isinstance(plan, StreamPlan), "streams are refused"
         rows = -(-plan.most() // self.pipeline.parts)
         self.room = rows * self.pipeline.parts
-        held = in_flight(self._turns(self.pipeline.parts))
+        held = in_flight(self._order(self.pipeline.parts))
         if self.first:
             x, _ = self.worker.data.train.batch(np.zeros(rows, dtype=np.int64))
         else:
-            x = self._told(before)
-        y = self.notes.probed(x, held)
+            x = self._receive_shape(before)
+        y = self.stage.timeline.probe(x, held)
+        slots = min(held + 1, self.pipeline.parts)
         if not self.first:
-            slots = min(held + 1, self.pipeline.parts)
-            self.inputs = Lane(self.messages, before, x, slots)
-            self.returns = Lane(self.messages, before, x, slots)
+            self.inputs = self._lane(before, x, slots, "activations")
+            self.returns = self._lane(before, x, slots, "gradients")
+            self._receiving.append(self.inputs)
+            self._sending.append(self.returns)
         if not self.last:
-            self._tell(after, y)
-            self.outputs = Lane(self.messages, after, y, min(held + 1, self.pipeline.parts))
-            self.gradients = Lane(self.messages, after, y, min(2, self.pipeline.parts))
+            self._send_shape(after, y)
+            self.outputs = self._lane(after, y, slots, "activations")
+            self.gradients = self._lane(after, y, min(2, self.pipeline.parts), "gradients")
+            self._receiving.append(self.gradients)
+            self._sending.append(self.outputs)
 
-    def _told(self, before: int) -> Tensor:
-        """Return a tensor of the shape that the stage before will send."""
+    def _lane(self, other: int, like: Tensor, slots: int, what: str) -> Lane:
+        return Lane(self.stage, self.messages, other, like, slots=slots, what=what)
+
+    def _receive_shape(self, before: int) -> Tensor:
+        """Return a tensor of the shape that the previous stage will send."""
         parcel = Parcel(torch.zeros(_AXES, dtype=torch.int64))
         self.messages.wait(self.messages.receive(parcel, before))
         kind, axes = parcel.header[:2].tolist()
         return torch.zeros(parcel.body[:axes].tolist(), dtype=_TYPES[kind])
 
-    def _tell(self, after: int, y: Tensor) -> None:
-        """Tell the stage after which shape will come."""
+    def _send_shape(self, after: int, y: Tensor) -> None:
+        """Send the next stage the shape of what will come."""
         parcel = Parcel(torch.zeros(_AXES, dtype=torch.int64))
         parcel.header[:2] = _TYPES.index(y.dtype), y.dim()
         parcel.body[: y.dim()] = torch.tensor(y.shape)
         self.messages.wait(self.messages.send(parcel, after))
 
-    def step(self, batch: Batch) -> None:
-        """Do one step's forward and backward passes; the gradient is then in the stage's `grad`."""
-        self.notes.begin()
-        self.passes.begin()
-        seen: list[Loss] = []
+    def pieces(self, batch: Batch) -> Iterator[list[tuple[Tensor, Tensor, slice]]]:
+        """Yield a batch's micro-batches B_i, in pieces that fit into the lanes: usually one.
+
+        Each has its features, its targets, and where in the batch it is.
+        """
         for start in range(0, len(batch.x), self.room):
-            seen += self._flow(batch, slice(start, start + self.room))
-        self.passes.finish(batch.examples, batch.weight, self.notes.spending)
-        if self.passes.tells:
-            examples = sum(loss.examples for loss in seen)
-            mean = sum(loss.mean * loss.examples for loss in seen) / max(1, examples)
-            self.worker.note_loss(Loss(mean, sum(loss.correct for loss in seen), examples))
-        else:
-            self.worker.note_nothing(batch.examples)
-        self.notes.end()
+            x, y = batch.x[start : start + self.room], batch.y[start : start + self.room]
+            sizes = chunks(len(x), self.pipeline.parts)
+            edges = list(accumulate(sizes, initial=start))
+            rows = map(slice, edges[:-1], edges[1:])
+            yield list(zip(x.split(sizes), y.split(sizes), rows, strict=True))
 
-    def _flow(self, batch: Batch, piece: slice) -> list[Loss]:
-        """Let a piece of a batch flow through the stages; returns what its micro-batches gave."""
-        x, y = batch.x[piece], batch.y[piece]
-        sizes = chunks(len(x), self.pipeline.parts)
-        parts = list(zip(x.split(sizes), y.split(sizes), strict=True))
-        edges = list(accumulate(sizes, initial=piece.start))
-        for lane in self._receiving():
-            for i in range(min(len(parts), len(lane.parcels))):
+    def schedule(self, micro_batches: int) -> Iterator[Turn]:
+        """Yield this stage's passes in their order; receives are posted ahead of them."""
+        for lane in self._receiving:
+            for i in range(min(micro_batches, len(lane.parcels))):
                 lane.expect(i)
-        for pass_, i in self._turns(len(parts)):
-            if pass_ == "forward":
-                self._forward(i, *parts[i], batch.total, slice(edges[i], edges[i + 1]))
-            else:
-                self._backward(i, sizes[i], len(parts))
-        return [self.losses[i] for i in range(len(parts))] if self.passes.tells else []
+        for turn in self._order(micro_batches):
+            yield turn
+            if turn.pass_ == "backward":  # the micro-batch has left its slots
+                for lane in self._receiving:
+                    if turn.micro_batch + len(lane.parcels) < micro_batches:
+                        lane.expect(turn.micro_batch + len(lane.parcels))
 
-    def _receiving(self) -> list[Lane]:
-        return [*([] if self.first else [self.inputs]), *([] if self.last else [self.gradients])]
-
-    def _forward(self, i: int, x: Tensor, target: Tensor, total: int, rows: slice) -> None:
-        worker, count = self.worker, len(x)
-        if not self.first:
-            self._take(self.inputs, i)
-            x = self.inputs.view(i, count).detach().requires_grad_()
-        worker.board.note(worker.rank, worker.step, "gradient")
-        with self.notes.spending("forward", i), self.stage.masked(rows):
-            y = self.passes.forward(i, x, worker.config.seed, self.member, worker.step, i)
-            if self.last and (loss := self.passes.judge(i, target, total)):
-                self.losses[i] = loss
-        if not self.last:
-            self._send(self.outputs, i, y.detach(), "activations")
-
-    def _backward(self, i: int, count: int, micro_batches: int) -> None:
-        gradient = None
-        if not self.last:
-            self._take(self.gradients, i)
-            self.losses[i] = self.gradients.loss(i)
-            gradient = self.gradients.view(i, count)
-        self.worker.board.note(self.worker.rank, self.worker.step, "gradient")
-        with self.notes.spending("backward", i), self.stage.recomputing():
-            found = self.passes.backward(i, gradient)
-        if not self.first:
-            self._send(self.returns, i, found, "gradients", self.losses.get(i))
-        for lane in self._receiving():
-            if i + len(lane.parcels) < micro_batches:
-                lane.expect(i + len(lane.parcels))
-
-    def _take(self, lane: Lane, i: int) -> None:
-        self.worker.board.note(self.worker.rank, self.worker.step, "exchange")
-        with self.notes.spending("wait", i):
-            lane.take(i)
-
-    def _send(self, lane: Lane, i: int, x: Tensor, what: str, loss: Loss | None = None) -> None:
-        begin = time.perf_counter()
-        with self.notes.spending("communicate", i):
-            size = lane.send(i, x, loss).nbytes
-        seconds = time.perf_counter() - begin
-        if self.passes.tells:  # how many messages there are follows from how many examples
-            meter = self.worker.comm.meter
-            meter.add(what, payload=size, sent=size, messages=1, seconds=seconds)
+    def allreduce(self, gradient: Tensor) -> None:
+        """Sum the stage's gradient over the W pipelines, in place."""
+        if self.peers:
+            with self.stage.timeline.record("communicate", None), self.worker.exchanging():
+                self.peers.allreduce(gradient)
 
     def close(self) -> None:
         """Wait until everything that was sent has left."""
-        lanes = [*([] if self.first else [self.returns]), *([] if self.last else [self.outputs])]
-        for lane in lanes:
+        for lane in self._sending:
             for slot in range(len(lane.parcels)):
                 lane.wait(slot)

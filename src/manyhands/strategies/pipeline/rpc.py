@@ -1,8 +1,8 @@
-"""Model parallelism by torch RPC: a driver calls one process per part, as in PyTorch's tutorials.
+"""Model parallelism by torch RPC: a driver calls one process per stage, as in PyTorch's tutorials.
 
 Distributed autograd records the calls of the forward pass and walks back through them;
-DistributedOptimizer lets every part step. A part's calls are served by RPC's own threads, while its
-main thread waits in `worker.batches()`, so that checkpoints, evaluation and requests to stop are
+DistributedOptimizer lets every stage step. RPC's own threads serve a stage's calls, while its main
+thread waits in `worker.batches()`, so that checkpoints, evaluation and requests to stop are
 those of any other strategy.
 """
 
@@ -26,7 +26,7 @@ from manyhands.launch.host import host
 from manyhands.model.replica import Loss
 from manyhands.strategies.pipeline.schedule import Shape
 from manyhands.strategies.pipeline.stage import Stage
-from manyhands.strategies.pipeline.timeline import Notes
+from manyhands.strategies.pipeline.timeline import Timeline
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,26 +34,26 @@ if TYPE_CHECKING:
     from manyhands.comm import Communicator
     from manyhands.worker.worker import Batch, Worker
 
-_PATIENCE = 5.0  # seconds that a driver leaves a failing part to tell of it itself
+_PATIENCE = 5.0  # seconds that a driver gives a failing stage to report its error
 
-_part: Part | None = None  # this process's, for the calls that come in
+_stage: RpcStage | None = None  # this process's, for incoming calls
 
 
-def work(worker: Worker, pipeline: Shape) -> dict[str, Any]:
-    """Drive the parts, or be one of them; returns what this process noted."""
-    global _part
-    notes = Notes(worker, pipeline, pipeline.stage_of(worker.rank, worker.config.workers))
+def run(worker: Worker, pipeline: Shape) -> dict[str, Any]:
+    """Drive the stages, or be one of them; returns this process's facts."""
+    global _stage
+    timeline = Timeline(worker, pipeline, pipeline.stage_of(worker.rank, worker.config.workers))
     if worker.rank:
-        _part = Part(worker, notes)
+        _stage = RpcStage(worker, timeline)
     _connect(worker)
-    if _part:
+    if _stage:
         for batch in worker.batches():
-            _part.serve()
+            _stage.serve()
             worker.note_nothing(len(batch.x))
     else:
-        _drive(worker, notes)
-    _part = None
-    return notes.facts()
+        _drive(worker, timeline)
+    _stage = None
+    return timeline.facts()
 
 
 def _connect(worker: Worker) -> None:
@@ -139,26 +139,26 @@ def _name(rank: int, size: int) -> str:
     return f"manyhands-{rank}-of-{size}"
 
 
-class Part:
-    """What a part answers with: its stage, and whose turn it is.
+class RpcStage:
+    """Answers the driver's calls with this process's stage.
 
-    Between two steps the gate is shut: whatever the main thread does then (a checkpoint, an
-    evaluation) no call disturbs.
+    Between two steps the gate is shut: no call disturbs what the main thread does then (a
+    checkpoint, an evaluation).
     """
 
-    def __init__(self, worker: Worker, notes: Notes) -> None:
+    def __init__(self, worker: Worker, timeline: Timeline) -> None:
         assert isinstance(worker.replica, Stage)
-        self.worker, self.notes, self.stage = worker, notes, worker.replica
+        self.worker, self.timeline, self.stage = worker, timeline, worker.replica
         self.gate, self.over = threading.Event(), threading.Event()
         self.failure: BaseException | None = None
         self.begun = self.updating = 0.0  # seconds: when the backward pass came; of the last update
         self.probed = False
-        if notes.index == 0:  # no gradient leaves it: its first weight's is the last that is found
+        if timeline.index == 0:  # no gradient leaves it: its first weight's is the last
             self.stage.named[0][1].register_hook(self._leave)  # type: ignore[no-untyped-call]
 
     def serve(self) -> None:
         """Let one step's calls in; returns when the optimizer has stepped."""
-        self.notes.begin()
+        self.timeline.begin()
         self.worker.board.note(self.worker.rank, self.worker.step, "exchange")
         begun = time.monotonic()
         self.gate.set()
@@ -166,15 +166,15 @@ class Part:
         self.over.clear()
         if self.failure:
             raise self.failure
-        self.notes.wait = time.monotonic() - begun - self.notes.compute - self.updating
-        self.notes.end(self.updating)
+        self.timeline.wait = time.monotonic() - begun - self.timeline.compute - self.updating
+        self.timeline.end(self.updating)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the stage's output for this step's batch."""
         self.gate.wait()
         worker = self.worker
         if not self.probed:
-            self.notes.probed(x, 1)
+            self.timeline.probe(x, 1)
             self.probed = True
         begin = time.monotonic()
         try:
@@ -186,10 +186,10 @@ class Part:
                     "which transport rpc cannot repeat; use transport mpi"
                 )
         except BaseException as error:
-            self.failure = error  # the main thread tells of it
+            self.failure = error  # the main thread reports it
             self.over.set()
             raise
-        self.notes.spent("forward", 0, begin, time.monotonic())
+        self.timeline.add("forward", 0, begin, time.monotonic())
         _count(worker, "forward", y)
         y.register_hook(self._enter)  # type: ignore[no-untyped-call]
         if x.requires_grad:
@@ -202,8 +202,8 @@ class Part:
 
     def _leave(self, gradient: Tensor) -> None:
         """Note that the backward pass has left this stage."""
-        self.notes.spent("backward", 0, self.begun, time.monotonic())
-        if self.notes.index:  # of the first stage it is a parameter's, which stays
+        self.timeline.add("backward", 0, self.begun, time.monotonic())
+        if self.timeline.index:  # of the first stage it is a parameter's, which stays
             _count(self.worker, "backward", gradient)
 
     def step(self, parameters: list[Tensor]) -> None:
@@ -220,7 +220,7 @@ class Part:
             start += p.numel()
         worker.update(stage.grad)
         self.updating = time.monotonic() - begin
-        self.notes.spent("update", None, begin, time.monotonic())
+        self.timeline.add("update", None, begin, time.monotonic())
         self.gate.clear()
         self.over.set()
 
@@ -236,40 +236,40 @@ class Stepping:
 
     def step(self) -> None:
         """Step along the gradients of the parameters."""
-        assert _part
-        _part.step(self.parameters)
+        assert _stage
+        _stage.step(self.parameters)
 
 
 def _forward(x: Tensor) -> Tensor:
-    """Run on a part: answer a driver's call."""
-    assert _part
-    return _part.forward(x)
+    """Run on a stage: answer a driver's call."""
+    assert _stage
+    return _stage.forward(x)
 
 
 def _parameters() -> list[Any]:
-    """Run on a part: return references to its parameters, which stay where they are."""
+    """Run on a stage: return references to its parameters, which stay where they are."""
     from torch.distributed.rpc import RRef
 
-    assert _part
-    return [RRef(p) for _, p in _part.stage.named]
+    assert _stage
+    return [RRef(p) for _, p in _stage.stage.named]
 
 
-def _drive(worker: Worker, notes: Notes) -> None:
-    """Send every batch through the parts and back."""
+def _drive(worker: Worker, timeline: Timeline) -> None:
+    """Send every batch through the stages and back."""
     from torch.distributed import autograd, rpc
     from torch.distributed.optim import DistributedOptimizer
 
-    parts = [_name(rank, worker.comm.size) for rank in range(1, worker.comm.size)]
-    owned = [ref for part in parts for ref in rpc.rpc_sync(part, _parameters)]
+    names = [_name(rank, worker.comm.size) for rank in range(1, worker.comm.size)]
+    owned = [ref for name in names for ref in rpc.rpc_sync(name, _parameters)]
     optimizer = DistributedOptimizer(Stepping, owned)  # type: ignore[no-untyped-call]
     for batch in worker.batches():
-        notes.begin()
+        timeline.begin()
         worker.board.note(worker.rank, worker.step, "exchange")
         with _patience(), autograd.context() as context:
-            _pass(worker, notes, batch, parts, context)
-            notes.end()
+            _pass(worker, timeline, batch, names, context)
+            timeline.end()
             worker.board.note(worker.rank, worker.step, "update")
-            with notes.spending("update", None):
+            with timeline.record("update", None):
                 optimizer.step(context)  # type: ignore[no-untyped-call]
 
 
@@ -282,7 +282,7 @@ def _count(worker: Worker, what: str, sent: Tensor) -> None:
 
 @contextmanager
 def _patience() -> Iterator[None]:
-    """Where a call fails, leave its part some time: to tell why, or to be missed."""
+    """Where a call fails, give its stage time to report the error, or to be missed."""
     try:
         yield
     except Exception:
@@ -290,19 +290,19 @@ def _patience() -> Iterator[None]:
         raise
 
 
-def _pass(worker: Worker, notes: Notes, batch: Batch, parts: list[str], context: int) -> None:
-    """Do one batch's forward pass, part by part, the loss, and the backward pass."""
+def _pass(worker: Worker, timeline: Timeline, batch: Batch, names: list[str], context: int) -> None:
+    """Do one batch's forward pass, stage by stage, the loss, and the backward pass."""
     from torch.distributed import autograd, rpc
 
     stage, x = worker.replica, batch.x
-    with notes.spending("wait", 0):
-        for part in parts:
+    with timeline.record("wait", 0):
+        for name in names:
             _count(worker, "forward", x)
-            x = rpc.rpc_sync(part, _forward, args=(x,))
+            x = rpc.rpc_sync(name, _forward, args=(x,))
             _count(worker, "backward", x)  # its gradient goes back, as large
-    with notes.spending("forward", 0):
+    with timeline.record("forward", 0):
         loss = stage.loss(x, batch.y)
         noted = Loss(loss.item(), stage.correct(x, batch.y), len(batch.x))
-    with notes.spending("wait", 0):
+    with timeline.record("wait", 0):
         autograd.backward(context, [loss * batch.weight])  # type: ignore[attr-defined]
     worker.note_loss(noted)

@@ -11,7 +11,7 @@ Kind = Literal["gpipe", "1f1b"]
 
 
 class Shape(Protocol):
-    """How a pipeline is made, as far as its processes need to know."""
+    """The options of `Pipeline` that its processes read."""
 
     @property
     def stages(self) -> int:
@@ -25,12 +25,19 @@ class Shape(Protocol):
     def order(self) -> Kind | None:
         """In which order a stage works through them; None: the default."""
 
+    @property
+    def cut(self) -> str | None:
+        """Where a new stage begins, or what to balance."""
+
+    def at_once(self, examples: int) -> int:
+        """Return the examples of the largest micro-batch."""
+
     def stage_of(self, rank: int, workers: int) -> int | None:
         """Return which stage a process is; None for one that is none."""
 
 
 class Turn(NamedTuple):
-    """One piece of work: the forward or the backward pass of one micro-batch."""
+    """The forward or the backward pass of one micro-batch."""
 
     pass_: Literal["forward", "backward"]
     micro_batch: int

@@ -1,4 +1,4 @@
-"""One stage of a model: a replica of consecutive layers, whose other layers are elsewhere."""
+"""One stage of a model: a replica that holds some consecutive layers, and how it passes data."""
 
 from __future__ import annotations
 
@@ -11,30 +11,34 @@ from torch import Tensor
 
 from manyhands.model.kernels.autograd import go_back
 from manyhands.model.replica import Loss, Replica
-from manyhands.strategies.model_part import Portion, spans
+from manyhands.strategies.blocks import Block, blocks
+from manyhands.strategies.model_part import ModelPart, parameter_spans
+from manyhands.strategies.pipeline.partition import cut
 
 if TYPE_CHECKING:
+    from manyhands.comm import Communicator
     from manyhands.privacy.staged import Staged
-    from manyhands.strategies.pipeline.partition import Block
+    from manyhands.strategies.pipeline.schedule import Shape
+    from manyhands.worker.worker import Worker
 
 
-Spending = Callable[[str, int | None], AbstractContextManager[None]]
+Record = Callable[[str, int | None], AbstractContextManager[None]]
 
 
 class Passes:
     """How a stage passes micro-batches forward and back: by autograd, which adds up in `grad`.
 
-    Whoever computes otherwise (`privacy/staged.py`) is put in this one's place.
+    A private run replaces it (`privacy/staged.py`).
 
     Attributes:
-        tells: Whether losses, and what single steps take, may be noted.
+        records: Whether losses, and the times of single steps, may be recorded.
     """
 
-    tells = True
+    records = True
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
-        self.held: dict[int, tuple[Tensor, Tensor]] = {}  # what entered and what left
+        self.held: dict[int, tuple[Tensor, Tensor]] = {}  # a and b
         self.shares: dict[int, Tensor] = {}  # of the update; the last stage's
 
     def begin(self) -> None:
@@ -42,13 +46,13 @@ class Passes:
         self.stage.grad.zero_()
 
     def forward(self, i: int, x: Tensor, *key: int) -> Tensor:
-        """Return what leaves the stage; `key` decides what its random layers draw."""
+        """Return the output b; `key` seeds the random layers."""
         y = self.stage.compute(x, *key)
         self.held[i] = x, y
         return y
 
-    def judge(self, i: int, target: Tensor, total: int) -> Loss | None:
-        """Let the loss leave, to go back by the micro-batch's share of the update; return it."""
+    def loss(self, i: int, target: Tensor, total: int) -> Loss | None:
+        """Return the loss; the backward pass starts from it, times the share of the update."""
         x, y = self.held[i]
         loss = self.stage.loss(y, target)
         count = len(target)
@@ -56,24 +60,24 @@ class Passes:
         return Loss(loss.item(), self.stage.correct(y, target), count)
 
     def backward(self, i: int, gradient: Tensor | None) -> Tensor:
-        """Add up the gradient; return that by what entered, where it has one."""
+        """Add to `grad`; return the gradient of the input a, where it has one."""
         x, y = self.held.pop(i)
         go_back(y, self.shares.pop(i) if gradient is None else gradient)
         if not x.requires_grad:
             return x
         return torch.zeros_like(x) if x.grad is None else x.grad
 
-    def finish(self, examples: float, weight: float, spending: Spending) -> None:
+    def finish(self, examples: float, weight: float, record: Record) -> None:
         """End a step's passes: `grad` is then the stage's part of the update's gradient.
 
         Args:
-            examples: As many as stand behind this pipeline's part of the update.
-            weight: Its share of the update.
-            spending: Notes what the time inside is spent on.
+            examples: The examples behind this pipeline's share of the update.
+            weight: That share.
+            record: Records what the time inside is spent on.
         """
 
 
-class Stage(Portion):
+class Stage(ModelPart):
     """The layers that one process trains.
 
     Args:
@@ -92,7 +96,7 @@ class Stage(Portion):
     ) -> None:
         self.passes: Passes | Staged = Passes(self)
         mine = [] if index is None else parts[index]
-        places = dict(zip((id(p) for _, p in whole.named), spans(whole), strict=True))
+        places = dict(zip((id(p) for _, p in whole.named), parameter_spans(whole), strict=True))
         owned = [{id(p) for block in part for p in block.parameters()} for part in parts]
         self.cuts = [part[0].name for part in parts[1:]]
         self.spans = [[places[id(p)] for _, p in whole.named if id(p) in ids] for ids in owned]
@@ -112,3 +116,50 @@ class Stage(Portion):
         """Return every buffer that some stage holds, and whether it is this one's."""
         mine = {id(b) for b in self.module.buffers()}
         return [(b, id(b) in mine) for b in self._buffers]
+
+
+def cut_stage(
+    pipeline: Shape,
+    whole: Replica,
+    batch: tuple[Tensor, Tensor],
+    group: Communicator,
+    index: int | None,
+) -> Stage:
+    """Cut the model, on all processes alike, and return stage `index`. Collective.
+
+    Args:
+        pipeline: How the model is cut.
+        whole: The whole model; not to be used any more.
+        batch: A batch to measure with.
+        group: All processes.
+        index: Which stage; None for a driver, which has no layer.
+    """
+    x, y = (part[: pipeline.at_once(len(batch[0]))] for part in batch)
+    if whole.masks:
+        with whole.undisturbed():
+            chain = [entry for block in blocks(whole.module) for entry in block.modules]
+            whole.masks.locate(chain, x)
+    parts = cut(whole, pipeline.stages, pipeline.cut, (x, y), lambda mine: group.gather(mine)[0])
+    return Stage(whole, parts, index, whole.reached(x, y))
+
+
+def gather_parameters(worker: Worker, roots: Sequence[int], index: int | None) -> Tensor:
+    """Return the whole model's parameters; shape (dim,). Collective.
+
+    Args:
+        worker: A process with stage `index`, or with none.
+        roots: For each stage, a process that holds it.
+        index: Which stage this process holds.
+    """
+    stage = worker.replica
+    assert isinstance(stage, Stage)
+    whole = stage.params.new_empty(stage.dim)
+    for s, (held, root) in enumerate(zip(stage.spans, roots, strict=True)):
+        count = sum(stop - start for start, stop in held)
+        piece = worker.params if s == index else whole.new_empty(count)
+        worker.comm.broadcast(piece, root)
+        done = 0
+        for start, stop in held:
+            whole[start:stop] = piece[done : done + stop - start]
+            done += stop - start
+    return whole

@@ -1,4 +1,8 @@
-"""A worker of the parameter server: it pushes gradients and pulls parameters."""
+"""Messages between the workers and the masters of the parameter server.
+
+A push or an answer is a parcel for each master: a header of six numbers, and that master's span of
+the vector. Both ends reuse their parcels, so a parcel is filled again only when it has arrived.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,12 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from mpi4py import MPI
+
 from manyhands.comm.messages import Messages, Parcel
+from manyhands.strategies.server.ownership import layer_cuts
+from manyhands.strategies.server.state import DONE, MARK, PUSH, STOP
 from manyhands.worker.checkpoint.lifecycle import Lifecycle, Mark
-from manyhands.worker.computation import shorten
 from manyhands.worker.hold import MessageHold
 
 if TYPE_CHECKING:
@@ -20,81 +27,35 @@ if TYPE_CHECKING:
     from manyhands.strategies.server.state import Rules, Span
     from manyhands.worker.worker import Worker
 
-# What the first number of a header says. A push's others: its examples, the worker's last
-# checkpoint (step and signal), the signal that it was asked to stop by, and the version of w[m]
-# that its gradient was computed at; an answer's: the group's last checkpoint (step and signal), the
-# version of w[m] that it brings, and the examples behind that.
-PUSH, DONE, STOP, MARK = range(4)
 
+class WorkerLink:
+    """One worker's end: it pushes its gradient to all masters and pulls their parameters.
 
-def work(worker: Worker, server: Rules, spans: Sequence[Span]) -> None:
-    """Push the gradient of every batch to the masters, pull what they answer.
-
-    With `prefetch` the answer to a push is taken in only when the next gradient is computed; with
-    `layerwise` a layer's gradient is on its way as soon as the backward pass has it.
+    With `layerwise` a layer's gradient is sent as soon as the backward pass has it.
 
     Args:
-        worker: The worker.
-        server: The strategy, with its options.
-        spans: Each master's part of the vector.
-    """
-    prefetch, cuts = bool(server.prefetch), [server.cuts(worker, span) for span in spans]
-    versions = worker.state.numbers["versions"] if worker.state else [0] * len(spans)
-    line = worker.state = Line(worker, spans, cuts, versions)
-    # With a bound a worker may wait for the pushes of worker 0.
-    hold = MessageHold.made(worker, line.messages, waits=server.staleness is not None)
-    worker.evaluation.hold = hold
-    if server.layerwise:
-        line.listen()
-    owed = worker.step > 0  # a checkpoint was written between a push and the next
-    for batch in worker.batches():
-        if owed and not prefetch:
-            line.pull()
-        gradient, used = worker.gradient(batch), line.versions
-        shorten(gradient, worker.config.clip_norm)
-        with worker.exchanging():
-            if owed and prefetch and line.pull() == STOP:
-                worker.course.stopped = "target_accuracy"
-            line.send(PUSH, round(batch.examples), used, gradient)
-            owed = prefetch
-            if not prefetch and line.pull() == STOP:
-                worker.course.stopped = "target_accuracy"
-    if hold and worker.rank == 0:
-        hold.end()
-    if owed:
-        line.pull()
-        line.pause()  # a mark must go on to the other masters, with the next message
-    line.send(STOP if worker.course.early else DONE, 0, line.versions)
-    while line.pull() == MARK:  # others go on, and have begun a checkpoint
-        line.pause()
-    if hold and worker.rank:  # worker 0 may need the message before this one's end
-        hold.end()
-
-
-class Line:
-    """One worker's line to all masters: a parcel for each way.
+        worker: The worker; its `state` becomes the link.
+        server: The strategy's options.
+        spans: Each master's span of the vector.
 
     Attributes:
-        mark: The last checkpoint that a master has told of.
+        owed: The masters have not answered the last push yet.
+        mark: The last checkpoint that a master has announced.
         versions: The updates of w[m] that the parameters here have seen, by master.
         examples: The examples behind these; None before the first answer.
-        edges: By master, the pieces of a push as parts of the vector, in the order of sending.
+        edges: By master, the pieces of a push as spans of the vector, in the order of sending.
         missing: By master and piece, the parameters whose gradient is still to come.
         gone: By master, how many pieces of this push are on their way.
     """
 
-    def __init__(
-        self,
-        worker: Worker,
-        spans: Sequence[Span],
-        cuts: list[list[int]],
-        versions: Sequence[int],
-    ) -> None:
+    def __init__(self, worker: Worker, server: Rules, spans: Sequence[Span]) -> None:
         self.worker, self.spans = worker, spans
+        versions = worker.state.numbers["versions"] if worker.state else [0] * len(spans)
+        worker.state = self
         self.lifecycle = worker.hook(Lifecycle)
         self.messages = Messages(worker.comm)
         self.masters = range(worker.config.workers, worker.comm.size)
-        pairs = list(zip(spans, cuts, strict=True))
+        pairs = [(span, layer_cuts(worker, span) if server.layerwise else []) for span in spans]
         self.pushes = [Parcel(worker.params[a:b], within) for (a, b), within in pairs]
         self.answers = [Parcel(worker.params[start:stop]) for start, stop in spans]
         bounds = [[a, *(a + cut for cut in within), b] for (a, b), within in pairs]
@@ -104,40 +65,47 @@ class Line:
         self.examples: list[int | None] = [None] * len(spans)
         self.sent: list[Any] = []  # requests of the push that is under way
         self.posted: list[Any] = []  # and of the next one's first pieces
-        self.unanswered = False
+        self.unmetered = False  # a push whose cost is not counted yet
+        self.owed = worker.step > 0  # a checkpoint is written between a push and the next
+        self._closing = False
+        # With a bound a worker may wait for the pushes of worker 0.
+        waits = server.staleness is not None
+        self.hold = worker.evaluation.hold = MessageHold.made(worker, self.messages, waits=waits)
         self._begin()
+        if server.layerwise:
+            self._send_during_backward()
 
     def _begin(self) -> None:
-        """Be ready for the next push."""
+        """Prepare the next push."""
         self.missing = [list(counts) for counts in self.counts]
         self.gone = [0] * len(self.pushes)
 
-    def listen(self) -> None:
-        """Let every layer's gradient be sent as soon as the backward pass has it."""
+    def _send_during_backward(self) -> None:
+        """Send every layer's gradient as soon as the backward pass has it."""
         self.worker.replica.watched = True
         start = 0
         for _, p in self.worker.replica.named:
             m, n = self._piece(start)
             self.counts[m][n] += 1
-            hook = partial(self._hear, m, n)
+            hook = partial(self._gradient_ready, m, n)
             p.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
             start += p.numel()
         self._begin()
 
     def _piece(self, place: int) -> tuple[int, int]:
-        """Return the master and the piece that a place of the vector belongs to."""
-        found = enumerate(self.edges)
-        return next((m, n) for m, es in found for n, (a, b) in enumerate(es) if a <= place < b)
+        """Return the master and the piece that an index of the vector belongs to."""
+        masters = enumerate(self.edges)
+        return next((m, n) for m, es in masters for n, (a, b) in enumerate(es) if a <= place < b)
 
-    def _hear(self, m: int, n: int, _: Tensor) -> None:
-        """Send what is complete, the header's piece excepted, always in the same order."""
+    def _gradient_ready(self, m: int, n: int, _: Tensor) -> None:
+        """Send the pieces that are complete, in their order; the header's piece goes last."""
         self.missing[m][n] -= 1
         while self.gone[m] < len(self.edges[m]) - 1 and not self.missing[m][self.gone[m]]:
             self._post(m, self.worker.replica.grad)
 
     def _post(self, m: int, gradient: Tensor | None) -> None:
         """Send the next piece of a push."""
-        if self.sent:  # the last push was all but received before; its parcels are used again
+        if self.sent:  # the parcels of the last push, which has all but arrived, are reused
             self.messages.wait_all(self.sent)
             self.sent = []
         push, n = self.pushes[m], self.gone[m]
@@ -148,25 +116,30 @@ class Line:
         self.posted.append(self.messages.send_piece(push.pieces[n], self.masters[m]))
         self.gone[m] += 1
 
-    def send(
-        self, kind: int, examples: int, used: list[int], gradient: Tensor | None = None
+    def push(self, gradient: Tensor, examples: int, versions: list[int]) -> None:
+        """Send g[m] to every master m; computed at these versions of w[m]."""
+        self._send(PUSH, examples, versions, gradient)
+        self.owed = True
+
+    def _send(
+        self, kind: int, examples: int, versions: list[int], gradient: Tensor | None = None
     ) -> None:
-        """Send the pushes, or what is left of them; computed at the versions `used`."""
+        """Send a message to every master, or what is left of it."""
         self.begin = time.perf_counter()
         mark = self.lifecycle.mark if self.lifecycle else Mark(0)
-        for push, version in zip(self.pushes, used, strict=True):
+        for push, version in zip(self.pushes, versions, strict=True):
             push.header[:] = kind, examples, *mark, self.worker.board.asked(), version
         for m, edges in enumerate(self.edges):
             while self.gone[m] < len(edges):
                 self._post(m, gradient)
-        self.sent, self.posted, self.unanswered = self.posted, [], True
+        self.sent, self.posted, self.unmetered = self.posted, [], True
         self._begin()
 
     def pull(self) -> int:
-        """Take in what the masters answer, in the order in which it comes.
+        """Copy w[m] from every master's answer, in the order of arrival.
 
         Returns:
-            PUSH or STOP; MARK where a worker that is done shall take part in a checkpoint.
+            PUSH or STOP; MARK if a worker that is done has to take part in a checkpoint.
         """
         pairs = zip(self.masters, self.answers, strict=True)
         requests = [self.messages.receive(answer, master) for master, answer in pairs]
@@ -179,27 +152,92 @@ class Line:
                 self.examples[m] = int(self.answers[m].header[4])
                 left -= 1
         self.mark = max(Mark(*answer.header[1:3].tolist()) for answer in self.answers)
-        self._count()
-        return int(max(answer.header[0] for answer in self.answers))
-
-    def _count(self) -> None:
-        """Note what the last push cost, its answer included."""
+        self.owed = False
         if self.sent:
             self.messages.wait_all(self.sent)
             self.sent = []
-        if self.unanswered:
-            self.unanswered = False
-            sent = sum(push.nbytes for push in self.pushes)
-            self.worker.comm.meter.add(
-                "push",
-                payload=sent,
-                sent=sent,
-                messages=sum(map(len, self.edges)),
-                seconds=time.perf_counter() - self.begin,
-            )
+        if self.unmetered:  # the cost of a push includes its answer
+            self.unmetered = False
+            size, messages = sum(push.nbytes for push in self.pushes), sum(map(len, self.edges))
+            seconds = time.perf_counter() - self.begin
+            meter = self.worker.comm.meter
+            meter.add("push", payload=size, sent=size, messages=messages, seconds=seconds)
+        kind = int(max(answer.header[0] for answer in self.answers))
+        if kind == STOP and not self._closing:
+            self.worker.course.stopped = "target_accuracy"
+        return kind
+
+    def close(self) -> None:
+        """Tell the masters that this worker is done, and pull the final parameters."""
+        worker, self._closing = self.worker, True
+        if self.hold and worker.rank == 0:
+            self.hold.end()
+        if self.owed:
+            self.pull()
+            self.pause()  # the next message has to carry the mark to the other masters
+        self._send(STOP if worker.course.early else DONE, 0, self.versions)
+        while self.pull() == MARK:  # other workers continue, and have begun a checkpoint
+            self.pause()
+        if self.hold and worker.rank:  # worker 0 may need the message before this one's end
+            self.hold.end()
 
     def pause(self) -> None:
-        """Write this worker's part of the checkpoint that the masters told of, once."""
+        """Write this worker's part of the checkpoint that the masters announced, once."""
         lifecycle = self.lifecycle
         if lifecycle and self.mark.step > lifecycle.mark.step:
             lifecycle.take(self.worker, self.mark)
+
+
+class MasterLink:
+    """One master's end: it receives the workers' pushes and answers them.
+
+    Args:
+        worker: The master's process.
+        params: w[m].
+        cuts: Where in w[m] a new piece of a push begins.
+
+    Attributes:
+        pushes: The last push of each worker.
+        requests: What the master waits for: a push of each worker, and worker 0's evaluation.
+        early: By worker, the requests of the pieces that precede the header's.
+        hold: Receives the messages of worker 0 while it evaluates, if it may have to.
+    """
+
+    def __init__(self, worker: Worker, params: Tensor, cuts: Sequence[int]) -> None:
+        workers = worker.config.workers
+        self.meter, self.params = worker.comm.meter, params
+        self.messages = Messages(worker.comm)
+        self.pushes = [Parcel(params, cuts) for _ in range(workers)]
+        self.answers = [Parcel(params) for _ in range(workers)]
+        self.requests: list[Any] = [MPI.REQUEST_NULL] * workers
+        self.hold = MessageHold.made(worker, self.messages)
+        if self.hold:
+            self.requests.append(self.hold.request)
+        self.early: dict[int, list[Any]] = {}
+        self._sent: dict[int, Any] = {}
+
+    def expect(self, k: int) -> None:
+        """Begin to receive the next push of worker k."""
+        *self.early[k], self.requests[k] = self.messages.receive_pieces(self.pushes[k], k)
+
+    def take_evaluation(self, hold: MessageHold) -> float:
+        """Receive a message of worker 0; returns the seconds that it reports as evaluation."""
+        before = hold.evaluated
+        hold.take()
+        self.requests[-1] = hold.request or MPI.REQUEST_NULL
+        return hold.evaluated - before
+
+    def answer(self, k: int, kind: int, mark: Mark, version: int, examples: int) -> None:
+        """Begin to send w[m] to worker k, with its version and the examples behind it."""
+        begin, answer = time.perf_counter(), self.answers[k]
+        if k in self._sent:  # received long ago, since k has pushed again
+            self.messages.wait(self._sent[k])
+        answer.header[:5] = kind, *mark, version, examples
+        answer.body.copy_(self.params)
+        self._sent[k] = self.messages.send(answer, k)
+        seconds, size = time.perf_counter() - begin, answer.nbytes
+        self.meter.add("answer", payload=size, sent=size, messages=1, seconds=seconds)
+
+    def flush(self) -> None:
+        """Wait until all answers have left."""
+        self.messages.wait_all(list(self._sent.values()))

@@ -1,4 +1,4 @@
-"""What masters and workers of the parameter server share: rules, counts, and where they resume."""
+"""What masters and workers of the parameter server share: options, headers, resume points."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from manyhands.worker.worker import Worker
+Span = tuple[int, int]  # of the vector: start, stop
 
-Span = tuple[int, int]  # a part of the vector: start, stop
+# The first number of a header. A push's others: its examples, the worker's last checkpoint (step
+# and signal), the signal that asked the worker to stop, and the version of w[m] that the gradient
+# was computed at. An answer's: the group's last checkpoint (step and signal), the version of w[m]
+# that it brings, and the examples behind that version.
+PUSH, DONE, STOP, MARK = range(4)
 
-# What a master has counted before its first push.
+# A master's counts before its first push.
 FRESH: Mapping[str, Any] = {
     "clocks": [], "version": 0, "lead": 0, "stale": [], "queues": [], "idle": 0.0, "busy": 0.0,
     "log": [], "examples": 0,
@@ -21,7 +25,7 @@ FRESH: Mapping[str, Any] = {
 
 
 class Rules(Protocol):
-    """By which rules workers push, and masters answer; `Server`'s options."""
+    """The options of `Server` that decide how workers push and masters answer."""
 
     @property
     def staleness(self) -> int | None:
@@ -32,28 +36,21 @@ class Rules(Protocol):
         """Whether a late push gets a smaller rate."""
 
     @property
-    def prefetch(self) -> int:
-        """1 if a worker computes on while the answer to its push travels."""
-
-    @property
     def layerwise(self) -> bool:
         """Whether a layer's gradient is pushed as soon as the backward pass has it."""
-
-    def cuts(self, worker: Worker, span: Span) -> list[int]:
-        """Return where in a master's part a new piece of a push begins."""
 
     def examples_per_update(self, batch_size: int, workers: int) -> int:
         """Return how many examples stand behind one update."""
 
 
 @dataclass(frozen=True)
-class Pause:
-    """What a process resumes from when its loop begins anew.
+class ResumePoint:
+    """What a process resumes from when its loop starts again.
 
     Attributes:
-        numbers: What a master had counted, or which versions of w[m] a worker's copy has seen.
+        numbers: A master's counts, or the versions of w[m] that a worker's copy has seen.
         bodies: The pushes that a master's part of a checkpoint has logged.
-        spans: Each master's part of the vector, where some have taken over others'.
+        spans: Each master's span of the vector, where some have taken over others'.
     """
 
     numbers: Mapping[str, Any]

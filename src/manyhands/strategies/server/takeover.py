@@ -1,21 +1,21 @@
-"""Who takes over what a dead master of the parameter server owned, and from where.
+"""The parameter server after deaths: which pushes count, and which master takes over which layers.
 
 ```
-of every dead master's part w[m]:
+for every dead master's part w[m]:
     the worker whose copy has seen the most updates sends it
-    the master before takes it over (of the first part: the one after), so parts stay in one piece
-    every worker takes the copy, too: should the heir die next, no older one is left
-    what the optimizer remembered of w[m] is gone: it starts anew there
+    the preceding master takes it over (the first part: the following one), so spans stay contiguous
+    every worker takes the copy, too: should the new owner die next, no older copy is left
+    the optimizer's state of w[m] is lost: it starts at zero there
 ```
 
-A push counts once that a living master has used it, or that its worker has ended the step; one that
-does not count is made again. Of the pushes in flight, one per worker at the most, w[m] then
+A push counts once a surviving master has used it, or its worker has ended the step; any other push
+is repeated. Of the pushes in flight, at most one per worker, w[m] then
 
-- lacks one that counts and that the copy has not seen;
-- has one twice that does not count and that the copy has seen: the dead master alone had used it.
+- lacks a push that counts and that the copy has not seen;
+- has a push twice that does not count and that the copy has seen: only the dead master had used it.
 
-Of a worker that dies together with the master w[m] also lacks what it had pushed since the newest
-copy that is left.
+If a worker dies together with the master, w[m] also lacks what that worker had pushed since the
+newest surviving copy.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from manyhands.errors import WorkerError
-from manyhands.strategies.server.master import widen
-from manyhands.strategies.server.state import FRESH, Pause, Span
+from manyhands.strategies.server.ownership import extend_optimizer, layer_names, owned_spans
+from manyhands.strategies.server.state import FRESH, ResumePoint, Span
+from manyhands.worker.abilities import Recoverable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -34,11 +35,50 @@ if TYPE_CHECKING:
     from manyhands.worker.worker import Worker
 
 
+class TakeoverRecovery(Recoverable):
+    """What the parameter server does when workers or masters die."""
+
+    masters: int
+
+    def tally(self, worker: Worker) -> Any:
+        """Return a master's counts of each worker's pushes; a worker's own, and its versions."""
+        if worker.number < worker.plan.size:
+            return [worker.step, versions(worker)]
+        return list(counts(worker)["clocks"])
+
+    def pushes(self, before: Sequence[int], reports: Sequence[Any]) -> dict[int, int]:
+        """Return the pushes that a master has used, or whose worker has ended the step."""
+        own = {number: tally[0] for number, _, tally in reports if number in before}
+        used = [tally for number, _, tally in reports if number not in before and tally]
+        return {
+            number: max([own.get(number, 0), *(clocks[k] for clocks in used)])
+            for k, number in enumerate(before)
+        }
+
+    def recount(self, worker: Worker, pushes: Sequence[int]) -> None:
+        """Continue as from a checkpoint with these counts: workers that pushed await an answer."""
+        spans = owned_spans(worker, self.masters)
+        if worker.role == "worker":
+            seen = versions(worker) or [0] * len(spans)
+            worker.state = ResumePoint({"versions": seen}, spans=spans)
+        else:
+            worker.state = ResumePoint({**counts(worker), "clocks": list(pushes)}, spans=spans)
+
+    def rescue(
+        self, worker: Worker, before: Sequence[int], reports: Sequence[Any]
+    ) -> Callable[[], list[dict[str, Any]]]:
+        """Let other masters take over the layers of the dead, as the workers last had them."""
+        there = [number for number, _, _ in reports]
+        versions = {k: tally[1] for k, (n, _, tally) in enumerate(reports) if n not in before}
+        lost = [m for m, number in enumerate(before) if number not in there]
+        return rescue(worker, owned_spans(worker, self.masters), versions, lost)
+
+
 @dataclass(frozen=True)
 class Copy:
-    """The newest copy of a dead master's part: who has it, and which updates it has seen."""
+    """The newest copy of a dead master's part: its holder, and the updates it has seen."""
 
-    master: int  # its place among the masters
+    master: int  # its index among the masters
     holder: int  # a rank
     version: int
 
@@ -49,7 +89,7 @@ def newest(versions: Mapping[int, Sequence[int]], lost: Sequence[int]) -> list[C
     Args:
         versions: By rank of the workers: the updates of each part that its copy has seen; empty
             where it has not begun.
-        lost: The dead, by their places among the masters.
+        lost: The dead masters, by index.
     """
     found = []
     for m in lost:
@@ -60,7 +100,7 @@ def newest(versions: Mapping[int, Sequence[int]], lost: Sequence[int]) -> list[C
 
 
 def inherited(spans: Sequence[Span], lost: Sequence[int]) -> list[Span]:
-    """Return the parts of the masters that are left.
+    """Return the spans of the surviving masters.
 
     >>> inherited([(0, 3), (3, 5), (5, 9)], [1])
     [(0, 5), (5, 9)]
@@ -78,16 +118,16 @@ def rescue(
     versions: Mapping[int, Sequence[int]],
     lost: Sequence[int],
 ) -> Callable[[], list[dict[str, Any]]]:
-    """Bring the newest copies of what the dead owned to those who are left. Collective.
+    """Send the newest copies of the dead masters' parts to all survivors. Collective.
 
     Args:
-        worker: One of those who are left.
-        spans: The masters' parts before.
+        worker: A survivor.
+        spans: The masters' spans before.
         versions: See `newest`.
         lost: See `newest`.
 
     Returns:
-        What takes them over, and changes nothing before it is called; it tells who did.
+        A function that takes them over and reports the new owners; nothing changes before its call.
 
     Raises:
         WorkerError: If no master is left.
@@ -112,17 +152,17 @@ def rescue(
             heir = len(versions) + place  # masters come after the workers
             worker.params[start:stop].copy_(part)  # the heir's version does not tell these apart
             if worker.rank == heir:
-                widen(worker, (start, stop))
-            names = [la.name for la in worker.replica.layers if start <= la.start < stop]
+                extend_optimizer(worker, (start, stop))
+            names = layer_names(worker, (start, stop))
             heirs.append({"layers": names, "by": numbers[heir], "version": copy.version})
-        worker.state = Pause(_numbers(worker, left), spans=after)
+        worker.state = ResumePoint(_numbers(worker, left), spans=after)
         return heirs
 
     return take_over
 
 
 def _numbers(worker: Worker, left: Sequence[int]) -> Mapping[str, Any]:
-    """Return what this process knows, of the masters that are left."""
+    """Return this process's counts, or its versions of the surviving masters' parts."""
     if worker.number >= worker.plan.size:
         return counts(worker)
     seen = versions(worker)
@@ -134,8 +174,9 @@ def counts(worker: Worker) -> Mapping[str, Any]:
     state = worker.state
     if state is None:
         return FRESH
-    found: Mapping[str, Any] = state.numbers if isinstance(state, Pause) else state.counts()
-    return found
+    numbers: Mapping[str, Any]
+    numbers = state.numbers if isinstance(state, ResumePoint) else state.counts()
+    return numbers
 
 
 def versions(worker: Worker) -> list[int]:
@@ -143,4 +184,4 @@ def versions(worker: Worker) -> list[int]:
     state = worker.state
     if state is None:
         return []
-    return list(state.numbers["versions"] if isinstance(state, Pause) else state.versions)
+    return list(state.numbers["versions"] if isinstance(state, ResumePoint) else state.versions)

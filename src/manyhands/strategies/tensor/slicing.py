@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from manyhands.allreduce.buffers import cuts
 from manyhands.errors import ConfigError
 from manyhands.model.replica import Replica
-from manyhands.strategies.model_part import Portion, spans
-from manyhands.strategies.pipeline.partition import blocks
+from manyhands.strategies.blocks import blocks
+from manyhands.strategies.model_part import ModelPart, parameter_spans
 
 if TYPE_CHECKING:
     from manyhands.comm import Communicator
@@ -137,7 +137,7 @@ class Held(NamedTuple):
         return whole.narrow(self.axis, self.first, self.parameter.shape[self.axis])
 
 
-class Slice(Portion):
+class Slice(ModelPart):
     """One process's slice of every fully connected layer, and all of everything else.
 
     Args:
@@ -159,7 +159,8 @@ class Slice(Portion):
         pairs = list(zip(whole.named, self.held, strict=True))
         self.sliced = [name for (name, _), held in pairs if held.axis is not None]
         self.places = [
-            (*span, p.shape) for span, ((_, p), _) in zip(spans(whole), pairs, strict=True)
+            (*span, p.shape)
+            for span, ((_, p), _) in zip(parameter_spans(whole), pairs, strict=True)
         ]
         named = [(name, held.parameter) for (name, _), held in pairs]
         super().__init__(whole, children, named, reached)

@@ -90,7 +90,7 @@ class TensorParallel(Strategy, SplitsModel):
 
     def check_module(self, module: nn.Module) -> None:
         """Refuse a module that is no chain of layers."""
-        from manyhands.strategies.pipeline.partition import blocks
+        from manyhands.strategies.blocks import blocks
 
         blocks(module, self.name)
 

@@ -8,8 +8,9 @@ import manyhands as mh
 from manyhands.config.options import configure
 from manyhands.model.replica import Replica
 from manyhands.model.zoo import MODELS
+from manyhands.strategies.blocks import blocks
 from manyhands.strategies.model_part import draws
-from manyhands.strategies.pipeline.partition import blocks, cut
+from manyhands.strategies.pipeline.partition import cut
 from manyhands.strategies.pipeline.schedule import Turn, chunks, ideal_bubble, in_flight, schedule
 from manyhands.strategies.pipeline.stage import Stage
 

@@ -24,7 +24,7 @@ from manyhands.errors import ConfigError, LaunchError, WorkerError
 from manyhands.launch import mpi as mpis
 from manyhands.launch.status_board import Board
 from manyhands.launch.watchdog import Guard
-from manyhands.strategies.server.state import Pause
+from manyhands.strategies.server.state import ResumePoint
 from manyhands.strategies.server.takeover import inherited, newest, rescue
 from manyhands.training.process import recovery
 from manyhands.worker.checkpoint.format import Part, Writer, steps
@@ -160,7 +160,9 @@ class Left:
     def __init__(self, number, params, versions):
         self.rank, self.number, self.params = number, number, torch.tensor(params)
         self.plan = SimpleNamespace(size=2)
-        self.state = Pause({"versions": versions}) if versions else Pause({"version": 7})
+        self.state = (
+            ResumePoint({"versions": versions}) if versions else ResumePoint({"version": 7})
+        )
         layers = [SimpleNamespace(name=f"fc{a}", start=a) for a, _ in self.spans]
         self.replica = SimpleNamespace(layers=layers)
         self.optimizer = SimpleNamespace(param_groups=[])
