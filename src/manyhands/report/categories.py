@@ -11,8 +11,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from manyhands.report import ttest
-from manyhands.report.quantities import values
+from manyhands.report.significance import Verdict
+from manyhands.report.significance import compare as compare_pair
 from manyhands.report.summarising import summarise
 from manyhands.report.tables import Row, Summary
 
@@ -29,14 +29,19 @@ class Cell:
         row: The configuration.
         base: The configuration with the reference value and everything else the same.
         change: How much better it is than that, as a difference of medians; negative if worse.
-        clear: Whether the difference is more than chance.
+        verdict: What the test says of the difference.
     """
 
     value: str
     row: Row
     base: Row
     change: float
-    clear: bool = False
+    verdict: Verdict | None = None
+
+    @property
+    def clear(self) -> bool:
+        """Whether the difference is more than chance."""
+        return self.verdict is not None and self.verdict.apart
 
     @property
     def strategy(self) -> str:
@@ -156,15 +161,14 @@ def _key(row: Row, option: str) -> str:
 
 
 def _tested(cells: Sequence[Cell], judged: str) -> list[Cell]:
-    """Mark what differs by more than chance, corrected for the number of all comparisons."""
-    found = []
+    """Mark what differs by more than chance; every value of every strategy is a comparison."""
+    count = sum(cell.row is not cell.base for cell in cells)
+    tested = []
     for cell in cells:
-        kin = [c for c in cells if c.strategy == cell.strategy]
-        family = [values(judged, c.row.runs) for c in kin]
-        mine, theirs = (values(judged, row.runs) for row in (cell.row, cell.base))
-        found.append(None if cell.row is cell.base else ttest.p_value(mine, theirs, family))
-    told = ttest.told_apart(found)
-    return [replace(cell, clear=clear) for cell, clear in zip(cells, told, strict=True)]
+        pool = [other.row for other in cells if other.strategy == cell.strategy]
+        verdict = compare_pair(cell.row, cell.base, judged, count, pool)
+        tested.append(replace(cell, verdict=verdict))
+    return tested
 
 
 def _rest(summary: Summary, option: str, reference: str) -> Summary:

@@ -6,18 +6,18 @@ whose data was not recorded is left out.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from manyhands.report import parameter_server, ttest, volume
+from manyhands.report import parameter_server, volume
 from manyhands.report.alike import alike
 from manyhands.report.groups import Group
 from manyhands.report.plots import name
-from manyhands.report.quantities import middle, stated, values
+from manyhands.report.quantities import middle, stated
 from manyhands.report.runs import Run
 from manyhands.report.scaling import Fit
 from manyhands.report.sentences import Fact, Sentence, fact, listed, say
+from manyhands.report.significance import Verdict, compare
 from manyhands.report.tables import Row, Summary
 from manyhands.report.values import number
 from manyhands.report.wording import percent, plural, points, seconds
@@ -70,9 +70,13 @@ def _compared(summary: Summary) -> Iterable[Sentence]:
     pairs = [pair for kind in ASYNCHRONOUS for pair in _widest(_pairs(summary, kind))][:MOST]
     if not pairs:
         return
-    for (row, base), (faster, better) in zip(pairs, _clear(summary, pairs), strict=True):
-        yield from _pace(summary, row, base, faster)
-        yield from _quality(summary, row, base, better)
+    for row, base in pairs:
+        pace, quality = (
+            compare(row, base, measure, 2 * len(pairs), summary.rows)
+            for measure in ("seconds", "accuracy")
+        )
+        yield _pace(summary, row, base, pace)
+        yield from _quality(summary, row, base, quality)
     for kind in ASYNCHRONOUS:
         yield from _each(kind, _pairs(summary, kind))
     rows = {id(row): row for pair in pairs for row in pair}.values()
@@ -159,62 +163,38 @@ def _gap_of(row: Row, base: Row) -> Fact | None:
     return _gap("accuracy", gap, row.runs, base.runs)
 
 
-def _clear(summary: Summary, pairs: Sequence[tuple[Row, Row]]) -> list[tuple[bool, bool]]:
-    """Say of each pair whether times, and accuracies, differ by more than chance."""
-    found = []
-    for row, base in pairs:
-        kin = [r for r in summary.rows if r.group.source == row.group.source]
-        kin = [r for r in kin if r.group.strategy in (row.group.strategy, base.group.strategy)]
-        found += [
-            ttest.p_value(sample(row), sample(base), [sample(r) for r in kin])
-            for sample in (_times, _accuracies)
-        ]
-    told = ttest.told_apart(found)
-    return list(zip(told[::2], told[1::2], strict=True))
-
-
-def _times(row: Row) -> list[float]:
-    """Return the logarithms of the times: long runs vary in proportion to short ones."""
-    return [math.log(value) for value in values("seconds", row.runs) if value > 0]
-
-
-def _accuracies(row: Row) -> list[float]:
-    return values("accuracy", row.runs)
-
-
 def _who(summary: Summary, row: Row) -> str:
     """Name a configuration, with its place where that is not its number of workers."""
     return row.label if summary.layout.x == "workers" else name(summary, row)
 
 
-def _pace(summary: Summary, row: Row, base: Row, clear: bool) -> Iterable[Sentence]:
+def _pace(summary: Summary, row: Row, base: Row, verdict: Verdict) -> Sentence:
     times = [stated("seconds", each.runs, seconds) for each in (row, base)]
     first, second = (row, base) if _ratio(row, base).value >= 1 else (base, row)
-    yield say(
+    return say(
         "With {workers}, {who} trains in {mine} and {base} in {theirs}: {which} is {pace} times as "
-        "fast{doubt}{crowded}.",
+        "fast{hedge}{crowded}.",
         crowded=_crowding(row, base),
         workers=plural(row.workers, "worker"),
         who=_who(summary, row), base=_who(summary, base), mine=times[0], theirs=times[1],
         pace=_ratio(first, second),
-        which=_who(summary, first),
-        doubt="" if clear else _doubt(row, base),
+        which=_who(summary, first), hedge=verdict.hedge(),
     )  # fmt: skip
 
 
-def _quality(summary: Summary, row: Row, base: Row, clear: bool) -> Iterable[Sentence]:
+def _quality(summary: Summary, row: Row, base: Row, verdict: Verdict) -> Iterable[Sentence]:
     gap = _gap_of(row, base)
     if gap is None:
         return
     yield say(
-        "Its accuracy is {mine}{guess}, against {theirs} with {base}: {gap} {side}{doubt}.",
+        "Its accuracy is {mine}{guess}, against {theirs} with {base}: {gap} {side}{hedge}.",
         mine=stated("accuracy", row.runs, lambda v: percent(v, 2)),
         guess=_guessing(row),
         theirs=stated("accuracy", base.runs, lambda v: percent(v, 2)),
         base=_who(summary, base),
         gap=gap,
         side="higher" if gap.value >= 0 else "lower",
-        doubt="" if clear else _doubt(row, base),
+        hedge=verdict.hedge(),
     )
 
 
@@ -235,13 +215,6 @@ def _crowding(*rows: Row) -> str:
         return ""
     counts = listed([str(count) for count in sorted({row.processes for row in crowded})])
     return f"; {counts} processes share {crowded[0].cores} cores"
-
-
-def _doubt(*rows: Row) -> str:
-    count = min(len(row.runs) for row in rows)
-    if count == 1:
-        return ", from a single run, which may be chance"
-    return f", which {count} repeats cannot tell from chance"
 
 
 def _waiting(row: Row) -> Fact | None:

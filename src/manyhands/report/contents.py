@@ -49,7 +49,7 @@ def contents(summary: Summary, charts: Sequence[Chart]) -> Mapping[str, Any]:
             for row in summary.rows
         ],
         "answer": _sentences(doubts(summary) if compared else answer(summary)),
-        "notes": _sentences(notes(summary)),
+        "notes": _sentences(notes(summary, compared)),
         "topics": [
             *([_values(compared)] if compared else ()),
             *(

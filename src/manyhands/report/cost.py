@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 
 from manyhands.report.categories import Cell, Comparison
 from manyhands.report.explanations import STRATEGIES
-from manyhands.report.quantities import middle, stated, values
+from manyhands.report.quantities import middle, stated
 from manyhands.report.runs import Run
 from manyhands.report.sentences import Fact, Sentence, fact, listed, say
-from manyhands.report.ttest import LEVEL, p_value
+from manyhands.report.significance import Verdict, compare, method, pairs
 from manyhands.report.wording import capital, join, percent, plural, points, seconds
 
 MOST = 5  # single losses in one sentence
@@ -154,10 +153,11 @@ def comment(found: Comparison) -> list[Sentence]:
     """Say what the figure shows and by which test, and what the values cost in time."""
     said = [
         say(
-            "Beyond chance means by t-tests, the spread pooled over the repeats of a strategy, "
-            "corrected by Holm's method for {count} comparisons at {level}; such marks are filled.",
-            count=len(found.others), level=percent(LEVEL),
-        )
+            "Filled marks differ from {reference} by more than chance, each tested as one of "
+            "{count} comparisons.",
+            reference=found.reference, count=len(found.others),
+        ),
+        method("the configurations of a strategy (further down: over all configurations)"),
     ]  # fmt: skip
     if all(len(cell.row.runs) == 1 for cell in found.cells):
         said = [say("Every configuration ran once, so no difference can be told from chance.")]
@@ -181,37 +181,31 @@ def _alone(found: Comparison) -> Iterable[Sentence]:
 
 def _times(found: Comparison) -> Iterable[Sentence]:
     """State the largest ratio of times between two values of one strategy and worker count."""
-    pairs = []
+    extremes = []
     for series in found.series:
         mine = [c for v in found.values if (c := found.at(v, series)) and c.row.seconds]
         if len(mine) > 1:
             slow, fast = (f(mine, key=_seconds) for f in (max, min))
-            pairs.append((_seconds(slow) / _seconds(fast), slow, fast))
-    if not pairs:
+            extremes.append((_seconds(slow) / _seconds(fast), slow, fast))
+    if not extremes:
         return
-    ratio, slow, fast = max(pairs, key=lambda pair: pair[0])
+    ratio, slow, fast = max(extremes, key=lambda pair: pair[0])
     yield say(
         "In time, {option} makes the largest difference with {who}: {slow} takes {one}, {ratio} "
-        "times as long as {fast}{doubt}.",
+        "times as long as {fast}{hedge}.",
         option=_spoken(found), who=_who(slow), slow=slow.value, fast=fast.value,
         one=stated("seconds", slow.row.runs, seconds),
         ratio=fact("seconds", ratio, how="ratio", runs=fast.row.runs, against=slow.row.runs,
                    text=f"{ratio:.2f}"),
-        doubt="" if _slower(found, slow, fast) else ", which the repeats cannot tell from chance",
+        hedge=_slower(found, slow, fast).hedge(),
     )  # fmt: skip
 
 
-def _slower(found: Comparison, slow: Cell, fast: Cell) -> bool:
-    """Say whether two times differ by more than chance, as the extremes of all pairs of values."""
-    kin = [cell for cell in found.cells if cell.strategy == slow.strategy]
-    p = p_value(_logs(slow), _logs(fast), [_logs(cell) for cell in kin])
-    pairs = len(found.series) * len(found.values) * (len(found.values) - 1) / 2
-    return p is not None and p * pairs <= LEVEL
-
-
-def _logs(cell: Cell) -> list[float]:
-    """Return the logarithms of the times: long runs vary in proportion to short ones."""
-    return [math.log(value) for value in values("seconds", cell.row.runs) if value > 0]
+def _slower(found: Comparison, slow: Cell, fast: Cell) -> Verdict:
+    """Test whether two times differ, as the extremes of all pairs of values."""
+    pool = [cell.row for cell in found.cells if cell.strategy == slow.strategy]
+    comparisons = len(found.series) * pairs(len(found.values))
+    return compare(slow.row, fast.row, "seconds", comparisons, pool)
 
 
 def _seconds(cell: Cell) -> float:

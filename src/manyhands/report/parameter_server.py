@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from manyhands.report import ttest
 from manyhands.report.alike import alike
 from manyhands.report.explanations import STRATEGIES
 from manyhands.report.plots import name
-from manyhands.report.quantities import middle, stated, values
+from manyhands.report.quantities import middle, stated
 from manyhands.report.runs import Run
 from manyhands.report.sentences import Fact, Sentence, fact, listed, say
+from manyhands.report.significance import Verdict, compare
 from manyhands.report.tables import Row, Summary
 from manyhands.report.wording import count, percent, plural, points, seconds
 
@@ -102,13 +102,11 @@ def _against(summary: Summary, rows: Sequence[Row]) -> Iterable[Sentence]:
     if not pairs:
         return
     few, many = max(pairs, key=lambda pair: (pair[0].workers, _count(pair[1])))
-    p = ttest.p_value(values("seconds", few.runs), values("seconds", many.runs))
-    clear = ttest.told_apart([p])[0]
     yield say(
-        "With {workers}, training takes {before} with {one} and {after} with {other}{doubt}.",
+        "With {workers}, training takes {before} with {one} and {after} with {other}{hedge}.",
         workers=plural(few.workers, "worker"), one=_masters(few), other=_masters(many),
         before=stated("seconds", few.runs, seconds), after=stated("seconds", many.runs, seconds),
-        doubt="" if clear else ", a difference that the repeats cannot tell from chance",
+        hedge=compare(few, many, "seconds", 1, summary.rows).hedge(),
     )  # fmt: skip
 
 
@@ -177,13 +175,10 @@ def _trend(summary: Summary, late: Sequence[Row]) -> Iterable[Sentence]:
             and row.workers in counts
         ]
         ends = _ends(summary, mine)
-        family = [values("accuracy", row.runs) for row in mine]
-        found = [
-            ttest.p_value(values("accuracy", few.runs), values("accuracy", many.runs), family)
+        parts = [
+            _changed(few, many, compare(few, many, "accuracy", len(ends), summary.rows))
             for few, many in ends
         ]
-        told = ttest.told_apart(found)
-        parts = [_changed(*pair, clear) for pair, clear in zip(ends, told, strict=True)]
         if parts:
             yield say(
                 "Accuracy from the fewest to the most workers{where}: {parts}.",
@@ -215,19 +210,15 @@ def _change(pair: tuple[Row, Row]) -> float:
     return many - few
 
 
-def _changed(first: Row, last: Row, clear: bool) -> Sentence:
+def _changed(first: Row, last: Row, verdict: Verdict) -> Sentence:
     gap = _change((first, last))
     amount = fact("accuracy", gap, how="difference", runs=last.runs, against=first.runs,
                   text=points(gap))  # fmt: skip
-    verb = "falls" if gap < 0 else "rises"
-    change = say("{verb} by {gap}", verb=verb, gap=amount)
-    if min(len(first.runs), len(last.runs)) == 1 and not clear:
-        change = say("{verb} by {gap} in single runs", verb=verb, gap=amount)
-    elif not clear:
-        change = say("changes by {gap}, which the repeats cannot tell from chance", gap=amount)
+    verb = "changes" if not verdict.apart else "falls" if gap < 0 else "rises"
     return say(
-        "{kind} {change} ({start} with {few}, {end} with {many})",
-        kind=_kind(first, last), change=change, few=first.workers, many=last.workers,
+        "{kind} {verb} by {gap}, from {start} with {few} to {end} with {many}{hedge}",
+        kind=_kind(first, last), verb=verb, gap=amount, few=first.workers, many=last.workers,
+        hedge=verdict.brief(),
         start=stated("accuracy", first.runs, lambda v: percent(v, 2)),
         end=stated("accuracy", last.runs, lambda v: percent(v, 2)),
     )  # fmt: skip

@@ -135,7 +135,7 @@ def _first(summary: Summary, found: categories.Comparison | None, left: Left) ->
         ]
         _table(slot, [column.title for column in columns], cells, [row.best for row in rows])
         left.rows = len(summary.rows) - len(rows)
-        for sentence in notes(summary):
+        for sentence in notes(summary, found):
             slot.write(sentence, SIZE, 0, color=theme.MUTED)
     slot.y += 10
     return slot

@@ -30,15 +30,9 @@ import numpy as np
 from manyhands.report.runs import Run
 from manyhands.report.sentences import Fact, Sentence, fact, say
 from manyhands.report.tables import Row
-from manyhands.report.wording import plural
+from manyhands.report.wording import percent, plural
 
 LEVEL = 0.05
-METHOD = (
-    "Differences are claimed if a t-test (two-sided, {level}; times by their logarithms) with the "
-    "variance pooled over all configurations tells them apart, its p-value multiplied by the "
-    "number of comparisons that a sentence picks from (Bonferroni), and Welch's t-test of the two "
-    "alone does as well; p is the larger of both."
-)
 LOGARITHMIC = ("seconds", "seconds to target", "examples per second")
 MEASURES: dict[str, Callable[[Run], float | None]] = {
     "seconds": lambda run: run.seconds,
@@ -106,12 +100,34 @@ class Verdict:
             return say(", and {repeats} that are all alike tell nothing of chance", repeats=repeats)
         return say(" ({p}: not told apart with {repeats})", p=self.stated(), repeats=repeats)
 
+    def brief(self) -> Sentence:
+        """Return the same in brackets, for lists of comparisons."""
+        if self.apart:
+            return say(" ({p})", p=self.stated())
+        if len(self.fewest) < 2:
+            return say(" (a single run)")
+        if self.p is None:
+            return say(" (not told apart)")
+        return say(" ({p}: not told apart)", p=self.stated())
+
     def _fact(self, text: str) -> Fact:
         assert self.p is not None
         return fact(
             self.measure, self.p, how="p-value", text=text, runs=self.one, against=self.other,
             among=self.pool, parameters={"comparisons": self.comparisons, **self.parameters},
         )  # fmt: skip
+
+
+def method(pool: str = "all configurations") -> Sentence:
+    """Return the sentence that explains the test; `pool` names what the variance comes from."""
+    level = fact("level of the test", LEVEL, how="constant", text=percent(LEVEL))
+    return say(
+        "Differences are claimed if a t-test (two-sided, {level}; times by their logarithms) with "
+        "the variance pooled over {pool} tells them apart, its p-value multiplied by the number of "
+        "comparisons that a sentence picks from (Bonferroni), and Welch's t-test of the two alone "
+        "does as well; p is the larger of both.",
+        level=level, pool=pool,
+    )  # fmt: skip
 
 
 def pairs(count: int) -> int:
