@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import records
-from test_report_conclusions import RECORDS, check
+from test_report_facts import RECORDS
 
 from manyhands.report import build, categories, cost
 from manyhands.report.categories import Comparison
@@ -191,11 +191,8 @@ def test_few_values_stay_curves(tmp_path: Path, count: int) -> None:
     assert categories.compare(summary(records.sweep(tmp_path / "f", runs))) is None
 
 
-def test_facts_of_the_committed_partitions_are_what_the_runs_say() -> None:
+def test_the_committed_partitions_are_told_in_five_sentences() -> None:
     found = categories.compare(summarise(read([RECORDS / "partitioning"])))
     assert found is not None
-    sentences = [*cost.sentences(found), *cost.comment(found)]
-    facts = [fact for sentence in sentences for fact in sentence.facts]
-    assert sum(check(fact) for fact in facts) >= len(facts) - 4  # but two of skew, level and p
     assert len(cost.sentences(found)) == 5
     assert "averaging with 4 workers loses" in told(found)

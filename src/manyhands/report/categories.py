@@ -11,6 +11,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from manyhands.report.sentences import Name
 from manyhands.report.significance import Verdict
 from manyhands.report.significance import compare as compare_pair
 from manyhands.report.summarising import summarise
@@ -32,7 +33,7 @@ class Cell:
         verdict: What the test says of the difference.
     """
 
-    value: str
+    value: Name
     row: Row
     base: Row
     change: float
@@ -64,11 +65,21 @@ class Comparison:
     """
 
     option: str
-    reference: str
-    values: tuple[str, ...]
+    reference: Name
+    values: tuple[Name, ...]
     judged: str
     cells: tuple[Cell, ...]
     rest: Summary
+
+    @property
+    def spoken(self) -> str:
+        """The option as a word."""
+        return self.option.replace("_", " ")
+
+    @property
+    def metric(self) -> str:
+        """The name of what is compared."""
+        return "accuracy" if self.judged == "accuracy" else self.cells[0].row.runs[0].metric
 
     @property
     def others(self) -> tuple[Cell, ...]:
@@ -104,7 +115,7 @@ def compare(summary: Summary) -> Comparison | None:
     }
     order = sorted(worst, key=lambda value: (value != reference, -worst[value]))
     return Comparison(
-        option=option, reference=reference, values=tuple(order), judged=judged,
+        option=option, reference=Name(reference), values=tuple(order), judged=judged,
         cells=tuple(cells), rest=_rest(summary, option, reference),
     )  # fmt: skip
 
@@ -149,7 +160,7 @@ def _cells(summary: Summary, option: str, reference: str, judged: str) -> list[C
         base, value = bases.get(_key(row, option)), row.group.options.get(option)
         if base is not None and value is not None:
             change = getattr(row, judged).median - getattr(base, judged).median
-            cells.append(Cell(value=str(value), row=row, base=base, change=better * change))
+            cells.append(Cell(value=Name(value), row=row, base=base, change=better * change))
     return cells
 
 

@@ -164,10 +164,7 @@ def chosen(summary: Summary) -> Sentence:
         return say("")
     if len(drawn) == len(summary.groups):
         return say("Drawn is the fastest configuration of each curve above.")
-    number = fact(
-        "configurations", len(drawn), how="count", among=[row.runs for row in drawn],
-        text=str(len(drawn)),
-    )  # fmt: skip
+    number = measures.configurations(drawn)
     if len({row.group for row in drawn}) < len(drawn):
         return say("Drawn are {number} configurations, the first that were evaluated.",
                    number=number)  # fmt: skip

@@ -15,12 +15,12 @@ from markupsafe import Markup
 from manyhands.report import (
     categories,
     comments,
-    conclusions,
     measures,
     private,
     significance,
     spots,
     theme,
+    topics,
 )
 from manyhands.report.chart import Chart, Drawn
 from manyhands.report.opening import opening
@@ -106,7 +106,7 @@ def page(summary: Summary, drawn: Sequence[Drawn], live: str = "") -> str:
         notes=notes(summary, found),
         warnings=problems(summary),
         sections=_sections(shown, drawn, f", with {_chosen(found)}" if found else ""),
-        topics=conclusions.topics(shown),
+        topics=topics.topics(shown),
         explained=explained(summary),
         commands=commands(summary),
         blocks=blocks(summary),
@@ -115,7 +115,7 @@ def page(summary: Summary, drawn: Sequence[Drawn], live: str = "") -> str:
 
 
 def _chosen(found: categories.Comparison) -> str:
-    return f"{found.option.replace('_', ' ')} {found.reference}"
+    return f"{found.spoken} {found.reference}"
 
 
 def waiting(live: str, reason: str) -> str:

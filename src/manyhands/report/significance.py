@@ -22,11 +22,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from manyhands.report.quantities import values
 from manyhands.report.runs import Run
 from manyhands.report.sentences import Fact, Sentence, fact, say
 from manyhands.report.tables import Row
@@ -34,14 +35,6 @@ from manyhands.report.wording import percent, plural
 
 LEVEL = 0.05
 LOGARITHMIC = ("seconds", "seconds to target", "examples per second")
-MEASURES: dict[str, Callable[[Run], float | None]] = {
-    "seconds": lambda run: run.seconds,
-    "accuracy": lambda run: run.accuracy,
-    "score": lambda run: run.score,
-    "examples per second": lambda run: (
-        run.examples / run.seconds if run.examples and run.seconds else None
-    ),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,13 +152,10 @@ def compare(
 
 def _sample(row: Row, measure: str) -> list[float]:
     """Return what the repeats measured, times and rates as logarithms."""
-    if measure == "seconds to target":
-        values = list(row.arrivals)
-    else:
-        values = [v for run in row.runs if (v := MEASURES[measure](run)) is not None]
+    sample = list(row.arrivals) if measure == "seconds to target" else values(measure, row.runs)
     if measure in LOGARITHMIC:
-        return [math.log(value) for value in values if value > 0]
-    return values
+        return [math.log(value) for value in sample if value > 0]
+    return sample
 
 
 def _pooled(samples: Sequence[Sequence[float]]) -> tuple[float, int]:
