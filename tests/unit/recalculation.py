@@ -34,6 +34,8 @@ class Raw:
                 str((run.get("kernels") or {}).get("choice")), str(run["config"].get("allreduce")),
                 str((run.get("data") or {}).get("name")),
                 *(operation.removeprefix("allreduce").strip() for operation in operations),
+                *(value for value in run["config"].values() if isinstance(value, str)),
+                *(where.partition("/")[0] for where in self.records),
             }  # fmt: skip
             if lower in {other.lower() for other in others}:
                 return True
@@ -93,7 +95,11 @@ def private(run: Record) -> bool:
 def one(run: Record, what: str, more: Mapping[str, Any]) -> Any:
     """Return one run's value of a measure; None where its record has none."""
     last = run["epochs"][-1] if run.get("epochs") else {}
-    result, config = run["result"], run["config"]
+    result, config = run.get("result") or {}, run["config"]
+    strategy = run.get("strategy") or {}
+    masters = strategy.get("masters") or []
+    busy = [m["busy"] / (m["busy"] + m["idle"]) for m in masters if "busy" in m]
+    pushes = [o for p in run.get("workers") or () if (o := (p.get("operations") or {}).get("push"))]
     if what == "seconds":
         return result.get("seconds") or run["seconds"]["training"]
     if what == "accuracy":
@@ -123,6 +129,20 @@ def one(run: Record, what: str, more: Mapping[str, Any]) -> Any:
         return to_target(run, more["target"], bool(more.get("asked")))
     if what == "steps to target":
         return steps_to_target(run, more["target"])
+    if what in MEASURED:
+        return MEASURED[what](run)
+    if what == "masters":
+        return sum(p.get("role") == "master" for p in run["workers"])
+    if what == "mean staleness":
+        return (strategy.get("staleness") or {}).get("mean")
+    if what == "busiest master":
+        return max(busy, default=None)
+    if what == "masters together":
+        return sum(busy) or None
+    if what == "seconds per push":
+        return statistics.fmean(m["busy"] / m["pushes"] for m in masters)
+    if what == "bytes per push":
+        return statistics.fmean(o["bytes"] / o["calls"] for o in pushes)
     if what == "waiting of the masters":
         return statistics.fmean(
             p["wait"] / sum(p.get(phase) or 0 for phase in PHASES)
@@ -130,6 +150,42 @@ def one(run: Record, what: str, more: Mapping[str, Any]) -> Any:
             if p.get("role") == "master"
         )
     raise AssertionError(f"no raw value is known for {what!r}")
+
+
+def rate(run: Record) -> float:
+    """Return the learning rate of an update."""
+    config = run["config"]
+    count = one(run, "workers", {})
+    scales = {"linear": count, "sqrt": math.sqrt(count), "inverse": 1 / count}
+    return config["lr"] * scales.get(config.get("lr_scaling"), 1)
+
+
+def skew(run: Record) -> float | None:
+    """Return the mean over the workers of half the distance between their mix and the whole's."""
+    counts = [worker["classes"] for worker in (run.get("partition") or {}).get("workers") or ()]
+    if len(counts) < 2:
+        return None
+    classes = range(len(counts[0]))
+    whole = sum(map(sum, counts))
+    mix = [sum(row[c] for row in counts) / whole for c in classes]
+    return statistics.fmean(
+        0.5 * sum(abs(row[c] / sum(row) - mix[c]) for c in classes) for row in counts
+    )
+
+
+MEASURED: Mapping[str, Callable[[Record], Any]] = {
+    "bytes": lambda run: sum(p.get("bytes") or 0 for p in run["workers"]),
+    "bytes of the parameters": lambda run: run["model"]["parameters"]
+    * {"float32": 4, "float64": 8}[run["model"]["dtype"]],
+    "learning rate": rate,
+    "seconds of computing": lambda run: sum(
+        (p.get("compute") or 0) + (p.get("update") or 0)
+        for p in run["workers"]
+        if p.get("role") != "master"
+    ),
+    "skew": skew,
+    "examples seen": lambda run: run["partition"]["seen"] / run["data"]["train"],
+}  # fmt: skip
 
 
 def typical(runs: Sequence[Record], what: str, more: Mapping[str, Any]) -> float:
@@ -212,9 +268,9 @@ def derived(
         ratio = typical(against, measure, more) / typical(runs, measure, more)
         return (ratio if what == "efficiency" else 1 / ratio) / typical(runs, "processes", more)
     if what.endswith(" share"):
-        phase = what.removesuffix(" share")
+        phases = what.removesuffix(" share").split(" and ")
         team = [(run, p) for run in runs for p in run["workers"] if p.get("role") != "master"]
-        return math.fsum(p.get(phase) or 0 for _, p in team) / math.fsum(
+        return math.fsum(p.get(phase) or 0 for _, p in team for phase in phases) / math.fsum(
             one(run, "seconds", more) for run, _ in team
         )
     if what == "target accuracy":
@@ -240,6 +296,20 @@ def derived(
         return 1 / runs[0]["data"]["classes"]
     if what == "loss of guessing":
         return math.log(runs[0]["data"]["classes"])
+    if what == "workers - 1":
+        return typical(runs, "workers", more) - 1
+    if what == "workers / masters together":
+        return typical(runs, "workers", more) / typical(runs, "masters together", more)
+    if what == "learning rate × mean staleness":
+        return typical(runs, "learning rate", more) * typical(runs, "mean staleness", more)
+    if what == "header bytes of a push":
+        extra = typical(runs, "bytes per push", more) - typical(
+            runs, "bytes of the parameters", more
+        )
+        return extra / typical(runs, "masters", more)
+    if what == "largest staleness":
+        late = [(run.get("strategy") or {}).get("staleness") or {} for run in runs]
+        return max(int(k) for each in late for k, n in each.get("histogram", {}).items() if n)
     if "bytes" in what:
         sent = statistics.median([v for run in runs for v in per_exchange(run)])
         count = typical(runs, "workers", more)
@@ -267,7 +337,6 @@ def of_one_run(what: str, run: Record, more: Mapping[str, Any]) -> float:
     team = [p for p in run["workers"] if p.get("role") != "master" and p["compute"] is not None]
     slow = max(team, key=lambda p: p["compute"]) if team else {}
     others = [p for p in team if p is not slow]
-    late = {int(k): n for k, n in (strategy.get("staleness") or {}).get("histogram", {}).items()}
     stages = [s for s in strategy.get("stages") or [] if s.get("stage") is not None]
     busy = [s["compute"] for s in stages if s.get("compute")]
     privacy = run.get("privacy") or {}
@@ -276,8 +345,6 @@ def of_one_run(what: str, run: Record, more: Mapping[str, Any]) -> float:
         "longest computing": lambda: slow["compute"],
         "computing of the others": lambda: statistics.fmean(p["compute"] for p in others),
         "waiting of the others": lambda: statistics.fmean(p["wait"] for p in others),
-        "mean staleness": lambda: sum(k * n for k, n in late.items()) / sum(late.values()),
-        "largest staleness": lambda: max(k for k, n in late.items() if n),
         "accuracy of one run": lambda: one(run, "accuracy", more),
         "best own accuracy": lambda: max(strategy["own_accuracy"]),
         "first distance": lambda: strategy["consensus_distance"][0][1],

@@ -153,7 +153,7 @@ def conclusion(folder: Path) -> str:
 def _performance(folder: Path) -> list[str]:
     """Return the report's own sentences, so that page and report cannot differ."""
     compared = compare(summarise(read([folder])))
-    return [] if compared is None else [*sentences(compared), *comment(compared)[:1]]
+    return [] if compared is None else [*sentences(compared), *comment(compared)[:2]]
 
 
 def _by(found: Iterable[Cell]) -> dict[tuple[str, int], list[Cell]]:

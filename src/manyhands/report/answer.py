@@ -222,12 +222,8 @@ def _some(summary: Summary, rows: Sequence[Row]) -> Sentence:
     if len(rows) <= _NAMED + 1:
         return listed([who(summary, row) for row in rows])
     rest = rows[_NAMED:]
-    others = fact(
-        "configurations", len(rest), how="count", among=[row.runs for row in rest],
-        text=str(len(rest)),
-    )  # fmt: skip
     names = listed([who(summary, row) for row in rows[:_NAMED]], last=", ")
-    return say("{names} and {rest} others", names=names, rest=others)
+    return say("{names} and {rest} others", names=names, rest=measures.configurations(rest))
 
 
 def _caveat(summary: Summary, leader: Row) -> Sentence:

@@ -11,7 +11,7 @@ from manyhands.errors import ConfigError
 from manyhands.privacy import accountant
 from manyhands.report import measures, theme
 from manyhands.report.chart import Chart, Note
-from manyhands.report.plots import middle, name, place
+from manyhands.report.plots import name, place, typical_run
 from manyhands.report.private import cost, event
 from manyhands.report.runs import Run
 from manyhands.report.sentences import Fact, Name, Sentence, capitalised, fact, listed, say
@@ -72,7 +72,7 @@ def _lines(summary: Summary) -> list[Line]:
     """Return what the runs spend; of several that spend alike, the first."""
     found: dict[tuple[accountant.Event, float], Line] = {}
     for row in summary.rows:
-        run = middle(row)
+        run = typical_run(row)
         spends, delta = event(run), number(run.privacy, "delta")
         if spends and delta and 0 < delta < 1 and (spends, delta) not in found:
             found[spends, delta] = Line(name(summary, row), spends, delta, cost(run), (run,))
@@ -162,11 +162,11 @@ def _series(summary: Summary) -> list[_Series]:
     plain = {
         _label(summary, row, _BESIDE): row
         for row in summary.rows
-        if row.accuracy and not middle(row).privacy
+        if row.accuracy and not typical_run(row).privacy
     }
     found: dict[str, _Series] = {}
     for row in summary.rows:
-        spent = cost(middle(row))
+        spent = cost(typical_run(row))
         if row.accuracy is None or spent is None:
             continue
         label = _label(summary, row, _NOISE)
@@ -227,13 +227,13 @@ def _comment_accuracy(summary: Summary) -> Iterator[Sentence]:
 
 
 def _stated(spent: float, row: Row) -> Fact:
-    return fact("epsilon", spent, how="derived", runs=[middle(row)], text=f"{spent:.2f}")
+    return fact("epsilon", spent, how="derived", runs=[typical_run(row)], text=f"{spent:.2f}")
 
 
 def _beside(row: Row, plain: Row) -> Sentence:
     """Compare a private configuration with the same without privacy, and with which kernels."""
     side = "below" if _spread(plain).median >= _spread(row).median else "above"
-    mine, theirs = (text(middle(each).kernels, "choice") for each in (row, plain))
+    mine, theirs = (text(typical_run(each).kernels, "choice") for each in (row, plain))
     other = say("")
     if mine and theirs and mine != theirs:
         other = say(" (with kernels {mine}, not {theirs})", mine=Name(mine), theirs=Name(theirs))

@@ -11,8 +11,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from manyhands.report import ttest
-from manyhands.report.quantities import values
+from manyhands.report.sentences import Name
+from manyhands.report.significance import Verdict
+from manyhands.report.significance import compare as compare_pair
 from manyhands.report.summarising import summarise
 from manyhands.report.tables import Row, Summary
 
@@ -29,14 +30,19 @@ class Cell:
         row: The configuration.
         base: The configuration with the reference value and everything else the same.
         change: How much better it is than that, as a difference of medians; negative if worse.
-        clear: Whether the difference is more than chance.
+        verdict: What the test says of the difference.
     """
 
-    value: str
+    value: Name
     row: Row
     base: Row
     change: float
-    clear: bool = False
+    verdict: Verdict | None = None
+
+    @property
+    def clear(self) -> bool:
+        """Whether the difference is more than chance."""
+        return self.verdict is not None and self.verdict.apart
 
     @property
     def strategy(self) -> str:
@@ -59,11 +65,21 @@ class Comparison:
     """
 
     option: str
-    reference: str
-    values: tuple[str, ...]
+    reference: Name
+    values: tuple[Name, ...]
     judged: str
     cells: tuple[Cell, ...]
     rest: Summary
+
+    @property
+    def spoken(self) -> str:
+        """The option as a word."""
+        return self.option.replace("_", " ")
+
+    @property
+    def metric(self) -> str:
+        """The name of what is compared."""
+        return "accuracy" if self.judged == "accuracy" else self.cells[0].row.runs[0].metric
 
     @property
     def others(self) -> tuple[Cell, ...]:
@@ -99,7 +115,7 @@ def compare(summary: Summary) -> Comparison | None:
     }
     order = sorted(worst, key=lambda value: (value != reference, -worst[value]))
     return Comparison(
-        option=option, reference=reference, values=tuple(order), judged=judged,
+        option=option, reference=Name(reference), values=tuple(order), judged=judged,
         cells=tuple(cells), rest=_rest(summary, option, reference),
     )  # fmt: skip
 
@@ -144,7 +160,7 @@ def _cells(summary: Summary, option: str, reference: str, judged: str) -> list[C
         base, value = bases.get(_key(row, option)), row.group.options.get(option)
         if base is not None and value is not None:
             change = getattr(row, judged).median - getattr(base, judged).median
-            cells.append(Cell(value=str(value), row=row, base=base, change=better * change))
+            cells.append(Cell(value=Name(value), row=row, base=base, change=better * change))
     return cells
 
 
@@ -156,15 +172,14 @@ def _key(row: Row, option: str) -> str:
 
 
 def _tested(cells: Sequence[Cell], judged: str) -> list[Cell]:
-    """Mark what differs by more than chance, corrected for the number of all comparisons."""
-    found = []
+    """Mark what differs by more than chance; every value of every strategy is a comparison."""
+    count = sum(cell.row is not cell.base for cell in cells)
+    tested = []
     for cell in cells:
-        kin = [c for c in cells if c.strategy == cell.strategy]
-        family = [values(judged, c.row.runs) for c in kin]
-        mine, theirs = (values(judged, row.runs) for row in (cell.row, cell.base))
-        found.append(None if cell.row is cell.base else ttest.p_value(mine, theirs, family))
-    told = ttest.told_apart(found)
-    return [replace(cell, clear=clear) for cell, clear in zip(cells, told, strict=True)]
+        pool = [other.row for other in cells if other.strategy == cell.strategy]
+        verdict = compare_pair(cell.row, cell.base, judged, count, pool)
+        tested.append(replace(cell, verdict=verdict))
+    return tested
 
 
 def _rest(summary: Summary, option: str, reference: str) -> Summary:

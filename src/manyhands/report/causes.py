@@ -7,7 +7,7 @@ from statistics import fmean
 
 from manyhands.report import measures
 from manyhands.report.measures import who
-from manyhands.report.plots import middle
+from manyhands.report.plots import typical_run
 from manyhands.report.runs import Process, Run
 from manyhands.report.sentences import Fact, How, Sentence, fact, listed, say
 from manyhands.report.tables import Row, Summary
@@ -108,7 +108,7 @@ def waiting(summary: Summary) -> list[Sentence]:
             continue
         fitting = [row for row in rows if not row.crowded] or rows
         row = fitting[-1]
-        slowest = _slowest(middle(row)) if row.shares.get("wait", 0) > 0.02 else say("")
+        slowest = _slowest(typical_run(row)) if row.shares.get("wait", 0) > 0.02 else say("")
         more = say("; {slowest}", slowest=slowest) if slowest else say("")
         states.append(say("{who}: {lost}{more}.", who=who(summary, row), lost=lost(row), more=more))
     return states[:_MOST] + _masters(summary)
@@ -145,16 +145,16 @@ def _masters(summary: Summary) -> list[Sentence]:
     """Say which part of their measured time the masters wait."""
     idle: dict[int, tuple[float, Row]] = {}
     for row in summary.rows:
-        parts = [part for p in middle(row).team if (part := _idle(p)) is not None]
+        parts = [part for p in typical_run(row).team if (part := _idle(p)) is not None]
         if parts:
             idle[id(row)] = (fmean(parts), row)
     if not idle:
         return []
-    among = [[middle(row)] for _, row in idle.values()]
+    among = [[typical_run(row)] for _, row in idle.values()]
 
     def stated(pair: tuple[float, Row], how: How) -> Fact:
         return fact(
-            "waiting of the masters", pair[0], how=how, runs=[middle(pair[1])], among=among,
+            "waiting of the masters", pair[0], how=how, runs=[typical_run(pair[1])], among=among,
             text=percent(pair[0]),
         )  # fmt: skip
 
@@ -213,7 +213,7 @@ def help_wanted(summary: Summary) -> list[Sentence]:
             )
         )  # fmt: skip
     if most := _largest(fitting, "wait"):
-        option = " (--balance speed)" if _could_balance(middle(most)) else ""
+        option = " (--balance speed)" if _could_balance(typical_run(most)) else ""
         states.append(
             say(
                 "wait less ({who} spends {share} of its time on it): give slow workers less to "

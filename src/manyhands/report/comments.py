@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from operator import attrgetter
 
-from manyhands.report import causes, laws, measures
+from manyhands.report import causes, measures
 from manyhands.report.measures import who
 from manyhands.report.sentences import Name, Sentence, fact, listed, say
 from manyhands.report.tables import Row, Summary
@@ -181,10 +181,8 @@ def _apart(rows: Sequence[Row]) -> Sentence:
 
 
 def speedup(summary: Summary) -> list[Sentence]:
-    """Comment on the speed-ups: against what, where they peak and why, which law they follow."""
-    return some(
-        baseline(summary), causes.threads(summary), *_peaks(summary), *laws.comment(summary)
-    )
+    """Comment on the speed-ups: against what, where they peak and why."""
+    return some(baseline(summary), causes.threads(summary), *_peaks(summary))
 
 
 def baseline(summary: Summary) -> Sentence:

@@ -17,7 +17,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from manyhands.report import categories, conclusions, cost, private
+from manyhands.report import categories, cost, private, topics
 from manyhands.report.answer import answer, doubts
 from manyhands.report.chart import Chart
 from manyhands.report.page import arranged, notes
@@ -49,12 +49,12 @@ def contents(summary: Summary, charts: Sequence[Chart]) -> Mapping[str, Any]:
             for row in summary.rows
         ],
         "answer": _sentences(doubts(summary) if compared else answer(summary)),
-        "notes": _sentences(notes(summary)),
+        "notes": _sentences(notes(summary, compared)),
         "topics": [
             *([_values(compared)] if compared else ()),
             *(
-                {"title": topic.title, "sentences": _sentences(topic.found)}
-                for topic in conclusions.topics(shown)
+                {"title": topic.title, "sentences": _sentences(topic.sentences)}
+                for topic in topics.topics(shown)
             ),
         ],
         "sections": [
@@ -72,7 +72,7 @@ def contents(summary: Summary, charts: Sequence[Chart]) -> Mapping[str, Any]:
 
 def _values(compared: categories.Comparison) -> Mapping[str, Any]:
     """Return what the values of an option cost: the page begins with it."""
-    title = f"What {compared.option.replace('_', ' ')} costs"
+    title = f"What {compared.spoken} costs"
     return {
         "title": title,
         "sentences": _sentences([*cost.sentences(compared), *cost.comment(compared)]),

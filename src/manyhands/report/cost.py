@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
+from manyhands.report import measures
 from manyhands.report.categories import Cell, Comparison
 from manyhands.report.explanations import STRATEGIES
-from manyhands.report.quantities import middle, stated, values
+from manyhands.report.quantities import median, stated
 from manyhands.report.runs import Run
-from manyhands.report.sentences import Fact, Sentence, fact, listed, say
-from manyhands.report.ttest import LEVEL, p_value
-from manyhands.report.wording import capital, join, percent, plural, points, seconds
+from manyhands.report.sentences import Fact, Name, Sentence, capitalised, fact, listed, say
+from manyhands.report.significance import Verdict, compare, method, pairs
+from manyhands.report.tables import Row
+from manyhands.report.wording import percent, points
 
 MOST = 5  # single losses in one sentence
 DIVIDED = "partition"  # the option whose effect depends on how a strategy shares what it learns
@@ -34,16 +35,16 @@ def _costliest(found: Comparison, losses: Sequence[Cell]) -> Sentence:
         return say(
             "No {option} costs {judged} that {repeats} can tell: the largest loss against "
             "{reference} is {gap} ({who} with {value}).",
-            option=_spoken(found), judged=_judged(found), repeats=_repeats(found),
+            option=found.spoken, judged=found.metric, repeats=_repeats(found),
             reference=found.reference, gap=_gap(found, most), who=_who(most), value=most.value,
         )  # fmt: skip
     most = losses[0]
     return say(
         "{option} {value} costs most: {who} loses {gap} against {reference} ({mine} instead of "
         "{theirs}).",
-        option=capital(_spoken(found)), value=most.value, who=_who(most), gap=_gap(found, most),
-        reference=found.reference, mine=_level(found, most.row.runs),
-        theirs=_level(found, most.base.runs),
+        option=capitalised(found.spoken), value=most.value, who=_who(most), gap=_gap(found, most),
+        reference=found.reference, mine=_level(found, most.row),
+        theirs=_level(found, most.base),
     )  # fmt: skip
 
 
@@ -53,18 +54,21 @@ def _also(found: Comparison, losses: Sequence[Cell]) -> list[Sentence]:
     for cell in losses[:MOST]:
         by_strategy.setdefault(cell.strategy, []).append(cell)
     parts = [
-        say("{who} loses {each}", who=who, each=listed([_loss(found, c) for c in mine]))
+        say("{who} loses {each}", who=Name(who), each=listed([_loss(found, c) for c in mine]))
         for who, mine in by_strategy.items()
     ]
     if not parts:
         return []
-    more = f"; and {len(losses) - MOST} more, the filled marks" if len(losses) > MOST else ""
+    more = say("")
+    if rest := losses[MOST:]:
+        count = measures.configurations([cell.row for cell in rest])
+        more = say("; and {count} more, the filled marks", count=count)
     return [say("Also beyond chance: {parts}{more}.", parts=listed(parts, "; ", "; "), more=more)]
 
 
 def _loss(found: Comparison, cell: Cell) -> Sentence:
     return say("{gap} on {value} with {workers}", gap=_gap(found, cell), value=cell.value,
-               workers=plural(cell.row.workers, "worker"))  # fmt: skip
+               workers=measures.workers(cell.row))  # fmt: skip
 
 
 def _why(found: Comparison, losses: Sequence[Cell]) -> list[Sentence]:
@@ -78,7 +82,7 @@ def _why(found: Comparison, losses: Sequence[Cell]) -> list[Sentence]:
     measured: Sentence | str = ""
     if skewed is not None and even is not None:
         measured = say(
-            " Skew (0: all workers have the same mix of classes; 1: no class in common) is "
+            " Skew (zero: all workers have the same mix of classes; one: no class in common) is "
             "{skewed} for {value} and {even} for {reference}.",
             skewed=skewed, even=even, value=worst.value, reference=found.reference,
         )  # fmt: skip
@@ -95,13 +99,13 @@ def _immune(found: Comparison, losses: Sequence[Cell]) -> list[Sentence]:
         return []
     reasons = _reasons(found, safe)
     said = say(
-            "{who} {verb} nothing that {repeats} can tell, whatever the {option}{why}.",
+        "{who} {verb} nothing that {repeats} can tell, whatever the {option}{why}.",
             who=listed([_bounded(found, name) for name in safe]),
             verb="loses" if len(safe) == 1 else "lose",
-            repeats=_repeats(found), option=_spoken(found),
+            repeats=_repeats(found), option=found.spoken,
             why=say(": {reasons}", reasons=listed(reasons, "; ", "; ")) if reasons else "",
         )  # fmt: skip
-    return [Sentence(capital(said), said.facts)]
+    return [capitalised(said)]
 
 
 def _worst(found: Comparison, strategy: str) -> float:
@@ -116,7 +120,7 @@ def _bounded(found: Comparison, strategy: str) -> Sentence:
         return say("{who}", who=strategy)
     words = "{who} (at most {gap}: {value} with {workers})"
     return say(words, who=strategy, gap=_gap(found, most), value=most.value,
-               workers=plural(most.row.workers, "worker"))  # fmt: skip
+               workers=measures.workers(most.row))  # fmt: skip
 
 
 def _alike(found: Comparison, losses: Sequence[Cell]) -> list[Sentence]:
@@ -131,7 +135,7 @@ def _alike(found: Comparison, losses: Sequence[Cell]) -> list[Sentence]:
         say(
             "{alike} cannot be told from {reference} with {repeats}: they differ by at most {gap} "
             "({who} on {value}){seen}.",
-            alike=capital(join(alike)), reference=found.reference, repeats=_repeats(found),
+            alike=capitalised(listed(alike)), reference=found.reference, repeats=_repeats(found),
             gap=_gap(found, most), who=_who(most), value=most.value, seen=_seen(mine),
         )
     ]  # fmt: skip
@@ -139,7 +143,7 @@ def _alike(found: Comparison, losses: Sequence[Cell]) -> list[Sentence]:
 
 def _seen(cells: Sequence[Cell]) -> Sentence | str:
     """Mention the value that uses least of the data in an epoch, where one does not use all."""
-    known = [(part, c) for c in cells if (part := middle("examples seen", c.row.runs)) is not None]
+    known = [(part, c) for c in cells if (part := median("examples seen", c.row.runs)) is not None]
     if not known:
         return ""
     least, cell = min(known, key=lambda pair: pair[0])
@@ -154,10 +158,12 @@ def comment(found: Comparison) -> list[Sentence]:
     """Say what the figure shows and by which test, and what the values cost in time."""
     said = [
         say(
-            "Beyond chance means by t-tests, the spread pooled over the repeats of a strategy, "
-            "corrected by Holm's method for {count} comparisons at {level}; such marks are filled.",
-            count=len(found.others), level=percent(LEVEL),
-        )
+            "Filled marks differ from {reference} by more than chance, each tested as one of "
+            "{count} comparisons.",
+            reference=found.reference,
+            count=measures.configurations([cell.row for cell in found.others]),
+        ),
+        method("the configurations of a strategy (further down: over all configurations)"),
     ]  # fmt: skip
     if all(len(cell.row.runs) == 1 for cell in found.cells):
         said = [say("Every configuration ran once, so no difference can be told from chance.")]
@@ -167,51 +173,45 @@ def comment(found: Comparison) -> list[Sentence]:
 def _alone(found: Comparison) -> Iterable[Sentence]:
     """Compare with one worker, where a sequential run is there."""
     for row in found.rest.rows:
-        if row.group.strategy == "sequential" and _level(found, row.runs) is not None:
-            with_reference = [c for c in found.cells if c.value == found.reference]
-            levels = sorted(with_reference, key=lambda c: _middle(found, c.row.runs))
+        if row.group.strategy == "sequential" and getattr(row, found.judged) is not None:
+            rows = [cell.row for cell in found.cells if cell.value == found.reference]
+            low, high = (f(rows, key=lambda r: _middle(found, r.runs)) for f in (min, max))
             yield say(
                 "One worker alone (sequential) reaches {alone}; with {reference} the others reach "
                 "{low} to {high}.",
-                alone=_level(found, row.runs), reference=found.reference,
-                low=_level(found, levels[0].row.runs), high=_level(found, levels[-1].row.runs),
+                alone=_level(found, row), reference=found.reference,
+                low=_level(found, low), high=_level(found, high),
             )  # fmt: skip
             return
 
 
 def _times(found: Comparison) -> Iterable[Sentence]:
     """State the largest ratio of times between two values of one strategy and worker count."""
-    pairs = []
+    extremes = []
     for series in found.series:
         mine = [c for v in found.values if (c := found.at(v, series)) and c.row.seconds]
         if len(mine) > 1:
             slow, fast = (f(mine, key=_seconds) for f in (max, min))
-            pairs.append((_seconds(slow) / _seconds(fast), slow, fast))
-    if not pairs:
+            extremes.append((_seconds(slow) / _seconds(fast), slow, fast))
+    if not extremes:
         return
-    ratio, slow, fast = max(pairs, key=lambda pair: pair[0])
+    ratio, slow, fast = max(extremes, key=lambda pair: pair[0])
     yield say(
         "In time, {option} makes the largest difference with {who}: {slow} takes {one}, {ratio} "
-        "times as long as {fast}{doubt}.",
-        option=_spoken(found), who=_who(slow), slow=slow.value, fast=fast.value,
-        one=stated("seconds", slow.row.runs, seconds),
+        "times as long as {fast}{hedge}.",
+        option=found.spoken, who=_who(slow), slow=slow.value, fast=fast.value,
+        one=measures.time(slow.row),
         ratio=fact("seconds", ratio, how="ratio", runs=fast.row.runs, against=slow.row.runs,
                    text=f"{ratio:.2f}"),
-        doubt="" if _slower(found, slow, fast) else ", which the repeats cannot tell from chance",
+        hedge=_slower(found, slow, fast).hedge(),
     )  # fmt: skip
 
 
-def _slower(found: Comparison, slow: Cell, fast: Cell) -> bool:
-    """Say whether two times differ by more than chance, as the extremes of all pairs of values."""
-    kin = [cell for cell in found.cells if cell.strategy == slow.strategy]
-    p = p_value(_logs(slow), _logs(fast), [_logs(cell) for cell in kin])
-    pairs = len(found.series) * len(found.values) * (len(found.values) - 1) / 2
-    return p is not None and p * pairs <= LEVEL
-
-
-def _logs(cell: Cell) -> list[float]:
-    """Return the logarithms of the times: long runs vary in proportion to short ones."""
-    return [math.log(value) for value in values("seconds", cell.row.runs) if value > 0]
+def _slower(found: Comparison, slow: Cell, fast: Cell) -> Verdict:
+    """Test whether two times differ, as the extremes of all pairs of values."""
+    pool = [cell.row for cell in found.cells if cell.strategy == slow.strategy]
+    comparisons = len(found.series) * pairs(len(found.values))
+    return compare(slow.row, fast.row, "seconds", comparisons, pool)
 
 
 def _seconds(cell: Cell) -> float:
@@ -235,29 +235,19 @@ def _gap(found: Comparison, cell: Cell) -> Fact:
 
 
 def _middle(found: Comparison, runs: Sequence[Run]) -> float:
-    value = middle(found.judged, runs)
+    value = median(found.judged, runs)
     assert value is not None
     return value
 
 
-def _level(found: Comparison, runs: Sequence[Run]) -> Fact | None:
-    form: Callable[[float], str] = lambda v: f"{v:.4g}"  # noqa: E731
-    if found.judged == "accuracy":
-        form = lambda v: percent(v, 2)  # noqa: E731
-    return stated(found.judged, runs, form)
+def _level(found: Comparison, row: Row) -> Fact:
+    return measures.accuracy(row) if found.judged == "accuracy" else measures.score(row)
 
 
-def _who(cell: Cell) -> str:
-    return f"{cell.strategy} with {plural(cell.row.workers, 'worker')}"
+def _who(cell: Cell) -> Sentence:
+    workers = measures.workers(cell.row)
+    return say("{who} with {workers}", who=Name(cell.strategy), workers=workers)
 
 
-def _spoken(found: Comparison) -> str:
-    return found.option.replace("_", " ")
-
-
-def _judged(found: Comparison) -> str:
-    return "accuracy" if found.judged == "accuracy" else found.cells[0].row.runs[0].metric
-
-
-def _repeats(found: Comparison) -> str:
-    return plural(min(len(cell.row.runs) for cell in found.cells), "repeat")
+def _repeats(found: Comparison) -> Fact:
+    return measures.repeats(min((cell.row.runs for cell in found.cells), key=len))

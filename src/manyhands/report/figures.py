@@ -18,6 +18,7 @@ from manyhands.report import (
     plots,
     scores,
     spots,
+    staleness,
     timeline,
     traffic,
 )
@@ -236,11 +237,11 @@ def _special(summary: Summary) -> Iterator[Chart]:
             height=timeline.tall(summary),
             left=_margin(max(len(plots.name(summary, row)) for row, _ in drawn)),
         )  # fmt: skip
-    if internals.with_staleness(summary):
+    if staleness.shown(summary):
         yield Chart(
             id="staleness", title="Staleness", x_label="updates by others in between",
-            y_label="share of the updates", draw=lambda ax: internals.draw_staleness(ax, summary),
-            comment=_said(internals.comment_staleness(summary)), alt="how late updates were",
+            y_label="share of the updates", draw=lambda ax: staleness.draw(ax, summary),
+            comment=_said(staleness.comment(summary)), alt="how late updates were",
         )  # fmt: skip
     if held := internals.with_own(summary):
         longest = max(len(plots.name(summary, row)) for row, _ in held)

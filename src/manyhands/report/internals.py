@@ -1,37 +1,18 @@
-"""What only some strategies record: staleness, own accuracies, distance, shares."""
+"""What only some strategies record: own accuracies, distance between replicas, shares."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
 from manyhands.report import theme
 from manyhands.report.chart import Note
 from manyhands.report.measures import who
-from manyhands.report.plots import middle, name
+from manyhands.report.plots import name, recorded, typical_run
 from manyhands.report.runs import Run
 from manyhands.report.sentences import Fact, Sentence, fact, listed, say
 from manyhands.report.tables import Row, Summary
-from manyhands.report.values import finite, mapping, number, sequence
-from manyhands.report.wording import beside_axis, count, percent, times
-
-MOST = 6
-
-
-def _holding(summary: Summary, reader: Callable[[Run], Any]) -> list[tuple[Row, Any]]:
-    """Return the rows with such a record and several workers; of many those with most of them."""
-    several = [row for row in summary.rows if row.workers > 1]
-    found = [(row, record) for row in several if (record := reader(middle(row)))]
-    if len(found) <= MOST:
-        return found
-    kept = sorted(found, key=lambda pair: -pair[0].workers)[:MOST]
-    return [pair for pair in found if pair in kept]
-
-
-def histogram(run: Run) -> Mapping[int, float]:
-    """Return how many updates were that many updates late."""
-    counts = mapping(mapping(run.facts.get("staleness")).get("histogram"))
-    return {int(k): n for k in counts if k.isdigit() and (n := number(counts, k)) is not None}
+from manyhands.report.values import finite, sequence
+from manyhands.report.wording import beside_axis, percent, times
 
 
 def own(run: Run) -> list[float]:
@@ -64,44 +45,19 @@ def shares(run: Run) -> list[tuple[float, list[float]]]:
     return found
 
 
-def with_staleness(summary: Summary) -> list[tuple[Row, Mapping[int, float]]]:
-    """Return the configurations that recorded staleness."""
-    return _holding(summary, histogram)
-
-
 def with_own(summary: Summary) -> list[tuple[Row, list[float]]]:
     """Return the configurations whose workers were also judged one by one."""
-    return _holding(summary, own)
+    return recorded(summary, own)
 
 
 def with_distance(summary: Summary) -> list[tuple[Row, list[tuple[float, float]]]]:
     """Return the configurations that recorded how far the replicas are apart."""
-    return _holding(summary, distances)
+    return recorded(summary, distances)
 
 
 def with_shares(summary: Summary) -> list[tuple[Row, list[tuple[float, list[float]]]]]:
     """Return the configurations that recorded shares."""
-    return _holding(summary, shares)
-
-
-def draw_staleness(ax: Any, summary: Summary) -> list[Note]:
-    """Draw which part of the updates was how late."""
-    notes = []
-    for i, (row, counts) in enumerate(with_staleness(summary)):
-        look = theme.style(i)
-        whole = sum(counts.values()) or 1
-        late = sorted(counts)
-        share = [counts[k] / whole for k in late]
-        label = name(summary, row)
-        ax.plot(late, share, color=look.colour, marker=look.marker, label=label, markersize=5)
-        notes += [
-            Note(label, f"{k} updates late", f"{percent(s, 1)} ({count(counts[k])})", (k, s))
-            for k, s in zip(late, share, strict=True)
-        ]
-    ax.yaxis.set_major_formatter(lambda value, _: percent(value))
-    ax.xaxis.get_major_locator().set_params(integer=True)
-    ax.set_ylim(bottom=0)
-    return notes
+    return recorded(summary, shares)
 
 
 def draw_own(ax: Any, summary: Summary) -> list[Note]:
@@ -117,7 +73,7 @@ def draw_own(ax: Any, summary: Summary) -> list[Note]:
         notes += [
             Note(label, f"worker {k} alone", percent(a, 2), (a, i)) for k, a in enumerate(each)
         ]
-        together = middle(row).accuracy
+        together = typical_run(row).accuracy
         if together is not None:
             ax.plot(
                 [together], [i], marker="D", linestyle="none", color=theme.SERIES[1],
@@ -151,7 +107,7 @@ def draw_shares(ax: Any, summary: Summary) -> list[Note]:
     """Draw each worker's share of the batch over the steps, where the workers are most."""
     notes = []
     row, pairs = _drawn_shares(summary)
-    end = max(middle(row).steps or 0, pairs[-1][0])
+    end = max(typical_run(row).steps or 0, pairs[-1][0])
     for rank in range(max(len(parts) for _, parts in pairs)):
         mine = [(s, parts[rank]) for s, parts in pairs if rank < len(parts)]
         look = theme.style(rank)
@@ -166,34 +122,18 @@ def draw_shares(ax: Any, summary: Summary) -> list[Note]:
     return notes
 
 
-def comment_staleness(summary: Summary) -> list[Sentence]:
-    """Comment on how late updates are."""
-    states = []
-    for row, counts in with_staleness(summary):
-        whole = sum(counts.values())
-        if whole:
-            mean = sum(k * n for k, n in counts.items()) / whole
-            most = max(k for k, n in counts.items() if n)
-            states.append(
-                say(
-                    "{who}: {mean} updates late on average, {most} at most.",
-                    who=who(summary, row), mean=_of(row, "mean staleness", mean, f"{mean:.2f}"),
-                    most=_of(row, "largest staleness", most, str(most)),
-                )
-            )  # fmt: skip
-    return states
-
-
 def _of(row: Row, what: str, value: float, text: str, **parameters: float) -> Fact:
-    """State what the middle repeat of a configuration recorded."""
-    return fact(what, value, how="derived", runs=[middle(row)], text=text, parameters=parameters)
+    """State what the typical repeat of a configuration recorded."""
+    return fact(
+        what, value, how="derived", runs=[typical_run(row)], text=text, parameters=parameters
+    )
 
 
 def comment_own(summary: Summary) -> list[Sentence]:
     """Comment on the workers alone beside their average."""
     states = []
     for row, each in with_own(summary):
-        together = middle(row).accuracy
+        together = typical_run(row).accuracy
         if together is not None:
             verdict = "better" if together > max(each) else "not better"
             states.append(

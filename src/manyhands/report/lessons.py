@@ -111,7 +111,7 @@ def _versus(summary: Summary, row: Row, base: Row, comparisons: int) -> Sentence
         )  # fmt: skip
         pace = say(
             "{excess} {side}{hedge}", excess=excess, side="slower" if ratio > 0 else "faster",
-            hedge=_brief(summary, (row, base), "seconds", comparisons),
+            hedge=compare(row, base, "seconds", comparisons, summary.rows).brief(),
         )  # fmt: skip
     label = measures.label(row)
     if row.accuracy is None or base.accuracy is None:
@@ -120,20 +120,8 @@ def _versus(summary: Summary, row: Row, base: Row, comparisons: int) -> Sentence
     return say(
         "{label} is {pace}, its accuracy {gap} {side}{hedge}", label=label, pace=pace,
         gap=measures.gap(row, base), side="above" if gap > 0 else "below",
-        hedge=_brief(summary, (row, base), "accuracy", comparisons),
+        hedge=compare(row, base, "accuracy", comparisons, summary.rows).brief(),
     )  # fmt: skip
-
-
-def _brief(summary: Summary, both: tuple[Row, Row], measure: str, comparisons: int) -> Sentence:
-    """Say in brackets whether a test tells two configurations apart."""
-    verdict = compare(*both, measure, comparisons, summary.rows)
-    if verdict.apart:
-        return say(" ({p})", p=verdict.stated())
-    if len(verdict.fewest) < 2:
-        return say("")
-    if verdict.p is None:
-        return say(" (not told apart)")
-    return say(" ({p}: not told apart)", p=verdict.stated())
 
 
 def to_target(summary: Summary) -> list[Sentence]:
@@ -176,10 +164,7 @@ def chosen(summary: Summary) -> Sentence:
         return say("")
     if len(drawn) == len(summary.groups):
         return say("Drawn is the fastest configuration of each curve above.")
-    number = fact(
-        "configurations", len(drawn), how="count", among=[row.runs for row in drawn],
-        text=str(len(drawn)),
-    )  # fmt: skip
+    number = measures.configurations(drawn)
     if len({row.group for row in drawn}) < len(drawn):
         return say("Drawn are {number} configurations, the first that were evaluated.",
                    number=number)  # fmt: skip

@@ -22,6 +22,11 @@ def label(row: Row) -> Name:
     return Name(row.label)
 
 
+def source(row: Row) -> Name:
+    """Name the sweep that a configuration belongs to."""
+    return Name(row.group.source)
+
+
 def where(summary: Summary, row: Row) -> Name:
     """Name a configuration's place on the axis."""
     return Name(place(summary, row))
@@ -63,9 +68,10 @@ def workers(row: Row, noun: str = "worker") -> Fact:
     return fact("workers", row.workers, runs=row.runs, text=text)
 
 
-def processes(row: Row) -> Fact:
-    """State "5 processes", the most of any repeat."""
-    return fact("processes", row.processes, runs=row.runs, text=f"{row.processes} processes")
+def processes(row: Row, noun: str = "processes") -> Fact:
+    """State "5 processes", the most of any repeat; without a noun "5"."""
+    text = f"{row.processes} {noun}".strip()
+    return fact("processes", row.processes, runs=row.runs, text=text)
 
 
 def cores(row: Row, noun: str = "core") -> Fact:
@@ -108,6 +114,14 @@ def share(row: Row, phase: str) -> Fact:
     return fact(f"{phase} share", value, how="derived", runs=row.runs, text=percent(value))
 
 
+def lost(row: Row) -> Fact:
+    """State which part of the workers' time was communication or waiting, over all repeats."""
+    value = row.shares.get("communicate", 0.0) + row.shares.get("wait", 0.0)
+    return fact(
+        "communicate and wait share", value, how="derived", runs=row.runs, text=percent(value)
+    )
+
+
 def target(summary: Summary) -> Fact:
     """State the target accuracy: the one asked for, or the one that half of all reached."""
     assert summary.target is not None
@@ -146,6 +160,12 @@ def count(runs: Sequence[Run], noun: str = "run") -> Fact:
     """State "3 runs"; without a noun "3"."""
     text = plural(len(runs), noun) if noun else str(len(runs))
     return fact("runs", len(runs), how="count", runs=runs, text=text)
+
+
+def configurations(rows: Sequence[Row]) -> Fact:
+    """State how many configurations there are."""
+    among = [row.runs for row in rows]
+    return fact("configurations", len(rows), how="count", among=among, text=str(len(rows)))
 
 
 def axis(summary: Summary, row: Row) -> Fact:

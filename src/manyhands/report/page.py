@@ -15,12 +15,12 @@ from markupsafe import Markup
 from manyhands.report import (
     categories,
     comments,
-    conclusions,
     measures,
     private,
     significance,
     spots,
     theme,
+    topics,
 )
 from manyhands.report.chart import Chart, Drawn
 from manyhands.report.opening import opening
@@ -31,7 +31,6 @@ from manyhands.report.sentences import Sentence, say
 from manyhands.report.tables import Row, Spread, Summary
 from manyhands.report.wording import (
     NONE,
-    THIN,
     count,
     exact_percent,
     percent,
@@ -104,10 +103,10 @@ def page(summary: Summary, drawn: Sequence[Drawn], live: str = "") -> str:
         table_note=pivot(found).note if found else "",
         folded=everything if found else {"rows": []},
         details=_grid(summary.rows, _detail_columns()),
-        notes=notes(summary),
+        notes=notes(summary, found),
         warnings=problems(summary),
         sections=_sections(shown, drawn, f", with {_chosen(found)}" if found else ""),
-        topics=conclusions.topics(shown),
+        topics=topics.topics(shown),
         explained=explained(summary),
         commands=commands(summary),
         blocks=blocks(summary),
@@ -116,7 +115,7 @@ def page(summary: Summary, drawn: Sequence[Drawn], live: str = "") -> str:
 
 
 def _chosen(found: categories.Comparison) -> str:
-    return f"{found.option.replace('_', ' ')} {found.reference}"
+    return f"{found.spoken} {found.reference}"
 
 
 def waiting(live: str, reason: str) -> str:
@@ -294,8 +293,8 @@ def _detail_columns() -> list[Column]:
     ]
 
 
-def notes(summary: Summary) -> list[Sentence]:
-    """Say what the columns mean, as far as it needs saying."""
+def notes(summary: Summary, found: categories.Comparison | None = None) -> list[Sentence]:
+    """Say what the columns mean; the figure of a comparison explains the test itself."""
     states = [_star(summary)]
     if summary.repeats > 1:
         judged = f"values of {summary.metric}" if summary.metric else "accuracies"
@@ -306,8 +305,7 @@ def notes(summary: Summary) -> list[Sentence]:
                 judged=judged,
             )
         )
-        level = measures.threshold("level of the test", significance.LEVEL, f"5{THIN}%")
-        states.append(say(significance.METHOD, level=level))
+        states.append(say("") if found else significance.method())
     states.append(comments.spread(summary))
     states.append(comments.baseline(summary) if _any_speedup(summary) else _no_speedup(summary))
     if summary.target is not None and not summary.target_given:

@@ -17,7 +17,7 @@ import matplotlib
 from matplotlib.backends.backend_pdf import PdfPages
 from matplotlib.figure import Figure
 
-from manyhands.report import categories, conclusions, private, spots, theme
+from manyhands.report import categories, private, spots, theme, topics
 from manyhands.report.chart import POINT, WIDTH, Chart, mount
 from manyhands.report.opening import opening
 from manyhands.report.page import Column, notes, result_columns
@@ -135,7 +135,7 @@ def _first(summary: Summary, found: categories.Comparison | None, left: Left) ->
         ]
         _table(slot, [column.title for column in columns], cells, [row.best for row in rows])
         left.rows = len(summary.rows) - len(rows)
-        for sentence in notes(summary):
+        for sentence in notes(summary, found):
             slot.write(sentence, SIZE, 0, color=theme.MUTED)
     slot.y += 10
     return slot
@@ -203,9 +203,9 @@ def _strategies(summary: Summary) -> Iterable[tuple[str, list[Paragraph]]]:
 
 
 def _topics(summary: Summary) -> Iterable[tuple[str, list[Paragraph]]]:
-    for topic in conclusions.topics(summary):
+    for topic in topics.topics(summary):
         reason = [_body(topic.reason)] if topic.reason else []
-        yield topic.title, [*reason, *(_body(f"– {sentence}") for sentence in topic.found)]
+        yield topic.title, [*reason, *(_body(f"– {sentence}") for sentence in topic.sentences)]
 
 
 def _body(words: str) -> Paragraph:

@@ -9,7 +9,7 @@ from matplotlib.collections import PolyCollection
 
 from manyhands.report import theme
 from manyhands.report.chart import Note
-from manyhands.report.plots import middle, name
+from manyhands.report.plots import name, typical_run
 from manyhands.report.runs import Run
 from manyhands.report.tables import Row, Summary
 from manyhands.report.wording import beside_axis, percent, seconds
@@ -20,7 +20,7 @@ HALF = 0.42  # of a bar's thickness
 
 def shown(summary: Summary) -> tuple[Row, ...]:
     """Choose the configurations to show: all, or if those are too many the widest of each group."""
-    rows = [row for row in summary.rows if _known(middle(row))]
+    rows = [row for row in summary.rows if _known(typical_run(row))]
     if sum(row.processes for row in rows) <= 70:
         return tuple(rows)
     widest = {row.group: row for row in sorted(rows, key=lambda row: row.x)}
@@ -37,17 +37,17 @@ def parts(run: Run, index: int) -> dict[str, float]:
 
 def tall(rows: Sequence[Row]) -> int:
     """Return how tall the plot must be, in points."""
-    bars = sum(len(middle(row).team) for row in rows)
+    bars = sum(len(typical_run(row).team) for row in rows)
     return int(min(11 * (bars + GAP * len(rows)), 900))
 
 
 def draw(ax: Any, summary: Summary) -> list[Note]:
-    """Draw the bars of the middle repeat of every configuration."""
+    """Draw the bars of the typical_run repeat of every configuration."""
     notes: list[Note] = []
     ticks: list[tuple[float, str]] = []
     y = 0.0
     for row in shown(summary):
-        run = middle(row)
+        run = typical_run(row)
         ticks.append((y + (len(run.team) - 1) / 2, beside_axis(name(summary, row))))
         for index, process in enumerate(run.team):
             who = f"{name(summary, row)}, {process.role or 'worker'} {process.rank}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from manyhands.report.categories import Cell, Comparison
-from manyhands.report.quantities import middle
+from manyhands.report.quantities import median
 from manyhands.report.wording import NONE, percent, plural
 
 
@@ -30,10 +30,10 @@ class Pivot:
 def pivot(found: Comparison) -> Pivot:
     """Return the table of a comparison."""
     extra = [name for name in ("skew", "examples seen") if _differs(found, name)]
-    unit = "accuracy, %" if found.judged == "accuracy" else found.cells[0].row.runs[0].metric
+    unit = "accuracy, %" if found.judged == "accuracy" else found.metric
     series = [f"{name}, {plural(count, 'worker')}" for name, count in found.series]
     return Pivot(
-        titles=(found.option.replace("_", " "), *series, *extra),
+        titles=(found.spoken, *series, *extra),
         lines=tuple(
             (Entry(value, value), *(_entry(found.at(value, one)) for one in found.series),
              *(_extra(found, value, name) for name in extra))
@@ -69,4 +69,4 @@ def _of(found: Comparison, value: str, name: str) -> float | None:
     """Return a quantity with the most workers that a value was run with."""
     cells = [cell for cell in found.cells if cell.value == value]
     widest = max(cells, key=lambda cell: cell.row.workers)
-    return middle(name, widest.row.runs)
+    return median(name, widest.row.runs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from manyhands.report.wording import beside_axis, plural
 
 Value = Callable[[Row], Spread | None]
 Form = Callable[[float], str]
+T = TypeVar("T")
 
 
 def styles(summary: Summary) -> Mapping[Group, theme.Style]:
@@ -173,10 +174,18 @@ def _time(row: Row) -> float:
     return row.seconds.median if row.seconds else float("inf")
 
 
-def middle(row: Row) -> Run:
+def typical_run(row: Row) -> Run:
     """Return the repeat whose time is the median one."""
     ordered = sorted(row.runs, key=lambda run: run.seconds or 0)
     return ordered[(len(ordered) - 1) // 2]
+
+
+def recorded(summary: Summary, reader: Callable[[Run], T], most: int = 6) -> list[tuple[Row, T]]:
+    """Return the rows with such a record and several workers; of many those with most of them."""
+    several = [row for row in summary.rows if row.workers > 1]
+    held = [(row, record) for row in several if (record := reader(typical_run(row)))]
+    kept = sorted(held, key=lambda pair: -pair[0].workers)[:most]
+    return [pair for pair in held if pair in kept]
 
 
 def path(

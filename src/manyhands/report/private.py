@@ -8,7 +8,7 @@ from typing import Any
 from manyhands.errors import ConfigError
 from manyhands.privacy import accountant
 from manyhands.report import measures
-from manyhands.report.plots import middle, name
+from manyhands.report.plots import name, typical_run
 from manyhands.report.runs import Run
 from manyhands.report.sentences import Fact, Name, Sentence, fact, say
 from manyhands.report.tables import Summary
@@ -52,7 +52,7 @@ def statements(summary: Summary) -> list[dict[str, Any]]:
     """Return each different statement as a block: who makes it, and its lines."""
     found: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for row in summary.rows:
-        if privacy := middle(row).privacy:
+        if privacy := typical_run(row).privacy:
             found.setdefault(tuple(_lines(privacy)), []).append(name(summary, row))
     return [{"title": capital(join(who[:4])), "pairs": list(lines)} for lines, who in found.items()]
 

@@ -5,8 +5,9 @@ A fact names its quantity, and its value is the median over the runs that it nam
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterable, Sequence
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
 from manyhands.report.runs import Run
@@ -80,16 +81,6 @@ def _busy(run: Run) -> list[float]:
     ]
 
 
-def waiting(run: Run) -> float | None:
-    """Return which part of the time the workers communicate or wait, on average."""
-    parts = [
-        process.wait + process.communicate
-        for process in run.team
-        if process.trains and process.wait is not None and process.communicate is not None
-    ]
-    return fmean(parts) / run.seconds if parts and run.seconds else None
-
-
 def computing(run: Run) -> float | None:
     """Return the seconds that all workers together compute and update."""
     return total(t for p in run.team if p.trains for t in (p.compute, p.update))
@@ -137,6 +128,9 @@ QUANTITIES: dict[str, Quantity] = {
     "seconds": lambda run: run.seconds,
     "accuracy": lambda run: run.accuracy,
     "score": lambda run: run.score,
+    "examples per second": lambda run: (
+        run.examples / run.seconds if run.examples and run.seconds else None
+    ),
     "bytes": lambda run: run.bytes,
     "bytes of the parameters": vector,
     "mean staleness": staleness,
@@ -146,7 +140,6 @@ QUANTITIES: dict[str, Quantity] = {
     "seconds per push": push_seconds,
     "busiest master": busiest,
     "masters together": together,
-    "communicating and waiting": waiting,
     "seconds of computing": computing,
     "skew": skew,
     "examples seen": seen,
@@ -158,13 +151,13 @@ def values(what: str, runs: Iterable[Run]) -> list[float]:
     return [value for run in runs if (value := QUANTITIES[what](run)) is not None]
 
 
-def middle(what: str, runs: Sequence[Run]) -> float | None:
+def median(what: str, runs: Sequence[Run]) -> float | None:
     """Return the median of a quantity over some runs."""
     known = values(what, runs)
-    return median(known) if known else None
+    return statistics.median(known) if known else None
 
 
 def stated(what: str, runs: Sequence[Run], form: Callable[[float], str]) -> Fact | None:
     """Return the fact of a quantity's median over some runs."""
-    value = middle(what, runs)
+    value = median(what, runs)
     return None if value is None else fact(what, value, runs=runs, text=form(value))

@@ -22,32 +22,19 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from manyhands.report.quantities import values
 from manyhands.report.runs import Run
 from manyhands.report.sentences import Fact, Sentence, fact, say
 from manyhands.report.tables import Row
-from manyhands.report.wording import plural
+from manyhands.report.wording import percent, plural
 
 LEVEL = 0.05
-METHOD = (
-    "Differences are claimed if a t-test (two-sided, {level}; times by their logarithms) with the "
-    "variance pooled over all configurations tells them apart, its p-value multiplied by the "
-    "number of comparisons that a sentence picks from (Bonferroni), and Welch's t-test of the two "
-    "alone does as well; p is the larger of both."
-)
 LOGARITHMIC = ("seconds", "seconds to target", "examples per second")
-MEASURES: dict[str, Callable[[Run], float | None]] = {
-    "seconds": lambda run: run.seconds,
-    "accuracy": lambda run: run.accuracy,
-    "score": lambda run: run.score,
-    "examples per second": lambda run: (
-        run.examples / run.seconds if run.examples and run.seconds else None
-    ),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,12 +93,34 @@ class Verdict:
             return say(", and {repeats} that are all alike tell nothing of chance", repeats=repeats)
         return say(" ({p}: not told apart with {repeats})", p=self.stated(), repeats=repeats)
 
+    def brief(self) -> Sentence:
+        """Return the same in brackets, for lists of comparisons."""
+        if self.apart:
+            return say(" ({p})", p=self.stated())
+        if len(self.fewest) < 2:
+            return say(" (a single run)")
+        if self.p is None:
+            return say(" (not told apart)")
+        return say(" ({p}: not told apart)", p=self.stated())
+
     def _fact(self, text: str) -> Fact:
         assert self.p is not None
         return fact(
             self.measure, self.p, how="p-value", text=text, runs=self.one, against=self.other,
             among=self.pool, parameters={"comparisons": self.comparisons, **self.parameters},
         )  # fmt: skip
+
+
+def method(pool: str = "all configurations") -> Sentence:
+    """Return the sentence that explains the test; `pool` names what the variance comes from."""
+    level = fact("level of the test", LEVEL, how="constant", text=percent(LEVEL))
+    return say(
+        "Differences are claimed if a t-test (two-sided, {level}; times by their logarithms) with "
+        "the variance pooled over {pool} tells them apart, its p-value multiplied by the number of "
+        "comparisons that a sentence picks from (Bonferroni), and Welch's t-test of the two alone "
+        "does as well; p is the larger of both.",
+        level=level, pool=pool,
+    )  # fmt: skip
 
 
 def pairs(count: int) -> int:
@@ -143,13 +152,10 @@ def compare(
 
 def _sample(row: Row, measure: str) -> list[float]:
     """Return what the repeats measured, times and rates as logarithms."""
-    if measure == "seconds to target":
-        values = list(row.arrivals)
-    else:
-        values = [v for run in row.runs if (v := MEASURES[measure](run)) is not None]
+    sample = list(row.arrivals) if measure == "seconds to target" else values(measure, row.runs)
     if measure in LOGARITHMIC:
-        return [math.log(value) for value in values if value > 0]
-    return values
+        return [math.log(value) for value in sample if value > 0]
+    return sample
 
 
 def _pooled(samples: Sequence[Sequence[float]]) -> tuple[float, int]:

@@ -18,20 +18,15 @@ WIDE = 10.0  # a change beyond which the axis is logarithmic
 
 def chart(found: Comparison) -> Chart:
     """Return the figure with its comment."""
-    spoken = found.option.replace("_", " ")
-    unit = "percentage points of accuracy" if found.judged == "accuracy" else _metric(found)
+    unit = "percentage points of accuracy" if found.judged == "accuracy" else found.metric
     return Chart(
-        id=ID, title=f"{capital(_metric(found))} by {spoken}", y_label="",
+        id=ID, title=f"{capital(found.metric)} by {found.spoken}", y_label="",
         x_label=f"{unit}, against {found.reference} (left: worse)",
         draw=lambda ax: draw(ax, found), comment=tuple(cost.comment(found)),
-        alt=f"what each {spoken} costs against {found.reference}, for each strategy",
+        alt=f"what each {found.spoken} costs against {found.reference}, for each strategy",
         height=max(150, len(found.values) * (14 + 7 * len(found.series))),
         left=int(14 + 6.7 * max(len(value) for value in found.values)),
     )  # fmt: skip
-
-
-def _metric(found: Comparison) -> str:
-    return "accuracy" if found.judged == "accuracy" else found.cells[0].row.runs[0].metric
 
 
 def draw(ax: Any, found: Comparison) -> list[Note]:

@@ -109,6 +109,7 @@ def _shares(runs: Sequence[Run]) -> dict[str, float]:
         phase: math.fsum(getattr(p, phase) or 0 for run in runs for p in run.team if p.trains)
         / time
         for phase in PHASES
+        if any(getattr(p, phase) is not None for run in runs for p in run.team if p.trains)
     }
 
 

@@ -6,13 +6,15 @@ import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from manyhands.report.groups import Group, Layout
+from manyhands.report.groups import PRIVATE, Group, Layout
 from manyhands.report.runs import Loaded, Run
 from manyhands.report.scaling import Fit
 from manyhands.report.values import text
 
 _SUSPECT = 1.25  # a speed-up of so many times the workers is no parallelism
 AMOUNT = ("limit", "epochs", "max_steps")  # options that say how much is trained
+# Strategies have their own default here, or it has no effect on what is compared.
+_FREE = ("workers", "partition", "timeout", PRIVATE)
 
 
 @dataclass(frozen=True)
@@ -161,6 +163,24 @@ class Summary:
     def of(self, group: Group) -> tuple[Row, ...]:
         """Return the rows of a group, along the axis."""
         return tuple(row for row in self.rows if row.group is group)
+
+    def alike(self, one: Row, other: Row, but: Iterable[str] = ()) -> bool:
+        """Say whether two rows agree in every option that varies and that both have.
+
+        Args:
+            one: A configuration.
+            other: Another one.
+            but: Options that may differ.
+        """
+        mine, theirs = one.runs[0], other.runs[0]
+        if one.group.source != other.group.source or bool(mine.privacy) != bool(theirs.privacy):
+            return False
+        free = {*_FREE, *but}
+        return all(
+            mine.config[axis] == theirs.config[axis]
+            for axis in (*self.layout.axes, self.layout.x)
+            if axis not in free and axis in mine.config and axis in theirs.config
+        )
 
     @property
     def repeats(self) -> int:

@@ -9,7 +9,7 @@ from matplotlib.collections import PolyCollection
 
 from manyhands.report import measures, theme
 from manyhands.report.chart import Note
-from manyhands.report.plots import middle, name
+from manyhands.report.plots import name, typical_run
 from manyhands.report.runs import Run
 from manyhands.report.sentences import Fact, Sentence, fact, say
 from manyhands.report.tables import Row, Summary
@@ -40,7 +40,7 @@ def events(run: Run) -> list[Mapping[str, Any]]:
 
 def held(summary: Summary) -> list[tuple[Row, list[Mapping[str, Any]]]]:
     """Return the configurations that recorded a step, the first few of them."""
-    found = [(row, list(events(middle(row)))) for row in summary.rows]
+    found = [(row, list(events(typical_run(row)))) for row in summary.rows]
     return [pair for pair in found if pair[1]][:MOST]
 
 
@@ -100,7 +100,7 @@ def comment(summary: Summary) -> list[Sentence]:
 
 def _sentence(summary: Summary, row: Row) -> Sentence:
     """Say it of one configuration; nothing where its record does not."""
-    run = middle(row)
+    run = typical_run(row)
     record = run.facts
     stages = [mapping(s) for s in sequence(record.get("stages"))]
     stages = [s for s in stages if number(s, "stage") is not None]

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from manyhands.report import measures, theme
+from manyhands.report import quantities, theme
 from manyhands.report.chart import Note
 from manyhands.report.plots import place, styles, ticks
 from manyhands.report.runs import Process, Run
@@ -34,7 +34,6 @@ EACH: dict[str, Callable[[float], float]] = {
     "rabenseifner": lambda p: 2 * (p - 1) / p,
 }
 POWERS_ONLY = ("recursive-doubling", "rabenseifner")
-ITEM = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +45,18 @@ class Exchange:
     measured: float
     expected: float | None
     vector: float | None
+
+    @property
+    def off(self) -> float:
+        """By which part measured traffic differs from theory."""
+        return abs(self.measured / (self.expected or 1) - 1)
+
+    def off_fact(self) -> Fact:
+        """State that part."""
+        return fact(
+            "bytes per exchange against theory", self.off, how="derived", runs=self.row.runs,
+            parameters={"theory": self.expected or 0.0}, text=percent(self.off, 1),
+        )  # fmt: skip
 
 
 def exchanges(summary: Summary) -> tuple[Exchange, ...]:
@@ -101,9 +112,7 @@ def _vector(run: Run, name: str) -> float | None:
         calls = number(process.operations, name, "calls") if name else None
         if payload and calls:
             return payload / calls
-    parameters = number(run.model, "parameters")
-    item = ITEM.get(str(run.model.get("dtype")))
-    return parameters * item if parameters and item else None
+    return quantities.vector(run)
 
 
 def draw(ax: Any, summary: Summary) -> list[Note]:
@@ -149,46 +158,18 @@ def _theory(ax: Any, found: tuple[Exchange, ...]) -> None:
 
 
 def comment(summary: Summary) -> list[Sentence]:
-    """Comment on the traffic: measured against theory, and one algorithm against another."""
+    """Comment on the traffic: measured against theory."""
     found = exchanges(summary)
     known = [e for e in found if e.expected]
     states = []
     if known:
-        worst = max(known, key=_off)
-        off = fact(
-            "bytes per exchange against theory", _off(worst), how="derived", runs=worst.row.runs,
-            parameters={"theory": worst.expected or 0.0}, text=percent(_off(worst), 1),
-        )  # fmt: skip
+        worst = max(known, key=lambda e: e.off)
         states.append(
             say("Measured traffic is what theory says.")
-            if _off(worst) < 0.005
-            else say("Measured traffic differs from theory by up to {off}.", off=off)
+            if worst.off < 0.005
+            else say("Measured traffic differs from theory by up to {off}.", off=worst.off_fact())
         )
     silent = sorted({e.algorithm or e.row.label for e in found if not e.expected})
     if silent:
         states.append(say("No theory is drawn for {them}.", them=listed([Name(s) for s in silent])))
-    naive = {e.row.workers: e for e in found if e.algorithm == "naive"}
-    ring = {e.row.workers: e for e in found if e.algorithm == "ring"}
-    if both := sorted(set(naive) & set(ring)):
-        states.append(_naive_and_ring(naive[both[-1]], ring[both[-1]]))
     return states
-
-
-def _off(exchange: Exchange) -> float:
-    """Return by which part measured traffic differs from theory."""
-    return abs(exchange.measured / (exchange.expected or 1) - 1)
-
-
-def _naive_and_ring(naive: Exchange, ring: Exchange) -> Sentence:
-    def sent(exchange: Exchange, workers: int = 1) -> Fact:
-        what = "bytes per exchange" if workers == 1 else "bytes of all per exchange"
-        value = workers * exchange.measured
-        return fact(what, value, how="derived", runs=exchange.row.runs, text=size(value))
-
-    count = naive.row.workers
-    return say(
-        "With {workers} each sends {one} by naive all-reduce and {other} by ring, all of them "
-        "{ones} and {others}.",
-        workers=measures.workers(naive.row), one=sent(naive), other=sent(ring),
-        ones=sent(naive, count), others=sent(ring, count),
-    )  # fmt: skip

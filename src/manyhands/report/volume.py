@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from manyhands.report.alike import alike
-from manyhands.report.quantities import middle, stated
+from manyhands.report import measures
+from manyhands.report.quantities import median, stated
 from manyhands.report.sentences import Fact, Sentence, fact, listed, say
 from manyhands.report.tables import Row, Summary
 from manyhands.report.traffic import Exchange, exchanges
-from manyhands.report.wording import percent, plural, seconds, size
+from manyhands.report.wording import plural, size
 
 EXACT = 0.005  # a smaller deviation from a formula is not worth a word
 FORMULAS = {
@@ -55,7 +55,7 @@ def _reduced(found: Sequence[Exchange]) -> Iterable[Sentence]:
         yield say(
             "One {kind} all-reduce of the gradient (n = {n}) with P = {counts} workers: each sends "
             "{each}, measured {mine}; all together {everyone}, measured {all}{off}.",
-            kind=kind, n=n, counts=listed([str(e.row.workers) for e in mine]), each=each,
+            kind=kind, n=n, counts=listed([measures.workers(e.row, "") for e in mine]), each=each,
             everyone=everyone, mine=listed([_measured(e, 1) for e in mine]),
             all=listed([_measured(e, e.row.workers) for e in mine]), off=_off(mine),
         )  # fmt: skip
@@ -64,17 +64,16 @@ def _reduced(found: Sequence[Exchange]) -> Iterable[Sentence]:
 
 def _measured(one: Exchange, workers: int) -> Fact:
     value = one.measured * workers
-    what = f"bytes of one all-reduce, sent by {'each worker' if workers == 1 else 'all workers'}"
+    what = "bytes per exchange" if workers == 1 else "bytes of all per exchange"
     return fact(what, value, how="derived", runs=one.row.runs, text=size(value))
 
 
-def _off(found: Sequence[Exchange]) -> Sentence | str:
+def _off(found: Sequence[Exchange]) -> Sentence:
     """Say so where the formula gives something else."""
-    off = max(abs(e.measured / (e.expected or 1) - 1) for e in found)
-    runs = [run for e in found for run in e.row.runs]
-    value = fact("largest deviation from the formula", off, how="derived", runs=runs,
-                 text=percent(off, 1))  # fmt: skip
-    return "" if off < EXACT else say(", up to {off} off the formula", off=value)
+    worst = max(found, key=lambda e: e.off)
+    return (
+        say("") if worst.off < EXACT else say(", up to {off} off the formula", off=worst.off_fact())
+    )
 
 
 def _timed(by_kind: Mapping[str, Sequence[Exchange]]) -> Iterable[Sentence]:
@@ -84,8 +83,8 @@ def _timed(by_kind: Mapping[str, Sequence[Exchange]]) -> Iterable[Sentence]:
     ring = {e.row.workers: e.row for e in by_kind["ring"]}
     rows = [(e.row, ring[e.row.workers]) for e in by_kind["naive"] if e.row.workers in ring]
     parts = [
-        say("{one} and {other} with {workers}", one=stated("seconds", naive.runs, seconds),
-            other=stated("seconds", other.runs, seconds), workers=plural(naive.workers, "worker"))
+        say("{one} and {other} with {workers}", one=measures.time(naive),
+            other=measures.time(other), workers=measures.workers(naive))
         for naive, other in rows
     ]  # fmt: skip
     if parts:
@@ -103,11 +102,11 @@ def _uncounted(summary: Summary) -> Iterable[Sentence]:
 
 def _pushed(summary: Summary) -> Iterable[Sentence]:
     """State what a worker sends to the masters for one batch."""
-    rows = [row for row in summary.rows if middle("bytes per push", row.runs) is not None]
+    rows = [row for row in summary.rows if median("bytes per push", row.runs) is not None]
     for source in list(dict.fromkeys(row.group.source for row in rows))[:2]:
         row = max((r for r in rows if r.group.source == source), key=lambda r: r.workers)
-        sent, n = middle("bytes per push", row.runs), middle("bytes of the parameters", row.runs)
-        count = middle("masters", row.runs)
+        sent, n = median("bytes per push", row.runs), median("bytes of the parameters", row.runs)
+        count = median("masters", row.runs)
         if sent is None or n is None or not count:
             continue
         head = fact("header bytes of a push", (sent - n) / count, how="derived", runs=row.runs,
@@ -115,7 +114,7 @@ def _pushed(summary: Summary) -> Iterable[Sentence]:
         yield say(
             "{who}: for one batch a worker sends n + M headers = {sent} ({n} of gradients, {m} of "
             "{head}), and the masters answer with as much, however many workers there are.",
-            who=row.label, sent=stated("bytes per push", row.runs, size),
+            who=measures.label(row), sent=stated("bytes per push", row.runs, size),
             n=stated("bytes of the parameters", row.runs, size), head=head,
             m=stated("masters", row.runs, lambda v: plural(v, "header")),
         )  # fmt: skip
@@ -127,16 +126,16 @@ def _whole(summary: Summary) -> Iterable[Sentence]:
         rows = [r for r in summary.rows if r.group.source == source.label and r.workers > 1]
         rows = sorted((row for row in rows if row.bytes), key=lambda row: -row.workers)
         for first in rows:
-            kin = [r for r in rows if r.workers == first.workers and alike(summary, first, r)]
+            kin = [r for r in rows if r.workers == first.workers and summary.alike(first, r)]
             one_each = {row.group.strategy: row for row in reversed(kin)}
             if len(one_each) > 1:
                 yield say(
                     "In a whole run with {workers} all processes together moved {each}.",
-                    workers=plural(first.workers, "worker"),
+                    workers=measures.workers(first),
                     each=listed([_all(row) for row in one_each.values()]),
                 )
                 break
 
 
 def _all(row: Row) -> Sentence:
-    return say("{bytes} with {who}", bytes=stated("bytes", row.runs, size), who=row.label)
+    return say("{bytes} with {who}", bytes=stated("bytes", row.runs, size), who=measures.label(row))

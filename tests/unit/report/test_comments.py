@@ -13,7 +13,16 @@ from test_tables import summary, timed
 from manyhands import report
 from manyhands.cli import compare
 from manyhands.experiments.sweep.compare import Comparison
-from manyhands.report import causes, comments, internals, lessons, traffic
+from manyhands.report import (
+    causes,
+    comments,
+    internals,
+    law_comments,
+    lessons,
+    staleness,
+    traffic,
+    volume,
+)  # fmt: skip
 from manyhands.report.answer import answer
 from manyhands.report.figures import charts
 from manyhands.report.wording import THIN, join, percent, plural, points, seconds, size
@@ -100,19 +109,19 @@ def test_without_a_reason_in_the_records_none_is_given() -> None:
 
 def test_amdahl_is_claimed_only_where_it_fits() -> None:
     good = [timed("sync", p, 10 * (0.1 + 0.9 / p)) for p in (1, 2, 3, 4)]
-    told = said(comments.speedup(summary(*good)))
+    told = said(law_comments.sentences(summary(*good)))
     assert "Amdahl's law fits where every worker has a core: sync (serial fraction 0.100" in told
     assert "at most 10×" in told
     assert "weak scaling" in told
     bad = [timed("sync", p, t) for p, t in ((1, 10), (2, 5), (3, 3.5), (4, 12))]
-    assert "Amdahl's law does not fit" in said(comments.speedup(summary(*bad)))
+    assert "Amdahl's law does not fit" in said(law_comments.sentences(summary(*bad)))
     two = [timed("sync", p, t, cores=2) for p, t in ((1, 10), (2, 6), (3, 7))]
-    assert "cannot test Amdahl's law" in said(comments.speedup(summary(*two)))
+    assert "cannot test Amdahl's law" in said(law_comments.sentences(summary(*two)))
 
 
 def test_weak_scaling_follows_gustafson() -> None:
     runs = [timed("sync", p, 10 + p, weak=True) for p in (1, 2, 3, 4)]
-    told = said(comments.speedup(summary(*runs)))
+    told = said(law_comments.sentences(summary(*runs)))
     assert "Gustafson's law fits" in told
     assert "it would be Amdahl's" in told
     assert "11.0 s to 14.0 s with 4 times the work" in said(comments.time(summary(*runs)))
@@ -195,15 +204,19 @@ def test_traffic_of_naive_and_ring_is_compared() -> None:
     found = summary(*[records.record("sync", 4, allreduce=a) for a in ("naive", "ring")])
     told = said(traffic.comment(found))
     assert "Measured traffic is what theory says." in told
-    assert "each sends 262 kB by naive all-reduce and 131 kB by ring" in told
-    assert "1.05 MB and 524 kB" in told
+    told = said(volume.sentences(found))
+    assert "One naive all-reduce of the gradient (n = 87.4 kB) with P = 4 workers" in told
+    assert "each sends (P − 1) n, measured 262 kB" in told
+    assert "each sends 2 n (P − 1) / P, measured 131 kB" in told
+    assert "P (P − 1) n, measured 1.05 MB" in told
+    assert "2 (P − 1) n, measured 524 kB" in told
 
 
 def test_facts_of_single_strategies() -> None:
     found = summary(
         records.record("hogwild", 2), records.record("averaging", 2), records.record("gossip", 2)
     )
-    assert "updates late on average" in said(internals.comment_staleness(found))
+    assert "updates late on average" in said(staleness.comment(found))
     assert "is better than the best worker alone" in said(internals.comment_own(found))
     assert "hogwild" not in said(internals.comment_own(found))
     assert "from 1 at the first" in said(internals.comment_distance(found))
@@ -337,3 +350,11 @@ def test_seeds_that_learn_alike_are_not_told_apart_by_the_noise_of_their_times()
     assert told.startswith("At the first evaluation all have 90.00")
     runs[0]["epochs"] = runs[0]["epochs"][:1]  # one that was stopped
     assert len(lessons.accuracy_over_examples(summary(*runs))) == 1
+
+
+def test_staleness_is_the_median_over_the_repeats_and_the_most_of_all() -> None:
+    runs = [timed("hogwild", 2, 5 + i, repeat=i) for i in range(3)]
+    for run, late in zip(runs, (0.2, 0.9, 0.7), strict=True):
+        run["strategy"]["staleness"] = {"histogram": {"0": 1, str(int(10 * late)): 1}, "mean": late}
+    told = said(staleness.comment(summary(*runs)))
+    assert told == "hogwild with 2 workers: 0.70 updates late on average, 9 at most."

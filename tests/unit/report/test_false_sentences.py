@@ -12,7 +12,16 @@ import records
 from test_comments import said, several
 from test_tables import summary, timed
 
-from manyhands.report import arrival, budget, build, causes, comments, lessons, results
+from manyhands.report import (
+    arrival,
+    budget,
+    build,
+    causes,
+    comments,
+    law_comments,
+    lessons,
+    results,
+)
 from manyhands.report.answer import answer
 from manyhands.report.figures import charts
 from manyhands.report.page import notes
@@ -205,6 +214,7 @@ def test_a_peak_is_not_beside_more_bring_nothing() -> None:
     told = said(comments.speedup(summary(*runs)))
     assert "sync at 3.00× with 4" in told
     assert "More workers bring nothing" not in told
+    told = said(law_comments.sentences(summary(*runs)))
     assert "Up to 2 workers, where every worker has a core, more bring nothing: sync." in told
 
 

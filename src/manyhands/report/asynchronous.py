@@ -1,0 +1,144 @@
+"""Whether synchronous or asynchronous training is the better choice: a topic of the report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from manyhands.report import measures
+from manyhands.report.choice import learned
+from manyhands.report.sentences import Fact, Name, Sentence, fact, listed, say
+from manyhands.report.significance import compare
+from manyhands.report.tables import Row, Summary
+
+ASYNCHRONOUS = ("server", "hogwild")
+SAME = 0.05  # amounts of work that differ by less are the same
+MOST = 3  # comparisons
+Pair = tuple[Row, Row]  # an asynchronous configuration and a synchronous one
+
+
+def sentences(summary: Summary) -> Iterable[Sentence]:
+    """Compare asynchronous with synchronous training where both had as many workers."""
+    held = {kind: _pairs(summary, kind) for kind in ASYNCHRONOUS}
+    pairs = [pair for mine in held.values() for pair in _widest(mine)][:MOST]
+    for row, base in pairs:
+        yield _pace(summary, row, base, 2 * len(pairs))
+        if row.accuracy and base.accuracy:
+            yield _quality(summary, row, base, 2 * len(pairs))
+    for kind, mine in held.items():
+        yield from _by_workers(kind, mine)
+    rows = {id(row): row for pair in pairs for row in pair if "wait" in row.shares}.values()
+    if rows:
+        parts = [
+            say("{part} with {who}", who=_who(summary, r), part=measures.lost(r)) for r in rows
+        ]
+        yield say(
+            "Part of the workers' time that is communication or waiting: {each}.",
+            each=listed(parts),
+        )
+
+
+def _pairs(summary: Summary, kind: str) -> list[Pair]:
+    """Return the rows of an asynchronous strategy, each with the synchronous one that is alike."""
+    rows = [row for row in summary.rows if row.seconds and row.workers > 1]
+    late = [r for r in rows if r.group.strategy == kind and r.runs[0].config.get("staleness") != 0]
+    pairs = []
+    for row in sorted(late, key=lambda row: row.workers):
+        bases = [
+            base
+            for base in rows
+            if base.group.strategy == "sync"
+            and base.workers == row.workers
+            and summary.alike(row, base)
+            and _same_work(row, base)
+        ]
+        if bases:
+            pairs.append((row, bases[0]))
+    return pairs
+
+
+def _same_work(row: Row, base: Row) -> bool:
+    """Say whether both trained on as many examples: a run may stop at its target."""
+    if row.examples is None or base.examples is None:
+        return True
+    return abs(row.examples - base.examples) <= SAME * base.examples
+
+
+def _widest(pairs: Sequence[Pair]) -> list[Pair]:
+    """Return the pairs with the most workers of every source; where cores allow, uncrowded ones."""
+    widest = []
+    for source in dict.fromkeys(row.group.source for row, _ in pairs):
+        mine = [pair for pair in pairs if pair[0].group.source == source]
+        roomy = [pair for pair in mine if not pair[0].crowded] or mine
+        most = max(row.workers for row, _ in roomy)
+        widest += [pair for pair in roomy if pair[0].workers == most]
+    return widest
+
+
+def _by_workers(kind: str, pairs: Sequence[Pair]) -> Iterable[Sentence]:
+    """State pace and accuracy for every number of workers that both were run with."""
+    pairs = [pair for pair in pairs if pair[0].group.source == pairs[0][0].group.source]
+    counts = [row.workers for row, _ in pairs]
+    if len(counts) < 2 or len(set(counts)) < len(counts):
+        return
+    parts = []
+    for row, base in pairs:
+        part = say(
+            "{pace} times as fast with {workers}", workers=measures.workers(row),
+            pace=_ratio(row, base),
+        )  # fmt: skip
+        if row.accuracy and base.accuracy:
+            gap = measures.gap(row, base)
+            side = "above" if gap.value > 0 else "below"
+            part = say("{part}, {gap} {side}", part=part, gap=gap, side=side)
+        parts.append(part)
+    yield say(
+        "By the number of workers, {kind} against sync, in time and in accuracy: {parts}.",
+        kind=kind, parts=listed(parts, "; ", "; "),
+    )  # fmt: skip
+
+
+def _ratio(row: Row, base: Row) -> Fact:
+    assert row.seconds
+    assert base.seconds
+    ratio = base.seconds.median / row.seconds.median
+    return fact("seconds", ratio, how="ratio", runs=row.runs, against=base.runs,
+                text=f"{ratio:.2f}")  # fmt: skip
+
+
+def _who(summary: Summary, row: Row) -> Name:
+    """Name a configuration, with its place where that is not its number of workers."""
+    by_workers = summary.layout.x == "workers"
+    return measures.label(row) if by_workers else measures.who(summary, row)
+
+
+def _pace(summary: Summary, row: Row, base: Row, comparisons: int) -> Sentence:
+    first, second = (row, base) if _ratio(row, base).value >= 1 else (base, row)
+    return say(
+        "With {workers}, {who} trains in {mine} and {base} in {theirs}: {which} is {pace} times as "
+        "fast{hedge}{crowded}.",
+        workers=measures.workers(row), who=_who(summary, row), base=_who(summary, base),
+        mine=measures.time(row), theirs=measures.time(base), pace=_ratio(first, second),
+        which=_who(summary, first), crowded=_crowding(row, base),
+        hedge=compare(row, base, "seconds", comparisons, summary.rows).hedge(),
+    )  # fmt: skip
+
+
+def _quality(summary: Summary, row: Row, base: Row, comparisons: int) -> Sentence:
+    gap = measures.gap(row, base)
+    return say(
+        "Its accuracy is {mine}{guess}, against {theirs} with {base}: {gap} {side}{hedge}.",
+        mine=measures.accuracy(row), theirs=measures.accuracy(base), base=_who(summary, base),
+        guess="" if learned(row) else " (hardly better than guessing: it learned nothing)",
+        gap=gap, side="higher" if gap.value >= 0 else "lower",
+        hedge=compare(row, base, "accuracy", comparisons, summary.rows).hedge(),
+    )  # fmt: skip
+
+
+def _crowding(*rows: Row) -> Sentence:
+    crowded = [row for row in rows if row.crowded]
+    if not crowded:
+        return say("")
+    counts = measures.numbers(crowded, lambda row: measures.processes(row, ""))
+    return say(
+        "; {counts} processes share {cores}", counts=counts, cores=measures.cores(crowded[0])
+    )

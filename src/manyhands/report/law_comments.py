@@ -1,0 +1,167 @@
+"""Amdahl's or Gustafson's law: which applies, how well it fits, what limits the rest; a topic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from manyhands.report import measures
+from manyhands.report.groups import Group
+from manyhands.report.quantities import median
+from manyhands.report.scaling import Fit
+from manyhands.report.sentences import Fact, Name, Sentence, fact, listed, say
+from manyhands.report.tables import Row, Summary
+
+CLOSE, ROUGH = 0.05, 0.15  # of the peak: a law fits, fits roughly
+MOST = 3  # sources whose limits are stated
+_ALL, _NONE = 0.9995, 0.0005  # a serial fraction of one, of zero, to three digits
+REASON = (
+    "With P workers and a part f of the work that does not shrink with P, the speed-up is "
+    "1 / (f + (1 − f) / P) by Amdahl's law, where the work is the same for every P, and "
+    "P − f (P − 1) by Gustafson's, where the work grows with P. The part f holds everything that "
+    "more workers do not shorten: communication, waiting for the slowest worker, the fixed costs "
+    "of a step, and cores that slow each other down because they share caches and memory."
+)
+_APPLIES = {
+    "Amdahl": "Amdahl's law applies{where}, since the work is the same for every number of workers "
+    "(strong scaling): no number of workers brings more than 1 / f.",
+    "Gustafson": "Gustafson's law applies{where}, since the work grows with the workers (weak "
+    "scaling): the speed-up has no bound; with the same work for all it would be Amdahl's.",
+}
+
+
+def sentences(summary: Summary) -> Iterable[Sentence]:
+    """Say which law applies and why, how well it fits, and what would change it."""
+    laws = {fit.law for fit in summary.fits.values()}
+    for law in sorted(laws):
+        yield say(_APPLIES[law], where=_where(summary, law) if len(laws) > 1 else "")
+    yield from _verdicts(summary)
+    yield from _limits(summary)
+    if "Amdahl" in laws:
+        yield say(
+            "What would change that: work that grows with the workers (weak scaling, `--scaling "
+            "weak`) makes it Gustafson's law; a larger batch or a cheaper all-reduce makes f "
+            "smaller."
+        )
+
+
+def _where(summary: Summary, law: str) -> Sentence:
+    """Name the sources that a law is for."""
+    sources = sorted({group.source for group, fit in summary.fits.items() if fit.law == law})
+    return say(" to {names}", names=listed([Name(source) for source in sources]))
+
+
+def _verdicts(summary: Summary) -> list[Sentence]:
+    """Say how well the laws fit; groups with the same verdict share a sentence."""
+    held: dict[str, list[tuple[Sentence, Sentence]]] = {}
+    for group, fitted in summary.fits.items():
+        verdict = _verdict(summary, group, fitted)
+        held.setdefault(str(verdict), []).append((verdict, _fraction(summary, group, fitted)))
+    return [
+        say("{verdict}: {each}.", verdict=mine[0][0], each=listed([each for _, each in mine]))
+        for mine in held.values()
+    ]
+
+
+def fitted_rows(summary: Summary, group: Group) -> tuple[Row, ...]:
+    """Return the configurations that the law of a group was fitted to, the first worker's too."""
+    limit = summary.fits[group].limit
+    rows = [row for row in summary.of(group) if row.shown_speedup is not None]
+    return tuple(row for row in rows if row.workers <= limit)
+
+
+def _fact(summary: Summary, group: Group, what: str, value: float, text: str) -> Fact:
+    rows = fitted_rows(summary, group)
+    return fact(
+        what, value, how="fit", runs=[run for row in rows for run in row.runs],
+        against=rows[0].reference, parameters={"law": summary.fits[group].law}, text=text,
+    )  # fmt: skip
+
+
+def _fraction(summary: Summary, group: Group, fitted: Fit) -> Sentence:
+    name = Name(group.label)
+    if fitted.serial > _ALL:
+        return say("{name}", name=name)
+    serial = _fact(summary, group, "serial fraction", fitted.serial, f"{fitted.serial:.3f}")
+    off, bound = say(""), say("")
+    if fitted.residual is not None:
+        error = _fact(summary, group, "residual", fitted.residual, f"{fitted.residual:.2g}")
+        off = say(", root mean square error {error}", error=error)
+    if fitted.bound and fitted.serial >= _NONE:
+        most = _fact(summary, group, "bound", fitted.bound, f"{fitted.bound:.3g}×")
+        bound = say(", at most {most}", most=most)
+    return say(
+        "{name} (serial fraction {serial}{off}{bound})", name=name, serial=serial, off=off,
+        bound=bound,
+    )  # fmt: skip
+
+
+def _verdict(summary: Summary, group: Group, fitted: Fit) -> Sentence:
+    law = f"{fitted.law}'s law"
+    if fitted.serial > _ALL:
+        row = fitted_rows(summary, group)[-1]
+        most = measures.workers(row)
+        return say("Up to {most}, where every worker has a core, more bring nothing", most=most)
+    if fitted.residual is None:
+        return say("One point with several workers and a core for each cannot test {law}", law=law)
+    if fitted.serial < _NONE:
+        return say(
+            "No serial part shows where every worker has a core, so {law} sets no bound", law=law
+        )
+    off = fitted.residual / max(row.shown_speedup or 0 for row in fitted_rows(summary, group))
+    if off <= CLOSE:
+        return say("{law} fits where every worker has a core", law=law)
+    if off <= ROUGH:
+        return say("{law} fits roughly where every worker has a core", law=law)
+    return say("{law} does not fit, since the cost itself changes with the workers", law=law)
+
+
+def _limits(summary: Summary) -> Iterable[Sentence]:
+    """Say for one curve of every source what keeps its widest configuration from being faster."""
+    chosen: dict[str, Group] = {}
+    for group in summary.fits:
+        held = chosen.get(group.source)
+        if held is None or _weight(summary, group) > _weight(summary, held):
+            chosen[group.source] = group
+    for group in list(chosen.values())[:MOST]:
+        row = fitted_rows(summary, group)[-1]
+        limits = []
+        if "wait" in row.shares:
+            part = measures.lost(row)
+            limits.append(say("communication and waiting take {part} of the time", part=part))
+        if more := _slowed(summary, row):
+            limits.append(
+                say(
+                    "all workers together compute {more} times as long as the sequential run",
+                    more=more,
+                )
+            )
+        if limits:
+            yield say(
+                "{name} with {workers}: {limits}.", name=measures.label(row),
+                workers=measures.workers(row), limits=listed(limits),
+            )  # fmt: skip
+
+
+def _weight(summary: Summary, group: Group) -> tuple[bool, bool, float, bool]:
+    """Prefer the curve of sync, with several points, the most workers, and the ring."""
+    fit = summary.fits[group]
+    ring = group.options.get("allreduce") == "ring"
+    return fit.points > 1, group.strategy == "sync", fit.limit, ring
+
+
+def _slowed(summary: Summary, row: Row) -> Fact | None:
+    """Return how much longer all workers compute than one alone, for the same work."""
+    bases = [
+        base
+        for base in summary.rows
+        if (base.group.source, base.group.strategy) == (row.group.source, "sequential")
+    ]
+    if len(bases) != 1 or row.scaling != "strong":
+        return None
+    (base,) = bases
+    what = "seconds of computing"
+    alone, ours = median(what, base.runs), median(what, row.runs)
+    if not alone or not ours or base.examples != row.examples:
+        return None
+    return fact(what, ours / alone, how="multiple", runs=row.runs, against=base.runs,
+                text=f"{ours / alone:.2f}")  # fmt: skip

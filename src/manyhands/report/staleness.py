@@ -1,0 +1,213 @@
+"""Staleness, how many updates late gradients are: the figure, its comment, and a topic."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from manyhands.report import measures, theme
+from manyhands.report.chart import Note
+from manyhands.report.plots import name, recorded
+from manyhands.report.quantities import median, stated
+from manyhands.report.runs import Run
+from manyhands.report.sentences import Fact, Sentence, fact, listed, say
+from manyhands.report.significance import Verdict, compare
+from manyhands.report.tables import Row, Summary
+from manyhands.report.values import mapping, number
+from manyhands.report.wording import count, percent, plural, points
+
+LATE = ("server", "hogwild")
+MOST = 3  # changes of accuracy in one sentence
+
+
+def histogram(run: Run) -> Mapping[int, float]:
+    """Return how many updates were that many updates late."""
+    counts = mapping(mapping(run.facts.get("staleness")).get("histogram"))
+    return {int(k): n for k in counts if k.isdigit() and (n := number(counts, k)) is not None}
+
+
+def shown(summary: Summary) -> list[tuple[Row, Mapping[int, float]]]:
+    """Return the configurations that recorded staleness, each with one repeat's histogram."""
+    return recorded(summary, histogram)
+
+
+def draw(ax: Any, summary: Summary) -> list[Note]:
+    """Draw which part of the updates was how late."""
+    notes = []
+    for i, (row, counts) in enumerate(shown(summary)):
+        look = theme.style(i)
+        whole = sum(counts.values()) or 1
+        late = sorted(counts)
+        share = [counts[k] / whole for k in late]
+        label = name(summary, row)
+        ax.plot(late, share, color=look.colour, marker=look.marker, label=label, markersize=5)
+        notes += [
+            Note(label, f"{k} updates late", f"{percent(s, 1)} ({count(counts[k])})", (k, s))
+            for k, s in zip(late, share, strict=True)
+        ]
+    ax.yaxis.set_major_formatter(lambda value, _: percent(value))
+    ax.xaxis.get_major_locator().set_params(integer=True)
+    ax.set_ylim(bottom=0)
+    return notes
+
+
+def comment(summary: Summary) -> list[Sentence]:
+    """Comment on how late updates are, over all repeats."""
+    states = []
+    for row, _ in shown(summary):
+        mean = stated("mean staleness", row.runs, lambda v: f"{v:.2f}")
+        late = [k for run in row.runs for k, updates in histogram(run).items() if updates]
+        if mean is not None and late:
+            states.append(
+                say(
+                    "{who}: {mean} updates late on average, {most} at most.",
+                    who=measures.who(summary, row), mean=mean,
+                    most=fact("largest staleness", max(late), how="derived", runs=row.runs,
+                              text=str(max(late))),
+                )
+            )  # fmt: skip
+    return states
+
+
+def sentences(summary: Summary) -> Iterable[Sentence]:
+    """Say how late gradients were, what the learning rate makes of it, and what accuracy does."""
+    rows = [
+        row
+        for row in summary.rows
+        if row.group.strategy in LATE and median("mean staleness", row.runs) is not None
+    ]
+    # A limit on staleness is a remedy, not what happens without one.
+    rows = [r for r in rows if r.workers > 1 and r.runs[0].config.get("staleness") is None]
+    if rows:
+        yield _late(rows)
+        yield from _product(summary, rows)
+        yield from _trends(summary, rows)
+    yield from _diverged(summary)
+
+
+def _late(rows: Sequence[Row]) -> Sentence:
+    by_workers: dict[int, list[Run]] = {}
+    for row in sorted(rows, key=lambda row: row.workers):
+        by_workers.setdefault(row.workers, []).extend(row.runs)
+    each = [
+        say("{late} with {workers}", late=stated("mean staleness", runs, lambda v: f"{v:.2f}"),
+            workers=fact("workers", workers, runs=runs, text=plural(workers, "worker")))
+        for workers, runs in by_workers.items()
+    ]  # fmt: skip
+    ideal = [
+        fact("workers - 1", workers - 1, how="derived", runs=runs, text=str(workers - 1))
+        for workers, runs in by_workers.items()
+    ]
+    return say(
+        "Measured, in updates by other workers between reading the parameters and applying the "
+        "gradient: {each}. Workers of equal speed would have {ideal}.",
+        each=listed(each), ideal=listed(ideal),
+    )  # fmt: skip
+
+
+def _product(summary: Summary, rows: Sequence[Row]) -> Iterable[Sentence]:
+    """State the highest learning rate times staleness, which the bound is about."""
+    known = [
+        (rate * late, row)
+        for row in rows
+        if (rate := median("learning rate", row.runs)) is not None
+        and (late := median("mean staleness", row.runs)) is not None
+    ]
+    if not known:
+        return
+    most, row = max(known, key=lambda pair: pair[0])
+    product = fact("learning rate × mean staleness", most, how="derived", runs=row.runs,
+                   text=f"{most:.2g}")  # fmt: skip
+    yield say(
+        "Learning rate times staleness, which the bound is about, is at most {most} in finished "
+        "runs ({who}).",
+        most=product, who=measures.who(summary, row),
+    )  # fmt: skip
+
+
+def _trends(summary: Summary, late: Sequence[Row]) -> Iterable[Sentence]:
+    """Compare the accuracy of the fewest and the most workers, asynchronous and synchronous."""
+    for source in dict.fromkeys(row.group.source for row in late):
+        mine = [row for row in late if row.group.source == source and row.accuracy]
+        counts = {row.workers for row in mine}
+        mine += [
+            row
+            for row in summary.rows
+            if (row.group.source, row.group.strategy) == (source, "sync")
+            and row.accuracy
+            and row.workers in counts
+        ]
+        ends = _ends(summary, mine)
+        parts = [
+            _changed(few, many, compare(few, many, "accuracy", len(ends), summary.rows))
+            for few, many in ends
+        ]
+        if parts:
+            several = len(summary.loaded.sources) > 1
+            yield say(
+                "Accuracy from the fewest to the most workers{where}: {parts}.",
+                where=say(" of {source}", source=measures.source(ends[0][0])) if several else "",
+                parts=listed(parts[:MOST], "; ", "; "),
+            )
+
+
+def _ends(summary: Summary, rows: Sequence[Row]) -> list[tuple[Row, Row]]:
+    """Return the rows with fewest and most workers that differ in workers and masters alone."""
+    pairs = []
+    ordered = sorted(rows, key=lambda row: row.workers)
+    while ordered:
+        first = ordered[0]
+        kin = [
+            row
+            for row in ordered
+            if row.group.strategy == first.group.strategy
+            and summary.alike(first, row, but=("masters",))
+        ]
+        ordered = [row for row in ordered if row not in kin]
+        if first.workers < kin[-1].workers:
+            pairs.append((first, kin[-1]))
+    return sorted(pairs, key=lambda pair: _change(*pair))
+
+
+def _change(first: Row, last: Row) -> float:
+    few, many = (row.accuracy.median if row.accuracy else 0.0 for row in (first, last))
+    return many - few
+
+
+def _changed(first: Row, last: Row, verdict: Verdict) -> Sentence:
+    gap = _change(first, last)
+    amount = fact("accuracy", gap, how="difference", runs=last.runs, against=first.runs,
+                  text=points(gap))  # fmt: skip
+    same = first.label == last.label  # otherwise the masters differ
+    return say(
+        "{kind} {verb} by {gap}, from {start} with {few} to {end} with {many}{hedge}",
+        kind=measures.label(first) if same else first.group.strategy,
+        verb="changes" if not verdict.apart else "falls" if gap < 0 else "rises", gap=amount,
+        start=measures.accuracy(first), few=measures.workers(first, ""),
+        end=measures.accuracy(last), many=measures.workers(last, ""), hedge=verdict.brief(),
+    )  # fmt: skip
+
+
+def _diverged(summary: Summary) -> Iterable[Sentence]:
+    """Count the asynchronous runs whose loss was no longer finite."""
+    runs = [
+        run
+        for run in summary.failed
+        if run.strategy in LATE and re.search(r"loss is (nan|inf|-inf)", run.error)
+    ]
+    if not runs:
+        return
+    cases = {(run.strategy, run.workers, median("learning rate", [run])): run for run in runs}
+    yield say(
+        "{count} diverged: {cases}.", count=measures.count(runs),
+        cases=listed([_case(run) for run in list(cases.values())[:4]]),
+    )  # fmt: skip
+
+
+def _case(run: Run) -> Sentence:
+    rate: Fact | str = stated("learning rate", [run], lambda v: f"{v:g}") or "unknown"
+    return say(
+        "{strategy} with {workers}, learning rate {rate}", strategy=run.strategy, rate=rate,
+        workers=fact("workers", run.workers, runs=[run], text=plural(run.workers, "worker")),
+    )  # fmt: skip
