@@ -1,4 +1,4 @@
-"""Where workers that share memory meet between two steps: for checkpoints and evaluation."""
+"""Stops workers that share memory between two steps, for checkpoints and evaluation."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _OVER, _STEP, _SIGNUM, _WAIT = range(4)
 _NAP = 0.5e-3  # seconds between two looks
 
 
-class Meeting:
-    """Brings all workers to the end of a step, lets each write its part, and lets them go.
+class StepBarrier:
+    """Brings all workers to the end of a step, lets each write its part, and lets them continue.
 
     ```
-    the first worker that is not done:  when a checkpoint is due, calls for it (a flag)
+    the first worker that is not done:  sets a flag when a checkpoint is due
     each worker, after its step:        sees the flag, waits for all, copies, waits for all
-    a worker that is done:              waits for all who are not, and comes to their checkpoints
+    a worker that is done:              waits for the others, and takes part in their checkpoints
     ```
 
-    Nobody writes to the shared vector between the two waits, so that it holds exactly the updates
-    of everyone's steps. The price is the time until the slowest has ended its step. Collective.
+    No worker writes to the shared vector between the two waits, so it holds exactly the updates of
+    everyone's steps. The price is the time until the slowest has ended its step. Collective.
     """
 
     def __init__(self, worker: Worker, memory: MemoryGroup) -> None:
@@ -44,7 +44,7 @@ class Meeting:
         return bool(self.flags[_OVER])
 
     def attend(self, step: int) -> None:
-        """Call for a checkpoint if one is due and that is our part; come if one was called for.
+        """Begin a checkpoint if one is due and this worker leads; take part in one that has begun.
 
         Args:
             step: The steps done so far, on the average over the workers.
@@ -82,7 +82,7 @@ class Meeting:
             self.worker.course.stopped = "target_accuracy"
 
     def leave(self) -> None:
-        """Be done; return when all are."""
+        """Return when all workers are done."""
         if self.worker.course.early:  # never taken back, so that no lock is needed
             self.flags[_OVER] = 1
         self.done[self.worker.rank] = 1
@@ -91,7 +91,7 @@ class Meeting:
             self._copy()
 
     def _end_update(self) -> None:
-        """Wait until what this worker wrote is there, and known: a GPU may still be at it."""
+        """Wait until this worker's update is complete: a GPU may still be working on it."""
         import torch
 
         self.worker.settle()
