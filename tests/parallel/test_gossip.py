@@ -181,14 +181,14 @@ def test_averages_of_two_keep_the_mean_and_bring_all_together(
 
     monkeypatch.setattr(Replica, "gradient", nothing)
     begun = []
-    run = ad_psgd.work
+    run = ad_psgd.train
 
     def scattered(worker, graph):
         worker.params.copy_(torch.randn(len(worker.params), generator=seeded(worker.rank)))
         begun.append(worker.params.clone())
         return run(worker, graph)
 
-    monkeypatch.setattr(ad_psgd, "work", scattered)
+    monkeypatch.setattr(ad_psgd, "train", scattered)
     strategy = mh.Gossip(topology=topology, asynchronous=True)
     worker = train(smooth, blobs, WORLD, tmp_path, strategy=strategy, batch_size=20, **PLAIN)
     mean = torch.tensor(worker.comm.gather(begun[0].tolist()), dtype=torch.float64).mean(0)
@@ -233,7 +233,7 @@ def test_asynchronously_nobody_waits_for_a_gradient_of_another(blobs, folder, mo
         if not waited and WORLD.rank == 1:
             begun.touch()
             for thread in threading.enumerate():
-                if thread.name == "answering":
+                if thread.name == "responder":
                     waited.append(thread)
                     thread.join()
         while WORLD.rank == 0 and not begun.exists():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from manyhands.config.options import register
-from manyhands.strategies.averaging import Averaging
+from manyhands.strategies.averaging.averaging import Averaging
 from manyhands.strategies.gossip.d_psgd import Gossip
 from manyhands.strategies.hogwild.hogwild import Hogwild
 from manyhands.strategies.pipeline.pipeline import Pipeline

@@ -1,43 +1,63 @@
-"""Gossip among workers that do not step together: two average whenever one of them asks."""
+"""Asynchronous decentralised parallel SGD (AD-PSGD, Lian et al. 2018, arXiv 1710.06952).
+
+```
+each worker i, at its own pace:
+    g_i ← ∇F_i(x̂_i; ξ_i)  while an even i averages with a neighbour j that it chooses:
+               x_i, x_j ← (x_i + x_j) / 2                         (a thread of j answers)
+    x_i ← x_i − γ g_i
+at the end:    x   ← (1/P) Σ_i x_i
+```
+
+x̂_i: x_i as it was when the gradient was begun; the other symbols are those of `Gossip`.
+
+Guarantees:
+    - Every average of two leaves the average of all workers unchanged.
+    - No worker waits for another's gradient: even workers ask odd ones only, so that none waits for
+      one that waits.
+Cost per step of an even worker: one message of b·dim bytes to the chosen neighbour, and one back.
+"""
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from mpi4py import MPI
-
 from manyhands.comm.messages import Messages, Parcel
 from manyhands.data.shuffle import draws
-from manyhands.worker.hold import STOP, MessageHold
+from manyhands.strategies import staleness
+from manyhands.strategies.gossip.consensus import record_mean
+from manyhands.strategies.gossip.responder import AVERAGE, DONE, OVER, Responder
+from manyhands.worker.hold import MessageHold
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torch import Tensor
-
     from manyhands.strategies.gossip.topology import Graph
     from manyhands.worker.worker import Worker
 
-# What the first number of a header says: take part in an average; I am done; I am, and so is the
-# run. An answer's says whether the run is over.
-AVERAGE, DONE, OVER = range(3)
+
+def run(worker: Worker, graph: Graph) -> None:
+    """Train this worker at its own pace, then average with all others."""
+    facts = worker.comm.gather(train(worker, graph))
+    counts = [Counter(dict(each.pop("taus"))) for each in facts]
+    worker.facts |= {name: [each[name] for each in facts] for name in facts[0]}
+    worker.facts["staleness"] = staleness.describe(counts)
+    worker.params.copy_(record_mean(worker))
 
 
-def work(worker: Worker, graph: Graph) -> dict[str, Any]:
-    """Train this worker at its own pace; returns what it noted.
+def train(worker: Worker, graph: Graph) -> dict[str, Any]:
+    """Do all steps of this worker; returns its facts.
 
     `taus` counts its updates by staleness: how many averages have moved x_i since x̂_i was read.
     """
     neighbours = graph[worker.rank]
     if worker.rank % 2 and neighbours:
-        return _answer(worker, neighbours)
-    return _ask(worker, neighbours)
+        return _train_and_answer(worker, neighbours)
+    return _train_and_ask(worker, neighbours)
 
 
-def _ask(worker: Worker, neighbours: Sequence[int]) -> dict[str, Any]:
-    """Be one of those that ask: while the gradient is computed, the average is under way."""
+def _train_and_ask(worker: Worker, neighbours: Sequence[int]) -> dict[str, Any]:
+    """Average with a chosen neighbour while the gradient is computed."""
     x, messages = worker.params, Messages(worker.comm)
     mine, theirs = Parcel(x), Parcel(x)
     worker.evaluation.hold = hold = MessageHold.made(worker, messages)
@@ -70,9 +90,9 @@ def _ask(worker: Worker, neighbours: Sequence[int]) -> dict[str, Any]:
     return {"asked": asked, "answered": 0, "taus": [(tau, worker.step)]}
 
 
-def _answer(worker: Worker, neighbours: Sequence[int]) -> dict[str, Any]:
-    """Be one of those that are asked: a thread answers, whatever is computed meanwhile."""
-    shared = Answering(worker, neighbours)
+def _train_and_answer(worker: Worker, neighbours: Sequence[int]) -> dict[str, Any]:
+    """Let a thread average with the neighbours that ask while gradients are computed."""
+    shared = Responder(worker, neighbours)
     worker.evaluation.hold = shared.hold
     shared.start()
     taus: Counter[int] = Counter()
@@ -93,89 +113,3 @@ def _answer(worker: Worker, neighbours: Sequence[int]) -> dict[str, Any]:
     shared.check()
     worker.params.copy_(shared.x)
     return {"asked": 0, "answered": shared.answered, "taus": [*taus.items()]}
-
-
-class Answering(threading.Thread):
-    """Averages with whoever asks, until all who may ask are done. Nobody else uses MPI meanwhile.
-
-    Attributes:
-        x: This worker's parameters; shape (dim,).
-        lock: Held by who reads or writes x, or counts what became of it.
-        answered: The averages so far.
-        over: Somebody has reached the run's target.
-    """
-
-    def __init__(self, worker: Worker, neighbours: Sequence[int]) -> None:
-        super().__init__(name="answering", daemon=True)
-        self.x: Tensor = worker.params.clone()
-        self.meter = worker.comm.meter
-        self.messages = Messages(worker.comm)
-        self.messages.spins = 0  # this process has something to compute
-        self.hold = MessageHold.made(worker, self.messages)
-        if self.hold:
-            self.hold.asks = False
-        self.asking = list(neighbours)
-        self.theirs = [Parcel(self.x) for _ in neighbours]
-        self.mine = [Parcel(self.x) for _ in neighbours]
-        self.lock = threading.Lock()
-        self.over = False
-        self.answered = 0
-        self.error: BaseException | None = None
-
-    def run(self) -> None:
-        """Answer; what goes wrong is kept for the worker to raise."""
-        try:
-            self._serve()
-        except BaseException as error:
-            self.error = error
-            if self.hold:  # the worker must not wait for a message that nobody takes in
-                self.hold.state = STOP
-
-    def check(self) -> None:
-        """Raise what went wrong."""
-        if self.error:
-            raise self.error
-
-    def _serve(self) -> None:
-        requests = [self._expect(k) for k in range(len(self.asking))]
-        sent: list[Any] = [None] * len(self.asking)
-        left = len(self.asking)
-        if self.hold:
-            requests.append(self.hold.request)
-        while left:
-            for k in self.messages.wait_some(requests):
-                if k == len(self.asking):
-                    requests[k] = self._hear()
-                    continue
-                if sent[k]:
-                    self.messages.wait_all([sent[k]])  # received, since it has asked again
-                    sent[k] = None
-                if (kind := self.theirs[k].header[0]) == AVERAGE:
-                    sent[k] = self._average(k)
-                    requests[k] = self._expect(k)
-                else:
-                    self.over = self.over or kind == OVER
-                    left -= 1
-
-        if self.hold:
-            self.hold.end()
-
-    def _hear(self) -> Any:
-        """Take in that worker 0 evaluates, or has done so, for the worker to see."""
-        assert self.hold
-        self.hold.take()
-        return self.hold.request or MPI.REQUEST_NULL
-
-    def _expect(self, k: int) -> Any:
-        return self.messages.receive(self.theirs[k], self.asking[k])
-
-    def _average(self, k: int) -> Any:
-        """Give x to who asked, and take the mean of both: both have it then."""
-        with self.lock:
-            self.mine[k].body.copy_(self.x)
-            self.x.add_(self.theirs[k].body).mul_(0.5)
-            self.answered += 1
-        self.mine[k].header[0] = OVER if self.over else AVERAGE
-        size = self.mine[k].nbytes
-        self.meter.add("average", payload=size, sent=size, messages=1, seconds=0.0)
-        return self.messages.send(self.mine[k], self.asking[k])

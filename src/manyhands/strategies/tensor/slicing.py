@@ -172,6 +172,20 @@ class Slice(ModelPart):
         self.key: tuple[int, ...] = (0,)
         self.forward = lambda x: self.through(x, *self.key)
 
+    def allreduce(self, teams: Communicator, algorithm: str) -> None:
+        """Sum the gradient over the teams, in place; what the whole team holds is summed apart.
+
+        An algorithm may add in an order that follows the place in the vector, and that place
+        differs between slices. Two numbers have one order.
+        """
+        if teams.size == 2:
+            teams.allreduce(self.grad, algorithm)
+            return
+        for views in filter(None, self.apart):
+            vector = torch.cat(views)
+            teams.allreduce(vector, algorithm)
+            torch._foreach_copy_(views, torch.split(vector, [len(view) for view in views]))
+
     def give(self, vector: Tensor) -> None:
         """Write what this process answers for into the whole model's vector; shape (dim,)."""
         for held, (start, stop, shape) in zip(self.held, self.places, strict=True):

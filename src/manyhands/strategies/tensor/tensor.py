@@ -7,24 +7,22 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from manyhands.config.declare import PROCESSES, check_declared, option
-from manyhands.config.optimizers import SGD, Adam, AdamW
-from manyhands.errors import ConfigError
-from manyhands.strategies.strategy import Strategy, Supports
+from manyhands.strategies.strategy import Strategy
 from manyhands.strategies.sync.sync import AllReduce
+from manyhands.strategies.tensor.spec import TensorSpec
 from manyhands.worker.abilities import SplitsModel
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from manyhands.comm import Communicator
-    from manyhands.config.run import RunConfig
     from manyhands.model.replica import Replica
     from manyhands.strategies.tensor.slicing import Slice
     from manyhands.worker.worker import Worker
 
 
 @dataclass(frozen=True)
-class TensorParallel(Strategy, SplitsModel):
+class TensorParallel(TensorSpec, Strategy, SplitsModel):
     """Fully connected layers split within the layer (Megatron-LM, Shoeybi et al. 2019).
 
     ```
@@ -51,56 +49,11 @@ class TensorParallel(Strategy, SplitsModel):
     """
 
     name: ClassVar[str] = "tensor"
-    supports: ClassVar[Supports] = Supports(
-        equals_one=True,
-        resume=True,
-        workers=1,
-        beside="slice",
-        lacks={
-            "model_loss": "has no process with the whole model",
-            "tensors": "passes one tensor from layer to layer",
-            "accumulate": "sums activations of whole batches within a team",
-            "autocast": "sums float32 within a team",
-            "sync_batchnorm": "normalises a team's whole batch, and sums no statistics over teams",
-            "clip_norm": "has nobody with the whole gradient, and so its length",
-        },
-    )
-
     slices: int = option(2, "processes that hold a slice of every fully connected layer", PROCESSES)
     allreduce: AllReduce = option("auto", "how gradients are summed; auto picks by size and group")
 
     def __post_init__(self) -> None:
         check_declared(self)
-
-    def validate(self, config: RunConfig) -> None:
-        """Refuse what would not be the same for a layer in slices."""
-        reasons = {
-            "slow": "the processes of a team wait for each other in the middle of a gradient",
-        }
-        for name, reason in reasons.items():
-            if (value := getattr(config, name)) is not None:
-                raise ConfigError(f"{name} is {value!r}, but in tensor {reason}; leave it out")
-        if config.kernels == "compile":
-            raise ConfigError("kernels is 'compile', which tensor cannot use; leave it out")
-        if not isinstance(config.optimizer, SGD | Adam | AdamW):
-            raise ConfigError(
-                "tensor cuts layers, so the optimizer must treat every number alone; expected sgd, "
-                "adam or adamw"
-            )
-
-    def check_module(self, module: nn.Module) -> None:
-        """Refuse a module that is no chain of layers."""
-        from manyhands.strategies.blocks import blocks
-
-        blocks(module, self.name)
-
-    def processes(self, workers: int) -> int:
-        """Return the processes of all teams."""
-        return workers * self.slices
-
-    def follows(self, rank: int, workers: int) -> int:
-        """Return which team a process is of: rank k·W + w holds slice k in team w."""
-        return rank % workers
 
     def part(
         self, whole: Replica, batch: tuple[Tensor, Tensor], group: Communicator, workers: int
@@ -133,27 +86,11 @@ class TensorParallel(Strategy, SplitsModel):
             worker.clock.exchange(worker.clock.computed[-1], time.monotonic())
             if twins:
                 with worker.exchanging():
-                    self._sum(mine, twins)
+                    mine.allreduce(twins, self.allreduce)
             worker.update(g)
         held = len(worker.params)
         row = {"rank": worker.rank, "slice": index, "team": member, "parameters": held}
         worker.facts |= {"slices": worker.comm.gather(row), "sliced": mine.sliced}
-
-    def _sum(self, mine: Slice, twins: Communicator) -> None:
-        """Sum the gradient over the teams; what the whole team holds is a vector of its own.
-
-        An algorithm may add in an order that follows the place in the vector, and that place is
-        another for another slice. Two numbers have one order.
-        """
-        import torch
-
-        if twins.size == 2:
-            twins.allreduce(mine.grad, self.allreduce)
-            return
-        for views in filter(None, mine.apart):
-            vector = torch.cat(views)
-            twins.allreduce(vector, self.allreduce)
-            torch._foreach_copy_(views, torch.split(vector, [len(view) for view in views]))
 
     def consensus(self, worker: Worker) -> Tensor:
         """Return the whole model's parameters: every slice from the first team. Collective."""

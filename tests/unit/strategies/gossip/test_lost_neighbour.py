@@ -24,7 +24,7 @@ def test_a_worker_whose_neighbour_dies_has_made_its_own_update(overlap):
         step=0,
         config=SimpleNamespace(seed=0),
         comm=SimpleNamespace(size=2, exchange=lambda x, received: died),
-        state=SimpleNamespace(inbox=[torch.zeros(3)]),
+        state=SimpleNamespace(params=[torch.zeros(3)]),
         exchanging=nullcontext,
         gradient=lambda batch: torch.ones(3),
         update=updates.append,

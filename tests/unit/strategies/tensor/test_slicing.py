@@ -65,7 +65,7 @@ def test_what_a_team_holds_is_summed_alike_whatever_else_a_slice_has():
         whole = Replica(MODELS["cnn"]((1, 28, 28), 10), nn.functional.cross_entropy)
         mine = Slice(whole, team(rank, 3), [True] * len(whole.named))
         mine.grad.zero_()
-        mh.TensorParallel(slices=3)._sum(mine, Twins())
+        mine.allreduce(Twins(), "auto")
         held = zip(mine.held, mine._grads, strict=True)
         found.append(torch.cat([g.flatten() for h, g in held if h.axis is None]))
         assert len(mine.grad) - len(found[-1]) == sum(len(view) for view in mine.apart[1])
