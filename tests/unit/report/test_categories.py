@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import records
-from test_conclusions import RECORDS, check
+from committed_records import packed
+from test_conclusions import check
 
 from manyhands.report import build, categories, cost
 from manyhands.report.categories import Comparison
@@ -191,7 +192,7 @@ def test_few_values_stay_curves(tmp_path: Path, count: int) -> None:
 
 
 def test_facts_of_the_committed_partitions_are_what_the_runs_say() -> None:
-    found = categories.compare(summarise(read([RECORDS / "partitioning"])))
+    found = categories.compare(summarise(read([packed("partitioning")])))
     assert found is not None
     sentences = [*cost.sentences(found), *cost.comment(found)]
     facts = [fact for sentence in sentences for fact in sentence.facts]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 import records
+from committed_records import packed, run_at
 
 from manyhands.report import conclusions, ttest
 from manyhands.report.explanations import STRATEGIES
@@ -19,7 +19,6 @@ from manyhands.report.sentences import Fact, Sentence
 from manyhands.report.summarising import summarise
 from manyhands.report.tables import Summary
 
-RECORDS = Path(__file__).parents[3] / "docs" / "records"
 VECTOR = 4 * records.PARAMETERS
 
 
@@ -314,7 +313,7 @@ RAW: dict[str, Callable[[dict[str, Any]], float]] = {
 
 
 def raw(what: str, wheres: tuple[str, ...]) -> float:
-    return median(RAW[what](json.loads((RECORDS / where).read_text())) for where in wheres)
+    return median(RAW[what](run_at(where)) for where in wheres)
 
 
 def check(fact: Fact) -> bool:
@@ -336,7 +335,7 @@ def check(fact: Fact) -> bool:
     "names", [("server-cnn",), ("sync-scaling", "server-cnn", "allreduce"), ("staleness",)]
 )
 def test_facts_of_committed_records_are_what_the_runs_say(names: tuple[str, ...]) -> None:
-    found = summarise(read([RECORDS / name for name in names]))
+    found = summarise(read([packed(name) for name in names]))
     sentences = [s for topic in conclusions.topics(found) for s in topic.found]
     assert all(isinstance(sentence, Sentence) for sentence in sentences)
     facts = [fact for sentence in sentences for fact in sentence.facts]
