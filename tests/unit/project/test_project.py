@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import lzma
+import os
 import re
 import subprocess
 import sys
@@ -179,3 +180,8 @@ def test_licences_are_stated() -> None:
     assert PROJECT["license"] == "Apache-2.0"
     for name in PROJECT["license-files"]:
         assert (ROOT / name).is_file()
+
+
+def test_fit_needs_no_mpi_to_be_imported() -> None:
+    code = "import sys; sys.modules['mpi4py'] = None; import manyhands; manyhands.fit"
+    subprocess.run([sys.executable, "-c", code], check=True, env=dict(os.environ))
