@@ -1,6 +1,7 @@
 """Hold predictions against measurements on this machine, alone on it: how far off are they?
 
     python studies/prediction.py --out docs/records/prediction
+    python tools/docs/pack_records.py docs/records/prediction
 
 Measures the machine and runs a sweep of sync (every all-reduce), averaging and server, in turns: a
 machine is not the same for ten minutes. States the error of every speed-up that the medians of the

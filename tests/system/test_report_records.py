@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit/report"))
+from committed_records import packed, readable, run_at
 from recalculation import Raw
 from test_recalculated_facts import check
 
@@ -17,20 +17,12 @@ from manyhands.report import _summary
 from manyhands.report.contents import contents
 from manyhands.report.figures import charts
 
-RECORDS = Path(__file__).parents[2] / "docs/records"
-READABLE = sorted(
-    folder.name
-    for folder in RECORDS.iterdir()
-    if any(folder.glob("runs/*/run.json")) or any(folder.glob("*/run.json"))
-)
-
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", READABLE)
+@pytest.mark.parametrize("name", readable())
 def test_every_fact_of_a_committed_report_is_that_of_its_records(name: str) -> None:
-    found = _summary([RECORDS / name])
+    found = _summary([packed(name)])
     if any(run.privacy for run in found.loaded.runs):
         pytest.importorskip("dp_accounting")
-    places = {run.where: RECORDS / run.where for run in found.loaded.runs}
-    raw = Raw({where: json.loads(place.read_text()) for where, place in places.items()})
+    raw = Raw({run.where: run_at(run.where) for run in found.loaded.runs})
     assert check(contents(found, charts(found)), raw) > 10

@@ -1,7 +1,8 @@
 """Runs the examples with several strategies and keeps their records, for docs/examples.md.
 
 python tools/docs/examples.py [--quick] [--workers 2] [--again]; `make results` writes the page.
-What has a record already is left alone, so that a run that was interrupted goes on where it was.
+What has a record already is left alone, so that a run that was interrupted goes on where it was;
+at the end all records are packed again.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pack_records
+
 from manyhands.launch import mpi
+from manyhands.report.archive import SUFFIX
 
 ROOT = Path(__file__).parents[2]
 RECORDS = ROOT / "docs" / "records" / "examples"
@@ -90,10 +94,14 @@ def main() -> int:
     parser.add_argument("--workers", default="2")
     parser.add_argument("--again", action="store_true", help="also what has a record already")
     chosen = parser.parse_args()
+    packed = RECORDS.with_name(RECORDS.name + SUFFIX)
+    if packed.exists() and not RECORDS.exists():
+        pack_records.unpack(packed)
     for name in EXAMPLES:
         for strategy in OWN_LOOP.get(name, STRATEGIES):
             if chosen.again or not (RECORDS / f"{name}-{strategy}" / "run.json").exists():
                 run(name, strategy, chosen.workers, ["--quick"] if chosen.quick else [])
+    pack_records.pack(RECORDS)
     return 0
 
 

@@ -1,7 +1,7 @@
 """Writes the tables and pictures of docs again, from the committed records: `make results`.
 
-A record is a sweep's folder with its runs, or only the `results.csv` and `runs.csv` of its report;
-of the latter no pictures can be drawn.
+A record is a sweep's folder with its runs, packed or not, or only the `results.csv` and `runs.csv`
+of its report; of the latter no pictures can be drawn.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import partitioning
 import performance
 import private_cost
 import rates
-from sweeps import rows_of
+from sweeps import folder_of, rows_of
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import default_tables
@@ -42,7 +42,7 @@ FIGURES = ("speedup", "accuracy")
 
 def table(name: str) -> str:
     """Return one sweep's table as Markdown, its sources' own figures beside it."""
-    folder = DOCS / "records" / name
+    folder = folder_of(DOCS / "records" / name)
     sweep = json.loads((folder / "sweep.json").read_text())
     sources = {row["workers"]: row for row in sweep["source"]}
     asked = [run["config"]["strategy"] for run in sweep["planned"]]
@@ -78,7 +78,7 @@ def write(text: str) -> str:
 
     def made(mark: re.Match[str]) -> str:
         kind, name = mark[2], mark[3]
-        folder = DOCS / "records" / name
+        folder = folder_of(DOCS / "records" / name)
         if not (folder / "sweep.json").exists() and not any(folder.glob("*/run.json")):
             return mark[0]
         writer = WRITERS.get(kind)
@@ -106,7 +106,7 @@ def write_defaults(text: str, results: Path = MEASURED) -> str:
 def pictures(name: str) -> None:
     """Draw the pictures of one sweep."""
     with tempfile.TemporaryDirectory() as place:
-        build([DOCS / "records" / name], Path(place))
+        build([folder_of(DOCS / "records" / name)], Path(place))
         for figure in FIGURES:
             picture = Path(place) / "figures" / f"{figure}.png"
             if picture.exists():
@@ -116,14 +116,14 @@ def pictures(name: str) -> None:
 def main() -> int:
     text = (DOCS / "results.md").read_text()
     for name in re.findall(r"<!-- table (\S+) -->", text):
-        if (DOCS / "records" / name / "runs").is_dir():
+        if (folder_of(DOCS / "records" / name) / "runs").is_dir():
             pictures(name)
     for page in PAGES:
         path = DOCS / page
         path.write_text(write_defaults(flights_tables.write(write(path.read_text()))))
     performance.main()
     explained.main()
-    divided = DOCS / "records" / "partitioning"
+    divided = folder_of(DOCS / "records" / "partitioning")
     if (divided / "runs").is_dir():
         partitioning.picture(divided, DOCS / "images" / "partitioning.png")
     return 0

@@ -1,12 +1,30 @@
-"""The rows of a committed sweep: from its runs, or from the CSV files of its report alone."""
+"""Committed sweeps: their folders, and their rows from the runs or from the report's CSV files."""
 
 from __future__ import annotations
 
+import atexit
 import csv
+from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from manyhands.report import results
+from manyhands.report.archive import SUFFIX, unpacked
+
+_UNPACKED = ExitStack()
+atexit.register(_UNPACKED.close)
+
+
+def folder_of(path: Path) -> Path:
+    """Return a folder of records; a packed one is unpacked for as long as this process lives."""
+    packed = path.with_name(path.name + SUFFIX)
+    return _unpacked(packed) if packed.is_file() and not path.is_dir() else path
+
+
+@cache
+def _unpacked(packed: Path) -> Path:
+    return _UNPACKED.enter_context(unpacked(packed))
 
 
 def rows_of(folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

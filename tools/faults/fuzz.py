@@ -15,11 +15,13 @@ import gzip
 import hashlib
 import io
 import json
+import lzma
 import multiprocessing
 import random
 import resource
 import signal
 import struct
+import tarfile
 import tempfile
 import time
 from collections import Counter
@@ -233,6 +235,24 @@ def _as_shards(folder: Path, data: bytes) -> None:
     _shards(folder)
 
 
+def _packed() -> list[bytes]:
+    """Return the tar file of a small sweep."""
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        for name in ("sweep.json", "runs/a/run.json"):
+            member = tarfile.TarInfo(f"sweep/{name}")
+            member.size = 2
+            archive.addfile(member, io.BytesIO(b"{}"))
+    return [file.getvalue()]
+
+
+def _unpack(path: Path) -> None:
+    from manyhands.report.archive import unpacked
+
+    with unpacked(path):
+        pass
+
+
 def readers() -> dict[str, Reader]:
     """Return every reader of files that may come from elsewhere, by name."""
     from manyhands.data import idx, npy
@@ -247,6 +267,12 @@ def readers() -> dict[str, Reader]:
         ),
         "npz": Reader(_npz, _as_file("a.npz", npy.read_npz)),
         "experiment": Reader(_toml, _as_file("a.toml", spec.read)),
+        "records": Reader(
+            lambda: [lzma.compress(one) for one in _packed()], _as_file("a.tar.xz", _unpack)
+        ),
+        "records, forged": Reader(
+            _packed, lambda folder, data: _as_file("a.tar.xz", _unpack)(folder, lzma.compress(data))
+        ),
         "stored data": Reader(_stored, _as_file("data.json", lambda path: About.read(path.parent))),
         "shards": Reader(_manifest, _as_file("manifest.json", lambda path: _shards(path.parent))),
         "shards, forged": Reader(_manifest, _as_shards),

@@ -101,9 +101,13 @@ def _print_comparison(found: Any) -> None:
 
 
 def report(
-    *folders: Annotated[Path, Parameter(help="sweeps' or runs' folders; several: side by side")],
+    *folders: Annotated[
+        Path,
+        Parameter(help="sweeps' or runs' folders, or NAME.tar.xz of one; several: side by side"),
+    ],
     output: Annotated[
-        Path | None, Parameter(help="where to write; by default the first folder")
+        Path | None,
+        Parameter(help="where to write; by default the first folder, or NAME beside NAME.tar.xz"),
     ] = None,
     pdf: Annotated[bool, Parameter(negative="", help="write report.pdf as well")] = False,
     watch: Annotated[
@@ -129,9 +133,11 @@ def report(
     if output is None and len(folders) > 1:
         raise ConfigError("several folders are given; say with --output where their report goes")
     from manyhands.report import build
+    from manyhands.report.archive import folder_beside
 
-    with explained(output=output or folders[0]):
-        path = build(folders, output or folders[0], pdf=pdf)
+    place = output or folder_beside(folders[0])
+    with explained(output=place):
+        path = build(folders, place, pdf=pdf)
     print(f"report: {path}")
 
 

@@ -21,7 +21,8 @@ def build(folders: Sequence[Path], output: Path, *, pdf: bool = False, live: str
     """Write the report of one or several folders of records, and return the page's path.
 
     Args:
-        folders: Sweeps' or runs' folders; several sweeps are put side by side.
+        folders: Sweeps' or runs' folders, or sweeps packed as `NAME.tar.xz`; several sweeps are put
+            side by side.
         output: The folder to write into; it is made if it is not there.
         pdf: Also write `report.pdf`, at most five pages.
         live: The records' version, for a page that is served and loads itself anew (`watching`).

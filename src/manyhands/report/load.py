@@ -1,6 +1,7 @@
 """Read the records of finished, failed and damaged runs into typed rows.
 
-A folder is a sweep (`sweep.json`, `runs/ID/run.json`), one run (`run.json`), or a folder of runs.
+A folder is a sweep (`sweep.json`, `runs/ID/run.json`), one run (`run.json`), or a folder of runs;
+it may be packed as `NAME.tar.xz`.
 What cannot be read becomes a `Problem` that names the file; nothing raises for what a file holds.
 """
 
@@ -14,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from manyhands.report.archive import ArchiveError, is_archive, unpacked
 from manyhands.report.counting import DIFFERENT, counts_differently
 from manyhands.report.published import published
 from manyhands.report.runs import Epoch, Loaded, Problem, Process, Run, Source
@@ -28,7 +30,7 @@ def read(folders: Sequence[Path]) -> Loaded:
     runs: list[Run] = []
     problems: list[Problem] = []
     for folder in dict.fromkeys(Path(f) for f in folders):
-        source, found, failed = _read_folder(folder)
+        source, found, failed = _read_source(folder)
         problems += failed
         if source is not None:
             sources.append(source)
@@ -39,6 +41,18 @@ def read(folders: Sequence[Path]) -> Loaded:
         label: replace(source, label=label) for label, source in zip(labels, sources, strict=True)
     }
     return Loaded(tuple(kept.values()), tuple(named), tuple(problems))
+
+
+def _read_source(path: Path) -> tuple[Source | None, list[Run], list[Problem]]:
+    if not is_archive(path):
+        return _read_folder(path)
+    try:
+        with unpacked(path) as folder:
+            source, runs, problems = _read_folder(folder)
+            named = [replace(p, where=p.where.replace(str(folder), str(path))) for p in problems]
+            return source, runs, named
+    except ArchiveError as error:
+        return None, [], [Problem(str(path), error.reason)]
 
 
 def _read_folder(folder: Path) -> tuple[Source | None, list[Run], list[Problem]]:

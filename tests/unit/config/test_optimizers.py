@@ -9,6 +9,7 @@ from dataclasses import asdict
 import pytest
 import torch
 
+import manyhands as mh
 from manyhands.config.optimizers import SGD, Adam, AdamW
 
 CHOSEN = (
@@ -109,3 +110,8 @@ print(*sorted(needless & sys.modules.keys()))
 """
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == ""
+
+
+def test_nesterov_needs_a_momentum():
+    with pytest.raises(mh.ConfigError, match="momentum is 0"):
+        mh.SGD(momentum=0.0, nesterov=True)

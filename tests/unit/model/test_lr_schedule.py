@@ -1,9 +1,11 @@
 """The learning rate over a run."""
 
+import functools
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.optim import lr_scheduler
 
 import manyhands as mh
@@ -124,3 +126,14 @@ def test_scales_with_the_workers() -> None:
 def test_refuses(given: dict[str, object], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         configure(given)
+
+
+def test_what_a_schedule_has_by_default_is_not_the_steps():
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    scheduler = torch.optim.lr_scheduler
+    fixed = tabulated(lambda o, gamma=0.5: scheduler.ExponentialLR(o, gamma), optimizer, 3)
+    assert list(fixed) == pytest.approx([1.0, 0.5, 0.25])
+    partial = tabulated(functools.partial(scheduler.StepLR, step_size=2, gamma=0.1), optimizer, 3)
+    assert list(partial) == pytest.approx([1.0, 1.0, 0.1])
+    told = tabulated(lambda o, steps: scheduler.LinearLR(o, 1.0, 0.0, steps), optimizer, 4)
+    assert list(told) == pytest.approx([1.0, 0.75, 0.5, 0.25])

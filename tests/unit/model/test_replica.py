@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -355,3 +356,30 @@ def test_an_optimizer_that_picks_what_needs_a_gradient_finds_a_stand_in():
     batch = (torch.zeros(1, 3), torch.zeros(1, dtype=torch.int64))
     built = build_optimizer(configure({"optimizer": picking}), replica, batch)
     assert [p.numel() for p in built.param_groups[0]["params"]] == [0]
+
+
+def test_soft_labels_are_right_where_their_largest_is():
+    replica = Replica(nn.Linear(3, 4), F.cross_entropy)
+    x, y = torch.randn(4, 3), torch.tensor([0, 1, 2, 3])
+    hard = replica.gradient(x, y).correct
+    assert replica.gradient(x, F.one_hot(y, 4).float()).correct == hard
+
+
+def test_a_gradient_written_at_once_is_the_one_that_is_added_up():
+    class Part(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used, self.unused = nn.Linear(5, 3), nn.Linear(2, 2)
+
+        def forward(self, x):
+            return self.used(x)
+
+    torch.manual_seed(0)
+    replica = Replica(Part(), nn.functional.cross_entropy)
+    x, y = torch.randn(7, 5), torch.from_numpy(np.arange(7) % 3)
+    loss = replica.gradient(x, y)
+    added = replica.grad.clone()
+    replica.grad.fill_(9.0)
+    mean, right = replica.write_gradient(x, y)
+    assert torch.equal(replica.grad, added)
+    assert (float(mean), int(right)) == (loss.mean, loss.correct)

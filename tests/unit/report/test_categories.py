@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import records
-from test_recalculated_facts import RECORDS
+from committed_records import packed
 
 from manyhands.report import build, categories, cost
 from manyhands.report.categories import Comparison
@@ -192,7 +192,7 @@ def test_few_values_stay_curves(tmp_path: Path, count: int) -> None:
 
 
 def test_the_committed_partitions_are_told_in_five_sentences() -> None:
-    found = categories.compare(summarise(read([RECORDS / "partitioning"])))
+    found = categories.compare(summarise(read([packed("partitioning")])))
     assert found is not None
     assert len(cost.sentences(found)) == 5
     assert "averaging with 4 workers loses" in told(found)

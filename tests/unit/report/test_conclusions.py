@@ -14,7 +14,6 @@ from manyhands.report.summarising import summarise
 from manyhands.report.tables import Summary
 from manyhands.report.topics import topics
 
-RECORDS = Path(__file__).parents[3] / "docs" / "records"
 VECTOR = 4 * records.PARAMETERS
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 import records
+from committed_records import packed, run_at
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from recalculation import Raw
@@ -21,7 +20,6 @@ from manyhands.report.contents import contents
 from manyhands.report.figures import charts
 from manyhands.report.tables import Summary
 
-RECORDS = Path(__file__).parents[3] / "docs/records"
 CONSTANT = re.compile(r"1/P|1 / f|\(P − 1\)|\b2 n\b|\b2 (?=\()")  # digits of formulas
 LOOSE = {"part of epsilon": 0.03}  # the picture is drawn on a coarser grid
 UNITS = {
@@ -173,9 +171,8 @@ def test_every_fact_of_private_runs_is_that_of_their_records() -> None:
     ["psgd", "model-parallel", "staleness", "flights", "momentum", "partitioning", "server-cnn"],
 )
 def test_every_fact_of_a_committed_report_is_that_of_its_records(name: str) -> None:
-    found = _summary([RECORDS / name])
-    places = {run.where: RECORDS / run.where for run in found.loaded.runs}
-    raw = Raw({where: json.loads(place.read_text()) for where, place in places.items()})
+    found = _summary([packed(name)])
+    raw = Raw({run.where: run_at(run.where) for run in found.loaded.runs})
     assert check(contents(found, charts(found)), raw) > 20
 
 

@@ -211,3 +211,9 @@ def test_a_list_is_an_axis_but_for_options_that_are_lists() -> None:
 def test_axes_name_what_varies() -> None:
     experiment = Experiment(strategies=("sync", "all"), options={"workers": (1, 2), "epochs": (3,)})
     assert experiment.axes == {"strategy": ["sync", "all"], "workers": [1, 2]}
+
+
+def test_texts_with_commas_of_their_own():
+    assert from_text("metric", "accuracy,f1; mse") == ("accuracy,f1", "mse")
+    assert from_text("no_decay", "*.bias,*norm*") == ("*.bias,*norm*",)
+    assert from_text("lr", "0.1,0.2") == (0.1, 0.2)

@@ -180,3 +180,9 @@ def test_inputs_may_be_given_by_their_name():
     for layer in (conv, pool):
         conv_gemm.install(conv_gemm.units(layer))
     torch.testing.assert_close(pool(input=conv(input=x)), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_nothing_is_fused_where_a_loss_sees_the_model():
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2))
+    assert [unit.name for unit in conv_gemm.units(model)] == ["0"]
+    assert [unit.name for unit in conv_gemm.units(model, fuse=False)] == ["0", "2"]
