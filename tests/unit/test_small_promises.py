@@ -12,7 +12,7 @@ from manyhands.config.import_path import import_object
 from manyhands.config.options import configure
 from manyhands.experiments.forecast import predict
 from manyhands.experiments.forecast.predict import _names
-from manyhands.experiments.sweep.spec import from_text
+from manyhands.experiments.sweep.spec import parse_alternatives
 from manyhands.model.kernels import conv_gemm
 from manyhands.model.lr_schedule import tabulated
 from manyhands.model.replica import Replica
@@ -43,9 +43,9 @@ def test_nesterov_needs_a_momentum():
 
 
 def test_texts_with_commas_of_their_own():
-    assert from_text("metric", "accuracy,f1; mse") == ("accuracy,f1", "mse")
-    assert from_text("no_decay", "*.bias,*norm*") == ("*.bias,*norm*",)
-    assert from_text("lr", "0.1,0.2") == (0.1, 0.2)
+    assert parse_alternatives("metric", "accuracy,f1; mse") == ("accuracy,f1", "mse")
+    assert parse_alternatives("no_decay", "*.bias,*norm*") == ("*.bias,*norm*",)
+    assert parse_alternatives("lr", "0.1,0.2") == (0.1, 0.2)
 
 
 def test_a_users_error_while_importing_is_the_users(tmp_path, monkeypatch):

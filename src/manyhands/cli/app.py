@@ -203,8 +203,8 @@ def audit(
     from manyhands.experiments import privacy_audit
 
     expect_possible(output)
-    found = privacy_audit.audits(given, canaries=canaries, kind=kind)
-    print(privacy_audit.told(found, output))
+    found = privacy_audit.audit_all(given, canaries=canaries, kind=kind)
+    print(privacy_audit.write_report(found, output))
     if any(one.broken for one in found):
         raise SystemExit(1)
 
