@@ -11,7 +11,7 @@ import manyhands as mh
 from manyhands.config.import_path import import_object
 from manyhands.config.options import configure
 from manyhands.experiments.forecast import predict
-from manyhands.experiments.forecast.predict import _names
+from manyhands.experiments.forecast.predict import _list_names
 from manyhands.experiments.sweep.spec import parse_alternatives
 from manyhands.model.kernels import conv_gemm
 from manyhands.model.lr_schedule import tabulated
@@ -59,7 +59,7 @@ def test_a_users_error_while_importing_is_the_users(tmp_path, monkeypatch):
 
 
 def test_all_strategies_by_name():
-    assert _names("all") == _names(["all"]) == _names(None) == list(STRATEGIES)
+    assert _list_names("all") == _list_names(["all"]) == _list_names(None) == list(STRATEGIES)
 
 
 def test_nothing_is_fused_where_a_loss_sees_the_model():
