@@ -35,7 +35,7 @@ def compared(workers: int, nbytes: int, rounds: list[dict[str, float]]) -> Recor
         else (max(1.05, 1 + 2 / libraries), True),
         BEST: (max(1.1, 1 + 2 / best), True),
     }
-    what = f"all-reduce, P={workers}, {allreduce_benchmark.size_name(nbytes)}"
+    what = f"all-reduce, P={workers}, {allreduce_benchmark.format_size(nbytes)}"
     return record(what, seconds, unit="µs", ours="auto", bars=bars, workers=workers, bytes=nbytes)
 
 

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from turns import Record, in_turns, parser, record, seconds, write
 
 import manyhands.torch_mpi  # noqa: F401
-from manyhands.experiments.allreduce_benchmark import size_name
+from manyhands.experiments.allreduce_benchmark import format_size
 from manyhands.model.zoo import cnn
 
 COMM = MPI.COMM_WORLD
@@ -78,7 +78,7 @@ def main() -> None:
     for nbytes in (1 << int(power) for power in asked.sizes.split(",")):
         ways = {name: reducing(group, nbytes) for name, group in groups.items()}
         times = max(3, min(200, (1 << 25) // nbytes))
-        what = f"dist.all_reduce, {size_name(nbytes)}"
+        what = f"dist.all_reduce, {format_size(nbytes)}"
         records.append(compared(what, ways, asked.rounds, times, 2.0))
     if COMM.rank == 0:
         write(asked.out, *records)

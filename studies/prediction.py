@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any, get_args
 
 from manyhands import Averaging, Server, Sync, compare
-from manyhands.experiments.forecast import Calibration, telling
+from manyhands.experiments.forecast import Calibration, presentation
 from manyhands.experiments.forecast.calibrate import calibrate
-from manyhands.experiments.forecast.predict import counts
+from manyhands.experiments.forecast.predict import list_counts
 from manyhands.experiments.forecast.strategy_models import Case
-from manyhands.experiments.forecast.validation import judge, measurements
+from manyhands.experiments.forecast.validation import compare_speedups, read_measurements
 from manyhands.launch.machine import cores, write_json
 from manyhands.strategies.sync.sync import AllReduce
 
@@ -67,7 +67,7 @@ def main() -> int:
     asked = parser.parse_args()
     options = {"model": asked.model, "batch_size": asked.batch_size, "threads": asked.threads}
     options |= {"limit": asked.limit} if asked.limit else {}
-    workers = [int(w) for w in asked.workers.split(",")] if asked.workers else counts(cores())
+    workers = [int(w) for w in asked.workers.split(",")] if asked.workers else list_counts(cores())
     asked.out.mkdir(parents=True, exist_ok=True)
     found = [calibrate(say=print, **options)]
     # What the runs do is what was measured: the same kernels.
@@ -75,19 +75,20 @@ def main() -> int:
     for repeat in range(asked.repeats):
         sweep(asked.out / "sweep", workers, options, repeat + 1)
         found.append(calibrate(say=print, **options))
-    _, measured = measurements(asked.out / "sweep")
+    _, measured = read_measurements(asked.out / "sweep")
     fitting = [m for m in measured if m["strategy"].processes(m["workers"]) <= cores()]
     known = Calibration.from_dict(middle([one.as_dict() for one in found]))
     rows, *single = [
-        judge(Case(known=one, batch_size=asked.batch_size, epochs=1), fitting)
+        compare_speedups(Case(known=one, batch_size=asked.batch_size, epochs=1), fitting)
         for one in (known, *found)
     ]
     write_json(asked.out / "calibration.json", known.as_dict())
     write_json(asked.out / "errors.json", rows)
-    telling.figure(rows, asked.out / "prediction.png", measured=rows)
+    presentation.draw_figure(rows, asked.out / "prediction.png", measured=rows)
     print(
-        telling.aligned(
-            ("strategy", "workers", "measured", "predicted", "error"), telling.compared(rows)
+        presentation.align(
+            ("strategy", "workers", "measured", "predicted", "error"),
+            presentation.tabulate_errors(rows),
         )
     )
     within, most = sum(abs(row["error"]) <= BAR for row in rows), worst(rows)

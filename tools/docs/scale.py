@@ -16,10 +16,10 @@ from pathlib import Path
 
 from manyhands import Averaging, Gossip, Server, Sync
 from manyhands.errors import ConfigError
-from manyhands.experiments.forecast import Calibration, Network, telling
+from manyhands.experiments.forecast import Calibration, Network, presentation
 from manyhands.experiments.forecast.calibration import Curve
-from manyhands.experiments.forecast.predict import read
-from manyhands.experiments.forecast.strategy_models import Case, expected, label, rows
+from manyhands.experiments.forecast.predict import read_calibration
+from manyhands.experiments.forecast.strategy_models import Case, label, make_forecast, rows
 from manyhands.launch.machine import write_json
 from manyhands.strategies import Sequential
 from manyhands.strategies.strategy import Strategy
@@ -49,7 +49,7 @@ STRATEGIES = (
 def large(known: Calibration) -> Calibration:
     """Return a machine on which a large model takes a second a step; what it sends grows along."""
     batch = known.options["batch_size"]
-    alone = expected(Sequential(), Case(known=known, batch_size=batch), 1).step
+    alone = make_forecast(Sequential(), Case(known=known, batch_size=batch), 1).step
     factor = LARGE_STEP / alone
     points = [
         [
@@ -74,7 +74,7 @@ def large(known: Calibration) -> Calibration:
 def ends(strategy: Strategy, case: Case, base: float) -> tuple[str, str]:
     """Return from how many workers on it is faster than one, and from how many no longer so."""
     counts = [1 << i for i in range(17)]
-    speeds = [expected(strategy, case, count).rate / base for count in counts]
+    speeds = [make_forecast(strategy, case, count).rate / base for count in counts]
     faster = [count for count, speed in zip(counts, speeds, strict=True) if speed > 1.05]
     begins = f"{faster[0]:,}" if faster else "never"
     if not faster:
@@ -92,11 +92,11 @@ def table(known: Calibration, network: Network) -> str:
     known = replace(known, examples=100 * SIZES[-1] * batch)
     case = Case(known=known, network=network, scaling="weak", batch_size=batch, epochs=10)
     found, _ = rows(STRATEGIES, case, SIZES)
-    head, lines = telling.speedups(found)
-    base = expected(Sequential(), case, 1).rate
+    head, lines = presentation.tabulate_speedups(found)
+    base = make_forecast(Sequential(), case, 1).rate
     limits = {label(s): ends(s, case, base) for s in STRATEGIES}
     head = [*head, "pays from", "pays up to"]
-    return telling.markdown(head, [[*line, *limits[line[0]]] for line in lines])
+    return presentation.format_markdown(head, [[*line, *limits[line[0]]] for line in lines])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -106,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--page", type=Path, default=DOCS / "scale.md")
     asked = parser.parse_args(arguments)
     try:
-        known = read(asked.calibration)
+        known = read_calibration(asked.calibration)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
@@ -114,7 +114,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         write_json(record, known.as_dict())
     models = {"cnn": known, "large": large(known)}
     made = {f"{m} {n}": table(models[m], NETWORKS[n]) for m in models for n in NETWORKS}
-    alone = expected(Sequential(), Case(known=known, batch_size=known.options["batch_size"]), 1)
+    alone = make_forecast(
+        Sequential(), Case(known=known, batch_size=known.options["batch_size"]), 1
+    )
     made["machine"] = (
         f"Measured on {known.machine['cpu']}, {known.cores} cores: {1000 * alone.step:.1f} ms for "
         f"{known.options['batch_size']} examples of the CNN ({known.parameters:,} parameters, "

@@ -141,9 +141,9 @@ def allreduce(
     if not _is_silent():
         output.mkdir(parents=True, exist_ok=True)
         (output / "allreduce.json").write_text(json.dumps(records, indent=1) + "\n")
-        allreduce_benchmark.figure(records, output / "allreduce.png")
+        allreduce_benchmark.draw_figure(records, output / "allreduce.png")
         print("microseconds, median over the repeats, of the slowest process")
-        print(allreduce_benchmark.table(records))
+        print(allreduce_benchmark.format_table(records))
         print(f"records and picture: {output}")
     if not all(record["correct"] for record in records):
         raise SystemExit(1)
@@ -203,8 +203,8 @@ def audit(
     from manyhands.experiments import privacy_audit
 
     expect_possible(output)
-    found = privacy_audit.audits(given, canaries=canaries, kind=kind)
-    print(privacy_audit.told(found, output))
+    found = privacy_audit.audit_all(given, canaries=canaries, kind=kind)
+    print(privacy_audit.write_report(found, output))
     if any(one.broken for one in found):
         raise SystemExit(1)
 

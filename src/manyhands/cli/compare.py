@@ -56,14 +56,16 @@ def compare(
     was stopped goes on when the command is given again, with the same model and data.
     """
     from manyhands.experiments.sweep.compare import describe, sweep
-    from manyhands.experiments.sweep.spec import from_text
+    from manyhands.experiments.sweep.spec import parse_alternatives
     from manyhands.training.setup import get_command
 
     described = describe(
         experiment,
         quick=quick,
         strategies=None if strategies is None else strategies.split(","),
-        options={name: from_text(name, text) for name, text in given.items() if text is not None},
+        options={
+            name: parse_alternatives(name, text) for name, text in given.items() if text is not None
+        },
         repeats=repeats,
         scaling=scaling,
         baseline=baseline,

@@ -54,8 +54,8 @@ _NEEDS_MPI = ("auto", "mpi", "shared-memory", "hierarchical")  # the others only
 def parse_sizes(text: str) -> list[int]:
     """Return the sizes in bytes: "1KB..64MB" in steps of four, or a list, "1KB,2MB"."""
     if ".." not in text:
-        return [_nbytes(part, text) for part in text.split(",")]
-    low, high = (_nbytes(part, text) for part in text.split("..", 1))
+        return [_parse_bytes(part, text) for part in text.split(",")]
+    low, high = (_parse_bytes(part, text) for part in text.split("..", 1))
     if low > high:
         raise ConfigError(f"sizes is {text!r}; expected the smaller first")
     sizes = [low]
@@ -64,17 +64,17 @@ def parse_sizes(text: str) -> list[int]:
     return sizes
 
 
-def _nbytes(part: str, text: str) -> int:
+def _parse_bytes(part: str, text: str) -> int:
     found = re.fullmatch(r"\s*(\d{1,15})\s*([KMG]?B?)\s*", part.upper())
     if not found or found[2] not in _UNITS or int(found[1]) == 0:
         raise ConfigError(f"sizes is {text!r}; expected such as 1KB..64MB or 4KB,1MB")
     size = int(found[1]) * _UNITS[found[2]]
     if size > _LARGEST:
-        raise ConfigError(f"sizes is {text!r}; expected {size_name(_LARGEST)} or less")
+        raise ConfigError(f"sizes is {text!r}; expected {format_size(_LARGEST)} or less")
     return size
 
 
-def size_name(nbytes: int) -> str:
+def format_size(nbytes: int) -> str:
     """Return 1536 as "1.5 KB"."""
     for unit in ("GB", "MB", "KB"):
         if nbytes >= _UNITS[unit]:
@@ -82,7 +82,7 @@ def size_name(nbytes: int) -> str:
     return f"{nbytes} B"
 
 
-def chosen(algorithms: str | None) -> list[str]:
+def choose_algorithms(algorithms: str | None) -> list[str]:
     """Return what is timed: all, or those that are named and MPI's own to compare them with."""
     known = [*ALGORITHMS, GLOO]
     if algorithms is None:
@@ -93,9 +93,7 @@ def chosen(algorithms: str | None) -> list[str]:
     return [name for name in known if name in names or name == "mpi"]
 
 
-def allreduce_bench_worker(
-    comm: Any, sizes: Sequence[int], algorithms: Sequence[str]
-) -> list[Record]:
+def time_algorithms(comm: Any, sizes: Sequence[int], algorithms: Sequence[str]) -> list[Record]:
     """Time `algorithms` on float32 arrays of `sizes` bytes; every rank of `comm` must call.
 
     Args:
@@ -118,7 +116,7 @@ def allreduce_bench_worker(
                 for name, function in functions.items()
                 if name not in _GATHERING or comm.size**2 * nbytes <= _GATHERED_MEMORY
             }
-            records += _point(comm, -(-nbytes // 4), fitting)
+            records += _time_size(comm, -(-nbytes // 4), fitting)
     return records
 
 
@@ -136,7 +134,7 @@ def measure(
     Returns:
         The records, on every process of a group that somebody else started.
     """
-    names, nbytes = chosen(algorithms), parse_sizes(sizes)
+    names, nbytes = choose_algorithms(algorithms), parse_sizes(sizes)
     load_matching()
     size = group_size()
     if size is not None and size > 1:
@@ -144,8 +142,8 @@ def measure(
             raise ConfigError(
                 f"workers is {workers!r}, but this group has {size} processes; leave it out"
             )
-        return _joined(surrounding(size), names, nbytes, everything=algorithms is None)
-    counts = [_count(part, workers) for part in (workers or "2,4").split(",")]
+        return _measure_in_group(surrounding(size), names, nbytes, everything=algorithms is None)
+    counts = [_parse_count(part, workers) for part in (workers or "2,4").split(",")]
     records: list[Record] = []
     with private_folder() as folder:
         for count in counts:
@@ -153,21 +151,21 @@ def measure(
             arguments = ["-m", _MODULE, sizes, ",".join(names), str(out)]
             line, environment = command(find_mpi(mpi), count, arguments)
             environment |= {"OMP_NUM_THREADS": "1", "TMPDIR": str(folder)}
-            said = _ran(line, environment, folder)
+            said = _run_to_end(line, environment, folder)
             if not out.exists():
                 raise LaunchError(f"the benchmark of {count} processes failed:\n{said[-2000:]}")
             records += json.loads(out.read_text())
     return records
 
 
-def _count(part: str, workers: str | None) -> int:
+def _parse_count(part: str, workers: str | None) -> int:
     if not part.strip().isdecimal():
         raise ConfigError(f"workers is {workers!r}; expected sizes of groups such as 2,4,8")
     PROCESSES.check("workers", int(part))
     return int(part)
 
 
-def _joined(
+def _measure_in_group(
     group: Communicator, names: Sequence[str], nbytes: Sequence[int], *, everything: bool
 ) -> list[Record]:
     """Take part in the benchmark of a group that somebody else started."""
@@ -183,14 +181,14 @@ def _joined(
                 f"torchrun; leave it out, or use mpiexec"
             )
         kept = [name for name in names if name not in _NEEDS_MPI]
-        return allreduce_bench_worker(TorchMessages(), nbytes, list(dict.fromkeys([*kept, GLOO])))
+        return time_algorithms(TorchMessages(), nbytes, list(dict.fromkeys([*kept, GLOO])))
     from mpi4py import MPI
 
     kept = [name for name in names if name != GLOO or one_host or not everything]
-    return allreduce_bench_worker(MPI.COMM_WORLD, nbytes, kept)
+    return time_algorithms(MPI.COMM_WORLD, nbytes, kept)
 
 
-def _ran(line: list[str], environment: dict[str, str], folder: Path) -> str:
+def _run_to_end(line: list[str], environment: dict[str, str], folder: Path) -> str:
     """Run an mpiexec to its end, in a session of its own: Ctrl-C is for us; returns its stderr."""
     with tempfile.TemporaryFile("w+") as said:
         process = subprocess.Popen(
@@ -211,7 +209,7 @@ def _ran(line: list[str], environment: dict[str, str], folder: Path) -> str:
         return said.read()
 
 
-def _point(comm: Any, length: int, functions: dict[str, Callable[..., None]]) -> list[Record]:
+def _time_size(comm: Any, length: int, functions: dict[str, Callable[..., None]]) -> list[Record]:
     """Check, meter and time all algorithms on arrays of `length` items."""
     # Whole numbers, whose sums are exact whatever the order.
     send = np.random.default_rng(comm.rank).integers(0, 1000, length).astype(np.float32)
@@ -228,11 +226,11 @@ def _point(comm: Any, length: int, functions: dict[str, Callable[..., None]]) ->
         begin = time.perf_counter()
         function(send, recv, meters[name])
         paces.append(time.perf_counter() - begin)
-    wanted = np.clip(_SECONDS / _gathered(comm, paces).max(0), *_REPEATS).astype(int)
+    wanted = np.clip(_SECONDS / _gather_rows(comm, paces).max(0), *_REPEATS).astype(int)
     times: dict[str, list[float]] = {name: [] for name in functions}
     seed = comm.bcast(np.random.SeedSequence().entropy if comm.rank == 0 else None)
     turns = np.random.default_rng(seed)  # the same order on every rank, another in every run
-    for names in rounds(dict(zip(functions, wanted.tolist(), strict=True))):
+    for names in list_rounds(dict(zip(functions, wanted.tolist(), strict=True))):
         for name in turns.permutation(names):  # nobody always follows the same one
             comm.Barrier()
             begin = time.perf_counter()
@@ -240,15 +238,17 @@ def _point(comm: Any, length: int, functions: dict[str, Callable[..., None]]) ->
             times[name].append(time.perf_counter() - begin)
             correct[name] &= bool(recv[-1] == reference[-1])
     return [
-        _record(comm, name, length, _gathered(comm, times[name]).max(0), meters[name], right)
+        _make_record(
+            comm, name, length, _gather_rows(comm, times[name]).max(0), meters[name], right
+        )
         for name, right in correct.items()
     ]
 
 
-def rounds(repeats: Mapping[str, int]) -> Iterator[list[str]]:
+def list_rounds(repeats: Mapping[str, int]) -> Iterator[list[str]]:
     """Yield who is timed in each round: everybody so many times, evenly spread.
 
-    >>> list(rounds({"ring": 4, "gloo": 2}))
+    >>> list(list_rounds({"ring": 4, "gloo": 2}))
     [['ring'], ['ring', 'gloo'], ['ring'], ['ring', 'gloo']]
     """
     last = max(repeats.values())
@@ -257,18 +257,18 @@ def rounds(repeats: Mapping[str, int]) -> Iterator[list[str]]:
         yield [name for name, (before, after) in due.items() if after > before]
 
 
-def _gathered(comm: Any, numbers: Sequence[float]) -> Array:
+def _gather_rows(comm: Any, numbers: Sequence[float]) -> Array:
     """Return every rank's numbers, a row a rank."""
     rows = np.empty((comm.size, len(numbers)))
     comm.Allgather(np.array(numbers, dtype=np.float64), rows)
     return rows
 
 
-def _record(
+def _make_record(
     comm: Any, name: str, length: int, seconds: Array, metered: Metered, correct: bool
 ) -> Record:
     meter, nbytes = metered.meter, 4 * length
-    facts = _gathered(comm, (meter.bytes, meter.messages, meter.shared, correct))
+    facts = _gather_rows(comm, (meter.bytes, meter.messages, meter.shared, correct))
     sent, messages, shared, right = facts.T.astype(np.int64)
     own = name in ("mpi", GLOO) or meter.collectives > 0  # the library keeps it to itself
     theory = cost(name, length, comm.size) if name not in ("mpi", GLOO, "auto") else None
@@ -316,14 +316,14 @@ def _gloo(comm: Any) -> Iterator[Callable[..., None]]:
             dist.destroy_process_group()
 
 
-def table(records: Sequence[Record]) -> str:
+def format_table(records: Sequence[Record]) -> str:
     """Return the median microseconds as text: a row per group and size, a column per algorithm."""
     names = list(dict.fromkeys(record["algorithm"] for record in records))
     points = {(r["workers"], r["bytes"], r["algorithm"]): r for r in records}
     rows = [["workers", "bytes", *names]]
     for workers, nbytes in sorted({(r["workers"], r["bytes"]) for r in records}):
         found = (points.get((workers, nbytes, name)) for name in names)
-        rows.append([str(workers), size_name(nbytes), *map(_cell, found)])
+        rows.append([str(workers), format_size(nbytes), *map(_format_cell, found)])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -331,13 +331,13 @@ def table(records: Sequence[Record]) -> str:
     )
 
 
-def _cell(record: Record | None) -> str:
+def _format_cell(record: Record | None) -> str:
     if record is None:
         return "–"
     return f"{record['microseconds']:.1f}" if record["correct"] else "WRONG"
 
 
-def figure(records: Sequence[Record], path: str | Path) -> None:
+def draw_figure(records: Sequence[Record], path: str | Path) -> None:
     """Draw time, bandwidth and bytes sent against size, one row per group size, into `path`."""
     from matplotlib.figure import Figure
 
@@ -353,7 +353,7 @@ def figure(records: Sequence[Record], path: str | Path) -> None:
     for row, workers in zip(axes, groups, strict=True):
         for axis, (field, label) in zip(row, panels, strict=True):
             for number, name in enumerate(names):
-                _line(axis, records, workers, name, field, f"C{number}")
+                _draw_line(axis, records, workers, name, field, f"C{number}")
             drawn = any(len(line.get_xdata()) for line in axis.lines)
             scale = "log" if drawn else "linear"  # nobody sends: shared memory, MPI's secret
             axis.set(xscale=scale, yscale=scale, xlabel="bytes of the array", ylabel=label)
@@ -367,7 +367,7 @@ def figure(records: Sequence[Record], path: str | Path) -> None:
     canvas.savefig(path)
 
 
-def _line(
+def _draw_line(
     axis: Any, records: Sequence[Record], workers: int, name: str, field: str, colour: str
 ) -> None:
     """Draw one algorithm's line; what theory says of the bytes is dotted."""
@@ -389,7 +389,7 @@ def main() -> int:
     from mpi4py import MPI
 
     comm = MPI.COMM_WORLD
-    records = allreduce_bench_worker(comm, parse_sizes(sizes), names.split(","))
+    records = time_algorithms(comm, parse_sizes(sizes), names.split(","))
     if comm.rank == 0:
         Path(out).write_text(json.dumps(records, indent=1) + "\n")
     return 0

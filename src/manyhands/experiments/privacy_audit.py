@@ -131,7 +131,7 @@ class Canaries(NamedTuple):
     score: Callable[[Result, float], np.ndarray]
 
 
-def clippings(given: Mapping[str, Any], kind: Kind = "gradients") -> tuple[Clipping, ...]:
+def list_clippings(given: Mapping[str, Any], kind: Kind = "gradients") -> tuple[Clipping, ...]:
     """Return the ways in which a run with these options may clip, by its model."""
     named = {"strategy": given["strategy"]} if given.get("strategy") else {}
     if configure(named).strategy.supports.beside == "stage":
@@ -139,13 +139,13 @@ def clippings(given: Mapping[str, Any], kind: Kind = "gradients") -> tuple[Clipp
     return ("layers", "vmap") if kind == "gradients" else ("layers",)  # as the tanh CNN is
 
 
-def audits(
+def audit_all(
     given: Mapping[str, Any], *, canaries: int | None = None, kind: Kind = "gradients"
 ) -> list[Audit]:
     """Audit every way of clipping that a run with these options may use."""
     return [
         audit(given, canaries=canaries, kind=kind, clipping=clipping)
-        for clipping in clippings(given, kind)
+        for clipping in list_clippings(given, kind)
     ]
 
 
@@ -165,7 +165,7 @@ def audit(
         canaries: How many, each in by a fair coin; by default 10,000 gradients or 1,000 examples.
         kind: Gradients with a direction each (the strongest), or mislabelled digits in the tanh
             CNN (an attack that could really happen, and a weak one).
-        clipping: Which code is to clip, of those in `clippings`; by default the first of them.
+        clipping: Which code is to clip, of those in `list_clippings`; by default the first of them.
         before: Runs in every worker before the model is built: for tests, to plant bugs.
         progress: Show a progress bar; by default on a terminal.
     """
@@ -178,13 +178,13 @@ def audit(
         chosen["noise_multiplier"] = math.sqrt(STEPS)
     plain = configure({**chosen, "private": True, "batch_size": 1 << 20})
     inside = coins(canaries, plain.seed)
-    clipping = clipping or clippings(given, kind)[0]
-    validate.one_of(clippings(given, kind), clipping=clipping)
+    clipping = clipping or list_clippings(given, kind)[0]
+    validate.one_of(list_clippings(given, kind), clipping=clipping)
     if kind == "gradients":
-        planted = _gradients(plain, inside, before, clipping)
+        planted = _plant_gradients(plain, inside, before, clipping)
     else:
-        planted = _examples(plain, inside, before)
-    members, split = int(inside.sum()), _split(plain)
+        planted = _plant_examples(plain, inside, before)
+    members, split = int(inside.sum()), _count_batches(plain)
     chosen |= {
         "private": True,
         "optimizer": "sgd",
@@ -200,12 +200,12 @@ def audit(
         output = str(Path(folder) / "run")
         run = {**chosen, "output": output, "progress": progress}
         result = fit(planted.model, planted.data, loss=planted.loss, **run)
-        scores = planted.score(result, _unit(result.run.config, members, planted.lr))
-    found = judge(scores, inside, result.record["privacy"])
+        scores = planted.score(result, _compute_unit(result.run.config, members, planted.lr))
+    found = estimate(scores, inside, result.record["privacy"])
     return replace(found, kind=kind, clipping=clipping)
 
 
-def _gradients(
+def _plant_gradients(
     config: RunConfig, inside: np.ndarray, before: Callable[[], None] | None, clipping: Clipping
 ) -> Canaries:
     from torch.nn.functional import nll_loss
@@ -229,13 +229,15 @@ def _gradients(
     )
 
 
-def _examples(config: RunConfig, inside: np.ndarray, before: Callable[[], None] | None) -> Canaries:
+def _plant_examples(
+    config: RunConfig, inside: np.ndarray, before: Callable[[], None] | None
+) -> Canaries:
     import torch
     from torch.nn.functional import cross_entropy
 
     assert config.privacy is not None
     clip = config.privacy.clip
-    x, y = _mislabelled(len(inside), config.seed)
+    x, y = _mislabel_digits(len(inside), config.seed)
     data = Data((x[inside], y[inside]), classes=10)
 
     def score(result: Result, unit: float) -> np.ndarray:
@@ -252,7 +254,7 @@ def _examples(config: RunConfig, inside: np.ndarray, before: Callable[[], None] 
     return Canaries(Planted(tanh_cnn, before), data, cross_entropy, 0.01, score)
 
 
-def _mislabelled(canaries: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def _mislabel_digits(canaries: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Return digits of MNIST, (canaries, 1, 28, 28) bytes, and a wrong class for each."""
     random = np.random.default_rng([seed, 1])
     with tempfile.TemporaryDirectory() as folder:
@@ -269,21 +271,21 @@ def _refuse_own(given: Mapping[str, Any]) -> None:
             raise ConfigError(f"{name} is given, but an audit decides it itself: leave it out")
 
 
-def _split(config: RunConfig) -> int:
+def _count_batches(config: RunConfig) -> int:
     """Return how many batches of that size all workers take in a step."""
     return config.workers if config.strategy.supports.whole_batches else 1
 
 
-def _unit(config: RunConfig, members: int, lr: float) -> float:
+def _compute_unit(config: RunConfig, members: int, lr: float) -> float:
     """Return what turns the way a parameter went into canaries' worth of clipped gradients."""
     assert config.privacy is not None
     masters = config.strategy.exposure == "masters"
     expected = config.batch_size * (config.workers if masters else 1)
-    rate = config.batch_size * _split(config) / members
+    rate = config.batch_size * _count_batches(config) / members
     return expected / (lr * config.privacy.clip * STEPS * rate)
 
 
-def judge(scores: np.ndarray, inside: np.ndarray, claim: Mapping[str, Any]) -> Audit:
+def estimate(scores: np.ndarray, inside: np.ndarray, claim: Mapping[str, Any]) -> Audit:
     """Guess from the scores, count the errors, and say what they refute.
 
     The threshold, one half, is where a canary that was in is as likely as one that was not.
@@ -309,20 +311,20 @@ def judge(scores: np.ndarray, inside: np.ndarray, claim: Mapping[str, Any]) -> A
     )
 
 
-def told(found: Sequence[Audit], output: Path) -> str:
+def write_report(found: Sequence[Audit], output: Path) -> str:
     """Write record and picture into a folder; return what was found, in words."""
     output.mkdir(parents=True, exist_ok=True)
     broken = any(one.broken for one in found)
     each = [one.as_dict() for one in found]
     write_json(output / "audit.json", {"broken": broken, "audits": each})
-    figure(found, output / "audit.png")
-    lines = [line for one in found for line in _lines(one)]
+    draw_scores(found, output / "audit.png")
+    lines = [line for one in found for line in _format_audit(one)]
     if any(one.kind == "examples" for one in found):
         lines.append(WEAK)
     return "\n".join([*lines, f"record and picture: {output}"])
 
 
-def _lines(found: Audit) -> list[str]:
+def _format_audit(found: Audit) -> list[str]:
     verdict = "the claim is broken" if found.broken else "nothing speaks against the claim"
     if not found.broken and found.ceiling <= found.claimed:
         verdict = f"too few canaries to tell, which refute {found.ceiling:.3g} at the most"
@@ -337,7 +339,7 @@ def _lines(found: Audit) -> list[str]:
     ]
 
 
-def figure(found: Sequence[Audit], path: Path) -> None:
+def draw_scores(found: Sequence[Audit], path: Path) -> None:
     """Draw the scores of the canaries that were in, and of those that were not."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -212,7 +212,7 @@ def test_the_table_marks_what_is_wrong_and_what_is_missing():
         record(algorithm="naive", microseconds=5.0),
         record(bytes=4096, correct=False),
     ]
-    lines = allreduce_benchmark.table(records).splitlines()
+    lines = allreduce_benchmark.format_table(records).splitlines()
     assert lines[0].split() == ["workers", "bytes", "ring", "naive"]
     assert lines[1].split() == ["2", "1", "KB", "10.0", "5.0"]
     assert lines[2].split() == ["2", "4", "KB", "WRONG", "–"]
@@ -220,14 +220,14 @@ def test_the_table_marks_what_is_wrong_and_what_is_missing():
 
 def test_the_figure_is_drawn(tmp_path):
     path = tmp_path / "figure.svg"
-    allreduce_benchmark.figure([record(), record(bytes=4096), record(workers=4)], path)
+    allreduce_benchmark.draw_figure([record(), record(bytes=4096), record(workers=4)], path)
     assert path.read_text().startswith("<?xml")
 
 
 @pytest.mark.parametrize("sent", [0, None])  # in shared memory; by MPI, which does not tell
 def test_the_figure_is_drawn_where_no_message_can_be_counted(tmp_path, sent):
     path = tmp_path / "figure.svg"
-    allreduce_benchmark.figure(
+    allreduce_benchmark.draw_figure(
         [record(bytes_sent_each=sent), record(bytes=4096, bytes_sent_each=sent)], path
     )
     assert "no messages that could be counted" in path.read_text()

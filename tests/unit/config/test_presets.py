@@ -8,7 +8,7 @@ import manyhands as mh
 from manyhands.config.options import configure, flatten, options
 from manyhands.config.presets import PRESETS
 from manyhands.errors import ConfigError
-from manyhands.experiments.sweep.spec import from_text
+from manyhands.experiments.sweep.spec import parse_alternatives
 
 NAME = "one-cycle"
 OPTIONS = PRESETS[NAME].options
@@ -75,4 +75,4 @@ def test_a_record_gives_the_same_run_again(beside):
 
 def test_none_is_the_default():
     assert flatten(configure({"preset": "none"})) == flatten(configure({}))
-    assert from_text("preset", "none,one-cycle") == ("none", NAME)
+    assert parse_alternatives("preset", "none,one-cycle") == ("none", NAME)

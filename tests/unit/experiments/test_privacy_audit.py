@@ -12,7 +12,7 @@ from torch import nn
 from manyhands.cli.app import main
 from manyhands.errors import ConfigError
 from manyhands.experiments import privacy_audit
-from manyhands.experiments.privacy_audit import WEAK, audit, clippings, judge, told
+from manyhands.experiments.privacy_audit import WEAK, audit, estimate, list_clippings, write_report
 from manyhands.model.replica import Replica
 from manyhands.privacy.canaries import along, chain, dirac, directions, least_squares
 from manyhands.privacy.clipping import PerExample
@@ -30,7 +30,7 @@ def scores(mu, canaries=10_000, seed=0):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_mechanism_as_private_as_it_claims_is_left_in_peace(seed):
-    found = judge(*scores(1.0, seed=seed), CLAIM)
+    found = estimate(*scores(1.0, seed=seed), CLAIM)
     assert not found.broken
     assert 2.5 < found.estimate.epsilon < 4.38
     assert 0 < found.bound < 4.38
@@ -38,17 +38,17 @@ def test_a_mechanism_as_private_as_it_claims_is_left_in_peace(seed):
 
 @pytest.mark.parametrize("mu", [1.414, 2.0, 30.0])
 def test_a_mechanism_with_less_noise_than_it_claims_is_caught(mu):
-    assert judge(*scores(mu), CLAIM).broken
+    assert estimate(*scores(mu), CLAIM).broken
 
 
 def test_scores_without_any_noise_are_caught():
     inside = np.arange(4000) % 2 == 0
-    assert judge(inside.astype(float), inside, CLAIM).broken
+    assert estimate(inside.astype(float), inside, CLAIM).broken
 
 
 def test_clipping_left_out_is_caught():
     values, inside = scores(1.0)
-    assert judge(values + 9 * inside, inside, CLAIM).broken
+    assert estimate(values + 9 * inside, inside, CLAIM).broken
 
 
 @pytest.mark.parametrize("name", ["model", "batch_size", "lr", "momentum", "partition"])
@@ -67,7 +67,7 @@ def test_what_an_audit_decides_itself_is_refused(name):
     ],
 )
 def test_every_way_of_clipping_that_a_strategy_has_is_audited(strategy, kind, ways):
-    assert clippings({"strategy": strategy}, kind) == ways
+    assert list_clippings({"strategy": strategy}, kind) == ways
 
 
 def test_a_way_of_clipping_that_would_not_run_is_refused():
@@ -93,7 +93,7 @@ def test_canaries_have_gradients_of_their_own_through_the_code_that_clips(depth,
 @pytest.mark.parametrize(("mu", "code"), [(1.0, 0), (2.0, 1)])
 def test_the_command_ends_with_1_when_the_claim_is_broken(tmp_path, monkeypatch, mu, code):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(privacy_audit, "audit", lambda *_, **__: judge(*scores(mu), CLAIM))
+    monkeypatch.setattr(privacy_audit, "audit", lambda *_, **__: estimate(*scores(mu), CLAIM))
     with pytest.raises(SystemExit) as ended:
         main(["audit", "--strategy", "sync"])
     assert ended.value.code == code
@@ -121,11 +121,11 @@ def test_directions_add_up_to_the_clipped_sum():
 
 
 def test_record_and_picture_are_written(tmp_path):
-    broken, sound = (judge(*scores(mu, canaries=1000), CLAIM) for mu in (2.0, 1.0))
-    words = told([sound, replace(broken, clipping="vmap")], tmp_path / "audit")
+    broken, sound = (estimate(*scores(mu, canaries=1000), CLAIM) for mu in (2.0, 1.0))
+    words = write_report([sound, replace(broken, clipping="vmap")], tmp_path / "audit")
     assert "nothing speaks against the claim: epsilon 4.380" in words
     assert "the claim is broken: epsilon 4.380" in words
     assert WEAK not in words
     assert json.loads((tmp_path / "audit" / "audit.json").read_text())["broken"] is True
     assert (tmp_path / "audit" / "audit.png").stat().st_size > 0
-    assert WEAK in told([replace(sound, kind="examples")], tmp_path / "audit")
+    assert WEAK in write_report([replace(sound, kind="examples")], tmp_path / "audit")

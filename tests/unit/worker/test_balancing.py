@@ -17,7 +17,7 @@ from manyhands.config.parse import Slow, parse_slow
 from manyhands.data.partition import apportion
 from manyhands.data.plan import Plan
 from manyhands.errors import ConfigError
-from manyhands.experiments.sweep.plan import schedule
+from manyhands.experiments.sweep.plan import make_schedule
 from manyhands.experiments.sweep.spec import Experiment
 from manyhands.strategies import STRATEGIES
 from manyhands.worker import balancing
@@ -293,7 +293,7 @@ def test_only_strategies_that_sum_gradients_can_be_balanced(name: str) -> None:
 
 def test_a_sweep_leaves_its_baseline_alone() -> None:
     options = {"balance": ("none", "speed"), "slow": ("1:3",), "workers": (2,)}
-    runs = schedule(Experiment(strategies=("sync",), repeats=1, options=options)).runs
+    runs = make_schedule(Experiment(strategies=("sync",), repeats=1, options=options)).runs
     told = [(r.config["strategy"], r.config["balance"], r.config["slow"]) for r in runs]
     assert told == [
         ("sequential", "none", None), ("sync", "none", "1:3"), ("sync", "speed", "1:3"),

@@ -23,7 +23,7 @@ DECIDING = tuple(
 )
 
 
-def sizes() -> tuple[int, ...]:
+def list_sizes() -> tuple[int, ...]:
     """Return the groups to measure: 1, 2, 4 … up to the cores, two at least."""
     most = max(2, cores())
     return tuple(sorted({1 << i for i in range(most.bit_length()) if 1 << i <= most} | {most}))
@@ -53,10 +53,10 @@ def calibrate(
     given = {name: value for name, value in given.items() if value is not None}
     records = []
     with stopping(), private_folder() as folder:
-        for size in groups or sizes():
+        for size in groups or list_sizes():
             if say:
                 say(f"measuring {size} worker{'s' if size > 1 else ''}")
-            probe = _probe(size, given, seconds)
+            probe = _make_probe(size, given, seconds)
             result = fit(
                 model,
                 data,
@@ -74,7 +74,7 @@ def calibrate(
     return merge(records, threads=given.get("threads"))
 
 
-def _probe(size: int, given: Mapping[str, Any], seconds: float) -> Probe:
+def _make_probe(size: int, given: Mapping[str, Any], seconds: float) -> Probe:
     batch = int(given.get("batch_size") or options()["batch_size"].default)
     batches = {batch, -(-batch // size), max(1, batch // 4), max(1, batch // 16), 1}
     threads = {given.get("threads") or max(1, cores() // size)}

@@ -1,7 +1,7 @@
 """How long one update takes: computing, waiting for the slowest, talking; pure functions.
 
 A step of a strategy is put together from what a `Calibration` measured apart: workers that never
-talk, and talking alone (`manyhands.experiments.forecast.talking`).
+talk, and talking alone (`manyhands.experiments.forecast.communication_cost`).
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from manyhands.experiments.forecast.calibration import Calibration, Curve, Point, interpolate
-from manyhands.experiments.forecast.crew import Crew
+from manyhands.experiments.forecast.communication_cost import estimate_agreement, estimate_allreduce
+from manyhands.experiments.forecast.placement import Placement
 from manyhands.experiments.forecast.simulation import Outcome, Setting, quantile, simulate
-from manyhands.experiments.forecast.talking import agreeing, reducing
 
 _SIMULATED = 2048  # workers up to which every push is simulated
 _GRID = 200
@@ -46,9 +46,9 @@ class Forecast:
     bound: bool = False
 
 
-def together(
+def forecast_together(
     known: Calibration,
-    crew: Crew,
+    placement: Placement,
     *,
     talking: float,
     every: int,
@@ -60,7 +60,7 @@ def together(
 
     Args:
         known: What was measured.
-        crew: Who trains.
+        placement: Who trains.
         talking: Seconds of a step that they talk.
         every: Steps between two exchanges, where they wait for the slowest.
         agree: Tells after how many steps they ask each other whether to go on, by a step's seconds.
@@ -68,58 +68,62 @@ def together(
             they take as many steps as that.
         notes: What `talking` rests on.
     """
-    here, threads = crew.here(), _threads(known, crew, crew.here())
-    compute = met = computing(known, crew.batch, here, threads)
+    here, threads = placement.here(), _threads(known, placement, placement.here())
+    compute = met = estimate_compute(known, placement.batch, here, threads)
     asked = agree(compute + talking)
-    if crew.workers > 1:
+    if placement.workers > 1:
         for _ in range(2):  # who waits less often steps faster, and asks a little later
             often = min(every, asked) if waits else every
-            met = max(compute, meeting(known, crew, here, threads, often))
+            met = max(compute, estimate_meeting(known, placement, here, threads, often))
             asked = agree(met + talking)
-    answer = agreeing(known, crew) - (0.0 if waits else asked * (met + talking))
+    answer = estimate_agreement(known, placement) - (0.0 if waits else asked * (met + talking))
     talk = talking + max(0.0, answer) / asked
     step = met + talk
     return Forecast(
         step=step,
-        rate=crew.examples / step,
+        rate=placement.examples / step,
         compute=compute,
         wait=met - compute,
         communicate=talk,
-        notes=(*notes, *_crowding(known, crew.here())),
+        notes=(*notes, *_crowding(known, placement.here())),
     )
 
 
-def apart(known: Calibration, crew: Crew) -> Forecast:
+def forecast_apart(known: Calibration, placement: Placement) -> Forecast:
     """Return a strategy whose workers share memory and never wait (Hogwild)."""
-    compute = computing(known, crew.batch, crew.workers, _threads(known, crew, crew.workers))
-    spread = spreading(known, crew.batch, crew.workers)
-    free = Setting(workers=crew.workers, compute=compute, busy=(0.0,), trip=0.0, spread=spread)
+    compute = estimate_compute(
+        known, placement.batch, placement.workers, _threads(known, placement, placement.workers)
+    )
+    spread = estimate_spread(known, placement.batch, placement.workers)
+    free = Setting(workers=placement.workers, compute=compute, busy=(0.0,), trip=0.0, spread=spread)
     outcome = simulate(free)
     return Forecast(
         step=compute,
-        rate=crew.examples / compute,
+        rate=placement.examples / compute,
         compute=compute,
         wait=0.0,
         communicate=0.0,
         staleness=outcome.mean_staleness,
-        notes=_crowding(known, crew.workers),
+        notes=_crowding(known, placement.workers),
     )
 
 
-def divided(known: Calibration, crew: Crew, *, parts: int, bubble: float = 0.0) -> Forecast:
+def forecast_divided(
+    known: Calibration, placement: Placement, *, parts: int, bubble: float = 0.0
+) -> Forecast:
     """Return the least time of a model that is divided between `parts` processes.
 
     Each takes an equal part of the computing, what they send each other is free, and `bubble` is
     the part of a step in which a process has nothing to do. None of this was measured.
     """
-    here = crew.here() * parts
-    whole = computing(known, crew.batch, here, _threads(known, crew, here))
+    here = placement.here() * parts
+    whole = estimate_compute(known, placement.batch, here, _threads(known, placement, here))
     compute = whole / parts
-    talking = reducing(known, crew, "auto")[0] / parts
+    talking = estimate_allreduce(known, placement, "auto")[0] / parts
     step = compute / (1 - bubble) + talking
     return Forecast(
         step=step,
-        rate=crew.examples / step,
+        rate=placement.examples / step,
         compute=compute,
         wait=compute / (1 - bubble) - compute,
         communicate=talking,
@@ -128,44 +132,46 @@ def divided(known: Calibration, crew: Crew, *, parts: int, bubble: float = 0.0) 
     )
 
 
-def served(
-    known: Calibration, crew: Crew, *, shares: Sequence[float], bound: int | None = None
+def forecast_served(
+    known: Calibration, placement: Placement, *, shares: Sequence[float], bound: int | None = None
 ) -> Forecast:
     """Return a parameter server; `shares` are the parts of the vector that its masters own."""
     if known.service is None:
         raise ValueError("the calibration has no server; it needs two processes to be measured")
-    masters, network = len(shares), crew.network
-    on_host = crew.here() + (0 if network else masters)
-    threads = _threads(known, crew, on_host)
+    masters, network = len(shares), placement.network
+    on_host = placement.here() + (0 if network else masters)
+    threads = _threads(known, placement, on_host)
     parts = [share * known.nbytes for share in shares]
     busy = tuple(known.service.busy + part * known.service.busy_per_byte for part in parts)
     trip = known.service.trip + max(parts) * known.service.trip_per_byte
     if network:  # a master's link takes one push after another, and its answers at the same time
         busy = tuple(b + p / network.bandwidth for b, p in zip(busy, parts, strict=True))
         trip += 2 * network.latency
-    crowd = float(crew.here())
+    crowd = float(placement.here())
     outcome, compute = Outcome(0.0, Counter(), 1.0), 0.0
     for _ in range(1 if network else 3):  # masters that work take their part of the cores
-        gradient = computing(known, crew.batch, crew.here(), threads) - updating(
-            known, crew.batch, crew.here(), threads
+        gradient = estimate_compute(
+            known, placement.batch, placement.here(), threads
+        ) - estimate_update(known, placement.batch, placement.here(), threads)
+        compute = (
+            gradient * max(1.0, crowd / known.cores) / max(1.0, placement.here() / known.cores)
         )
-        compute = gradient * max(1.0, crowd / known.cores) / max(1.0, crew.here() / known.cores)
-        spread = spreading(known, crew.batch, crew.here())
-        outcome = _played(crew.workers, compute, busy, trip, spread, bound)
-        crowd = crew.here() + masters * (1 - outcome.idle)
-    step = crew.workers / outcome.rate
+        spread = estimate_spread(known, placement.batch, placement.here())
+        outcome = _simulate_pushes(placement.workers, compute, busy, trip, spread, bound)
+        crowd = placement.here() + masters * (1 - outcome.idle)
+    step = placement.workers / outcome.rate
     return Forecast(
         step=step,
-        rate=outcome.rate * crew.batch,
+        rate=outcome.rate * placement.batch,
         compute=compute,
         wait=max(0.0, step - compute - trip - max(busy)),
         communicate=trip + max(busy),
         staleness=outcome.mean_staleness,
-        notes=_crowding(known, crew.here() if network else crew.workers + masters),
+        notes=_crowding(known, placement.here() if network else placement.workers + masters),
     )
 
 
-def _played(
+def _simulate_pushes(
     workers: int,
     compute: float,
     busy: tuple[float, ...],
@@ -191,30 +197,35 @@ def _played(
     )
 
 
-def computing(known: Calibration, batch: int, here: int, threads: int) -> float:
+def estimate_compute(known: Calibration, batch: int, here: int, threads: int) -> float:
     """Return the seconds of a step that talks to nobody, with so many workers on the host."""
     return _at(known, batch, here, threads, lambda p: p.seconds)
 
 
-def updating(known: Calibration, batch: int, here: int, threads: int) -> float:
+def estimate_update(known: Calibration, batch: int, here: int, threads: int) -> float:
     """Return the seconds that the update takes of such a step."""
     return _at(known, batch, here, threads, lambda p: p.update)
 
 
-def meeting(known: Calibration, crew: Crew, here: int, threads: int, every: int) -> float:
+def estimate_meeting(
+    known: Calibration, placement: Placement, here: int, threads: int, every: int
+) -> float:
     """Return the seconds per step where all wait for the slowest after `every` steps.
 
     Where as many workers were measured, this is theirs. Beyond, steps are taken to be independent
     draws of the measured times, and the slowest of P is expected.
     """
-    measured = _at(known, crew.batch, here, threads, lambda p: _met(p, every))
-    if crew.workers <= here:
+    measured = _at(known, placement.batch, here, threads, lambda p: _met(p, every))
+    if placement.workers <= here:
         return measured
-    alone = computing(known, crew.batch, here, threads)
-    spread = spreading(known, crew.batch, here)
-    slowest = expected_highest(spread, crew.workers) - 1
-    if crew.growth in ("log", "linear"):  # the slowest of many is later than any that was measured
-        slowest += _tail(spread, crew.workers)
+    alone = estimate_compute(known, placement.batch, here, threads)
+    spread = estimate_spread(known, placement.batch, here)
+    slowest = expected_highest(spread, placement.workers) - 1
+    if placement.growth in (
+        "log",
+        "linear",
+    ):  # the slowest of many is later than any that was measured
+        slowest += _tail(spread, placement.workers)
     return max(measured, alone * (1 + slowest / math.sqrt(every)))
 
 
@@ -238,7 +249,7 @@ def expected_highest(spread: Sequence[float], draws: int) -> float:
     return sum(quantile(spread, level) for level in levels) / _GRID
 
 
-def spreading(known: Calibration, batch: int, here: int) -> tuple[float, ...]:
+def estimate_spread(known: Calibration, batch: int, here: int) -> tuple[float, ...]:
     """Return the quantiles that were measured nearest to this."""
     curve = min(known.curves, key=lambda c: (abs(c.workers - here), c.threads))
     return min(curve.points, key=lambda p: abs(math.log(p.batch / batch))).spread
@@ -270,8 +281,8 @@ def _on(points: Sequence[Point], batch: int, value: Any) -> float:
     return max(interpolate(batch, batches, values, beyond=True), 0.0)
 
 
-def _threads(known: Calibration, crew: Crew, on_host: int) -> int:
-    return crew.threads or max(1, known.cores // on_host)
+def _threads(known: Calibration, placement: Placement, on_host: int) -> int:
+    return placement.threads or max(1, known.cores // on_host)
 
 
 def _crowding(known: Calibration, on_host: int) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from manyhands.experiments.forecast import (
     Network,
     parse_bandwidth,
     parse_latency,
-    telling,
+    presentation,
     validation,
 )
 from manyhands.experiments.forecast.calibrate import DECIDING, calibrate
@@ -28,10 +28,10 @@ from manyhands.experiments.forecast.strategy_models import (
     Case,
     best,
     check_modelled,
+    list_variants,
     rows,
-    variants,
 )
-from manyhands.experiments.forecast.uncertainty import Uncertainty, uncertainty
+from manyhands.experiments.forecast.uncertainty import Uncertainty, estimate_uncertainty
 from manyhands.launch.environment import group_size
 from manyhands.launch.machine import cores, write_json
 from manyhands.strategies import STRATEGIES
@@ -62,18 +62,23 @@ class Prediction:
     @property
     def best_fresh(self) -> Mapping[str, Any] | None:
         """The row with the most examples per second whose gradients are not stale."""
-        return best([row for row in self.rows if (row["staleness"] or 0.0) < telling.STALE])
+        return best([row for row in self.rows if (row["staleness"] or 0.0) < presentation.STALE])
 
     @property
     def doubt(self) -> Uncertainty:
         """What is known of the error."""
-        return uncertainty(self.case.known)
+        return estimate_uncertainty(self.case.known)
 
     def lines(self) -> list[str]:
         """Return what was found in words: the error first, then which row is the best."""
         network = self.case.network is not None
-        said = telling.trusted(self.doubt, self.case.known.most, self.rows, network=network)
-        return [*said, *telling.verdict(self.best, self.best_fresh, self.case.batch_size)]
+        said = presentation.describe_error(
+            self.doubt, self.case.known.most, self.rows, network=network
+        )
+        return [
+            *said,
+            *presentation.describe_best(self.best, self.best_fresh, self.case.batch_size),
+        ]
 
     def best_of_each(self) -> list[Mapping[str, Any]]:
         """Return the best row of each strategy, the fastest first."""
@@ -140,10 +145,10 @@ def predict(
     """
     validate.one_of(("strong", "weak"), scaling=scaling)
     given = {name: value for name, value in given.items() if value is not None}
-    tried = counts(workers)
-    names = _names(strategies)
-    own, shared = _split(given, names)
-    network = _network(latency, bandwidth, per_host)
+    tried = list_counts(workers)
+    names = _list_names(strategies)
+    own, shared = _split_options(given, names)
+    network = _make_network(latency, bandwidth, per_host)
     loss = shared.pop("loss", None)
     if calibration is None:
         config = configure({"strategy": "sync", "workers": 1, **shared})  # refused before measuring
@@ -151,7 +156,11 @@ def predict(
         deciding["batch_size"] = config.batch_size  # a preset may have one
         known = calibrate(model, data, loss=loss, say=say, **deciding)
     else:
-        known = calibration if isinstance(calibration, Calibration) else read(Path(calibration))
+        known = (
+            calibration
+            if isinstance(calibration, Calibration)
+            else read_calibration(Path(calibration))
+        )
         _check_same(known, {**shared, "model": model, "data": data})
     case = Case(
         known=known,
@@ -160,7 +169,7 @@ def predict(
         batch_size=shared.get("batch_size") or known.options["batch_size"],
         epochs=shared.get("epochs") or options()["epochs"].default,
     )
-    found, missing = rows(variants(names, own), case, tried)
+    found, missing = rows(list_variants(names, own), case, tried)
     return Prediction(tuple(found), tuple(missing), case)
 
 
@@ -175,12 +184,14 @@ def _check_same(known: Calibration, asked: Mapping[str, Any]) -> None:
             )
 
 
-def _names(strategies: str | Sequence[str] | None) -> list[str]:
+def _list_names(strategies: str | Sequence[str] | None) -> list[str]:
     names = [strategies] if isinstance(strategies, str) else list(strategies or ["all"])
     return list(STRATEGIES) if names == ["all"] else names
 
 
-def _split(given: Mapping[str, Any], names: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _split_options(
+    given: Mapping[str, Any], names: Sequence[str]
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the options of the strategies, and those of every run; refuse senseless numbers."""
     table = options()
     for name in given:
@@ -195,7 +206,9 @@ def _split(given: Mapping[str, Any], names: Sequence[str]) -> tuple[dict[str, An
     return own, {name: value for name, value in given.items() if not of[name]}
 
 
-def _network(latency: str | None, bandwidth: str | None, per_host: int | None) -> Network | None:
+def _make_network(
+    latency: str | None, bandwidth: str | None, per_host: int | None
+) -> Network | None:
     if latency is None and bandwidth is None:
         if per_host is not None:
             raise ConfigError(
@@ -211,7 +224,7 @@ def _network(latency: str | None, bandwidth: str | None, per_host: int | None) -
     )
 
 
-def counts(workers: int | Sequence[int] | None) -> list[int]:
+def list_counts(workers: int | Sequence[int] | None) -> list[int]:
     """Return the numbers of workers: those given, or 1, 2, 4 … up to the one given."""
     if workers is not None and not isinstance(workers, int):
         if not workers:
@@ -223,7 +236,7 @@ def counts(workers: int | Sequence[int] | None) -> list[int]:
     return sorted({1 << i for i in range(most.bit_length()) if 1 << i <= most} | {most})
 
 
-def read(path: Path) -> Calibration:
+def read_calibration(path: Path) -> Calibration:
     """Read a calibration, or the one inside a prediction."""
     try:
         found = json.loads(path.read_text())
@@ -299,22 +312,22 @@ def report(
     shown: list[dict[str, Any]] = []
     measured: list[dict[str, Any]] = []
     if against is not None:
-        shared, measured = validation.measurements(against)
-        asked = {**{n: v for n, v in shared.items() if asked.get(n) is None}, **_given(asked)}
-    prediction = predict(calibration=calibration, say=_say, **asked)
+        shared, measured = validation.read_measurements(against)
+        asked = {**{n: v for n, v in shared.items() if asked.get(n) is None}, **_drop_none(asked)}
+    prediction = predict(calibration=calibration, say=_print_stage, **asked)
     output.mkdir(parents=True, exist_ok=True)
     if measured:
-        shown = validation.judge(prediction.case, measured)
+        shown = validation.compare_speedups(prediction.case, measured)
         write_json(output / "errors.json", shown)
     prediction.write(output / "prediction.json")
     for kind in ("png", "svg"):
-        telling.figure(prediction.rows, output / f"prediction.{kind}", measured=shown)
+        presentation.draw_figure(prediction.rows, output / f"prediction.{kind}", measured=shown)
     if json_:
         print(json.dumps({**prediction.as_dict(), "against": shown, "output": str(output)}))
         return
     if measured:
         head = ("strategy", "workers", "measured", "predicted", "error")
-        print(telling.aligned(head, telling.compared(shown)))
+        print(presentation.align(head, presentation.tabulate_errors(shown)))
         worst = max(abs(row["error"]) for row in shown)
         print(f"largest error of a speed-up: {100 * worst:.1f} %")
     else:
@@ -324,10 +337,12 @@ def report(
 
 
 def _print_forecast(prediction: Prediction) -> None:
-    print(telling.aligned(*telling.speedups(prediction.rows)))
+    print(presentation.align(*presentation.tabulate_speedups(prediction.rows)))
     print("\nThe best number of workers for each:")
     best_rows = prediction.best_of_each()
-    print(telling.aligned(telling.HEAD, [telling.cells(row) for row in best_rows]))
+    print(
+        presentation.align(presentation.HEAD, [presentation.format_row(row) for row in best_rows])
+    )
     for reason in prediction.missing:
         print(f"left out: {reason}")
     for note in dict.fromkeys(n for row in prediction.rows for n in row["notes"]):
@@ -335,9 +350,9 @@ def _print_forecast(prediction: Prediction) -> None:
     print("\n".join(prediction.lines()))
 
 
-def _given(asked: Mapping[str, Any]) -> dict[str, Any]:
+def _drop_none(asked: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in asked.items() if value is not None}
 
 
-def _say(message: str) -> None:
+def _print_stage(message: str) -> None:
     print(f"{message} …", file=sys.stderr)

@@ -11,11 +11,14 @@ from typing import Any, get_args
 from manyhands.config.options import options
 from manyhands.config.strategy_spec import StrategySpec
 from manyhands.errors import ConfigError
-from manyhands.experiments.forecast import Calibration, Crew, Forecast, Network
-from manyhands.experiments.forecast import model as forecast
-from manyhands.experiments.forecast.crew import Growth
-from manyhands.experiments.forecast.talking import ONE_HOST, exchanging, reducing
-from manyhands.experiments.forecast.uncertainty import Uncertainty, uncertainty
+from manyhands.experiments.forecast import Calibration, Forecast, Network, Placement, model
+from manyhands.experiments.forecast.communication_cost import (
+    ONE_HOST,
+    estimate_allreduce,
+    estimate_exchange,
+)
+from manyhands.experiments.forecast.placement import Growth
+from manyhands.experiments.forecast.uncertainty import Uncertainty, estimate_uncertainty
 from manyhands.strategies import STRATEGIES
 from manyhands.strategies.gossip.topology import graph
 from manyhands.strategies.linear_partition import linear_partition
@@ -25,7 +28,7 @@ from manyhands.worker.checkpoint.lifecycle import steps_between
 
 NEAR = 0.02  # fewer workers that are slower by no more than this are the better choice
 _NEIGHBOURS = 512  # workers up to which a topology is laid out to count neighbours
-_together = partial(forecast.together, agree=steps_between)
+_together = partial(model.forecast_together, agree=steps_between)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,14 +51,14 @@ class Case:
     epochs: int = 3
     growth: Growth = "usual"
 
-    def crew(self, workers: int, *, whole: bool) -> Crew:
+    def placement(self, workers: int, *, whole: bool) -> Placement:
         """Return so many workers with their batch; `whole`: each takes a batch of its own.
 
         A batch that has too few examples to share grows to one for each worker.
         """
         shared = self.scaling == "strong" and not whole
         update = max(self.batch_size, workers) if shared else None
-        return Crew(
+        return Placement(
             workers=workers,
             batch=math.ceil(update / workers) if update else self.batch_size,
             network=self.network,
@@ -64,35 +67,35 @@ class Case:
             growth=self.growth,
         )
 
-    def steps(self, crew: Crew) -> float:
+    def steps(self, placement: Placement) -> float:
         """Return how many steps a worker takes in all."""
-        return max(1.0, self.epochs * self.known.examples / crew.examples)
+        return max(1.0, self.epochs * self.known.examples / placement.examples)
 
 
 def _sequential(strategy: Any, case: Case, workers: int) -> Forecast:
-    return _together(case.known, case.crew(1, whole=True), talking=0.0, every=1)
+    return _together(case.known, case.placement(1, whole=True), talking=0.0, every=1)
 
 
 def _sync(strategy: Any, case: Case, workers: int) -> Forecast:
-    crew = case.crew(workers, whole=False)
-    talking, notes = reducing(case.known, crew, strategy.allreduce)
-    return _together(case.known, crew, talking=talking, every=1, notes=notes)
+    placement = case.placement(workers, whole=False)
+    talking, notes = estimate_allreduce(case.known, placement, strategy.allreduce)
+    return _together(case.known, placement, talking=talking, every=1, notes=notes)
 
 
 def _averaging(strategy: Any, case: Case, workers: int) -> Forecast:
-    crew = case.crew(workers, whole=False)
-    period = case.steps(crew)
+    placement = case.placement(workers, whole=False)
+    period = case.steps(placement)
     if strategy.period:
         unit = 1 if strategy.period_unit == "steps" else period / case.epochs
         period = min(period, strategy.period * unit)
     every = max(1, int(period))
-    talking, notes = reducing(case.known, crew, strategy.allreduce)
+    talking, notes = estimate_allreduce(case.known, placement, strategy.allreduce)
     talking /= period
-    return _together(case.known, crew, talking=talking, every=every, waits=False, notes=notes)
+    return _together(case.known, placement, talking=talking, every=every, waits=False, notes=notes)
 
 
 def _gossip(strategy: Any, case: Case, workers: int) -> Forecast:
-    crew = case.crew(workers, whole=False)
+    placement = case.placement(workers, whole=False)
     if strategy.topology in ("ring", "pairs"):
         neighbours = min(2 if strategy.topology == "ring" else 1, workers - 1)
     else:  # the same for all but a few, and known in closed form where laying it out is too much
@@ -101,17 +104,17 @@ def _gossip(strategy: Any, case: Case, workers: int) -> Forecast:
         if laid < workers:
             more = math.log2(workers / laid) * 2
             neighbours = workers - 1 if strategy.topology == "complete" else neighbours + int(more)
-    talking = exchanging(case.known, crew, neighbours)
+    talking = estimate_exchange(case.known, placement, neighbours)
     if strategy.overlap:
-        compute = _together(case.known, crew, talking=0.0, every=1).compute
+        compute = _together(case.known, placement, talking=0.0, every=1).compute
         talking = max(0.0, talking - compute)
-    return _together(case.known, crew, talking=talking, every=1, waits=False)
+    return _together(case.known, placement, talking=talking, every=1, waits=False)
 
 
 def _hogwild(strategy: Any, case: Case, workers: int) -> Forecast:
     if case.network:
         raise ConfigError("hogwild shares the memory of one host")
-    return forecast.apart(case.known, case.crew(workers, whole=True))
+    return model.forecast_apart(case.known, case.placement(workers, whole=True))
 
 
 def _server(strategy: Any, case: Case, workers: int) -> Forecast:
@@ -119,19 +122,19 @@ def _server(strategy: Any, case: Case, workers: int) -> Forecast:
     strategy.check_model(layers=[str(size) for size in layers])
     spans = linear_partition(layers, strategy.masters)
     shares = [sum(layers[a:b]) / case.known.parameters for a, b in spans]
-    crew = case.crew(workers, whole=True)
-    return forecast.served(case.known, crew, shares=shares, bound=strategy.staleness)
+    placement = case.placement(workers, whole=True)
+    return model.forecast_served(case.known, placement, shares=shares, bound=strategy.staleness)
 
 
 def _pipeline(strategy: Any, case: Case, workers: int) -> Forecast:
-    crew, parts = case.crew(workers, whole=False), strategy.parts
+    placement, parts = case.placement(workers, whole=False), strategy.parts
     bubble = ideal_bubble(strategy.stages, parts)
-    return forecast.divided(case.known, crew, parts=strategy.stages, bubble=bubble)
+    return model.forecast_divided(case.known, placement, parts=strategy.stages, bubble=bubble)
 
 
 def _tensor(strategy: Any, case: Case, workers: int) -> Forecast:
-    crew = case.crew(workers, whole=False)
-    return forecast.divided(case.known, crew, parts=strategy.slices)
+    placement = case.placement(workers, whole=False)
+    return model.forecast_divided(case.known, placement, parts=strategy.slices)
 
 
 _EXPECTED: Mapping[str, Callable[[Any, Case, int], Forecast]] = {
@@ -158,7 +161,7 @@ def check_modelled(strategy: StrategySpec) -> None:
         raise ConfigError(_UNMODELLED.format(f"asynchronous {strategy.name}"))
 
 
-def expected(strategy: StrategySpec, case: Case, workers: int) -> Forecast:
+def make_forecast(strategy: StrategySpec, case: Case, workers: int) -> Forecast:
     """Return what is to be expected of a strategy.
 
     Raises:
@@ -179,13 +182,13 @@ def row(
     strategy: StrategySpec, case: Case, workers: int, base: float, doubt: Uncertainty | None = None
 ) -> dict[str, Any]:
     """Return one row of the table; `base` is the sequential rate, in examples per second."""
-    found = expected(strategy, case, workers)
+    found = make_forecast(strategy, case, workers)
     processes = strategy.processes(workers)
     beyond = processes > case.known.most or (case.network is not None and workers > 1)
     low, high = found.rate / base, found.rate / base
     if doubt and beyond:
         for growth in doubt.growths:
-            other = expected(strategy, replace(case, growth=growth), workers).rate / base
+            other = make_forecast(strategy, replace(case, growth=growth), workers).rate / base
             low, high = min(low, other), max(high, other)
     if (
         doubt and doubt.largest is not None and strategy.supports.many
@@ -210,14 +213,14 @@ def row(
         "wait": found.wait,
         "communicate": found.communicate,
         "staleness": found.staleness,
-        "notes": [*found.notes, *_noted(strategy, case, workers, found)],
+        "notes": [*found.notes, *_list_notes(strategy, case, workers, found)],
     }
 
 
 def _batch(strategy: StrategySpec, case: Case, workers: int) -> int:
     """Return what `batch_size` would be."""
     whole = strategy.supports.whole_batches
-    return case.batch_size if whole else case.crew(workers, whole=False).examples
+    return case.batch_size if whole else case.placement(workers, whole=False).examples
 
 
 def _grows(strategy: StrategySpec, case: Case, workers: int) -> bool:
@@ -226,7 +229,7 @@ def _grows(strategy: StrategySpec, case: Case, workers: int) -> bool:
     return shared and workers > case.batch_size
 
 
-def _noted(strategy: StrategySpec, case: Case, workers: int, found: Forecast) -> list[str]:
+def _list_notes(strategy: StrategySpec, case: Case, workers: int, found: Forecast) -> list[str]:
     """Return what changes with so many workers, and what was not measured."""
     notes = []
     if _grows(strategy, case, workers):
@@ -245,8 +248,8 @@ def rows(
     strategies: Sequence[StrategySpec], case: Case, workers: Iterable[int]
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Return a row for each strategy and number of workers, and why some are missing."""
-    base = expected(STRATEGIES["sequential"](), case, 1).rate
-    doubt = uncertainty(case.known)
+    base = make_forecast(STRATEGIES["sequential"](), case, 1).rate
+    doubt = estimate_uncertainty(case.known)
     found, missing = [], []
     counts = sorted(set(workers))
     for strategy in strategies:
@@ -276,7 +279,7 @@ def label(strategy: StrategySpec) -> str:
     """Return a strategy's name with the options that differ from their defaults."""
     plain = type(strategy)()
     told = [
-        _told(strategy, name, getattr(strategy, name))
+        _format_option(strategy, name, getattr(strategy, name))
         for name in options()
         if strategy.name in options()[name].owners
         and (strategy.name == "sync" or getattr(strategy, name) != getattr(plain, name))
@@ -284,7 +287,7 @@ def label(strategy: StrategySpec) -> str:
     return " ".join([strategy.name, *filter(None, told)])
 
 
-def _told(strategy: Any, name: str, value: Any) -> str:
+def _format_option(strategy: Any, name: str, value: Any) -> str:
     if name in ("allreduce", "topology"):
         return str(value)
     if name == "period":
@@ -296,7 +299,7 @@ def _told(strategy: Any, name: str, value: Any) -> str:
     return f"{value} {name}" if name == "masters" else f"{name.replace('_', ' ')} {value}"
 
 
-def variants(names: Sequence[str], given: Mapping[str, Any]) -> list[StrategySpec]:
+def list_variants(names: Sequence[str], given: Mapping[str, Any]) -> list[StrategySpec]:
     """Return the strategies asked for, with the options given; sync with every all-reduce."""
     table = options()
     found: list[StrategySpec] = []

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from manyhands.experiments.forecast.calibration import Calibration, HeldOut, Point, interpolate
-from manyhands.experiments.forecast.crew import GROWTHS, Crew, Growth, factor
-from manyhands.experiments.forecast.model import together
-from manyhands.experiments.forecast.talking import reducing
+from manyhands.experiments.forecast.communication_cost import estimate_allreduce
+from manyhands.experiments.forecast.model import forecast_together
+from manyhands.experiments.forecast.placement import GROWTHS, Growth, Placement, compute_factor
 
 _TOLERANCE = 0.1  # a way of growing explains a point if it is no further off, or than the error
 _NEVER = 1 << 30  # steps between two questions, where nobody asks
@@ -39,19 +39,21 @@ class Uncertainty:
         return statistics.median(abs(error) for error in self.errors) if self.errors else None
 
 
-def uncertainty(known: Calibration) -> Uncertainty:
+def estimate_uncertainty(known: Calibration) -> Uncertainty:
     """Return the errors at the points that can be held out, and the growths that are possible."""
     steps = [_error(known, held) for held in known.held_out]
     errors = [*steps, *(e for curve in known.curves for e in _left_out(curve.points))]
     largest = max(map(abs, errors), default=0.0)
-    return Uncertainty(tuple(errors), explaining(known, max(_TOLERANCE, largest)))
+    return Uncertainty(tuple(errors), list_explaining(known, max(_TOLERANCE, largest)))
 
 
 def _error(known: Calibration, held: HeldOut) -> float:
     """Return the error of a step of `sync` that was measured and not used."""
-    crew = Crew(workers=held.workers, batch=held.batch, threads=held.threads)
-    talking, _ = reducing(known, crew, "auto")
-    predicted = together(known, crew, talking=talking, every=1, agree=lambda _: _NEVER)
+    placement = Placement(workers=held.workers, batch=held.batch, threads=held.threads)
+    talking, _ = estimate_allreduce(known, placement, "auto")
+    predicted = forecast_together(
+        known, placement, talking=talking, every=1, agree=lambda _: _NEVER
+    )
     return predicted.step / held.seconds - 1
 
 
@@ -66,7 +68,7 @@ def _left_out(points: Sequence[Point]) -> list[float]:
     return found
 
 
-def explaining(known: Calibration, tolerance: float) -> tuple[Growth, ...]:
+def list_explaining(known: Calibration, tolerance: float) -> tuple[Growth, ...]:
     """Return the growths that lead from each measured all-reduce to that of the next size.
 
     Where two sizes or fewer were measured, every growth does.
@@ -76,7 +78,7 @@ def explaining(known: Calibration, tolerance: float) -> tuple[Growth, ...]:
         growth
         for growth in GROWTHS
         if all(
-            abs(before * factor(growth, size, smaller) / seconds - 1) <= tolerance
+            abs(before * compute_factor(growth, size, smaller) / seconds - 1) <= tolerance
             for (smaller, before), (size, seconds) in pairwise(sizes)
         )
     ]

@@ -13,7 +13,7 @@ from manyhands.config.options import options
 from manyhands.config.strategy_spec import StrategySpec
 from manyhands.errors import ConfigError
 from manyhands.experiments.forecast.calibrate import DECIDING
-from manyhands.experiments.forecast.strategy_models import Case, expected, label
+from manyhands.experiments.forecast.strategy_models import Case, label, make_forecast
 from manyhands.strategies import STRATEGIES
 
 # What must be the same in all runs of the sweep: one calibration serves all of them.
@@ -24,7 +24,7 @@ _SAME = (
 )
 
 
-def measurements(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def read_measurements(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Return the options that a sweep's runs share, and their median speeds.
 
     Returns:
@@ -50,7 +50,7 @@ def measurements(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     groups: dict[tuple[StrategySpec, int], list[float]] = {}
     for run in runs:
         if run.strategy in STRATEGIES:
-            strategy = _strategy(run.config)
+            strategy = _build_strategy(run.config)
             rate = float(run.examples or 0) / float(run.seconds or 1)
             groups.setdefault((strategy, run.workers), []).append(rate)
     found = [
@@ -60,13 +60,13 @@ def measurements(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     return {n: v for n, v in shared.items() if v is not None}, found
 
 
-def _strategy(config: Mapping[str, Any]) -> StrategySpec:
+def _build_strategy(config: Mapping[str, Any]) -> StrategySpec:
     kind: Any = STRATEGIES[config["strategy"]]
     made: StrategySpec = kind(**{f.name: config[f.name] for f in fields(kind) if f.name in config})
     return made
 
 
-def judge(case: Case, measured: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def compare_speedups(case: Case, measured: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return predicted and measured speed-ups, and how far the one is from the other.
 
     Both are against the sequential strategy, each against its own.
@@ -77,13 +77,13 @@ def judge(case: Case, measured: Sequence[Mapping[str, Any]]) -> list[dict[str, A
     base = [m["rate"] for m in measured if m["strategy"].name == "sequential"]
     if not base:
         raise ConfigError("the sweep has no sequential run, which speed-ups are measured against")
-    alone = expected(STRATEGIES["sequential"](), case, 1).rate
+    alone = make_forecast(STRATEGIES["sequential"](), case, 1).rate
     rows = []
     for row in measured:
         strategy, workers = row["strategy"], row["workers"]
         if strategy.name == "sequential":
             continue
-        predicted = expected(strategy, case, workers).rate / alone
+        predicted = make_forecast(strategy, case, workers).rate / alone
         found = row["rate"] / base[0]
         rows.append(
             {

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 from manyhands.config.import_path import get_name
 from manyhands.errors import ConfigError, ManyhandsError
 from manyhands.experiments.sweep.live_table import first_line
-from manyhands.experiments.sweep.plan import Schedule, schedule, uses_workers
+from manyhands.experiments.sweep.plan import Schedule, make_schedule, uses_workers
 from manyhands.experiments.sweep.run import Sweep
-from manyhands.experiments.sweep.spec import ALL, Experiment, alternatives, read
+from manyhands.experiments.sweep.spec import ALL, Experiment, list_alternatives, read
 from manyhands.launch.environment import group_size
 from manyhands.launch.machine import cores
 from manyhands.launch.signals import stopping
@@ -91,7 +91,7 @@ def compare(
         experiment,
         quick=quick,
         strategies=strategies.split(",") if isinstance(strategies, str) else strategies,
-        options=alternatives({name: v for name, v in asked.items() if v is not None}),
+        options=list_alternatives({name: v for name, v in asked.items() if v is not None}),
         **about,
     )
     done = sweep(
@@ -129,12 +129,12 @@ def describe(
         experiment = replace(experiment, strategies=(ALL,))
     known = {**experiment.options, **options}
     if "workers" not in known and any(map(uses_workers, experiment.strategies)):
-        options = {"workers": _counts(), **options}
+        options = {"workers": _list_counts(), **options}
     experiment = experiment.with_options(options)
     return replace(experiment, **{name: v for name, v in about.items() if v is not None})
 
 
-def _counts() -> tuple[int, ...]:
+def _list_counts() -> tuple[int, ...]:
     """Return 1, 2, 4 … up to the cores there are."""
     most = cores()
     return tuple(sorted({1 << i for i in range(most.bit_length()) if 1 << i <= most} | {most}))
@@ -167,7 +167,7 @@ def sweep(
         raise ConfigError("compare starts groups of workers itself; run it without mpiexec or srun")
     carried = objects or {}
     labels = {n: get_name(part) for n, part in carried.items() if n in ("model", "data")}
-    planned = schedule(experiment, labels, carried)
+    planned = make_schedule(experiment, labels, carried)
     default = Path("runs") / f"{experiment.name}-{planned.digest}"
     folder = Path(output if output is not None else default)
     runs = Sweep(experiment, planned, folder, carried, keep_models, command or get_command())

@@ -34,7 +34,7 @@ _PLACES = ("stdlib", "platstdlib", "purelib", "platlib")
 _LIBRARIES = (str(PACKAGE), *(str(Path(sysconfig.get_path(n))) for n in _PLACES))
 
 
-class Marks:
+class ContentHashes:
     """Marks of many runs' contents; what several of them share is read once."""
 
     def __init__(self) -> None:
@@ -48,38 +48,38 @@ class Marks:
         """
         found, hidden = {}, bool(given.get("private") or given.get("privacy"))
         for field in _HOLDING:
-            if mark := self._mark(field, given.get(field), hidden=hidden):
+            if mark := self._hash_option(field, given.get(field), hidden=hidden):
                 found[field] = mark
         return found
 
-    def _mark(self, field: str, value: Any, *, hidden: bool) -> str | None:
+    def _hash_option(self, field: str, value: Any, *, hidden: bool) -> str | None:
         key = (field, value if isinstance(value, str) else id(value), hidden)
         if key not in self._known:
-            self._known[key] = value, _mark(field, value, hidden=hidden)
+            self._known[key] = value, _hash_option(field, value, hidden=hidden)
         return self._known[key][1]
 
 
-def _mark(field: str, value: Any, *, hidden: bool) -> str | None:
+def _hash_option(field: str, value: Any, *, hidden: bool) -> str | None:
     if field == "optimizer" and type(value).__module__.startswith("manyhands."):
         return None  # its options say all of it
     named = value if isinstance(value, tuple | list) else (value,)
     if all(one is None or isinstance(one, str) for one in named):
-        value = [_behind(field, one) for one in named if one is not None]
+        value = [_resolve(field, one) for one in named if one is not None]
         if not any(one is not None for one in value):
             return None
-    reader = _Reader(hidden=hidden)
+    reader = _Hasher(hidden=hidden)
     reader.take(value)
     return reader.seen.hexdigest()
 
 
-def _behind(field: str, name: str) -> Any:
+def _resolve(field: str, name: str) -> Any:
     """Return what a name stands for: an object or a file; None where it is one of ours."""
     if ":" in name and all(part.isidentifier() for part in name.partition(":")[0].split(".")):
         return import_object(name, field)
     return Path(name) if field in _FILES and Path(name).exists() else None
 
 
-class _Reader:
+class _Hasher:
     """Goes through a value and all that belongs to it, each object once."""
 
     def __init__(self, *, hidden: bool) -> None:
@@ -152,7 +152,7 @@ class _Reader:
 
     def _class(self, kind: type) -> None:
         self._say("class", kind.__module__, kind.__qualname__)
-        if not _own(kind.__module__):
+        if not _is_users(kind.__module__):
             return
         for base in kind.__bases__:
             self.take(base)
@@ -164,7 +164,7 @@ class _Reader:
 
     def _function(self, function: types.FunctionType) -> None:
         self._say("function", function.__module__, function.__qualname__)
-        if not _own(function.__module__):
+        if not _is_users(function.__module__):
             return
         self.take(function.__defaults__)
         self.take(function.__kwdefaults__)
@@ -187,7 +187,7 @@ class _Reader:
         """Add a global that code uses; of a module, what the code may take from it."""
         if not isinstance(value, types.ModuleType):
             self.take(value)
-        elif _own(value.__name__):
+        elif _is_users(value.__name__):
             for name in names:
                 if name in vars(value):
                     self._used(vars(value)[name], names)
@@ -204,7 +204,7 @@ class _Reader:
 
 
 @functools.cache
-def _own(name: str) -> bool:
+def _is_users(name: str) -> bool:
     """Say whether a module is the user's, and not a library's or ours."""
     if name == "__main__":
         return True

@@ -33,7 +33,7 @@ class Estimate:
         """Return how long a run of this configuration will take in all; None before any run."""
         if not self._seen:
             return None
-        alike = [seen for seen in self._seen if _kind(seen[0]) == _kind(config)]
+        alike = [seen for seen in self._seen if _get_kind(seen[0]) == _get_kind(config)]
         kin = alike or [s for s in self._seen if s[0]["strategy"] == config["strategy"]]
         return statistics.median(self._from(seen, config) for seen in kin or self._seen)
 
@@ -43,17 +43,19 @@ class Estimate:
         known, training, overhead = seen
         hands = self._hands(known) / self._hands(config)
         crowd = max(1.0, config["workers"] / self.cores) / max(1.0, known["workers"] / self.cores)
-        return float(training * hands * _work(config) / _work(known) + overhead * crowd)
+        return float(
+            training * hands * _count_examples(config) / _count_examples(known) + overhead * crowd
+        )
 
     def _hands(self, config: Mapping[str, Any]) -> int:
         return min(int(config["workers"]), self.cores)
 
 
-def _kind(config: Mapping[str, Any]) -> tuple[Any, ...]:
+def _get_kind(config: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(config.get(name) for name in _KIND)
 
 
-def _work(config: Mapping[str, Any]) -> float:
+def _count_examples(config: Mapping[str, Any]) -> float:
     """Return the amount of work, in a unit of its own that runs of one sweep share."""
     if config.get("max_steps"):
         return float(config["max_steps"] * config["batch_size"])

@@ -13,7 +13,7 @@ from manyhands.training.progress import said
 
 if TYPE_CHECKING:
     from manyhands.experiments.sweep.eta import Estimate
-    from manyhands.experiments.sweep.plan import Planned, Schedule
+    from manyhands.experiments.sweep.plan import PlannedRun, Schedule
 
 _FRAME = 9  # lines that the table needs beside its rows
 
@@ -31,7 +31,7 @@ class Score:
 
 
 @dataclass
-class Scoreboard:
+class LiveTable:
     """Keeps the records of a sweep's runs and shows them; silent if not `shown`.
 
     Attributes:
@@ -45,10 +45,10 @@ class Scoreboard:
     records: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     _console: Any = None
     _live: Any = None
-    _running: Planned | None = None
+    _running: PlannedRun | None = None
     _since: float = 0.0
 
-    def __enter__(self) -> Scoreboard:
+    def __enter__(self) -> LiveTable:
         if self.shown and sys.stderr.isatty():
             from rich.console import Console
             from rich.live import Live
@@ -65,16 +65,16 @@ class Scoreboard:
         if self._live:
             self._live.stop()
 
-    def keep(self, run: Planned, record: Mapping[str, Any]) -> None:
+    def keep(self, run: PlannedRun, record: Mapping[str, Any]) -> None:
         """Take in a run that was there already."""
         self.records[run.id] = record
         self.estimate.note(run.config, record)
 
-    def begin(self, run: Planned) -> None:
+    def begin(self, run: PlannedRun) -> None:
         """Say that a run begins."""
         self._running, self._since = run, time.monotonic()
 
-    def end(self, run: Planned, record: Mapping[str, Any]) -> None:
+    def end(self, run: PlannedRun, record: Mapping[str, Any]) -> None:
         """Take in a run that has just ended."""
         self.keep(run, record)
         self._running = None
@@ -98,13 +98,13 @@ class Scoreboard:
 
     def scores(self) -> list[Score]:
         """Return one row for each case of which a run has ended."""
-        cases: dict[str, list[Planned]] = {}
+        cases: dict[str, list[PlannedRun]] = {}
         for run in self.schedule.runs:
             if run.id in self.records:
                 cases.setdefault(run.case, []).append(run)
         return [self._score(runs) for runs in cases.values()]
 
-    def _score(self, runs: list[Planned]) -> Score:
+    def _score(self, runs: list[PlannedRun]) -> Score:
         return Score(
             label=runs[0].label,
             repeats=len(self._results(runs[0].case)),
@@ -114,7 +114,7 @@ class Scoreboard:
             failed=sum(self.records[run.id]["status"] != "finished" for run in runs),
         )
 
-    def speedup(self, run: Planned) -> float | None:
+    def speedup(self, run: PlannedRun) -> float | None:
         """Return how much faster the run's case is than its baseline; in weak scaling, by rate."""
         if run.baseline is None:
             return None
@@ -138,7 +138,7 @@ class Scoreboard:
         known = [r[key] for r in self._results(case) if r[key] is not None]
         return statistics.median(known) if known else None
 
-    def _line(self, run: Planned, record: Mapping[str, Any]) -> str:
+    def _line(self, run: PlannedRun, record: Mapping[str, Any]) -> str:
         name = run.title
         left = self.left()
         rest = f"; about {duration(left)} left" if left else ""

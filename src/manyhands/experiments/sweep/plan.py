@@ -24,7 +24,7 @@ from manyhands.config.import_path import get_name
 from manyhands.config.options import configure, flatten, options
 from manyhands.config.run import MODELS
 from manyhands.errors import ConfigError
-from manyhands.experiments.sweep.content_hash import Marks
+from manyhands.experiments.sweep.content_hash import ContentHashes
 from manyhands.experiments.sweep.spec import ALL, Alternatives, Experiment
 from manyhands.strategies import STRATEGIES
 
@@ -32,7 +32,7 @@ BASELINE = "sequential"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Planned:
+class PlannedRun:
     """One run to come.
 
     Attributes:
@@ -61,13 +61,13 @@ class Planned:
 class Schedule:
     """All runs in their order, and what was left out of "all" strategies, with the reason."""
 
-    runs: tuple[Planned, ...]
+    runs: tuple[PlannedRun, ...]
     left_out: tuple[str, ...] = ()
 
     @property
     def digest(self) -> str:
         """Tells one schedule from another."""
-        return _digest(sorted(run.id for run in self.runs))
+        return _hash(sorted(run.id for run in self.runs))
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class _Accepted:
     label: str
 
 
-def schedule(
+def make_schedule(
     experiment: Experiment,
     carried: Mapping[str, str] | None = None,
     objects: Mapping[str, Any] | None = None,
@@ -113,23 +113,23 @@ def schedule(
     Raises:
         ConfigError: If a combination cannot work, or an option would be ignored everywhere.
     """
-    products = _products(experiment)
-    tried = [choice for product in products for choice in _choices(product, experiment)]
+    products = _list_products(experiment)
+    tried = [choice for product in products for choice in _list_combinations(product, experiment)]
     _refuse_ignored(products, [choice.given for choice in tried])
-    accepted, left_out = _accepted(tried, carried, lenient=ALL in experiment.strategies)
-    runs: dict[str, Planned] = {}
-    marks = Marks()
+    accepted, left_out = _accept(tried, carried, lenient=ALL in experiment.strategies)
+    runs: dict[str, PlannedRun] = {}
+    marks = ContentHashes()
     made_of = [marks.of({**one.given, **(objects or {})}) for one in accepted]
     for repeat in range(experiment.repeats):
         for one, contents in zip(accepted, made_of, strict=True):
-            run = _planned(one, repeat, contents)
+            run = _plan_run(one, repeat, contents)
             runs.setdefault(run.id, run)
     if not runs:
         raise ConfigError("nothing to compare: give strategies, or cases in the experiment's file")
     return Schedule(tuple(runs.values()), left_out)
 
 
-def _accepted(
+def _accept(
     tried: list[_Combination], carried: Mapping[str, str] | None, *, lenient: bool
 ) -> tuple[list[_Accepted], tuple[str, ...]]:
     """Return what can be run, baselines first, and what was left out with the reason."""
@@ -138,15 +138,15 @@ def _accepted(
     left_out: dict[str, None] = {}
     for choice in tried:
         base = choice.baseline
-        key = _digest(base) if base else None
+        key = _hash(base) if base else None
         if base and key and key not in bases:
-            flat = _flat(base, carried)
+            flat = _check_and_flatten(base, carried)
             other = base.get("batch_size") != choice.given.get("batch_size")
             named = (*choice.named, "batch_size") if other else choice.named
-            bases[key] = _Accepted(base, flat, _case(flat), _label(base, named))
-        label = _label(choice.given, choice.named)
+            bases[key] = _Accepted(base, flat, _hash_case(flat), _make_label(base, named))
+        label = _make_label(choice.given, choice.named)
         try:
-            flat = _flat(choice.given, carried)
+            flat = _check_and_flatten(choice.given, carried)
         except ConfigError as error:
             if not lenient:
                 raise ConfigError(f"{label}: {error}") from None
@@ -156,39 +156,39 @@ def _accepted(
     return [*bases.values(), *found], tuple(left_out)
 
 
-def _products(experiment: Experiment) -> list[_Product]:
+def _list_products(experiment: Experiment) -> list[_Product]:
     """Return each strategy with the alternatives that it is combined with."""
     varied = tuple(name for name, values in experiment.options.items() if len(values) > 1)
-    found = [_Product(s, experiment.options, varied) for s in _expanded(experiment.strategies)]
+    found = [_Product(s, experiment.options, varied) for s in _expand(experiment.strategies)]
     fixed = {name: v for name, v in experiment.options.items() if name not in varied}
     for case in experiment.cases:
         own = {name: values for name, values in case.items() if name != "strategy"}
-        found += [_Product(s, {**fixed, **own}, tuple(own)) for s in _expanded(case["strategy"])]
+        found += [_Product(s, {**fixed, **own}, tuple(own)) for s in _expand(case["strategy"])]
     return found
 
 
-def _expanded(strategies: Alternatives) -> list[Any]:
+def _expand(strategies: Alternatives) -> list[Any]:
     named = [list(STRATEGIES) if s == ALL else [s] for s in strategies]
     return list(dict.fromkeys(itertools.chain(*named)))
 
 
-def _choices(product: _Product, experiment: Experiment) -> Iterator[_Combination]:
+def _list_combinations(product: _Product, experiment: Experiment) -> Iterator[_Combination]:
     for combination in itertools.product(*product.values.values()):
         given = dict(zip(product.values, combination, strict=True))
-        own = _taken(product.strategy, given)
+        own = _select_options(product.strategy, given)
         weak = experiment.scaling == "weak"
-        base = _alone(own, given, grows=weak) if experiment.baseline else None
+        base = _make_baseline(own, given, grows=weak) if experiment.baseline else None
         if weak:
-            own = _grown(own)
+            own = _scale_up(own)
         yield _Combination(own, base, product.named)
 
 
-def _alone(own: dict[str, Any], given: Mapping[str, Any], *, grows: bool) -> dict[str, Any]:
+def _make_baseline(own: dict[str, Any], given: Mapping[str, Any], *, grows: bool) -> dict[str, Any]:
     """Return the options of the sequential run of the same task.
 
     As many examples stand behind its updates, unless the batch `grows` with the workers on purpose.
     """
-    base = _taken(BASELINE, given)
+    base = _select_options(BASELINE, given)
     with suppress(ConfigError):  # refused when all are, by name
         config = configure(own)
         behind = config.strategy.examples_per_update(config.batch_size, config.workers)
@@ -197,7 +197,7 @@ def _alone(own: dict[str, Any], given: Mapping[str, Any], *, grows: bool) -> dic
     return base
 
 
-def _taken(strategy: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+def _select_options(strategy: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return what of the options this strategy takes; where it is alone, nothing is divided."""
     optimizer = given.get("optimizer", "sgd")
     takers = {"run", get_name(strategy), get_name(optimizer)}
@@ -214,7 +214,7 @@ def uses_workers(strategy: Any) -> bool:
     return kind is None or kind().supports.many
 
 
-def _grown(given: dict[str, Any]) -> dict[str, Any]:
+def _scale_up(given: dict[str, Any]) -> dict[str, Any]:
     """Return the options for weak scaling: what is stated is for one worker.
 
     Each worker keeps `limit` examples an epoch and `batch_size` examples an update, so both are
@@ -249,13 +249,13 @@ def _refuse_ignored(products: list[_Product], taken: list[Mapping[str, Any]]) ->
                 )
 
 
-def _planned(one: _Accepted, repeat: int, contents: Mapping[str, str]) -> Planned:
+def _plan_run(one: _Accepted, repeat: int, contents: Mapping[str, str]) -> PlannedRun:
     seed = one.config["seed"] + repeat
     config = {**one.config, "seed": seed}
     whole = {**config, **({"contents": contents} if contents else {})}
-    return Planned(
-        id=f"{config['strategy']}-{config['workers']}-{_digest(whole)}",
-        case=_case(config),
+    return PlannedRun(
+        id=f"{config['strategy']}-{config['workers']}-{_hash(whole)}",
+        case=_hash_case(config),
         baseline=one.baseline,
         label=one.label,
         repeat=repeat,
@@ -264,7 +264,9 @@ def _planned(one: _Accepted, repeat: int, contents: Mapping[str, str]) -> Planne
     )
 
 
-def _flat(given: Mapping[str, Any], carried: Mapping[str, str] | None) -> dict[str, Any]:
+def _check_and_flatten(
+    given: Mapping[str, Any], carried: Mapping[str, str] | None
+) -> dict[str, Any]:
     """Return every option of a run; refuses what cannot work."""
     config = configure({**given, **(carried or {})})
     if "model" not in (carried or {}) and ":" not in config.model:
@@ -274,16 +276,16 @@ def _flat(given: Mapping[str, Any], carried: Mapping[str, str] | None) -> dict[s
     return {name: v for name, v in flat if name not in known or known[name].is_hashed(v)}
 
 
-def _case(config: Mapping[str, Any]) -> str:
-    return _digest({name: value for name, value in config.items() if name != "seed"})
+def _hash_case(config: Mapping[str, Any]) -> str:
+    return _hash({name: value for name, value in config.items() if name != "seed"})
 
 
-def _digest(value: Any) -> str:
+def _hash(value: Any) -> str:
     text = json.dumps(value, sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
 
 
-def _label(given: Mapping[str, Any], named: tuple[str, ...]) -> str:
+def _make_label(given: Mapping[str, Any], named: tuple[str, ...]) -> str:
     """Return the strategy, its workers, and what else varies, for people."""
     shown = dict.fromkeys(n for n in named if n in given and n not in ("workers", "seed"))
     name, workers = get_name(given["strategy"]), given.get("workers", options()["workers"].default)

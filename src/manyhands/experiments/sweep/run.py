@@ -16,10 +16,10 @@ from manyhands.config.import_path import get_name
 from manyhands.config.options import configure, find_tagged
 from manyhands.errors import ConfigError, ManyhandsError
 from manyhands.experiments.sweep.eta import Estimate
-from manyhands.experiments.sweep.live_table import Scoreboard
-from manyhands.experiments.sweep.plan import Planned, Schedule
+from manyhands.experiments.sweep.live_table import LiveTable
+from manyhands.experiments.sweep.plan import PlannedRun, Schedule
 from manyhands.experiments.sweep.spec import Experiment
-from manyhands.experiments.sweep.stop_signals import Ear
+from manyhands.experiments.sweep.stop_signals import SignalRecorder
 from manyhands.launch import signals
 from manyhands.launch.machine import SCHEMA, cores, cpu_name, write_json
 from manyhands.launch.signals import SignalReceived
@@ -44,10 +44,10 @@ class Sweep:
     def open(self) -> Claim:
         """Lock the folder, made where there is none, if it is empty or holds this very sweep."""
         output_folder.expect_unlocked(self.folder)
-        self._begun()  # refused before anything is touched
+        self._find_beginning()  # refused before anything is touched
         claim = output_folder.hold(self.folder)
         try:
-            about = self._about(self._begun(), _machine())
+            about = self._describe(self._find_beginning(), _describe_machine())
             files.make_folder(self.folder / "runs")
             write_json(self.folder / "sweep.json", about)
         except BaseException as error:
@@ -59,16 +59,16 @@ class Sweep:
             raise
         return claim
 
-    def _begun(self) -> str:
+    def _find_beginning(self) -> str:
         """Return when the sweep began, which may be now; refuses a folder with anything else."""
         path = self.folder / "sweep.json"
         if path.exists():
             output_folder.expect_no_links(self.folder)
             there = _read_sweep(path)
-            self._check_same(there, _machine())
-            return str(there.get("started") or _now())
+            self._check_same(there, _describe_machine())
+            return str(there.get("started") or _format_now())
         output_folder.expect_empty(self.folder)
-        return _now()
+        return _format_now()
 
     def _check_same(self, there: Mapping[str, Any], machine: Mapping[str, Any]) -> None:
         ours, theirs = {r.id for r in self.schedule.runs}, {p["id"] for p in there["planned"]}
@@ -79,7 +79,7 @@ class Sweep:
                 f"{len(theirs - ours)} of them not in this one); choose another folder"
             )
         begun = {name: there.get("machine", {}).get(name) for name in machine}
-        if begun != machine and not all(self._finished(run) for run in self.schedule.runs):
+        if begun != machine and not all(self._read_finished(run) for run in self.schedule.runs):
             was = ", ".join(f"{name} {value}" for name, value in begun.items())
             raise ConfigError(
                 f"output is {str(self.folder)!r}, a sweep begun elsewhere ({was}); runs of two "
@@ -87,7 +87,7 @@ class Sweep:
                 "side with `manyhands report`"
             )
 
-    def _about(self, started: str, machine: Mapping[str, Any]) -> dict[str, Any]:
+    def _describe(self, started: str, machine: Mapping[str, Any]) -> dict[str, Any]:
         experiment = self.experiment
         return {
             "schema": SCHEMA,
@@ -97,12 +97,12 @@ class Sweep:
             "command": self.command,
             "scaling": experiment.scaling,
             "repeats": experiment.repeats,
-            "axes": {name: [_plain(v) for v in vs] for name, vs in experiment.axes.items()},
+            "axes": {name: [_to_json(v) for v in vs] for name, vs in experiment.axes.items()},
             "source": list(experiment.source),
             "left_out": list(self.schedule.left_out),
             "machine": machine,
             "planned": [
-                {"id": r.id, "config": _plain(r.config), "repeat": r.repeat}
+                {"id": r.id, "config": _to_json(r.config), "repeat": r.repeat}
                 for r in self.schedule.runs
             ],
             "started": started,
@@ -111,11 +111,9 @@ class Sweep:
 
     def run(self, progress: bool) -> dict[str, Mapping[str, Any]]:
         """Do what is not done yet, one run at a time; returns every run's record."""
-        board = Scoreboard(
-            self.schedule, self.experiment.scaling, Estimate(cores()), shown=progress
-        )
+        board = LiveTable(self.schedule, self.experiment.scaling, Estimate(cores()), shown=progress)
         for run in self.schedule.runs:
-            if record := self._finished(run):
+            if record := self._read_finished(run):
                 board.keep(run, record)
         if board.records and progress:
             print(
@@ -124,11 +122,11 @@ class Sweep:
                 file=sys.stderr,
             )
         try:
-            with board, Ear() as ear:
+            with board, SignalRecorder() as recorder:
                 for run in [r for r in self.schedule.runs if r.id not in board.records]:
                     board.begin(run)
-                    board.end(run, self._perform(run, self._kernels(run, board.records)))
-                    if signum := ear.heard():
+                    board.end(run, self._run_one(run, self._choose_kernels(run, board.records)))
+                    if signum := recorder.take_signal():
                         raise signals.error(signum)
         except (KeyboardInterrupt, SignalReceived):
             print(
@@ -138,10 +136,10 @@ class Sweep:
             )
             raise
         path = self.folder / "sweep.json"
-        write_json(path, {**_read_sweep(path), "finished": _now()})
+        write_json(path, {**_read_sweep(path), "finished": _format_now()})
         return dict(board.records)
 
-    def _kernels(self, run: Planned, records: Mapping[str, Mapping[str, Any]]) -> str:
+    def _choose_kernels(self, run: PlannedRun, records: Mapping[str, Mapping[str, Any]]) -> str:
         """Return the kernels for a run: for "auto", what the sweep's first run of that model chose.
 
         One choice for all: otherwise a difference could be the kernels' and not the strategy's.
@@ -154,7 +152,7 @@ class Sweep:
                 return str(record["kernels"]["choice"])
         return str(run.config["kernels"])
 
-    def _perform(self, run: Planned, kernels: str) -> Mapping[str, Any]:
+    def _run_one(self, run: PlannedRun, kernels: str) -> Mapping[str, Any]:
         """Do one run; a failure is recorded and does not end the sweep."""
         place = self.folder / "runs" / run.id
         self._clear(run)  # what an interrupted or failed run left
@@ -170,27 +168,27 @@ class Sweep:
         except (Exception, KeyboardInterrupt, SignalReceived) as error:
             signum = signals.number(error)
             if signum:
-                if self._finished(run) is None:  # one that was at its very end stays
+                if self._read_finished(run) is None:  # one that was at its very end stays
                     self._clear(run)
                 raise signals.error(signum) from None  # the sweep itself says how to go on
             if not (place / "run.json").exists():
                 place.mkdir(parents=True, exist_ok=True)
-                write_json(place / "run.json", self._failure(run, error))
+                write_json(place / "run.json", self._describe_failure(run, error))
         return self._tidy(run)
 
-    def _clear(self, run: Planned) -> None:
+    def _clear(self, run: PlannedRun) -> None:
         """Remove what a run left; what a private run has spent stays beside it, for the account."""
         place = self.folder / "runs" / run.id
         if any(place.glob("ledger-*.jsonl")):
             if not (place / "run.json").exists():
                 killed = ManyhandsError("the run was killed")
-                write_json(place / "run.json", self._failure(run, killed))
+                write_json(place / "run.json", self._describe_failure(run, killed))
             before = len(list(place.parent.glob(f"{run.id}.spent-*")))
             place.rename(place.with_name(f"{run.id}.spent-{before + 1}"))
         else:
             output_folder.remove_run(place)
 
-    def _failure(self, run: Planned, error: BaseException) -> dict[str, Any]:
+    def _describe_failure(self, run: PlannedRun, error: BaseException) -> dict[str, Any]:
         """Return the record of a run that failed before it could write one."""
         place = self.folder / "runs" / run.id
         kind = "" if isinstance(error, ManyhandsError) else f"{type(error).__name__}: "
@@ -200,12 +198,12 @@ class Sweep:
             "name": run.label,
             "command": self.command,
             "status": "failed",
-            "config": _plain(run.config),
+            "config": _to_json(run.config),
             "error": UNSAID if run.config.get("private") else f"{kind}{error}",
             **(spent(place, configure(run.given)) if run.config.get("private") else {}),
         }
 
-    def _finished(self, run: Planned) -> Mapping[str, Any] | None:
+    def _read_finished(self, run: PlannedRun) -> Mapping[str, Any] | None:
         """Return the record of a run that finished earlier; None if it is to be done."""
         try:
             record = json.loads((self.folder / "runs" / run.id / "run.json").read_text())
@@ -213,7 +211,7 @@ class Sweep:
             return None
         return self._tidy(run) if record.get("status") == "finished" else None
 
-    def _tidy(self, run: Planned) -> Mapping[str, Any]:
+    def _tidy(self, run: PlannedRun) -> Mapping[str, Any]:
         """Return a run's record, with the kernels it chose as its option, and drop its model.
 
         Otherwise the run that measured would seem to have another configuration than its repeats;
@@ -239,14 +237,14 @@ def _read_sweep(path: Path) -> dict[str, Any]:
     return found
 
 
-def _plain(value: Any) -> Any:
+def _to_json(value: Any) -> Any:
     """Return a value as JSON can hold it."""
     return json.loads(json.dumps(value, default=get_name))
 
 
-def _machine() -> dict[str, Any]:
+def _describe_machine() -> dict[str, Any]:
     return {"cpu": cpu_name(), "cores": cores(), "manyhands": __version__}
 
 
-def _now() -> str:
+def _format_now() -> str:
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")

@@ -114,17 +114,17 @@ def read(path: Path, *, quick: bool = False) -> Experiment:
     except (OSError, ValueError, RecursionError) as error:  # TOMLDecodeError is a ValueError
         raise ConfigError(f"{path} cannot be read as TOML: {error}") from None
     try:
-        experiment = _experiment(path.stem, found)
-        faster = _quick(experiment, _get(found, "quick", dict, {}))
+        experiment = _read_experiment(path.stem, found)
+        faster = _apply_quick(experiment, _get_typed(found, "quick", dict, {}))
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
     return faster if quick else experiment
 
 
-def _experiment(name: str, found: Mapping[str, Any]) -> Experiment:
+def _read_experiment(name: str, found: Mapping[str, Any]) -> Experiment:
     known = ["title", "question", "strategies", "repeats", "scaling", "baseline"]
     _refuse_unknown(found, [*known, "options", "axes", "cases", "quick", "source"], "key")
-    fixed, varied = _get(found, "options", dict, {}), _get(found, "axes", dict, {})
+    fixed, varied = _get_typed(found, "options", dict, {}), _get_typed(found, "axes", dict, {})
     _check_names([*fixed, *varied])
     for axis, values in varied.items():
         if not isinstance(values, list) or not values:
@@ -134,48 +134,50 @@ def _experiment(name: str, found: Mapping[str, Any]) -> Experiment:
         raise ConfigError(f"{twice[0]} is both under [options] and under [axes]; keep one")
     return Experiment(
         name=name,
-        title=_get(found, "title", str, name),
-        question=_get(found, "question", str, ""),
-        strategies=_strategies(found.get("strategies", [])),
-        repeats=_get(found, "repeats", int, 3),
-        scaling=_get(found, "scaling", str, "strong"),
-        baseline=_get(found, "baseline", bool, True),
-        options=alternatives(fixed) | {axis: tuple(values) for axis, values in varied.items()},
-        cases=_cases(_get(found, "cases", list, [])),
-        source=tuple(_published(row) for row in _get(found, "source", list, [])),
+        title=_get_typed(found, "title", str, name),
+        question=_get_typed(found, "question", str, ""),
+        strategies=_read_strategies(found.get("strategies", [])),
+        repeats=_get_typed(found, "repeats", int, 3),
+        scaling=_get_typed(found, "scaling", str, "strong"),
+        baseline=_get_typed(found, "baseline", bool, True),
+        options=list_alternatives(fixed) | {axis: tuple(values) for axis, values in varied.items()},
+        cases=_read_cases(_get_typed(found, "cases", list, [])),
+        source=tuple(_read_published(row) for row in _get_typed(found, "source", list, [])),
     )
 
 
-def _quick(experiment: Experiment, found: Mapping[str, Any]) -> Experiment:
+def _apply_quick(experiment: Experiment, found: Mapping[str, Any]) -> Experiment:
     """Apply the [quick] table; new cases are taken as they are."""
     own = {"repeats", "strategies", "cases"}
-    faster = experiment.with_options(alternatives({k: found[k] for k in found if k not in own}))
+    faster = experiment.with_options(
+        list_alternatives({k: found[k] for k in found if k not in own})
+    )
     if "strategies" in found:
-        faster = faster.with_strategies(_strategies(found["strategies"]))
+        faster = faster.with_strategies(_read_strategies(found["strategies"]))
     if "cases" in found:
-        faster = replace(faster, cases=_cases(_get(found, "cases", list, [])))
-    repeats = _get(found, "repeats", int, experiment.repeats)
+        faster = replace(faster, cases=_read_cases(_get_typed(found, "cases", list, [])))
+    repeats = _get_typed(found, "repeats", int, experiment.repeats)
     return replace(faster, name=f"{experiment.name}-quick", repeats=repeats)
 
 
-def _cases(found: Iterable[Any]) -> tuple[dict[str, Alternatives], ...]:
+def _read_cases(found: Iterable[Any]) -> tuple[dict[str, Alternatives], ...]:
     cases = []
     for number, case in enumerate(found, 1):
         if not isinstance(case, dict) or "strategy" not in case:
             raise ConfigError(f"case {number} is {case!r}; expected a table with a strategy")
-        own = alternatives({name: case[name] for name in case if name != "strategy"})
-        cases.append({"strategy": _strategies(case["strategy"]), **own})
+        own = list_alternatives({name: case[name] for name in case if name != "strategy"})
+        cases.append({"strategy": _read_strategies(case["strategy"]), **own})
     return tuple(cases)
 
 
-def _strategies(found: Any) -> Alternatives:
+def _read_strategies(found: Any) -> Alternatives:
     names = [found] if isinstance(found, str) else found
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ConfigError(f"strategies is {found!r}; expected a list of names")
     return tuple(names)
 
 
-def _published(row: Any) -> dict[str, Any]:
+def _read_published(row: Any) -> dict[str, Any]:
     if not isinstance(row, dict) or "label" not in row:
         raise ConfigError(f"source holds {row!r}; expected a table with a label")
     _refuse_unknown(row, _SOURCE, "column of source")
@@ -185,7 +187,7 @@ def _published(row: Any) -> dict[str, Any]:
     return row
 
 
-def _get(found: Mapping[str, Any], name: str, kind: type, default: Any) -> Any:
+def _get_typed(found: Mapping[str, Any], name: str, kind: type, default: Any) -> Any:
     value = found.get(name, default)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise ConfigError(f"{name} is {value!r}; expected {_KINDS[kind]}")
@@ -199,7 +201,7 @@ def _refuse_unknown(found: Iterable[str], known: Iterable[str], what: str) -> No
             raise ConfigError(f"unknown {what} {name!r}.{nearest(name, known)}")
 
 
-def alternatives(given: Mapping[str, Any]) -> dict[str, Alternatives]:
+def list_alternatives(given: Mapping[str, Any]) -> dict[str, Alternatives]:
     """Return for each option its alternatives: a list holds several, anything else is one.
 
     An option that is itself a list (`shares`) varies where it is given a list of lists.
@@ -223,22 +225,24 @@ def _check_names(given: Iterable[str]) -> None:
             raise ConfigError(f"{name} is no option of one run here; use {instead}")
 
 
-def from_text(name: str, text: str) -> Alternatives:
+def parse_alternatives(name: str, text: str) -> Alternatives:
     """Return the alternatives that a flag's text holds: values between commas.
 
     Where one value is itself a list (`shares`, `metric`), alternatives stand between semicolons.
     """
     kind = options()[name].type
     if options()[name].tags.commas:
-        return tuple(_value(name, part.strip(), kind) for part in text.split(";"))
+        return tuple(_parse_value(name, part.strip(), kind) for part in text.split(";"))
     if _is_list(kind):
-        return tuple(tuple(_value(name, p, float) for p in v.split(",")) for v in text.split(";"))
-    return tuple(_value(name, part.strip(), kind) for part in text.split(","))
+        return tuple(
+            tuple(_parse_value(name, p, float) for p in v.split(",")) for v in text.split(";")
+        )
+    return tuple(_parse_value(name, part.strip(), kind) for part in text.split(","))
 
 
-def _value(name: str, text: str, kind: Any) -> Any:
+def _parse_value(name: str, text: str, kind: Any) -> Any:
     """Read one value of an option's type; what it may be is checked where runs are configured."""
-    arms = [a for a in _arms(kind) if a is not type(None)]
+    arms = [a for a in _list_arms(kind) if a is not type(None)]
     for arm in arms:
         if arm is bool and text.lower() in ("true", "false"):
             return text.lower() == "true"
@@ -254,9 +258,9 @@ def _value(name: str, text: str, kind: Any) -> Any:
     raise ConfigError(f"{name} is {text!r}; expected {expected}, separated by commas")
 
 
-def _arms(kind: Any) -> tuple[Any, ...]:
+def _list_arms(kind: Any) -> tuple[Any, ...]:
     return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
 
 
 def _is_list(kind: Any) -> bool:
-    return any(get_origin(arm) is tuple for arm in _arms(kind))
+    return any(get_origin(arm) is tuple for arm in _list_arms(kind))

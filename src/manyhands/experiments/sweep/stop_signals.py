@@ -10,7 +10,7 @@ from contextlib import suppress
 from manyhands.launch.signals import ENDING
 
 
-class Ear:
+class SignalRecorder:
     """A context manager that records the signals in ENDING, whatever handles them.
 
     During a run its guard handles them and passes them on to the workers; one that comes when they
@@ -21,7 +21,7 @@ class Ear:
         self._pipe: tuple[int, int] | None = None
         self._before = -1
 
-    def __enter__(self) -> Ear:
+    def __enter__(self) -> SignalRecorder:
         if threading.current_thread() is threading.main_thread():
             self._pipe = os.pipe()
             for end in self._pipe:
@@ -35,7 +35,7 @@ class Ear:
             for end in self._pipe:
                 os.close(end)
 
-    def heard(self) -> int:
+    def take_signal(self) -> int:
         """Return one that came since the last time and is not ignored; 0 if none did."""
         numbers = b""
         if self._pipe:

@@ -12,17 +12,17 @@ from manyhands.allreduce import cost
 from manyhands.errors import ConfigError
 from manyhands.experiments.forecast import (
     Calibration,
-    Crew,
     Network,
+    Placement,
     parse_bandwidth,
     parse_latency,
     strategy_models,
 )
 from manyhands.experiments.forecast import model as forecast
 from manyhands.experiments.forecast.calibration import Curve, Group, Point, Service, interpolate
-from manyhands.experiments.forecast.predict import Prediction, counts, predict
+from manyhands.experiments.forecast.communication_cost import estimate_allreduce
+from manyhands.experiments.forecast.predict import Prediction, list_counts, predict
 from manyhands.experiments.forecast.probe import met
-from manyhands.experiments.forecast.talking import reducing
 from manyhands.strategies import Averaging, Gossip, Hogwild, Sequential, Server, Sync
 from manyhands.worker.checkpoint.lifecycle import steps_between
 
@@ -72,7 +72,7 @@ def case(**changed):
 
 
 def step(strategy, workers, **changed):
-    return strategy_models.expected(strategy, case(**changed), workers).step
+    return strategy_models.make_forecast(strategy, case(**changed), workers).step
 
 
 def test_a_calibration_survives_json():
@@ -122,7 +122,9 @@ def test_waiting_for_the_slowest_costs_sync_more_than_averaging():
     assert step(Sync(), 4, known=uneven) == pytest.approx(1.2 * one + 0.0005 + AGREE / 45)
     assert step(Averaging(), 4, known=uneven) == pytest.approx(1.1 * one, rel=0.01)
     far = Network(latency=1e-9, bandwidth=1e15)
-    many = strategy_models.expected(Sync(), case(known=uneven, network=far, scaling="weak"), 1000)
+    many = strategy_models.make_forecast(
+        Sync(), case(known=uneven, network=far, scaling="weak"), 1000
+    )
     assert many.step == pytest.approx(1.2 * (FIXED + 128 * EACH), rel=0.01)
 
 
@@ -133,9 +135,9 @@ def test_workers_that_average_once_wait_only_in_the_end():
         Point(batch=b, seconds=seconds, update=0.0, met=waits, spread=EVEN) for b in (1, 128)
     )
     there = known(curves=tuple(Curve(workers=p, threads=1, points=points) for p in (1, 2)))
-    found = strategy_models.expected(Averaging(), case(known=there), 2)
+    found = strategy_models.make_forecast(Averaging(), case(known=there), 2)
     assert found.compute + found.wait == pytest.approx(1.1 * seconds)  # no longer was measured
-    often = strategy_models.expected(Averaging(period=4), case(known=there), 2)
+    often = strategy_models.make_forecast(Averaging(period=4), case(known=there), 2)
     assert often.compute + often.wait == pytest.approx(1.5 * seconds)
     assert found.communicate == pytest.approx(0.0005 / 1406.25)  # once, in the end
 
@@ -147,10 +149,10 @@ def test_over_a_slow_network_an_answer_takes_longer_than_the_steps_that_go_by():
     one = FIXED + 128 * EACH
     asked = steps_between(one)
     assert asked == 18
-    assert strategy_models.expected(Averaging(), there, 16).communicate == pytest.approx(
+    assert strategy_models.make_forecast(Averaging(), there, 16).communicate == pytest.approx(
         0, abs=1e-6
     )
-    found = strategy_models.expected(Averaging(), there, 1000)
+    found = strategy_models.make_forecast(Averaging(), there, 1000)
     assert found.communicate == pytest.approx(2 * 10 * 0.03 / asked - one, rel=0.02)
 
 
@@ -175,8 +177,8 @@ def test_met_takes_the_slowest_of_each_block():
 def test_between_hosts_the_cost_formulas_are_used(algorithm, size):
     network = Network(latency=1e-3, bandwidth=1e6)  # so slow that nothing else counts
     told = cost(algorithm, 10_000, size)
-    crew = Crew(workers=size, batch=8, network=network)
-    seconds, _ = reducing(known(), crew, algorithm)
+    placement = Placement(workers=size, batch=8, network=network)
+    seconds, _ = estimate_allreduce(known(), placement, algorithm)
     assert seconds == pytest.approx(told.steps * 1e-3 + told.bytes_each / 1e6, rel=0.01)
 
 
@@ -184,7 +186,7 @@ def test_hosts_share_their_link_but_for_the_ring():
     fast, slow = (Network(latency=1e-9, bandwidth=1e6, per_host=n) for n in (1, 4))
     for algorithm, factor in (("ring", 1), ("rabenseifner", 4)):
         one, four = (
-            reducing(known(), Crew(workers=64, batch=8, network=n), algorithm)[0]
+            estimate_allreduce(known(), Placement(workers=64, batch=8, network=n), algorithm)[0]
             for n in (fast, slow)
         )
         assert four == pytest.approx(factor * one, rel=0.01)
@@ -193,9 +195,9 @@ def test_hosts_share_their_link_but_for_the_ring():
 def test_latency_and_bandwidth_decide_which_all_reduce_wins():
     def best(network, parameters):
         there = known(parameters=parameters, layers=(parameters,))
-        crew = Crew(workers=64, batch=8, network=network)
+        placement = Placement(workers=64, batch=8, network=network)
         kinds = ("naive", "ring", "recursive-doubling", "rabenseifner")
-        return min(kinds, key=lambda kind: reducing(there, crew, kind)[0])
+        return min(kinds, key=lambda kind: estimate_allreduce(there, placement, kind)[0])
 
     lame = Network(latency=1e-9, bandwidth=1e6)
     distant = Network(latency=0.03, bandwidth=1e12)
@@ -217,16 +219,16 @@ def test_strategies_that_cannot_be_are_left_out_with_a_reason():
 def test_the_server_is_bound_by_its_master():
     network = Network(latency=1e-6, bandwidth=1e9)
     busy = 0.0003 + 40_000 / 1e9
-    many = strategy_models.expected(Server(), case(network=network), 500)
+    many = strategy_models.make_forecast(Server(), case(network=network), 500)
     assert many.rate == pytest.approx(128 / busy, rel=0.02)
-    two = strategy_models.expected(Server(masters=2), case(network=network), 500)
+    two = strategy_models.make_forecast(Server(masters=2), case(network=network), 500)
     larger = 0.0001 + 0.6 * (0.0002 + 40_000 / 1e9)  # its master has 6000 of 10,000
     assert two.rate == pytest.approx(128 / larger, rel=0.02)
     assert many.staleness == pytest.approx(499, rel=0.02)
 
 
 def test_workers_that_share_memory_go_their_own_way():
-    found = strategy_models.expected(Hogwild(), case(), 4)
+    found = strategy_models.make_forecast(Hogwild(), case(), 4)
     assert found.rate == pytest.approx(4 * 128 / (FIXED + 128 * EACH))
     assert found.staleness == pytest.approx(3, abs=0.1)
 
@@ -241,9 +243,9 @@ def test_gossip_pays_for_its_neighbours():
 
 def test_more_workers_than_cores_are_no_faster():
     here = case()
-    rates = [strategy_models.expected(Averaging(), here, p).rate for p in (4, 8)]
+    rates = [strategy_models.make_forecast(Averaging(), here, p).rate for p in (4, 8)]
     assert rates[1] < rates[0]
-    assert "more processes than cores" in strategy_models.expected(Sync(), here, 8).notes
+    assert "more processes than cores" in strategy_models.make_forecast(Sync(), here, 8).notes
 
 
 def test_the_best_is_the_fastest_and_among_equals_the_smallest():
@@ -268,8 +270,8 @@ def test_units():
 
 
 def test_up_to_or_exactly():
-    assert counts(20) == [1, 2, 4, 8, 16, 20]
-    assert counts([5, 3, 1]) == [1, 3, 5]
+    assert list_counts(20) == [1, 2, 4, 8, 16, 20]
+    assert list_counts([5, 3, 1]) == [1, 3, 5]
 
 
 def test_predict_from_a_calibration_to_a_file_and_back(tmp_path):

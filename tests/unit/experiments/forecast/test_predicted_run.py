@@ -4,12 +4,12 @@ import pytest
 
 from manyhands.config.options import configure
 from manyhands.experiments.forecast import predict
-from manyhands.experiments.forecast.predict import _names
+from manyhands.experiments.forecast.predict import _list_names
 from manyhands.strategies import STRATEGIES
 
 
 def test_all_strategies_by_name():
-    assert _names("all") == _names(["all"]) == _names(None) == list(STRATEGIES)
+    assert _list_names("all") == _list_names(["all"]) == _list_names(None) == list(STRATEGIES)
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ import pytest
 from test_forecast_model import AGREE, EACH, FIXED, case, curve, group, known
 
 from manyhands.cli.app import main
-from manyhands.experiments.forecast import Calibration, Network, strategy_models, telling
+from manyhands.experiments.forecast import Calibration, Network, presentation, strategy_models
 from manyhands.experiments.forecast.calibration import Group, HeldOut
 from manyhands.experiments.forecast.predict import predict
-from manyhands.experiments.forecast.uncertainty import explaining, uncertainty
+from manyhands.experiments.forecast.uncertainty import estimate_uncertainty, list_explaining
 from manyhands.strategies import STRATEGIES, Hogwild, Pipeline, Server, Sync, TensorParallel
 
 SECONDS = FIXED + 64 * EACH + 0.0005  # a step of two workers with 64 examples, and its all-reduce
@@ -47,15 +47,15 @@ def test_batches_grow_where_they_must_and_it_is_said():
     assert by["server", 1024]["update"] == 128  # every push is a batch of its own
     assert not any("grow" in note for note in by["server", 1024]["notes"])
     best = by["sync", 1024] | {"staleness": None}
-    (said,) = telling.verdict(best, best, 128)
+    (said,) = presentation.describe_best(best, best, 128)
     assert "with 1,024 examples behind an update instead of 128" in said
 
 
 def test_the_error_is_that_of_measurements_held_out():
-    right = uncertainty(known(held_out=(held(1.0),)))
+    right = estimate_uncertainty(known(held_out=(held(1.0),)))
     # On straight lines the batch sizes that are left out are predicted exactly.
     assert right.largest == pytest.approx(0.0, abs=1e-9)
-    off = uncertainty(known(held_out=(held(1.0), held(1.25))))
+    off = estimate_uncertainty(known(held_out=(held(1.0), held(1.25))))
     assert off.largest == pytest.approx(0.2)
     assert len(off.errors) == 2 + 3  # one inner batch size on each of three curves
 
@@ -63,31 +63,31 @@ def test_the_error_is_that_of_measurements_held_out():
 def test_what_was_held_out_changes_no_forecast():
     there, here = known(held_out=(held(3.0),)), known()
     for strategy in (Sync(), Server(), Hogwild()):
-        one = strategy_models.expected(strategy, case(known=there), 4)
-        assert one == strategy_models.expected(strategy, case(known=here), 4)
+        one = strategy_models.make_forecast(strategy, case(known=there), 4)
+        assert one == strategy_models.make_forecast(strategy, case(known=here), 4)
 
 
 def test_a_calibration_of_an_older_version_has_batch_sizes_to_leave_out():
     old = known().as_dict()
     del old["held_out"]
-    found = uncertainty(Calibration.from_dict(json.loads(json.dumps(old))))
+    found = estimate_uncertainty(Calibration.from_dict(json.loads(json.dumps(old))))
     assert len(found.errors) == 3
     single = known(curves=(curve(1),), held_out=())
     single = Calibration.from_dict(
         {**single.as_dict(), "curves": [{**c, "points": c["points"][:1]}
                                         for c in single.as_dict()["curves"]]}
     )  # fmt: skip
-    assert uncertainty(single).largest is None
-    (said,) = telling.trusted(uncertainty(single), 4, [], network=False)
+    assert estimate_uncertainty(single).largest is None
+    (said,) = presentation.describe_error(estimate_uncertainty(single), 4, [], network=False)
     assert "unknown" in said
 
 
 def test_a_growth_must_explain_what_was_measured():
     level, log = {2: 1.0, 4: 1.0, 8: 1.0}, {2: 1.0, 4: 2.0, 8: 3.0}
-    assert explaining(known(groups=talking(level)), 0.1) == ("level",)
-    assert explaining(known(groups=talking(log)), 0.1) == ("log",)
-    assert explaining(known(groups=talking({2: 1.0, 4: 2.0, 8: 4.0})), 0.1) == ("linear",)
-    assert explaining(known(groups=talking({2: 1.0})), 0.1) == ("level", "log", "linear")
+    assert list_explaining(known(groups=talking(level)), 0.1) == ("level",)
+    assert list_explaining(known(groups=talking(log)), 0.1) == ("log",)
+    assert list_explaining(known(groups=talking({2: 1.0, 4: 2.0, 8: 4.0})), 0.1) == ("linear",)
+    assert list_explaining(known(groups=talking({2: 1.0})), 0.1) == ("level", "log", "linear")
 
 
 def test_beyond_the_measurements_there_is_a_range_of_all_that_explains_them():
@@ -126,7 +126,7 @@ def test_a_winner_with_stale_gradients_is_not_crowned():
 
 def test_a_winner_that_may_be_no_faster_is_said_to_be_so():
     rows, _ = strategy_models.rows([Sync()], case(known=known(held_out=(held(5.0),))), [1, 2])
-    (said,) = telling.verdict(rows[1], rows[1], 128)
+    (said,) = presentation.describe_best(rows[1], rows[1], 128)
     assert said.startswith("best: sync auto with 2 workers")
     assert "it may be no faster than one worker" in said
 
@@ -136,7 +136,7 @@ def test_what_is_only_bounded_is_not_the_best():
     assert strategy_models.best(rows)["strategy"] == "sync"
     bounded = [row for row in rows if row["bound"]]
     assert {row["strategy"] for row in bounded} == {"pipeline", "tensor"}
-    assert all("at most" in telling.spanned(row) for row in bounded)
+    assert all("at most" in presentation.format_range(row) for row in bounded)
     assert all(any("upper bound" in note for note in row["notes"]) for row in bounded)
 
 

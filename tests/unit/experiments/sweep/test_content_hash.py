@@ -13,12 +13,12 @@ from torch import nn
 from torch.utils.data import Subset, TensorDataset
 
 import manyhands as mh
-from manyhands.experiments.sweep.content_hash import Marks
-from manyhands.experiments.sweep.plan import schedule
+from manyhands.experiments.sweep.content_hash import ContentHashes
+from manyhands.experiments.sweep.plan import make_schedule
 
 
 def marks(**given):
-    return Marks().of(given)
+    return ContentHashes().of(given)
 
 
 def compiled(source, name="make"):
@@ -127,10 +127,10 @@ def test_a_function_by_its_name_counts_as_what_it_is(tmp_path, monkeypatch):
 def test_another_process_finds_the_same(tmp_path):
     script = tmp_path / "own.py"
     script.write_text(
-        "from torch import nn\nfrom manyhands.experiments.sweep.content_hash import Marks\n"
+        "from torch import nn\nfrom manyhands.experiments.sweep.content_hash import ContentHashes\n"
         "class Net(nn.Module):\n    kinds = {'a', 'b', 'c'}\n"
         "    def forward(self, x):\n        return x if x in {'a', 'b', 'c'} else list(x)\n"
-        "print(Marks().of({'model': Net}))\n"
+        "print(ContentHashes().of({'model': Net}))\n"
     )
     said = {
         subprocess.run(
@@ -153,7 +153,7 @@ def test_a_changed_model_or_other_data_are_other_runs():
     def ids(hidden, x):
         objects = {"model": lambda: nn.Linear(4, hidden), "data": mh.Data((x, np.zeros(8, int)))}
         names = {"model": "made", "data": "own"}
-        return {run.id for run in schedule(asked, names, objects).runs}
+        return {run.id for run in make_schedule(asked, names, objects).runs}
 
     assert ids(2, x) == ids(2, x.copy())
     assert not ids(2, x) & ids(3, x)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from manyhands.errors import ConfigError
-from manyhands.experiments.sweep.plan import schedule
-from manyhands.experiments.sweep.spec import Experiment, alternatives, from_text, read
+from manyhands.experiments.sweep.plan import make_schedule
+from manyhands.experiments.sweep.spec import Experiment, list_alternatives, parse_alternatives, read
 
 FILES = sorted((Path(__file__).parents[4] / "experiments").glob("*.toml"))
 
@@ -19,7 +19,7 @@ FILES = sorted((Path(__file__).parents[4] / "experiments").glob("*.toml"))
 @pytest.mark.parametrize("quick", [False, True], ids=["full", "quick"])
 def test_every_experiment_can_be_planned(path: Path, quick: bool) -> None:
     experiment = read(path, quick=quick)
-    found = schedule(experiment)
+    found = make_schedule(experiment)
     assert experiment.title
     assert experiment.question.endswith("?")
     assert found.runs[0].config["strategy"] == "sequential"
@@ -30,7 +30,7 @@ def test_every_experiment_can_be_planned(path: Path, quick: bool) -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_quick_is_smaller(path: Path) -> None:
     def work(quick: bool) -> int:
-        runs = schedule(read(path, quick=quick)).runs
+        runs = make_schedule(read(path, quick=quick)).runs
         return sum(r.config["epochs"] * (r.config["limit"] or 60_000) for r in runs)
 
     assert 3 * work(quick=True) < work(quick=False)
@@ -51,7 +51,7 @@ def test_the_page_lists_every_experiment_and_no_other() -> None:
 
 
 def test_the_private_experiment_has_every_fashion() -> None:
-    runs = schedule(read(FILES[0].parent / "private.toml")).runs
+    runs = make_schedule(read(FILES[0].parent / "private.toml")).runs
     shown = {
         (c["strategy"], c.get("allreduce"), c.get("staleness")) for c in (r.config for r in runs)
     }
@@ -65,7 +65,7 @@ def test_the_private_experiment_has_every_fashion() -> None:
 
 
 def test_growing_inputs_are_trained_on_with_and_without_privacy() -> None:
-    runs = schedule(read(FILES[0].parent / "input-scaling.toml")).runs
+    runs = make_schedule(read(FILES[0].parent / "input-scaling.toml")).runs
     shown = {
         p: [
             (r.config["workers"], r.config["limit"])
@@ -186,7 +186,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     ],
 )
 def test_a_flag_takes_several_values(name: str, text: str, values: tuple[Any, ...]) -> None:
-    assert from_text(name, text) == values
+    assert parse_alternatives(name, text) == values
 
 
 @pytest.mark.parametrize(
@@ -199,13 +199,16 @@ def test_a_flag_takes_several_values(name: str, text: str, values: tuple[Any, ..
 )
 def test_a_flag_refuses_what_is_of_another_type(name: str, text: str, expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
-        from_text(name, text)
+        parse_alternatives(name, text)
 
 
 def test_a_list_is_an_axis_but_for_options_that_are_lists() -> None:
-    found = alternatives({"workers": [1, 2], "lr": 0.1, "shares": [0.7, 0.3]})
+    found = list_alternatives({"workers": [1, 2], "lr": 0.1, "shares": [0.7, 0.3]})
     assert found == {"workers": (1, 2), "lr": (0.1,), "shares": ([0.7, 0.3],)}
-    assert alternatives({"shares": [[0.7, 0.3], [0.5, 0.5]]})["shares"] == ([0.7, 0.3], [0.5, 0.5])
+    assert list_alternatives({"shares": [[0.7, 0.3], [0.5, 0.5]]})["shares"] == (
+        [0.7, 0.3],
+        [0.5, 0.5],
+    )
 
 
 def test_axes_name_what_varies() -> None:
@@ -214,6 +217,6 @@ def test_axes_name_what_varies() -> None:
 
 
 def test_texts_with_commas_of_their_own():
-    assert from_text("metric", "accuracy,f1; mse") == ("accuracy,f1", "mse")
-    assert from_text("no_decay", "*.bias,*norm*") == ("*.bias,*norm*",)
-    assert from_text("lr", "0.1,0.2") == (0.1, 0.2)
+    assert parse_alternatives("metric", "accuracy,f1; mse") == ("accuracy,f1", "mse")
+    assert parse_alternatives("no_decay", "*.bias,*norm*") == ("*.bias,*norm*",)
+    assert parse_alternatives("lr", "0.1,0.2") == (0.1, 0.2)

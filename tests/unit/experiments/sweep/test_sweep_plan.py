@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from manyhands.config.optimizers import SGD
 from manyhands.errors import ConfigError
-from manyhands.experiments.sweep.plan import Schedule, schedule
+from manyhands.experiments.sweep.plan import Schedule, make_schedule
 from manyhands.experiments.sweep.spec import Experiment
 from manyhands.strategies import STRATEGIES, Sync
 
@@ -21,7 +21,7 @@ def planned(*strategies: Any, repeats: int = 1, cases: Any = (), **about: Any) -
     experiment = Experiment(
         strategies=strategies, repeats=repeats, options=options, cases=cases, **own
     )
-    return schedule(experiment)
+    return make_schedule(experiment)
 
 
 def labels(found: Schedule) -> list[str]:

@@ -18,28 +18,30 @@ HEAD = (
 )  # fmt: skip
 
 
-def cells(row: Row) -> list[str]:
+def format_row(row: Row) -> list[str]:
     """Return one forecast as texts, in the order of `HEAD`."""
     stale = row["staleness"]
     return [
         row["label"],
         f"{row['workers']:,}",
-        _seconds(row["step"]),
-        _times(row["speedup"]),
-        spanned(row),
+        _format_seconds(row["step"]),
+        _format_times(row["speedup"]),
+        format_range(row),
         *(f"{100 * row[part] / row['step']:.0f} %" for part in ("compute", "wait", "communicate")),
         "–" if stale is None else f"{stale:,.1f}",
     ]
 
 
-def spanned(row: Row) -> str:
+def format_range(row: Row) -> str:
     """Return between what the speed-up lies."""
     if row["bound"]:
-        return f"at most {_times(row['high'])}"
-    return f"{_times(row['low'])} to {_times(row['high'])}"
+        return f"at most {_format_times(row['high'])}"
+    return f"{_format_times(row['low'])} to {_format_times(row['high'])}"
 
 
-def trusted(doubt: Uncertainty, most: int, rows: Sequence[Row], *, network: bool) -> list[str]:
+def describe_error(
+    doubt: Uncertainty, most: int, rows: Sequence[Row], *, network: bool
+) -> list[str]:
     """Return what is known of the error, and from where on forecasts are extrapolations."""
     if doubt.largest is None or doubt.median is None:
         said = ["error: unknown, since this calibration has nothing to hold out; measure again"]
@@ -58,7 +60,7 @@ def trusted(doubt: Uncertainty, most: int, rows: Sequence[Row], *, network: bool
     return said
 
 
-def verdict(top: Row | None, fresh: Row | None, batch_size: int) -> list[str]:
+def describe_best(top: Row | None, fresh: Row | None, batch_size: int) -> list[str]:
     """Return which row is the best, and what speaks against it.
 
     Args:
@@ -68,27 +70,27 @@ def verdict(top: Row | None, fresh: Row | None, batch_size: int) -> list[str]:
     """
     if top is None:
         return []
-    if not _stale(top):
-        return [f"best: {_named(top, batch_size)}"]
+    if not _is_stale(top):
+        return [f"best: {_describe_row(top, batch_size)}"]
     old = round(top["staleness"])
     cost = "it may diverge" if old >= DIVERGING else "updates are worth less; how much is unknown"
     said = [
-        f"fastest: {_named(top, batch_size)}; but a gradient would be {old:,} "
+        f"fastest: {_describe_row(top, batch_size)}; but a gradient would be {old:,} "
         f"update{'s' if old > 1 else ''} old on average: {cost}"
     ]
     if fresh is not None:
-        said.append(f"best without stale gradients: {_named(fresh, batch_size)}")
+        said.append(f"best without stale gradients: {_describe_row(fresh, batch_size)}")
     return said
 
 
-def _stale(row: Row) -> bool:
+def _is_stale(row: Row) -> bool:
     return (row["staleness"] or 0.0) >= STALE
 
 
-def _named(row: Row, batch_size: int) -> str:
+def _describe_row(row: Row, batch_size: int) -> str:
     many = f"{row['workers']:,} worker{'s' if row['workers'] > 1 else ''}"
-    said = f"{row['label']} with {many}, {_times(row['speedup'])} times the sequential"
-    said += f" ({spanned(row)}{', extrapolated' if row['extrapolated'] else ''})"
+    said = f"{row['label']} with {many}, {_format_times(row['speedup'])} times the sequential"
+    said += f" ({format_range(row)}{', extrapolated' if row['extrapolated'] else ''})"
     if row["grown"]:
         said += f", with {row['update']:,} examples behind an update instead of {batch_size:,}"
     if row["workers"] > 1 and row["low"] <= 1:
@@ -96,30 +98,30 @@ def _named(row: Row, batch_size: int) -> str:
     return said
 
 
-def speedups(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+def tabulate_speedups(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     """Return the speed-ups as a table: a line per strategy, a column per number of workers."""
     counts = sorted({row["workers"] for row in rows})
     known = {(row["label"], row["workers"]): row["speedup"] for row in rows}
     labels = list(dict.fromkeys(row["label"] for row in rows))
     return ["speed-up with", *(f"{count:,}" for count in counts)], [
-        [label, *(_times(known.get((label, count))) for count in counts)] for label in labels
+        [label, *(_format_times(known.get((label, count))) for count in counts)] for label in labels
     ]
 
 
-def _times(value: float | None) -> str:
+def _format_times(value: float | None) -> str:
     if value is None:
         return "–"
     return f"{value:,.2f}" if value < 100 else f"{value:,.0f}"
 
 
-def _seconds(value: float) -> str:
+def _format_seconds(value: float) -> str:
     for unit, scale in (("µs", 1e-6), ("ms", 1e-3), ("s", 1.0)):
         if value < 1000 * scale or unit == "s":
             return f"{value / scale:.3g} {unit}" if value < 1000 else f"{value:,.0f} s"
     raise AssertionError(value)
 
 
-def aligned(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+def align(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     """Return a table as text: the first column to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(head, *lines, strict=True)]
     return "\n".join(
@@ -131,13 +133,13 @@ def aligned(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     )
 
 
-def markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+def format_markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     """Return a table as Markdown."""
     ruled = ["---", *["---:"] * (len(head) - 1)]
     return "\n".join("| " + " | ".join(line) + " |" for line in (head, ruled, *lines))
 
 
-def compared(rows: Sequence[Row]) -> list[list[str]]:
+def tabulate_errors(rows: Sequence[Row]) -> list[list[str]]:
     """Return rows of prediction and measurement as texts: label, workers, both, error."""
     return [
         [
@@ -151,7 +153,7 @@ def compared(rows: Sequence[Row]) -> list[list[str]]:
     ]
 
 
-def figure(rows: Sequence[Row], path: Path, *, measured: Sequence[Row] = ()) -> None:
+def draw_figure(rows: Sequence[Row], path: Path, *, measured: Sequence[Row] = ()) -> None:
     """Draw speed-up against workers, a line per strategy; measurements as dots."""
     from matplotlib.figure import Figure
 

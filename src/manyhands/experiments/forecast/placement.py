@@ -1,4 +1,4 @@
-"""Who trains, and over what; and how costs may grow with their number."""
+"""Where the workers of a forecast run and what they share; how costs grow with their number."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ GROWTHS: tuple[Growth, ...] = ("level", "log", "linear")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Crew:
-    """Who trains, and over what: the workers, their batch, their threads, their network.
+class Placement:
+    """The workers of a forecast, their batch, their threads and their network.
 
     Attributes:
         workers: P.
@@ -44,7 +44,7 @@ class Crew:
         return min(self.workers, self.network.per_host) if self.network else self.workers
 
 
-def factor(growth: Growth, size: float, most: float) -> float:
+def compute_factor(growth: Growth, size: float, most: float) -> float:
     """Return how much more talking costs `size` workers than the most that were measured.
 
     >>> [round(factor(growth, 1024, 4), 1) for growth in ("level", "log", "linear", "usual")]

@@ -1,4 +1,4 @@
-"""What workers say to each other, in seconds: all-reduces, exchanges with neighbours, agreeing.
+"""Seconds of communication: all-reduces, exchanges with neighbours, agreements.
 
 On the host that was measured, an all-reduce costs what it cost there; between hosts it costs what
 `manyhands.allreduce.cost` says it sends, on the network that is given:
@@ -17,8 +17,8 @@ from manyhands.allreduce.choose import choose
 from manyhands.allreduce.cost import cost
 from manyhands.errors import ConfigError
 from manyhands.experiments.forecast.calibration import Calibration, Group, interpolate
-from manyhands.experiments.forecast.crew import Crew, Growth, factor
 from manyhands.experiments.forecast.network import Network
+from manyhands.experiments.forecast.placement import Growth, Placement, compute_factor
 
 # Which part of the bytes that a process sends arrive somewhere to be added (the others are copied).
 _ADDED = {
@@ -32,42 +32,50 @@ _ADDED = {
 ONE_HOST = ("shared-memory",)
 
 
-def reducing(known: Calibration, crew: Crew, algorithm: str) -> tuple[float, tuple[str, ...]]:
+def estimate_allreduce(
+    known: Calibration, placement: Placement, algorithm: str
+) -> tuple[float, tuple[str, ...]]:
     """Return the seconds of one all-reduce of the model's vector, and what that rests on."""
-    if crew.workers == 1:
+    if placement.workers == 1:
         return 0.0, ()
-    if crew.network is None:
-        return _measured(known, algorithm, crew.workers, crew.growth), ()
-    size, per_host = crew.workers, crew.network.per_host
+    if placement.network is None:
+        return _interpolate_measured(known, algorithm, placement.workers, placement.growth), ()
+    size, per_host = placement.workers, placement.network.per_host
     if algorithm == "auto":
         algorithm = choose(known.nbytes, size, per_host=min(per_host, size))
     if algorithm in ("mpi", *ONE_HOST) and min(per_host, size) == size:
-        return _measured(known, algorithm, size), ()
+        return _interpolate_measured(known, algorithm, size), ()
     if algorithm == "mpi":
         kinds = ("recursive-doubling", "rabenseifner")
-        best = min(_sent(known, crew.network, size, kind) for kind in kinds)
+        best = min(_estimate_messages(known, placement.network, size, kind) for kind in kinds)
         return best, ("mpi: as recursive doubling or Rabenseifner's, whichever is faster",)
-    return _sent(known, crew.network, size, algorithm), ()
+    return _estimate_messages(known, placement.network, size, algorithm), ()
 
 
-def _sent(known: Calibration, network: Network, size: int, algorithm: str) -> float:
+def _estimate_messages(known: Calibration, network: Network, size: int, algorithm: str) -> float:
     """Return the seconds of an all-reduce whose messages cross the network."""
     per_host = min(network.per_host, size)
-    told = cost(algorithm, known.parameters, size, itemsize=known.itemsize, group_size=per_host)
-    group = _near(known, per_host)
+    sent = cost(algorithm, known.parameters, size, itemsize=known.itemsize, group_size=per_host)
+    group = _find_group(known, per_host)
     # On a ring only one worker of each host sends to another host; else all share the link.
     sharing = 1 if algorithm in ("ring", "allgather") else per_host
-    inside = _measured(known, "shared-memory", per_host) if algorithm == "hierarchical" else 0.0
+    inside = (
+        _interpolate_measured(known, "shared-memory", per_host)
+        if algorithm == "hierarchical"
+        else 0.0
+    )
     return (
-        told.steps * network.latency
-        + told.messages_each * group.latency
-        + told.bytes_each * sharing / network.bandwidth
-        + told.bytes_each * _ADDED[algorithm] * known.add_per_byte
+        sent.steps * network.latency
+        + sent.messages_each * group.latency
+        + sent.bytes_each * sharing / network.bandwidth
+        + sent.bytes_each * _ADDED[algorithm] * known.add_per_byte
         + inside
     )
 
 
-def _measured(known: Calibration, algorithm: str, size: int, growth: Growth = "usual") -> float:
+def _interpolate_measured(
+    known: Calibration, algorithm: str, size: int, growth: Growth = "usual"
+) -> float:
     """Return an all-reduce's seconds on the measured host, between the sizes that were measured."""
     groups = [g for g in known.groups if algorithm in g.allreduce and g.workers > 1]
     if size == 1 or not any(g.workers > 1 for g in known.groups):
@@ -77,34 +85,34 @@ def _measured(known: Calibration, algorithm: str, size: int, growth: Growth = "u
     sizes = [1.0, *(float(g.workers) for g in groups)]
     times = [0.0, *(g.allreduce[algorithm] for g in groups)]
     found = interpolate(size, sizes, times, beyond=False)
-    return found * factor(growth, size, sizes[-1])
+    return found * compute_factor(growth, size, sizes[-1])
 
 
-def exchanging(known: Calibration, crew: Crew, neighbours: int) -> float:
+def estimate_exchange(known: Calibration, placement: Placement, neighbours: int) -> float:
     """Return the seconds to swap the vector with so many neighbours, and to mix."""
-    if crew.workers == 1:
+    if placement.workers == 1:
         return 0.0
-    group = _near(known, crew.here())
+    group = _find_group(known, placement.here())
     mix = (neighbours + 1) * known.nbytes * known.add_per_byte
-    if crew.network is None:
-        crowd = max(1.0, crew.workers / known.cores)
+    if placement.network is None:
+        crowd = max(1.0, placement.workers / known.cores)
         return crowd * (group.latency + neighbours * known.nbytes * group.per_byte + mix)
-    wire = neighbours * known.nbytes * crew.network.per_host / crew.network.bandwidth
-    return crew.network.latency + neighbours * group.latency + wire + mix
+    wire = neighbours * known.nbytes * placement.network.per_host / placement.network.bandwidth
+    return placement.network.latency + neighbours * group.latency + wire + mix
 
 
-def agreeing(known: Calibration, crew: Crew) -> float:
+def estimate_agreement(known: Calibration, placement: Placement) -> float:
     """Return the seconds in which the workers agree whether to go on."""
-    if crew.workers == 1:
+    if placement.workers == 1:
         return 0.0
-    if crew.network is None:
+    if placement.network is None:
         sizes = [float(g.workers) for g in known.groups]
         agreed = [g.agree for g in known.groups]
-        if crew.growth == "usual" or crew.workers <= sizes[-1]:
-            return interpolate(crew.workers, sizes, agreed, beyond=True)
-        return agreed[-1] * factor(crew.growth, crew.workers, sizes[-1])
-    return 2 * math.ceil(math.log2(crew.workers)) * crew.network.latency
+        if placement.growth == "usual" or placement.workers <= sizes[-1]:
+            return interpolate(placement.workers, sizes, agreed, beyond=True)
+        return agreed[-1] * compute_factor(placement.growth, placement.workers, sizes[-1])
+    return 2 * math.ceil(math.log2(placement.workers)) * placement.network.latency
 
 
-def _near(known: Calibration, size: int) -> Group:
+def _find_group(known: Calibration, size: int) -> Group:
     return min(known.groups, key=lambda g: abs(g.workers - size))
