@@ -12,7 +12,6 @@ from manyhands.report.significance import compare, pairs
 from manyhands.report.tables import Choice, Row, Summary
 from manyhands.report.wording import percent, seconds
 
-_ROBBED = 0.15  # so much of its computing without a core is more than a quiet machine takes
 _NAMED = 3  # rivals that a sentence names
 
 
@@ -96,19 +95,18 @@ def _headline(summary: Summary, choice: Choice) -> Sentence:
     gain = _gain(summary, choice)
     if choice.measure == "seconds to target":
         arrived = measures.arrival(summary, row, choice.candidates)
-        first = "is best here: it reaches" if choice.supported else "leads: it reached"
         return say(
-            "{who} {first} {target} accuracy first, after {time}{gain}.", who=who(summary, row),
-            target=measures.target(summary), time=arrived, gain=gain, first=first,
+            "{who} {crown}: it {reached} {target} accuracy first, after {time}{gain}.",
+            who=who(summary, row), crown=_crown(choice), target=measures.target(summary),
+            reached="reaches" if choice.supported else "reached", time=arrived, gain=gain,
         )  # fmt: skip
     if choice.measure == "examples per second" and row.rate is not None:
         most = fact(
             choice.measure, row.rate, how="most", runs=row.runs, text=f"{row.rate:,.0f}",
             among=[each.runs for each in choice.candidates if each.rate],
         )  # fmt: skip
-        verb = "is best here" if choice.supported else "leads"
         return say(
-            "{who} {verb}: {rate} examples per second{gain}{at}.", verb=verb,
+            "{who} {crown}: {rate} examples per second{gain}{at}.", crown=_crown(choice),
             who=who(summary, row), rate=most, gain=gain, at=_at(row, gain),
         )  # fmt: skip
     assert row.seconds is not None
@@ -117,16 +115,26 @@ def _headline(summary: Summary, choice: Choice) -> Sentence:
         among=[each.runs for each in choice.candidates], text=seconds(row.seconds.median),
     )  # fmt: skip
     if row.group.strategy == "sequential":
-        states = "One worker is best here" if choice.supported else "One worker leads"
         return say(
-            "{states}: {who} took {time}{at}, and no other configuration gained on it by the rule "
-            "below.",
-            states=states, who=who(summary, row), time=least, at=_at(row),
+            "One worker {crown}: {who} took {time}{at}, and no other configuration gained on it by "
+            "the rule below.",
+            crown=_crown(choice), who=who(summary, row), time=least, at=_at(row),
         )  # fmt: skip
-    verb = "is best here" if choice.supported else "leads"
     return say(
-        "{who} {verb}: {time} of training{gain}{at}.", who=who(summary, row), verb=verb,
-        time=least, gain=gain, at=_at(row, gain),
+        "{who} {crown}: {time} of training{gain}{at}.", who=who(summary, row), time=least,
+        crown=_crown(choice), gain=gain, at=_at(row, gain),
+    )  # fmt: skip
+
+
+def _crown(choice: Choice) -> Sentence:
+    """Say "is best here" or "leads", and in the same breath whether its runs were disturbed."""
+    verb = "is best here" if choice.supported else "leads"
+    disturbed, runs = choice.leader.disturbed, choice.leader.runs
+    if not disturbed:
+        return say(verb)
+    return say(
+        "{verb}, though other programs disturbed {some} of its {all}", verb=verb,
+        some=measures.count(disturbed, ""), all=measures.count(runs),
     )  # fmt: skip
 
 
@@ -173,7 +181,7 @@ def _doubt(leader: Row) -> Sentence:
 def _robbed(summary: Summary) -> Sentence:
     """Say so if other programs had the cores while runs were timed."""
     runs = [run for row in summary.rows for run in row.runs]
-    robbed = [run for run in runs if run.robbed > _ROBBED]
+    robbed = [run for row in summary.rows for run in row.disturbed]
     if not robbed:
         return say("")
     most = max(run.robbed for run in robbed)

@@ -15,6 +15,7 @@ from manyhands.report.tables import Row, Summary
 from manyhands.report.values import text
 from manyhands.report.wording import percent, seconds, some
 
+_NAMED = 2  # curves that a note names; more are counted
 ENOUGH = 0.7  # an efficiency that most would still pay for
 
 
@@ -37,14 +38,13 @@ _SCALED = {
 
 def rates(summary: Summary) -> Sentence:
     """Say where the learning rate follows the workers, if it does not do so everywhere."""
-    found: dict[str, list[Name]] = {}
+    found: dict[str, list[Row]] = {}
     for row in summary.rows:
         kind = str(row.runs[0].config.get("lr_scaling")) if row.workers > 1 else "none"
-        if measures.label(row) not in found.setdefault(kind, []):
-            found[kind].append(measures.label(row))
+        found.setdefault(kind, []).append(row)
     states = [
-        say("{how} in {names}", how=_SCALED[kind], names=listed(names))
-        for kind, names in found.items()
+        say("{how} in {which}", how=_SCALED[kind], which=_which(rows))
+        for kind, rows in found.items()
         if kind in _SCALED
     ]
     if len(found) < 2 or not states:
@@ -57,23 +57,28 @@ def rates(summary: Summary) -> Sentence:
 
 def kernels(summary: Summary) -> Sentence:
     """Say which configurations computed with other kernels than the rest."""
-    found: dict[str, list[Name]] = {}
+    found: dict[str, list[Row]] = {}
     for row in summary.rows:
-        used = {kind for run in row.runs if (kind := text(run.kernels, "choice"))}
-        for kind in used:
-            held = found.setdefault(kind, [])
-            if measures.label(row) not in held:
-                held.append(measures.label(row))
+        for kind in {text(run.kernels, "choice") for run in row.runs} - {""}:
+            found.setdefault(kind, []).append(row)
     if len(found) < 2:
         return say("")
     states = [
-        say("{names} with {kind}", names=listed(names), kind=Name(kind))
-        for kind, names in found.items()
+        say("{which} with {kind}", which=_which(rows), kind=Name(kind))
+        for kind, rows in sorted(found.items())
     ]
     return say(
         "The kernels differ, and times differ for that reason too: {states}.",
         states=listed(states, "; ", "; "),
     )
+
+
+def _which(rows: Sequence[Row]) -> Sentence:
+    """Name the curves that some configurations are on, or count the configurations."""
+    labels = list(dict.fromkeys(measures.label(row) for row in rows))
+    if len(labels) <= _NAMED:
+        return listed(labels)
+    return say("{count} configurations", count=measures.configurations(rows))
 
 
 def time(summary: Summary) -> list[Sentence]:

@@ -284,3 +284,23 @@ def test_the_sentences_and_their_facts_are_beside_the_page(tmp_path: Path) -> No
             assert set(fact) == {
                 "what", "value", "how", "runs", "against", "among", "parameters", "text",
             }  # fmt: skip
+
+
+def test_a_winner_whose_runs_were_disturbed_is_named_with_that() -> None:
+    runs = [timed("sync", p, 10 / p + 0.01 * i, repeat=i) for p in (1, 2) for i in range(3)]
+    for run in runs:
+        for process in run["workers"]:
+            process |= {"user": process["compute"] + process["update"], "system": 0.0}
+    assert "is best here: 5.01 s" in said(answer(summary(*runs)))
+    for process in runs[-1]["workers"]:
+        process["user"] /= 2
+    told = said(answer(summary(*runs))).partition(".")[0]
+    assert told.endswith("is best here, though other programs disturbed 1 of its 3 runs: 5")
+
+
+def test_a_note_on_kernels_counts_what_is_too_much_to_name() -> None:
+    runs = [timed(s, 2, 5) for s in ("sync", "gossip", "averaging", "hogwild")]
+    for run, kernels in zip(runs, ("gemm", "native", "native", "native"), strict=True):
+        run["kernels"] = {"choice": kernels}
+    told = said(notes(summary(*runs)))
+    assert "for that reason too: sync with gemm; 3 configurations with native." in told
