@@ -55,8 +55,7 @@ def build(folders: Sequence[Path], output: Path, *, pdf: bool = False, live: str
 
 def results(folders: Sequence[Path]) -> Table:
     """Return one row per configuration, as dictionaries; `.runs` has one row per run."""
-    from manyhands.report.answer import doubts
-    from manyhands.report.opening import opening
+    from manyhands.report.answer import doubts, opening
     from manyhands.report.table import tabulate
 
     summary = _summary(folders)

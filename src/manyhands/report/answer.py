@@ -1,10 +1,10 @@
-"""The answer: which configuration leads, what it gains, and what the measurement supports."""
+"""The first sentences: which configuration leads, what it gains, what the measurement supports."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from manyhands.report import measures
+from manyhands.report import categories, cost, measures
 from manyhands.report.choice import classes
 from manyhands.report.measures import who
 from manyhands.report.sentences import Sentence, capitalised, fact, listed, say
@@ -13,6 +13,13 @@ from manyhands.report.tables import Choice, Row, Summary
 from manyhands.report.wording import percent, seconds
 
 _NAMED = 3  # rivals that a sentence names
+
+
+def opening(summary: Summary) -> tuple[str, ...]:
+    """Return what page, PDF, `report.json` and terminal say first."""
+    if compared := categories.compare(summary):
+        return (*cost.sentences(compared), *doubts(summary))
+    return answer(summary)
 
 
 def answer(summary: Summary) -> tuple[Sentence, ...]:
@@ -62,14 +69,9 @@ def _alone(summary: Summary) -> tuple[Sentence, ...]:
 
 def _nothing_learned(summary: Summary, choice: Choice) -> tuple[Sentence, ...]:
     """Say that no configuration is better than guessing, which makes all times worthless."""
-    rows = [row for row in choice.candidates if row.accuracy]
-    top = max(rows, key=lambda row: row.accuracy.median if row.accuracy else 0)
-    among = [row.runs for row in rows]
-    assert top.accuracy is not None
-    value = top.accuracy.median
-    highest = fact(
-        "accuracy", value, how="most", runs=top.runs, among=among, text=percent(value, 2)
-    )
+    values = [(row, row.accuracy.median) for row in choice.candidates if row.accuracy]
+    top = max(values, key=lambda pair: pair[1])[0]
+    highest = measures.extreme("accuracy", top, values, True, lambda v: percent(v, 2))
     count = classes(top) or 0
     chance, loss = measures.guessing(count, top.runs)
     states = say(
@@ -101,19 +103,14 @@ def _headline(summary: Summary, choice: Choice) -> Sentence:
             reached="reaches" if choice.supported else "reached", time=arrived, gain=gain,
         )  # fmt: skip
     if choice.measure == "examples per second" and row.rate is not None:
-        most = fact(
-            choice.measure, row.rate, how="most", runs=row.runs, text=f"{row.rate:,.0f}",
-            among=[each.runs for each in choice.candidates if each.rate],
-        )  # fmt: skip
+        rates = [(each, each.rate) for each in choice.candidates if each.rate]
+        most = measures.extreme(choice.measure, row, rates, True, lambda v: f"{v:,.0f}")
         return say(
             "{who} {crown}: {rate} examples per second{gain}{at}.", crown=_crown(choice),
             who=who(summary, row), rate=most, gain=gain, at=_at(row, gain),
         )  # fmt: skip
-    assert row.seconds is not None
-    least = fact(
-        "seconds", row.seconds.median, how="least", runs=row.runs,
-        among=[each.runs for each in choice.candidates], text=seconds(row.seconds.median),
-    )  # fmt: skip
+    times = [(each, each.seconds.median) for each in choice.candidates if each.seconds]
+    least = measures.extreme("seconds", row, times, False, seconds)
     if row.group.strategy == "sequential":
         return say(
             "One worker {crown}: {who} took {time}{at}, and no other configuration gained on it by "

@@ -6,7 +6,6 @@ A rule that the records do not support says nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import attrgetter
 
 from manyhands.report import causes, measures
 from manyhands.report.measures import who
@@ -92,11 +91,9 @@ def time(summary: Summary) -> list[Sentence]:
 
 
 def _fastest(summary: Summary, rows: Sequence[Row]) -> Sentence:
+    values = [(row, _median(row)) for row in rows]
     fastest = min(rows, key=_median)
-    time = fact(
-        "seconds", _median(fastest), how="least", runs=fastest.runs,
-        among=[row.runs for row in rows], text=seconds(_median(fastest)),
-    )  # fmt: skip
+    time = measures.extreme("seconds", fastest, values, False, seconds)
     return say("{who} had the shortest time: {time}.", who=who(summary, fastest), time=time)
 
 
@@ -177,10 +174,10 @@ def _apart(rows: Sequence[Row]) -> Sentence:
     for words, what in (
         ("start-up", "startup"), ("evaluation", "evaluation"), ("callbacks", "callbacks"),
     ):  # fmt: skip
-        known = [row for row in rows if getattr(row, what) is not None]
-        known = [row for row in known if row.callbacks] if what == "callbacks" else known
+        known = [(row, value) for row in rows if (value := getattr(row, what)) is not None]
+        known = [(row, value) for row, value in known if value or what != "callbacks"]
         if known:
-            span = measures.extremes(known, what, attrgetter(what), seconds)
+            span = measures.extremes(what, known, seconds)
             parts.append(say("{words} ({span})", words=words, span=span))
     return say("Not counted: {parts}.", parts=listed(parts)) if parts else say("")
 

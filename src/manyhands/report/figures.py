@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from manyhands.report import (
+    accuracy,
     arrival,
     budget,
     categories,
@@ -13,10 +14,8 @@ from manyhands.report import (
     comments,
     growth,
     internals,
-    lessons,
     phases,
     plots,
-    scores,
     spots,
     staleness,
     timeline,
@@ -65,12 +64,12 @@ def _along(summary: Summary) -> Iterator[Chart]:
     if any(row.accuracy for row in summary.rows):
         yield _measure(
             summary, "accuracy", "Accuracy", "test accuracy", lambda r: r.accuracy,
-            lambda v: percent(v, 2), lessons.accuracy, dodge=0.06,
+            lambda v: percent(v, 2), accuracy.final_accuracy, dodge=0.06,
         )  # fmt: skip
     if summary.metric and any(row.score for row in summary.rows):
         yield _measure(
             summary, "score", capital(summary.metric), f"test {summary.metric}",
-            lambda r: r.score, lambda v: f"{v:.4g}", scores.ends, dodge=0.06,
+            lambda r: r.score, lambda v: f"{v:.4g}", accuracy.final_score, dodge=0.06,
         )  # fmt: skip
     if growth.series(summary):
         yield Chart(
@@ -149,18 +148,23 @@ def _alt(summary: Summary, what: str) -> str:
 
 def _curves(summary: Summary) -> Iterator[Chart]:
     kinds = (
-        ("loss-time", "Loss over time", "test loss", lessons.loss_over_time),
-        ("loss-examples", "Loss over examples", "test loss", lessons.loss_over_examples),
-        ("accuracy-time", "Accuracy over time", "test accuracy", lessons.to_target),
+        ("loss-time", "Loss over time", "test loss", accuracy.loss_over_time),
+        ("loss-examples", "Loss over examples", "test loss", accuracy.loss_over_examples),
+        ("accuracy-time", "Accuracy over time", "test accuracy", accuracy.to_target),
         (
             "accuracy-examples", "Accuracy over examples", "test accuracy",
-            lessons.accuracy_over_examples,
+            accuracy.accuracy_over_examples,
         ),
     )  # fmt: skip
     name = summary.metric
     by_metric = (
-        ("score-time", f"{capital(name)} over time", f"test {name}", scores.over_time),
-        ("score-examples", f"{capital(name)} over examples", f"test {name}", scores.first),
+        ("score-time", f"{capital(name)} over time", f"test {name}", accuracy.score_over_time),
+        (
+            "score-examples",
+            f"{capital(name)} over examples",
+            f"test {name}",
+            accuracy.score_over_examples,
+        ),
     )
     for identity, title, unit, comment in (*kinds, *(by_metric if name else ())):
         timed, judged = identity.endswith("time"), identity.partition("-")[0]

@@ -22,8 +22,8 @@ from manyhands.report import (
     theme,
     topics,
 )
+from manyhands.report.answer import opening
 from manyhands.report.chart import Chart, Drawn
-from manyhands.report.opening import opening
 from manyhands.report.pivot import pivot
 from manyhands.report.plots import is_curve, styles
 from manyhands.report.provenance import blocks, commands, explained, problems

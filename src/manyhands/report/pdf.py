@@ -18,8 +18,8 @@ from matplotlib.backends.backend_pdf import PdfPages
 from matplotlib.figure import Figure
 
 from manyhands.report import categories, private, spots, theme, topics
+from manyhands.report.answer import opening
 from manyhands.report.chart import POINT, WIDTH, Chart, mount
-from manyhands.report.opening import opening
 from manyhands.report.page import Column, notes, result_columns
 from manyhands.report.pivot import pivot
 from manyhands.report.provenance import blocks, commands, explained, problems

@@ -14,11 +14,11 @@ from manyhands import report
 from manyhands.cli import compare
 from manyhands.experiments.sweep.compare import Comparison
 from manyhands.report import (
+    accuracy,
     causes,
     comments,
     internals,
     law_comments,
-    lessons,
     staleness,
     traffic,
     volume,
@@ -51,26 +51,26 @@ def shares(record: Any, **parts: float) -> Any:
 def test_one_repeat_means_that_no_spread_is_known() -> None:
     one = summary(*several(("sync", 1, 10, 0.98), ("sync", 2, 6, 0.97), repeats=1))
     assert "no spread is known" in said(comments.time(one))
-    assert "no spread is known" in said(lessons.accuracy(one))
-    assert "spread of the repeats" not in said(lessons.accuracy(one))
+    assert "no spread is known" in said(accuracy.final_accuracy(one))
+    assert "spread of the repeats" not in said(accuracy.final_accuracy(one))
     three = summary(*several(("sync", 1, 10, 0.98), ("sync", 2, 6, 0.97)))
-    assert "no spread" not in said(comments.time(three)) + said(lessons.accuracy(three))
+    assert "no spread" not in said(comments.time(three)) + said(accuracy.final_accuracy(three))
 
 
 def test_accuracy_differences_are_held_against_the_spread() -> None:
     far = summary(*several(("sync", 2, 6, 0.98), ("averaging", 2, 6, 0.95)))
-    assert "3.00 percentage points apart (p < 0.0001)." in said(lessons.accuracy(far))
+    assert "3.00 percentage points apart (p < 0.0001)." in said(accuracy.final_accuracy(far))
     near = summary(*several(("sync", 2, 6, 0.98), ("averaging", 2, 6, 0.9801)))
-    assert "not told apart with 3 repeats)" in said(lessons.accuracy(near))
+    assert "not told apart with 3 repeats)" in said(accuracy.final_accuracy(near))
 
 
 def test_accuracy_that_falls_with_the_workers_is_told() -> None:
     falling = summary(*several(("averaging", 1, 10, 0.98), ("averaging", 4, 5, 0.95)))
     assert "averaging falls from 98.01 % to 95.01 % between 1 and 4 workers" in said(
-        lessons.accuracy(falling)
+        accuracy.final_accuracy(falling)
     )
     level = summary(*several(("sync", 1, 10, 0.98), ("sync", 4, 5, 0.98)))
-    assert "falls" not in said(lessons.accuracy(level))
+    assert "falls" not in said(accuracy.final_accuracy(level))
 
 
 def test_more_workers_than_cores_is_told_and_given_as_the_reason() -> None:
@@ -148,13 +148,13 @@ def test_strategies_are_compared_at_the_same_number_of_workers() -> None:
             ("hogwild", 2, 9, 0.98), ("averaging", 4, 4, 0.94), ("averaging", 2, 8, 0.96),
         )
     )  # fmt: skip
-    told = said([lessons.same(found)])
+    told = said([accuracy.same(found)])
     assert told.startswith("With 4 workers, against sync:")
     assert "hogwild is 17 % faster (p < 0.0001)" in told
     assert ", its accuracy 0.01 percentage points above (p = 0.98: not told apart)" in told
     assert "averaging is 33 % faster (p < 0.0001)" in told
     assert ", its accuracy 4.00 percentage points below (p < 0.0001)." in told
-    assert lessons.same(summary(*several(("sync", 2, 10, 0.98), ("sync", 4, 6, 0.98)))) == ""
+    assert accuracy.same(summary(*several(("sync", 2, 10, 0.98), ("sync", 4, 6, 0.98)))) == ""
 
 
 def test_who_waits_for_whom() -> None:
@@ -332,7 +332,7 @@ def test_one_repeat_is_not_spoken_of_as_several() -> None:
     for repeats in (1, 3):
         cases = (("sync", 1, 10, 0.98), ("sync", 2, 6, 0.97), ("averaging", 2, 5, 0.90))
         found = summary(*several(*cases, repeats=repeats))
-        told = said([*lessons.to_target(found), *notes(found), *answer(found)])
+        told = said([*accuracy.to_target(found), *notes(found), *answer(found)])
         assert ("every repeat" in told) == (repeats > 1)
 
 
@@ -346,10 +346,10 @@ def test_seeds_that_learn_alike_are_not_told_apart_by_the_noise_of_their_times()
     ]
     for i, run in enumerate(runs):
         run["epochs"] = [{**epoch, "test_accuracy": learned[i % 3]} for epoch in run["epochs"]]
-    (told,) = lessons.accuracy_over_examples(summary(*runs))
+    (told,) = accuracy.accuracy_over_examples(summary(*runs))
     assert told.startswith("At the first evaluation all have 90.00")
     runs[0]["epochs"] = runs[0]["epochs"][:1]  # one that was stopped
-    assert len(lessons.accuracy_over_examples(summary(*runs))) == 1
+    assert len(accuracy.accuracy_over_examples(summary(*runs))) == 1
 
 
 def test_staleness_is_the_median_over_the_repeats_and_the_most_of_all() -> None:

@@ -13,13 +13,13 @@ from test_comments import said, several
 from test_tables import summary, timed
 
 from manyhands.report import (
+    accuracy,
     arrival,
     budget,
     build,
     causes,
     comments,
     law_comments,
-    lessons,
     results,
 )
 from manyhands.report.answer import answer
@@ -67,7 +67,7 @@ def test_the_first_at_the_target_is_the_first_of_all_not_of_those_drawn() -> Non
              "test_loss": 0.1},
         ]  # fmt: skip
     found = summary(*runs)
-    told = said(lessons.to_target(found))
+    told = said(accuracy.to_target(found))
     assert told.startswith("sync with 2 workers is first at 98.0 %")
     assert "after 3.00 s (not drawn)" in told
 
@@ -75,11 +75,11 @@ def test_the_first_at_the_target_is_the_first_of_all_not_of_those_drawn() -> Non
 def test_what_is_not_drawn_is_not_said_to_be_drawn() -> None:
     names = [f"s{i}" for i in range(10)]
     found = summary(*(timed(name, p, 10 - p) for name in names for p in (1, 2)))
-    assert "of each of the first 8 curves above" in lessons.chosen(found)
+    assert "of each of the first 8 curves above" in accuracy.chosen(found)
     few = summary(*(timed(name, p, 10 - p) for name in names[:4] for p in (1, 2)))
-    assert lessons.chosen(few) == "Drawn is the fastest configuration of each curve above."
+    assert accuracy.chosen(few) == "Drawn is the fastest configuration of each curve above."
     one = summary(*(timed("sync", p, 10 / p) for p in range(1, 11)))
-    assert lessons.chosen(one).startswith("Drawn are 8 configurations")
+    assert accuracy.chosen(one).startswith("Drawn are 8 configurations")
 
 
 def test_tasks_that_differ_are_not_compared() -> None:
@@ -91,7 +91,9 @@ def test_tasks_that_differ_are_not_compared() -> None:
     assert found.best is None
     (told,) = answer(found)
     assert told == "These runs are of different tasks, which are not compared with each other."
-    words = said([*lessons.accuracy(found), *lessons.loss_over_time(found), *comments.time(found)])
+    words = said(
+        [*accuracy.final_accuracy(found), *accuracy.loss_over_time(found), *comments.time(found)]
+    )
     assert "most accurate" not in words
     assert "lowest test loss" not in words
     assert "shortest time" not in words
@@ -114,7 +116,7 @@ def test_the_best_is_described_by_what_it_was_chosen_by() -> None:
 def test_two_repeats_claim_no_difference_that_a_test_does_not() -> None:
     runs = [timed("sync", 1, 10, a, repeat=i) for i, a in enumerate((0.9809, 0.9845))]
     runs += [timed("sync", 4, 4, a, repeat=i) for i, a in enumerate((0.9812, 0.9811))]
-    told = said(lessons.accuracy(summary(*runs)))
+    told = said(accuracy.final_accuracy(summary(*runs)))
     assert "falls" not in told
     assert "not told apart with 2 repeats" in told
     assert "more than the repeats" not in told
@@ -127,9 +129,9 @@ def test_a_difference_is_claimed_after_correction_for_all_that_could_be_picked()
     for run in pair:
         if run["config"]["workers"] == 2:
             run["result"]["accuracy"] -= 0.0003
-    assert "told apart" not in said(lessons.accuracy(summary(*pair)))
+    assert "told apart" not in said(accuracy.final_accuracy(summary(*pair)))
     many = pair + several(*((s, p, 10, 0.98) for s in ("gossip", "hogwild") for p in (1, 2, 4)))
-    assert "not told apart with 3 repeats" in said(lessons.accuracy(summary(*many)))
+    assert "not told apart with 3 repeats" in said(accuracy.final_accuracy(summary(*many)))
 
 
 def test_a_law_is_fitted_against_one_reference() -> None:
