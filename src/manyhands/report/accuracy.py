@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from manyhands.report import measures
+from manyhands.report import facts
 from manyhands.report.comments import spread
-from manyhands.report.measures import extreme, who
+from manyhands.report.facts import extreme, who
+from manyhands.report.formatting import count, percent, some
 from manyhands.report.plots import Form, featured, path
 from manyhands.report.runs import Epoch
 from manyhands.report.sentences import Sentence, fact, listed, say
 from manyhands.report.significance import compare, pairs
-from manyhands.report.tables import Row, Summary
-from manyhands.report.wording import count, percent, some
+from manyhands.report.summary import Row, Summary
 
 VISIBLE = 0.001  # a change of accuracy worth a sentence
 _MOST = 5  # sentences about curves that change
@@ -23,7 +23,7 @@ def final_accuracy(summary: Summary) -> list[Sentence]:
     """Comment on the accuracies: the highest, the lowest, and whether a test tells them apart."""
     rows = [row for row in summary.rows if row.accuracy]
     if len(rows) < 2:
-        only = say("The accuracy is {a}.", a=measures.accuracy(rows[0])) if rows else say("")
+        only = say("The accuracy is {a}.", a=facts.accuracy(rows[0])) if rows else say("")
         return some(only, spread(summary))
     values = [(row, _accuracy(row)) for row in rows]
     top, low = (f(rows, key=_accuracy) for f in (max, min))
@@ -32,12 +32,12 @@ def final_accuracy(summary: Summary) -> list[Sentence]:
         "{top} is most accurate ({high}), {low} least ({least}): {gap} apart{hedge}.",
         top=who(summary, top), high=extreme("accuracy", top, values, True, _percent),
         low=who(summary, low), least=extreme("accuracy", low, values, False, _percent),
-        gap=measures.gap(top, low), hedge=verdict.hedge(),
+        gap=facts.gap(top, low), hedge=verdict.hedge(),
     )  # fmt: skip
     if summary.tasks > 1:
         ends = say("Accuracies of different tasks are not compared.")
     elif _accuracy(top) == _accuracy(low):
-        ends = say("All have the same accuracy, {a}.", a=measures.accuracy(top))
+        ends = say("All have the same accuracy, {a}.", a=facts.accuracy(top))
     return some(ends, *_trends(summary), same(summary), spread(summary))
 
 
@@ -65,9 +65,9 @@ def _trends(summary: Summary) -> list[Sentence]:
             states.append(
                 say(
                     "{label} {verb} from {one} to {other} between {few} and {many} ({p}).",
-                    label=measures.label(first), verb="falls" if change < 0 else "rises",
-                    one=measures.accuracy(first), other=measures.accuracy(last),
-                    few=measures.workers(first, ""), many=measures.workers(last),
+                    label=facts.label(first), verb="falls" if change < 0 else "rises",
+                    one=facts.accuracy(first), other=facts.accuracy(last),
+                    few=facts.workers(first, ""), many=facts.workers(last),
                     p=verdict.stated(),
                 )
             )  # fmt: skip
@@ -92,8 +92,8 @@ def same(summary: Summary) -> Sentence:
     if not parts:
         return say("")
     return say(
-        "With {workers}, against {base}: {parts}.", workers=measures.workers(base),
-        base=measures.label(base), parts=listed(parts, "; ", "; "),
+        "With {workers}, against {base}: {parts}.", workers=facts.workers(base),
+        base=facts.label(base), parts=listed(parts, "; ", "; "),
     )  # fmt: skip
 
 
@@ -113,13 +113,13 @@ def _versus(summary: Summary, row: Row, base: Row, comparisons: int) -> Sentence
             "{excess} {side}{hedge}", excess=excess, side="slower" if ratio > 0 else "faster",
             hedge=compare(row, base, "seconds", comparisons, summary.rows).brief(),
         )  # fmt: skip
-    label = measures.label(row)
+    label = facts.label(row)
     if row.accuracy is None or base.accuracy is None:
         return say("{label} is {pace}", label=label, pace=pace)
     gap = _accuracy(row) - _accuracy(base)
     return say(
         "{label} is {pace}, its accuracy {gap} {side}{hedge}", label=label, pace=pace,
-        gap=measures.gap(row, base), side="above" if gap > 0 else "below",
+        gap=facts.gap(row, base), side="above" if gap > 0 else "below",
         hedge=compare(row, base, "accuracy", comparisons, summary.rows).brief(),
     )  # fmt: skip
 
@@ -139,8 +139,8 @@ def to_target(summary: Summary) -> list[Sentence]:
     return some(
         say(
             "{who} is first at {target}, the accuracy {kind}, after {time}{aside}.", kind=kind,
-            who=who(summary, first), target=measures.target(summary),
-            time=measures.arrival(summary, first, rows),
+            who=who(summary, first), target=facts.target(summary),
+            time=facts.arrival(summary, first, rows),
             aside="" if any(row is first for row in drawn) else " (not drawn)",
         ),
         say("Of those drawn {missing}: {never}.", missing=missing, never=listed(never))
@@ -164,7 +164,7 @@ def chosen(summary: Summary) -> Sentence:
         return say("")
     if len(drawn) == len(summary.groups):
         return say("Drawn is the fastest configuration of each curve above.")
-    number = measures.configurations(drawn)
+    number = facts.configurations(drawn)
     if len({row.group for row in drawn}) < len(drawn):
         return say("Drawn are {number} configurations, the first that were evaluated.",
                    number=number)  # fmt: skip
@@ -180,7 +180,7 @@ def final_score(summary: Summary) -> list[Sentence]:
     if not rows:
         return []
     if len(rows) < 2:
-        value = measures.score(rows[0][0])
+        value = facts.score(rows[0][0])
         return [say("The {metric} is {value}.", metric=summary.metric, value=value)]
     ordered = sorted(rows, key=lambda pair: pair[1], reverse=summary.higher)
     best, worst = ordered[0][0], ordered[-1][0]

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from manyhands.report import causes, measures
-from manyhands.report.measures import who
+from manyhands.report import bottlenecks, facts
+from manyhands.report.facts import who
+from manyhands.report.formatting import percent, seconds, some
 from manyhands.report.sentences import Name, Sentence, fact, listed, say
-from manyhands.report.tables import Row, Summary
+from manyhands.report.summary import Row, Summary
 from manyhands.report.values import text
-from manyhands.report.wording import percent, seconds, some
 
 _NAMED = 2  # curves that a note names; more are counted
 ENOUGH = 0.7  # an efficiency that most would still pay for
@@ -74,10 +74,10 @@ def kernels(summary: Summary) -> Sentence:
 
 def _which(rows: Sequence[Row]) -> Sentence:
     """Name the curves that some configurations are on, or count the configurations."""
-    labels = list(dict.fromkeys(measures.label(row) for row in rows))
+    labels = list(dict.fromkeys(facts.label(row) for row in rows))
     if len(labels) <= _NAMED:
         return listed(labels)
-    return say("{count} configurations", count=measures.configurations(rows))
+    return say("{count} configurations", count=facts.configurations(rows))
 
 
 def time(summary: Summary) -> list[Sentence]:
@@ -85,7 +85,7 @@ def time(summary: Summary) -> list[Sentence]:
     rows = [row for row in summary.rows if row.seconds]
     return some(
         say("") if summary.scaling == "weak" or summary.tasks > 1 else _fastest(summary, rows),
-        _flatness(summary), _turning(summary), causes.crowding(summary), _noise(rows),
+        _flatness(summary), _turning(summary), bottlenecks.crowding(summary), _noise(rows),
         spread(summary), _apart(rows),
     )  # fmt: skip
 
@@ -93,7 +93,7 @@ def time(summary: Summary) -> list[Sentence]:
 def _fastest(summary: Summary, rows: Sequence[Row]) -> Sentence:
     values = [(row, _median(row)) for row in rows]
     fastest = min(rows, key=_median)
-    time = measures.extreme("seconds", fastest, values, False, seconds)
+    time = facts.extreme("seconds", fastest, values, False, seconds)
     return say("{who} had the shortest time: {time}.", who=who(summary, fastest), time=time)
 
 
@@ -123,8 +123,8 @@ def _turning(summary: Summary) -> Sentence:
             states.append(
                 say(
                     "{label} took least with {few} and {excess} longer with {many}",
-                    label=Name(group.label), few=measures.workers(least), excess=excess,
-                    many=measures.workers(last, ""),
+                    label=Name(group.label), few=facts.workers(least), excess=excess,
+                    many=facts.workers(last, ""),
                 )
             )  # fmt: skip
     return say("{states}.", states=listed(states, "; ", "; ")) if states else say("")
@@ -146,7 +146,7 @@ def _flatness(summary: Summary) -> Sentence:
             states.append(
                 say(
                     "{label} goes from {first} to {last} with {more} times the work", more=more,
-                    label=Name(group.label), first=measures.time(first), last=measures.time(last),
+                    label=Name(group.label), first=facts.time(first), last=facts.time(last),
                 )
             )  # fmt: skip
     if not states:
@@ -177,14 +177,14 @@ def _apart(rows: Sequence[Row]) -> Sentence:
         known = [(row, value) for row in rows if (value := getattr(row, what)) is not None]
         known = [(row, value) for row, value in known if value or what != "callbacks"]
         if known:
-            span = measures.extremes(what, known, seconds)
+            span = facts.extremes(what, known, seconds)
             parts.append(say("{words} ({span})", words=words, span=span))
     return say("Not counted: {parts}.", parts=listed(parts)) if parts else say("")
 
 
 def speedup(summary: Summary) -> list[Sentence]:
     """Comment on the speed-ups: against what, where they peak and why."""
-    return some(baseline(summary), causes.threads(summary), *_peaks(summary))
+    return some(baseline(summary), bottlenecks.threads(summary), *_peaks(summary))
 
 
 def baseline(summary: Summary) -> Sentence:
@@ -202,7 +202,7 @@ def baseline(summary: Summary) -> Sentence:
             what=what,
         )
     if own:
-        names = listed(list(dict.fromkeys(measures.label(row) for row in own)))
+        names = listed(list(dict.fromkeys(facts.label(row) for row in own)))
         rest = "" if len(own) == len(shown) else " for the others against the sequential run,"
         return say(
             "Speed-up of {names} is against its own run with one worker, since not every "
@@ -222,12 +222,12 @@ def _peaks(summary: Summary) -> list[Sentence]:
             continue
         top = max(rows, key=lambda row: row.shown_speedup or 0)
         later = rows[rows.index(top) + 1 :]
-        peak = say("{label} at {pace}", label=Name(group.label), pace=measures.speedup(top))
+        peak = say("{label} at {pace}", label=Name(group.label), pace=facts.speedup(top))
         if not later:
-            with_most = say("{peak} with {workers}", peak=peak, workers=measures.workers(top, ""))
+            with_most = say("{peak} with {workers}", peak=peak, workers=facts.workers(top, ""))
             rising.append(with_most)
             continue
-        reason = causes.why_not_more(top, later[0])
+        reason = bottlenecks.why_not_more(top, later[0])
         found.setdefault((top.workers, str(reason)), []).append((peak, top, reason))
     states = [_peak(held) for held in found.values()]
     if rising:
@@ -240,7 +240,7 @@ def _peak(held: Sequence[tuple[Sentence, Row, Sentence]]) -> Sentence:
     _, row, reason = held[0]
     why = say(": {reason}", reason=reason) if reason else say("")
     return say(
-        "With {workers} the speed-up peaks ({peaks}){why}.", workers=measures.workers(row),
+        "With {workers} the speed-up peaks ({peaks}){why}.", workers=facts.workers(row),
         peaks=listed([peak for peak, _, _ in held]), why=why,
     )  # fmt: skip
 
@@ -255,12 +255,12 @@ def efficiency(summary: Summary) -> list[Sentence]:
             kept.append(
                 say(
                     "{label} up to {workers} ({part})", label=Name(group.label),
-                    workers=measures.workers(good[-1], ""), part=measures.efficiency(good[-1]),
+                    workers=facts.workers(good[-1], ""), part=facts.efficiency(good[-1]),
                 )
             )  # fmt: skip
         elif rows:
             below.append(Name(group.label))
-    level = measures.threshold("efficiency worth paying for", ENOUGH, percent(ENOUGH))
+    level = facts.threshold("efficiency worth paying for", ENOUGH, percent(ENOUGH))
     masters = any(run.team and any(not p.trains for p in run.team)
                   for row in summary.rows for run in row.runs)  # fmt: skip
     return some(
@@ -269,5 +269,5 @@ def efficiency(summary: Summary) -> list[Sentence]:
         say("Below {level} with any number of workers: {below}.", level=level,
             below=listed(below)) if below else say(""),
         say("Efficiency is speed-up per process; masters count as well." if masters else ""),
-        causes.crowding(summary),
+        bottlenecks.crowding(summary),
     )  # fmt: skip

@@ -14,13 +14,13 @@ from test_tables import summary, timed
 
 from manyhands.report import (
     accuracy,
-    arrival,
-    budget,
+    bottlenecks,
     build,
-    causes,
     comments,
-    law_comments,
+    law_topic,
+    privacy_budget,
     results,
+    steps_to_target,
 )
 from manyhands.report.answer import answer
 from manyhands.report.figures import charts
@@ -34,7 +34,7 @@ def comment(found: Any, identity: str) -> str:
 def test_masters_never_wait_more_than_their_time() -> None:
     run = timed("server", 2, 10, masters=1)
     run["workers"][-1] |= {"wait": 16.2, "update": 1.0, "communicate": 0.8}  # evaluations as well
-    told = said(causes.waiting(summary(run)))
+    told = said(bottlenecks.waiting(summary(run)))
     assert "The masters wait 90 % of their time." in told
     bars = next(chart for chart in charts(summary(run)) if chart.id == "phases")
     assert "162" not in str(_notes(bars))
@@ -50,7 +50,7 @@ def _notes(chart: Any) -> list[str]:
 def test_stages_and_slices_are_no_masters(role: str) -> None:
     run = timed("pipeline", 2, 10)
     run["workers"][1]["role"] = role
-    assert "master" not in said(causes.waiting(summary(run)))
+    assert "master" not in said(bottlenecks.waiting(summary(run)))
     assert "masters" not in said(comments.efficiency(summary(timed("sync", 1, 20), run)))
 
 
@@ -162,8 +162,8 @@ def test_what_the_steps_spend_is_what_the_run_states() -> None:
     pytest.importorskip("dp_accounting")
     told = comment(summary(private(0.9997, 1.2)), "privacy-steps")
     assert "400 steps spend ε = 1.00;" in told
-    line = budget._lines(summary(private(0.9997, 1.2)))[0]
-    spent = budget._spent(line)
+    line = privacy_budget._lines(summary(private(0.9997, 1.2)))[0]
+    spent = privacy_budget._spent(line)
     assert spent[-1] == (400, 0.9997)
     assert max(cost for _, cost in spent) == 0.9997
 
@@ -216,7 +216,7 @@ def test_a_peak_is_not_beside_more_bring_nothing() -> None:
     told = said(comments.speedup(summary(*runs)))
     assert "sync at 3.00× with 4" in told
     assert "More workers bring nothing" not in told
-    told = said(law_comments.sentences(summary(*runs)))
+    told = said(law_topic.sentences(summary(*runs)))
     assert "Up to 2 workers, where every worker has a core, more bring nothing: sync." in told
 
 
@@ -258,7 +258,9 @@ def test_the_title_of_the_steps_follows_the_target() -> None:
     runs = [timed("averaging", p, 10 / p) for p in (1, 2)]
     for run in runs:
         run["result"]["target_accuracy"] = 0.9625
-    assert arrival.title(summary(*runs)).replace("\u202f", " ") == "Steps to 96.25 % accuracy"
+    assert (
+        steps_to_target.title(summary(*runs)).replace("\u202f", " ") == "Steps to 96.25 % accuracy"
+    )
 
 
 def test_the_sentences_and_their_facts_are_beside_the_page(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from manyhands.report.groups import PRIVATE, Group, Layout
 from manyhands.report.runs import Loaded, Run
-from manyhands.report.scaling import Fit
+from manyhands.report.scaling_laws import Fit
 from manyhands.report.values import text
 
 _DISTURBED = 0.15  # of its computing without a core: more than a quiet machine takes

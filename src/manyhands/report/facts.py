@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 
+from manyhands.report.formatting import exact_percent, percent, plural, points, seconds, times
 from manyhands.report.plots import name, place
 from manyhands.report.runs import Run
 from manyhands.report.sentences import Fact, Name, Sentence, fact, listed, say
-from manyhands.report.tables import Row, Summary
-from manyhands.report.wording import exact_percent, percent, plural, points, seconds, times
+from manyhands.report.summary import Row, Summary
 
 
 def who(summary: Summary, row: Row) -> Name:
