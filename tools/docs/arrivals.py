@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from manyhands.report.arrival import curves
 from manyhands.report.load import read
-from manyhands.report.summarising import summarise
+from manyhands.report.steps_to_target import curves
+from manyhands.report.summarise import summarise
 
 
 def table(folder: Path) -> str:

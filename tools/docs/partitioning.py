@@ -18,10 +18,10 @@ from sweeps import rows_of
 
 from manyhands.config.parse import LABELLED
 from manyhands.data.partition import skew
-from manyhands.report.categories import compare
-from manyhands.report.cost import comment, sentences
 from manyhands.report.load import read
-from manyhands.report.summarising import summarise
+from manyhands.report.option_cost import comment, sentences
+from manyhands.report.option_values import compare
+from manyhands.report.summarise import summarise
 
 SKEWED = ("dirichlet", "by-label")  # the others give every worker the same mix of classes
 

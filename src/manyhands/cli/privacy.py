@@ -74,8 +74,8 @@ def format_budget(found: Budget) -> list[str]:
 
 def write(found: Budget, folder: Path) -> None:
     """Write the answer as JSON and the cost over the steps as PNG and SVG."""
-    from manyhands.report.budget import Line, cost_chart
     from manyhands.report.chart import render
+    from manyhands.report.privacy_budget import Line, cost_chart
 
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "privacy.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

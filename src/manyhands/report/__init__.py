@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from manyhands.report.table import Table
-    from manyhands.report.tables import Summary
+    from manyhands.report.results_table import Table
+    from manyhands.report.summary import Summary
 
 __all__ = ["build", "results"]
 
@@ -25,18 +25,18 @@ def build(folders: Sequence[Path], output: Path, *, pdf: bool = False, live: str
             side by side.
         output: The folder to write into; it is made if it is not there.
         pdf: Also write `report.pdf`, at most five pages.
-        live: The records' version, for a page that is served and loads itself anew (`watching`).
+        live: The records' version, for a page that is served and loads itself anew (`live_server`).
 
     Raises:
         ConfigError: None of the folders holds a record that can be read.
     """
     from manyhands import files
-    from manyhands.report import contents
+    from manyhands.report import report_json
     from manyhands.report.chart import render
     from manyhands.report.figures import charts
     from manyhands.report.page import page
     from manyhands.report.pdf import write_pdf
-    from manyhands.report.table import tabulate
+    from manyhands.report.results_table import tabulate
 
     summary = _summary(folders)
     figures = output / "figures"
@@ -48,7 +48,7 @@ def build(folders: Sequence[Path], output: Path, *, pdf: bool = False, live: str
     if pdf:
         with files.replacing(output / "report.pdf") as temporary:
             write_pdf(summary, [d.chart for d in drawn], temporary)
-    files.write(output / "report.json", contents.dump(summary, [d.chart for d in drawn]))
+    files.write(output / "report.json", report_json.dump(summary, [d.chart for d in drawn]))
     path = output / "report.html"
     files.write(path, page(summary, drawn, live))
     return path
@@ -56,9 +56,8 @@ def build(folders: Sequence[Path], output: Path, *, pdf: bool = False, live: str
 
 def results(folders: Sequence[Path]) -> Table:
     """Return one row per configuration, as dictionaries; `.runs` has one row per run."""
-    from manyhands.report.answer import doubts
-    from manyhands.report.opening import opening
-    from manyhands.report.table import tabulate
+    from manyhands.report.answer import doubts, opening
+    from manyhands.report.results_table import tabulate
 
     summary = _summary(folders)
     table = tabulate(summary)
@@ -69,7 +68,7 @@ def results(folders: Sequence[Path]) -> Table:
 def _summary(folders: Sequence[Path]) -> Summary:
     from manyhands.errors import ConfigError
     from manyhands.report.load import read
-    from manyhands.report.summarising import summarise
+    from manyhands.report.summarise import summarise
 
     loaded = read(folders)
     if not loaded.runs:

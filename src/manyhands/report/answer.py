@@ -1,19 +1,25 @@
-"""The answer: which configuration leads, what it gains, and what the measurement supports."""
+"""The first sentences: which configuration leads, what it gains, what the measurement supports."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from manyhands.report import measures
-from manyhands.report.choice import classes
-from manyhands.report.measures import who
+from manyhands.report import facts, option_cost, option_values
+from manyhands.report.best_configuration import classes
+from manyhands.report.facts import who
+from manyhands.report.formatting import percent, seconds
 from manyhands.report.sentences import Sentence, capitalised, fact, listed, say
 from manyhands.report.significance import compare, pairs
-from manyhands.report.tables import Choice, Row, Summary
-from manyhands.report.wording import percent, seconds
+from manyhands.report.summary import Choice, Row, Summary
 
-_ROBBED = 0.15  # so much of its computing without a core is more than a quiet machine takes
 _NAMED = 3  # rivals that a sentence names
+
+
+def opening(summary: Summary) -> tuple[str, ...]:
+    """Return what page, PDF, `report.json` and terminal say first."""
+    if compared := option_values.compare(summary):
+        return (*option_cost.sentences(compared), *doubts(summary))
+    return answer(summary)
 
 
 def answer(summary: Summary) -> tuple[Sentence, ...]:
@@ -51,28 +57,23 @@ def _alone(summary: Summary) -> tuple[Sentence, ...]:
         row = summary.rows[0]
         one = say("{who} trained in {t}{at}.", who=who(summary, row), t=_time(row), at=_at(row))
         return (capitalised(one),)
-    of = say(" of {label}", label=measures.label(last)) if len(summary.groups) > 1 else ""
+    of = say(" of {label}", label=facts.label(last)) if len(summary.groups) > 1 else ""
     return (
         say(
             "From {along} {first} to {last} the training time{of} goes from {one} to {other}.",
-            along=summary.layout.x.replace("_", " "), first=measures.axis(summary, row), of=of,
-            last=measures.axis(summary, last), one=_time(row), other=_time(last),
+            along=summary.layout.x.replace("_", " "), first=facts.axis(summary, row), of=of,
+            last=facts.axis(summary, last), one=_time(row), other=_time(last),
         ),
     )  # fmt: skip
 
 
 def _nothing_learned(summary: Summary, choice: Choice) -> tuple[Sentence, ...]:
     """Say that no configuration is better than guessing, which makes all times worthless."""
-    rows = [row for row in choice.candidates if row.accuracy]
-    top = max(rows, key=lambda row: row.accuracy.median if row.accuracy else 0)
-    among = [row.runs for row in rows]
-    assert top.accuracy is not None
-    value = top.accuracy.median
-    highest = fact(
-        "accuracy", value, how="most", runs=top.runs, among=among, text=percent(value, 2)
-    )
+    values = [(row, row.accuracy.median) for row in choice.candidates if row.accuracy]
+    top = max(values, key=lambda pair: pair[1])[0]
+    highest = facts.extreme("accuracy", top, values, True, lambda v: percent(v, 2))
     count = classes(top) or 0
-    chance, loss = measures.guessing(count, top.runs)
+    chance, loss = facts.guessing(count, top.runs)
     states = say(
         "No configuration learned: the highest accuracy is {highest}, of {who}, where guessing "
         "among {count} classes gives {chance}",
@@ -95,38 +96,42 @@ def _headline(summary: Summary, choice: Choice) -> Sentence:
     row = choice.leader
     gain = _gain(summary, choice)
     if choice.measure == "seconds to target":
-        arrived = measures.arrival(summary, row, choice.candidates)
-        first = "is best here: it reaches" if choice.supported else "leads: it reached"
+        arrived = facts.arrival(summary, row, choice.candidates)
         return say(
-            "{who} {first} {target} accuracy first, after {time}{gain}.", who=who(summary, row),
-            target=measures.target(summary), time=arrived, gain=gain, first=first,
+            "{who} {crown}: it {reached} {target} accuracy first, after {time}{gain}.",
+            who=who(summary, row), crown=_crown(choice), target=facts.target(summary),
+            reached="reaches" if choice.supported else "reached", time=arrived, gain=gain,
         )  # fmt: skip
     if choice.measure == "examples per second" and row.rate is not None:
-        most = fact(
-            choice.measure, row.rate, how="most", runs=row.runs, text=f"{row.rate:,.0f}",
-            among=[each.runs for each in choice.candidates if each.rate],
-        )  # fmt: skip
-        verb = "is best here" if choice.supported else "leads"
+        rates = [(each, each.rate) for each in choice.candidates if each.rate]
+        most = facts.extreme(choice.measure, row, rates, True, lambda v: f"{v:,.0f}")
         return say(
-            "{who} {verb}: {rate} examples per second{gain}{at}.", verb=verb,
+            "{who} {crown}: {rate} examples per second{gain}{at}.", crown=_crown(choice),
             who=who(summary, row), rate=most, gain=gain, at=_at(row, gain),
         )  # fmt: skip
-    assert row.seconds is not None
-    least = fact(
-        "seconds", row.seconds.median, how="least", runs=row.runs,
-        among=[each.runs for each in choice.candidates], text=seconds(row.seconds.median),
-    )  # fmt: skip
+    times = [(each, each.seconds.median) for each in choice.candidates if each.seconds]
+    least = facts.extreme("seconds", row, times, False, seconds)
     if row.group.strategy == "sequential":
-        states = "One worker is best here" if choice.supported else "One worker leads"
         return say(
-            "{states}: {who} took {time}{at}, and no other configuration gained on it by the rule "
-            "below.",
-            states=states, who=who(summary, row), time=least, at=_at(row),
+            "One worker {crown}: {who} took {time}{at}, and no other configuration gained on it by "
+            "the rule below.",
+            crown=_crown(choice), who=who(summary, row), time=least, at=_at(row),
         )  # fmt: skip
-    verb = "is best here" if choice.supported else "leads"
     return say(
-        "{who} {verb}: {time} of training{gain}{at}.", who=who(summary, row), verb=verb,
-        time=least, gain=gain, at=_at(row, gain),
+        "{who} {crown}: {time} of training{gain}{at}.", who=who(summary, row), time=least,
+        crown=_crown(choice), gain=gain, at=_at(row, gain),
+    )  # fmt: skip
+
+
+def _crown(choice: Choice) -> Sentence:
+    """Say "is best here" or "leads", and in the same breath whether its runs were disturbed."""
+    verb = "is best here" if choice.supported else "leads"
+    disturbed, runs = choice.leader.disturbed, choice.leader.runs
+    if not disturbed:
+        return say(verb)
+    return say(
+        "{verb}, though other programs disturbed {some} of its {all}", verb=verb,
+        some=facts.count(disturbed, ""), all=facts.count(runs),
     )  # fmt: skip
 
 
@@ -136,16 +141,16 @@ def _gain(summary: Summary, choice: Choice) -> Sentence:
     if row.shown_speedup is None or (row.by_own and row.workers == 1):
         return say("")
     against = (
-        say("{label} with one worker", label=measures.label(row))
+        say("{label} with one worker", label=facts.label(row))
         if row.by_own
         else say("the sequential run")
     )
     if choice.measure == "seconds to target":
         return _sooner(summary, row, against)
     if row.shown_speedup < 1.05:
-        pace = measures.speedup(row, lambda v: f"{v:.2f}")
+        pace = facts.speedup(row, lambda v: f"{v:.2f}")
         return say(", no faster than {against} ({pace} times as fast)", against=against, pace=pace)
-    pace = measures.speedup(row, lambda v: f"{v:.1f}")
+    pace = facts.speedup(row, lambda v: f"{v:.1f}")
     return say(", {pace} times as fast as {against}", pace=pace, against=against)
 
 
@@ -154,7 +159,7 @@ def _sooner(summary: Summary, row: Row, against: Sentence) -> Sentence:
     base = summary.row_of(row.reference)
     if base is None or base.to_target is None or not row.to_target or base.runs == row.runs:
         return say("")
-    arrived = measures.arrival(summary, base)
+    arrived = facts.arrival(summary, base)
     return say(", where {against} takes {time}", against=against, time=arrived)
 
 
@@ -166,14 +171,14 @@ def _doubt(leader: Row) -> Sentence:
         "That is more than {workers} can give, so no best is named: what it is measured against "
         "was slowed by something else, other work on the machine or threads that wait for each "
         "other. Compare again with one thread per worker (--threads) on a quiet machine.",
-        workers=measures.workers(leader),
+        workers=facts.workers(leader),
     )
 
 
 def _robbed(summary: Summary) -> Sentence:
     """Say so if other programs had the cores while runs were timed."""
     runs = [run for row in summary.rows for run in row.runs]
-    robbed = [run for run in runs if run.robbed > _ROBBED]
+    robbed = [run for row in summary.rows for run in row.disturbed]
     if not robbed:
         return say("")
     most = max(run.robbed for run in robbed)
@@ -181,7 +186,7 @@ def _robbed(summary: Summary) -> Sentence:
         "In {some} of {all} a worker was without a core for up to {most} of the time in which it "
         "computed, though there were enough cores: other programs ran beside it. Times and "
         "speed-ups of such runs say little.",
-        some=measures.count(robbed, ""), all=measures.count(runs),
+        some=facts.count(robbed, ""), all=facts.count(runs),
         most=fact(
             "computing without a core", most, how="derived", runs=robbed, text=percent(most)
         ),
@@ -200,7 +205,7 @@ def _tied(summary: Summary, choice: Choice) -> Sentence:
             "{each} ran once, so that chance cannot be ruled out and no best is named.", each=each
         )
     count = len(choice.candidates) - 1
-    more = measures.aim(summary) if choice.measure == "seconds to target" else {}
+    more = facts.aim(summary) if choice.measure == "seconds to target" else {}
     tests = [
         compare(choice.leader, row, choice.measure, count, summary.rows, **more).resting()
         for row in rivals
@@ -208,7 +213,7 @@ def _tied(summary: Summary, choice: Choice) -> Sentence:
     return say(
         "With {least}{repeats} it cannot be told apart from {names}{tests}: no best is named.",
         least="" if len({len(row.runs) for row in (choice.leader, *rivals)}) == 1 else "at least ",
-        repeats=measures.repeats(fewest), names=_some(summary, rivals),
+        repeats=facts.repeats(fewest), names=_some(summary, rivals),
         tests=listed(tests, "", ""),
     )  # fmt: skip
 
@@ -223,7 +228,7 @@ def _some(summary: Summary, rows: Sequence[Row]) -> Sentence:
         return listed([who(summary, row) for row in rows])
     rest = rows[_NAMED:]
     names = listed([who(summary, row) for row in rows[:_NAMED]], last=", ")
-    return say("{names} and {rest} others", names=names, rest=measures.configurations(rest))
+    return say("{names} and {rest} others", names=names, rest=facts.configurations(rest))
 
 
 def _caveat(summary: Summary, leader: Row) -> Sentence:
@@ -239,20 +244,20 @@ def _caveat(summary: Summary, leader: Row) -> Sentence:
     verdict = compare(top, leader, "accuracy", pairs(len(rows)), rows)
     return say(
         "The most accurate, {who}, is {gap} above{hedge}.", who=who(summary, top),
-        gap=measures.gap(top, leader), hedge=verdict.hedge(),
+        gap=facts.gap(top, leader), hedge=verdict.hedge(),
     )  # fmt: skip
 
 
 def _time(row: Row) -> object:
-    return measures.time(row) if row.seconds else "–"
+    return facts.time(row) if row.seconds else "–"
 
 
 def _at(row: Row, after: str = "") -> Sentence:
     """Say with which accuracy or metric, after some other clause."""
     comma = "," if after else ""
     if row.accuracy is not None:
-        return say("{c} at {a} accuracy", c=comma, a=measures.accuracy(row))
+        return say("{c} at {a} accuracy", c=comma, a=facts.accuracy(row))
     metric = row.runs[0].metric
     if not metric or row.score is None:
         return say("")
-    return say("{c} at {metric} {value}", c=comma, metric=metric, value=measures.score(row))
+    return say("{c} at {metric} {value}", c=comma, metric=metric, value=facts.score(row))

@@ -6,7 +6,7 @@ import html
 import io
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,8 @@ from matplotlib.transforms import Affine2D, ScaledTranslation
 
 from manyhands import files
 from manyhands.report import theme
+from manyhands.report.formatting import short
 from manyhands.report.sentences import Sentence
-from manyhands.report.wording import short
 
 POINT = 72  # one unit of length is a point: a pixel of the SVG
 WIDTH = 480
@@ -55,7 +55,7 @@ class Chart:
     x_label: str
     y_label: str
     draw: Callable[[Any], list[Note]]
-    comment: tuple[Sentence, ...]
+    comment: Sequence[Sentence]
     alt: str
     height: int = 230
     left: int = 52

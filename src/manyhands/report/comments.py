@@ -6,15 +6,15 @@ A rule that the records do not support says nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import attrgetter
 
-from manyhands.report import causes, measures
-from manyhands.report.measures import who
+from manyhands.report import bottlenecks, facts
+from manyhands.report.facts import who
+from manyhands.report.formatting import percent, seconds, some
 from manyhands.report.sentences import Name, Sentence, fact, listed, say
-from manyhands.report.tables import Row, Summary
+from manyhands.report.summary import Row, Summary
 from manyhands.report.values import text
-from manyhands.report.wording import percent, seconds, some
 
+_NAMED = 2  # curves that a note names; more are counted
 ENOUGH = 0.7  # an efficiency that most would still pay for
 
 
@@ -37,14 +37,13 @@ _SCALED = {
 
 def rates(summary: Summary) -> Sentence:
     """Say where the learning rate follows the workers, if it does not do so everywhere."""
-    found: dict[str, list[Name]] = {}
+    found: dict[str, list[Row]] = {}
     for row in summary.rows:
         kind = str(row.runs[0].config.get("lr_scaling")) if row.workers > 1 else "none"
-        if measures.label(row) not in found.setdefault(kind, []):
-            found[kind].append(measures.label(row))
+        found.setdefault(kind, []).append(row)
     states = [
-        say("{how} in {names}", how=_SCALED[kind], names=listed(names))
-        for kind, names in found.items()
+        say("{how} in {which}", how=_SCALED[kind], which=_which(rows))
+        for kind, rows in found.items()
         if kind in _SCALED
     ]
     if len(found) < 2 or not states:
@@ -57,18 +56,15 @@ def rates(summary: Summary) -> Sentence:
 
 def kernels(summary: Summary) -> Sentence:
     """Say which configurations computed with other kernels than the rest."""
-    found: dict[str, list[Name]] = {}
+    found: dict[str, list[Row]] = {}
     for row in summary.rows:
-        used = {kind for run in row.runs if (kind := text(run.kernels, "choice"))}
-        for kind in used:
-            held = found.setdefault(kind, [])
-            if measures.label(row) not in held:
-                held.append(measures.label(row))
+        for kind in {text(run.kernels, "choice") for run in row.runs} - {""}:
+            found.setdefault(kind, []).append(row)
     if len(found) < 2:
         return say("")
     states = [
-        say("{names} with {kind}", names=listed(names), kind=Name(kind))
-        for kind, names in found.items()
+        say("{which} with {kind}", which=_which(rows), kind=Name(kind))
+        for kind, rows in sorted(found.items())
     ]
     return say(
         "The kernels differ, and times differ for that reason too: {states}.",
@@ -76,22 +72,28 @@ def kernels(summary: Summary) -> Sentence:
     )
 
 
+def _which(rows: Sequence[Row]) -> Sentence:
+    """Name the curves that some configurations are on, or count the configurations."""
+    labels = list(dict.fromkeys(facts.label(row) for row in rows))
+    if len(labels) <= _NAMED:
+        return listed(labels)
+    return say("{count} configurations", count=facts.configurations(rows))
+
+
 def time(summary: Summary) -> list[Sentence]:
     """Comment on the training times."""
     rows = [row for row in summary.rows if row.seconds]
     return some(
         say("") if summary.scaling == "weak" or summary.tasks > 1 else _fastest(summary, rows),
-        _flatness(summary), _turning(summary), causes.crowding(summary), _noise(rows),
+        _flatness(summary), _turning(summary), bottlenecks.crowding(summary), _noise(rows),
         spread(summary), _apart(rows),
     )  # fmt: skip
 
 
 def _fastest(summary: Summary, rows: Sequence[Row]) -> Sentence:
+    values = [(row, _median(row)) for row in rows]
     fastest = min(rows, key=_median)
-    time = fact(
-        "seconds", _median(fastest), how="least", runs=fastest.runs,
-        among=[row.runs for row in rows], text=seconds(_median(fastest)),
-    )  # fmt: skip
+    time = facts.extreme("seconds", fastest, values, False, seconds)
     return say("{who} had the shortest time: {time}.", who=who(summary, fastest), time=time)
 
 
@@ -121,8 +123,8 @@ def _turning(summary: Summary) -> Sentence:
             states.append(
                 say(
                     "{label} took least with {few} and {excess} longer with {many}",
-                    label=Name(group.label), few=measures.workers(least), excess=excess,
-                    many=measures.workers(last, ""),
+                    label=Name(group.label), few=facts.workers(least), excess=excess,
+                    many=facts.workers(last, ""),
                 )
             )  # fmt: skip
     return say("{states}.", states=listed(states, "; ", "; ")) if states else say("")
@@ -144,7 +146,7 @@ def _flatness(summary: Summary) -> Sentence:
             states.append(
                 say(
                     "{label} goes from {first} to {last} with {more} times the work", more=more,
-                    label=Name(group.label), first=measures.time(first), last=measures.time(last),
+                    label=Name(group.label), first=facts.time(first), last=facts.time(last),
                 )
             )  # fmt: skip
     if not states:
@@ -172,17 +174,17 @@ def _apart(rows: Sequence[Row]) -> Sentence:
     for words, what in (
         ("start-up", "startup"), ("evaluation", "evaluation"), ("callbacks", "callbacks"),
     ):  # fmt: skip
-        known = [row for row in rows if getattr(row, what) is not None]
-        known = [row for row in known if row.callbacks] if what == "callbacks" else known
+        known = [(row, value) for row in rows if (value := getattr(row, what)) is not None]
+        known = [(row, value) for row, value in known if value or what != "callbacks"]
         if known:
-            span = measures.extremes(known, what, attrgetter(what), seconds)
+            span = facts.extremes(what, known, seconds)
             parts.append(say("{words} ({span})", words=words, span=span))
     return say("Not counted: {parts}.", parts=listed(parts)) if parts else say("")
 
 
 def speedup(summary: Summary) -> list[Sentence]:
     """Comment on the speed-ups: against what, where they peak and why."""
-    return some(baseline(summary), causes.threads(summary), *_peaks(summary))
+    return some(baseline(summary), bottlenecks.threads(summary), *_peaks(summary))
 
 
 def baseline(summary: Summary) -> Sentence:
@@ -200,7 +202,7 @@ def baseline(summary: Summary) -> Sentence:
             what=what,
         )
     if own:
-        names = listed(list(dict.fromkeys(measures.label(row) for row in own)))
+        names = listed(list(dict.fromkeys(facts.label(row) for row in own)))
         rest = "" if len(own) == len(shown) else " for the others against the sequential run,"
         return say(
             "Speed-up of {names} is against its own run with one worker, since not every "
@@ -220,12 +222,12 @@ def _peaks(summary: Summary) -> list[Sentence]:
             continue
         top = max(rows, key=lambda row: row.shown_speedup or 0)
         later = rows[rows.index(top) + 1 :]
-        peak = say("{label} at {pace}", label=Name(group.label), pace=measures.speedup(top))
+        peak = say("{label} at {pace}", label=Name(group.label), pace=facts.speedup(top))
         if not later:
-            with_most = say("{peak} with {workers}", peak=peak, workers=measures.workers(top, ""))
+            with_most = say("{peak} with {workers}", peak=peak, workers=facts.workers(top, ""))
             rising.append(with_most)
             continue
-        reason = causes.why_not_more(top, later[0])
+        reason = bottlenecks.why_not_more(top, later[0])
         found.setdefault((top.workers, str(reason)), []).append((peak, top, reason))
     states = [_peak(held) for held in found.values()]
     if rising:
@@ -238,7 +240,7 @@ def _peak(held: Sequence[tuple[Sentence, Row, Sentence]]) -> Sentence:
     _, row, reason = held[0]
     why = say(": {reason}", reason=reason) if reason else say("")
     return say(
-        "With {workers} the speed-up peaks ({peaks}){why}.", workers=measures.workers(row),
+        "With {workers} the speed-up peaks ({peaks}){why}.", workers=facts.workers(row),
         peaks=listed([peak for peak, _, _ in held]), why=why,
     )  # fmt: skip
 
@@ -253,12 +255,12 @@ def efficiency(summary: Summary) -> list[Sentence]:
             kept.append(
                 say(
                     "{label} up to {workers} ({part})", label=Name(group.label),
-                    workers=measures.workers(good[-1], ""), part=measures.efficiency(good[-1]),
+                    workers=facts.workers(good[-1], ""), part=facts.efficiency(good[-1]),
                 )
             )  # fmt: skip
         elif rows:
             below.append(Name(group.label))
-    level = measures.threshold("efficiency worth paying for", ENOUGH, percent(ENOUGH))
+    level = facts.threshold("efficiency worth paying for", ENOUGH, percent(ENOUGH))
     masters = any(run.team and any(not p.trains for p in run.team)
                   for row in summary.rows for run in row.runs)  # fmt: skip
     return some(
@@ -267,5 +269,5 @@ def efficiency(summary: Summary) -> list[Sentence]:
         say("Below {level} with any number of workers: {below}.", level=level,
             below=listed(below)) if below else say(""),
         say("Efficiency is speed-up per process; masters count as well." if masters else ""),
-        causes.crowding(summary),
+        bottlenecks.crowding(summary),
     )  # fmt: skip

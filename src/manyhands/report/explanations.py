@@ -2,7 +2,7 @@
 
 `make results` copies these texts into the pages of the documentation, where a mark such as
 `<!-- explained server how -->` asks for them. Nothing here depends on a run; what was measured is
-said by `conclusions`.
+said by `topics`.
 """
 
 from __future__ import annotations

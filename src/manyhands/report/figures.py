@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from manyhands.report import (
-    arrival,
-    budget,
-    categories,
-    causes,
+    accuracy,
+    bottlenecks,
     comments,
-    growth,
+    input_growth,
     internals,
-    lessons,
+    option_figure,
+    option_values,
     phases,
+    pipeline_timeline,
     plots,
-    scores,
-    spots,
+    privacy_budget,
     staleness,
-    timeline,
+    steps_to_target,
     traffic,
 )
 from manyhands.report.chart import Chart, Note
+from manyhands.report.formatting import THIN, capital, count, percent, seconds
 from manyhands.report.plots import Form, Value, single
 from manyhands.report.runs import Epoch
 from manyhands.report.sentences import Sentence, capitalised
-from manyhands.report.tables import Summary
-from manyhands.report.wording import THIN, capital, count, percent, seconds
+from manyhands.report.summary import Summary
 
 LABEL = 34  # letters beside an axis, on one line
 
@@ -36,15 +36,16 @@ def charts(summary: Summary) -> list[Chart]:
     """Return every figure that the records can fill."""
     if not summary.rows:
         return []
-    if found := categories.compare(summary):
-        return [spots.chart(found), *_charts(found.rest)]
+    if found := option_values.compare(summary):
+        return [option_figure.chart(found), *_charts(found.rest)]
     return _charts(summary)
 
 
 def _charts(summary: Summary) -> list[Chart]:
     along = _along(summary) if len(summary.rows) > 1 else ()
-    shown = budget.charts(summary)
-    return [*along, *shown, *_curves(summary), *_inside(summary), *_special(summary)]
+    shown = privacy_budget.charts(summary)
+    made = [*along, *shown, *_curves(summary), *_inside(summary), *_special(summary)]
+    return [replace(chart, comment=tuple(map(capitalised, chart.comment))) for chart in made]
 
 
 def _along(summary: Summary) -> Iterator[Chart]:
@@ -56,7 +57,7 @@ def _along(summary: Summary) -> Iterator[Chart]:
         yield Chart(
             id="speedup", title="Speed-up", x_label="workers", y_label="times as fast",
             draw=lambda ax: plots.speedup(ax, summary),
-            comment=_said(comments.speedup(summary)), alt=_alt(summary, "speed-up"),
+            comment=comments.speedup(summary), alt=_alt(summary, "speed-up"),
         )  # fmt: skip
         yield _measure(
             summary, "efficiency", "Efficiency", "speed-up per process",
@@ -65,24 +66,24 @@ def _along(summary: Summary) -> Iterator[Chart]:
     if any(row.accuracy for row in summary.rows):
         yield _measure(
             summary, "accuracy", "Accuracy", "test accuracy", lambda r: r.accuracy,
-            lambda v: percent(v, 2), lessons.accuracy, dodge=0.06,
+            lambda v: percent(v, 2), accuracy.final_accuracy, dodge=0.06,
         )  # fmt: skip
     if summary.metric and any(row.score for row in summary.rows):
         yield _measure(
             summary, "score", capital(summary.metric), f"test {summary.metric}",
-            lambda r: r.score, lambda v: f"{v:.4g}", scores.ends, dodge=0.06,
+            lambda r: r.score, lambda v: f"{v:.4g}", accuracy.final_score, dodge=0.06,
         )  # fmt: skip
-    if growth.series(summary):
+    if input_growth.series(summary):
         yield Chart(
             id="growth", title="Time against examples", x_label="examples seen", y_label="seconds",
-            draw=lambda ax: growth.draw(ax, summary), comment=_said(growth.comment(summary)),
+            draw=lambda ax: input_growth.draw(ax, summary), comment=input_growth.comment(summary),
             alt="training time against the number of examples, beside strict proportion",
         )  # fmt: skip
-    if arrival.curves(summary):
+    if steps_to_target.curves(summary):
         yield Chart(
-            id="arrival", title=arrival.title(summary), x_label="workers",
-            y_label="steps of each worker", left=58, draw=lambda ax: arrival.draw(ax, summary),
-            comment=_said(arrival.comment(summary)),
+            id="arrival", title=steps_to_target.title(summary), x_label="workers",
+            draw=lambda ax: steps_to_target.draw(ax, summary), left=58,
+            y_label="steps of each worker", comment=steps_to_target.comment(summary),
             alt="steps to the target accuracy against workers, beside the 1/P of theory",
         )  # fmt: skip
 
@@ -117,16 +118,12 @@ def _measure(
 
     labels = max(len(plots.name(summary, row)) for row in summary.rows)
     return Chart(
-        id=identity, title=title, draw=draw, comment=_said(comment(summary)),
+        id=identity, title=title, draw=draw, comment=comment(summary),
         x_label=x_name if curve else unit, y_label=unit if curve else "",
         alt=_alt(summary, title.lower()),
         height=230 if curve else max(60, (26 if labels <= LABEL else 30) * len(summary.rows)),
         left=52 if curve else _margin(labels),
     )  # fmt: skip
-
-
-def _said(sentences: Iterable[str]) -> tuple[Sentence, ...]:
-    return tuple(capitalised(sentence) for sentence in sentences)
 
 
 def _tick(form: Form, value: float) -> str:
@@ -149,18 +146,23 @@ def _alt(summary: Summary, what: str) -> str:
 
 def _curves(summary: Summary) -> Iterator[Chart]:
     kinds = (
-        ("loss-time", "Loss over time", "test loss", lessons.loss_over_time),
-        ("loss-examples", "Loss over examples", "test loss", lessons.loss_over_examples),
-        ("accuracy-time", "Accuracy over time", "test accuracy", lessons.to_target),
+        ("loss-time", "Loss over time", "test loss", accuracy.loss_over_time),
+        ("loss-examples", "Loss over examples", "test loss", accuracy.loss_over_examples),
+        ("accuracy-time", "Accuracy over time", "test accuracy", accuracy.to_target),
         (
             "accuracy-examples", "Accuracy over examples", "test accuracy",
-            lessons.accuracy_over_examples,
+            accuracy.accuracy_over_examples,
         ),
     )  # fmt: skip
     name = summary.metric
     by_metric = (
-        ("score-time", f"{capital(name)} over time", f"test {name}", scores.over_time),
-        ("score-examples", f"{capital(name)} over examples", f"test {name}", scores.first),
+        ("score-time", f"{capital(name)} over time", f"test {name}", accuracy.score_over_time),
+        (
+            "score-examples",
+            f"{capital(name)} over examples",
+            f"test {name}",
+            accuracy.score_over_examples,
+        ),
     )
     for identity, title, unit, comment in (*kinds, *(by_metric if name else ())):
         timed, judged = identity.endswith("time"), identity.partition("-")[0]
@@ -169,7 +171,7 @@ def _curves(summary: Summary) -> Iterator[Chart]:
         chart = Chart(
             id=identity, title=title, y_label=unit,
             x_label="seconds of training" if timed else "examples seen",
-            draw=_curve(summary, timed, judged), comment=_said(comment(summary)),
+            draw=_curve(summary, timed, judged), comment=comment(summary),
             alt=_alt(summary, title.lower()),
         )  # fmt: skip
         if chart.comment:
@@ -214,7 +216,7 @@ def _inside(summary: Summary) -> Iterator[Chart]:
     if rows:
         yield Chart(
             id="phases", title="Where the time goes", x_label="seconds", y_label="",
-            draw=lambda ax: phases.draw(ax, summary), comment=_said(causes.comment(summary)),
+            draw=lambda ax: phases.draw(ax, summary), comment=bottlenecks.comment(summary),
             alt="seconds that each process spends computing, updating, communicating and waiting",
             height=phases.tall(rows),
             left=_margin(max(len(plots.name(summary, row)) for row in rows)),
@@ -223,32 +225,33 @@ def _inside(summary: Summary) -> Iterator[Chart]:
         yield Chart(
             id="traffic", title="Traffic, measured and in theory", x_label="workers",
             y_label="sent by each worker for one exchange", left=58,
-            draw=lambda ax: traffic.draw(ax, summary), comment=_said(traffic.comment(summary)),
+            draw=lambda ax: traffic.draw(ax, summary), comment=traffic.comment(summary),
             alt="bytes that each worker sends for one exchange, beside what theory says",
         )  # fmt: skip
 
 
 def _special(summary: Summary) -> Iterator[Chart]:
-    if drawn := timeline.held(summary):
+    if drawn := pipeline_timeline.held(summary):
         yield Chart(
             id="timeline", title="One step of the pipeline", x_label="milliseconds", y_label="",
-            draw=lambda ax: timeline.draw(ax, summary), comment=_said(timeline.comment(summary)),
+            draw=lambda ax: pipeline_timeline.draw(ax, summary),
+            comment=pipeline_timeline.comment(summary),
             alt="when each stage computes, communicates and updates during one step",
-            height=timeline.tall(summary),
+            height=pipeline_timeline.tall(summary),
             left=_margin(max(len(plots.name(summary, row)) for row, _ in drawn)),
         )  # fmt: skip
     if staleness.shown(summary):
         yield Chart(
             id="staleness", title="Staleness", x_label="updates by others in between",
             y_label="share of the updates", draw=lambda ax: staleness.draw(ax, summary),
-            comment=_said(staleness.comment(summary)), alt="how late updates were",
+            comment=staleness.comment(summary), alt="how late updates were",
         )  # fmt: skip
     if held := internals.with_own(summary):
         longest = max(len(plots.name(summary, row)) for row, _ in held)
         yield Chart(
             id="own-accuracy", title="Each worker alone, and their average", y_label="",
             x_label="test accuracy", draw=lambda ax: internals.draw_own(ax, summary),
-            comment=_said(internals.comment_own(summary)), height=max(60, 30 * len(held)),
+            comment=internals.comment_own(summary), height=max(60, 30 * len(held)),
             alt="accuracy of each worker by itself beside the accuracy of their average",
             left=_margin(longest),
         )  # fmt: skip
@@ -257,12 +260,12 @@ def _special(summary: Summary) -> Iterator[Chart]:
             id="distance", title="Distance between the replicas", x_label="step",
             y_label="distance from the mean", draw=lambda ax: internals.draw_distance(ax, summary),
             alt="how far apart the replicas are",
-            comment=_said(internals.comment_distance(summary)),
+            comment=internals.comment_distance(summary),
         )  # fmt: skip
     if internals.with_shares(summary):
         yield Chart(
             id="shares", title="Shares of the batch", x_label="step", y_label="share",
             draw=lambda ax: internals.draw_shares(ax, summary),
             alt="each worker's share of the batch",
-            comment=_said(internals.comment_shares(summary)),
+            comment=internals.comment_shares(summary),
         )  # fmt: skip

@@ -11,9 +11,9 @@ from typing import Any
 from manyhands.config.declare import find_tagged
 from manyhands.config.presets import PRESETS
 from manyhands.config.run import RunConfig
+from manyhands.report.formatting import option, plural
 from manyhands.report.runs import Run
 from manyhands.report.values import clean
-from manyhands.report.wording import option, plural
 
 # What differs from run to run without making it another experiment.
 IGNORED = frozenset(

@@ -6,13 +6,13 @@ from typing import Any
 
 from manyhands.report import theme
 from manyhands.report.chart import Note
-from manyhands.report.measures import who
+from manyhands.report.facts import who
+from manyhands.report.formatting import beside_axis, percent, times
 from manyhands.report.plots import name, recorded, typical_run
 from manyhands.report.runs import Run
 from manyhands.report.sentences import Fact, Sentence, fact, listed, say
-from manyhands.report.tables import Row, Summary
+from manyhands.report.summary import Row, Summary
 from manyhands.report.values import finite, sequence
-from manyhands.report.wording import beside_axis, percent, times
 
 
 def own(run: Run) -> list[float]:

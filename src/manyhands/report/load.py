@@ -16,12 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from manyhands.report.archive import ArchiveError, is_archive, unpacked
-from manyhands.report.counting import DIFFERENT, counts_differently
 from manyhands.report.published import published
 from manyhands.report.runs import Epoch, Loaded, Problem, Process, Run, Source
 from manyhands.report.values import clean, mapping, number, sequence, text, total
 
 SCHEMA = 1
+DIFFERENT = (
+    "counts steps in two ways: an older version let the other workers train while worker 0 "
+    "evaluated; its steps by epoch are left out. Run it again to have them"
+)
 
 
 def read(folders: Sequence[Path]) -> Loaded:
@@ -279,3 +282,16 @@ def _error(record: Mapping[str, Any]) -> str:
         if isinstance(value, str) and value:
             return clean(value)
     return ""
+
+
+def counts_differently(record: Mapping[str, Any]) -> bool:
+    """Say whether the last epoch has the most steps of a worker, and the result has worker 0's.
+
+    Older versions recorded that where workers that do not step together stopped at a target.
+    """
+    rows = [mapping(row) for row in sequence(record.get("epochs"))]
+    team = [mapping(row) for row in sequence(record.get("workers"))]
+    counts = [number(row, "steps") or 0.0 for row in team if text(row, "role") in ("", "worker")]
+    last = number(rows[-1], "steps") if rows else None
+    steps = number(record, "result", "steps")
+    return steps is not None and last == max(counts, default=None) and last != steps

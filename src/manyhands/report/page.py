@@ -13,23 +13,18 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from manyhands.report import (
-    categories,
     comments,
-    measures,
-    private,
+    facts,
+    option_figure,
+    option_values,
+    privacy_statement,
     significance,
-    spots,
     theme,
     topics,
 )
+from manyhands.report.answer import opening
 from manyhands.report.chart import Chart, Drawn
-from manyhands.report.opening import opening
-from manyhands.report.pivot import pivot
-from manyhands.report.plots import is_curve, styles
-from manyhands.report.provenance import blocks, commands, explained, problems
-from manyhands.report.sentences import Sentence, say
-from manyhands.report.tables import Row, Spread, Summary
-from manyhands.report.wording import (
+from manyhands.report.formatting import (
     NONE,
     count,
     exact_percent,
@@ -41,6 +36,11 @@ from manyhands.report.wording import (
     some,
     times,
 )
+from manyhands.report.option_table import pivot
+from manyhands.report.plots import is_curve, styles
+from manyhands.report.provenance import blocks, commands, explained, problems
+from manyhands.report.sentences import Sentence, say
+from manyhands.report.summary import Row, Spread, Summary
 
 PRIVACY = "Privacy"
 SECTIONS = {
@@ -54,7 +54,7 @@ SECTIONS = {
         "phases", "timeline", "traffic", "staleness", "own-accuracy", "distance", "shares",
     ),
 }  # fmt: skip
-WIDE = ("phases", "timeline", spots.ID)
+WIDE = ("phases", "timeline", option_figure.ID)
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def page(summary: Summary, drawn: Sequence[Drawn], live: str = "") -> str:
     """
     sources = summary.loaded.sources
     titles = [s.title or s.label for s in sources]
-    found = categories.compare(summary)
+    found = option_values.compare(summary)
     shown = found.rest if found else summary
     everything = _grid(summary.rows, result_columns(summary))
     return _render(
@@ -98,7 +98,7 @@ def page(summary: Summary, drawn: Sequence[Drawn], live: str = "") -> str:
         title=" · ".join(dict.fromkeys(titles)) or "Report",
         questions=list(dict.fromkeys(s.question for s in sources if s.question)),
         answer=opening(summary),
-        lead=[_figure(d) for d in drawn if d.chart.id == spots.ID],
+        lead=[_figure(d) for d in drawn if d.chart.id == option_figure.ID],
         results=_pivot(found) if found else everything,
         table_note=pivot(found).note if found else "",
         folded=everything if found else {"rows": []},
@@ -114,7 +114,7 @@ def page(summary: Summary, drawn: Sequence[Drawn], live: str = "") -> str:
     )
 
 
-def _chosen(found: categories.Comparison) -> str:
+def _chosen(found: option_values.Comparison) -> str:
     return f"{found.spoken} {found.reference}"
 
 
@@ -167,7 +167,7 @@ def _stars(row: Row) -> str:
     return "★ best" if row.best else "★ leads" if row.leads else ""
 
 
-def _pivot(found: categories.Comparison) -> dict[str, Any]:
+def _pivot(found: option_values.Comparison) -> dict[str, Any]:
     """Return the table of an option's values as the template takes it."""
     table = pivot(found)
     return {
@@ -258,10 +258,10 @@ def _score(row: Row) -> Cell:
 
 def _cost(row: Row) -> Cell:
     run = row.runs[0]
-    found = private.cost(run)
+    found = privacy_statement.cost(run)
     if found is None:
         return Cell(NONE)
-    return Cell(f"{found:.3f}", found, "" if private.sound(run) else "NOT PRIVATE")
+    return Cell(f"{found:.3f}", found, "" if privacy_statement.sound(run) else "NOT PRIVATE")
 
 
 def _detail_columns() -> list[Column]:
@@ -293,7 +293,7 @@ def _detail_columns() -> list[Column]:
     ]
 
 
-def notes(summary: Summary, found: categories.Comparison | None = None) -> list[Sentence]:
+def notes(summary: Summary, found: option_values.Comparison | None = None) -> list[Sentence]:
     """Say what the columns mean; the figure of a comparison explains the test itself."""
     states = [_star(summary)]
     if summary.repeats > 1:
@@ -315,7 +315,7 @@ def notes(summary: Summary, found: categories.Comparison | None = None) -> list[
                 "{target} is the highest accuracy, in steps of half a percent, that {each}at least "
                 "half of the configurations with an accuracy reached; it is looked at when a run "
                 "is evaluated.",
-                target=measures.target(summary), each=each,
+                target=facts.target(summary), each=each,
             )
         )  # fmt: skip
     states += [comments.rates(summary), comments.kernels(summary)]
@@ -369,7 +369,7 @@ def _sections(summary: Summary, drawn: Sequence[Drawn], chosen: str) -> list[dic
     by_id = {d.chart.id: d for d in drawn}
     found = []
     for title, promises, charts in arranged(summary, [d.chart for d in drawn], chosen):
-        promised = private.published(summary) if promises else {}
+        promised = privacy_statement.published(summary) if promises else {}
         found.append(
             {
                 "title": title,

@@ -17,13 +17,14 @@ import matplotlib
 from matplotlib.backends.backend_pdf import PdfPages
 from matplotlib.figure import Figure
 
-from manyhands.report import categories, private, spots, theme, topics
+from manyhands.report import option_figure, option_values, privacy_statement, theme, topics
+from manyhands.report.answer import opening
 from manyhands.report.chart import POINT, WIDTH, Chart, mount
-from manyhands.report.opening import opening
+from manyhands.report.formatting import join, plain, plural
+from manyhands.report.option_table import pivot
 from manyhands.report.page import Column, notes, result_columns
-from manyhands.report.pivot import pivot
 from manyhands.report.provenance import blocks, commands, explained, problems
-from manyhands.report.tables import Row, Summary
+from manyhands.report.summary import Row, Summary
 from manyhands.report.typeset import (
     A4,
     COLUMN,
@@ -37,7 +38,6 @@ from manyhands.report.typeset import (
     width_of,
     wrapped,
 )  # fmt: skip
-from manyhands.report.wording import join, plain, plural
 
 PAGES = 5
 ROWS = 40  # of the table
@@ -86,15 +86,15 @@ def write_pdf(summary: Summary, charts: Sequence[Chart], path: Path) -> None:
 
 def lay_out(summary: Summary, charts: Sequence[Chart]) -> list[Any]:
     """Return the pages as figures."""
-    found = categories.compare(summary)
+    found = option_values.compare(summary)
     shown = found.rest if found else summary
     left = Left()
     flow = Flow(PAGES, RESERVE)
     flow.begin(_first(summary, found, left))
-    _figures(flow, [chart for chart in charts if chart.id == spots.ID], left)
+    _figures(flow, [chart for chart in charts if chart.id == option_figure.ID], left)
     for title, paragraphs in [*_strategies(summary), *_topics(shown)]:
         _section(flow, title, paragraphs, left)
-    _figures(flow, [chart for chart in charts if chart.id != spots.ID], left)
+    _figures(flow, [chart for chart in charts if chart.id != option_figure.ID], left)
     for title, paragraphs in _measured(summary):
         _section(flow, title, paragraphs, left)
     _end(flow, left)
@@ -106,7 +106,7 @@ def lay_out(summary: Summary, charts: Sequence[Chart]) -> list[Any]:
     return [sheet.figure for sheet in flow.sheets]
 
 
-def _first(summary: Summary, found: categories.Comparison | None, left: Left) -> Slot:
+def _first(summary: Summary, found: option_values.Comparison | None, left: Left) -> Slot:
     """Return the first page with title, questions, answer and table."""
     slot = blank()
     sources = summary.loaded.sources
@@ -264,12 +264,12 @@ def _tall(chart: Chart) -> float:
 def _measured(summary: Summary) -> Iterable[tuple[str, list[Paragraph]]]:
     for problem in problems(summary):
         yield problem["title"], [_body(line) for line in problem["lines"]]
-    if private.published(summary):
-        yield "Privacy", [_body(sentence) for sentence in private.sentences(summary)]
+    if privacy_statement.published(summary):
+        yield "Privacy", [_body(sentence) for sentence in privacy_statement.sentences(summary)]
     made = [Paragraph(words=line, size=6.6, family="monospace") for line in commands(summary)[:4]]
     if made:
         yield "How to make it again", made
-    for block in (*private.statements(summary), *blocks(summary)):
+    for block in (*privacy_statement.statements(summary), *blocks(summary)):
         words = "; ".join(f"{key}: {value}" for key, value in block["pairs"])
         yield block["title"], [Paragraph(words=words, size=SIZE)]
 

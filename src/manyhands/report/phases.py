@@ -9,10 +9,10 @@ from matplotlib.collections import PolyCollection
 
 from manyhands.report import theme
 from manyhands.report.chart import Note
+from manyhands.report.formatting import beside_axis, percent, seconds
 from manyhands.report.plots import name, typical_run
 from manyhands.report.runs import Run
-from manyhands.report.tables import Row, Summary
-from manyhands.report.wording import beside_axis, percent, seconds
+from manyhands.report.summary import Row, Summary
 
 GAP = 1.6  # between configurations, in bars
 HALF = 0.42  # of a bar's thickness

@@ -10,10 +10,10 @@ import numpy as np
 
 from manyhands.report import theme
 from manyhands.report.chart import Note
+from manyhands.report.formatting import beside_axis, plural
 from manyhands.report.groups import Group
 from manyhands.report.runs import Epoch, Run
-from manyhands.report.tables import Row, Spread, Summary
-from manyhands.report.wording import beside_axis, plural
+from manyhands.report.summary import Row, Spread, Summary
 
 Value = Callable[[Row], Spread | None]
 Form = Callable[[float], str]

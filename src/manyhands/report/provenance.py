@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from manyhands.report.explanations import STRATEGIES, Explanation
+from manyhands.report.formatting import count, join, plural, size
 from manyhands.report.groups import IGNORED
 from manyhands.report.runs import Run
-from manyhands.report.tables import Summary
+from manyhands.report.summary import Summary
 from manyhands.report.values import clean, mapping, number, sequence, text
-from manyhands.report.wording import count, join, plural, size
 
 Pairs = list[tuple[str, str]]
 LONGEST = 600  # of a failed run's message, in letters

@@ -27,11 +27,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from manyhands.report.formatting import percent, plural
 from manyhands.report.quantities import values
 from manyhands.report.runs import Run
 from manyhands.report.sentences import Fact, Sentence, fact, say
-from manyhands.report.tables import Row
-from manyhands.report.wording import percent, plural
+from manyhands.report.summary import Row
 
 LEVEL = 0.05
 LOGARITHMIC = ("seconds", "seconds to target", "examples per second")

@@ -6,16 +6,16 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from manyhands.report import measures, theme
+from manyhands.report import facts, theme
 from manyhands.report.chart import Note
+from manyhands.report.formatting import count, percent, plural, points
 from manyhands.report.plots import name, recorded
 from manyhands.report.quantities import median, stated
 from manyhands.report.runs import Run
 from manyhands.report.sentences import Fact, Sentence, fact, listed, say
 from manyhands.report.significance import Verdict, compare
-from manyhands.report.tables import Row, Summary
+from manyhands.report.summary import Row, Summary
 from manyhands.report.values import mapping, number
-from manyhands.report.wording import count, percent, plural, points
 
 LATE = ("server", "hogwild")
 MOST = 3  # changes of accuracy in one sentence
@@ -62,7 +62,7 @@ def comment(summary: Summary) -> list[Sentence]:
             states.append(
                 say(
                     "{who}: {mean} updates late on average, {most} at most.",
-                    who=measures.who(summary, row), mean=mean,
+                    who=facts.who(summary, row), mean=mean,
                     most=fact("largest staleness", max(late), how="derived", runs=row.runs,
                               text=str(max(late))),
                 )
@@ -122,7 +122,7 @@ def _product(summary: Summary, rows: Sequence[Row]) -> Iterable[Sentence]:
     yield say(
         "Learning rate times staleness, which the bound is about, is at most {most} in finished "
         "runs ({who}).",
-        most=product, who=measures.who(summary, row),
+        most=product, who=facts.who(summary, row),
     )  # fmt: skip
 
 
@@ -147,7 +147,7 @@ def _trends(summary: Summary, late: Sequence[Row]) -> Iterable[Sentence]:
             several = len(summary.loaded.sources) > 1
             yield say(
                 "Accuracy from the fewest to the most workers{where}: {parts}.",
-                where=say(" of {source}", source=measures.source(ends[0][0])) if several else "",
+                where=say(" of {source}", source=facts.source(ends[0][0])) if several else "",
                 parts=listed(parts[:MOST], "; ", "; "),
             )
 
@@ -182,10 +182,10 @@ def _changed(first: Row, last: Row, verdict: Verdict) -> Sentence:
     same = first.label == last.label  # otherwise the masters differ
     return say(
         "{kind} {verb} by {gap}, from {start} with {few} to {end} with {many}{hedge}",
-        kind=measures.label(first) if same else first.group.strategy,
+        kind=facts.label(first) if same else first.group.strategy,
         verb="changes" if not verdict.apart else "falls" if gap < 0 else "rises", gap=amount,
-        start=measures.accuracy(first), few=measures.workers(first, ""),
-        end=measures.accuracy(last), many=measures.workers(last, ""), hedge=verdict.brief(),
+        start=facts.accuracy(first), few=facts.workers(first, ""),
+        end=facts.accuracy(last), many=facts.workers(last, ""), hedge=verdict.brief(),
     )  # fmt: skip
 
 
@@ -200,7 +200,7 @@ def _diverged(summary: Summary) -> Iterable[Sentence]:
         return
     cases = {(run.strategy, run.workers, median("learning rate", [run])): run for run in runs}
     yield say(
-        "{count} diverged: {cases}.", count=measures.count(runs),
+        "{count} diverged: {cases}.", count=facts.count(runs),
         cases=listed([_case(run) for run in list(cases.values())[:4]]),
     )  # fmt: skip
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from manyhands.report import asynchronous, law_comments, masters, staleness, volume
+from manyhands.report import asynchronous_topic, law_topic, masters_topic, staleness, volume_topic
 from manyhands.report.explanations import STRATEGIES
 from manyhands.report.sentences import Sentence, capitalised
-from manyhands.report.tables import Summary
+from manyhands.report.summary import Summary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,23 +27,24 @@ def topics(summary: Summary) -> list[Topic]:
     """Return every topic that the records say something about."""
     made = [
         Topic(
-            title="Synchronous or asynchronous", sentences=tuple(asynchronous.sentences(summary))
+            title="Synchronous or asynchronous",
+            sentences=tuple(asynchronous_topic.sentences(summary)),
         ),
         Topic(
             title="Why the parameters are split over several masters",
             reason=_reason(summary, "masters"),
-            sentences=tuple(masters.sentences(summary)),
+            sentences=tuple(masters_topic.sentences(summary)),
         ),
         Topic(
             title="Why asynchronous training diverges with many workers",
             reason=_reason(summary, "staleness"),
             sentences=tuple(staleness.sentences(summary)),
         ),
-        Topic(title="How much data is sent", sentences=tuple(volume.sentences(summary))),
+        Topic(title="How much data is sent", sentences=tuple(volume_topic.sentences(summary))),
         Topic(
             title="Amdahl's or Gustafson's law",
-            reason=law_comments.REASON,
-            sentences=tuple(law_comments.sentences(summary)),
+            reason=law_topic.REASON,
+            sentences=tuple(law_topic.sentences(summary)),
         ),
     ]
     return [

@@ -19,12 +19,12 @@ import numpy as np
 
 from manyhands.report import quantities, theme
 from manyhands.report.chart import Note
+from manyhands.report.formatting import percent, size
 from manyhands.report.plots import place, styles, ticks
 from manyhands.report.runs import Process, Run
 from manyhands.report.sentences import Fact, Name, Sentence, fact, listed, say
-from manyhands.report.tables import Row, Summary, median
+from manyhands.report.summary import Row, Summary, median
 from manyhands.report.values import number
-from manyhands.report.wording import percent, size
 
 EACH: dict[str, Callable[[float], float]] = {
     "naive": lambda p: p - 1,

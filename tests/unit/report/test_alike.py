@@ -5,9 +5,9 @@ from __future__ import annotations
 from test_comments import said
 from test_tables import summary, timed
 
-from manyhands.report import causes, comments
+from manyhands.report import bottlenecks, comments
 from manyhands.report.answer import answer
-from manyhands.report.table import tabulate
+from manyhands.report.results_table import tabulate
 
 
 def speedups(*runs):
@@ -88,5 +88,6 @@ def test_threads_that_differ_with_the_same_workers_are_told() -> None:
         runs.append(timed("sync", 2, 10 / count, threads=count))
         runs[-1]["machine"]["threads_per_worker"] = count
     assert (
-        causes.threads(summary(*runs)) == "Workers have 1 and 2 threads, as the configurations say."
+        bottlenecks.threads(summary(*runs))
+        == "Workers have 1 and 2 threads, as the configurations say."
     )

@@ -10,14 +10,14 @@ import pytest
 import records
 from committed_records import packed
 
-from manyhands.report import build, categories, cost
-from manyhands.report.categories import Comparison
+from manyhands.report import build, option_cost, option_values
 from manyhands.report.figures import charts
 from manyhands.report.load import read
-from manyhands.report.pivot import pivot
+from manyhands.report.option_table import pivot
+from manyhands.report.option_values import Comparison
 from manyhands.report.sentences import Sentence
-from manyhands.report.summarising import summarise
-from manyhands.report.tables import Summary
+from manyhands.report.summarise import summarise
+from manyhands.report.summary import Summary
 
 EVEN = ("balanced", "random-sampling", "random-partition", "stratified")
 SKEWED = ("dirichlet:0.3", "by-label")
@@ -53,19 +53,19 @@ def summary(folder: Path) -> Summary:
 
 
 def compared(folder: Path) -> Comparison:
-    found = categories.compare(summary(folder))
+    found = option_values.compare(summary(folder))
     assert found is not None
     return found
 
 
 def told(found: Comparison) -> str:
-    return " ".join(cost.sentences(found)).replace("\u202f", " ")
+    return " ".join(option_cost.sentences(found)).replace("\u202f", " ")
 
 
 def test_five_sentences_say_what_costs_what_and_why(tmp_path: Path) -> None:
     found = compared(sweep(tmp_path))
     assert (found.option, found.reference) == ("partition", "balanced")
-    sentences = cost.sentences(found)
+    sentences = option_cost.sentences(found)
     assert len(sentences) <= 5
     assert all(isinstance(sentence, Sentence) for sentence in sentences)
     words = told(found)
@@ -106,11 +106,11 @@ def test_single_runs_tell_nothing_of_chance(tmp_path: Path) -> None:
     found = compared(sweep(tmp_path, seeds=1))
     assert not any(cell.clear for cell in found.cells)
     assert "costs most" not in told(found)
-    assert "ran once" in cost.comment(found)[0]
+    assert "ran once" in option_cost.comment(found)[0]
 
 
 def test_the_test_is_stated_with_the_number_of_comparisons(tmp_path: Path) -> None:
-    words = " ".join(cost.comment(compared(sweep(tmp_path))))
+    words = " ".join(option_cost.comment(compared(sweep(tmp_path))))
     assert "each tested as one of 20 comparisons" in words  # 5 values, 2 strategies, 2 P
     assert words.count("Welch's t-test") == 1
     assert "One worker alone (sequential) reaches 9" in words
@@ -188,11 +188,11 @@ def test_a_metric_that_should_be_small_is_compared_the_other_way(tmp_path: Path)
 @pytest.mark.parametrize("count", [2, 4])
 def test_few_values_stay_curves(tmp_path: Path, count: int) -> None:
     runs = [run("sync", p, kind, 0) for p in (2, 4) for kind in EVEN[:count]]
-    assert categories.compare(summary(records.sweep(tmp_path / "f", runs))) is None
+    assert option_values.compare(summary(records.sweep(tmp_path / "f", runs))) is None
 
 
 def test_the_committed_partitions_are_told_in_five_sentences() -> None:
-    found = categories.compare(summarise(read([packed("partitioning")])))
+    found = option_values.compare(summarise(read([packed("partitioning")])))
     assert found is not None
-    assert len(cost.sentences(found)) == 5
+    assert len(option_cost.sentences(found)) == 5
     assert "averaging with 4 workers loses" in told(found)

@@ -14,18 +14,18 @@ from manyhands import report
 from manyhands.cli import compare
 from manyhands.experiments.sweep.compare import Comparison
 from manyhands.report import (
-    causes,
+    accuracy,
+    bottlenecks,
     comments,
     internals,
-    law_comments,
-    lessons,
+    law_topic,
     staleness,
     traffic,
-    volume,
+    volume_topic,
 )  # fmt: skip
 from manyhands.report.answer import answer
 from manyhands.report.figures import charts
-from manyhands.report.wording import THIN, join, percent, plural, points, seconds, size
+from manyhands.report.formatting import THIN, join, percent, plural, points, seconds, size
 
 
 def said(sentences: list[str] | tuple[str, ...]) -> str:
@@ -51,26 +51,26 @@ def shares(record: Any, **parts: float) -> Any:
 def test_one_repeat_means_that_no_spread_is_known() -> None:
     one = summary(*several(("sync", 1, 10, 0.98), ("sync", 2, 6, 0.97), repeats=1))
     assert "no spread is known" in said(comments.time(one))
-    assert "no spread is known" in said(lessons.accuracy(one))
-    assert "spread of the repeats" not in said(lessons.accuracy(one))
+    assert "no spread is known" in said(accuracy.final_accuracy(one))
+    assert "spread of the repeats" not in said(accuracy.final_accuracy(one))
     three = summary(*several(("sync", 1, 10, 0.98), ("sync", 2, 6, 0.97)))
-    assert "no spread" not in said(comments.time(three)) + said(lessons.accuracy(three))
+    assert "no spread" not in said(comments.time(three)) + said(accuracy.final_accuracy(three))
 
 
 def test_accuracy_differences_are_held_against_the_spread() -> None:
     far = summary(*several(("sync", 2, 6, 0.98), ("averaging", 2, 6, 0.95)))
-    assert "3.00 percentage points apart (p < 0.0001)." in said(lessons.accuracy(far))
+    assert "3.00 percentage points apart (p < 0.0001)." in said(accuracy.final_accuracy(far))
     near = summary(*several(("sync", 2, 6, 0.98), ("averaging", 2, 6, 0.9801)))
-    assert "not told apart with 3 repeats)" in said(lessons.accuracy(near))
+    assert "not told apart with 3 repeats)" in said(accuracy.final_accuracy(near))
 
 
 def test_accuracy_that_falls_with_the_workers_is_told() -> None:
     falling = summary(*several(("averaging", 1, 10, 0.98), ("averaging", 4, 5, 0.95)))
     assert "averaging falls from 98.01 % to 95.01 % between 1 and 4 workers" in said(
-        lessons.accuracy(falling)
+        accuracy.final_accuracy(falling)
     )
     level = summary(*several(("sync", 1, 10, 0.98), ("sync", 4, 5, 0.98)))
-    assert "falls" not in said(lessons.accuracy(level))
+    assert "falls" not in said(accuracy.final_accuracy(level))
 
 
 def test_more_workers_than_cores_is_told_and_given_as_the_reason() -> None:
@@ -79,7 +79,7 @@ def test_more_workers_than_cores_is_told_and_given_as_the_reason() -> None:
     told = said(comments.speedup(found))
     assert "With 4 workers the speed-up peaks (sync at 2.50×)" in told
     assert "5 processes for 4 cores" in told
-    assert "no more processes than the 4 cores" in said(causes.help_wanted(found))
+    assert "no more processes than the 4 cores" in said(bottlenecks.help_wanted(found))
 
 
 def test_enough_cores_are_not_mentioned() -> None:
@@ -109,19 +109,19 @@ def test_without_a_reason_in_the_records_none_is_given() -> None:
 
 def test_amdahl_is_claimed_only_where_it_fits() -> None:
     good = [timed("sync", p, 10 * (0.1 + 0.9 / p)) for p in (1, 2, 3, 4)]
-    told = said(law_comments.sentences(summary(*good)))
+    told = said(law_topic.sentences(summary(*good)))
     assert "Amdahl's law fits where every worker has a core: sync (serial fraction 0.100" in told
     assert "at most 10×" in told
     assert "weak scaling" in told
     bad = [timed("sync", p, t) for p, t in ((1, 10), (2, 5), (3, 3.5), (4, 12))]
-    assert "Amdahl's law does not fit" in said(law_comments.sentences(summary(*bad)))
+    assert "Amdahl's law does not fit" in said(law_topic.sentences(summary(*bad)))
     two = [timed("sync", p, t, cores=2) for p, t in ((1, 10), (2, 6), (3, 7))]
-    assert "cannot test Amdahl's law" in said(law_comments.sentences(summary(*two)))
+    assert "cannot test Amdahl's law" in said(law_topic.sentences(summary(*two)))
 
 
 def test_weak_scaling_follows_gustafson() -> None:
     runs = [timed("sync", p, 10 + p, weak=True) for p in (1, 2, 3, 4)]
-    told = said(law_comments.sentences(summary(*runs)))
+    told = said(law_topic.sentences(summary(*runs)))
     assert "Gustafson's law fits" in told
     assert "it would be Amdahl's" in told
     assert "11.0 s to 14.0 s with 4 times the work" in said(comments.time(summary(*runs)))
@@ -136,9 +136,9 @@ def test_what_speedup_is_against_is_told() -> None:
 
 def test_threads_that_differ_are_told() -> None:
     runs = [timed("sync", 1, 10), timed("sync", 2, 6)]
-    assert causes.threads(summary(*runs)) == ""
+    assert bottlenecks.threads(summary(*runs)) == ""
     runs[0]["machine"]["threads_per_worker"] = 4
-    assert "1 worker had 4, 2 workers 1 each" in causes.threads(summary(*runs))
+    assert "1 worker had 4, 2 workers 1 each" in bottlenecks.threads(summary(*runs))
 
 
 def test_strategies_are_compared_at_the_same_number_of_workers() -> None:
@@ -148,40 +148,43 @@ def test_strategies_are_compared_at_the_same_number_of_workers() -> None:
             ("hogwild", 2, 9, 0.98), ("averaging", 4, 4, 0.94), ("averaging", 2, 8, 0.96),
         )
     )  # fmt: skip
-    told = said([lessons.same(found)])
+    told = said([accuracy.same(found)])
     assert told.startswith("With 4 workers, against sync:")
     assert "hogwild is 17 % faster (p < 0.0001)" in told
     assert ", its accuracy 0.01 percentage points above (p = 0.98: not told apart)" in told
     assert "averaging is 33 % faster (p < 0.0001)" in told
     assert ", its accuracy 4.00 percentage points below (p < 0.0001)." in told
-    assert lessons.same(summary(*several(("sync", 2, 10, 0.98), ("sync", 4, 6, 0.98)))) == ""
+    assert accuracy.same(summary(*several(("sync", 2, 10, 0.98), ("sync", 4, 6, 0.98)))) == ""
 
 
 def test_who_waits_for_whom() -> None:
     record = timed("sync", 3, 10)
     for worker, compute in zip(record["workers"], (4.0, 4.0, 8.0), strict=True):
         worker |= {"compute": compute, "wait": 8 - compute, "communicate": 1.0}
-    told = said(causes.waiting(summary(record)))
+    told = said(bottlenecks.waiting(summary(record)))
     assert "worker 2 computes longest (8.00 s, the others 4.00 s on average)" in told
     assert "the others wait 4.00 s on average" in told
     for worker in record["workers"]:
         worker |= {"compute": 5.0, "wait": 1.0}
-    assert "no worker computes clearly longer" in said(causes.waiting(summary(record)))
+    assert "no worker computes clearly longer" in said(bottlenecks.waiting(summary(record)))
 
 
 def test_idle_masters_are_told() -> None:
-    told = said(causes.waiting(summary(timed("server", 2, 10, masters=2))))
+    told = said(bottlenecks.waiting(summary(timed("server", 2, 10, masters=2))))
     assert "The masters wait 70 % of their time." in told
 
 
 def test_help_follows_from_what_was_measured() -> None:
     assert (
-        causes.help_wanted(summary(shares(timed("sync", 2, 10), wait=0.1, communicate=0.1))) == []
+        bottlenecks.help_wanted(summary(shares(timed("sync", 2, 10), wait=0.1, communicate=0.1)))
+        == []
     )
     talking = summary(shares(timed("sync", 2, 10), wait=0.05, communicate=0.45))
-    assert "exchange less (sync with 2 workers spends 45 %" in said(causes.help_wanted(talking))
+    assert "exchange less (sync with 2 workers spends 45 %" in said(
+        bottlenecks.help_wanted(talking)
+    )
     idle = shares(timed("sync", 2, 10), wait=0.3, communicate=0.05)
-    told = said(causes.help_wanted(summary(idle)))
+    told = said(bottlenecks.help_wanted(summary(idle)))
     assert "wait less (sync with 2 workers spends 30 %" in told
     assert "--balance" not in told  # such a record does not say whether it was balanced
 
@@ -190,7 +193,7 @@ def test_a_balance_is_named_only_where_it_is_there_to_be_switched_on() -> None:
     def told(strategy: str, balance: str, **more: object) -> str:
         record = shares(timed(strategy, 2, 10), wait=0.3, communicate=0.05)
         record["config"] |= {"balance": balance, "partition": "balanced", **more}
-        return said(causes.help_wanted(summary(record)))
+        return said(bottlenecks.help_wanted(summary(record)))
 
     assert "give slow workers less to do (--balance speed), or" in told("sync", "none")
     assert "give slow workers less to do, or" in told("sync", "speed")
@@ -204,7 +207,7 @@ def test_traffic_of_naive_and_ring_is_compared() -> None:
     found = summary(*[records.record("sync", 4, allreduce=a) for a in ("naive", "ring")])
     told = said(traffic.comment(found))
     assert "Measured traffic is what theory says." in told
-    told = said(volume.sentences(found))
+    told = said(volume_topic.sentences(found))
     assert "One naive all-reduce of the gradient (n = 87.4 kB) with P = 4 workers" in told
     assert "each sends (P − 1) n, measured 262 kB" in told
     assert "each sends 2 n (P − 1) / P, measured 131 kB" in told
@@ -332,7 +335,7 @@ def test_one_repeat_is_not_spoken_of_as_several() -> None:
     for repeats in (1, 3):
         cases = (("sync", 1, 10, 0.98), ("sync", 2, 6, 0.97), ("averaging", 2, 5, 0.90))
         found = summary(*several(*cases, repeats=repeats))
-        told = said([*lessons.to_target(found), *notes(found), *answer(found)])
+        told = said([*accuracy.to_target(found), *notes(found), *answer(found)])
         assert ("every repeat" in told) == (repeats > 1)
 
 
@@ -346,10 +349,10 @@ def test_seeds_that_learn_alike_are_not_told_apart_by_the_noise_of_their_times()
     ]
     for i, run in enumerate(runs):
         run["epochs"] = [{**epoch, "test_accuracy": learned[i % 3]} for epoch in run["epochs"]]
-    (told,) = lessons.accuracy_over_examples(summary(*runs))
+    (told,) = accuracy.accuracy_over_examples(summary(*runs))
     assert told.startswith("At the first evaluation all have 90.00")
     runs[0]["epochs"] = runs[0]["epochs"][:1]  # one that was stopped
-    assert len(lessons.accuracy_over_examples(summary(*runs))) == 1
+    assert len(accuracy.accuracy_over_examples(summary(*runs))) == 1
 
 
 def test_staleness_is_the_median_over_the_repeats_and_the_most_of_all() -> None:

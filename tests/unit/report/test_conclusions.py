@@ -10,8 +10,8 @@ import records
 
 from manyhands.report.explanations import STRATEGIES
 from manyhands.report.load import read
-from manyhands.report.summarising import summarise
-from manyhands.report.tables import Summary
+from manyhands.report.summarise import summarise
+from manyhands.report.summary import Summary
 from manyhands.report.topics import topics
 
 VECTOR = 4 * records.PARAMETERS

@@ -13,14 +13,14 @@ from test_comments import said, several
 from test_tables import summary, timed
 
 from manyhands.report import (
-    arrival,
-    budget,
+    accuracy,
+    bottlenecks,
     build,
-    causes,
     comments,
-    law_comments,
-    lessons,
+    law_topic,
+    privacy_budget,
     results,
+    steps_to_target,
 )
 from manyhands.report.answer import answer
 from manyhands.report.figures import charts
@@ -34,7 +34,7 @@ def comment(found: Any, identity: str) -> str:
 def test_masters_never_wait_more_than_their_time() -> None:
     run = timed("server", 2, 10, masters=1)
     run["workers"][-1] |= {"wait": 16.2, "update": 1.0, "communicate": 0.8}  # evaluations as well
-    told = said(causes.waiting(summary(run)))
+    told = said(bottlenecks.waiting(summary(run)))
     assert "The masters wait 90 % of their time." in told
     bars = next(chart for chart in charts(summary(run)) if chart.id == "phases")
     assert "162" not in str(_notes(bars))
@@ -50,7 +50,7 @@ def _notes(chart: Any) -> list[str]:
 def test_stages_and_slices_are_no_masters(role: str) -> None:
     run = timed("pipeline", 2, 10)
     run["workers"][1]["role"] = role
-    assert "master" not in said(causes.waiting(summary(run)))
+    assert "master" not in said(bottlenecks.waiting(summary(run)))
     assert "masters" not in said(comments.efficiency(summary(timed("sync", 1, 20), run)))
 
 
@@ -67,7 +67,7 @@ def test_the_first_at_the_target_is_the_first_of_all_not_of_those_drawn() -> Non
              "test_loss": 0.1},
         ]  # fmt: skip
     found = summary(*runs)
-    told = said(lessons.to_target(found))
+    told = said(accuracy.to_target(found))
     assert told.startswith("sync with 2 workers is first at 98.0 %")
     assert "after 3.00 s (not drawn)" in told
 
@@ -75,11 +75,11 @@ def test_the_first_at_the_target_is_the_first_of_all_not_of_those_drawn() -> Non
 def test_what_is_not_drawn_is_not_said_to_be_drawn() -> None:
     names = [f"s{i}" for i in range(10)]
     found = summary(*(timed(name, p, 10 - p) for name in names for p in (1, 2)))
-    assert "of each of the first 8 curves above" in lessons.chosen(found)
+    assert "of each of the first 8 curves above" in accuracy.chosen(found)
     few = summary(*(timed(name, p, 10 - p) for name in names[:4] for p in (1, 2)))
-    assert lessons.chosen(few) == "Drawn is the fastest configuration of each curve above."
+    assert accuracy.chosen(few) == "Drawn is the fastest configuration of each curve above."
     one = summary(*(timed("sync", p, 10 / p) for p in range(1, 11)))
-    assert lessons.chosen(one).startswith("Drawn are 8 configurations")
+    assert accuracy.chosen(one).startswith("Drawn are 8 configurations")
 
 
 def test_tasks_that_differ_are_not_compared() -> None:
@@ -91,7 +91,9 @@ def test_tasks_that_differ_are_not_compared() -> None:
     assert found.best is None
     (told,) = answer(found)
     assert told == "These runs are of different tasks, which are not compared with each other."
-    words = said([*lessons.accuracy(found), *lessons.loss_over_time(found), *comments.time(found)])
+    words = said(
+        [*accuracy.final_accuracy(found), *accuracy.loss_over_time(found), *comments.time(found)]
+    )
     assert "most accurate" not in words
     assert "lowest test loss" not in words
     assert "shortest time" not in words
@@ -114,7 +116,7 @@ def test_the_best_is_described_by_what_it_was_chosen_by() -> None:
 def test_two_repeats_claim_no_difference_that_a_test_does_not() -> None:
     runs = [timed("sync", 1, 10, a, repeat=i) for i, a in enumerate((0.9809, 0.9845))]
     runs += [timed("sync", 4, 4, a, repeat=i) for i, a in enumerate((0.9812, 0.9811))]
-    told = said(lessons.accuracy(summary(*runs)))
+    told = said(accuracy.final_accuracy(summary(*runs)))
     assert "falls" not in told
     assert "not told apart with 2 repeats" in told
     assert "more than the repeats" not in told
@@ -127,9 +129,9 @@ def test_a_difference_is_claimed_after_correction_for_all_that_could_be_picked()
     for run in pair:
         if run["config"]["workers"] == 2:
             run["result"]["accuracy"] -= 0.0003
-    assert "told apart" not in said(lessons.accuracy(summary(*pair)))
+    assert "told apart" not in said(accuracy.final_accuracy(summary(*pair)))
     many = pair + several(*((s, p, 10, 0.98) for s in ("gossip", "hogwild") for p in (1, 2, 4)))
-    assert "not told apart with 3 repeats" in said(lessons.accuracy(summary(*many)))
+    assert "not told apart with 3 repeats" in said(accuracy.final_accuracy(summary(*many)))
 
 
 def test_a_law_is_fitted_against_one_reference() -> None:
@@ -160,8 +162,8 @@ def test_what_the_steps_spend_is_what_the_run_states() -> None:
     pytest.importorskip("dp_accounting")
     told = comment(summary(private(0.9997, 1.2)), "privacy-steps")
     assert "400 steps spend ε = 1.00;" in told
-    line = budget._lines(summary(private(0.9997, 1.2)))[0]
-    spent = budget._spent(line)
+    line = privacy_budget._lines(summary(private(0.9997, 1.2)))[0]
+    spent = privacy_budget._spent(line)
     assert spent[-1] == (400, 0.9997)
     assert max(cost for _, cost in spent) == 0.9997
 
@@ -214,7 +216,7 @@ def test_a_peak_is_not_beside_more_bring_nothing() -> None:
     told = said(comments.speedup(summary(*runs)))
     assert "sync at 3.00× with 4" in told
     assert "More workers bring nothing" not in told
-    told = said(law_comments.sentences(summary(*runs)))
+    told = said(law_topic.sentences(summary(*runs)))
     assert "Up to 2 workers, where every worker has a core, more bring nothing: sync." in told
 
 
@@ -256,7 +258,9 @@ def test_the_title_of_the_steps_follows_the_target() -> None:
     runs = [timed("averaging", p, 10 / p) for p in (1, 2)]
     for run in runs:
         run["result"]["target_accuracy"] = 0.9625
-    assert arrival.title(summary(*runs)).replace("\u202f", " ") == "Steps to 96.25 % accuracy"
+    assert (
+        steps_to_target.title(summary(*runs)).replace("\u202f", " ") == "Steps to 96.25 % accuracy"
+    )
 
 
 def test_the_sentences_and_their_facts_are_beside_the_page(tmp_path: Path) -> None:
@@ -284,3 +288,23 @@ def test_the_sentences_and_their_facts_are_beside_the_page(tmp_path: Path) -> No
             assert set(fact) == {
                 "what", "value", "how", "runs", "against", "among", "parameters", "text",
             }  # fmt: skip
+
+
+def test_a_winner_whose_runs_were_disturbed_is_named_with_that() -> None:
+    runs = [timed("sync", p, 10 / p + 0.01 * i, repeat=i) for p in (1, 2) for i in range(3)]
+    for run in runs:
+        for process in run["workers"]:
+            process |= {"user": process["compute"] + process["update"], "system": 0.0}
+    assert "is best here: 5.01 s" in said(answer(summary(*runs)))
+    for process in runs[-1]["workers"]:
+        process["user"] /= 2
+    told = said(answer(summary(*runs))).partition(".")[0]
+    assert told.endswith("is best here, though other programs disturbed 1 of its 3 runs: 5")
+
+
+def test_a_note_on_kernels_counts_what_is_too_much_to_name() -> None:
+    runs = [timed(s, 2, 5) for s in ("sync", "gossip", "averaging", "hogwild")]
+    for run, kernels in zip(runs, ("gemm", "native", "native", "native"), strict=True):
+        run["kernels"] = {"choice": kernels}
+    told = said(notes(summary(*runs)))
+    assert "for that reason too: sync with gemm; 3 configurations with native." in told

@@ -9,11 +9,11 @@ import records
 from matplotlib.figure import Figure
 from test_tables import summary, timed
 
-from manyhands.report import arrival, growth, internals
+from manyhands.report import input_growth, internals, steps_to_target
 from manyhands.report.chart import render
 from manyhands.report.figures import charts
+from manyhands.report.formatting import THIN, option
 from manyhands.report.page import SECTIONS
-from manyhands.report.wording import THIN, option
 
 
 def said(sentences: list[str]) -> str:
@@ -33,7 +33,7 @@ def ids(found: Any) -> set[str]:
 def test_time_in_proportion_to_the_examples() -> None:
     found = summary(*(sized("sequential", 1, n, n / 1000) for n in (1000, 2000, 4000)))
     assert "growth" in ids(found)
-    assert said(growth.comment(found)) == (
+    assert said(input_growth.comment(found)) == (
         "sequential: 4.00× the examples take 4.00× the time (in proportion), "
         "500 µs an example at the end."
     )
@@ -41,16 +41,16 @@ def test_time_in_proportion_to_the_examples() -> None:
 
 def test_a_part_that_does_not_grow_is_found() -> None:
     found = summary(*(sized("sync", 2, n, 3 + n / 1000) for n in (1000, 2000, 4000, 8000)))
-    assert growth.fixed(next(iter(growth.series(found).values()))) == pytest.approx(3)
-    told = said(growth.comment(found))
+    assert input_growth.fixed(next(iter(input_growth.series(found).values()))) == pytest.approx(3)
+    told = said(input_growth.comment(found))
     assert "8.00× the examples take 2.75× the time" in told
     assert "66 % less than in proportion, about 3.00 s do not grow" in told
 
 
 def test_time_that_grows_faster_than_the_examples_is_told() -> None:
     found = summary(sized("sync", 2, 1000, 1), sized("sync", 2, 2000, 3))
-    assert "50 % more than in proportion" in said(growth.comment(found))
-    assert "do not grow" not in said(growth.comment(found))
+    assert "50 % more than in proportion" in said(input_growth.comment(found))
+    assert "do not grow" not in said(input_growth.comment(found))
 
 
 def test_private_runs_are_curves_of_their_own_against_private_baselines() -> None:
@@ -62,7 +62,7 @@ def test_private_runs_are_curves_of_their_own_against_private_baselines() -> Non
             found["data"]["train"] = n
             found["result"]["seconds"] = 2 * n / 1000 / p**0.5
             runs.append(found)
-    told = growth.comment(summary(*runs))
+    told = input_growth.comment(summary(*runs))
     assert [line.partition(":")[0] for line in told] == [
         "sequential",
         "sequential · private",
@@ -76,14 +76,14 @@ def test_private_runs_are_curves_of_their_own_against_private_baselines() -> Non
 def test_the_speed_up_is_followed_where_there_is_a_baseline_of_each_size() -> None:
     runs = [sized("sequential", 1, n, n / 1000) for n in (1000, 4000)]
     runs += [sized("sync", 4, n, 0.5 + n / 4000) for n in (1000, 4000)]
-    assert "the speed-up goes from 1.33× to 2.67×" in said(growth.comment(summary(*runs)))
+    assert "the speed-up goes from 1.33× to 2.67×" in said(input_growth.comment(summary(*runs)))
 
 
 def test_workers_and_examples_can_both_vary() -> None:
     runs = [sized("sync", p, n, n / p / 1000) for p in (2, 4) for n in (1000, 4000)]
     found = summary(*runs)
-    assert list(growth.series(found)) == ["sync · 2 workers", "sync · 4 workers"]
-    notes = growth.draw(Figure().subplots(), found)
+    assert list(input_growth.series(found)) == ["sync · 2 workers", "sync · 4 workers"]
+    notes = input_growth.draw(Figure().subplots(), found)
     assert len(notes) == 4
     assert notes[-1].at == (8000, 1.0)
 
@@ -109,33 +109,33 @@ def aimed(workers: int, accuracies: list[float], each: int = 100, **more: Any) -
 def test_steps_are_read_between_two_evaluations() -> None:
     found = summary(aimed(1, [0.6, 0.8, 0.92], batch_size=32))
     (run,) = found.rows[0].runs
-    assert arrival.steps(run, 0.86) == pytest.approx(250)
-    assert arrival.steps(run, 0.6) == 100  # at the first evaluation: not later than that
-    assert arrival.steps(run, 0.95) is None
+    assert steps_to_target.steps(run, 0.86) == pytest.approx(250)
+    assert steps_to_target.steps(run, 0.6) == 100  # at the first evaluation: not later than that
+    assert steps_to_target.steps(run, 0.95) is None
 
 
 def test_steps_fall_as_theory_says() -> None:
     runs = [aimed(p, [0.5, 0.9], each=400 // p, batch_size=32 * p, lr=0.01 * p) for p in (1, 2, 4)]
     found = summary(*runs)
     assert "arrival" in ids(found)
-    told = said(arrival.comment(found))
+    told = said(steps_to_target.comment(found))
     assert "sync: 800 steps with 1 worker, 200 with 4, 4.00× fewer where theory says 4.00×" in told
     assert "up to 4 workers within 15 % of it" in told
-    notes = arrival.draw(Figure().subplots(), found)
+    notes = steps_to_target.draw(Figure().subplots(), found)
     assert [note.at for note in notes] == [(1, 800), (2, 400), (4, 200)]
 
 
 def test_where_theory_ends_is_told() -> None:
     each = {1: 400, 2: 200, 4: 150}
     runs = [aimed(p, [0.5, 0.9], each=n, batch_size=32 * p) for p, n in each.items()]
-    assert "up to 2 workers within 15 % of it" in said(arrival.comment(summary(*runs)))
+    assert "up to 2 workers within 15 % of it" in said(steps_to_target.comment(summary(*runs)))
     runs = [aimed(p, [0.5, 0.9], each=300 - p, batch_size=32 * p) for p in (1, 2, 4)]
-    assert "none is within 15 % of it" in said(arrival.comment(summary(*runs)))
+    assert "none is within 15 % of it" in said(steps_to_target.comment(summary(*runs)))
 
 
 def test_the_same_batch_for_all_cannot_need_fewer_steps() -> None:
     runs = [aimed(p, [0.5, 0.9], batch_size=128) for p in (1, 2, 4)]
-    told = said(arrival.comment(summary(*runs)))
+    told = said(steps_to_target.comment(summary(*runs)))
     assert "the batch behind an update is the same for all, and so are the steps" in told
 
 
@@ -143,8 +143,10 @@ def test_who_does_not_arrive_is_named_and_not_drawn() -> None:
     runs = [aimed(p, [0.5, 0.9], each=400 // p, batch_size=32 * p) for p in (1, 2)]
     runs += [aimed(4, [0.5, 0.8], each=100, batch_size=128)]
     found = summary(*runs)
-    assert len(arrival.draw(Figure().subplots(), found)) == 2
-    assert "Not in every repeat at 90.0 %: sync with 4 workers." in said(arrival.comment(found))
+    assert len(steps_to_target.draw(Figure().subplots(), found)) == 2
+    assert "Not in every repeat at 90.0 %: sync with 4 workers." in said(
+        steps_to_target.comment(found)
+    )
 
 
 def test_without_a_target_there_are_no_steps_to_it() -> None:

@@ -11,7 +11,7 @@ import pytest
 import records
 
 from manyhands.errors import ConfigError
-from manyhands.report import arrival, build, results
+from manyhands.report import build, results, steps_to_target
 from manyhands.report.load import parse, read
 from manyhands.report.values import clean
 
@@ -71,7 +71,7 @@ def test_steps_that_were_counted_in_two_ways_are_left_out(tmp_path: Path) -> Non
     (run,) = loaded.runs
     assert [epoch.steps for epoch in run.epochs] == [None, None, None]
     assert [epoch.accuracy for epoch in run.epochs] != [None, None, None]
-    assert arrival.steps(run, 0.5) is None
+    assert steps_to_target.steps(run, 0.5) is None
     (problem,) = loaded.problems
     assert "counts steps in two ways" in problem.message
     whole = two_counts()

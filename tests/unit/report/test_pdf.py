@@ -15,11 +15,11 @@ from test_conclusions import served
 
 from manyhands.report import build, theme
 from manyhands.report.figures import charts
+from manyhands.report.formatting import beside_axis
 from manyhands.report.load import read
 from manyhands.report.pdf import lay_out
-from manyhands.report.summarising import summarise
+from manyhands.report.summarise import summarise
 from manyhands.report.typeset import A4, MARGIN
-from manyhands.report.wording import beside_axis
 
 
 def laid_out(folders: list[Path]) -> list[Any]:

@@ -14,10 +14,10 @@ import records
 from manyhands.privacy.accountant import Event, compose
 from manyhands.report import build, results
 from manyhands.report.load import parse, read
-from manyhands.report.private import sentences, statements
+from manyhands.report.privacy_statement import sentences, statements
 from manyhands.report.published import published
-from manyhands.report.summarising import summarise
-from manyhands.report.tables import Summary
+from manyhands.report.summarise import summarise
+from manyhands.report.summary import Summary
 
 LEAKS = ("987654", "987 654", "987\u202f654", "987,654")
 

@@ -16,9 +16,9 @@ from recalculation import Raw
 from test_tables import summary
 
 from manyhands.report import _summary
-from manyhands.report.contents import contents
 from manyhands.report.figures import charts
-from manyhands.report.tables import Summary
+from manyhands.report.report_json import contents
+from manyhands.report.summary import Summary
 
 CONSTANT = re.compile(r"1/P|1 / f|\(P − 1\)|\b2 n\b|\b2 (?=\()")  # digits of formulas
 LOOSE = {"part of epsilon": 0.03}  # the picture is drawn on a coarser grid

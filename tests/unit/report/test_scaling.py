@@ -6,7 +6,7 @@ import pytest
 import records
 from test_tables import summary
 
-from manyhands.report.scaling import LAWS, amdahl, fit, gustafson
+from manyhands.report.scaling_laws import LAWS, amdahl, fit, gustafson
 from manyhands.report.traffic import exchanges, expected
 
 

@@ -11,7 +11,7 @@ import pytest
 import records
 from test_tables import summary
 
-from manyhands.report import build, scores
+from manyhands.report import accuracy, build
 from manyhands.report.answer import answer
 from manyhands.report.figures import charts
 
@@ -55,12 +55,12 @@ def test_figures_and_comments_say_who_is_best() -> None:
     identities = [chart.id for chart in charts(found)]
     assert {"score", "score-time", "score-examples"} <= set(identities)
     assert not any("accuracy" in identity for identity in identities)
-    said = " ".join(scores.ends(found))
+    said = " ".join(accuracy.final_score(found))
     assert re.search(r"the lowest mae \(0\.5005\), averaging .* the highest \(0\.8008\)", said)
     assert "(p < 0.0001)" in said
     assert "Less is better." in said
-    assert "lowest mae" in " ".join(scores.over_time(found))
-    assert "leads with 2.5" in " ".join(scores.first(found))
+    assert "lowest test mae" in " ".join(accuracy.score_over_time(found))
+    assert "leads with 2.5" in " ".join(accuracy.score_over_examples(found))
 
 
 def test_the_best_is_the_fastest_of_those_that_are_nearly_as_good() -> None:
@@ -76,7 +76,7 @@ def test_more_or_less_is_better_as_the_record_says(higher: bool) -> None:
     for case in cases:
         case["metrics"][0]["higher"] = higher
     best = "averaging" if higher else "sync"
-    assert scores.ends(summary(*cases))[0].startswith(best)
+    assert accuracy.final_score(summary(*cases))[0].startswith(best)
 
 
 def test_runs_judged_by_different_metrics_are_not_compared_by_them() -> None:

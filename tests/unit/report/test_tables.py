@@ -12,10 +12,10 @@ import records
 
 from manyhands.report import build, results
 from manyhands.report.load import parse
+from manyhands.report.results_table import Table
 from manyhands.report.runs import Loaded, Source
-from manyhands.report.summarising import summarise
-from manyhands.report.table import Table
-from manyhands.report.tables import Spread, Summary
+from manyhands.report.summarise import summarise
+from manyhands.report.summary import Spread, Summary
 
 
 def loaded(*found: dict[str, Any], source: str = "s") -> Loaded:

@@ -9,8 +9,8 @@ from records import record, sweep
 
 from manyhands.report import build
 from manyhands.report.load import read
-from manyhands.report.summarising import summarise
-from manyhands.report.timeline import comment, events, held
+from manyhands.report.pipeline_timeline import comment, events, held
+from manyhands.report.summarise import summarise
 
 
 def piped(**facts):

@@ -7,14 +7,14 @@ from typing import Any
 
 from matplotlib.collections import PolyCollection
 
-from manyhands.report import measures, theme
+from manyhands.report import facts, theme
 from manyhands.report.chart import Note
+from manyhands.report.formatting import beside_axis, percent, seconds, some, times
 from manyhands.report.plots import name, typical_run
 from manyhands.report.runs import Run
 from manyhands.report.sentences import Fact, Sentence, fact, say
-from manyhands.report.tables import Row, Summary
+from manyhands.report.summary import Row, Summary
 from manyhands.report.values import finite, mapping, number, sequence, text
-from manyhands.report.wording import beside_axis, percent, seconds, some, times
 
 MOST = 6
 GAP = 1.4  # between configurations, in lines
@@ -119,7 +119,7 @@ def _sentence(summary: Summary, row: Row) -> Sentence:
         "{who}: with {parts} the stages do not compute {idle} of the time until their gradients "
         "are there ({ideal} if all took equally long and messages took no time); the slowest "
         "computes {uneven} as long as the fastest.",
-        who=measures.who(summary, row), parts=stated("micro-batches", parts, batches),
+        who=facts.who(summary, row), parts=stated("micro-batches", parts, batches),
         idle=stated("mean bubble", idle, percent(idle)),
         ideal=stated("ideal bubble", ideal, percent(ideal)),
         uneven=stated("slowest stage against the fastest", uneven, times(uneven)),

@@ -17,13 +17,13 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from manyhands.report import categories, cost, private, topics
+from manyhands.report import option_cost, option_values, privacy_statement, topics
 from manyhands.report.answer import answer, doubts
 from manyhands.report.chart import Chart
 from manyhands.report.page import arranged, notes
 from manyhands.report.plots import name
 from manyhands.report.sentences import as_json
-from manyhands.report.tables import Summary
+from manyhands.report.summary import Summary
 
 SCHEMA = 1
 
@@ -35,7 +35,7 @@ def dump(summary: Summary, charts: Sequence[Chart]) -> str:
 
 def contents(summary: Summary, charts: Sequence[Chart]) -> Mapping[str, Any]:
     """Return the sentences of a report, by section and figure."""
-    compared = categories.compare(summary)
+    compared = option_values.compare(summary)
     shown = compared.rest if compared else summary
     return {
         "schema": SCHEMA,
@@ -60,7 +60,7 @@ def contents(summary: Summary, charts: Sequence[Chart]) -> Mapping[str, Any]:
         "sections": [
             {
                 "title": title,
-                "sentences": _sentences(private.sentences(summary) if promises else ()),
+                "sentences": _sentences(privacy_statement.sentences(summary) if promises else ()),
                 "figures": [
                     {"id": c.id, "title": c.title, "sentences": _sentences(c.comment)} for c in mine
                 ],
@@ -70,12 +70,12 @@ def contents(summary: Summary, charts: Sequence[Chart]) -> Mapping[str, Any]:
     }
 
 
-def _values(compared: categories.Comparison) -> Mapping[str, Any]:
+def _values(compared: option_values.Comparison) -> Mapping[str, Any]:
     """Return what the values of an option cost: the page begins with it."""
     title = f"What {compared.spoken} costs"
     return {
         "title": title,
-        "sentences": _sentences([*cost.sentences(compared), *cost.comment(compared)]),
+        "sentences": _sentences([*option_cost.sentences(compared), *option_cost.comment(compared)]),
     }
 
 

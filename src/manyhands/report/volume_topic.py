@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from manyhands.report import measures
+from manyhands.report import facts
+from manyhands.report.formatting import plural, size
 from manyhands.report.quantities import median, stated
 from manyhands.report.sentences import Fact, Sentence, fact, listed, say
-from manyhands.report.tables import Row, Summary
+from manyhands.report.summary import Row, Summary
 from manyhands.report.traffic import Exchange, exchanges
-from manyhands.report.wording import plural, size
 
 EXACT = 0.005  # a smaller deviation from a formula is not worth a word
 FORMULAS = {
@@ -55,7 +55,7 @@ def _reduced(found: Sequence[Exchange]) -> Iterable[Sentence]:
         yield say(
             "One {kind} all-reduce of the gradient (n = {n}) with P = {counts} workers: each sends "
             "{each}, measured {mine}; all together {everyone}, measured {all}{off}.",
-            kind=kind, n=n, counts=listed([measures.workers(e.row, "") for e in mine]), each=each,
+            kind=kind, n=n, counts=listed([facts.workers(e.row, "") for e in mine]), each=each,
             everyone=everyone, mine=listed([_measured(e, 1) for e in mine]),
             all=listed([_measured(e, e.row.workers) for e in mine]), off=_off(mine),
         )  # fmt: skip
@@ -83,8 +83,8 @@ def _timed(by_kind: Mapping[str, Sequence[Exchange]]) -> Iterable[Sentence]:
     ring = {e.row.workers: e.row for e in by_kind["ring"]}
     rows = [(e.row, ring[e.row.workers]) for e in by_kind["naive"] if e.row.workers in ring]
     parts = [
-        say("{one} and {other} with {workers}", one=measures.time(naive),
-            other=measures.time(other), workers=measures.workers(naive))
+        say("{one} and {other} with {workers}", one=facts.time(naive),
+            other=facts.time(other), workers=facts.workers(naive))
         for naive, other in rows
     ]  # fmt: skip
     if parts:
@@ -114,7 +114,7 @@ def _pushed(summary: Summary) -> Iterable[Sentence]:
         yield say(
             "{who}: for one batch a worker sends n + M headers = {sent} ({n} of gradients, {m} of "
             "{head}), and the masters answer with as much, however many workers there are.",
-            who=measures.label(row), sent=stated("bytes per push", row.runs, size),
+            who=facts.label(row), sent=stated("bytes per push", row.runs, size),
             n=stated("bytes of the parameters", row.runs, size), head=head,
             m=stated("masters", row.runs, lambda v: plural(v, "header")),
         )  # fmt: skip
@@ -131,11 +131,11 @@ def _whole(summary: Summary) -> Iterable[Sentence]:
             if len(one_each) > 1:
                 yield say(
                     "In a whole run with {workers} all processes together moved {each}.",
-                    workers=measures.workers(first),
+                    workers=facts.workers(first),
                     each=listed([_all(row) for row in one_each.values()]),
                 )
                 break
 
 
 def _all(row: Row) -> Sentence:
-    return say("{bytes} with {who}", bytes=stated("bytes", row.runs, size), who=measures.label(row))
+    return say("{bytes} with {who}", bytes=stated("bytes", row.runs, size), who=facts.label(row))

@@ -10,7 +10,7 @@ from typing import Any, overload
 from manyhands import files
 from manyhands.errors import ManyhandsError
 from manyhands.report.runs import Run
-from manyhands.report.tables import Row, Spread, Summary
+from manyhands.report.summary import Row, Spread, Summary
 
 # What a printed table shows of each row: the column, its head, and how its values are written.
 _SHOWN = (

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from manyhands.report.significance import compare
-from manyhands.report.tables import Choice, Row
+from manyhands.report.summary import Choice, Row
 from manyhands.report.values import number
 
 TOLERANCE = 0.01  # how far below the best a model is still as good

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from manyhands.report.sentences import Name
 from manyhands.report.significance import Verdict
 from manyhands.report.significance import compare as compare_pair
-from manyhands.report.summarising import summarise
-from manyhands.report.tables import Row, Summary
+from manyhands.report.summarise import summarise
+from manyhands.report.summary import Row, Summary
 
 FEWEST = 5  # values that make one curve each too many
 OTHER_TASK = ("data",)  # a value of these is another task: its accuracy has no reference

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from manyhands.report.groups import PRIVATE, Group, Layout
 from manyhands.report.runs import Loaded, Run
-from manyhands.report.scaling import Fit
+from manyhands.report.scaling_laws import Fit
 from manyhands.report.values import text
 
+_DISTURBED = 0.15  # of its computing without a core: more than a quiet machine takes
 _SUSPECT = 1.25  # a speed-up of so many times the workers is no parallelism
 AMOUNT = ("limit", "epochs", "max_steps")  # options that say how much is trained
 # Strategies have their own default here, or it has no effect on what is compared.
@@ -73,6 +74,11 @@ class Row:
     def implausible(self) -> bool:
         """Whether the speed-up is more than so many workers can give."""
         return self.shown_speedup is not None and self.shown_speedup >= _SUSPECT * self.workers
+
+    @property
+    def disturbed(self) -> tuple[Run, ...]:
+        """The runs in which other programs took cores from a worker."""
+        return tuple(run for run in self.runs if run.robbed > _DISTURBED)
 
     @property
     def shown_speedup(self) -> float | None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from manyhands.report import measures
+from manyhands.report import facts
+from manyhands.report.formatting import count, percent, plural, seconds
 from manyhands.report.quantities import median, stated
 from manyhands.report.sentences import Fact, Sentence, fact, say
 from manyhands.report.significance import compare
-from manyhands.report.tables import Row, Summary
-from manyhands.report.wording import count, percent, plural, seconds
+from manyhands.report.summary import Row, Summary
 
 FULL = 0.8  # of its time: a master that is busy for longer is the limit
 
@@ -25,7 +25,7 @@ def sentences(summary: Summary) -> Iterable[Sentence]:
     yield say(
         "Measured with {workers} and {masters}, where masters have most to do: a master needs "
         "{each} for a push, and the busiest works {busy} of the time{crowded}.",
-        workers=measures.workers(row), masters=_masters(row),
+        workers=facts.workers(row), masters=_masters(row),
         each=stated("seconds per push", row.runs, seconds),
         busy=stated("busiest master", row.runs, lambda v: percent(v, 1)),
         crowded=_crowding(row),
@@ -41,7 +41,7 @@ def _count(row: Row) -> float:
 def _crowding(row: Row) -> Sentence:
     if not row.crowded:
         return say("")
-    processes, cores = measures.processes(row), measures.cores(row)
+    processes, cores = facts.processes(row), facts.cores(row)
     return say(", though {processes} share {cores}", processes=processes, cores=cores)
 
 
@@ -94,7 +94,7 @@ def _compared(summary: Summary, rows: Sequence[Row]) -> Iterable[Sentence]:
     few, many = max(pairs, key=lambda pair: (pair[0].workers, _count(pair[1])))
     yield say(
         "With {workers}, training takes {before} with {one} and {after} with {other}{hedge}.",
-        workers=measures.workers(few), one=_masters(few), other=_masters(many),
-        before=measures.time(few), after=measures.time(many),
+        workers=facts.workers(few), one=_masters(few), other=_masters(many),
+        before=facts.time(few), after=facts.time(many),
         hedge=compare(few, many, "seconds", 1, summary.rows).hedge(),
     )  # fmt: skip

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from manyhands.report.groups import IGNORED
-from manyhands.report.tables import AMOUNT, Row
+from manyhands.report.summary import AMOUNT, Row
 from manyhands.report.values import text
 
 # Options that make it another task: a sequential run that differs here is no baseline.

@@ -1,48 +1,48 @@
-"""Comments on what was learned: accuracies and losses, one function per figure."""
+"""Comments on what was learned, one function per figure: accuracy, loss or another metric."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from manyhands.report import measures
+from manyhands.report import facts
 from manyhands.report.comments import spread
-from manyhands.report.measures import who
-from manyhands.report.plots import featured, path
+from manyhands.report.facts import extreme, who
+from manyhands.report.formatting import count, percent, some
+from manyhands.report.plots import Form, featured, path
 from manyhands.report.runs import Epoch
-from manyhands.report.sentences import Fact, How, Sentence, fact, listed, say
+from manyhands.report.sentences import Sentence, fact, listed, say
 from manyhands.report.significance import compare, pairs
-from manyhands.report.tables import Row, Summary
-from manyhands.report.wording import count, percent, some
+from manyhands.report.summary import Row, Summary
 
 VISIBLE = 0.001  # a change of accuracy worth a sentence
 _MOST = 5  # sentences about curves that change
-Ends = list[tuple[Row, float]]
+Curves = list[tuple[Row, list[float]]]
 
 
-def accuracy(summary: Summary) -> list[Sentence]:
+def final_accuracy(summary: Summary) -> list[Sentence]:
     """Comment on the accuracies: the highest, the lowest, and whether a test tells them apart."""
     rows = [row for row in summary.rows if row.accuracy]
     if len(rows) < 2:
-        only = say("The accuracy is {a}.", a=measures.accuracy(rows[0])) if rows else say("")
+        only = say("The accuracy is {a}.", a=facts.accuracy(rows[0])) if rows else say("")
         return some(only, spread(summary))
+    values = [(row, _accuracy(row)) for row in rows]
     top, low = (f(rows, key=_accuracy) for f in (max, min))
-    among = [row.runs for row in rows]
-
-    def stated(row: Row, how: How) -> Fact:
-        value = _accuracy(row)
-        return fact("accuracy", value, how=how, runs=row.runs, among=among, text=percent(value, 2))
-
     verdict = compare(top, low, "accuracy", pairs(len(rows)), rows)
     ends = say(
         "{top} is most accurate ({high}), {low} least ({least}): {gap} apart{hedge}.",
-        top=who(summary, top), high=stated(top, "most"), low=who(summary, low),
-        least=stated(low, "least"), gap=measures.gap(top, low), hedge=verdict.hedge(),
+        top=who(summary, top), high=extreme("accuracy", top, values, True, _percent),
+        low=who(summary, low), least=extreme("accuracy", low, values, False, _percent),
+        gap=facts.gap(top, low), hedge=verdict.hedge(),
     )  # fmt: skip
     if summary.tasks > 1:
         ends = say("Accuracies of different tasks are not compared.")
     elif _accuracy(top) == _accuracy(low):
-        ends = say("All have the same accuracy, {a}.", a=measures.accuracy(top))
+        ends = say("All have the same accuracy, {a}.", a=facts.accuracy(top))
     return some(ends, *_trends(summary), same(summary), spread(summary))
+
+
+def _percent(value: float) -> str:
+    return percent(value, 2)
 
 
 def _accuracy(row: Row) -> float:
@@ -65,9 +65,9 @@ def _trends(summary: Summary) -> list[Sentence]:
             states.append(
                 say(
                     "{label} {verb} from {one} to {other} between {few} and {many} ({p}).",
-                    label=measures.label(first), verb="falls" if change < 0 else "rises",
-                    one=measures.accuracy(first), other=measures.accuracy(last),
-                    few=measures.workers(first, ""), many=measures.workers(last),
+                    label=facts.label(first), verb="falls" if change < 0 else "rises",
+                    one=facts.accuracy(first), other=facts.accuracy(last),
+                    few=facts.workers(first, ""), many=facts.workers(last),
                     p=verdict.stated(),
                 )
             )  # fmt: skip
@@ -92,8 +92,8 @@ def same(summary: Summary) -> Sentence:
     if not parts:
         return say("")
     return say(
-        "With {workers}, against {base}: {parts}.", workers=measures.workers(base),
-        base=measures.label(base), parts=listed(parts, "; ", "; "),
+        "With {workers}, against {base}: {parts}.", workers=facts.workers(base),
+        base=facts.label(base), parts=listed(parts, "; ", "; "),
     )  # fmt: skip
 
 
@@ -113,13 +113,13 @@ def _versus(summary: Summary, row: Row, base: Row, comparisons: int) -> Sentence
             "{excess} {side}{hedge}", excess=excess, side="slower" if ratio > 0 else "faster",
             hedge=compare(row, base, "seconds", comparisons, summary.rows).brief(),
         )  # fmt: skip
-    label = measures.label(row)
+    label = facts.label(row)
     if row.accuracy is None or base.accuracy is None:
         return say("{label} is {pace}", label=label, pace=pace)
     gap = _accuracy(row) - _accuracy(base)
     return say(
         "{label} is {pace}, its accuracy {gap} {side}{hedge}", label=label, pace=pace,
-        gap=measures.gap(row, base), side="above" if gap > 0 else "below",
+        gap=facts.gap(row, base), side="above" if gap > 0 else "below",
         hedge=compare(row, base, "accuracy", comparisons, summary.rows).brief(),
     )  # fmt: skip
 
@@ -139,8 +139,8 @@ def to_target(summary: Summary) -> list[Sentence]:
     return some(
         say(
             "{who} is first at {target}, the accuracy {kind}, after {time}{aside}.", kind=kind,
-            who=who(summary, first), target=measures.target(summary),
-            time=measures.arrival(summary, first, rows),
+            who=who(summary, first), target=facts.target(summary),
+            time=facts.arrival(summary, first, rows),
             aside="" if any(row is first for row in drawn) else " (not drawn)",
         ),
         say("Of those drawn {missing}: {never}.", missing=missing, never=listed(never))
@@ -164,7 +164,7 @@ def chosen(summary: Summary) -> Sentence:
         return say("")
     if len(drawn) == len(summary.groups):
         return say("Drawn is the fastest configuration of each curve above.")
-    number = measures.configurations(drawn)
+    number = facts.configurations(drawn)
     if len({row.group for row in drawn}) < len(drawn):
         return say("Drawn are {number} configurations, the first that were evaluated.",
                    number=number)  # fmt: skip
@@ -174,107 +174,127 @@ def chosen(summary: Summary) -> Sentence:
     )
 
 
+def final_score(summary: Summary) -> list[Sentence]:
+    """Comment on the metric at the end: the best and the worst, and whether a test tells them."""
+    rows = [(row, row.score.median) for row in summary.rows if row.score]
+    if not rows:
+        return []
+    if len(rows) < 2:
+        value = facts.score(rows[0][0])
+        return [say("The {metric} is {value}.", metric=summary.metric, value=value)]
+    ordered = sorted(rows, key=lambda pair: pair[1], reverse=summary.higher)
+    best, worst = ordered[0][0], ordered[-1][0]
+    high, low = ("highest", "lowest") if summary.higher else ("lowest", "highest")
+    verdict = compare(best, worst, "score", pairs(len(rows)), summary.rows)
+    return [
+        say(
+            "{best} has the {high} {metric} ({top}), {worst} the {low} ({bottom}){hedge}.",
+            best=who(summary, best), high=high, metric=summary.metric, low=low,
+            top=extreme("score", best, rows, summary.higher, _short), worst=who(summary, worst),
+            bottom=extreme("score", worst, rows, not summary.higher, _short),
+            hedge=verdict.hedge(),
+        ),
+        say(f"{'More' if summary.higher else 'Less'} is better."),
+    ]  # fmt: skip
+
+
+def _short(value: float) -> str:
+    return f"{value:.4g}"
+
+
 def loss_over_time(summary: Summary) -> list[Sentence]:
     """Comment on the loss over time, from the values that are drawn."""
-    paths = [(row, _heights(row, lambda e: e.loss)) for row in featured(summary)]
-    held = [(row, heights) for row, heights in paths if heights]
+    held = _curves(summary, lambda e: e.loss)
     if not held:
         return []
-    ends = [(row, heights[-1]) for row, heights in held]
-    row, least = min(ends, key=lambda pair: pair[1])
-    alike = max(end for _, end in ends) <= 1.01 * least
     rising = [who(summary, r) for r, heights in held if heights[-1] > 1.1 * min(heights)]
-    end = _end(ends, row, "test loss", "least", f"{least:.4f}")
+    first = _last(summary, held, "loss", "test loss", lambda v: f"{v:.4f}", higher=False)
     if summary.tasks > 1:
         first = say("Losses of different tasks are not compared.")
-    elif len(ends) == 1:
-        first = say("The test loss ends at {end}.", end=end)
-    elif alike:
-        first = say("All drawn end within one per cent of the lowest test loss, {end}.", end=end)
-    else:
-        first = say("Of those drawn {who} ends with the lowest test loss, {end}.", end=end,
-                    who=who(summary, row))  # fmt: skip
     again = say("Rising again at the end: {names}.", names=listed(rising)) if rising else say("")
     return some(first, again)
 
 
-def _end(ends: Ends, row: Row, what: str, how: How, text: str) -> Fact:
-    """State the last value drawn of a configuration, the least or the most of all drawn."""
-    value = next(end for other, end in ends if other is row)
-    return fact(
-        f"{what} at the last evaluation", value, how=how, runs=row.runs,
-        among=[other.runs for other, _ in ends], text=text,
-    )  # fmt: skip
+def score_over_time(summary: Summary) -> list[Sentence]:
+    """Comment on the metric over time: which configuration ends best."""
+    held = _curves(summary, lambda e: e.score)
+    name = f"test {summary.metric}"
+    return [_last(summary, held, "score", name, _short, summary.higher)] if held else []
+
+
+def _last(
+    summary: Summary, held: Curves, what: str, name: str, form: Form, higher: bool
+) -> Sentence:
+    """Say which of the drawn configurations ends best."""
+    ends = [(row, heights[-1]) for row, heights in held]
+    row, best = (max if higher else min)(ends, key=lambda pair: pair[1])
+    end = extreme(f"test {what} at the last evaluation", row, ends, higher, form)
+    which = "highest" if higher else "lowest"
+    if len(ends) == 1:
+        return say("The {name} ends at {end}.", name=name, end=end)
+    if all(abs(value - best) <= 0.01 * abs(best) for _, value in ends):
+        words = "All drawn end within one per cent of the {which} {name}, {end}."
+        return say(words, which=which, name=name, end=end)
+    words = "Of those drawn {who} ends with the {which} {name}, {end}."
+    return say(words, who=who(summary, row), which=which, name=name, end=end)
 
 
 def loss_over_examples(summary: Summary) -> list[Sentence]:
     """Comment on the loss after the same number of examples."""
-    seen = [row for row in featured(summary) if row.examples]
+    seen = [(row, row.examples) for row in featured(summary) if row.examples]
     if not seen:
         return []
-    most, least = (f(seen, key=_examples) for f in (max, min))
-    among = [row.runs for row in seen]
-
-    def stated(row: Row, how: How) -> Fact:
-        value = _examples(row)
-        return fact("examples", value, how=how, runs=row.runs, among=among, text=count(value))
-
-    top = stated(most, "most")
+    (most, high), (least, low) = (f(seen, key=lambda pair: pair[1]) for f in (max, min))
+    top = extreme("examples", most, seen, True, count)
     if len(seen) == 1:
         return [say("{top} examples were seen, counting repeated ones.", top=top)]
-    if _examples(most) <= 1.01 * _examples(least):
+    if high <= 1.01 * low:
         return [say("All saw {top} examples: what differs is what they learned.", top=top)]
     return [
         say(
             "Of those drawn {most} saw most, {top} examples, and {least} fewest, {low}.", top=top,
-            most=who(summary, most), least=who(summary, least), low=stated(least, "least"),
+            most=who(summary, most), least=who(summary, least),
+            low=extreme("examples", least, seen, False, count),
         )
     ]  # fmt: skip
 
 
-def _examples(row: Row) -> float:
-    return row.examples or 0
-
-
 def accuracy_over_examples(summary: Summary) -> list[Sentence]:
     """Comment on the accuracy after the first evaluation."""
-    paths = [(row, _heights(row, lambda e: e.accuracy)) for row in featured(summary)]
-    rows = [(row, heights[0]) for row, heights in paths if heights]
-    return first_of(summary, rows, "test accuracy", lambda value: percent(value, 2))
+    held = _curves(summary, lambda e: e.accuracy)
+    return _first(summary, held, "test accuracy", _percent, higher=True)
 
 
-def first_of(
-    summary: Summary, rows: Ends, what: str, form: Callable[[float], str], higher: bool = True
-) -> list[Sentence]:
-    """Comment on the first evaluation of the configurations that are drawn."""
-    if not rows:
+def score_over_examples(summary: Summary) -> list[Sentence]:
+    """Comment on the metric after the first evaluation."""
+    held = _curves(summary, lambda e: e.score)
+    return _first(summary, held, "test score", _short, summary.higher)
+
+
+def _first(summary: Summary, held: Curves, what: str, form: Form, higher: bool) -> list[Sentence]:
+    """Say which of the drawn configurations leads at the first evaluation, and which is last."""
+    if not held:
         return []
-    best, worst = (f(rows, key=lambda pair: pair[1]) for f in (max, min))
-    if not higher:
-        best, worst = worst, best
-    among = [row.runs for row, _ in rows]
-
-    def stated(pair: tuple[Row, float], how: How) -> Fact:
-        return fact(
-            f"{what} at the first evaluation", pair[1], how=how, runs=pair[0].runs, among=among,
-            text=form(pair[1]),
-        )  # fmt: skip
-
-    lead = stated(best, "most" if higher else "least")
+    rows = [(row, heights[0]) for row, heights in held]
+    ordered = sorted(rows, key=lambda pair: pair[1], reverse=higher)
+    (best, top), (worst, bottom) = ordered[0], ordered[-1]
+    at = f"{what} at the first evaluation"
+    lead = extreme(at, best, rows, higher, form)
     if len(rows) < 2:
         return [say("The first evaluation gives {lead}.", lead=lead)]
-    if best[1] == worst[1]:
+    if top == bottom:
         return [say("At the first evaluation all have {lead}.", lead=lead)]
     return [
         say(
             "At the first evaluation, of those drawn {best} leads with {lead}, {worst} is last "
             "with {low}.",
-            best=who(summary, best[0]), lead=lead, worst=who(summary, worst[0]),
-            low=stated(worst, "least" if higher else "most"),
+            best=who(summary, best), lead=lead, worst=who(summary, worst),
+            low=extreme(at, worst, rows, not higher, form),
         )
     ]  # fmt: skip
 
 
-def _heights(row: Row, value: Callable[[Epoch], float | None]) -> list[float]:
-    """Return the values of a curve that is drawn."""
-    return [height for _, height in path(row, lambda epoch: epoch.epoch, value)]
+def _curves(summary: Summary, value: Callable[[Epoch], float | None]) -> Curves:
+    """Return the configurations that are drawn, with the values of their curves."""
+    paths = [(row, path(row, lambda epoch: epoch.epoch, value)) for row in featured(summary)]
+    return [(row, [height for _, height in points]) for row, points in paths if points]

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
-from manyhands.report import measures
-from manyhands.report.measures import who
+from manyhands.report import facts
+from manyhands.report.facts import who
+from manyhands.report.formatting import percent, plural, seconds
 from manyhands.report.plots import typical_run
 from manyhands.report.runs import Process, Run
 from manyhands.report.sentences import Fact, How, Sentence, fact, listed, say
-from manyhands.report.tables import Row, Summary
+from manyhands.report.summary import Row, Summary
 from manyhands.report.values import number
-from manyhands.report.wording import percent, plural, seconds
 
 NOTABLE = 0.1
 UNEVEN = 1.05
@@ -25,18 +25,18 @@ def lost(row: Row) -> Sentence:
         return say("")
     return say(
         "{communicate} of the workers' time is communication and {wait} waiting",
-        communicate=measures.share(row, "communicate"), wait=measures.share(row, "wait"),
+        communicate=facts.share(row, "communicate"), wait=facts.share(row, "wait"),
     )  # fmt: skip
 
 
 def why_not_more(row: Row, following: Row) -> Sentence:
     """Say why `following`, with more workers than `row`, is no faster."""
-    workers = measures.workers(following)
+    workers = facts.workers(following)
     if following.crowded and not row.crowded:
         return say(
             "with {workers} there are {processes} for {cores}, and they take turns",
-            workers=workers, processes=measures.processes(following),
-            cores=measures.cores(following),
+            workers=workers, processes=facts.processes(following),
+            cores=facts.cores(following),
         )  # fmt: skip
     wait, communicate = (following.shares.get(p, 0.0) for p in ("wait", "communicate"))
     if wait + communicate < NOTABLE:
@@ -44,7 +44,7 @@ def why_not_more(row: Row, following: Row) -> Sentence:
     phase, words = ("wait", "waiting") if wait > communicate else ("communicate", "communication")
     return say(
         "with {workers} {words} takes {share} of the time", workers=workers, words=words,
-        share=measures.share(following, phase),
+        share=facts.share(following, phase),
     )  # fmt: skip
 
 
@@ -53,8 +53,8 @@ def crowding(summary: Summary) -> Sentence:
     crowded = [row for row in summary.rows if row.crowded]
     if not crowded:
         return say("")
-    cores = measures.numbers(crowded, lambda row: measures.cores(row, ""))
-    counts = measures.numbers(
+    cores = facts.numbers(crowded, lambda row: facts.cores(row, ""))
+    counts = facts.numbers(
         crowded,
         lambda row: fact("processes", row.processes, runs=row.runs, text=str(row.processes)),
     )
@@ -72,7 +72,7 @@ def threads(summary: Summary) -> Sentence:
     pairs = {(row.workers, t) for row, t in known}
     held = {row.workers: row for row, _ in known}
     if len(held) < len(pairs):
-        counts = measures.numbers([row for row, _ in known], lambda row: _thread_fact(row))
+        counts = facts.numbers([row for row, _ in known], lambda row: _thread_fact(row))
         return say("Workers have {counts} threads, as the configurations say.", counts=counts)
     counts_of = {t for _, t in pairs}
     if not held or counts_of == {1}:
@@ -83,7 +83,7 @@ def threads(summary: Summary) -> Sentence:
     return say(
         "Threads per worker differ: {few} had {one}, {many} {other} each, so that speed-up is not "
         "against one core.",
-        few=measures.workers(few), one=_thread_fact(few), many=measures.workers(many),
+        few=facts.workers(few), one=_thread_fact(few), many=facts.workers(many),
         other=_thread_fact(many),
     )  # fmt: skip
 
@@ -201,7 +201,7 @@ def help_wanted(summary: Summary) -> list[Sentence]:
     if crowded:
         least = min(crowded, key=lambda row: row.cores or 0)
         states.append(
-            say("use no more processes than the {cores} there are", cores=measures.cores(least))
+            say("use no more processes than the {cores} there are", cores=facts.cores(least))
         )
     fitting = [row for row in summary.rows if row.workers > 1 and not row.crowded]
     if most := _largest(fitting, "communicate"):
@@ -209,7 +209,7 @@ def help_wanted(summary: Summary) -> list[Sentence]:
             say(
                 "exchange less ({who} spends {share} of its time on it): a larger batch, a cheaper "
                 "all-reduce, or averaging less often",
-                who=who(summary, most), share=measures.share(most, "communicate"),
+                who=who(summary, most), share=facts.share(most, "communicate"),
             )
         )  # fmt: skip
     if most := _largest(fitting, "wait"):
@@ -218,7 +218,7 @@ def help_wanted(summary: Summary) -> list[Sentence]:
             say(
                 "wait less ({who} spends {share} of its time on it): give slow workers less to "
                 "do{option}, or use a strategy that does not wait",
-                who=who(summary, most), share=measures.share(most, "wait"), option=option,
+                who=who(summary, most), share=facts.share(most, "wait"), option=option,
             )
         )  # fmt: skip
     if not states:

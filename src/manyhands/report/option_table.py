@@ -1,12 +1,12 @@
-"""The table of `categories`: a line for each value, a column for each strategy and worker count."""
+"""The table of `option_values`: a line for each value, a column for each strategy and P."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from manyhands.report.categories import Cell, Comparison
+from manyhands.report.formatting import NONE, percent, plural
+from manyhands.report.option_values import Cell, Comparison
 from manyhands.report.quantities import median
-from manyhands.report.wording import NONE, percent, plural
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,12 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from manyhands.report.choice import choose
+from manyhands.report.best_configuration import choose
 from manyhands.report.groups import Group, layout
-from manyhands.report.reference import with_speedups
 from manyhands.report.runs import Loaded, Run
-from manyhands.report.scaling import Fit, fit
-from manyhands.report.tables import AMOUNT, Choice, Row, Summary, median, spread
+from manyhands.report.scaling_laws import Fit, fit
+from manyhands.report.speedup_reference import with_speedups
+from manyhands.report.summary import AMOUNT, Choice, Row, Summary, median, spread
 
 PHASES = ("compute", "update", "communicate", "wait")
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from manyhands.report import measures
-from manyhands.report.choice import learned
+from manyhands.report import facts
+from manyhands.report.best_configuration import learned
 from manyhands.report.sentences import Fact, Name, Sentence, fact, listed, say
 from manyhands.report.significance import compare
-from manyhands.report.tables import Row, Summary
+from manyhands.report.summary import Row, Summary
 
 ASYNCHRONOUS = ("server", "hogwild")
 SAME = 0.05  # amounts of work that differ by less are the same
@@ -28,9 +28,7 @@ def sentences(summary: Summary) -> Iterable[Sentence]:
         yield from _by_workers(kind, mine)
     rows = {id(row): row for pair in pairs for row in pair if "wait" in row.shares}.values()
     if rows:
-        parts = [
-            say("{part} with {who}", who=_who(summary, r), part=measures.lost(r)) for r in rows
-        ]
+        parts = [say("{part} with {who}", who=_who(summary, r), part=facts.lost(r)) for r in rows]
         yield say(
             "Part of the workers' time that is communication or waiting: {each}.",
             each=listed(parts),
@@ -83,11 +81,11 @@ def _by_workers(kind: str, pairs: Sequence[Pair]) -> Iterable[Sentence]:
     parts = []
     for row, base in pairs:
         part = say(
-            "{pace} times as fast with {workers}", workers=measures.workers(row),
+            "{pace} times as fast with {workers}", workers=facts.workers(row),
             pace=_ratio(row, base),
         )  # fmt: skip
         if row.accuracy and base.accuracy:
-            gap = measures.gap(row, base)
+            gap = facts.gap(row, base)
             side = "above" if gap.value > 0 else "below"
             part = say("{part}, {gap} {side}", part=part, gap=gap, side=side)
         parts.append(part)
@@ -108,7 +106,7 @@ def _ratio(row: Row, base: Row) -> Fact:
 def _who(summary: Summary, row: Row) -> Name:
     """Name a configuration, with its place where that is not its number of workers."""
     by_workers = summary.layout.x == "workers"
-    return measures.label(row) if by_workers else measures.who(summary, row)
+    return facts.label(row) if by_workers else facts.who(summary, row)
 
 
 def _pace(summary: Summary, row: Row, base: Row, comparisons: int) -> Sentence:
@@ -116,18 +114,18 @@ def _pace(summary: Summary, row: Row, base: Row, comparisons: int) -> Sentence:
     return say(
         "With {workers}, {who} trains in {mine} and {base} in {theirs}: {which} is {pace} times as "
         "fast{hedge}{crowded}.",
-        workers=measures.workers(row), who=_who(summary, row), base=_who(summary, base),
-        mine=measures.time(row), theirs=measures.time(base), pace=_ratio(first, second),
+        workers=facts.workers(row), who=_who(summary, row), base=_who(summary, base),
+        mine=facts.time(row), theirs=facts.time(base), pace=_ratio(first, second),
         which=_who(summary, first), crowded=_crowding(row, base),
         hedge=compare(row, base, "seconds", comparisons, summary.rows).hedge(),
     )  # fmt: skip
 
 
 def _quality(summary: Summary, row: Row, base: Row, comparisons: int) -> Sentence:
-    gap = measures.gap(row, base)
+    gap = facts.gap(row, base)
     return say(
         "Its accuracy is {mine}{guess}, against {theirs} with {base}: {gap} {side}{hedge}.",
-        mine=measures.accuracy(row), theirs=measures.accuracy(base), base=_who(summary, base),
+        mine=facts.accuracy(row), theirs=facts.accuracy(base), base=_who(summary, base),
         guess="" if learned(row) else " (hardly better than guessing: it learned nothing)",
         gap=gap, side="higher" if gap.value >= 0 else "lower",
         hedge=compare(row, base, "accuracy", comparisons, summary.rows).hedge(),
@@ -138,7 +136,5 @@ def _crowding(*rows: Row) -> Sentence:
     crowded = [row for row in rows if row.crowded]
     if not crowded:
         return say("")
-    counts = measures.numbers(crowded, lambda row: measures.processes(row, ""))
-    return say(
-        "; {counts} processes share {cores}", counts=counts, cores=measures.cores(crowded[0])
-    )
+    counts = facts.numbers(crowded, lambda row: facts.processes(row, ""))
+    return say("; {counts} processes share {cores}", counts=counts, cores=facts.cores(crowded[0]))

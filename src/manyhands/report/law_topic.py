@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from manyhands.report import measures
+from manyhands.report import facts
 from manyhands.report.groups import Group
 from manyhands.report.quantities import median
-from manyhands.report.scaling import Fit
+from manyhands.report.scaling_laws import Fit
 from manyhands.report.sentences import Fact, Name, Sentence, fact, listed, say
-from manyhands.report.tables import Row, Summary
+from manyhands.report.summary import Row, Summary
 
 CLOSE, ROUGH = 0.05, 0.15  # of the peak: a law fits, fits roughly
 MOST = 3  # sources whose limits are stated
@@ -99,7 +99,7 @@ def _verdict(summary: Summary, group: Group, fitted: Fit) -> Sentence:
     law = f"{fitted.law}'s law"
     if fitted.serial > _ALL:
         row = fitted_rows(summary, group)[-1]
-        most = measures.workers(row)
+        most = facts.workers(row)
         return say("Up to {most}, where every worker has a core, more bring nothing", most=most)
     if fitted.residual is None:
         return say("One point with several workers and a core for each cannot test {law}", law=law)
@@ -126,7 +126,7 @@ def _limits(summary: Summary) -> Iterable[Sentence]:
         row = fitted_rows(summary, group)[-1]
         limits = []
         if "wait" in row.shares:
-            part = measures.lost(row)
+            part = facts.lost(row)
             limits.append(say("communication and waiting take {part} of the time", part=part))
         if more := _slowed(summary, row):
             limits.append(
@@ -137,8 +137,8 @@ def _limits(summary: Summary) -> Iterable[Sentence]:
             )
         if limits:
             yield say(
-                "{name} with {workers}: {limits}.", name=measures.label(row),
-                workers=measures.workers(row), limits=listed(limits),
+                "{name} with {workers}: {limits}.", name=facts.label(row),
+                workers=facts.workers(row), limits=listed(limits),
             )  # fmt: skip
 
 

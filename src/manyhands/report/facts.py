@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 
+from manyhands.report.formatting import exact_percent, percent, plural, points, seconds, times
 from manyhands.report.plots import name, place
 from manyhands.report.runs import Run
-from manyhands.report.sentences import Fact, How, Name, Sentence, fact, listed, say
-from manyhands.report.tables import Row, Summary
-from manyhands.report.wording import exact_percent, percent, plural, points, seconds, times
+from manyhands.report.sentences import Fact, Name, Sentence, fact, listed, say
+from manyhands.report.summary import Row, Summary
 
 
 def who(summary: Summary, row: Row) -> Name:
@@ -182,21 +182,27 @@ def threshold(what: str, value: float, text: str) -> Fact:
     return fact(what, value, how="constant", text=text)
 
 
-def extremes(
-    rows: Sequence[Row],
+def extreme(
     what: str,
-    value: Callable[[Row], float | None],
-    form: Callable[[float | None], str],
+    row: Row,
+    values: Sequence[tuple[Row, float]],
+    most: bool,
+    form: Callable[[float], str],
+) -> Fact:
+    """State a configuration's value as the most, or the least, of some configurations' values."""
+    value = next(each for other, each in values if other is row)
+    return fact(
+        what, value, how="most" if most else "least", runs=row.runs,
+        among=[other.runs for other, _ in values], text=form(value),
+    )  # fmt: skip
+
+
+def extremes(
+    what: str, values: Sequence[tuple[Row, float]], form: Callable[[float], str]
 ) -> Sentence:
     """State "1.20 s", or "1.20 s to 3.40 s": the least and the most of some configurations."""
-    known = [(v, row) for row in rows if (v := value(row)) is not None]
-    among = [row.runs for _, row in known]
-
-    def stated(pair: tuple[float, Row], how: How) -> Fact:
-        return fact(what, pair[0], how=how, runs=pair[1].runs, among=among, text=form(pair[0]))
-
-    least = stated(min(known, key=lambda pair: pair[0]), "least")
-    most = stated(max(known, key=lambda pair: pair[0]), "most")
+    low, high = (f(values, key=lambda pair: pair[1])[0] for f in (min, max))
+    least, most = (extreme(what, row, values, row is high, form) for row in (low, high))
     if least.text == most.text:
         return say("{value}", value=least)
     return say("{least} to {most}", least=least, most=most)

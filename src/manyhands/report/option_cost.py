@@ -1,18 +1,18 @@
-"""What the values of an option cost (`categories`), in at most five sentences."""
+"""What the values of an option cost (`option_values`), in at most five sentences."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from manyhands.report import measures
-from manyhands.report.categories import Cell, Comparison
+from manyhands.report import facts
 from manyhands.report.explanations import STRATEGIES
+from manyhands.report.formatting import percent, points
+from manyhands.report.option_values import Cell, Comparison
 from manyhands.report.quantities import median, stated
 from manyhands.report.runs import Run
 from manyhands.report.sentences import Fact, Name, Sentence, capitalised, fact, listed, say
 from manyhands.report.significance import Verdict, compare, method, pairs
-from manyhands.report.tables import Row
-from manyhands.report.wording import percent, points
+from manyhands.report.summary import Row
 
 MOST = 5  # single losses in one sentence
 DIVIDED = "partition"  # the option whose effect depends on how a strategy shares what it learns
@@ -61,14 +61,14 @@ def _also(found: Comparison, losses: Sequence[Cell]) -> list[Sentence]:
         return []
     more = say("")
     if rest := losses[MOST:]:
-        count = measures.configurations([cell.row for cell in rest])
+        count = facts.configurations([cell.row for cell in rest])
         more = say("; and {count} more, the filled marks", count=count)
     return [say("Also beyond chance: {parts}{more}.", parts=listed(parts, "; ", "; "), more=more)]
 
 
 def _loss(found: Comparison, cell: Cell) -> Sentence:
     return say("{gap} on {value} with {workers}", gap=_gap(found, cell), value=cell.value,
-               workers=measures.workers(cell.row))  # fmt: skip
+               workers=facts.workers(cell.row))  # fmt: skip
 
 
 def _why(found: Comparison, losses: Sequence[Cell]) -> list[Sentence]:
@@ -120,7 +120,7 @@ def _bounded(found: Comparison, strategy: str) -> Sentence:
         return say("{who}", who=strategy)
     words = "{who} (at most {gap}: {value} with {workers})"
     return say(words, who=strategy, gap=_gap(found, most), value=most.value,
-               workers=measures.workers(most.row))  # fmt: skip
+               workers=facts.workers(most.row))  # fmt: skip
 
 
 def _alike(found: Comparison, losses: Sequence[Cell]) -> list[Sentence]:
@@ -161,7 +161,7 @@ def comment(found: Comparison) -> list[Sentence]:
             "Filled marks differ from {reference} by more than chance, each tested as one of "
             "{count} comparisons.",
             reference=found.reference,
-            count=measures.configurations([cell.row for cell in found.others]),
+            count=facts.configurations([cell.row for cell in found.others]),
         ),
         method("the configurations of a strategy (further down: over all configurations)"),
     ]  # fmt: skip
@@ -200,7 +200,7 @@ def _times(found: Comparison) -> Iterable[Sentence]:
         "In time, {option} makes the largest difference with {who}: {slow} takes {one}, {ratio} "
         "times as long as {fast}{hedge}.",
         option=found.spoken, who=_who(slow), slow=slow.value, fast=fast.value,
-        one=measures.time(slow.row),
+        one=facts.time(slow.row),
         ratio=fact("seconds", ratio, how="ratio", runs=fast.row.runs, against=slow.row.runs,
                    text=f"{ratio:.2f}"),
         hedge=_slower(found, slow, fast).hedge(),
@@ -241,13 +241,13 @@ def _middle(found: Comparison, runs: Sequence[Run]) -> float:
 
 
 def _level(found: Comparison, row: Row) -> Fact:
-    return measures.accuracy(row) if found.judged == "accuracy" else measures.score(row)
+    return facts.accuracy(row) if found.judged == "accuracy" else facts.score(row)
 
 
 def _who(cell: Cell) -> Sentence:
-    workers = measures.workers(cell.row)
+    workers = facts.workers(cell.row)
     return say("{who} with {workers}", who=Name(cell.strategy), workers=workers)
 
 
 def _repeats(found: Comparison) -> Fact:
-    return measures.repeats(min((cell.row.runs for cell in found.cells), key=len))
+    return facts.repeats(min((cell.row.runs for cell in found.cells), key=len))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from manyhands.report import measures, theme
+from manyhands.report import facts, theme
 from manyhands.report.chart import Note
+from manyhands.report.formatting import count, exact_percent, percent, plural, times
 from manyhands.report.groups import Group
 from manyhands.report.plots import ranged_text, styles
 from manyhands.report.runs import Run
 from manyhands.report.sentences import Fact, Name, Sentence, fact, listed, say
-from manyhands.report.tables import Row, Spread, Summary, spread
-from manyhands.report.wording import count, exact_percent, percent, plural, times
+from manyhands.report.summary import Row, Spread, Summary, spread
 
 NEAR = 0.15  # of the steps that theory says: theory holds
 
@@ -101,13 +101,13 @@ def comment(summary: Summary) -> list[Sentence]:
     """Say how far the steps fall with the workers as theory says, and why not where they do not."""
     states = [_sentence(summary, group, pairs) for group, pairs in curves(summary).items()]
     late = [
-        measures.who(summary, row)
+        facts.who(summary, row)
         for group in curves(summary)
         for row in summary.of(group)
         if arrived(row, summary.target or 0) is None
     ]
     if late:
-        target = measures.target(summary)
+        target = facts.target(summary)
         states.append(say("Not in every repeat at {t}: {late}.", t=target, late=listed(late)))
     states.append(
         say(
@@ -139,8 +139,8 @@ def _sentence(summary: Summary, group: Group, pairs: list[tuple[Row, Spread]]) -
     states = say(
         "{label}: {start} steps with {few}, {end} with {many}, {fewer} fewer where theory says "
         "{theory}",
-        label=Name(group.label), start=taken(first, start), few=measures.workers(first),
-        end=taken(last, end), many=measures.workers(last, ""), fewer=fewer, theory=theory,
+        label=Name(group.label), start=taken(first, start), few=facts.workers(first),
+        end=taken(last, end), many=facts.workers(last, ""), fewer=fewer, theory=theory,
     )  # fmt: skip
     batches = {row.runs[0].config.get("batch_size") for row, _ in pairs}
     if group.strategy == "sync" and len(batches) == 1:
@@ -153,11 +153,11 @@ def _sentence(summary: Summary, group: Group, pairs: list[tuple[Row, Spread]]) -
         for row, found in pairs[1:]
         if abs(found.median * row.workers / (start.median * first.workers) - 1) <= NEAR
     ]
-    level = measures.threshold("near the steps of theory", NEAR, percent(NEAR))
+    level = facts.threshold("near the steps of theory", NEAR, percent(NEAR))
     if not near:
         return say("{states}; none is within {level} of it.", states=states, level=level)
     most = max(near, key=lambda row: row.workers)
     return say(
-        "{states}; up to {most} within {level} of it.", states=states, most=measures.workers(most),
+        "{states}; up to {most} within {level} of it.", states=states, most=facts.workers(most),
         level=level,
     )  # fmt: skip

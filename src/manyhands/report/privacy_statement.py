@@ -7,13 +7,13 @@ from typing import Any
 
 from manyhands.errors import ConfigError
 from manyhands.privacy import accountant
-from manyhands.report import measures
+from manyhands.report import facts
+from manyhands.report.formatting import capital, count, join, some
 from manyhands.report.plots import name, typical_run
 from manyhands.report.runs import Run
 from manyhands.report.sentences import Fact, Name, Sentence, fact, say
-from manyhands.report.tables import Summary
+from manyhands.report.summary import Summary
 from manyhands.report.values import mapping, number, text
-from manyhands.report.wording import capital, count, join, some
 
 _WORDS = {
     "relation": "neighbouring data sets", "trust": "who is trusted", "sampler": "sampler",
@@ -87,7 +87,7 @@ def sentences(summary: Summary) -> list[Sentence]:
     states = [_together(data, [r for r in private if _data(r) == data]) for data in _names(private)]
     fixed = [run for run in private if not sound(run)]
     if fixed:
-        count = measures.count(fixed)
+        count = facts.count(fixed)
         states.append(
             say("{count} with fixed keys: NOT PRIVATE; such runs are for tests.", count=count)
         )
@@ -97,7 +97,7 @@ def sentences(summary: Summary) -> list[Sentence]:
             say(
                 "Beside them {count} on the same data without privacy: publishing those as well "
                 "voids the guarantee.",
-                count=measures.count(plain),
+                count=facts.count(plain),
             )
         )
     states.append(
@@ -121,7 +121,7 @@ def _together(data: str, runs: list[Run]) -> Sentence:
     """Return the composed cost of all runs on one data set; each of them spends."""
     events = [found for run in runs if (found := event(run))]
     deltas = [d for run in runs if (d := number(run.privacy, "delta")) is not None and 0 < d < 1]
-    count = measures.count(runs, "")
+    count = facts.count(runs, "")
     if len(events) < len(runs):
         return say(
             "What the {count} private runs cost together cannot be said: a record does not state "

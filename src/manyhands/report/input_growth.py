@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from manyhands.report import measures, theme
+from manyhands.report import facts, theme
 from manyhands.report.chart import Note
+from manyhands.report.formatting import count, option, percent, plural, seconds, times
 from manyhands.report.plots import ranged_text
 from manyhands.report.sentences import Fact, Name, Sentence, fact, say
-from manyhands.report.tables import AMOUNT, Row, Summary
-from manyhands.report.wording import count, option, percent, plural, seconds, times
+from manyhands.report.summary import AMOUNT, Row, Summary
 
 CLOSE = 0.05  # of proportion: the same, as far as one can tell
 WIDE = 1.2  # the least ratio of examples that makes a curve
@@ -133,6 +133,6 @@ def _gain(first: Row, last: Row) -> Sentence:
     if first.workers < 2 or not first.speedup or not last.speedup or first.by_own or last.by_own:
         return say("")
     return say(
-        "; the speed-up goes from {one} to {other}", one=measures.speedup(first),
-        other=measures.speedup(last),
+        "; the speed-up goes from {one} to {other}", one=facts.speedup(first),
+        other=facts.speedup(last),
     )  # fmt: skip

@@ -9,15 +9,15 @@ from typing import Any, NamedTuple
 from manyhands.config.privacy import Privacy
 from manyhands.errors import ConfigError
 from manyhands.privacy import accountant
-from manyhands.report import measures, theme
+from manyhands.report import facts, theme
 from manyhands.report.chart import Chart, Note
+from manyhands.report.formatting import count, option, percent, plural
 from manyhands.report.plots import name, place, typical_run
-from manyhands.report.private import cost, event
+from manyhands.report.privacy_statement import cost, event
 from manyhands.report.runs import Run
 from manyhands.report.sentences import Fact, Name, Sentence, capitalised, fact, listed, say
-from manyhands.report.tables import Row, Spread, Summary
+from manyhands.report.summary import Row, Spread, Summary
 from manyhands.report.values import number, text
-from manyhands.report.wording import count, option, percent, plural
 
 MOST = 6  # curves in a figure
 # Two private runs that differ in other options than these are two series.
@@ -217,7 +217,7 @@ def _comment_accuracy(summary: Summary) -> Iterator[Sentence]:
     for label, private, plain in _series(summary):
         ends = [private[0], private[-1]][: len(private)]
         shown = [
-            say("{a} at ε = {e}", a=measures.accuracy(row), e=_stated(spent, row))
+            say("{a} at ε = {e}", a=facts.accuracy(row), e=_stated(spent, row))
             for spent, row in ends
         ]
         beside = _beside(private[-1][1], plain) if plain else say("")
@@ -238,6 +238,6 @@ def _beside(row: Row, plain: Row) -> Sentence:
     if mine and theirs and mine != theirs:
         other = say(" (with kernels {mine}, not {theirs})", mine=Name(mine), theirs=Name(theirs))
     return say(
-        ", {gap} {side} the run without privacy{other}", gap=measures.gap(row, plain), side=side,
+        ", {gap} {side} the run without privacy{other}", gap=facts.gap(row, plain), side=side,
         other=other,
     )  # fmt: skip

@@ -1,15 +1,15 @@
-"""The picture of `categories`: one line per value of the option, one colour per strategy."""
+"""The picture of `option_values`: one line per value of the option, one colour per strategy."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from manyhands.report import cost, theme
-from manyhands.report.categories import Cell, Comparison
+from manyhands.report import option_cost, theme
 from manyhands.report.chart import Chart, Note
+from manyhands.report.formatting import capital, percent, plural
+from manyhands.report.option_values import Cell, Comparison
 from manyhands.report.quantities import values
-from manyhands.report.wording import capital, percent, plural
 
 ID = "categories"
 BAND = 0.72  # of the distance between two values: how far the marks of one value spread
@@ -22,7 +22,7 @@ def chart(found: Comparison) -> Chart:
     return Chart(
         id=ID, title=f"{capital(found.metric)} by {found.spoken}", y_label="",
         x_label=f"{unit}, against {found.reference} (left: worse)",
-        draw=lambda ax: draw(ax, found), comment=tuple(cost.comment(found)),
+        draw=lambda ax: draw(ax, found), comment=tuple(option_cost.comment(found)),
         alt=f"what each {found.spoken} costs against {found.reference}, for each strategy",
         height=max(150, len(found.values) * (14 + 7 * len(found.series))),
         left=int(14 + 6.7 * max(len(value) for value in found.values)),
