@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from manyhands.report.load import read
-from manyhands.report.summarising import summarise
+from manyhands.report.summarise import summarise
 
 BAR = 0.05
 
