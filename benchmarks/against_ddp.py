@@ -68,7 +68,7 @@ def our_worker(
         threads=1,
     )
     worker, kernels = assemble.worker(job, COMM, folder)
-    worker.course.epochs.append(Epoch(1))
+    worker.training.epochs.append(Epoch(1))
     return worker, kernels.choice
 
 
@@ -91,7 +91,7 @@ def our_step(worker: Worker, *, talk: bool) -> Callable[[Batch], None]:
             worker.config.strategy.step(worker, batch)
         else:
             worker.update(worker.gradient(batch))
-        worker.end_step(worker.course.epochs[-1])
+        worker.end_step(worker.training.epochs[-1])
 
     return step
 

@@ -56,7 +56,7 @@ def our_worker(folder: Path, batch_size: int, *, private: bool) -> tuple[Worker,
         threads=1,
     )
     worker, kernels = assemble.worker(job, MPI.COMM_SELF, folder)
-    worker.course.epochs.append(Epoch(1))
+    worker.training.epochs.append(Epoch(1))
     return worker, kernels.choice
 
 
@@ -65,7 +65,7 @@ def our_step(worker: Worker) -> Step:
         worker.clock.begun.append(time.monotonic())
         worker.board.note(worker.rank, worker.step, "gradient")
         worker.update(worker.gradient(batch))
-        worker.end_step(worker.course.epochs[-1])
+        worker.end_step(worker.training.epochs[-1])
 
     return step
 

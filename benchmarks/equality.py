@@ -63,7 +63,7 @@ def stepping(worker: Worker, batches: list[Ready], times: int) -> Callable[[], f
         if worker.replica.masks:
             worker.replica.masks.begin(worker.step, indices)
         strategy.apply(worker, strategy.gradient(worker, batch))
-        worker.end_step(worker.course.epochs[-1])
+        worker.end_step(worker.training.epochs[-1])
 
     return lambda: seconds(step, times, COMM.Barrier)
 

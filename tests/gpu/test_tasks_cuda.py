@@ -111,10 +111,10 @@ def test_a_task_ends_on_a_gpu_where_it_does_on_the_cpu(name, tmp_path):
     for worker in gpu:
         assert worker.params.is_cuda
         assert float((worker.params.cpu() - cpu.params).abs().max()) < 1e-9
-        assert worker.course.losses == pytest.approx(cpu.course.losses, abs=1e-9)
-        assert [epoch.correct for epoch in worker.course.epochs] == [None, None]
-        expected = cpu.course.epochs[-1].test_loss
-        assert worker.course.epochs[-1].test_loss == pytest.approx(expected, abs=1e-9)
+        assert worker.training.losses == pytest.approx(cpu.training.losses, abs=1e-9)
+        assert [epoch.correct for epoch in worker.training.epochs] == [None, None]
+        expected = cpu.training.epochs[-1].test_loss
+        assert worker.training.epochs[-1].test_loss == pytest.approx(expected, abs=1e-9)
 
 
 @pytest.mark.parametrize("name", ["regression", "language_model"])

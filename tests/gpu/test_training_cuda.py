@@ -90,9 +90,9 @@ def test_a_run_ends_where_it_does_on_the_cpu(train, given):
     assert {len(made.x) for made in graphs.computation.graphs._gradients.values()} == {60, 40}
     assert apart(cpu, eager) < 1e-9
     assert apart(cpu, graphs) < 1e-9
-    assert len(graphs.course.losses) == len(cpu.course.losses) == graphs.step
-    assert graphs.course.losses == pytest.approx(cpu.course.losses, abs=1e-9)
-    for mine, theirs in zip(graphs.course.epochs, cpu.course.epochs, strict=True):
+    assert len(graphs.training.losses) == len(cpu.training.losses) == graphs.step
+    assert graphs.training.losses == pytest.approx(cpu.training.losses, abs=1e-9)
+    for mine, theirs in zip(graphs.training.epochs, cpu.training.epochs, strict=True):
         assert (mine.correct, mine.examples) == (theirs.correct, theirs.examples)
         assert mine.test_metrics == theirs.test_metrics
 

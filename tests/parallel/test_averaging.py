@@ -209,8 +209,8 @@ def test_a_target_stops_all_workers_and_the_average_is_what_is_left(blobs, tmp_p
     worker = train(
         smooth, blobs, WORLD, tmp_path, strategy="averaging", epochs=50, target_accuracy=0.5
     )
-    assert worker.course.stopped == "target_accuracy"
-    assert len(worker.course.epochs) < 50
+    assert worker.training.stopped == "target_accuracy"
+    assert len(worker.training.epochs) < 50
     assert same_everywhere(worker, worker.params)
 
 
@@ -230,6 +230,6 @@ def test_the_record_holds_each_worker_s_own_accuracy_beside_the_average_s(blobs,
 def test_an_accuracy_that_is_recorded_is_that_of_the_model_that_is_saved(blobs, tmp_path):
     worker = train(smooth, blobs, WORLD, tmp_path, strategy="averaging", epochs=2)
     loss, metrics = evaluation.evaluate(worker, worker.params, worker.data.test)
-    last = worker.course.epochs[-1]
+    last = worker.training.epochs[-1]
     assert (loss, metrics) == (last.test_loss, last.test_metrics)
     assert metrics["accuracy"] == worker.facts["average_accuracy"]

@@ -86,7 +86,7 @@ def test_a_slow_worker_ends_with_the_same_bits(blobs, tmp_path, strategy, slow):
     assert torch.equal(plain.params, slowed.params)
     buffers = [worker.replica.module.buffers() for worker in (plain, slowed)]
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(*buffers, strict=True))
-    assert plain.course.losses == slowed.course.losses
+    assert plain.training.losses == slowed.training.losses
 
 
 def test_the_record_says_who_had_which_share_when(blobs, tmp_path, measured):

@@ -101,7 +101,7 @@ def together(model, data, folder, **given):
 
 def ending(worker):
     buffers = {name: b.clone() for name, b in worker.replica.module.named_buffers()}
-    loss = worker.course.epochs[-1].test_loss
+    loss = worker.training.epochs[-1].test_loss
     return SimpleNamespace(
         params=worker.params.clone(), buffers=buffers, loss=loss, step=worker.step
     )
@@ -124,7 +124,7 @@ def test_p_workers_end_where_one_ends(stored, tmp_path, name):
     many = together(MODELS[name], stored["blobs"], tmp_path)
     assert_same(one, many)
     if name != "without running statistics":  # such a layer looks at the batches of an evaluation
-        assert many.course.epochs[-1].test_loss == pytest.approx(one.loss, abs=1e-10)
+        assert many.training.epochs[-1].test_loss == pytest.approx(one.loss, abs=1e-10)
 
 
 @pytest.mark.skipif(WORLD.size < 2, reason="one worker has the whole batch")

@@ -157,12 +157,12 @@ def test_a_strategy_does_what_is_asked_or_says_why_not(data, plain, tmp_path, na
     assert whole < 1e-5 if feature in SAME or alone else whole > 1e-4
     if feature == "validation" and worker.rank == 0:
         assert len(worker.data.validation) == 400
-        known = [epoch.validation_loss for epoch in worker.course.epochs]
+        known = [epoch.validation_loss for epoch in worker.training.epochs]
         assert all(loss is not None for loss in known)
         if worker.config.strategy.supports.together:  # elsewhere it is found after training
             assert (tmp_path / "best.safetensors").exists()
     if feature == "metric" and worker.role == "worker":
-        found = worker.course.epochs[-1].test_metrics
+        found = worker.training.epochs[-1].test_metrics
         if not worker.config.strategy.supports.together:  # judged after training
             _, found = evaluation.evaluate(worker, worker.params, worker.data.test, alone=True)
         assert list(found) == ["f1", "top-2"]
@@ -220,7 +220,7 @@ def test_an_epoch_is_told_after_its_last_step_and_before_the_next(data, tmp_path
     if worker is None or worker.rank:
         return
     ends = [at for at, (what, _) in enumerate(heard.heard) if what == "epoch"]
-    steps = worker.course.epochs[0].steps
+    steps = worker.training.epochs[0].steps
     assert [number for what, number in heard.heard if what == "step"] == [*range(1, 2 * steps + 1)]
     assert ends == [steps, 2 * steps + 1]
 

@@ -138,12 +138,12 @@ def test_a_target_stops_all_workers_and_the_average_is_what_is_left(blobs, tmp_p
     worker = train(
         smooth, blobs, WORLD, tmp_path, strategy="gossip", epochs=50, target_accuracy=0.5
     )
-    assert worker.course.stopped == "target_accuracy"
-    assert len(worker.course.epochs) < 50
+    assert worker.training.stopped == "target_accuracy"
+    assert len(worker.training.epochs) < 50
     assert same_everywhere(worker, worker.params)
     assert (
         evaluation.evaluate(worker, worker.params, worker.data.test)[1]
-        == worker.course.epochs[-1].test_metrics
+        == worker.training.epochs[-1].test_metrics
     )
 
 

@@ -237,7 +237,7 @@ def test_the_noise_of_all_stages_has_the_variance_it_is_accounted_for(
 
 def test_a_record_has_no_losses_and_no_times_of_single_passes(blobs, tmp_path):
     worker = piped(deep, blobs, tmp_path, batch_size=50, workers=1, stages=SIZE)
-    assert set(worker.course.losses) == {None}
+    assert set(worker.training.losses) == {None}
     assert worker.facts["timeline"] == []
     assert worker.replica.activations is None
     sent = worker.comm.meter.costs

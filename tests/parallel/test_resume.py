@@ -71,7 +71,7 @@ def train(
 
 def evaluated(worker):
     """Return how the model did after each epoch."""
-    return [epoch.test_metrics for epoch in worker.course.epochs]
+    return [epoch.test_metrics for epoch in worker.training.epochs]
 
 
 def nobody(message):
@@ -129,7 +129,7 @@ def test_going_on_draws_the_same_augmentation_and_follows_the_same_scheduler(fol
     whole = train(folder, **given)
     resumed = train(folder, checkpoint=at(folder, 10), **given)
     assert torch.equal(resumed.params, whole.params)
-    assert resumed.course.losses == whole.course.losses
+    assert resumed.training.losses == whole.training.losses
     assert evaluated(resumed) == evaluated(whole)
 
 
@@ -143,7 +143,7 @@ def test_going_on_is_never_having_stopped(folder, strategy, optimizer):
         assert torch.equal(resumed.params, whole.params)
         assert resumed.step == whole.step
         assert evaluated(resumed) == evaluated(whole)
-        assert resumed.course.losses == whole.course.losses
+        assert resumed.training.losses == whole.training.losses
         assert resumed.facts == whole.facts
 
 
@@ -170,13 +170,13 @@ def test_a_long_run_s_checkpoints_are_as_large_as_a_short_one_s(folder, strategy
     given = {"strategy": strategy, "checkpoint_every": "16steps", "keep": 9, "max_steps": 64}
     given |= {"epochs": 4, "optimizer": "adam"}
     whole = train(folder, **given)
-    expected = whole.course.losses[:], whole.clock.updated[:48]
+    expected = whole.training.losses[:], whole.clock.updated[:48]
     parts = sorted(Path(folder).glob(f"checkpoints/step-*/rank-{WORLD.rank}.safetensors"))
     assert len(parts) == 4
     assert len({part.stat().st_size for part in parts}) == 1
     resumed = train(folder, checkpoint=at(folder, 48), **given)
     assert torch.equal(resumed.params, whole.params)
-    assert resumed.course.losses == expected[0]
+    assert resumed.training.losses == expected[0]
     assert resumed.clock.updated[:48] == expected[1]
     rows = [*measurements.steps(resumed)]
     assert [row["step"] for row in rows] == [*range(1, 65)]
@@ -210,7 +210,7 @@ def test_a_pipeline_goes_on_stage_by_stage(folder):
         strategy = replace(pipeline, cut=found.about["settled"].get("cut"))
         resumed = train(folder, checkpoint=found, **{**given, "strategy": strategy})
         assert torch.equal(resumed.params, whole.params)
-        assert resumed.course.losses == whole.course.losses
+        assert resumed.training.losses == whole.training.losses
         assert evaluated(resumed) == evaluated(whole)
 
 
@@ -223,7 +223,7 @@ def test_slices_go_on_slice_by_slice(folder, optimizer):
     for step in (50, 20):
         resumed = train(folder, checkpoint=at(folder, step), **given)
         assert torch.equal(resumed.params, whole.params)
-        assert resumed.course.losses == whole.course.losses
+        assert resumed.training.losses == whole.training.losses
         assert evaluated(resumed) == evaluated(whole)
 
 

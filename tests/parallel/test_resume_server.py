@@ -56,7 +56,7 @@ def test_going_on_is_never_having_stopped(folder, server):
         resumed = train(folder, checkpoint=at(folder, step), **given)
         assert torch.equal(resumed.params, whole.params)
         assert resumed.step == whole.step
-        assert resumed.course.losses == whole.course.losses
+        assert resumed.training.losses == whole.training.losses
         assert counted(resumed) == counted(whole)
 
 
@@ -81,7 +81,7 @@ def test_every_push_is_in_a_checkpoint_once(folder, server):
     resumed = train(folder, checkpoint=at(folder, first), **given)
     assert steps(resumed) == steps(whole)
     assert counted(resumed) == counted(whole)
-    examples = resumed.comm.gather([epoch.examples for epoch in resumed.course.epochs])
+    examples = resumed.comm.gather([epoch.examples for epoch in resumed.training.epochs])
     assert sum(map(sum, examples)) == 3 * 2000
     noted = resumed.facts["staleness"]["histogram"]
     assert sum(noted.values()) == sum(steps(whole)) * given["strategy"].masters
@@ -137,5 +137,5 @@ def test_a_signal_writes_a_last_checkpoint_on_all(folder, monkeypatch):
     assert 1 <= found.part(0).numbers["step"] <= 5
     resumed = train(folder, checkpoint=found, **given)
     assert counted(resumed) == [steps(resumed)] * given["strategy"].masters
-    examples = resumed.comm.gather(sum(epoch.examples for epoch in resumed.course.epochs))
+    examples = resumed.comm.gather(sum(epoch.examples for epoch in resumed.training.epochs))
     assert sum(examples) == 3 * 2000

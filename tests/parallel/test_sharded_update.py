@@ -10,7 +10,7 @@ from training import WORLD, distance, large, once, train
 
 import manyhands as mh
 from manyhands.allreduce.shared_memory import reduce_through
-from manyhands.strategies.sync.sharded_update import LARGE, Piecewise
+from manyhands.strategies.sync.sharded_update import LARGE, ShardedUpdate
 
 OPTIMIZERS = {
     "momentum": {},
@@ -41,7 +41,7 @@ def test_p_workers_end_where_one_ends(blobs, tmp_path, optimizer):
     expected = once(one)
     worker = train(large, blobs, WORLD, tmp_path, strategy="sync", **options)
     assert worker.params.nbytes > LARGE
-    assert isinstance(worker.state, Piecewise) == (WORLD.size > 1)
+    assert isinstance(worker.state, ShardedUpdate) == (WORLD.size > 1)
     assert distance(worker.params, expected) < 1e-12
     every = WORLD.allgather(worker.params.numpy().tobytes())
     assert len(set(every)) == 1  # bit for bit

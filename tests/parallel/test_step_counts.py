@@ -80,7 +80,7 @@ def test_the_file_of_steps_numbers_each_workers_own(blobs, folder, name):
 @pytest.mark.parametrize("name", APART)
 def test_nobody_trains_while_worker_0_evaluates(blobs, folder, name, monkeypatch):
     """Others begin no step once the message has come; half of the evaluation is time enough."""
-    judge, end_step, begun, ended = evaluation.judge, Worker.end_step, [], []
+    judge, end_step, begun, ended = evaluation.evaluate_epoch, Worker.end_step, [], []
 
     def slow(worker, epoch, params, *, alone=False):
         if alone:

@@ -37,10 +37,10 @@ def test_a_loss_of_model_and_batch_is_the_same_loss(blobs, tmp_path, strategy, w
     own = train(smooth, blobs, WORLD, tmp_path, loss_function=of_model, **given)
     if strategy.supports.deterministic or workers == 1:
         assert torch.equal(plain.params, own.params)
-    assert [epoch.loss for epoch in own.course.epochs] != [0.0]
+    assert [epoch.loss for epoch in own.training.epochs] != [0.0]
     if own.role == "worker" and strategy.supports.together:
-        assert own.course.epochs[-1].test_loss == plain.course.epochs[-1].test_loss
-        assert own.course.epochs[-1].test_metrics == {}
+        assert own.training.epochs[-1].test_loss == plain.training.epochs[-1].test_loss
+        assert own.training.epochs[-1].test_metrics == {}
 
 
 class Parted(nn.Module):
@@ -82,7 +82,9 @@ def test_an_example_in_two_parts_is_the_same_example(blobs, tmp_path, form):
             whole = train(smooth, blobs, WORLD, tmp_path, **given)
             two = train(Parted, data, WORLD, tmp_path, **given)
             assert torch.equal(whole.params, two.params)
-            assert whole.course.epochs[-1].test_metrics == two.course.epochs[-1].test_metrics != {}
+            assert (
+                whole.training.epochs[-1].test_metrics == two.training.epochs[-1].test_metrics != {}
+            )
 
 
 def narrow():
@@ -96,10 +98,10 @@ def test_an_autoencoder_needs_no_labels(tmp_path):
     one = train(narrow, data, MPI.COMM_SELF, tmp_path, strategy="sequential", **given)
     many = train(narrow, data, WORLD, tmp_path, strategy="sync", **given)
     assert distance(one.params, many.params) < 1e-10
-    assert one.course.epochs[-1].loss < 2000 * float((x**2).mean())
-    for name, value in one.course.epochs[-1].test_metrics.items():
-        assert many.course.epochs[-1].test_metrics[name] == pytest.approx(value, rel=1e-9)
-    assert list(one.course.epochs[-1].test_metrics) == ["mae", "far"]
+    assert one.training.epochs[-1].loss < 2000 * float((x**2).mean())
+    for name, value in one.training.epochs[-1].test_metrics.items():
+        assert many.training.epochs[-1].test_metrics[name] == pytest.approx(value, rel=1e-9)
+    assert list(one.training.epochs[-1].test_metrics) == ["mae", "far"]
 
 
 def far(model, batch):
@@ -182,4 +184,4 @@ def test_lazy_and_scripted_models_train_as_plain_ones(blobs, tmp_path, model):
     plain = train(smooth, blobs, WORLD, tmp_path, **given)
     other = train(model, blobs, WORLD, tmp_path, **given)
     assert distance(plain.params, other.params) < 1e-6
-    assert plain.course.epochs[-1].test_metrics == other.course.epochs[-1].test_metrics != {}
+    assert plain.training.epochs[-1].test_metrics == other.training.epochs[-1].test_metrics != {}

@@ -17,8 +17,8 @@ def test_workers_judge_what_one_would_and_never_train_on_it(blobs, tmp_path):
     one = train(smooth, blobs, MPI.COMM_SELF, tmp_path, strategy="sequential", **GIVEN)
     many = train(smooth, blobs, WORLD, tmp_path, strategy="sync", **GIVEN)
     assert distance(one.params, many.params) < 1e-10
-    assert sum(epoch.examples for epoch in one.course.epochs) == 2 * 1600
-    for alone, together in zip(one.course.epochs, many.course.epochs, strict=True):
+    assert sum(epoch.examples for epoch in one.training.epochs) == 2 * 1600
+    for alone, together in zip(one.training.epochs, many.training.epochs, strict=True):
         assert together.validation_loss == pytest.approx(alone.validation_loss, abs=1e-10)
         assert together.validation_metrics == alone.validation_metrics != {}
         assert together.validation_loss != together.test_loss
@@ -67,7 +67,7 @@ def test_a_run_starts_from_given_weights(blobs, tmp_path):
     given = {**GIVEN, "lr": 1e-12, "max_steps": 1, "init": f"{folder}/model.safetensors"}
     WORLD.Barrier()
     again = train(smooth, blobs, WORLD, tmp_path, strategy="sync", **given)
-    assert again.course.epochs[-1].test_loss == pytest.approx(first["result"]["loss"], abs=1e-9)
+    assert again.training.epochs[-1].test_loss == pytest.approx(first["result"]["loss"], abs=1e-9)
 
 
 def test_weights_of_another_model_are_refused(blobs, tmp_path):

@@ -1,4 +1,4 @@
-"""How a model does outside of training, and that all workers judge one and the same."""
+"""Evaluates the model after each epoch, and checks that all workers evaluate the same one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from manyhands.model.metrics import Metric
     from manyhands.worker.clock import Epoch
     from manyhands.worker.stopping import Aim
-    from manyhands.worker.worker import Hold, Worker
+    from manyhands.worker.worker import EvaluationGate, Worker
 
 # Examples that are judged at a time: as fast as many on a core, and of less memory.
 _AT_A_TIME = {"cpu": 250, "cuda": 1000}
@@ -39,18 +39,18 @@ class Evaluation:
         metrics: What the model is judged by beside the loss.
         aim: What ends the run early, and which epoch is the best.
         consensus: Returns the parameters to evaluate; see `Strategy.consensus`.
-        hold: Holds the others while worker 0 evaluates, where workers do not step together.
+        gate: Stops the others while worker 0 evaluates, where workers do not step together.
     """
 
     metrics: tuple[Metric, ...]
     aim: Aim
     consensus: Consensus
-    hold: Hold | None = None
+    gate: EvaluationGate | None = None
 
     def after_step(self, worker: Worker, examples: int) -> None:
         """Wait while worker 0 evaluates; a hook only where workers do not step together."""
-        if self.hold:
-            self.hold.wait()
+        if self.gate:
+            self.gate.wait()
 
     def after_epoch(self, worker: Worker, epoch: Epoch) -> None:
         """Evaluate the model with all workers; where they do not step together, worker 0 keeps it.
@@ -59,7 +59,7 @@ class Evaluation:
         """
         if worker.config.strategy.supports.together:
             self._evaluate_together(worker, epoch)
-        elif worker.rank == 0 and worker.course.stopped != "signal":
+        elif worker.rank == 0 and worker.training.stopped != "signal":
             with worker.evaluating():
                 self._keep(worker, epoch)
                 worker.reporter.announce_epoch(epoch, [epoch.seen()])
@@ -73,18 +73,18 @@ class Evaluation:
         """
         # A run that is resumed past its last step has kept this epoch's copy already.
         # A worker that takes the place of a dead worker 0 has none of the epochs before.
-        strategy, course, before = worker.config.strategy, worker.course, epoch.epoch - 1
+        strategy, training, before = worker.config.strategy, worker.training, epoch.epoch - 1
         due = _is_due(worker, epoch)
         copy = self.consensus(worker).clone() if due or self.aim.ends else None
-        course.kept[before:] = [None] * (before - len(course.kept)) + [copy]
+        training.kept[before:] = [None] * (before - len(training.kept)) + [copy]
         epoch.progress = strategy.progress(worker) if isinstance(strategy, Asynchronous) else None
         if copy is not None and self.aim.ends:
-            with self.hold.holding() if self.hold else nullcontext():
-                judge(worker, epoch, copy, alone=True, test=due)
-                course.stopped = self.aim.over(course.epochs) or course.stopped
+            with self.gate.closed() if self.gate else nullcontext():
+                evaluate_epoch(worker, epoch, copy, alone=True, test=due)
+                training.stopped = self.aim.over(training.epochs) or training.stopped
 
     def _evaluate_together(self, worker: Worker, epoch: Epoch) -> None:
-        course, reporter = worker.course, worker.reporter
+        training, reporter = worker.training, worker.reporter
         with worker.evaluating():
             if worker.config.strategy.supports.identical:
                 compare_replicas(worker)
@@ -92,9 +92,9 @@ class Evaluation:
             due = _is_due(worker, epoch)
             if due or self.aim.ends:
                 params = self.consensus(worker)
-                judge(worker, epoch, params, test=due)
-                course.stopped = self.aim.over(course.epochs) or course.stopped
-                if not due and course.stopped != "epochs":  # this epoch is the last
+                evaluate_epoch(worker, epoch, params, test=due)
+                training.stopped = self.aim.over(training.epochs) or training.stopped
+                if not due and training.stopped != "epochs":  # this epoch is the last
                     epoch.test_loss, epoch.test_metrics = evaluate(worker, params, worker.data.test)
             seen = worker.comm.gather(epoch.seen())
             reporter.announce_epoch(epoch, seen)
@@ -104,11 +104,11 @@ class Evaluation:
 
 def _is_due(worker: Worker, epoch: Epoch) -> bool:
     """Say whether the epoch that has just ended is to be evaluated on the test set."""
-    last = epoch.epoch == worker.config.epochs or worker.course.stopped != "epochs"
+    last = epoch.epoch == worker.config.epochs or worker.training.stopped != "epochs"
     return last or epoch.epoch % worker.config.evaluate_every == 0
 
 
-def judge(
+def evaluate_epoch(
     worker: Worker, epoch: Epoch | None, params: Tensor, *, alone: bool = False, test: bool = True
 ) -> None:
     """Note how `params` do on the test set and on what is kept aside; see `evaluate`.
@@ -121,7 +121,7 @@ def judge(
         epoch.test_loss, epoch.test_metrics = tested
         epoch.validation_loss, epoch.validation_metrics = aside
         keep_best, aim = worker.reporter.keep_best, worker.evaluation.aim
-        if keep_best and not alone and aim.best(worker.course.epochs) is epoch:
+        if keep_best and not alone and aim.best(worker.training.epochs) is epoch:
             keep_best(worker.replica, params)
 
 

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 def columns(worker: Worker) -> dict[str, Column]:
     """Return what grows with each step of a worker, by its name in a checkpoint."""
     times = {f"clock.{name}": getattr(worker.clock, name) for name in TIMES}
-    return {"losses": worker.course.losses, **times}
+    return {"losses": worker.training.losses, **times}
 
 
 def keep(worker: Worker, folder: Path | None) -> None:
     """Keep a worker's history in a file of `folder`, or in one that has no name."""
-    worker.course.history = StepFile(folder / f"history-{worker.number}" if folder else None)
+    worker.training.history = StepFile(folder / f"history-{worker.number}" if folder else None)
     for place, column in enumerate(columns(worker).values()):
-        column.keep_in(worker.course.history, place)
+        column.keep_in(worker.training.history, place)
 
 
 def restore(

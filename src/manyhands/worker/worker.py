@@ -17,9 +17,9 @@ from manyhands.data.prefetch import Ahead
 from manyhands.errors import DivergedError
 from manyhands.worker.clock import Clock, Epoch
 from manyhands.worker.computation import Computation, shorten
-from manyhands.worker.course import Course
 from manyhands.worker.reporter import Reporter
 from manyhands.worker.slowdown import slowed
+from manyhands.worker.training_state import TrainingState
 
 if TYPE_CHECKING:
     import torch
@@ -62,10 +62,10 @@ class StepHook(Protocol):
         """Do what follows a step of so many examples."""
 
 
-class Hold(Protocol):
-    """Holds the other workers while worker 0 evaluates, where workers do not step together."""
+class EvaluationGate(Protocol):
+    """Stops the other workers while worker 0 evaluates, where workers do not step together."""
 
-    def holding(self) -> AbstractContextManager[None]:
+    def closed(self) -> AbstractContextManager[None]:
         """Let the others wait while worker 0 evaluates; then let them continue, or stop."""
 
     def wait(self) -> None:
@@ -77,7 +77,7 @@ class Evaluator(Protocol):
 
     metrics: tuple[Metric, ...]
     aim: Aim
-    hold: Hold | None
+    gate: EvaluationGate | None
 
     def after_epoch(self, worker: Worker, epoch: Epoch) -> None:
         """Evaluate the model, or keep a copy for later. Collective where workers step together."""
@@ -104,7 +104,7 @@ class Worker:
     board: Board
     evaluation: Evaluator
     computation: Computation = field(default_factory=Computation)
-    course: Course = field(default_factory=Course)
+    training: TrainingState = field(default_factory=TrainingState)
     clock: Clock = field(default_factory=Clock)
     reporter: Reporter = field(default_factory=Reporter)
     hooks: list[StepHook] = field(default_factory=list)
@@ -129,14 +129,14 @@ class Worker:
     @property
     def step(self) -> int:
         """How many steps this worker has done."""
-        return self.course.step
+        return self.training.step
 
     @property
     def lr(self) -> float:
         """The learning rate of the last step, as the schedule has it."""
         group = self.optimizer.param_groups[0]
         rate = self.computation.rate
-        factor = rate.at(max(0, self.course.step - 1)) if rate else 1.0
+        factor = rate.at(max(0, self.training.step - 1)) if rate else 1.0
         return factor * float(group.get("initial_lr", group["lr"]))
 
     @property
@@ -154,12 +154,16 @@ class Worker:
         Collective where workers step together: after each epoch all of them evaluate. Elsewhere
         worker 0 keeps a copy of the parameters, to be judged after training.
         """
-        together, course, clock = self.config.strategy.supports.together, self.course, self.clock
+        together, training, clock = (
+            self.config.strategy.supports.together,
+            self.training,
+            self.clock,
+        )
         if together:
             self.reporter.agree_on_events(self.comm)
             self.comm.barrier()
         clock.started = time.monotonic()
-        epochs = course.epochs
+        epochs = training.epochs
         for number in range(epochs[-1].epoch if epochs else 1, self.config.epochs + 1):
             if not epochs or epochs[-1].epoch < number:
                 epochs.append(Epoch(number))
@@ -169,27 +173,27 @@ class Worker:
             self.settle()
             epoch.seconds = clock.seconds()
             self.evaluation.after_epoch(self, epoch)
-            if course.stopped != "epochs":
+            if training.stopped != "epochs":
                 break
         if not together:
             clock.ended = time.monotonic()
-            self.board.note(self.number, course.step, "done")  # to wait for others is not to hang
+            self.board.note(self.number, training.step, "done")  # to wait for others is not to hang
 
     def _epoch(self, epoch: Epoch) -> Iterator[Batch]:
         """Yield the batches of one epoch that are left."""
-        course, augment, masks = self.course, self.computation.augment, self.replica.masks
+        training, augment, masks = self.training, self.computation.augment, self.replica.masks
         ahead = self._ahead(epoch.epoch, epoch.steps)
         for share in ahead:
-            if course.stopped != "epochs":
+            if training.stopped != "epochs":
                 break
             self.clock.begun.append(time.monotonic())
-            course.seen = epoch.seen()
-            self.board.note(self.number, course.step, "gradient")
+            training.seen = epoch.seen()
+            self.board.note(self.number, training.step, "gradient")
             x, y = ahead.batch()
             if augment:
-                x, y = augment(x, y, course.step)
+                x, y = augment(x, y, training.step)
             if masks:
-                masks.begin(course.step, share.indices)
+                masks.begin(training.step, share.indices)
             yield Batch(x, y, share.examples / share.total, share.total, share.examples)
             self.end_step(epoch)
             self.wait_for_callbacks("on_step")
@@ -200,7 +204,7 @@ class Worker:
     def _ahead(self, number: int, start: int) -> Ahead[Any]:
         """Return the shares of an epoch from a step on, with their examples."""
         computation, train = self.computation, self.data.train
-        shares = self.plan.epoch(number, start, computation.shares(self.course.epoch_start))
+        shares = self.plan.epoch(number, start, computation.shares(self.training.epoch_start))
         # Speeds and deaths change what comes next; a stream has one batch at a time.
         known = isinstance(self.plan, Plan) and not computation.parts
         known = known and self.config.on_failure != "continue" and train.device.type == "cpu"
@@ -218,7 +222,7 @@ class Worker:
                 mechanism.gradient(batch.x, batch.y, batch.examples)
                 self.note_nothing(batch.examples)
             elif graphs and len(batch.x):
-                graphs.gradient(batch.x, batch.y, self.course.step + 1)
+                graphs.gradient(batch.x, batch.y, self.training.step + 1)
                 if graphs.full or self.comm.size > 1:
                     self.settle()  # a sum would wait for the gradient, and count it as its own time
             else:
@@ -231,7 +235,7 @@ class Worker:
 
     def allreduce(self, vector: Tensor, algorithm: str = "auto") -> None:
         """Sum `vector` over the workers, in place."""
-        self.board.note(self.number, self.course.step, "exchange")
+        self.board.note(self.number, self.training.step, "exchange")
         begin = time.monotonic()
         self.comm.allreduce(vector, algorithm)
         self.clock.exchange(begin, time.monotonic())
@@ -241,31 +245,31 @@ class Worker:
 
         See `MPICommunicator.allreduce_through`; what `through` does is the update.
         """
-        self.board.note(self.number, self.course.step, "exchange")
+        self.board.note(self.number, self.training.step, "exchange")
         begin = time.monotonic()
         comm = cast("MPICommunicator", self.comm)
         updating = comm.allreduce_through(vector, self.params, algorithm, through)
         self.clock.exchange(begin, time.monotonic() - updating)
-        self.board.note(self.number, self.course.step, "update")
+        self.board.note(self.number, self.training.step, "update")
 
     @contextmanager
     def exchanging(self) -> Iterator[None]:
         """Count what happens inside as exchange: the current step's, or else the last one's."""
-        self.board.note(self.number, self.course.step, "exchange")
+        self.board.note(self.number, self.training.step, "exchange")
         begin = time.monotonic()
         yield
         self.clock.exchange(begin, time.monotonic())
 
     def update(self, gradient: Tensor) -> None:
         """Let the optimizer step along `gradient`, shortened where that is asked for."""
-        self.board.note(self.number, self.course.step, "update")
+        self.board.note(self.number, self.training.step, "update")
         own = self.replica.grad
         if gradient is not own and gradient.data_ptr() != own.data_ptr():
             own.copy_(gradient)
         shorten(own, self.config.clip_norm)
         rate, graphs = self.computation.rate, self.computation.graphs
         if rate:
-            rate.set(self.optimizer, self.course.step)
+            rate.set(self.optimizer, self.training.step)
         (graphs.update if graphs else self.optimizer.step)()
 
     def settle(self) -> None:
@@ -286,47 +290,47 @@ class Worker:
                 "data",
                 rank=self.rank,
             )
-        epoch = self.course.epochs[-1]
+        epoch = self.training.epochs[-1]
         epoch.loss = (epoch.loss or 0.0) + loss.mean * loss.examples
         epoch.correct = (epoch.correct or 0) + loss.correct if self.replica.classifies else None
         epoch.examples += loss.examples
-        self.course.losses.append(loss.mean if loss.examples else None)
+        self.training.losses.append(loss.mean if loss.examples else None)
 
     def note_nothing(self, expected: float) -> None:
         """Note a step of so many examples, or so many expected, whose loss stays unknown here."""
-        epoch = self.course.epochs[-1]
+        epoch = self.training.epochs[-1]
         epoch.loss = epoch.correct = None
         epoch.examples += expected
-        self.course.losses.append(None)
+        self.training.losses.append(None)
 
     def end_step(self, epoch: Epoch) -> None:
         """Count a step that is over."""
-        course, reporter = self.course, self.reporter
+        training, reporter = self.training, self.reporter
         self.clock.end_step()
-        course.step += 1
+        training.step += 1
         epoch.steps += 1
         if reporter.announce and reporter.silence.over():
-            reporter.announce(epoch.status(course.step, self.plan.steps(epoch.epoch)))
+            reporter.announce(epoch.status(training.step, self.plan.steps(epoch.epoch)))
         if reporter.callbacks:
             # On a GPU the loss is known only when somebody waits for it.
-            losses = course.losses if not self.computation.graphs else None
+            losses = training.losses if not self.computation.graphs else None
             loss = losses[-1] if losses else None
-            about = {"step": course.step, "epoch": epoch.epoch, "loss": loss, "lr": self.lr}
+            about = {"step": training.step, "epoch": epoch.epoch, "loss": loss, "lr": self.lr}
             with self.clock.calling_back():
                 tell(reporter.callbacks, "on_step", about)
 
     def _stop_at_last_step(self) -> None:
-        mechanism, course = self.computation.mechanism, self.course
-        if mechanism and mechanism.last is not None and course.step >= mechanism.last:
-            course.stopped = "budget"
-        if self.config.max_steps is not None and course.step >= self.config.max_steps:
-            course.stopped = "max_steps"
+        mechanism, training = self.computation.mechanism, self.training
+        if mechanism and mechanism.last is not None and training.step >= mechanism.last:
+            training.stopped = "budget"
+        if self.config.max_steps is not None and training.step >= self.config.max_steps:
+            training.stopped = "max_steps"
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         """Keep what happens inside off the training clock and off the meter."""
         begin = time.monotonic()
-        self.board.note(self.number, self.course.step, "evaluate")
+        self.board.note(self.number, self.training.step, "evaluate")
         with self.comm.meter.off():
             yield
         spent = time.monotonic() - begin
@@ -342,7 +346,7 @@ class Worker:
         """
         if event not in self.reporter.events or self.comm.size == 1:
             return
-        self.board.note(self.number, self.course.step, "agree")
+        self.board.note(self.number, self.training.step, "agree")
         begin = time.monotonic()
         mine = self.clock.seconds(begin)
         with self.comm.meter.off():

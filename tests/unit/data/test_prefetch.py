@@ -12,7 +12,7 @@ from manyhands.data.split import Normalise
 from manyhands.privacy.sampling import Poisson
 from manyhands.worker.clock import Epoch
 from manyhands.worker.computation import Computation
-from manyhands.worker.course import Course
+from manyhands.worker.training_state import TrainingState
 from manyhands.worker.worker import Worker
 
 
@@ -116,7 +116,7 @@ def test_who_knows_what_comes_next(changed, looks):
     data = SimpleNamespace(train=split(device=torch.device(given.pop("device", "cpu"))))
     worker = SimpleNamespace(
         config=config, data=data, computation=Computation(parts=given.pop("parts")),
-        course=Course(epochs=[Epoch(1)]), **given,
+        training=TrainingState(epochs=[Epoch(1)]), **given,
     )  # fmt: skip
     assert (Worker._ahead(worker, 1, 0)._width is not None) == looks
 

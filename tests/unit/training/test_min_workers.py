@@ -23,11 +23,11 @@ from manyhands.training.process import recovery
 from manyhands.training.progress import bereaved
 from manyhands.training.run import Run
 from manyhands.worker.abilities import Regroupable
-from manyhands.worker.checkpoint.format import Part, Writer, newest
+from manyhands.worker.checkpoint.format import CheckpointPart, Writer, newest
 from manyhands.worker.checkpoint.lifecycle import Lifecycle, Mark
 from manyhands.worker.computation import Computation
-from manyhands.worker.course import Course
 from manyhands.worker.reporter import Reporter
+from manyhands.worker.training_state import TrainingState
 
 GROWS = {"on_failure": "continue", "checkpoint_every": "10steps", "workers": 3, "min_workers": 2}
 
@@ -62,7 +62,7 @@ class Meeting(Regroupable):
 
 
 def captured(worker):
-    return Part({"params": worker.params.clone()}, {"step": worker.step})
+    return CheckpointPart({"params": worker.params.clone()}, {"step": worker.step})
 
 
 @pytest.fixture
@@ -78,9 +78,9 @@ def left(tmp_path, monkeypatch):
             strategy=Meeting(),
         )  # fmt: skip
         worker = SimpleNamespace(
-            config=config, rank=0, number=0, comm=Alone(), board=board, step=step, course=Course(),
-            settle=lambda: None, clock=SimpleNamespace(ended=None), params=torch.zeros(3),
-            computation=Computation(), reporter=Reporter(),
+            config=config, rank=0, number=0, comm=Alone(), board=board, step=step,
+            training=TrainingState(), settle=lambda: None, clock=SimpleNamespace(ended=None),
+            params=torch.zeros(3), computation=Computation(), reporter=Reporter(),
         )  # fmt: skip
         monkeypatch.setattr("manyhands.worker.checkpoint.lifecycle.capture", captured)
         lifecycle = Lifecycle(worker, tmp_path, {"options": {"workers": 2}}, grows=grows)
@@ -136,13 +136,13 @@ def test_who_may_not_grow_or_has_done_all_goes_on_alone(left, tmp_path, grows, s
 
 def test_with_too_few_left_the_run_ends_and_says_who_died_and_how_to_go_on(left):
     worker, _ = left(grows=True)
-    worker.course.story = [{"lost": [1], "workers": 1, "step": 10, "seconds": 0.0}]
+    worker.training.story = [{"lost": [1], "workers": 1, "step": 10, "seconds": 0.0}]
     assert recovery._too_few(worker, None) is None
     assert recovery._too_few(worker, 1) is None
     error = recovery._too_few(worker, 2)
     assert "rank 1 died and 1 of 2 workers are left" in str(error)
     assert "--resume with --workers 2" in str(error)
-    assert "at least 2 must be" in bereaved(worker.course.story[0])
+    assert "at least 2 must be" in bereaved(worker.training.story[0])
     heard = raised(json.loads(json.dumps(failure(0, error))))
     assert type(heard) is TooFewError
     assert heard.rank == 1
@@ -153,7 +153,7 @@ def checkpoint(tmp_path, **about):
     options = {"strategy": "averaging", "workers": 2}
     about |= {"options": options, "settled": {}, "layers": [], "began_with": 3, "epoch": 1}
     writer = Writer(tmp_path, 0, 1, 3)
-    writer.write(10, Part({}, {"step": 10}), about)
+    writer.write(10, CheckpointPart({}, {"step": 10}), about)
     writer.wait()
     return newest(tmp_path, print)
 

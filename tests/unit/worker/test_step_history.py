@@ -14,7 +14,7 @@ from manyhands.training.process import measurements
 from manyhands.worker import columns, step_history
 from manyhands.worker.checkpoint import format
 from manyhands.worker.checkpoint.capture import capture, restore
-from manyhands.worker.checkpoint.format import Checkpoint, Part, Writer
+from manyhands.worker.checkpoint.format import Checkpoint, CheckpointPart, Writer
 from manyhands.worker.clock import Clock
 from manyhands.worker.columns import BLOCK, Column, StepFile
 
@@ -26,7 +26,7 @@ def test_doctests_pass():
 def after(steps, folder=None, **given):
     """Return a worker after so many steps, the loss of step s being s."""
     worker = working(losses=[], clock=Clock(), number=0, **given)
-    worker.course.step = 0
+    worker.training.step = 0
     step_history.keep(worker, folder)
     train(worker, steps)
     return worker
@@ -34,9 +34,9 @@ def after(steps, folder=None, **given):
 
 def train(worker, steps):
     for _ in range(steps):
-        worker.course.step += 1
+        worker.training.step += 1
         now = float(worker.step)
-        worker.course.losses.append(now)
+        worker.training.losses.append(now)
         worker.clock.begun.append(now)
         worker.clock.computed.append(now + 0.25)
         worker.clock.exchange(now + 0.25, now + 0.5)
@@ -102,14 +102,14 @@ def test_a_resumed_run_has_the_history_up_to_its_checkpoint(tmp_path, steps):
     found = written(whole, tmp_path)
     train(whole, 3 * BLOCK)  # what comes later is not the checkpoint's
     other = resumed(found, folder)
-    assert other.course.losses == [float(i) for i in range(1, steps + 1)]
+    assert other.training.losses == [float(i) for i in range(1, steps + 1)]
     train(other, 3 * BLOCK)
     mine, theirs = step_history.columns(other), step_history.columns(whole)
     assert {name: list(column) for name, column in mine.items()} == {
         name: list(column) for name, column in theirs.items()
     }
     again = resumed(found, folder)  # once more from there
-    assert again.course.losses == whole.course.losses[:steps]
+    assert again.training.losses == whole.training.losses[:steps]
 
 
 @pytest.mark.parametrize("damage", ["missing", "shorter", "changed"])
@@ -139,13 +139,13 @@ def test_a_checkpoint_of_an_older_version_has_all_of_its_history(tmp_path):
     (tmp_path / "rank-0.json").write_text(json.dumps({"numbers": numbers}))
     other = after(0, tmp_path / "new")
     restore(other, Checkpoint(tmp_path, {"processes": 1}))
-    assert other.course.losses == worker.course.losses
+    assert other.training.losses == worker.training.losses
     assert other.clock.updated == worker.clock.updated
 
 
 def test_a_checkpoint_is_written_after_the_history_it_refers_to(tmp_path):
     order = []
-    part = Part({}, {}, sync=lambda: order.append(sorted(os.listdir(tmp_path))))
+    part = CheckpointPart({}, {}, sync=lambda: order.append(sorted(os.listdir(tmp_path))))
     format._write_part(tmp_path, 0, part)
     assert order == [[]]
 
@@ -153,7 +153,7 @@ def test_a_checkpoint_is_written_after_the_history_it_refers_to(tmp_path):
 def test_without_a_folder_nothing_is_left_under_a_name(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     worker = after(5 * BLOCK)
-    assert worker.course.losses[0] == 1.0  # read back
+    assert worker.training.losses[0] == 1.0  # read back
     assert os.listdir(tmp_path) == []
 
 

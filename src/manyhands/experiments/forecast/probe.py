@@ -62,7 +62,7 @@ class Probe(Strategy):
             with worker.replica.undisturbed(), worker.comm.meter.off(), _quiet(worker):
                 worker.facts |= self._measured(worker)
             worker.clock.computed.append(time.monotonic())
-            worker.course.losses.append(0.0)
+            worker.training.losses.append(0.0)
 
     def consensus(self, worker: Worker) -> Tensor:
         """Return this replica's parameters."""

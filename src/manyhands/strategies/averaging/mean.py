@@ -75,7 +75,7 @@ def evaluate_own_models(worker: Worker) -> None:
     with worker.evaluating():
         own = evaluate(worker, worker.state.before, worker.data.test, alone=True)
         losses, metrics = zip(*worker.comm.gather(list(own)), strict=True)
-    last = worker.course.epochs[-1]
+    last = worker.training.epochs[-1]
     worker.facts |= {
         "own_loss": list(losses),
         "own_accuracy": [each.get("accuracy") for each in metrics],

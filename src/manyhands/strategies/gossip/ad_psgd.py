@@ -27,7 +27,7 @@ from manyhands.data.shuffle import draws
 from manyhands.strategies import staleness
 from manyhands.strategies.gossip.consensus import record_mean
 from manyhands.strategies.gossip.responder import AVERAGE, DONE, OVER, Responder
-from manyhands.worker.hold import MessageHold
+from manyhands.worker.evaluation_gate import MessageGate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,7 +60,7 @@ def _train_and_ask(worker: Worker, neighbours: Sequence[int]) -> dict[str, Any]:
     """Average with a chosen neighbour while the gradient is computed."""
     x, messages = worker.params, Messages(worker.comm)
     mine, theirs = Parcel(x), Parcel(x)
-    worker.evaluation.hold = hold = MessageHold.made(worker, messages)
+    worker.evaluation.gate = gate = MessageGate.if_needed(worker, messages)
     asked = 0
     for batch in worker.batches():
         requests = []
@@ -81,11 +81,11 @@ def _train_and_ask(worker: Worker, neighbours: Sequence[int]) -> dict[str, Any]:
             )
         worker.update(g)
         if theirs.header[0] == OVER:
-            worker.course.stopped = "target_accuracy"
-    mine.header[0] = OVER if worker.course.early else DONE
+            worker.training.stopped = "target_accuracy"
+    mine.header[0] = OVER if worker.training.early else DONE
     messages.wait_all([messages.send(mine, j) for j in neighbours])
-    if hold:
-        hold.end()
+    if gate:
+        gate.end()
     tau = 1 if neighbours else 0  # one average within each gradient
     return {"asked": asked, "answered": 0, "taus": [(tau, worker.step)]}
 
@@ -93,7 +93,7 @@ def _train_and_ask(worker: Worker, neighbours: Sequence[int]) -> dict[str, Any]:
 def _train_and_answer(worker: Worker, neighbours: Sequence[int]) -> dict[str, Any]:
     """Let a thread average with the neighbours that ask while gradients are computed."""
     shared = Responder(worker, neighbours)
-    worker.evaluation.hold = shared.hold
+    worker.evaluation.gate = shared.gate
     shared.start()
     taus: Counter[int] = Counter()
     for batch in worker.batches():
@@ -107,7 +107,7 @@ def _train_and_answer(worker: Worker, neighbours: Sequence[int]) -> dict[str, An
             shared.x.copy_(worker.params)
             taus[shared.answered - seen] += 1
         if shared.over:
-            worker.course.stopped = "target_accuracy"
+            worker.training.stopped = "target_accuracy"
         shared.check()
     shared.join()
     shared.check()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from mpi4py import MPI
 
 from manyhands.comm.messages import Messages, Parcel
-from manyhands.worker.hold import STOP, MessageHold
+from manyhands.worker.evaluation_gate import STOP, MessageGate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,9 +38,9 @@ class Responder(threading.Thread):
         self.meter = worker.comm.meter
         self.messages = Messages(worker.comm)
         self.messages.spins = 0  # this process has something to compute
-        self.hold = MessageHold.made(worker, self.messages)
-        if self.hold:
-            self.hold.asks = False
+        self.gate = MessageGate.if_needed(worker, self.messages)
+        if self.gate:
+            self.gate.asks = False
         self.asking = list(neighbours)
         self.theirs = [Parcel(self.x) for _ in neighbours]
         self.mine = [Parcel(self.x) for _ in neighbours]
@@ -55,8 +55,8 @@ class Responder(threading.Thread):
             self._serve()
         except BaseException as error:
             self.error = error
-            if self.hold:  # or the worker would wait for a message that no thread receives
-                self.hold.state = STOP
+            if self.gate:  # or the worker would wait for a message that no thread receives
+                self.gate.state = STOP
 
     def check(self) -> None:
         """Raise the error that ended the thread, if there is one."""
@@ -67,8 +67,8 @@ class Responder(threading.Thread):
         requests = [self._expect(k) for k in range(len(self.asking))]
         sent: list[Any] = [None] * len(self.asking)
         left = len(self.asking)
-        if self.hold:
-            requests.append(self.hold.request)
+        if self.gate:
+            requests.append(self.gate.request)
         while left:
             for k in self.messages.wait_some(requests):
                 if k == len(self.asking):
@@ -84,14 +84,14 @@ class Responder(threading.Thread):
                     self.over = self.over or kind == OVER
                     left -= 1
 
-        if self.hold:
-            self.hold.end()
+        if self.gate:
+            self.gate.end()
 
     def _take_evaluation(self) -> Any:
         """Receive a message of worker 0 about its evaluation, for the worker to see."""
-        assert self.hold
-        self.hold.take()
-        return self.hold.request or MPI.REQUEST_NULL
+        assert self.gate
+        self.gate.take()
+        return self.gate.request or MPI.REQUEST_NULL
 
     def _expect(self, k: int) -> Any:
         return self.messages.receive(self.theirs[k], self.asking[k])

@@ -64,11 +64,11 @@ class StepBarrier:
             self._copy()
 
     @contextmanager
-    def holding(self) -> Iterator[None]:
+    def closed(self) -> Iterator[None]:
         """Let the others wait while worker 0 evaluates; then let them continue, or stop."""
         self.flags[_WAIT] = 1
         yield
-        if self.worker.course.early:
+        if self.worker.training.early:
             self.flags[_OVER] = 1
         self.flags[_WAIT] = 0
 
@@ -79,11 +79,11 @@ class StepBarrier:
                 while self.flags[_WAIT]:
                     time.sleep(_NAP)
         if self.over():
-            self.worker.course.stopped = "target_accuracy"
+            self.worker.training.stopped = "target_accuracy"
 
     def leave(self) -> None:
         """Return when all workers are done."""
-        if self.worker.course.early:  # never taken back, so that no lock is needed
+        if self.worker.training.early:  # never taken back, so that no lock is needed
             self.flags[_OVER] = 1
         self.done[self.worker.rank] = 1
         self._end_update()

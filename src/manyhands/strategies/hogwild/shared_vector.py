@@ -55,9 +55,9 @@ class SharedVector:
         self.taus: Counter[int] = worker.state or Counter()
         self.writes[worker.rank] = worker.step
         self.examples = memory.share(torch.zeros(memory.size, dtype=torch.float64)).numpy()
-        self.examples[worker.rank] = sum(epoch.examples for epoch in worker.course.epochs)
+        self.examples[worker.rank] = sum(epoch.examples for epoch in worker.training.epochs)
         self.barrier = StepBarrier(worker, memory)
-        worker.evaluation.hold = self.barrier if worker.evaluation.aim.ends else None
+        worker.evaluation.gate = self.barrier if worker.evaluation.aim.ends else None
         worker.state = self
         self.copies, self.writes_back = lock or gpu, lock and not gpu
         self.turn: Callable[[], AbstractContextManager[None]] = (
@@ -91,7 +91,7 @@ class SharedVector:
 
 @contextmanager
 def _locked(memory: MemoryGroup, *, synchronize: bool) -> Iterator[None]:
-    """Hold the lock until what was begun under it is done, also where a GPU does it."""
+    """EvaluationGate the lock until what was begun under it is done, also where a GPU does it."""
     with memory.lock():
         yield
         if synchronize:

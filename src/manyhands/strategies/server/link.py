@@ -17,7 +17,7 @@ from manyhands.comm.messages import Messages, Parcel
 from manyhands.strategies.server.ownership import layer_cuts
 from manyhands.strategies.server.state import DONE, MARK, PUSH, STOP
 from manyhands.worker.checkpoint.lifecycle import Lifecycle, Mark
-from manyhands.worker.hold import MessageHold
+from manyhands.worker.evaluation_gate import MessageGate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,7 +70,9 @@ class WorkerLink:
         self._closing = False
         # With a bound a worker may wait for the pushes of worker 0.
         waits = server.staleness is not None
-        self.hold = worker.evaluation.hold = MessageHold.made(worker, self.messages, waits=waits)
+        self.gate = worker.evaluation.gate = MessageGate.if_needed(
+            worker, self.messages, waits=waits
+        )
         self._begin()
         if server.layerwise:
             self._send_during_backward()
@@ -164,22 +166,22 @@ class WorkerLink:
             meter.add("push", payload=size, sent=size, messages=messages, seconds=seconds)
         kind = int(max(answer.header[0] for answer in self.answers))
         if kind == STOP and not self._closing:
-            self.worker.course.stopped = "target_accuracy"
+            self.worker.training.stopped = "target_accuracy"
         return kind
 
     def close(self) -> None:
         """Tell the masters that this worker is done, and pull the final parameters."""
         worker, self._closing = self.worker, True
-        if self.hold and worker.rank == 0:
-            self.hold.end()
+        if self.gate and worker.rank == 0:
+            self.gate.end()
         if self.owed:
             self.pull()
             self.pause()  # the next message has to carry the mark to the other masters
-        self._send(STOP if worker.course.early else DONE, 0, self.versions)
+        self._send(STOP if worker.training.early else DONE, 0, self.versions)
         while self.pull() == MARK:  # other workers continue, and have begun a checkpoint
             self.pause()
-        if self.hold and worker.rank:  # worker 0 may need the message before this one's end
-            self.hold.end()
+        if self.gate and worker.rank:  # worker 0 may need the message before this one's end
+            self.gate.end()
 
     def pause(self) -> None:
         """Write this worker's part of the checkpoint that the masters announced, once."""
@@ -200,7 +202,7 @@ class MasterLink:
         pushes: The last push of each worker.
         requests: What the master waits for: a push of each worker, and worker 0's evaluation.
         early: By worker, the requests of the pieces that precede the header's.
-        hold: Receives the messages of worker 0 while it evaluates, if it may have to.
+        gate: Receives the messages of worker 0 while it evaluates, if it may have to.
     """
 
     def __init__(self, worker: Worker, params: Tensor, cuts: Sequence[int]) -> None:
@@ -210,9 +212,9 @@ class MasterLink:
         self.pushes = [Parcel(params, cuts) for _ in range(workers)]
         self.answers = [Parcel(params) for _ in range(workers)]
         self.requests: list[Any] = [MPI.REQUEST_NULL] * workers
-        self.hold = MessageHold.made(worker, self.messages)
-        if self.hold:
-            self.requests.append(self.hold.request)
+        self.gate = MessageGate.if_needed(worker, self.messages)
+        if self.gate:
+            self.requests.append(self.gate.request)
         self.early: dict[int, list[Any]] = {}
         self._sent: dict[int, Any] = {}
 
@@ -220,12 +222,12 @@ class MasterLink:
         """Begin to receive the next push of worker k."""
         *self.early[k], self.requests[k] = self.messages.receive_pieces(self.pushes[k], k)
 
-    def take_evaluation(self, hold: MessageHold) -> float:
+    def take_evaluation(self, gate: MessageGate) -> float:
         """Receive a message of worker 0; returns the seconds that it reports as evaluation."""
-        before = hold.evaluated
-        hold.take()
-        self.requests[-1] = hold.request or MPI.REQUEST_NULL
-        return hold.evaluated - before
+        before = gate.evaluated
+        gate.take()
+        self.requests[-1] = gate.request or MPI.REQUEST_NULL
+        return gate.evaluated - before
 
     def answer(self, k: int, kind: int, mark: Mark, version: int, examples: int) -> None:
         """Begin to send w[m] to worker k, with its version and the examples behind it."""

@@ -115,8 +115,8 @@ class Master:
 
     def _take_evaluation(self) -> None:
         """Learn that worker 0 evaluates, or has done so: that time is not training."""
-        assert self.link.hold
-        evaluated, clock = self.link.take_evaluation(self.link.hold), self.worker.clock
+        assert self.link.gate
+        evaluated, clock = self.link.take_evaluation(self.link.gate), self.worker.clock
         self.statistics.idle -= evaluated
         clock.paused += evaluated
         clock.evaluation += evaluated
@@ -143,7 +143,7 @@ class Master:
             group["lr"] = rate * self.rate_factor(tau)
         self.optimizer.step()
         self.version += 1
-        self.worker.course.step = self.version
+        self.worker.training.step = self.version
         for k in pushers:
             self.examples += int(self.pushes[k].header[1])
             self.statistics.stale[tau] += 1
@@ -189,8 +189,8 @@ class Master:
 
     def hand_over(self) -> dict[str, Any]:
         """Send the final w[m] to all workers; returns this master's facts for the record."""
-        if self.link.hold:
-            self.link.hold.end()
+        if self.link.gate:
+            self.link.gate.end()
         for k in range(len(self.pushes)):
             self.link.answer(k, self.status, self.snapshot.mark, self.version, self.examples)
         self.link.flush()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from manyhands.comm.messages import Parcel
     from manyhands.strategies.server.ssp_clock import SSPClock
-    from manyhands.worker.checkpoint.format import Part
+    from manyhands.worker.checkpoint.format import CheckpointPart
     from manyhands.worker.checkpoint.lifecycle import Lifecycle, Mark
     from manyhands.worker.worker import Worker
 
@@ -58,7 +58,7 @@ class SnapshotCheckpoints(Asynchronous):
         """Return the steps and examples behind the last answers to worker 0."""
         examples = [count for count in worker.state.examples if count is not None]
         # Pushes of the dead are no steps of the survivors.
-        if worker.course.others_saw or not examples:
+        if worker.training.others_saw or not examples:
             return None
         pushers = 1 if self.staleness == 0 else worker.config.workers
         return min(worker.state.versions) // pushers, min(examples)
@@ -69,7 +69,7 @@ class _OpenCheckpoint:
     """A checkpoint under way: this master's part, and the workers whose mark is still to come."""
 
     mark: Mark
-    part: Part
+    part: CheckpointPart
     awaited: set[int]
 
     def log(self, k: int, push: Parcel) -> None:

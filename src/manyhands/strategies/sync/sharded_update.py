@@ -45,7 +45,7 @@ class Cut(NamedTuple):
     state: dict[str, Any]  # of the whole parameter
 
 
-class Piecewise:
+class ShardedUpdate:
     """The all-reduce and the update of one worker, in one. Made by all workers together."""
 
     def __init__(self, worker: Worker, algorithm: str) -> None:
@@ -155,11 +155,11 @@ def adapt(
     torch.addcdiv(w, m, scale, value=-group["lr"] / (1 - first**count), out=g)
 
 
-def piecewise(worker: Worker, algorithm: str) -> Piecewise | None:
-    """Return what updates this worker's model together with the others, where that is faster.
+def choose_update(worker: Worker, algorithm: str) -> ShardedUpdate | None:
+    """Return a sharded update, where that is faster; otherwise None.
 
     The optimizer must treat every number alone, and nothing may ask for the whole sum: a norm to
-    clip, or workers who outlive others, who do not remember what these did.
+    clip, or survivors of a failure, which do not have the optimizer state of the dead.
     """
     config = worker.config
     whole = config.clip_norm is not None or config.privacy or config.on_failure == "continue"
@@ -170,4 +170,4 @@ def piecewise(worker: Worker, algorithm: str) -> Piecewise | None:
     nbytes = worker.params.nbytes
     if nbytes < LARGE or not cast("MPICommunicator", worker.comm).shares(nbytes):
         return None
-    return Piecewise(worker, algorithm)
+    return ShardedUpdate(worker, algorithm)

@@ -52,7 +52,7 @@ class Sync(Strategy, Checkpointable):
         - All replicas are bit-identical after every step; they are hashed each epoch.
     Cost per step: one all-reduce of dim numbers (see `manyhands.allreduce` for messages and bytes);
     with `sync_batchnorm` two small ones more for each BatchNorm layer.
-    Workers of one host update a large model together, each a part (see `piecewise`).
+    Workers of one host update a large model together, each a part (see `sharded_update.py`).
     """
 
     name: ClassVar[str] = "sync"
@@ -77,9 +77,9 @@ class Sync(Strategy, Checkpointable):
 
     def prepare(self, worker: Worker) -> None:
         """Find out whether the workers had better update the model together."""
-        from manyhands.strategies.sync.sharded_update import piecewise
+        from manyhands.strategies.sync.sharded_update import choose_update
 
-        worker.state = piecewise(worker, self.allreduce)
+        worker.state = choose_update(worker, self.allreduce)
 
     def run(self, worker: Worker) -> None:
         """Train: gradient of my part, sum over all, the same update everywhere."""

@@ -85,8 +85,8 @@ def steps(worker: Worker) -> Rows:
     together = not worker.clock.waited and worker.config.strategy.supports.together
     ahead = _clock_ahead(worker) if together else 0.0
     # Of a group of another size nothing is known.
-    rows = Rows(worker.step - len(worker.course.losses) + 1)
-    losses = worker.course.losses
+    rows = Rows(worker.step - len(worker.training.losses) + 1)
+    losses = worker.training.losses
     for start in range(0, len(losses), _AT_ONCE):
         phases = _phases(worker, start, together, ahead)
         rows.add(losses.read(start, start + _AT_ONCE), phases)
@@ -174,7 +174,7 @@ def figures(worker: Worker, process: dict[str, float], rows: Rows) -> dict[str, 
         "device": str(worker.params.device),
         "kernel": kernel(),
         "pid": worker.board.pid(worker.number),
-        "examples": round(sum(e.examples for e in worker.course.epochs)),
+        "examples": round(sum(e.examples for e in worker.training.epochs)),
         "steps": worker.step,
         "ready": process["ready"],
         "training": process["training"],

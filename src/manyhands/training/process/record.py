@@ -90,19 +90,19 @@ def judge(worker: Worker) -> None:
 
     with worker.evaluating():
         evaluation.average_buffers(worker)
-        if worker.rank == 0 and worker.course.stopped not in REACHED:
-            worker.course.kept[-1] = strategy_of(worker.config).consensus(worker).clone()
-        for epoch in worker.course.epochs:
+        if worker.rank == 0 and worker.training.stopped not in REACHED:
+            worker.training.kept[-1] = strategy_of(worker.config).consensus(worker).clone()
+        for epoch in worker.training.epochs:
             epoch.validation_loss = None  # judged anew below, so that the best is the best of these
-        kept = worker.comm.gather([copy is not None for copy in worker.course.kept])[0]
+        kept = worker.comm.gather([copy is not None for copy in worker.training.kept])[0]
         for i in (i for i, there in enumerate(kept) if there):
-            mine = worker.course.kept[i] if worker.rank == 0 else None
+            mine = worker.training.kept[i] if worker.rank == 0 else None
             params = torch.empty_like(worker.params) if mine is None else mine
             worker.comm.broadcast(params)
             # A target may have had copies kept that are not due on the test set.
             due = (i + 1) % worker.config.evaluate_every == 0 or i == len(kept) - 1
-            noted = worker.course.epochs[i] if worker.rank == 0 else None
-            evaluation.judge(worker, noted, params, test=due)
+            noted = worker.training.epochs[i] if worker.rank == 0 else None
+            evaluation.evaluate_epoch(worker, noted, params, test=due)
         worker.params.copy_(params)
 
 
@@ -112,7 +112,7 @@ def record(job: Job, worker: Worker, kernels: Kernels, process: dict[str, float]
         params = strategy_of(worker.config).consensus(worker).clone()
     rows = measurements.steps(worker)
     workers = worker.comm.gather(measurements.figures(worker, process, rows))
-    seen = worker.comm.gather([[*e.seen(), e.steps, e.seconds] for e in worker.course.epochs])
+    seen = worker.comm.gather([[*e.seen(), e.steps, e.seconds] for e in worker.training.epochs])
     shares: Iterator[Any] = worker.plan.epoch(1)
     first = [share.examples for share in islice(shares, 1)] or [0]
     firsts = [count for (count,) in worker.comm.gather(first)][: worker.config.workers]
@@ -127,8 +127,8 @@ def record(job: Job, worker: Worker, kernels: Kernels, process: dict[str, float]
         merged["epochs"] = _epochs(worker, numbers, seen[: worker.config.workers])
         merged["strategy"] = worker.facts
         merged["partition"] = worker.plan.describe(
-            worker.course.epochs[-1].epoch,
-            worker.computation.shares(worker.course.epoch_start),
+            worker.training.epochs[-1].epoch,
+            worker.computation.shares(worker.training.epoch_start),
             classes=worker.data.classes,
         )
         if worker.computation.mechanism:
@@ -174,7 +174,7 @@ def _record(
             timespec="seconds"
         ),
         "status": "finished",
-        "story": [*job.story, *worker.course.story],
+        "story": [*job.story, *worker.training.story],
         "config": {**flatten(job.config), "comm": worker.comm.name},
         "machine": machine,
         "kernels": kernels.as_dict(),
@@ -245,10 +245,10 @@ def _epochs(
     """
     apart = not worker.config.strategy.supports.together
     rows: list[dict[str, Any]] = []
-    for i, epoch in enumerate(worker.course.epochs):
-        last = epoch is worker.course.epochs[-1]
+    for i, epoch in enumerate(worker.training.epochs):
+        last = epoch is worker.training.epochs[-1]
         end = None if last else i + 1
-        kept = apart and (not last or worker.course.stopped in REACHED)
+        kept = apart and (not last or worker.training.stopped in REACHED)
         ended = max(e[4] for each in seen for e in each[i:end])
         steps, examples = _progress(worker, [each[:end] for each in seen], kept=kept, last=last)
         rows.append(
@@ -282,15 +282,15 @@ def _progress(
         kept: The model is a copy that worker 0 kept while others went on.
         last: It is the run's last epoch.
     """
-    epoch = worker.course.epochs[len(sofar[0]) - 1]
+    epoch = worker.training.epochs[len(sofar[0]) - 1]
     if kept and epoch.progress:
         steps, examples = epoch.progress
         return steps, round(examples)
     own = [sum(row[3] for row in each) for each in sofar]
     examples = round(sum(row[2] for each in sofar for row in each))
     if worker.config.strategy.supports.together:
-        return own[0], _dealt(worker, len(sofar[0])) if worker.course.others_saw else examples
-    events = worker.course.story if last else []
+        return own[0], _dealt(worker, len(sofar[0])) if worker.training.others_saw else examples
+    events = worker.training.story if last else []
     alone = sum(event.get("examples", 0) for event in events)  # of the dead
     return own[0] if kept else sum(own) // len(own), examples + alone
 
@@ -300,7 +300,7 @@ def _dealt(worker: Worker, epochs: int) -> int:
     plan: Any = worker.plan
     totals = (
         sum(share.total for share in islice(plan.epoch(epoch.epoch), epoch.steps))
-        for epoch in worker.course.epochs[:epochs]
+        for epoch in worker.training.epochs[:epochs]
     )
     return sum(totals)
 
@@ -309,10 +309,12 @@ def _result(
     worker: Worker, workers: list[dict[str, Any]], epochs: list[dict[str, Any]]
 ) -> dict[str, Any]:
     config, last = worker.config, epochs[-1]
-    best = worker.evaluation.aim.best(worker.course.epochs)
+    best = worker.evaluation.aim.best(worker.training.epochs)
     # Where workers are apart, one that reached its target hands over the copy that did.
     apart = not config.strategy.supports.together
-    seconds = last["seconds"] if apart and worker.course.stopped in REACHED else _training(workers)
+    seconds = (
+        last["seconds"] if apart and worker.training.stopped in REACHED else _training(workers)
+    )
     examples = last["examples"]
     judged = "test_metrics" if worker.data.validation is None else "validation_metrics"
     reached = [e["seconds"] for e in epochs if worker.evaluation.aim.reached(e[judged])]
@@ -324,7 +326,7 @@ def _result(
         "steps": last["steps"],
         "examples": examples,
         "examples_per_second": round(examples / seconds, 1),
-        "stopped": worker.course.stopped,
+        "stopped": worker.training.stopped,
         "best_epoch": best.epoch if best else None,
         "target": config.target,
         "target_accuracy": config.target_accuracy,

@@ -116,7 +116,7 @@ def _regroup(
     """
     strategy = worker.config.strategy
     worker.board.note(worker.number, worker.step, "regroup")
-    epoch = worker.course.epochs[-1].epoch if worker.course.epochs else 1
+    epoch = worker.training.epochs[-1].epoch if worker.training.epochs else 1
     tally = strategy.tally(worker) if isinstance(strategy, Recoverable) else None
     told = worker.comm.gather([worker.number, epoch, tally])
     epochs = {number: epoch for number, epoch, _ in told if number in plans}
@@ -138,8 +138,8 @@ def _regroup(
         left = settled(plans, {number: pushes[number] for number in dead}, epochs)
         _bury(worker, left, [*dead, *gone], noticed)
         if take_over:
-            worker.course.story[-1]["taken_over"] = take_over()
-        worker.course.story[-1]["examples"] = sum(examples(plans[n], pushes[n]) for n in dead)
+            worker.training.story[-1]["taken_over"] = take_over()
+        worker.training.story[-1]["examples"] = sum(examples(plans[n], pushes[n]) for n in dead)
         _go_on_alone(worker, [pushes[number] for number in epochs])
     return left, others
 
@@ -150,7 +150,7 @@ def _meet(worker: Worker) -> None:
     identical = strategy.supports.identical
     if not identical and _inside(worker):  # its own update is made; only the meeting failed
         _end_step(worker)
-    told = worker.comm.gather([worker.step, worker.course.stopped, _rows(worker)])
+    told = worker.comm.gather([worker.step, worker.training.stopped, _rows(worker)])
     positions = [_position(rows) for _, _, rows in told]
     first = positions.index(max(positions))
     step, stopped, rows = told[first]
@@ -164,7 +164,7 @@ def _meet(worker: Worker) -> None:
         _end_step(worker)
     _forget_step(worker)
     _adopt(worker, rows)
-    worker.course.stopped = stopped
+    worker.training.stopped = stopped
 
 
 def _go_on_alone(worker: Worker, pushes: list[int]) -> None:
@@ -174,8 +174,8 @@ def _go_on_alone(worker: Worker, pushes: list[int]) -> None:
             _end_step(worker)
         _forget_step(worker)
     # The checkpoint that a signal asked for is lost; it is asked for again.
-    if worker.course.stopped == "signal":
-        worker.course.stopped = "epochs"
+    if worker.training.stopped == "signal":
+        worker.training.stopped = "epochs"
     worker.clock.ended = None
     strategy = worker.config.strategy
     assert isinstance(strategy, Recoverable)
@@ -185,12 +185,12 @@ def _go_on_alone(worker: Worker, pushes: list[int]) -> None:
 def _bury(worker: Worker, left: Mapping[int, Plan], dead: list[int], noticed: float) -> None:
     """Be one of those who are left, and note who is not."""
     worker.plan = left.get(worker.number) or next(iter(left.values()))
-    worker.course.others_saw = True
+    worker.training.others_saw = True
     worker.config = replace_options(worker.config, workers=len(left), min_workers=None, slow=None)
     clock = worker.clock
     clock.before, clock.paused, clock.started = clock.seconds(), 0.0, time.monotonic()
     last_word = max((float(worker.board.rows[number, -1]) for number in dead), default=noticed)
-    worker.course.story.append(
+    worker.training.story.append(
         {
             "when": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
             "lost": dead,
@@ -204,7 +204,7 @@ def _bury(worker: Worker, left: Mapping[int, Plan], dead: list[int], noticed: fl
 
 def _too_few(worker: Worker, least: int | None) -> TooFewError | None:
     """Return the error that ends a run with fewer workers than it may go on with; notes that."""
-    left, event = worker.config.workers, worker.course.story[-1]
+    left, event = worker.config.workers, worker.training.story[-1]
     if least is None or left >= least:
         return None
     event["min_workers"] = least
@@ -219,15 +219,15 @@ def _too_few(worker: Worker, least: int | None) -> TooFewError | None:
 
 def _tell(worker: Worker, noticed: float, lead: Callable[[Worker], None]) -> None:
     """Say who died and how long it took, before training goes on."""
-    worker.course.story[-1]["seconds"] = round(time.monotonic() - noticed, 6)
+    worker.training.story[-1]["seconds"] = round(time.monotonic() - noticed, 6)
     if worker.rank == 0:
         lead(worker)
         if worker.reporter.announce:
-            worker.reporter.announce(worker.course.story[-1])
+            worker.reporter.announce(worker.training.story[-1])
 
 
 def _rows(worker: Worker) -> list[dict[str, Any]]:
-    return [asdict(epoch) for epoch in worker.course.epochs]
+    return [asdict(epoch) for epoch in worker.training.epochs]
 
 
 def _position(rows: list[dict[str, Any]]) -> tuple[int, int, bool]:
@@ -248,8 +248,8 @@ def _end_step(worker: Worker) -> None:
         _forget_step(worker)
         clock.begun.append(now)
         clock.computed.append(now)
-        worker.course.losses.append(None)
-    worker.end_step(worker.course.epochs[-1])
+        worker.training.losses.append(None)
+    worker.end_step(worker.training.epochs[-1])
 
 
 def _forget_step(worker: Worker) -> None:
@@ -257,10 +257,10 @@ def _forget_step(worker: Worker) -> None:
     clock, ended = worker.clock, len(worker.clock.updated)
     if len(clock.begun) == ended:
         return
-    course, epoch = worker.course, worker.course.epochs[-1]
-    for times in (clock.begun, clock.computed, clock.entered, clock.exchanged, course.losses):
+    training, epoch = worker.training, worker.training.epochs[-1]
+    for times in (clock.begun, clock.computed, clock.entered, clock.exchanged, training.losses):
         del times[ended:]
-    epoch.loss, epoch.correct, epoch.examples = course.seen  # type: ignore[assignment]
+    epoch.loss, epoch.correct, epoch.examples = training.seen  # type: ignore[assignment]
     if worker.replica.norms:
         worker.replica.norms.undo()
 
@@ -268,10 +268,10 @@ def _forget_step(worker: Worker) -> None:
 def _adopt(worker: Worker, rows: list[dict[str, Any]]) -> None:
     """Be where these epochs end; what this worker has seen of them stays its own."""
     for place, row in enumerate(rows):
-        if place == len(worker.course.epochs):
-            worker.course.epochs.append(Epoch(row["epoch"]))
+        if place == len(worker.training.epochs):
+            worker.training.epochs.append(Epoch(row["epoch"]))
         for name in ("steps", "seconds", *_JUDGED):
-            setattr(worker.course.epochs[place], name, row[name])
+            setattr(worker.training.epochs[place], name, row[name])
 
 
 def _take_over(worker: Worker, root: int) -> None:

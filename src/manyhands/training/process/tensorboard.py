@@ -41,7 +41,7 @@ class Scalars:
         self._ends: dict[int, float] = {}  # when each epoch ended
         self._known: set[tuple[str, int]] = set()
         self._over = False
-        self._restored, self._told = len(worker.course.losses), 0
+        self._restored, self._told = len(worker.training.losses), 0
         config = worker.config
         steps = sum(worker.plan.steps(e) for e in range(1, config.epochs + 1))
         self._every = max(1, math.ceil(min(steps, config.max_steps or steps) / POINTS))
@@ -51,7 +51,7 @@ class Scalars:
         config, number = self._worker.config, event["epoch"]
         self._ends[number] = time.time()
         if config.strategy.supports.together:
-            for epoch in self._worker.course.epochs:  # with those before a run went on
+            for epoch in self._worker.training.epochs:  # with those before a run went on
                 self._judged(epoch.epoch, vars(epoch))
         for seen in event["workers"]:
             self._trained(number, seen["rank"], seen["loss"])
@@ -88,7 +88,7 @@ class Scalars:
     def _steps(self) -> None:
         """Write the losses of worker 0's steps since the last time, every so many."""
         worker = self._worker
-        losses = [] if worker.config.privacy else worker.course.losses
+        losses = [] if worker.config.privacy else worker.training.losses
         before = worker.step - len(losses)  # not remembered, where the group's size has changed
         ahead = time.time() - time.monotonic()
         for i in range(self._told, len(losses)):

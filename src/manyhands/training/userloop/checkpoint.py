@@ -28,7 +28,7 @@ from manyhands.worker.checkpoint.capture import (
 from manyhands.worker.checkpoint.format import (
     MISUNDERSTOOD,
     Checkpoint,
-    Part,
+    CheckpointPart,
     Writer,
     damage,
     forget_after,
@@ -142,7 +142,7 @@ def _check_folder(loop: UserLoop, folder: Path, keep: int) -> None:
         )
 
 
-def _part(loop: UserLoop, folder: Path, position: Mapping[str, Any], keep: int) -> Part:
+def _part(loop: UserLoop, folder: Path, position: Mapping[str, Any], keep: int) -> CheckpointPart:
     """Return a copy of what this worker holds."""
     loop.check_home()
     _check_folder(loop, folder, keep)
@@ -161,7 +161,7 @@ def _part(loop: UserLoop, folder: Path, position: Mapping[str, Any], keep: int) 
         "groups": [_plain(group) for group in loop.optimizer.param_groups],
         "strategy": counts,
     }
-    return Part(tensors, numbers)
+    return CheckpointPart(tensors, numbers)
 
 
 def pack(value: Any, name: str) -> Any:

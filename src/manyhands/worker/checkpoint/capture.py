@@ -13,7 +13,7 @@ from manyhands.launch.machine import usage
 from manyhands.worker import step_history
 from manyhands.worker.abilities import Checkpointable
 from manyhands.worker.balancing import Balance
-from manyhands.worker.checkpoint.format import Checkpoint, Part
+from manyhands.worker.checkpoint.format import Checkpoint, CheckpointPart
 from manyhands.worker.clock import Clock, Epoch
 from manyhands.worker.columns import TIMES
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from manyhands.worker.worker import Worker
 
 
-def capture(worker: Worker) -> Part:
+def capture(worker: Worker) -> CheckpointPart:
     """Return a copy of all that this worker needs to go on, bit for bit.
 
     A private run's randomness is in no checkpoint: who goes on draws anew, and pays. Nor are the
@@ -41,14 +41,14 @@ def capture(worker: Worker) -> Part:
             last, written[name] = column.state()
             tensors[name] = torch.from_numpy(last)
     tensors |= {f"buffer.{n}": _copy(b) for n, b in worker.replica.module.named_buffers()}
-    kept = enumerate(worker.course.kept)  # never written again
+    kept = enumerate(worker.training.kept)  # never written again
     tensors |= {f"kept.{i}": one.cpu() for i, one in kept if one is not None}
     for index, state in enumerate(optimizer_states(worker)):
         tensors |= {f"optimizer.{index}.{name}": _copy(value) for name, value in state.items()}
     tensors |= {f"strategy.{name}": _copy(value) for name, value in held.items()}
     numbers = {
         "step": worker.step,
-        "epochs": [asdict(epoch) for epoch in worker.course.epochs],
+        "epochs": [asdict(epoch) for epoch in worker.training.epochs],
         "seconds": clock.seconds(),
         "evaluation": clock.evaluation,
         "callbacks": clock.callbacks,
@@ -58,11 +58,11 @@ def capture(worker: Worker) -> Part:
         "strategy": counts,
         "balance": balance.state() if balance else None,
         "privacy": mechanism.spent() if mechanism else {},
-        "others_saw": worker.course.others_saw,
+        "others_saw": worker.training.others_saw,
         "written": written,
     }
     # Written later, while the worker goes on.
-    return Part(tensors, copy.deepcopy(numbers), worker.course.history.sync)
+    return CheckpointPart(tensors, copy.deepcopy(numbers), worker.training.history.sync)
 
 
 def _copy(tensor: Tensor) -> Tensor:
@@ -84,7 +84,7 @@ def restore(worker: Worker, checkpoint: Checkpoint) -> None:
     worker takes over rank 0's part, with random numbers of its own, and the history by step is
     left behind.
     """
-    course, mechanism = worker.course, worker.computation.mechanism
+    training, mechanism = worker.training, worker.computation.mechanism
     resized = checkpoint.about["processes"] != worker.comm.size
     known = worker.rank < checkpoint.about["processes"]
     part = checkpoint.part(worker.rank if known else 0)
@@ -98,20 +98,22 @@ def restore(worker: Worker, checkpoint: Checkpoint) -> None:
         torch.set_rng_state(tensors["random"])
         if "random.cuda" in tensors:
             torch.cuda.set_rng_state(tensors["random.cuda"], worker.params.device)
-    course.step = int(numbers["step"])
-    course.epochs = [Epoch(**row) for row in numbers["epochs"]]
+    training.step = int(numbers["step"])
+    training.epochs = [Epoch(**row) for row in numbers["epochs"]]
     if not known:
-        course.epochs = [Epoch(e.epoch, steps=e.steps, seconds=e.seconds) for e in course.epochs]
+        training.epochs = [
+            Epoch(e.epoch, steps=e.steps, seconds=e.seconds) for e in training.epochs
+        ]
     # A private run counts the examples that are expected, whoever drew them.
-    course.others_saw = not mechanism and (resized or bool(numbers.get("others_saw")))
+    training.others_saw = not mechanism and (resized or bool(numbers.get("others_saw")))
     worker.facts = dict(numbers["facts"])
     balance = worker.hook(Balance)
     if balance and numbers.get("balance"):
-        balance.restore(numbers["balance"], course.step)
+        balance.restore(numbers["balance"], training.step)
         worker.facts["shares"] = balance.history
     numbers_kept = [int(n.removeprefix("kept.")) for n in tensors if n.startswith("kept.")]
     held = {i: tensors[f"kept.{i}"].to(worker.params.device) for i in numbers_kept}
-    course.kept = [held.get(i) for i in range(max(numbers_kept, default=-1) + 1)]
+    training.kept = [held.get(i) for i in range(max(numbers_kept, default=-1) + 1)]
     times = {name: getattr(worker.clock, name) for name in TIMES}  # empty so far
     worker.clock = Clock(evaluation=numbers["evaluation"], before=numbers["seconds"], **times)
     worker.clock.callbacks = numbers.get("callbacks", 0.0)  # older checkpoints do not tell

@@ -45,7 +45,7 @@ MISUNDERSTOOD = (ValueError, KeyError, IndexError, TypeError, AttributeError, Re
 
 
 @dataclass(frozen=True)
-class Part:
+class CheckpointPart:
     """What one process needs to go on: tensors by name, and numbers that JSON can hold.
 
     `sync` puts files on the disk that the part refers to.
@@ -68,7 +68,7 @@ class Checkpoint:
         """How many steps had been done."""
         return int(self.about["step"])
 
-    def part(self, rank: int) -> Part:
+    def part(self, rank: int) -> CheckpointPart:
         """Return what process `rank` had written.
 
         Raises:
@@ -81,7 +81,7 @@ class Checkpoint:
         try:
             numbers = json.loads(atomic.read(path.with_suffix(".json")))["numbers"]
             atomic.expect_regular(path.with_suffix(".safetensors"))
-            return Part(load_file(path.with_suffix(".safetensors")), numbers)
+            return CheckpointPart(load_file(path.with_suffix(".safetensors")), numbers)
         except (OSError, *MISUNDERSTOOD, SafetensorError) as error:
             raise DataError(f"{path} cannot be understood: {error}") from None
 
@@ -109,7 +109,7 @@ class Writer:
                 remove(left)
 
     def write(
-        self, step: int, part: Part, about: Mapping[str, Any], best: bytes | None = None
+        self, step: int, part: CheckpointPart, about: Mapping[str, Any], best: bytes | None = None
     ) -> None:
         """Begin to write; `part`'s tensors must be copies that nobody changes any more.
 
@@ -137,13 +137,17 @@ class Writer:
             self._thread.join()
         self._thread = self._error = None
 
-    def _guarded(self, step: int, part: Part, about: dict[str, Any], best: bytes | None) -> None:
+    def _guarded(
+        self, step: int, part: CheckpointPart, about: dict[str, Any], best: bytes | None
+    ) -> None:
         try:
             self._write(step, part, about, best)
         except BaseException as error:  # handed to the worker by wait()
             self._error = error
 
-    def _write(self, step: int, part: Part, about: dict[str, Any], best: bytes | None) -> None:
+    def _write(
+        self, step: int, part: CheckpointPart, about: dict[str, Any], best: bytes | None
+    ) -> None:
         final = path(self.folder.parent, step)
         temporary = final.with_name(f".{final.name}.part")
         atomic.make_folder(self.folder)
@@ -168,7 +172,7 @@ class Writer:
             remove(old)
 
 
-def _write_part(folder: Path, rank: int, part: Part) -> None:
+def _write_part(folder: Path, rank: int, part: CheckpointPart) -> None:
     from safetensors.torch import save
 
     part.sync()

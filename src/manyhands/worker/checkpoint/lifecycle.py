@@ -19,7 +19,7 @@ from manyhands.config.parse import parse_every
 from manyhands.errors import ManyhandsError, ShortHandedError, StoppedError
 from manyhands.worker.abilities import Asynchronous, Regroupable
 from manyhands.worker.checkpoint.capture import capture
-from manyhands.worker.checkpoint.format import BEST, Part, Writer
+from manyhands.worker.checkpoint.format import BEST, CheckpointPart, Writer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -224,10 +224,10 @@ class Lifecycle:
         passed = steps is not None and step // steps > self.mark.step // steps
         return Mark(step, asked) if asked or passed or self._late() else None
 
-    def take(self, worker: Worker, mark: Mark, part: Part | None = None) -> None:
+    def take(self, worker: Worker, mark: Mark, part: CheckpointPart | None = None) -> None:
         """Begin to write this process's part of a checkpoint; after the last one, stop."""
         worker.board.note(worker.number, worker.step, "checkpoint")
-        epochs = worker.course.epochs
+        epochs = worker.training.epochs
         about = {**self.about, "epoch": epochs[-1].epoch if epochs else 0}
         path = self.output / BEST  # read now: a better one may take its place meanwhile
         best = path.read_bytes() if worker.reporter.keep_best and path.exists() else None
@@ -235,7 +235,7 @@ class Lifecycle:
         self.written = time.monotonic()
         self.mark = mark
         if mark.signum:
-            worker.course.stopped = "signal"
+            worker.training.stopped = "signal"
         if worker.clock.ended is not None:  # done, and only here because others are not
             worker.board.note(worker.number, worker.step, "done")
 

@@ -119,7 +119,7 @@ def test_going_on_is_never_having_stopped(fit, tmp_path, optimizer, variant):
         assert found.step == step
         resumed, again = fit(checkpoint=found, **given)
         assert torch.equal(resumed.params, whole.params)
-        assert resumed.course.losses == whole.course.losses
+        assert resumed.training.losses == whole.training.losses
         assert again["strategy"] == record["strategy"]
         accuracies = [epoch["test_accuracy"] for epoch in record["epochs"]]
         assert [epoch["test_accuracy"] for epoch in again["epochs"]] == accuracies

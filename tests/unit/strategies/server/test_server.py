@@ -19,8 +19,8 @@ from manyhands.strategies.server import link, master, ssp_clock, takeover
 from manyhands.strategies.server.ssp_clock import SSPClock
 from manyhands.strategies.staleness import describe
 from manyhands.worker.computation import Computation
-from manyhands.worker.course import Course
 from manyhands.worker.stopping import Aim
+from manyhands.worker.training_state import TrainingState
 
 
 def shares(sizes, masters):
@@ -120,7 +120,7 @@ def one_master(monkeypatch):
     replica = Replica(nn.Linear(3, 2), nn.functional.mse_loss)
     worker = SimpleNamespace(
         rank=1, comm=SimpleNamespace(meter=None), hook=lambda kind: None, replica=replica,
-        params=replica.params, course=Course(),
+        params=replica.params, training=TrainingState(),
         computation=Computation(), evaluation=SimpleNamespace(aim=Aim()),
         optimizer=torch.optim.SGD([replica.params], lr=0.5), config=SimpleNamespace(workers=1),
         aim=Aim(),

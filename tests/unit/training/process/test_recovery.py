@@ -27,7 +27,7 @@ from manyhands.launch.watchdog import Guard
 from manyhands.strategies.server.state import ResumePoint
 from manyhands.strategies.server.takeover import inherited, newest, rescue
 from manyhands.training.process import recovery
-from manyhands.worker.checkpoint.format import Part, Writer, steps
+from manyhands.worker.checkpoint.format import CheckpointPart, Writer, steps
 
 
 @settings(max_examples=60, deadline=None)
@@ -273,11 +273,11 @@ def test_the_guard_reports_where_all_wait_for_each_other(tmp_path, sleepers):
 
 def test_a_checkpoint_that_lacks_a_dead_workers_part_is_given_up(tmp_path):
     writer = Writer(tmp_path, 0, 2, 3, patience=1000)
-    writer.write(10, Part({}, {"step": 10}), {})
+    writer.write(10, CheckpointPart({}, {"step": 10}), {})
     writer.give_up()
     writer.wait()  # nothing went wrong that anybody must hear of
     alone = Writer(tmp_path, 0, 1, 3, patience=1000)
-    alone.write(20, Part({}, {"step": 20}), {})
+    alone.write(20, CheckpointPart({}, {"step": 20}), {})
     alone.wait()
     assert [folder.name for folder in steps(tmp_path / "checkpoints")] == ["step-00000020"]
     assert not list((tmp_path / "checkpoints").glob(".step-*"))

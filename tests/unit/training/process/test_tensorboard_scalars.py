@@ -20,7 +20,7 @@ from manyhands.training.process import tensorboard
 from manyhands.training.process.tensorboard import Scalars
 from manyhands.worker.clock import Epoch
 from manyhands.worker.columns import Column
-from manyhands.worker.course import Course
+from manyhands.worker.training_state import TrainingState
 
 STEPS = 8  # of an epoch
 
@@ -35,16 +35,16 @@ def pretend(
     """Write the events of a run in which step s of every worker has the loss s."""
     asked = configure({"workers": 1, "epochs": epochs, **given})
     worker = SimpleNamespace(
-        config=asked, course=Course(), step=0, clock=SimpleNamespace(updated=[]),
+        config=asked, training=TrainingState(), step=0, clock=SimpleNamespace(updated=[]),
         plan=SimpleNamespace(steps=lambda epoch: STEPS),
     )  # fmt: skip
     events = Scalars(worker, folder)  # type: ignore[arg-type]
     for number in range(1, epochs + 1):
         worker.step += STEPS
-        worker.course.losses = Column(float(step) for step in range(1, worker.step + 1))
+        worker.training.losses = Column(float(step) for step in range(1, worker.step + 1))
         worker.clock.updated = [time.monotonic()] * worker.step
         epoch = Epoch(number, test_loss=1.0 / number, test_metrics={"accuracy": 0.5})
-        worker.course.epochs.append(epoch)
+        worker.training.epochs.append(epoch)
         events.on_epoch({"epoch": number, "workers": [{"rank": 0, "loss": 3.0}]})
     events.on_end({"epochs": rows})
 

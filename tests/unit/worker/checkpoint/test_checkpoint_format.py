@@ -16,13 +16,13 @@ from manyhands.config.parse import Every, parse_every
 from manyhands.errors import ConfigError, DataError
 from manyhands.training import resume
 from manyhands.worker.checkpoint import format
-from manyhands.worker.checkpoint.format import Part, Writer, check, newest
+from manyhands.worker.checkpoint.format import CheckpointPart, Writer, check, newest
 
 
 def write(output, step, size=1, keep=3, value=1.0):
     writers = [Writer(output, rank, size, keep) for rank in range(size)]
     for rank, writer in reversed(list(enumerate(writers))):
-        part = Part({"params": torch.full((5,), value + rank)}, {"rank": rank})
+        part = CheckpointPart({"params": torch.full((5,), value + rank)}, {"rank": rank})
         writer.write(step, part, {"strategy": "sync"})
     for writer in writers:
         writer.wait()
@@ -48,7 +48,7 @@ def test_what_is_written_comes_back(tmp_path_factory, arrays, numbers):
     output = tmp_path_factory.mktemp("run")
     tensors = {name: torch.tensor(values, dtype=torch.float32) for name, values in arrays.items()}
     writer = Writer(output, 0, 1, 3)
-    writer.write(7, Part(tensors, numbers), {"config": {"lr": 0.1}})
+    writer.write(7, CheckpointPart(tensors, numbers), {"config": {"lr": 0.1}})
     writer.wait()
     found = newest(output, nobody)
     assert found.step == 7
@@ -84,7 +84,7 @@ def test_what_was_just_written_stays(tmp_path, keep, left):
 
 def test_an_unfinished_checkpoint_is_none(tmp_path):
     writer = Writer(tmp_path, 1, 2, 3)
-    writer.write(5, Part({"x": torch.zeros(1)}, {}), {})
+    writer.write(5, CheckpointPart({"x": torch.zeros(1)}, {}), {})
     writer.wait()
     assert newest(tmp_path, nobody) is None
     assert list((tmp_path / "checkpoints").iterdir())
@@ -161,7 +161,7 @@ def test_a_disk_that_fails_leaves_the_old_checkpoint_and_says_so(tmp_path, monke
 
     monkeypatch.setattr(format, "_write_file", full)
     writer = Writer(tmp_path, 0, 1, 3)
-    writer.write(20, Part({"x": torch.zeros(1)}, {}), {})
+    writer.write(20, CheckpointPart({"x": torch.zeros(1)}, {}), {})
     with pytest.raises(OSError, match="No space left"):
         writer.wait()
     assert newest(tmp_path, nobody).folder == good

@@ -22,7 +22,7 @@ from manyhands.worker.checkpoint.lifecycle import Lifecycle, Mark
 from manyhands.worker.clock import Clock, Epoch
 from manyhands.worker.columns import Column
 from manyhands.worker.computation import Computation
-from manyhands.worker.course import Course
+from manyhands.worker.training_state import TrainingState
 
 CLOCK = SimpleNamespace(exchange=lambda begin, end: None)
 
@@ -70,7 +70,7 @@ class Stepped(SimpleNamespace):
 
     @property
     def step(self):
-        return self.course.step
+        return self.training.step
 
 
 def working(losses=(1.0,), mechanism=None, **given):
@@ -83,7 +83,7 @@ def working(losses=(1.0,), mechanism=None, **given):
         "optimizer": torch.optim.SGD(replica.module.parameters(), lr=0.1, momentum=0.9),
         "config": SimpleNamespace(strategy=STRATEGIES["gossip"]()),
     }  # fmt: skip
-    made["course"] = Course(step=4, losses=losses, epochs=[Epoch(1, steps=4)])
+    made["training"] = TrainingState(step=4, losses=losses, epochs=[Epoch(1, steps=4)])
     made["computation"] = Computation(mechanism=mechanism)
     return Stepped(**{**made, **given})
 
@@ -95,7 +95,7 @@ def test_a_loss_that_nobody_knows_is_still_unknown_after_going_on(tmp_path):
     writer.wait()
     other = working(losses=[])
     restore(other, format.newest(tmp_path, print))
-    assert other.course.losses == [1.0, None, 3.0]
+    assert other.training.losses == [1.0, None, 3.0]
 
 
 def test_what_was_sent_and_computed_before_counts_after_going_on(tmp_path):
@@ -310,8 +310,8 @@ def test_what_was_captured_stays_as_it_was(tmp_path, monkeypatch):
     writer.write(4, capture(worker), {})
     worker.facts["consensus_distance"].append([4, 0.7])
     worker.facts["more"] = 1
-    worker.course.losses.append(2.0)
-    worker.course.epochs[-1].steps = 5
+    worker.training.losses.append(2.0)
+    worker.training.epochs[-1].steps = 5
     with torch.no_grad():
         replica.params.zero_()
     gate.set()
@@ -335,12 +335,12 @@ def test_what_others_saw_counts_where_the_group_has_another_size_but_not_in_priv
         writer.wait()
     alone = working(mechanism=mechanism)
     restore(alone, format.newest(tmp_path, print))
-    assert alone.course.others_saw is not private
+    assert alone.training.others_saw is not private
     again = working(mechanism=mechanism)
-    again.course.others_saw = alone.course.others_saw
+    again.training.others_saw = alone.training.others_saw
     writer = Writer(tmp_path, 0, 1, 3)
     writer.write(5, capture(again), {})
     writer.wait()
     later = working(mechanism=mechanism)
     restore(later, format.newest(tmp_path, print))  # of the same size: it is remembered
-    assert later.course.others_saw is not private
+    assert later.training.others_saw is not private

@@ -1,4 +1,4 @@
-"""Holds the other workers while worker 0 evaluates, where workers do not step together."""
+"""Stops the other workers while worker 0 evaluates, where workers do not step together."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from manyhands.comm.messages import Messages
     from manyhands.worker.worker import Worker
 
-# What worker 0 tells the others: wait; continue; the run is over; there is nothing more to tell.
+# Worker 0's messages: wait; continue; the run is over; this is the last message.
 WAIT, CONTINUE, STOP, END = range(4)
 _NAP = 0.5e-3  # seconds between two looks
 
 
-class MessageHold:
-    """Worker 0 tells all other processes by messages; each looks for them after a step.
+class MessageGate:
+    """A gate that worker 0 closes by messages; each other process looks for them after a step.
 
     ```
     worker 0, before it evaluates:   send WAIT to all
@@ -29,8 +29,8 @@ class MessageHold:
     another, after each step:        if WAIT has come: wait for CONTINUE or STOP
     ```
 
-    So another worker ends the step that it is in, and begins no other. Worker 0's messages also say
-    how long it evaluated: a worker that waited for an answer meanwhile takes that off its clock.
+    So another worker ends its current step, and begins no other. Worker 0's messages also say how
+    long it evaluated: a worker that waited for an answer meanwhile subtracts that from its clock.
 
     Args:
         worker: The worker.
@@ -41,21 +41,21 @@ class MessageHold:
     def __init__(self, worker: Worker, messages: Messages, *, waits: bool = False) -> None:
         self.worker, self.messages, self.waits = worker, messages, waits
         self.state = CONTINUE
-        self.evaluated = 0.0  # seconds of worker 0, of which this process has heard
-        self.asks = True  # False: another thread takes the messages in
+        self.evaluated = 0.0  # seconds that worker 0 has reported
+        self.asks = True  # False: another thread receives the messages
         self._message = np.zeros(2, dtype=np.int64)  # what it says, and microseconds
         self._sent: list[tuple[Any, np.ndarray]] = []
         self.request: Any = messages.receive_note(self._message, 0) if worker.rank else None
 
     @contextmanager
-    def holding(self) -> Iterator[None]:
+    def closed(self) -> Iterator[None]:
         """Let the others wait while worker 0 evaluates; then let them continue, or stop."""
         begin = time.monotonic()
-        self._tell(WAIT)
+        self._send(WAIT)
         yield
-        self._tell(STOP if self.worker.course.early else CONTINUE, time.monotonic() - begin)
+        self._send(STOP if self.worker.training.early else CONTINUE, time.monotonic() - begin)
 
-    def _tell(self, what: int, seconds: float = 0.0) -> None:
+    def _send(self, what: int, seconds: float = 0.0) -> None:
         self.state = what
         note = np.array([what, round(1e6 * seconds)], dtype=np.int64)
         others = range(1, self.worker.comm.size)
@@ -76,14 +76,14 @@ class MessageHold:
             waited = time.monotonic() - begin
             self.worker.clock.leave_out_of_exchange(self.evaluated - before - waited)
         if self.state == STOP:
-            self.worker.course.stopped = "target_accuracy"
+            self.worker.training.stopped = "target_accuracy"
 
     def _look(self) -> None:
         while self.asks and self.request is not None and self.request.Test():
             self.take()
 
     def take(self) -> None:
-        """Take in the message that has come, and expect the next one."""
+        """Read the message that has arrived, and expect the next one."""
         what, microseconds = self._message.tolist()
         if self.state != STOP:
             self.state = what
@@ -92,16 +92,18 @@ class MessageHold:
         self.request = None if over else self.messages.receive_note(self._message, 0)
 
     @classmethod
-    def made(cls, worker: Worker, messages: Messages, *, waits: bool = False) -> MessageHold | None:
+    def if_needed(
+        cls, worker: Worker, messages: Messages, *, waits: bool = False
+    ) -> MessageGate | None:
         """Return one where worker 0 may have to evaluate while others train."""
         needed = worker.evaluation.aim.ends and worker.comm.size > 1
         return cls(worker, messages, waits=waits) if needed else None
 
     def end(self) -> None:
-        """Tell the others that nothing more comes, or wait for that; after training."""
+        """Send the last message, or wait for it; after training."""
         if self.worker.rank == 0:
             if self.state != STOP:
-                self._tell(END)
+                self._send(END)
             self.messages.wait_all([request for request, _ in self._sent])
             return
         while self.request is not None:

@@ -1,4 +1,4 @@
-"""How far one worker's run is, and what it has seen on the way."""
+"""The position of one worker in the run, and its history."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Course:
+class TrainingState:
     """The position of one worker in the run, and its history.
 
     Attributes:
