@@ -82,12 +82,12 @@ def test_nobody_trains_while_worker_0_evaluates(blobs, folder, name, monkeypatch
     """Others begin no step once the message has come; half of the evaluation is time enough."""
     judge, end_step, begun, ended = evaluation.evaluate_epoch, Worker.end_step, [], []
 
-    def slow(worker, epoch, params, *, alone=False):
+    def slow(worker, epoch, params, *, alone=False, **more):
         if alone:
             begun.append(time.monotonic())
             time.sleep(0.4)
             ended.append(time.monotonic())
-        judge(worker, epoch, params, alone=alone)
+        judge(worker, epoch, params, alone=alone, **more)
 
     steps = []
 
