@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from manyhands.launch.host import host, kernel
+from manyhands.launch.host import hostname, kernel_id
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -22,14 +22,14 @@ def same_host(comm: MPI.Comm) -> MPI.Comm:
     from mpi4py import MPI
 
     sharing = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    here = _alike(sharing, host())
+    here = _alike(sharing, hostname())
     sharing.Free()
     return here
 
 
 def same_kernel(comm: MPI.Comm) -> MPI.Comm:
     """Return those of `comm` that run under this kernel, on its cores. Collective."""
-    return _alike(comm, kernel())
+    return _alike(comm, kernel_id())
 
 
 def _alike(comm: MPI.Comm, name: str) -> MPI.Comm:

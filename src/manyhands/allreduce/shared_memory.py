@@ -12,7 +12,7 @@ from manyhands.allreduce.buffers import MANY, SHORT, Array, Op, combine, cuts, d
 from manyhands.allreduce.private import Channel, channel
 from manyhands.allreduce.window import COPIED, REDUCED, SLOT, Window, slot_bytes
 from manyhands.errors import ConfigError
-from manyhands.launch.resources import shareable
+from manyhands.launch.resources import free_shared_memory
 
 # Up to how many bytes from the others, (P - 1) n, every rank had better reduce everything for
 # itself: one wait instead of two. A wait costs more where processes share cores; two processes have
@@ -116,7 +116,7 @@ def _window(group: Channel) -> Window:
 
 def _made(group: Channel) -> Window:
     comm: Any = group.private.comm
-    slot = comm.bcast(slot_bytes(group.size, shareable()) if group.rank == 0 else None)
+    slot = comm.bcast(slot_bytes(group.size, free_shared_memory()) if group.rank == 0 else None)
     return Window(comm, group.crowded, group.size, slot)
 
 

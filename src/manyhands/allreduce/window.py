@@ -23,7 +23,7 @@ import numpy as np
 
 from manyhands.allreduce.buffers import Array
 from manyhands.errors import LaunchError
-from manyhands.launch.resources import shareable, shared_shortage
+from manyhands.launch.resources import free_shared_memory, shared_shortage
 
 LEAST_SLOT = 384 << 10  # bytes of an array that is reduced in one round (`fits_one_round`)
 SLOT = 1 << 20  # bytes of the array in one round: as much as stays in a core's second-level cache
@@ -69,7 +69,7 @@ def piece_bytes(lanes: int, slot: int = SLOT) -> int:
 
 def _expect_room(comm: Any, need: int) -> None:
     """Refuse, on all ranks, a window that would not fit: writing into it would be a bus error."""
-    free = comm.bcast(shareable() if comm.rank == 0 else None)
+    free = comm.bcast(free_shared_memory() if comm.rank == 0 else None)
     if free < need:
         what = f"an all-reduce of {comm.size} processes in shared memory"
         raise LaunchError(shared_shortage(free, need, what, "choose allreduce 'mpi'"))

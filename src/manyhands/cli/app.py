@@ -19,7 +19,7 @@ from manyhands.cli.predict import predict
 from manyhands.config.options import options
 from manyhands.errors import ConfigError, ManyhandsError, WorkerError, nearest
 from manyhands.launch import signals
-from manyhands.launch.environment import among_others, group_rank
+from manyhands.launch.environment import group_rank, in_group
 from manyhands.launch.resources import shortage, temporary_folder
 from manyhands.launch.signals import SignalReceived
 from manyhands.training.output_folder import expect_possible
@@ -315,14 +315,14 @@ def doctor() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; errors become one message and an exit code, and so do signals."""
-    if among_others():  # they would wait for this process: it ends at once, and they with it
+    if in_group():  # they would wait for this process: it ends at once, and they with it
         before = signals.install(signals.exit_at_once)
         try:
             _run(arguments)
         finally:
             signals.restore(before)
         return
-    with signals.Raising(command=True) as raising:
+    with signals.RaiseOnSignals(command=True) as raising:
         try:
             _run(arguments)
         except BaseException as error:
@@ -349,7 +349,7 @@ def _run(arguments: Sequence[str] | None) -> None:
             print("\n".join(f"[rank {error.rank}] {line}" for line in lines), file=sys.stderr)
         _fail(str(error), error.exit_code, error.teller)
     except (KeyboardInterrupt, SignalReceived) as error:
-        _fail(str(error) or "interrupted", 128 + signals.number(error))
+        _fail(str(error) or "interrupted", 128 + signals.signal_of(error))
     except (OSError, MemoryError) as error:
         text = shortage(error, {"output": Path.cwd(), "TMPDIR": temporary_folder()})
         if text is None:

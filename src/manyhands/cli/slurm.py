@@ -224,7 +224,7 @@ class _Cancelling:
 
     def _on_signal(self, signum: int, _: object) -> None:
         if self.asked.is_set() and not self._job:
-            raise signals.error(signum)
+            raise signals.exception_for(signum)
         self._signum = self._signum or signum
         self.asked.set()
         if self._job:

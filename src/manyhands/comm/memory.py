@@ -19,7 +19,7 @@ import torch.multiprocessing  # teaches pipes to carry tensors
 
 from manyhands.comm.communicator import Ready
 from manyhands.comm.meter import Meter
-from manyhands.launch.resources import expect_shared
+from manyhands.launch.resources import check_shared_memory
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -54,7 +54,7 @@ class MemoryGroup:
         if self.rank == 0:
             if not tensor.is_cuda:
                 what = f"a tensor of {tensor.numel():,} numbers that all workers share"
-                expect_shared(tensor.nbytes, what)
+                check_shared_memory(tensor.nbytes, what)
             shared = tensor.detach().clone().share_memory_()  # type: ignore[no-untyped-call]
             for end in self._ends:
                 end.send(shared)

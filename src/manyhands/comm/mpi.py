@@ -15,7 +15,7 @@ from manyhands.allreduce.private import channel
 from manyhands.allreduce.shared_memory import Through, reduce_through
 from manyhands.comm.communicator import Pending, Ready
 from manyhands.comm.meter import Meter
-from manyhands.launch.environment import pass_on_output
+from manyhands.launch.environment import flush_output
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -176,7 +176,7 @@ class MPICommunicator:
 
     def abort(self, code: int) -> None:
         """End all processes that MPI started, with that exit code, once our output is passed on."""
-        pass_on_output()
+        flush_output()
         self.comm.Abort(code)
 
 

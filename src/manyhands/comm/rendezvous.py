@@ -16,7 +16,7 @@ from manyhands import errors
 from manyhands._version import __version__
 from manyhands.errors import ConfigError, LaunchError, ManyhandsError
 from manyhands.launch.environment import torch_group
-from manyhands.launch.host import host, kernel
+from manyhands.launch.host import hostname, kernel_id
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -71,7 +71,7 @@ def compare_versions(group: Communicator) -> None:
     """
     python = ".".join(platform.python_version_tuple()[:2])
     # How `gather` works is what all versions must share, so that they can tell each other apart.
-    texts = group.gather(f"manyhands {__version__} and Python {python} on {host()}")
+    texts = group.gather(f"manyhands {__version__} and Python {python} on {hostname()}")
     if len({text.partition(" on ")[0] for text in texts}) > 1:
         found = "; ".join(dict.fromkeys(texts))
         raise LaunchError(f"the hosts differ: {found}; install the same on all of them")
@@ -116,7 +116,10 @@ def asked(group: Communicator, question: Callable[[], str], *, leader: int = 0) 
 
 def host_leader(group: Communicator) -> int:
     """Return the first process on this one's host. Collective."""
-    mine = [host(), kernel()]  # two hosts may have one name, or be simulated under one kernel
+    mine = [
+        hostname(),
+        kernel_id(),
+    ]  # two hosts may have one name, or be simulated under one kernel
     return group.gather(mine).index(mine)
 
 
@@ -132,8 +135,8 @@ def expect_shared(group: Communicator, folder: Path) -> None:
     def look() -> None:
         if not mark.exists():
             raise ConfigError(
-                f"output is {str(folder)!r}, which {host()} does not see as the first host does; "
-                "with checkpoint_every it must be on a file system that all hosts share"
+                f"output is {str(folder)!r}, which {hostname()} does not see as the first host does"
+                "; with checkpoint_every it must be on a file system that all hosts share"
             )
 
     try:

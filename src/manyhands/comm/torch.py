@@ -17,7 +17,7 @@ from torch import Tensor
 from manyhands.comm.communicator import Ready
 from manyhands.comm.meter import Meter
 from manyhands.errors import ConfigError, LaunchError
-from manyhands.launch.environment import pass_on_output, torch_group
+from manyhands.launch.environment import flush_output, torch_group
 
 # What gloo and NCCL say when another process is gone.
 _GONE = (
@@ -181,7 +181,7 @@ class TorchCommunicator:
 
     def abort(self, code: int) -> None:
         """End this process with that exit code; torchrun then ends the others."""
-        pass_on_output()
+        flush_output()
         os._exit(code)
 
     def _reduced(self, values: np.ndarray, op: Any) -> np.ndarray:

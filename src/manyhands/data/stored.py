@@ -36,7 +36,7 @@ from manyhands.data.batch_tree import Form, Tree
 from manyhands.data.shuffle import permutation
 from manyhands.data.split import Normalise, Split, kept_aside
 from manyhands.errors import ConfigError, DataError
-from manyhands.launch.resources import expect_space, explained
+from manyhands.launch.resources import check_disk_space, explain_shortage
 
 if TYPE_CHECKING:
     import torch
@@ -328,8 +328,8 @@ def write(
     )
     need = sum(array.nbytes for array in arrays.values())
     instead = "another folder (TMPDIR is the one for temporary files)"
-    expect_space(folder.parent, need, f"the data {name!r}", instead)
-    with explained(TMPDIR=folder.parent):
+    check_disk_space(folder.parent, need, f"the data {name!r}", instead)
+    with explain_shortage(TMPDIR=folder.parent):
         _write(folder, arrays, about, replace)
     return folder
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from mpi4py import MPI
 
 from manyhands.allreduce.shared_memory import prepare
-from manyhands.launch.environment import pass_on_output
+from manyhands.launch.environment import flush_output
 from manyhands.torch_mpi.engine import Engine
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def _at_exit(owner: int) -> None:
     if os.getpid() != owner or MPI.Is_finalized():
         return
     if _open and getattr(sys, "last_value", None) is not None and MPI.COMM_WORLD.size > 1:
-        pass_on_output()
+        flush_output()
         MPI.COMM_WORLD.Abort(1)
     while _open:
         shut(_open[-1])

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from manyhands.errors import ConfigError
-from manyhands.launch.host import host, kernel
+from manyhands.launch.host import hostname, kernel_id
 from manyhands.launch.spec import WORKERS
 
 NAME = ".lock"
@@ -47,7 +47,7 @@ class Member(NamedTuple):
     @classmethod
     def here(cls) -> Member:
         """Return this process."""
-        return cls(kernel(), _namespace(), os.getpid(), _started(os.getpid()))
+        return cls(kernel_id(), _namespace(), os.getpid(), _started(os.getpid()))
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Holder:
         """Return a holder for this process, with those of the `members` that it can check."""
         mine = Member.here()
         near = tuple((m.pid, m.started) for m in members if m[:2] == mine[:2] and m != mine)
-        return cls(host(), *mine, uuid.uuid4().hex, near, job)
+        return cls(hostname(), *mine, uuid.uuid4().hex, near, job)
 
     def running(self) -> int | None:
         """Return the number of a process that still runs, or None; only where it can be checked."""
@@ -148,7 +148,7 @@ def expect_ended(folder: Path, what: str) -> Holder | None:
     if why := _unreachable(holder):
         raise ConfigError(
             f"{in_use.format(holder.pid)}. Whether that process still runs cannot be checked from "
-            f"{host()}: {why}. If it has ended, remove its lock: rm {shlex.quote(str(path))}"
+            f"{hostname()}: {why}. If it has ended, remove its lock: rm {shlex.quote(str(path))}"
         )
     deadline = time.monotonic() + _LEAVING
     while (pid := holder.running()) is not None:
@@ -164,8 +164,8 @@ def expect_ended(folder: Path, what: str) -> Holder | None:
 
 def _unreachable(holder: Holder) -> str:
     """Return why the holder's processes cannot be checked from here; empty if they can."""
-    if holder.boot != kernel():
-        same = holder.host == host()
+    if holder.boot != kernel_id():
+        same = holder.host == hostname()
         return "it has restarted since, or is another host of that name" if same else "another host"
     return "" if holder.namespace == _namespace() else "another container"
 

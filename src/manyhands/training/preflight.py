@@ -19,8 +19,8 @@ from manyhands.data.shards import row_groups
 from manyhands.data.split import kept_aside
 from manyhands.data.stored import About, Stored
 from manyhands.errors import ConfigError, LaunchError
-from manyhands.launch.environment import among_others
-from manyhands.launch.hosts import lab
+from manyhands.launch.environment import in_group
+from manyhands.launch.hosts import lab_hosts
 from manyhands.model import initial_weights
 from manyhands.privacy.terms import rate
 from manyhands.training.job import Asked
@@ -162,7 +162,7 @@ def _check_memory(config: RunConfig, module: nn.Module) -> None:
     Counts what is certain: parameters and gradients of each worker, which holds a whole model or
     divides one among its processes, and the optimizer's state. Data is read from mapped files.
     """
-    if config.device != "cpu" or config.places or lab() or among_others():
+    if config.device != "cpu" or config.places or lab_hosts() or in_group():
         return
     if any(_shape_of(parameter) is None for parameter in module.parameters()):
         return

@@ -27,11 +27,11 @@ from manyhands.errors import (
     stopped_by,
 )
 from manyhands.launch import launcher
-from manyhands.launch.host import host
+from manyhands.launch.host import hostname
 from manyhands.launch.machine import SCHEMA, cores, write_json
-from manyhands.launch.resources import LEAST_SPACE, expect_space
+from manyhands.launch.resources import LEAST_SPACE, check_disk_space
 from manyhands.launch.scratch import private_folder
-from manyhands.launch.signals import SignalReceived, deferred, describe
+from manyhands.launch.signals import SignalReceived, defer_signals, describe
 from manyhands.launch.spec import LaunchSpec
 from manyhands.privacy import ledger
 from manyhands.privacy.terms import UNSAID, Terms, statement
@@ -78,7 +78,7 @@ class Run:
                 from manyhands.training.process.devices import expect_cuda
 
                 expect_cuda()
-            launcher.expect_machine(launch_spec(config))
+            launcher.check_machine(launch_spec(config))
             if config.places and not config.strategy.supports.shares_memory:
                 config.places.check()
             # On several hosts each finds out for itself how many cores it has.
@@ -86,7 +86,7 @@ class Run:
             threads = config.threads or alone
             with self._claim(job=str(folder)) as claim:
                 output = claim.folder
-                expect_space(output, LEAST_SPACE, "the record of a run", "another output")
+                check_disk_space(output, LEAST_SPACE, "the record of a run", "another output")
                 job = self._job(stored, output, begin, threads)
                 if self.checkpoint:
                     checkpoints.forget_after(output, self.checkpoint.step)
@@ -108,7 +108,7 @@ class Run:
     def _watched(self, job: Job, folder: Path, bar: Progress) -> None:
         """Launch; where a worker died and that was asked for, again from the last checkpoint."""
         record = Path(job.output) / "run.json"
-        before = launcher.written(record)
+        before = launcher.record_version(record)
         grows = self.config.min_workers is not None
         restarts = self.config.max_restarts if grows or self.config.on_failure == "restart" else 0
         try:
@@ -125,12 +125,12 @@ class Run:
                 if not (died or short) or attempt == restarts:
                     self._record(job, error)
                     raise error
-                with deferred():  # so that the story is complete when a signal ends it
+                with defer_signals():  # so that the story is complete when a signal ends it
                     job = _again(job, error, bar.say)
                 if died:
                     time.sleep(_BACK_OFF * 2**attempt)
         except (KeyboardInterrupt, SignalReceived) as stop:  # between two launches
-            if not launcher.finished(record, before):
+            if not launcher.run_finished(record, before):
                 signum = getattr(stop, "signum", signal.SIGINT)
                 self._record(job, stopped_by(signum, describe(signum)))
             raise
@@ -303,7 +303,7 @@ def launch_spec(
         outlives=config.on_failure == "continue",
         # A private run has paid for its first steps: they go into a checkpoint.
         ends_early=config.privacy is None,
-        environment={DIGEST: digest, LAUNCHER: host()} if config.places else {},
+        environment={DIGEST: digest, LAUNCHER: hostname()} if config.places else {},
     )
 
 

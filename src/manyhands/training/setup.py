@@ -23,7 +23,7 @@ from manyhands.data import batch_tree
 from manyhands.errors import ConfigError, ManyhandsError, nearest
 from manyhands.launch.environment import group_rank, group_size
 from manyhands.launch.mpi_libraries import load_matching
-from manyhands.launch.signals import stopping
+from manyhands.launch.signals import raise_on_signals
 from manyhands.model import initial_weights
 from manyhands.privacy.accountant import expect_library
 from manyhands.training import output_folder, resume
@@ -58,7 +58,7 @@ def fit(
     size = group_size()
     group = surrounding(size) if size is not None and size > 1 else None
     try:
-        with stopping():
+        with raise_on_signals():
             run = _together(prepare, group) if group else prepare()
             if size is None or (size == 1 and run.config.strategy.supports.shares_memory):
                 record, output = run.launched(progress)

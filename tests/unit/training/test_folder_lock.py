@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from manyhands.errors import ConfigError
-from manyhands.launch.host import host
+from manyhands.launch.host import hostname
 from manyhands.training import folder_lock
 from manyhands.training.folder_lock import NAME, Holder, Member, acquire, expect_ended
 
@@ -33,7 +33,7 @@ def ended():
 
 def test_a_folder_is_locked_once_and_free_after_that(tmp_path):
     first = acquire(tmp_path, WHAT)
-    told = rf"^output is 'x', which is in use by process {os.getpid()} on {host()}"
+    told = rf"^output is 'x', which is in use by process {os.getpid()} on {hostname()}"
     with pytest.raises(ConfigError, match=told):
         acquire(tmp_path, WHAT)
     first.release()
@@ -106,7 +106,7 @@ def test_only_members_that_can_be_checked_are_noted():
     ("elsewhere", "told"),
     [
         ({"host": "node7", "boot": "another"}, "process 4711 on node7.*another host"),
-        ({"boot": "another"}, f"process 4711 on {host()}.*has restarted since"),
+        ({"boot": "another"}, f"process 4711 on {hostname()}.*has restarted since"),
         ({"host": "c0ffee", "namespace": "pid:[1]"}, "process 4711 on c0ffee.*another container"),
     ],
 )

@@ -14,7 +14,7 @@ from manyhands.comm.alone import Alone
 from manyhands.config.options import configure
 from manyhands.errors import ConfigError, ShortHandedError, TooFewError, WorkerError
 from manyhands.launch import launcher
-from manyhands.launch.failures import failure, raised
+from manyhands.launch.failures import describe_failure, to_exception
 from manyhands.launch.status_board import Board
 from manyhands.training import resume
 from manyhands.training import run as running
@@ -143,10 +143,13 @@ def test_with_too_few_left_the_run_ends_and_says_who_died_and_how_to_go_on(left)
     assert "rank 1 died and 1 of 2 workers are left" in str(error)
     assert "--resume with --workers 2" in str(error)
     assert "at least 2 must be" in bereaved(worker.course.story[0])
-    heard = raised(json.loads(json.dumps(failure(0, error))))
+    heard = to_exception(json.loads(json.dumps(describe_failure(0, error))))
     assert type(heard) is TooFewError
     assert heard.rank == 1
-    assert type(raised(failure(0, ShortHandedError("workers left: 1")))) is ShortHandedError
+    assert (
+        type(to_exception(describe_failure(0, ShortHandedError("workers left: 1"))))
+        is ShortHandedError
+    )
 
 
 def checkpoint(tmp_path, **about):

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from manyhands.errors import ConfigError
-from manyhands.launch.host import host
+from manyhands.launch.host import hostname
 from manyhands.training import output_folder
 from manyhands.training.folder_lock import NAME
 
@@ -106,7 +106,7 @@ def test_a_folder_in_use_is_refused_untouched(tmp_path):
         output_folder.claim_resumed,
         output_folder.check_resumed,
     ):
-        with pytest.raises(ConfigError, match=f"in use by process {os.getpid()} on {host()}"):
+        with pytest.raises(ConfigError, match=f"in use by process {os.getpid()} on {hostname()}"):
             attempt(tmp_path)
     assert files(tmp_path) == before
     claim.release()

@@ -22,7 +22,7 @@ from manyhands.data.spark.session import java_version, require, session, told
 from manyhands.data.spark.sources import infers, located, table
 from manyhands.data.spark.statistics import statistics
 from manyhands.errors import ConfigError, ManyhandsError
-from manyhands.launch.resources import explained, temporary_folder
+from manyhands.launch.resources import explain_shortage, temporary_folder
 
 __all__ = ["prepare"]
 
@@ -75,7 +75,7 @@ def prepare(
         session(master, memory) if spark is None else nullcontext(spark)
     )
     try:
-        with explained(output=output.parent, TMPDIR=temporary_folder()), own as running:
+        with explain_shortage(output=output.parent, TMPDIR=temporary_folder()), own as running:
             return _prepared(said, output, place, running, persist or said.persist, on_stage)
     finally:
         shutil.rmtree(place, ignore_errors=True)

@@ -127,7 +127,7 @@ class Sweep:
                     board.begin(run)
                     board.end(run, self._run_one(run, self._choose_kernels(run, board.records)))
                     if signum := recorder.take_signal():
-                        raise signals.error(signum)
+                        raise signals.exception_for(signum)
         except (KeyboardInterrupt, SignalReceived):
             print(
                 f"stopped after {len(board.records)} of {len(self.schedule.runs)} runs; the same "
@@ -166,11 +166,11 @@ class Sweep:
                 progress=False,
             )
         except (Exception, KeyboardInterrupt, SignalReceived) as error:
-            signum = signals.number(error)
+            signum = signals.signal_of(error)
             if signum:
                 if self._read_finished(run) is None:  # one that was at its very end stays
                     self._clear(run)
-                raise signals.error(signum) from None  # the sweep itself says how to go on
+                raise signals.exception_for(signum) from None  # the sweep itself says how to go on
             if not (place / "run.json").exists():
                 place.mkdir(parents=True, exist_ok=True)
                 write_json(place / "run.json", self._describe_failure(run, error))

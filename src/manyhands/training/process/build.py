@@ -17,8 +17,8 @@ from manyhands.config.options import flatten
 from manyhands.config.parse import parse_slow
 from manyhands.config.run import RunConfig
 from manyhands.data import Plan, Stored, StreamPlan, batch_tree
-from manyhands.launch.environment import own_threads
-from manyhands.launch.fault_injection import striker
+from manyhands.launch.environment import threads_in_group
+from manyhands.launch.fault_injection import fault_hook
 from manyhands.launch.status_board import BOARD_FILE, EVENTS_FILE, Board
 from manyhands.model import lr_schedule, randomness
 from manyhands.model.kernels import tuning
@@ -88,9 +88,9 @@ class _Draft:
         self.device, self.group = devices.place(self.config, _group(comm, self.config))
         beside = self.strategy.supports.beside == "master"
         self.serves = comm.rank >= self.config.workers and beside
-        self.board.on_note = striker(comm.rank)
+        self.board.on_note = fault_hook(comm.rank)
         self.board.enter(comm.rank)
-        threads = job.threads or self.config.threads or own_threads(self.group.gather)
+        threads = job.threads or self.config.threads or threads_in_group(self.group.gather)
         torch.set_num_threads(1 if self.serves else threads)
 
     def open_data(self) -> None:

@@ -9,7 +9,7 @@ import torch
 from manyhands.comm.staging import Staged
 from manyhands.config.optimizers import SGD, Adam, AdamW
 from manyhands.errors import ConfigError
-from manyhands.launch.host import host, kernel
+from manyhands.launch.host import hostname, kernel_id
 from manyhands.model.kernels.cuda_graphs import Graphs
 from manyhands.model.kernels.tuning import Kernels
 
@@ -33,7 +33,7 @@ def expect_cuda() -> None:
         built = torch.version.cuda
         why = "sees no GPU" if built else "is built without CUDA"
         raise ConfigError(
-            f"device is 'cuda', but PyTorch {torch.__version__} on {host()} {why}; expected cpu"
+            f"device is 'cuda', but PyTorch {torch.__version__} on {hostname()} {why}; expected cpu"
         )
 
 
@@ -48,7 +48,7 @@ def place(config: RunConfig, group: Communicator) -> tuple[torch.device, Communi
     if config.device == "cpu" or not on_gpu:
         return torch.device("cpu"), group
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    mine = [host(), kernel()]
+    mine = [hostname(), kernel_id()]
     found = group.gather([mine, count])
     without = sorted({name for (name, _), gpus in found if not gpus})
     if without and config.device == "auto":
@@ -67,7 +67,7 @@ def place(config: RunConfig, group: Communicator) -> tuple[torch.device, Communi
 def _carried(config: RunConfig, group: Communicator, device: torch.device) -> Communicator:
     """Return the group for vectors on this GPU: over NCCL, or staged."""
     own = str(getattr(torch.cuda.get_device_properties(device), "uuid", device))
-    taken = group.gather([host(), kernel(), own])
+    taken = group.gather([hostname(), kernel_id(), own])
     alone = len({tuple(gpu) for gpu in taken}) == len(taken)
     if config.comm == "torch:nccl" and not alone:
         raise ConfigError(

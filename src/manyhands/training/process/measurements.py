@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import numpy as np
 
 from manyhands import files
-from manyhands.launch.host import host, kernel
+from manyhands.launch.host import hostname, kernel_id
 from manyhands.worker.columns import TIMES, Column, StepFile
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def _clock_ahead(worker: Worker) -> float:
     Under one kernel all share a clock. Between kernels it is measured: all leave a barrier at
     about the same time, up to a message's latency, of which the median of a few is taken.
     """
-    if len(set(worker.comm.gather(kernel()))) == 1:
+    if len(set(worker.comm.gather(kernel_id()))) == 1:
         return 0.0
     readings = []
     for _ in range(_BARRIERS):
@@ -170,9 +170,9 @@ def figures(worker: Worker, process: dict[str, float], rows: Rows) -> dict[str, 
     return {
         "rank": worker.number,
         "role": worker.role,
-        "host": host(),
+        "host": hostname(),
         "device": str(worker.params.device),
-        "kernel": kernel(),
+        "kernel": kernel_id(),
         "pid": worker.board.pid(worker.number),
         "examples": round(sum(e.examples for e in worker.course.epochs)),
         "steps": worker.step,

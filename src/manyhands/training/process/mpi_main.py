@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 from manyhands.comm.rendezvous import expect
 from manyhands.errors import LaunchError
-from manyhands.launch.environment import await_readers
-from manyhands.launch.failures import fail, failure
-from manyhands.launch.host_watchdog import Heart
+from manyhands.launch.environment import wait_until_read
+from manyhands.launch.failures import describe_failure, report_failure
+from manyhands.launch.host_watchdog import HostWatchdog
 from manyhands.launch.status_board import BOARD_FILE, Board
-from manyhands.launch.stderr_channel import say
+from manyhands.launch.stderr_channel import send
 from manyhands.training.process.transfer import Arrival, arrive, at_home
 from manyhands.training.process.worker_main import perform, redirect
 
@@ -65,7 +65,7 @@ def main(folder: Path) -> None:
                 time.sleep(5)  # the first to fail ends us; this is only for when it cannot
         except OSError:
             words = f"{type(error).__name__}: {error}"
-            Board(folder / BOARD_FILE, comm.size).last_words(comm.rank, words)
+            Board(folder / BOARD_FILE, comm.size).leave_message(comm.rank, words)
         finally:
             if arrival:
                 arrival.leave()  # whoever fails: Abort gives the leader no time to
@@ -75,18 +75,18 @@ def main(folder: Path) -> None:
 def _work(arrival: Arrival, comm: MPI.Comm, channel: int) -> None:
     job, away = arrival.job, not arrival.home
     redirect(Path(job.output), comm.rank)
-    heart = None
+    watchdog = None
     if away:
         Board(arrival.folder / BOARD_FILE, comm.size).announce(comm.rank)
     if away and arrival.leader:
         timeout = job.config.timeout
-        heart = Heart(arrival.folder, comm.size, Path(job.output), timeout, channel)
-        heart.start()
+        watchdog = HostWatchdog(arrival.folder, comm.size, Path(job.output), timeout, channel)
+        watchdog.start()
     try:
         perform(job, comm, arrival.folder, ready=lambda: arrival.mapped(comm))
     finally:
-        if heart:
-            heart.stop()
+        if watchdog:
+            watchdog.stop()
 
 
 def _tell(
@@ -94,9 +94,9 @@ def _tell(
 ) -> bool:
     """Let the launcher know of a failure; returns whether it may be the first."""
     if at_home():
-        return fail(folder, rank, error, ending)
-    say(channel, "error", failure(rank, error))
-    await_readers(channel)
+        return report_failure(folder, rank, error, ending)
+    send(channel, "error", describe_failure(rank, error))
+    wait_until_read(channel)
     return True
 
 

@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from manyhands.launch.failures import fail
+from manyhands.launch.failures import report_failure
 from manyhands.launch.launcher import end_with_parent
 from manyhands.launch.status_board import BOARD_FILE, Board
 from manyhands.training.job import Job
@@ -120,10 +120,10 @@ def hand(folder: Path, rank: int, ends: list[Connection], size: int) -> None:
         if isinstance(error, EOFError | ConnectionError):
             time.sleep(5)  # another is gone; what ended it is the story, and ends us
         try:
-            fail(folder, rank, error)
+            report_failure(folder, rank, error)
         except OSError:
             words = f"{type(error).__name__}: {error}"
-            Board(folder / BOARD_FILE, size).last_words(rank, words)
+            Board(folder / BOARD_FILE, size).leave_message(rank, words)
         sys.exit(getattr(error, "exit_code", 1))
 
 

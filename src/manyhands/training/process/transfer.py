@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from manyhands.comm.rendezvous import agreed, asked, compare_versions, expect_shared, host_leader
 from manyhands.data.stored import About
 from manyhands.errors import LaunchError
-from manyhands.launch.host import host
+from manyhands.launch.host import hostname
 from manyhands.launch.status_board import BOARD_FILE, Board
 from manyhands.training.job import JOB_FILE, Job
 
@@ -67,7 +67,7 @@ class Arrival:
 
 def at_home() -> bool:
     """Say whether this is the launcher's host, or the only one."""
-    return os.environ.get(LAUNCHER, host()) == host()
+    return os.environ.get(LAUNCHER, hostname()) == hostname()
 
 
 def arrive(comm: MPI.Comm, folder: Path) -> Arrival:
@@ -127,8 +127,9 @@ def _sent(group: MPICommunicator, path: Path) -> bytes:
             return path.read_bytes()
         except OSError:
             raise LaunchError(
-                f"{host()}, the first of the hosts, does not see {path} of {os.environ[LAUNCHER]}; "
-                "start the run on the first host, or set TMPDIR to a folder that both see"
+                f"{hostname()}, the first of the hosts, does not see {path} of "
+                f"{os.environ[LAUNCHER]}; start the run on the first host, or set TMPDIR to a "
+                "folder that both see"
             ) from None
 
     content = agreed(group, read)

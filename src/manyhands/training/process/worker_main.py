@@ -17,9 +17,9 @@ from manyhands import files
 from manyhands.callbacks import tell
 from manyhands.errors import LateSignalError, ManyhandsError
 from manyhands.launch import signals
-from manyhands.launch.failures import fail
-from manyhands.launch.host_watchdog import TURN, Heart, put_aside, tell_stack
-from manyhands.launch.resources import explained, temporary_folder
+from manyhands.launch.failures import report_failure
+from manyhands.launch.host_watchdog import TURN, HostWatchdog, claim_folder, dump_stack_on_signal
+from manyhands.launch.resources import explain_shortage, temporary_folder
 from manyhands.launch.status_board import BOARD_FILE, Board
 from manyhands.training.progress import Progress
 
@@ -45,7 +45,7 @@ def perform(
     when the worker is built and has its data. `bar` shows what worker 0 announces, where no
     launcher does.
     """
-    with explained(output=job.output, TMPDIR=temporary_folder()):
+    with explain_shortage(output=job.output, TMPDIR=temporary_folder()):
         return _perform(job, comm, folder, ready, bar)
 
 
@@ -90,7 +90,7 @@ def redirect(output: Path, rank: int) -> None:
         stream.flush()
         os.dup2(log, stream.fileno())
     os.close(log)
-    tell_stack()  # asked for by the launcher when somebody hangs
+    dump_stack_on_signal()  # asked for by the launcher when somebody hangs
 
 
 def join(
@@ -116,37 +116,37 @@ def join(
         _make_board(folder, group.size)
     board = Board(folder / BOARD_FILE, group.size)
     watched = group.size > 1 and signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
-    heart = tell_no_more = None
+    watchdog = restore_signal = None
     if watched:
-        tell_no_more = tell_stack()  # for which the leader asks
+        restore_signal = dump_stack_on_signal()  # for which the leader asks
         patience = job.config.timeout + (0.0 if leader else TURN * group.rank)
-        heart = Heart(folder, group.size, Path(job.output), patience)
+        watchdog = HostWatchdog(folder, group.size, Path(job.output), patience)
     # Only the main thread may; elsewhere signals stay the caller's.
-    handlers = signals.install(lambda received, _: board.ask(received))
+    handlers = signals.install(lambda received, _: board.request_stop(received))
     group.barrier()  # whoever fails after this may take the folder away
     try:
-        if heart:
-            heart.start()
+        if watchdog:
+            watchdog.start()
         speaks = shown is not False and group.rank == 0
         bar = Progress(job.config, shown=shown, joined=True) if speaks else None
         with tuning.put_back(), bar or nullcontext():
             found = perform(job, group, folder, None, bar)
-        late = max(group.gather(board.asked()))
+        late = max(group.gather(board.stop_signal()))
         group.release()
     except BaseException as error:
         if group.size == 1:
             raise
         _tell(folder, group, error)
-        if aside := put_aside(folder):  # this process does not come back
+        if aside := claim_folder(folder):  # this process does not come back
             shutil.rmtree(aside, ignore_errors=True)
         release()
         group.abort(getattr(error, "exit_code", 1))
         raise
     finally:
-        if heart:
-            heart.stop()
-        if tell_no_more:
-            tell_no_more()
+        if watchdog:
+            watchdog.stop()
+        if restore_signal:
+            restore_signal()
         signals.restore(handlers)
     if late:
         raise LateSignalError(late, job.output)
@@ -160,7 +160,7 @@ def _tell(folder: Path, group: Communicator, error: BaseException) -> None:
         time.sleep(_LATER)  # another is gone; what ended it is the story
     first = False
     with suppress(FileNotFoundError):  # the folder is gone: another has told, and ended
-        first = fail(folder, group.rank, error)
+        first = report_failure(folder, group.rank, error)
     if not first:
         time.sleep(0.0 if lost else _LATER)
         return

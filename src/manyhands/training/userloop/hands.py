@@ -21,7 +21,7 @@ from manyhands.comm.rendezvous import compare_versions, surrounding
 from manyhands.config.optimizers import expect_no_closure
 from manyhands.config.options import configure, options
 from manyhands.errors import ConfigError
-from manyhands.launch.environment import group_size, own_threads
+from manyhands.launch.environment import group_size, threads_in_group
 from manyhands.launch.mpi_libraries import load_matching
 from manyhands.strategies import STRATEGIES
 from manyhands.strategies.strategy import strategy_of
@@ -196,7 +196,7 @@ def join(
     config = _configured(strategy, group, {"seed": seed, "timeout": timeout, **given})
     _check(model, optimizer)
     if group.size > 1 and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(own_threads(group.gather))
+        torch.set_num_threads(threads_in_group(group.gather))
     watched = Watched(group, timeout) if group.size > 1 else None
     try:
         loop = UserLoop(model, optimizer, config, watched or group)

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from manyhands.comm.communicator import Ready
 from manyhands.comm.rendezvous import asked, host_leader
-from manyhands.launch.host_watchdog import TURN, Heart, tell_stack
+from manyhands.launch.host_watchdog import TURN, HostWatchdog, dump_stack_on_signal
 from manyhands.launch.scratch import new_name
-from manyhands.launch.shm_cleanup import Janitor, hold
+from manyhands.launch.shm_cleanup import CleanupProcess, hold_folder
 from manyhands.launch.status_board import AFTER, BOARD_FILE, OWN, Board
 
 if TYPE_CHECKING:
@@ -43,40 +43,42 @@ class Watched:
         self.name, self.meter = group.name, group.meter
         self.rank, self.size = group.rank, group.size
         self._steps = 0
-        self._heart: Heart | None = None
+        self._watchdog: HostWatchdog | None = None
         free = signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
         if not all(group.gather(free and threading.current_thread() is threading.main_thread())):
             return  # the signal is the user's own
         leader = host_leader(group)
-        self._janitor: Janitor | None = None
+        self._janitor: CleanupProcess | None = None
         self._folder = Path(asked(group, lambda: str(self._make()), leader=leader))
         # The janitor removes the folder once every process of the host has let go of it or ended.
         self._let_go = self._janitor.release if self._janitor else _held(self._folder)
         self._board = Board(self._folder / BOARD_FILE, group.size)
         self._board.enter(self.rank)
         self._log = (self._folder / f"rank-{self.rank}.log").open("w")
-        self._tell_no_more = tell_stack(self._log)  # whoever tells of a hang asks for our stack
+        self._tell_no_more = dump_stack_on_signal(
+            self._log
+        )  # whoever tells of a hang asks for our stack
         patience = timeout + (0.0 if self.rank == leader else TURN * self.rank)
-        self._heart = Heart(self._folder, group.size, self._folder, patience)
+        self._watchdog = HostWatchdog(self._folder, group.size, self._folder, patience)
         group.barrier()  # every log is there before the first may go
         self._board.note(self.rank, 0, OWN)
-        self._heart.start()
+        self._watchdog.start()
 
     def _make(self) -> Path:
         """Make a folder with an empty board, and what removes it if processes are killed."""
         folder = new_name()
         folder.mkdir(mode=0o700)
-        self._janitor = Janitor(folder)
+        self._janitor = CleanupProcess(folder)
         Board(folder / BOARD_FILE, self.size, create=True)
         return folder
 
     def close(self) -> None:
         """Watch no more; whoever is the last of its host clears away."""
-        if self._heart is None:
+        if self._watchdog is None:
             return
         self._board.note(self.rank, self._steps, AFTER)
-        self._heart.stop()
-        self._heart = None
+        self._watchdog.stop()
+        self._watchdog = None
         self._tell_no_more()
         self._log.close()
         with suppress(OSError):
@@ -88,12 +90,12 @@ class Watched:
     def stepped(self, steps: int) -> None:
         """Note how many steps this worker has done."""
         self._steps = steps
-        if self._heart is not None:
+        if self._watchdog is not None:
             self._board.note(self.rank, steps, OWN)
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
-        if self._heart is None:
+        if self._watchdog is None:
             yield
             return
         self._board.note(self.rank, self._steps, "exchange")
@@ -162,6 +164,6 @@ class Watched:
 def _held(folder: Path) -> Callable[[], None]:
     """Hold a folder of this host's leader; returns what lets go of it."""
     try:
-        return hold(folder)
+        return hold_folder(folder)
     except OSError:  # the file system has no named pipes: the leader alone decides
         return lambda: None

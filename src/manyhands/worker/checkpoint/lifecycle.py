@@ -158,7 +158,7 @@ class Lifecycle:
 
     def _agreed(self, worker: Worker) -> tuple[int, bool]:
         """Return the signal that asks us to stop (0: none), and whether a checkpoint is late."""
-        asked = worker.board.asked()
+        asked = worker.board.stop_signal()
         if not worker.config.strategy.supports.together:
             return asked, False
         if self._ask is None:

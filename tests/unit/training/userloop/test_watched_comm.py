@@ -48,7 +48,7 @@ def test_without_one_the_signal_is_as_before():
 
 TOLD = """
 import os, signal, sys, threading
-from manyhands.launch.host_watchdog import tell_stack
+from manyhands.launch.host_watchdog import dump_stack_on_signal
 
 def busy():
     begun.set()
@@ -61,7 +61,7 @@ def asked():
 begun = threading.Event()
 threading.Thread(target=busy, daemon=True).start()
 begun.wait()
-tell_stack()
+dump_stack_on_signal()
 asked()
 """
 
