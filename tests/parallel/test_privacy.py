@@ -42,7 +42,7 @@ def private(model, data, comm, folder, *, sigma=None, clip=1.0, workers=None, **
     if sigma is not None:
         object.__setattr__(made.config.privacy, "noise_multiplier", sigma)
     object.__setattr__(made.config.privacy, "clip", clip)
-    worker, _ = build.worker(made, comm, folder)
+    worker, _ = build.build_worker(made, comm, folder)
     worker.config.strategy.run(worker)
     return worker
 

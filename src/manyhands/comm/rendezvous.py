@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def surrounding(size: int) -> Communicator:
+def surrounding_group(size: int) -> Communicator:
     """Return the group of that size that somebody's mpiexec, srun or torchrun started us in.
 
     Raises:
@@ -40,11 +40,11 @@ def surrounding(size: int) -> Communicator:
 
     from manyhands.comm.mpi import MPICommunicator
 
-    expect(MPI.COMM_WORLD, size)
+    check_group(MPI.COMM_WORLD, size)
     return MPICommunicator(MPI.COMM_WORLD)
 
 
-def expect(comm: MPI.Comm, size: int) -> None:
+def check_group(comm: MPI.Comm, size: int) -> None:
     """Refuse a group that MPI does not see as the launcher started it.
 
     Raises:
@@ -77,7 +77,7 @@ def compare_versions(group: Communicator) -> None:
         raise LaunchError(f"the hosts differ: {found}; install the same on all of them")
 
 
-def agreed(group: Communicator, action: Callable[[], T]) -> T:
+def agree(group: Communicator, action: Callable[[], T]) -> T:
     """Return what `action` gives here, if it fails nowhere. Collective.
 
     Raises:
@@ -93,23 +93,23 @@ def agreed(group: Communicator, action: Callable[[], T]) -> T:
     for rank, text in enumerate(told):
         if text:
             kind, message = json.loads(text)
-            raise _raised(kind, message, rank)
+            raise _raise_first(kind, message, rank)
     return result  # type: ignore[return-value]
 
 
-def _raised(kind: str, message: str, teller: int) -> ManyhandsError:
+def _raise_first(kind: str, message: str, teller: int) -> ManyhandsError:
     made: ManyhandsError = getattr(errors, kind, LaunchError)(message)
     made.teller = teller
     return made
 
 
-def asked(group: Communicator, question: Callable[[], str], *, leader: int = 0) -> str:
+def ask_leader(group: Communicator, question: Callable[[], str], *, leader: int = 0) -> str:
     """Return what `leader` answers; processes may have different ones. Collective.
 
     Raises:
-        ManyhandsError: As `agreed`, on every process, whichever was asked and failed.
+        ManyhandsError: As `agree`, on every process, whichever was asked and failed.
     """
-    answer = agreed(group, lambda: question() if group.rank == leader else "")
+    answer = agree(group, lambda: question() if group.rank == leader else "")
     answers: list[str] = group.gather(answer)
     return answers[leader]
 
@@ -123,14 +123,14 @@ def host_leader(group: Communicator) -> int:
     return group.gather(mine).index(mine)
 
 
-def expect_shared(group: Communicator, folder: Path) -> None:
+def check_shared_folder(group: Communicator, folder: Path) -> None:
     """Refuse a folder that not every process sees as rank 0 does. Collective.
 
     Raises:
         ConfigError: On every process: checkpoints are written there by all of them.
     """
     mark = folder / f".shared-{group.gather(uuid.uuid4().hex)[0]}"
-    agreed(group, lambda: mark.touch() if group.rank == 0 else None)
+    agree(group, lambda: mark.touch() if group.rank == 0 else None)
 
     def look() -> None:
         if not mark.exists():
@@ -140,7 +140,7 @@ def expect_shared(group: Communicator, folder: Path) -> None:
             )
 
     try:
-        agreed(group, look)
+        agree(group, look)
     finally:
         if group.rank == 0:
             mark.unlink(missing_ok=True)

@@ -26,7 +26,7 @@ import numpy as np
 from manyhands import validate
 from manyhands.allreduce import ALGORITHMS, Metered, cost
 from manyhands.allreduce.buffers import Array
-from manyhands.comm.rendezvous import compare_versions, surrounding
+from manyhands.comm.rendezvous import compare_versions, surrounding_group
 from manyhands.config.declare import PROCESSES
 from manyhands.errors import ConfigError, LaunchError
 from manyhands.launch.environment import group_size
@@ -142,7 +142,7 @@ def measure(
             raise ConfigError(
                 f"workers is {workers!r}, but this group has {size} processes; leave it out"
             )
-        return _measure_in_group(surrounding(size), names, nbytes, everything=algorithms is None)
+        return _measure_in_group(surrounding_group(size), names, nbytes, everything=algorithms is None)
     counts = [_parse_count(part, workers) for part in (workers or "2,4").split(",")]
     records: list[Record] = []
     with private_folder() as folder:

@@ -108,7 +108,7 @@ def test_bandwidths_and_sizes_of_a_lab():
 def test_only_the_launcher_s_job_is_unpickled():
     content = b"not even a pickle"
     with pytest.raises(LaunchError, match="not the one that was sent"):
-        Job.loaded(content, hashlib.sha256(b"another").hexdigest())
+        Job.from_bytes(content, hashlib.sha256(b"another").hexdigest())
 
 
 def test_what_other_hosts_tell_is_heard_once_and_whole(tmp_path):

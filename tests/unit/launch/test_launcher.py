@@ -17,7 +17,7 @@ from manyhands.launch import host_watchdog, launcher
 from manyhands.launch.failures import ERROR_FILE, report_failure, to_exception, write_failure_note
 from manyhands.launch.status_board import Board
 from manyhands.training.job import JOB_FILE, Job
-from manyhands.training.process import worker_main
+from manyhands.training.process import joined_main
 from manyhands.training.run import launch_spec
 
 
@@ -200,7 +200,7 @@ def test_the_board_shows_who_is_where(tmp_path):
 def test_a_second_one_who_fails_while_the_first_clears_up_says_nothing(
     tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr(worker_main, "_LATER", 0.0)
+    monkeypatch.setattr(joined_main, "_LATER", 0.0)
     folder = tmp_path / "host"
     folder.mkdir()
 
@@ -210,9 +210,9 @@ def test_a_second_one_who_fails_while_the_first_clears_up_says_nothing(
     def second(path):
         for file in path.iterdir():  # some is gone, some is not, when the other comes
             file.unlink()
-        worker_main._tell(folder, one(1), ValueError("the same"))
+        joined_main._print_failure(folder, one(1), ValueError("the same"))
 
-    worker_main._tell(folder, one(0), ValueError("the story"))
+    joined_main._print_failure(folder, one(0), ValueError("the story"))
     second(host_watchdog.claim_folder(folder))
     said = capsys.readouterr().err
     assert "[rank 0]" in said
@@ -223,18 +223,18 @@ JOINED = """
 import os, signal, sys
 from pathlib import Path
 from types import SimpleNamespace
-from manyhands.training.process import worker_main
+from manyhands.training.process import joined_main
 from manyhands.training.run import launch_spec
 
-def perform(*_):
+def run_job(*_):
     os.kill(os.getpid(), signal.SIGUSR1)  # our stack is told, and we go on
     {inside}
 
-worker_main.perform = perform
+joined_main.run_job = run_job
 made = SimpleNamespace(config=SimpleNamespace(timeout=60.0), output=sys.argv[1])
 group = SimpleNamespace(size=2, rank=0, barrier=lambda: None, release=lambda: None)
 group.gather = lambda value: [value, value]
-worker_main.join(made, group, Path(sys.argv[1]), leader=True, release=lambda: None)
+joined_main.join(made, group, Path(sys.argv[1]), leader=True, release=lambda: None)
 os.kill(os.getpid(), signal.SIGUSR1)
 print("lives")
 """
@@ -254,7 +254,7 @@ def test_a_signal_that_a_users_code_takes_during_a_run_stays_its_own(
     line = [sys.executable, "-c", JOINED.format(inside=inside), str(tmp_path)]
     done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout.split()) == (code, printed), done.stderr
-    assert "in perform" in done.stderr
+    assert "in run_job" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def test_a_caller_of_fit_gets_an_exception_before_training(
         except Exception:
             raise AssertionError("swallowed") from None
 
-    monkeypatch.setattr("manyhands.training.run.Run.launched", stopped)
+    monkeypatch.setattr("manyhands.training.run.Run.launch", stopped)
     with pytest.raises(kind) as raised:
         mh.fit("mlp", "blobs")
     assert getattr(raised.value, "exit_code", 130) == 128 + signum

@@ -14,7 +14,7 @@ import pytest
 from manyhands.errors import ConfigError
 from manyhands.launch.host import hostname
 from manyhands.training import folder_lock
-from manyhands.training.folder_lock import NAME, Holder, Member, acquire, expect_ended
+from manyhands.training.folder_lock import NAME, Holder, Member, acquire, ended_holder
 
 WHAT = "output is 'x', which"
 
@@ -26,7 +26,7 @@ def write(folder, holder):
 def ended():
     """Return a process that has ended."""
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    started = folder_lock._started(process.pid)
+    started = folder_lock._start_time(process.pid)
     process.communicate(b"\n")
     return replace(Holder.here(), pid=process.pid, started=started)
 
@@ -53,7 +53,7 @@ def test_a_process_that_has_ended_loses_its_lock(tmp_path):
 
 def test_a_process_that_nobody_waited_for_has_ended(tmp_path):
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    holder = replace(Holder.here(), pid=process.pid, started=folder_lock._started(process.pid))
+    holder = replace(Holder.here(), pid=process.pid, started=folder_lock._start_time(process.pid))
     process.stdin.close()
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # a zombie from here on
     write(tmp_path, holder)
@@ -146,8 +146,8 @@ def test_what_is_no_file_is_not_opened(tmp_path, make):
 
 
 def test_a_folder_without_a_lock_is_free(tmp_path):
-    assert expect_ended(tmp_path, WHAT) is None
-    assert expect_ended(tmp_path / "nowhere", WHAT) is None
+    assert ended_holder(tmp_path, WHAT) is None
+    assert ended_holder(tmp_path / "nowhere", WHAT) is None
 
 
 def _try(folder, begin, results):

@@ -20,7 +20,7 @@ from manyhands.training import resume
 from manyhands.training import run as running
 from manyhands.training.job import Job
 from manyhands.training.process import recovery
-from manyhands.training.progress import bereaved
+from manyhands.training.progress import death_line
 from manyhands.training.run import Run
 from manyhands.worker.abilities import Regroupable
 from manyhands.worker.checkpoint.format import Part, Writer, newest
@@ -137,12 +137,12 @@ def test_who_may_not_grow_or_has_done_all_goes_on_alone(left, tmp_path, grows, s
 def test_with_too_few_left_the_run_ends_and_says_who_died_and_how_to_go_on(left):
     worker, _ = left(grows=True)
     worker.course.story = [{"lost": [1], "workers": 1, "step": 10, "seconds": 0.0}]
-    assert recovery._too_few(worker, None) is None
-    assert recovery._too_few(worker, 1) is None
-    error = recovery._too_few(worker, 2)
+    assert recovery._too_few_error(worker, None) is None
+    assert recovery._too_few_error(worker, 1) is None
+    error = recovery._too_few_error(worker, 2)
     assert "rank 1 died and 1 of 2 workers are left" in str(error)
     assert "--resume with --workers 2" in str(error)
-    assert "at least 2 must be" in bereaved(worker.course.story[0])
+    assert "at least 2 must be" in death_line(worker.course.story[0])
     heard = to_exception(json.loads(json.dumps(describe_failure(0, error))))
     assert type(heard) is TooFewError
     assert heard.rank == 1
@@ -163,11 +163,11 @@ def checkpoint(tmp_path, **about):
 
 def test_where_all_models_are_the_same_as_many_as_there_were_may_go_on(tmp_path):
     found = checkpoint(tmp_path, alike=True)
-    assert resume.options(found, tmp_path, {"workers": 3})["workers"] == 3
+    assert resume.resumed_options(found, tmp_path, {"workers": 3})["workers"] == 3
     with pytest.raises(ConfigError, match="dealt over 3 workers"):
-        resume.options(found, tmp_path, {"workers": 2})
+        resume.resumed_options(found, tmp_path, {"workers": 2})
     with pytest.raises(ConfigError, match="a model of its own"):
-        resume.options(checkpoint(tmp_path), tmp_path, {"workers": 3})
+        resume.resumed_options(checkpoint(tmp_path), tmp_path, {"workers": 3})
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from manyhands.launch.signals import SignalReceived
 from manyhands.privacy.terms import UNSAID
 from manyhands.training import output_folder
 from manyhands.training.output_folder import Claim
-from manyhands.training.run import spent
+from manyhands.training.run import privacy_spent
 from manyhands.training.setup import fit
 
 
@@ -43,9 +43,9 @@ class Sweep:
 
     def open(self) -> Claim:
         """Lock the folder, made where there is none, if it is empty or holds this very sweep."""
-        output_folder.expect_unlocked(self.folder)
+        output_folder.check_unlocked(self.folder)
         self._find_beginning()  # refused before anything is touched
-        claim = output_folder.hold(self.folder)
+        claim = output_folder.lock_any(self.folder)
         try:
             about = self._describe(self._find_beginning(), _describe_machine())
             files.make_folder(self.folder / "runs")
@@ -63,11 +63,11 @@ class Sweep:
         """Return when the sweep began, which may be now; refuses a folder with anything else."""
         path = self.folder / "sweep.json"
         if path.exists():
-            output_folder.expect_no_links(self.folder)
+            output_folder.check_no_links(self.folder)
             there = _read_sweep(path)
             self._check_same(there, _describe_machine())
             return str(there.get("started") or _format_now())
-        output_folder.expect_empty(self.folder)
+        output_folder.check_empty(self.folder)
         return _format_now()
 
     def _check_same(self, there: Mapping[str, Any], machine: Mapping[str, Any]) -> None:
@@ -200,7 +200,7 @@ class Sweep:
             "status": "failed",
             "config": _to_json(run.config),
             "error": UNSAID if run.config.get("private") else f"{kind}{error}",
-            **(spent(place, configure(run.given)) if run.config.get("private") else {}),
+            **(privacy_spent(place, configure(run.given)) if run.config.get("private") else {}),
         }
 
     def _read_finished(self, run: PlannedRun) -> Mapping[str, Any] | None:

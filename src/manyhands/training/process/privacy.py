@@ -1,4 +1,4 @@
-"""Builds what makes a run private: its sampler, its mechanism, its ledger. Collective."""
+"""Builds a private run's sampler, mechanism and ledger. Collective."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from manyhands.worker.worker import Worker
 
 
-def protect(
+def make_private(
     config: RunConfig,
     plan: Plan,
     replica: Replica,
     example: tuple[Tree, Tree],
     group: Communicator,
 ) -> tuple[Poisson, Mechanism]:
-    """Return the secret sampler that takes the plan's place, and what clips and adds noise.
+    """Return the secret sampler that replaces the plan, and the mechanism that adds noise.
 
     Refuses a model that cannot be private, trying `example` on it. Keys are drawn here, shared
     where the workers share their samples, and kept in memory only.
@@ -46,7 +46,7 @@ def protect(
     probe(replica, *example)
     if config.strategy.supports.beside == "stage":
         staged.check(replica)
-    terms = _agreed(config, plan.examples, group)
+    terms = _shared_terms(config, plan.examples, group)
     shared = config.partition_kind == "balanced"
     root = keys.fresh() if privacy.fixed_key is None else keys.fixed(privacy.fixed_key)
     own = keys.derived(root, "own", group.rank)
@@ -76,8 +76,10 @@ def protect(
     return sampler, Mechanism(config, replica, terms, noise, example[0])
 
 
-def divide(mechanism: Mechanism, part: Replica, group: Communicator, config: RunConfig) -> None:
-    """Let this process clip what it holds of a model in stages, and add its noise. Collective."""
+def split_mechanism(
+    mechanism: Mechanism, part: Replica, group: Communicator, config: RunConfig
+) -> None:
+    """Make this process clip and noise its part of a split model. Collective."""
     from manyhands.comm.mpi import MPICommunicator
     from manyhands.strategies.pipeline.stage import Stage
 
@@ -94,14 +96,14 @@ def divide(mechanism: Mechanism, part: Replica, group: Communicator, config: Run
     part.passes = Staged(mechanism, part, total, chunk_mb=config.privacy.chunk_mb)
 
 
-def _agreed(config: RunConfig, examples: int, group: Communicator) -> Terms:
-    """Return the terms, which rank 0 solves for."""
+def _shared_terms(config: RunConfig, examples: int, group: Communicator) -> Terms:
+    """Return the terms, which rank 0 computes."""
     mine = solve(config, examples).as_dict() if group.rank == 0 else None
     return Terms(**group.gather(mine)[0])
 
 
 def open_ledger(worker: Worker, output: Path, remembered: dict[str, Any] | None) -> None:
-    """Open this worker's account, or the one it goes on with; find out how far the budget goes.
+    """Open or resume this worker's ledger; determine how many steps the budget allows.
 
     Args:
         worker: With its mechanism, at the step it begins from.

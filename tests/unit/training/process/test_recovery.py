@@ -318,8 +318,8 @@ def test_who_dies_while_checkpoints_are_renewed_is_missed_from_the_plans_of_then
 
     answers = iter([False, False, True])
     monkeypatch.setattr(recovery, "_regroup", regroup)
-    monkeypatch.setattr(recovery, "_tell", lambda *rest: None)
-    monkeypatch.setattr(recovery, "_too_few", lambda worker, least: None)
+    monkeypatch.setattr(recovery, "_announce_deaths", lambda *rest: None)
+    monkeypatch.setattr(recovery, "_too_few_error", lambda worker, least: None)
     ulfm = SimpleNamespace(
         is_loss=lambda error: True, revoke=lambda group: None, shrunk=lambda group: group,
         agreed=lambda group, well: next(answers),
@@ -330,5 +330,5 @@ def test_who_dies_while_checkpoints_are_renewed_is_missed_from_the_plans_of_then
         plan=plan, comm=SimpleNamespace(size=4), hook=lambda kind: dies,
         config=configure({"workers": 4}),
     )  # fmt: skip
-    assert recovery.outlive(worker, work, lead=print) == "done"
+    assert recovery.survive_failures(worker, work, lead=print) == "done"
     assert met == [[0, 1, 2, 3], [0, 1, 2]]

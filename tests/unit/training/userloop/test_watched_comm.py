@@ -8,15 +8,15 @@ import pytest
 
 from manyhands.comm.alone import Alone
 from manyhands.launch.status_board import OWN
-from manyhands.training.userloop.watched_comm import Watched
+from manyhands.training.userloop.watched_comm import WatchedComm
 
 SIGNALLED = """
 import os, signal
 from manyhands.comm.alone import Alone
-from manyhands.training.userloop.watched_comm import Watched
+from manyhands.training.userloop.watched_comm import WatchedComm
 
 for _ in range(2):  # the second time the signal may be the loop's own
-    watched = Watched(Alone(), 60.0)
+    watched = WatchedComm(Alone(), 60.0)
     os.kill(os.getpid(), signal.SIGUSR1)
     {inside}
     watched.close()
@@ -84,7 +84,7 @@ class Broken(Alone):
 
 
 def test_a_wait_that_fails_is_over():
-    watched = Watched(Broken(), 60.0)
+    watched = WatchedComm(Broken(), 60.0)
     try:
         with pytest.raises(OSError, match="no route"):
             watched.sum(None)
