@@ -289,9 +289,9 @@ def prepare(
     """Prepare large data on Spark: tables become shards that `train --data FOLDER` reads."""
     from manyhands.cli.status import Status
     from manyhands.data import spark
-    from manyhands.data.spark.recipe import read
+    from manyhands.data.spark.recipe import read_recipe
 
-    folder = output or Path(read(recipe).name)
+    folder = output or Path(read_recipe(recipe).name)
     with Status("prepare", shown=not _is_silent()) as status:
         made = spark.prepare(
             recipe, folder, master=master, memory=memory, persist=persist, on_stage=status.stage
