@@ -138,12 +138,12 @@ class Window:
         return found
 
     def signal(self, flag: int, value: int) -> None:
-        """Let the others see what was written so far, and that this rank has come to `value`."""
+        """Publish what was written so far, and that this rank has reached `value`."""
         self._win.Sync()
         self._mine[flag] = value
 
     def wait(self, flag: int, value: int) -> None:
-        """Return when all others have come to `value`; what they wrote before can then be read."""
+        """Wait until all others have reached `value`; what they wrote before is then readable."""
         for theirs in self._others:
             if theirs[flag] < value:
                 self._linger(theirs, flag, value)
@@ -153,7 +153,7 @@ class Window:
             self._due, self._met = 2 * now - self._met, now
 
     def come(self, flag: int, value: int) -> bool:
-        """Return whether all others have come to `value`, without waiting for it."""
+        """Return whether all others have reached `value`, without waiting."""
         for theirs in self._others:
             if theirs[flag] < value:
                 return False

@@ -1,4 +1,4 @@
-"""What the processes of a group settle before they work together: who is there, and who failed.
+"""What the processes of a group agree on before they work together.
 
 An error that only some of them meet must end all of them, and be told once.
 """
@@ -27,15 +27,15 @@ T = TypeVar("T")
 
 
 def surrounding_group(size: int) -> Communicator:
-    """Return the group of that size that somebody's mpiexec, srun or torchrun started us in.
+    """Return the group of that size that mpiexec, srun or torchrun started this process in.
 
     Raises:
         LaunchError: The processes do not find each other.
     """
     if torch_group():
-        from manyhands.comm.torch import meet
+        from manyhands.comm.torch import make_torch_group
 
-        return meet("gloo")
+        return make_torch_group("gloo")
     from mpi4py import MPI
 
     from manyhands.comm.mpi import MPICommunicator
@@ -45,7 +45,7 @@ def surrounding_group(size: int) -> Communicator:
 
 
 def check_group(comm: MPI.Comm, size: int) -> None:
-    """Refuse a group that MPI does not see as the launcher started it.
+    """Refuse a group whose size in MPI is not the one that the launcher started.
 
     Raises:
         LaunchError: Where the mpiexec is of one MPI and the library of another, every process
@@ -64,7 +64,7 @@ def check_group(comm: MPI.Comm, size: int) -> None:
 
 
 def compare_versions(group: Communicator) -> None:
-    """Refuse a group whose processes are of different versions. Collective.
+    """Refuse a group whose processes run different versions. Collective.
 
     Raises:
         LaunchError: On all of them: which version is on which host.
@@ -78,7 +78,7 @@ def compare_versions(group: Communicator) -> None:
 
 
 def agree(group: Communicator, action: Callable[[], T]) -> T:
-    """Return what `action` gives here, if it fails nowhere. Collective.
+    """Return the result of `action` here, if it fails on no process. Collective.
 
     Raises:
         ManyhandsError: On every process, what the first of those raised that failed; its `teller`
@@ -104,7 +104,7 @@ def _raise_first(kind: str, message: str, teller: int) -> ManyhandsError:
 
 
 def ask_leader(group: Communicator, question: Callable[[], str], *, leader: int = 0) -> str:
-    """Return what `leader` answers; processes may have different ones. Collective.
+    """Return the answer of `leader`; processes may have different leaders. Collective.
 
     Raises:
         ManyhandsError: As `agree`, on every process, whichever was asked and failed.
@@ -115,7 +115,7 @@ def ask_leader(group: Communicator, question: Callable[[], str], *, leader: int 
 
 
 def host_leader(group: Communicator) -> int:
-    """Return the first process on this one's host. Collective."""
+    """Return the first rank on this process's host. Collective."""
     mine = [
         hostname(),
         kernel_id(),
@@ -124,7 +124,7 @@ def host_leader(group: Communicator) -> int:
 
 
 def check_shared_folder(group: Communicator, folder: Path) -> None:
-    """Refuse a folder that not every process sees as rank 0 does. Collective.
+    """Refuse a folder that some process does not see as rank 0 does. Collective.
 
     Raises:
         ConfigError: On every process: checkpoints are written there by all of them.

@@ -16,7 +16,7 @@ from manyhands.config.optimizers import SGD, Adam, AdamW
 from manyhands.config.run import LOSSES, SMALLEST_PICTURES
 from manyhands.data import batch_tree, room
 from manyhands.data.shards import row_groups
-from manyhands.data.split import kept_aside
+from manyhands.data.split import validation_size
 from manyhands.data.stored import About, Stored
 from manyhands.errors import ConfigError, LaunchError
 from manyhands.launch.environment import in_group
@@ -84,7 +84,7 @@ def _check_division(config: RunConfig, about: About, stored: Path) -> None:
     labels = np.load(stored / "train_y.npy", mmap_mode="r")[:examples] if about.classes else None
     labels = labels if labels is None or labels.ndim == 1 else None
     if config.validation:
-        examples -= kept_aside(config.validation, examples)
+        examples -= validation_size(config.validation, examples)
         labels = None if labels is None else labels[:examples]
     config.strategy.check_data(about.features, about.targets)
     make_plan(config, examples=examples, rank=0, labels=labels)
@@ -145,7 +145,7 @@ def _check_module(run: Subject, stored: Path) -> None:
     if config.init:
         shapes = {name: _shape_of(value) for name, value in module.state_dict().items()}
         if None not in shapes.values():  # lazy parameters have none yet
-            initial_weights.compare(Path(config.init), shapes)
+            initial_weights.check_shapes(Path(config.init), shapes)
     names = [name for name, p in module.named_parameters() if p.requires_grad]
     if names:
         owners = [name.rpartition(".")[0] or name for name in names]
@@ -172,12 +172,15 @@ def _check_memory(config: RunConfig, module: nn.Module) -> None:
     if not lacks and (free is None or need <= free):
         return
     have = (
-        f"this machine has {room.size(whole or 0)}" if lacks else f"{room.size(free or 0)} is free"
+        f"this machine has {room.format_bytes(whole or 0)}"
+        if lacks
+        else f"{room.format_bytes(free or 0)} is free"
     )
     text = (
         f"workers is {config.workers}, and their parameters, gradients and optimizer state take at "
-        f"least {room.size(need)} of memory, but {have}; use fewer workers, a smaller model or an "
-        "optimizer with less state, or divide the model among hosts (strategy pipeline or tensor)"
+        f"least {room.format_bytes(need)} of memory, but {have}; use fewer workers, a smaller "
+        "model or an optimizer with less state, or divide the model among hosts (strategy pipeline "
+        "or tensor)"
     )
     if lacks:
         raise LaunchError(text)

@@ -7,7 +7,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from manyhands.model.lr_schedule import scale
+from manyhands.model.lr_schedule import lr_scale
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -218,7 +218,7 @@ def _suggest_smaller_lr(config: Mapping[str, Any]) -> str:
     """Suggest a smaller learning rate than the one in effect, which workers may have changed."""
     if "lr" not in config:
         return "a smaller learning rate"
-    rate = config["lr"] * scale(config.get("lr_scaling", "none"), config["workers"])
+    rate = config["lr"] * lr_scale(config.get("lr_scaling", "none"), config["workers"])
     return f"an lr below {rate:.3g}"
 
 

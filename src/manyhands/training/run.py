@@ -34,7 +34,7 @@ from manyhands.launch.scratch import private_folder
 from manyhands.launch.signals import SignalReceived, defer_signals, describe
 from manyhands.launch.spec import LaunchSpec
 from manyhands.privacy import ledger
-from manyhands.privacy.terms import UNSAID, Terms, statement
+from manyhands.privacy.terms import REDACTED, Terms, statement
 from manyhands.training import output_folder, preflight, resume
 from manyhands.training.folder_lock import Member
 from manyhands.training.job import Job
@@ -377,7 +377,7 @@ def write_failure(
         "command": command,
         "status": "interrupted" if getattr(error, "exit_code", 1) > 128 else "failed",
         "config": flatten(config),
-        "error": UNSAID if config.privacy else str(error),
+        "error": REDACTED if config.privacy else str(error),
         "story": [_redacted_event(event, config) for event in story],
         **privacy_spent(output, config),
     }
@@ -386,13 +386,13 @@ def write_failure(
 
 def _redacted_event(event: dict[str, Any], config: RunConfig) -> dict[str, Any]:
     """Return an event without messages that may reveal private data."""
-    return {**event, "failed": UNSAID} if config.privacy and "failed" in event else event
+    return {**event, "failed": REDACTED} if config.privacy and "failed" in event else event
 
 
 def privacy_spent(output: Path, config: RunConfig) -> dict[str, Any]:
     """Return the privacy entries in the record of a failed private run."""
-    terms = ledger.terms(output) if config.privacy else None
+    terms = ledger.read_terms(output) if config.privacy else None
     if terms is None:
         return {}
-    name = ledger.data(output) or config.data
+    name = ledger.data_name(output) or config.data
     return {"privacy": statement(config, Terms(**terms)), "data": {"name": name}}

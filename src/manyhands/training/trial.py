@@ -91,9 +91,9 @@ def _pass_zeros(module: nn.Module, loss: Callable[..., Any], data: Stored) -> No
     else:
         x, y = data.zeros(2)
     if batch_tree.takes_model(loss):
-        loss(module, batch_tree.joined(x, y))
+        loss(module, batch_tree.join_batch(x, y))
     else:
-        batch_tree.call(module, x)
+        batch_tree.call_model(module, x)
 
 
 def check_optimizer(chosen: Any, module: nn.Module) -> None:

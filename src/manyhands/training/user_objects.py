@@ -69,7 +69,7 @@ def check_signatures(model: Any, loss: Callable[..., Any] | None, metrics: tuple
     if not isinstance(model, str):
         _check_builder(model)
     for field, function in [("loss", loss), *(("metric", each) for each in metrics)]:
-        if callable(function) and (misfit := batch_tree.misfit(function, 2)):
+        if callable(function) and (misfit := batch_tree.signature_mismatch(function, 2)):
             raise ConfigError(
                 f"{field} is {get_name(function)}, which {misfit}; expected a function of (output, "
                 "target) or of (model, batch); functools.partial gives it the others"
@@ -84,7 +84,7 @@ def _check_builder(model: Any) -> None:
             "function without arguments that builds one"
         )
     builds = inspect.isclass(model) or not hasattr(model, "forward")
-    if builds and (misfit := batch_tree.misfit(model, 0)):
+    if builds and (misfit := batch_tree.signature_mismatch(model, 0)):
         name = get_name(model)
         what = f"the class {name}" if inspect.isclass(model) else name
         raise ConfigError(

@@ -128,7 +128,7 @@ def wrong(output, target):
 def test_what_makes_no_sense_is_refused(name, output, y, classes, message):
     with pytest.raises(ConfigError, match=message):
         metrics.build(name, output, y, classes)
-    assert not metrics.makes_sense(name, output, y, classes)
+    assert not metrics.is_applicable(name, output, y, classes)
 
 
 def made(model, data, folder, **given):

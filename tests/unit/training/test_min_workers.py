@@ -10,7 +10,7 @@ import torch
 from mpi4py import MPI
 
 from manyhands import errors
-from manyhands.comm.alone import Alone
+from manyhands.comm.alone import SingleProcess
 from manyhands.config.options import configure
 from manyhands.errors import ConfigError, ShortHandedError, TooFewError, WorkerError
 from manyhands.launch import launcher
@@ -78,8 +78,9 @@ def left(tmp_path, monkeypatch):
             strategy=Meeting(),
         )  # fmt: skip
         worker = SimpleNamespace(
-            config=config, rank=0, number=0, comm=Alone(), board=board, step=step, course=Course(),
-            settle=lambda: None, clock=SimpleNamespace(ended=None), params=torch.zeros(3),
+            config=config, rank=0, number=0, comm=SingleProcess(), board=board, step=step,
+            course=Course(), settle=lambda: None, clock=SimpleNamespace(ended=None),
+            params=torch.zeros(3),
             computation=Computation(), reporter=Reporter(),
         )  # fmt: skip
         monkeypatch.setattr("manyhands.worker.checkpoint.lifecycle.capture", captured)
@@ -107,7 +108,7 @@ def test_who_is_left_ends_at_the_next_checkpoint_with_models_that_are_the_same(l
 def test_a_part_of_the_dead_is_not_waited_for_in_vain(left):
     """Who exchanges nothing for long would else not hear of the death: the next checkpoint asks."""
 
-    class Bereft(Alone):
+    class Bereft(SingleProcess):
         size = 2
 
         def barrier(self):

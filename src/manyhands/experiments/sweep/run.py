@@ -23,7 +23,7 @@ from manyhands.experiments.sweep.stop_signals import SignalRecorder
 from manyhands.launch import signals
 from manyhands.launch.machine import SCHEMA, cores, cpu_name, write_json
 from manyhands.launch.signals import SignalReceived
-from manyhands.privacy.terms import UNSAID
+from manyhands.privacy.terms import REDACTED
 from manyhands.training import output_folder
 from manyhands.training.output_folder import Claim
 from manyhands.training.run import privacy_spent
@@ -199,7 +199,7 @@ class Sweep:
             "command": self.command,
             "status": "failed",
             "config": _to_json(run.config),
-            "error": UNSAID if run.config.get("private") else f"{kind}{error}",
+            "error": REDACTED if run.config.get("private") else f"{kind}{error}",
             **(privacy_spent(place, configure(run.given)) if run.config.get("private") else {}),
         }
 

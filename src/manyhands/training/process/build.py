@@ -22,7 +22,7 @@ from manyhands.launch.fault_injection import fault_hook
 from manyhands.launch.status_board import BOARD_FILE, EVENTS_FILE, Board
 from manyhands.model import lr_schedule, randomness
 from manyhands.model.kernels import tuning
-from manyhands.model.kernels.autograd import wake
+from manyhands.model.kernels.autograd import warm_up
 from manyhands.model.kernels.malloc import keep_freed
 from manyhands.model.replica import Replica
 from manyhands.strategies.strategy import strategy_of
@@ -83,7 +83,7 @@ class WorkerBuilder:
 
     def __init__(self, job: Job, comm: MPI.Comm | Communicator, folder: Path) -> None:
         """Join the group, and settle where and with how many threads this process computes."""
-        self.autograd_warmup = wake()
+        self.autograd_warmup = warm_up()
         self.job, self.config, self.folder = job, job.config, folder
         self.rank, self.strategy = comm.rank, job.config.strategy
         self.board = Board(folder / BOARD_FILE, comm.size)
@@ -132,8 +132,8 @@ class WorkerBuilder:
 
     def choose_kernels(self) -> None:
         """Pass a batch through the model: find its randomness and the fastest kernels."""
-        most = self.strategy.at_once(batch_tree.count(self.batch[0]))
-        passed = batch_tree.cut(*self.batch, slice(most))
+        most = self.strategy.at_once(batch_tree.count_examples(self.batch[0]))
+        passed = batch_tree.take_examples(*self.batch, slice(most))
         prepare = partial(randomness.prepare, self.config, self.replica, passed)
         self.others = [] if self.serves else prepare()
         step = self.mechanism.try_out if self.mechanism else self.replica.gradient
@@ -150,7 +150,7 @@ class WorkerBuilder:
         if self.mechanism and replica is not whole:
             split_mechanism(self.mechanism, replica, self.group, self.config)
         if replica.activations is None and not (self.serves or self.config.privacy):
-            compute = partial(batch_tree.call, replica.module)
+            compute = partial(batch_tree.call_model, replica.module)
             if replica.of_model:
                 compute = partial(replica.objective, replica.module, y=self.batch[1])
             # What came out is let go at once: its graph would bind the parameters to this stream.
@@ -258,9 +258,9 @@ def _build_rate(
 ) -> lr_schedule.Rate | None:
     """Return the learning-rate schedule of a run that began with so many workers, if any."""
     config = job.config
-    scale = lr_schedule.scale(config.lr_scaling, workers)
+    scale = lr_schedule.lr_scale(config.lr_scaling, workers)
     if job.schedule:
-        table = lr_schedule.tabulated(job.schedule, optimizer, max(1, steps))
+        table = lr_schedule.tabulate(job.schedule, optimizer, max(1, steps))
         return lr_schedule.Rate("own", 0.0, scale, max(1, steps), table)
     wanted = lr_schedule.Rate(config.schedule, config.warmup, scale, max(1, steps))
     return wanted if (wanted.kind, wanted.warmup, scale) != ("constant", 0.0, 1.0) else None
@@ -342,20 +342,20 @@ def _make_group(comm: MPI.Comm | Communicator, config: RunConfig) -> Communicato
     if hasattr(comm, "meter"):
         group = cast("Communicator", comm)
     elif config.on_failure == "continue":
-        from manyhands.comm.ulfm import lasting
+        from manyhands.comm.ulfm import fault_tolerant_group
         from manyhands.training.process import recovery
 
         recovery.check_mpi()
-        return lasting(comm)
+        return fault_tolerant_group(comm)
     else:
         from manyhands.comm.mpi import MPICommunicator
 
         group = MPICommunicator(comm)
     if config.comm in ("auto", "mpi", "torch:nccl", group.name):
         return group
-    from manyhands.comm.torch import meet
+    from manyhands.comm.torch import make_torch_group
 
-    return meet(config.comm.removeprefix("torch:"))
+    return make_torch_group(config.comm.removeprefix("torch:"))
 
 
 class _Announcer:

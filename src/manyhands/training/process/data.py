@@ -21,7 +21,7 @@ def open_data(config: RunConfig, folder: Path) -> Stored:
         return Streamed(folder, About.read(folder), config.stream, config.dtype)
     data = Stored.open(folder, train_limit=config.limit, dtype=config.dtype)
     if config.validation:
-        data.keep_aside(config.validation, config.seed)
+        data.hold_out(config.validation, config.seed)
     return data
 
 

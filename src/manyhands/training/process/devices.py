@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from manyhands.comm.staging import Staged
+from manyhands.comm.staging import StagedComm
 from manyhands.config.optimizers import SGD, Adam, AdamW
 from manyhands.errors import ConfigError
 from manyhands.launch.host import hostname, kernel_id
@@ -77,10 +77,10 @@ def _gpu_group(config: RunConfig, group: Communicator, device: torch.device) -> 
     free = config.comm == "auto" and getattr(config.strategy, "allreduce", "auto") == "auto"
     wanted = config.comm == "torch:nccl" or (free and alone and group.size > 1)
     if not wanted or not torch.distributed.is_nccl_available():
-        return Staged(group)
-    from manyhands.comm.torch import meet
+        return StagedComm(group)
+    from manyhands.comm.torch import make_torch_group
 
-    return meet("nccl")
+    return make_torch_group("nccl")
 
 
 def move_data(data: Stored, device: torch.device) -> None:

@@ -63,7 +63,7 @@ def join(
             watchdog.start()
         speaks = shown is not False and group.rank == 0
         bar = Progress(job.config, shown=shown, joined=True) if speaks else None
-        with tuning.put_back(), bar or nullcontext():
+        with tuning.restore_libraries(), bar or nullcontext():
             record = run_job(job, group, folder, None, bar)
         late = max(group.gather(board.stop_signal()))
         group.release()

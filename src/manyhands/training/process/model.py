@@ -85,9 +85,9 @@ def choose_kernels(
             parts: list[Any] = [part for part in (replica.masks, replica.norms) if part]
             for part in parts:
                 part.outside_compilation()
-        return tuning.given(replica, config.kernels)
+        return tuning.apply_named(replica, config.kernels)
     if replica.params.is_cuda:  # how long a step takes kernel by kernel tells nothing of its graph
-        return tuning.given(replica, "default" if config.privacy else "graphs")
+        return tuning.apply_named(replica, "default" if config.privacy else "graphs")
     return tuning.choose(
         replica,
         passed,

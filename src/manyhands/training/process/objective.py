@@ -21,7 +21,7 @@ from manyhands.data import batch_tree
 from manyhands.data.batch_tree import leaves
 from manyhands.errors import ConfigError, DataError
 from manyhands.files import PACKAGE
-from manyhands.model.metrics import Metric, build, makes_sense
+from manyhands.model.metrics import Metric, build, is_applicable
 from manyhands.model.zoo import LOSSES, OWN_LOSS
 from manyhands.worker.stopping import Aim
 
@@ -88,7 +88,7 @@ def make_metrics(
         try:
             value, output = replica.objective(replica.module, x, y)
             if output is None and not all(map(_takes_model, job.metrics)):
-                output = batch_tree.call(replica.module, x)
+                output = batch_tree.call_model(replica.module, x)
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             if not _raised_by_torch(error):
                 raise  # the user's own, with its traceback
@@ -126,7 +126,9 @@ def try_shapes(
         if not _is_cheap_to_try(module, batch[0]):
             return
         with torch.no_grad(), torch.random.fork_rng([]):
-            output = batch_tree.call(copy.deepcopy(module).to(data.train.dtype).eval(), batch[0])
+            output = batch_tree.call_model(
+                copy.deepcopy(module).to(data.train.dtype).eval(), batch[0]
+            )
     except RuntimeError as error:
         if _raised_by_torch(error) and _SHAPES.search(str(error)):
             raise ConfigError(_first_batch_error(error, batch, data.classes)) from error
@@ -189,7 +191,7 @@ def _check_labels(scores: int, data: Stored, ignored: int) -> None:
         label, most = int(y[row][outside[row]].flatten()[0]), int(y.max())
         from_one = ", unless classes are counted from 1: then subtract it, here they begin at 0"
         raise DataError(
-            f"{data.name}: {part}: row {data.given_row(part, row)} has label {label}, but the "
+            f"{data.name}: {part}: row {data.original_row(part, row)} has label {label}, but the "
             f"model gives {scores} scores; labels go up to {most}, so the model must give "
             f"{most + 1} scores{from_one if int(y.min()) == 1 else ''}"
         )
@@ -200,7 +202,7 @@ def _explain_output(replica: Replica, x: Tree, data: Stored) -> None:
     if replica.of_model:
         return
     try:
-        output = batch_tree.call(replica.module, x)
+        output = batch_tree.call_model(replica.module, x)
     except Exception:  # that was the failure
         return
     check_output(output, x, replica.loss, data)
@@ -294,7 +296,7 @@ def _default_metrics(
 ) -> tuple[str, ...]:
     """Return the metrics of a run without a `metric` option; none that makes no sense."""
     name = "f1" if loss is LOSSES["bce"] else "accuracy"
-    return (name,) if makes_sense(name, output, y, classes) else ()
+    return (name,) if is_applicable(name, output, y, classes) else ()
 
 
 def _check_loss_value(loss: LossFunction, value: Any, output: Any, y: Tree) -> None:

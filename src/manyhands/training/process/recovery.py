@@ -31,7 +31,7 @@ from mpi4py import MPI
 
 from manyhands.comm import ulfm
 from manyhands.config.checks import replace_options
-from manyhands.data.reassignment import examples, settled
+from manyhands.data.reassignment import examples, reassign
 from manyhands.errors import ConfigError, TooFewError, WorkerError
 from manyhands.worker.abilities import Recoverable, Regroupable
 from manyhands.worker.checkpoint.capture import optimizer_states, restore_optimizer
@@ -95,9 +95,9 @@ def survive_failures(worker: Worker, work: Callable[[], T], lead: Callable[[Work
             well = False
             ulfm.revoke(group)
         noticed = time.monotonic()
-        if ulfm.agreed(group, well):
+        if ulfm.all_alive(group, well):
             return result
-        worker.comm = ulfm.shrunk(group)
+        worker.comm = ulfm.shrink(group)
 
 
 def _regroup(
@@ -132,10 +132,10 @@ def _regroup(
         assert isinstance(strategy, Recoverable)
         gone = [number for number in beside if number not in others]
         take_over = strategy.rescue(worker, beside, told) if gone else None
-        if not ulfm.agreed(cast("MPICommunicator", worker.comm), True):
+        if not ulfm.all_alive(cast("MPICommunicator", worker.comm), True):
             raise _LostDuringRegroupError  # as everybody does: nobody has changed anything yet
         pushes = strategy.pushes(list(plans), told)
-        left = settled(plans, {number: pushes[number] for number in dead}, epochs)
+        left = reassign(plans, {number: pushes[number] for number in dead}, epochs)
         _apply_smaller_group(worker, left, [*dead, *gone], noticed)
         if take_over:
             worker.course.story[-1]["taken_over"] = take_over()

@@ -30,7 +30,7 @@ def compare_halves(replica: Replica, batch: tuple[Tree, Tree]) -> tuple[float, f
     The model is in evaluation mode, so dropout and BatchNorm make no difference. None where the two
     agree, or nothing can be told: the loss draws random numbers, fails, or is not finite.
     """
-    count = min(_TRIED, batch_tree.count(batch[0])) // 2 * 2
+    count = min(_TRIED, batch_tree.count_examples(batch[0])) // 2 * 2
     if count < 4:
         return None
     parts = (slice(count), slice(count), slice(count // 2), slice(count // 2, count))
@@ -39,7 +39,7 @@ def compare_halves(replica: Replica, batch: tuple[Tree, Tree]) -> tuple[float, f
         with replica.undisturbed(), torch.no_grad():
             replica.module.eval()
             values = [
-                float(replica.objective(replica.module, *batch_tree.cut(*batch, part))[0])
+                float(replica.objective(replica.module, *batch_tree.take_examples(*batch, part))[0])
                 for part in parts
             ]
     except Exception:  # so few examples may be too few for it

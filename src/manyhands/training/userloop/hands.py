@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from manyhands.comm.alone import Alone
+from manyhands.comm.alone import SingleProcess
 from manyhands.comm.rendezvous import compare_versions, surrounding_group
 from manyhands.config.optimizers import expect_no_closure
 from manyhands.config.options import configure, options
@@ -221,7 +221,7 @@ def _find_group() -> Communicator:
     load_matching()
     size = group_size()
     if size is None or size == 1:
-        return Alone()
+        return SingleProcess()
     group = surrounding_group(size)
     compare_versions(group)
     atexit.register(_at_exit, group)

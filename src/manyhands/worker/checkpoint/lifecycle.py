@@ -166,7 +166,7 @@ class Lifecycle:
             self._asked = (worker.step, time.monotonic())
         if worker.step < self._ask:
             if self._answer:
-                self._answer.poke()
+                self._answer.progress()
             return 0, False
         worker.board.note(worker.number, worker.step, "agree")
         step, before = self._asked

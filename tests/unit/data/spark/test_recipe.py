@@ -101,7 +101,9 @@ def test_a_wrong_head_is_refused(tmp_path, head, message):
 
 
 def test_an_output_that_is_there_is_refused_before_spark_starts(tmp_path, monkeypatch):
-    monkeypatch.setattr("manyhands.data.spark.require_spark", lambda: pytest.fail("Spark was asked for"))
+    monkeypatch.setattr(
+        "manyhands.data.spark.require_spark", lambda: pytest.fail("Spark was asked for")
+    )
     (tmp_path / "out").mkdir()
     with pytest.raises(ConfigError, match="which is already there; choose another"):
         prepare(recipe(tmp_path), tmp_path / "out")

@@ -19,7 +19,7 @@ from mpi4py import MPI
 import manyhands as mh
 from manyhands.config.options import configure
 from manyhands.data import Plan
-from manyhands.data.reassignment import examples, settled
+from manyhands.data.reassignment import examples, reassign
 from manyhands.errors import ConfigError, LaunchError, WorkerError
 from manyhands.launch import mpi as mpis
 from manyhands.launch.status_board import Board
@@ -84,7 +84,7 @@ def walk(plans, epochs, rng):
             for number in dead:
                 del at[number]
             here = {number: epoch for number, (epoch, _) in at.items()}
-            plans = settled(plans, {number: done[number] for number in dead}, here)
+            plans = reassign(plans, {number: done[number] for number in dead}, here)
     raise AssertionError("nobody is left")
 
 

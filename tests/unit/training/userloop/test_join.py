@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import manyhands as mh
-from manyhands.comm.alone import Alone
+from manyhands.comm.alone import SingleProcess
 from manyhands.config.options import configure
 from manyhands.errors import ConfigError
 from manyhands.strategies import STRATEGIES
@@ -156,11 +156,14 @@ def test_a_loader_that_divides_the_data_itself_is_refused():
     sampler = DistributedSampler(data, num_replicas=2, rank=0)
     with pytest.raises(ConfigError, match="DistributedSampler"):
         sharded_loader.ShardedLoader(
-            DataLoader(data, sampler=sampler), Alone(), evaluation=False, tell=lambda worth: None
+            DataLoader(data, sampler=sampler),
+            SingleProcess(),
+            evaluation=False,
+            tell=lambda worth: None,
         )
 
 
-class Third(Alone):
+class Third(SingleProcess):
     """Worker 2 of 4, whose fellows do the same."""
 
     def __init__(self):

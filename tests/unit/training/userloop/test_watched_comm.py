@@ -6,17 +6,17 @@ import sys
 
 import pytest
 
-from manyhands.comm.alone import Alone
+from manyhands.comm.alone import SingleProcess
 from manyhands.launch.status_board import OWN
 from manyhands.training.userloop.watched_comm import WatchedComm
 
 SIGNALLED = """
 import os, signal
-from manyhands.comm.alone import Alone
+from manyhands.comm.alone import SingleProcess
 from manyhands.training.userloop.watched_comm import WatchedComm
 
 for _ in range(2):  # the second time the signal may be the loop's own
-    watched = WatchedComm(Alone(), 60.0)
+    watched = WatchedComm(SingleProcess(), 60.0)
     os.kill(os.getpid(), signal.SIGUSR1)
     {inside}
     watched.close()
@@ -76,7 +76,7 @@ def test_of_threads_that_run_on_no_stack_is_told():
     assert "in busy" not in done.stderr
 
 
-class Broken(Alone):
+class Broken(SingleProcess):
     """A group whose sums fail."""
 
     def sum(self, values):
