@@ -67,7 +67,7 @@ def our_worker(
         launched=time.time(),
         threads=1,
     )
-    worker, kernels = assemble.worker(job, COMM, folder)
+    worker, kernels = assemble.build_worker(job, COMM, folder)
     worker.training.epochs.append(Epoch(1))
     return worker, kernels.choice
 

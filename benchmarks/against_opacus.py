@@ -55,7 +55,7 @@ def our_worker(folder: Path, batch_size: int, *, private: bool) -> tuple[Worker,
         launched=time.time(),
         threads=1,
     )
-    worker, kernels = assemble.worker(job, MPI.COMM_SELF, folder)
+    worker, kernels = assemble.build_worker(job, MPI.COMM_SELF, folder)
     worker.training.epochs.append(Epoch(1))
     return worker, kernels.choice
 

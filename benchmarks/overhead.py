@@ -18,7 +18,7 @@ from mpi4py import MPI
 from turns import in_turns, parser, record, seconds, write
 
 from manyhands.config.parse import Every
-from manyhands.launch.host_watchdog import Heart
+from manyhands.launch.host_watchdog import HostWatchdog
 from manyhands.worker.checkpoint.lifecycle import Lifecycle
 from manyhands.worker.worker import Batch, Worker
 
@@ -49,7 +49,7 @@ def ways(
         lifecycle.after_step(worker)
 
     def with_all() -> float:
-        heart = Heart(folder, COMM.size, folder, timeout=600.0)
+        heart = HostWatchdog(folder, COMM.size, folder, timeout=600.0)
         heart.start()
         taken = seconds(watched, steps, COMM.Barrier)
         heart.stop()

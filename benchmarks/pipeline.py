@@ -18,7 +18,7 @@ from typing import Any
 from turns import HERE, in_time, in_turns, parser, record, write
 
 import manyhands as mh
-from manyhands.launch.mpi import command, find_mpi
+from manyhands.launch.mpi import find_mpi, mpiexec_command
 
 CUT = "fc1"
 OURS = "mpi, 4 micro-batches"
@@ -45,7 +45,7 @@ def theirs(kernels: str, batch_size: int, steps: int) -> float:
     """Return the examples per second of torch.distributed.pipelining."""
     arguments = [str(HERE / "pipelining.py"), "--kernels", kernels, "--cut", CUT]
     arguments += ["--batch-size", str(batch_size), "--steps", str(steps)]
-    line, environment = command(find_mpi(), 2, arguments)
+    line, environment = mpiexec_command(find_mpi(), 2, arguments)
     environment["OMP_NUM_THREADS"] = "1"
     done = subprocess.run(line, env=environment, check=True, capture_output=True, text=True)
     return float(done.stdout.splitlines()[-1])

@@ -23,7 +23,7 @@ from turns import HERE, Record, in_time, in_turns, parser, record, write
 
 import manyhands as mh
 from manyhands.data import store
-from manyhands.launch.mpi import command, find_mpi
+from manyhands.launch.mpi import find_mpi, mpiexec_command
 
 TARGET = 0.98
 MOST = 50  # epochs after which a run is given up
@@ -69,7 +69,7 @@ def theirs(workers: int, data: Path, seed: int) -> Reached:
     """Return when the solution reached the target."""
     arguments = [str(HERE / "solution.py"), str(data), "--target", str(TARGET)]
     arguments += ["--seed", str(seed)]
-    line, environment = command(find_mpi(), workers, arguments)
+    line, environment = mpiexec_command(find_mpi(), workers, arguments)
     environment["OMP_NUM_THREADS"] = "1"
     done = subprocess.run(line, env=environment, check=True, capture_output=True, text=True)
     reached = json.loads(done.stdout.splitlines()[-1])

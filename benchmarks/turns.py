@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from manyhands.launch.mpi import command, find_mpi
+from manyhands.launch.mpi import find_mpi, mpiexec_command
 
 HERE = Path(__file__).parent
 Found = dict[str, list[float]]
@@ -173,7 +173,7 @@ def run(
     if processes is None:
         line, environment = [sys.executable, *options], dict(os.environ)
     else:
-        line, environment = command(find_mpi(), processes, options)
+        line, environment = mpiexec_command(find_mpi(), processes, options)
     if threads:
         environment["OMP_NUM_THREADS"] = str(threads)
     subprocess.run(line, env=environment, check=True)

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from manyhands.data.spark.recipe import read
+from manyhands.data.spark.recipe import read_recipe
 
 WAYS = ("pandas", "local[1]", "local[2]", "local[2] without persist", "mapreduce")
 RECIPE = Path(__file__).parents[1] / "recipes" / "flights.toml"
@@ -27,7 +27,7 @@ HALF = float(16**15)
 
 def declared() -> dict[str, dict[str, Any]]:
     """Return what the recipe declares, by step."""
-    return {s.kind: s.value for s in read(RECIPE).steps if isinstance(s.value, dict)}
+    return {s.kind: s.value for s in read_recipe(RECIPE).steps if isinstance(s.value, dict)}
 
 
 def hashed(*parts: object) -> int:

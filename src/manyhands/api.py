@@ -80,7 +80,7 @@ def fit(
 
 
 def _choose_workers(run: Run, model: Any, data: Any, given: dict[str, Any]) -> int:
-    """Return the number of workers that measuring finds to be the fastest."""
+    """Measure, and return the fastest number of workers."""
     from manyhands.experiments.forecast.predict import choose_workers, expect_measurable
 
     expect_measurable(run.config)

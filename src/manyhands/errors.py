@@ -1,4 +1,4 @@
-"""What can go wrong, as one tree.
+"""All errors of manyhands, as one tree.
 
 ManyhandsError                 anything manyhands itself reports
 ├── ConfigError (ValueError)   an option, a file or a combination that cannot work; exit 2
@@ -24,7 +24,7 @@ from collections.abc import Iterable
 
 
 class ManyhandsError(Exception):
-    """Anything manyhands itself reports; `exit_code` is what the command line ends with.
+    """Any error that manyhands itself reports; `exit_code` is the command line's exit code.
 
     Where all processes of a group raise it, `teller` is the one that tells it.
     """
@@ -63,7 +63,7 @@ class DivergedError(WorkerError):
 
 
 class TooFewError(WorkerError):
-    """Fewer workers are left than the run may go on with; a checkpoint was written."""
+    """Fewer workers are left than the run may continue with; a checkpoint was written."""
 
 
 class ResourceError(ManyhandsError):
@@ -71,11 +71,11 @@ class ResourceError(ManyhandsError):
 
 
 class ShortHandedError(ManyhandsError):
-    """Those who are left have ended at a checkpoint, so that all can start again from it."""
+    """The survivors stopped at a checkpoint so that the full group can restart."""
 
 
 class StoppedError(ManyhandsError):
-    """A signal asked the run to stop, and it did, between two steps."""
+    """A signal asked the run to stop, and it stopped between two steps."""
 
     def __init__(self, signum: int, step: int, *, checkpoint: bool) -> None:
         kept = "a checkpoint was written: --resume goes on from it"
@@ -87,7 +87,7 @@ class StoppedError(ManyhandsError):
 
 
 class LateSignalError(ManyhandsError):
-    """A signal came when the workers had done their last step: the run has finished."""
+    """A signal came after the workers' last step: the run has finished."""
 
     def __init__(self, signum: int, output: object) -> None:
         super().__init__(

@@ -1,4 +1,4 @@
-"""Files that are replaced as a whole, and never written or read through something unexpected.
+"""Replaces files atomically, and refuses pipes, devices and links.
 
 A file is written under a temporary name and renamed: a reader sees the old content or the new one.
 The rename replaces a symbolic link itself, not the file that the link points to.
@@ -21,7 +21,7 @@ PART = ".part"  # ends the name of a file that is not complete
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give the path of a new, empty file; it replaces `path` when the block succeeds."""
+    """Yield the path of a new, empty file; it replaces `path` when the block succeeds."""
     temporary = path.with_name(path.name + PART)
     temporary.unlink(missing_ok=True)  # what a killed process left, or a link
     os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
@@ -44,7 +44,7 @@ def write(path: Path, data: bytes | str, *, flush: bool = False) -> None:
 
 
 def append(path: Path) -> int:
-    """Open a file for appending, made where there is none; returns its descriptor.
+    """Open a file for appending, made if needed; return its descriptor.
 
     Raises:
         OSError: Also where `path` is a symbolic link.
@@ -69,7 +69,7 @@ def read(path: Path) -> bytes:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder inside an output folder, or use the one that is there.
+    """Make a folder inside an output folder, if needed.
 
     Raises:
         ConfigError: A symbolic link or a file is in its place.

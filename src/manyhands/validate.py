@@ -15,14 +15,14 @@ _DIGITS = 40  # of a number that a message shows in full
 
 
 def positive(**fields: float | None) -> None:
-    """Refuse what is not a finite number above zero; None means "not given"."""
+    """Refuse anything but a finite number above zero; None means "not given"."""
     for name, value in fields.items():
         if value is not None and not (math.isfinite(value) and value > 0):
             raise ConfigError(f"{name} is {value!r}; expected a finite number greater than 0")
 
 
 def non_negative(**fields: float | None) -> None:
-    """Refuse what is not a finite number of zero or more."""
+    """Refuse anything but a finite number of zero or more."""
     for name, value in fields.items():
         if value is not None and not (math.isfinite(value) and value >= 0):
             raise ConfigError(f"{name} is {value!r}; expected a finite number, 0 or more")
@@ -43,7 +43,7 @@ def between(low: float, high: float, **fields: float | None) -> None:
 
 
 def words(**fields: str | None) -> list[str]:
-    """Return texts as a shell would take them apart, one after the other."""
+    """Split texts as a shell would; return all words."""
     found: list[str] = []
     for name, value in fields.items():
         try:
@@ -66,7 +66,7 @@ def one_of(known: Collection[str], **fields: str | None) -> None:
 
 @dataclass(frozen=True)
 class Range:
-    """The values that a number may have.
+    """The allowed values of a number.
 
     Attributes:
         low: The least of them.
@@ -83,7 +83,7 @@ class Range:
     below: bool = False
 
     def check(self, name: str, value: Any) -> None:
-        """Refuse a value outside; None means "not given", a sequence is checked item by item.
+        """Refuse a value outside; None means "not given", sequences are checked item by item.
 
         Raises:
             ConfigError: If the value is no number of this kind, or outside.
@@ -104,7 +104,7 @@ class Range:
         return isinstance(value, kind) and not isinstance(value, bool)
 
     def _expected(self, value: Any) -> str:
-        """Return what would have been right, as short as the value allows."""
+        """Return the expected values, as briefly as possible."""
         kind = "a whole number" if self.whole else "a number"
         low = f"greater than {self.low:g}" if self.above else f"{_count(self.low)} or more"
         high = f"below {self.high:g}" if self.below else f"{_count(self.high)} or less"
@@ -128,7 +128,7 @@ def whole(low: int, high: int) -> Range:
 
 
 def shown(value: Any) -> str:
-    """Return a value for a message; a number of thousands of digits only by its length.
+    """Return a value for a message; a number of thousands of digits by its length.
 
     >>> shown(7), shown(10**50)
     ('7', '1000000000…, a number of 51 digits')

@@ -67,7 +67,7 @@ def test_collectives_messages_and_ddp(tmp_path):
     from manyhands.launch import mpi
 
     (tmp_path / "script.py").write_text(SCRIPT)
-    line, environment = mpi.command(mpi.find_mpi("mpich"), 2, [str(tmp_path / "script.py")])
+    line, environment = mpi.mpiexec_command(mpi.find_mpi("mpich"), 2, [str(tmp_path / "script.py")])
     done = subprocess.run(
         line, env=environment, capture_output=True, text=True, timeout=120, check=False
     )

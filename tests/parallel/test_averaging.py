@@ -99,7 +99,7 @@ def test_who_waits_at_a_question_is_seen_waiting(blobs, tmp_path, monkeypatch):
     worker = train(
         smooth, blobs, WORLD, tmp_path, strategy="averaging", **PLAIN, max_steps=9, slow=slow
     )
-    waited = [row["wait"] for row in measurements.steps(worker)]
+    waited = [row["wait"] for row in measurements.step_rows(worker)]
     first = worker.comm.gather(waited)[0]
     assert not any(first[:3] + first[4:7])
     assert first[7] > first[3]  # at step 4 they only ask

@@ -94,5 +94,5 @@ def test_callbacks_take_no_training_time_of_any_worker(data, tmp_path, shared, n
         assert slow.calls == (6 if event == "on_step" else 2)
     assert (times.seconds(), times.evaluation) == (0, 0)
     assert times.callbacks == CALL * (6 if event == "on_step" else 2)
-    steps = measurements.steps(worker) if together else []
+    steps = measurements.step_rows(worker) if together else []
     assert {row[phase] for row in steps for phase in PHASES} <= {0.0}

@@ -18,7 +18,7 @@ from manyhands.config.run import FEATURES
 from manyhands.data import store
 from manyhands.errors import ConfigError
 from manyhands.strategies import STRATEGIES
-from manyhands.training import setup
+from manyhands.training import user_objects
 from manyhands.worker import evaluation
 
 pytestmark = UP_TO_THREE
@@ -130,7 +130,7 @@ def ask(name, feature):
     """Ask for what a strategy cannot do, as far as it takes to be refused."""
     config = configure({"strategy": name})
     if feature == "model_loss":
-        setup._check_model_loss(config, "of_model")
+        user_objects._check_model_loss(config, "of_model")
     elif feature == "tensors":
         config.strategy.check_data(["left", "right"], None)
     else:

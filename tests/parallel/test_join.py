@@ -17,7 +17,7 @@ from torch.utils.data import (
 )
 
 import manyhands as mh
-from manyhands.comm.alone import Alone
+from manyhands.comm.alone import SingleProcess
 from manyhands.config.options import configure
 from manyhands.errors import ConfigError
 from manyhands.training.userloop import checkpoint
@@ -423,7 +423,7 @@ def test_sync_goes_on_with_another_number_of_workers(comm, rank, size, tmp_path)
 
     model = smooth()
     if rank == 0:  # one worker begins
-        loop = UserLoop(model, make(model.parameters()), configure({"workers": 1}), Alone())
+        loop = UserLoop(model, make(model.parameters()), configure({"workers": 1}), SingleProcess())
         x, y = examples(65)
         for _ in range(3):
             F.cross_entropy(model(x), y).backward()

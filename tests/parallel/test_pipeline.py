@@ -9,7 +9,7 @@ from training import distance, record, same_everywhere, train
 
 import manyhands as mh
 from manyhands.data import Plan, Stored, store
-from manyhands.model.dropout import Masks, key_of
+from manyhands.model.dropout import Masks, public_key
 from manyhands.model.zoo import cnn
 from manyhands.strategies.pipeline.schedule import chunks
 
@@ -128,7 +128,7 @@ def unsplit(data, micro_batches):
     torch.manual_seed(0)
     model = deep()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    masks = Masks(key_of(0), torch.device("cpu"))
+    masks = Masks(public_key(0), torch.device("cpu"))
     for step, share in zip(range(STEPS), plan.epoch(1), strict=False):
         x, y = stored.train.batch(share.indices)
         masks.begin(step, share.indices)

@@ -14,7 +14,7 @@ from training import WORLD, distance, job, smooth
 import manyhands as mh
 from manyhands.data import Stored, store
 from manyhands.launch.status_board import BOARD_FILE, Board
-from manyhands.model.dropout import key_of
+from manyhands.model.dropout import public_key
 from manyhands.model.replica import Replica
 from manyhands.privacy import keys
 from manyhands.privacy.clipping import PerExample
@@ -42,7 +42,7 @@ def private(model, data, comm, folder, *, sigma=None, clip=1.0, workers=None, **
     if sigma is not None:
         object.__setattr__(made.config.privacy, "noise_multiplier", sigma)
     object.__setattr__(made.config.privacy, "clip", clip)
-    worker, _ = build.worker(made, comm, folder)
+    worker, _ = build.build_worker(made, comm, folder)
     worker.config.strategy.run(worker)
     return worker
 
@@ -145,7 +145,7 @@ def test_masks_of_a_private_run_do_not_follow_from_its_seed(blobs, tmp_path):
         worker = private(dropping, blobs, WORLD, tmp_path / name, **given)
         used.append(worker.replica.masks.key)
     assert used[0] != used[1]
-    assert key_of(0) not in used
+    assert public_key(0) not in used
     assert len(set(WORLD.allgather(used[0]))) == 1  # the workers share each sample of all
 
 
@@ -244,7 +244,7 @@ def test_keys_come_from_the_system_and_differ(blobs, tmp_path, name):
     worker = private(smooth, blobs, WORLD, tmp_path, batch_size=50, **TOGETHER[name])
     everyones = WORLD.allgather(worker.plan.sample.key)
     assert len(set(everyones)) == WORLD.size
-    assert keys.fixed(0) not in everyones
+    assert keys.fixed_key(0) not in everyones
 
 
 def test_a_checkpoint_holds_neither_keys_nor_randomness_nor_times(blobs, tmp_path):

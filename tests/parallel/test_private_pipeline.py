@@ -15,8 +15,8 @@ import manyhands as mh
 from manyhands.data import Stored, store
 from manyhands.errors import ConfigError
 from manyhands.privacy.layerwise import Layerwise
-from manyhands.privacy.sampling import Poisson
-from manyhands.privacy.staged import Staged
+from manyhands.privacy.sampling import PoissonPlan
+from manyhands.privacy.staged import StageClipping
 
 SIZE = WORLD.size
 WAYS = {  # pipelines × stages
@@ -106,10 +106,10 @@ def test_pieces_chunks_and_bad_examples_change_nothing(tmp_path, monkeypatch):
     data = store(mh.Data((x, y)), tmp_path / "data")
     given = {"sigma": 0.0, "batch_size": 40, "dtype": "float64", "fixed_key": 7, "chunk_mb": 1}
     expected = alone(images, data, tmp_path, **given).params
-    monkeypatch.setattr(Poisson, "most", lambda self: 9)  # a sample goes through in pieces
+    monkeypatch.setattr(PoissonPlan, "most", lambda self: 9)  # a sample goes through in pieces
     monkeypatch.setattr(Layerwise, "chunk_for", lambda self, x: 2)
     worker = piped(images, data, tmp_path, **given, **WAYS["one pipeline"])
-    assert worker.plan.most() < max(map(len, drawn(worker)))
+    assert worker.plan.largest_step() < max(map(len, drawn(worker)))
     found = worker.config.strategy.consensus(worker)
     assert bool(torch.isfinite(found).all())
     assert distance(found, expected) < 1e-10
@@ -126,7 +126,7 @@ def dropping():
 
 def masked(data, folder, monkeypatch, **given):
     """Train with dropout; returns the worker and, by pipeline, its samples and masks by width."""
-    masks, training, passing = {}, [], Staged.forward
+    masks, training, passing = {}, [], StageClipping.forward
 
     def forward(self, x):
         y = nn.functional.dropout(x, self.p, self.training)
@@ -141,7 +141,7 @@ def masked(data, folder, monkeypatch, **given):
         return y
 
     monkeypatch.setattr(nn.Dropout, "forward", forward)
-    monkeypatch.setattr(Staged, "forward", through)
+    monkeypatch.setattr(StageClipping, "forward", through)
     folder.mkdir()
     fixed = {"sigma": 0.0, "clip": math.inf, "batch_size": 50, "dtype": "float64"}
     if given["stages"] > 1:

@@ -60,7 +60,7 @@ def train(
         threads=1,
         checkpoint=checkpoint and str(checkpoint.folder),
     )
-    worker, _ = build.worker(job, comm, place)
+    worker, _ = build.build_worker(job, comm, place)
     if slow:
         worker.replica.prepare = lambda x: (time.sleep(slow), x)[1]
     config.strategy.run(worker)
@@ -178,7 +178,7 @@ def test_a_long_run_s_checkpoints_are_as_large_as_a_short_one_s(folder, strategy
     assert torch.equal(resumed.params, whole.params)
     assert resumed.training.losses == expected[0]
     assert resumed.clock.updated[:48] == expected[1]
-    rows = [*measurements.steps(resumed)]
+    rows = [*measurements.step_rows(resumed)]
     assert [row["step"] for row in rows] == [*range(1, 65)]
 
 

@@ -126,7 +126,7 @@ def test_a_signal_writes_a_last_checkpoint_on_all(folder, monkeypatch):
 
     def asked(self, worker, examples):
         if worker.rank == 0 and worker.step == 3:
-            worker.board.ask(signal.SIGTERM)
+            worker.board.request_stop(signal.SIGTERM)
         due(self, worker, examples)
 
     monkeypatch.setattr(Lifecycle, "after_step", asked)

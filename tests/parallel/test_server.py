@@ -15,7 +15,7 @@ from manyhands.launch.status_board import BOARD_FILE, Board
 from manyhands.strategies.server.link import WorkerLink
 from manyhands.strategies.server.master import Master
 from manyhands.training.job import Job
-from manyhands.training.process import build
+from manyhands.training.process import build, worker_main
 from manyhands.training.process import record as summary
 
 WORLD = MPI.COMM_WORLD
@@ -52,11 +52,11 @@ def fit(blobs, tmp_path):
             config=config, model=model, loss=None, data=str(blobs), output=str(tmp_path),
             name="test", command="test", launched=0.0, threads=1,
         )  # fmt: skip
-        worker, kernels = build.worker(job, comm, tmp_path)
+        worker, kernels = build.build_worker(job, comm, tmp_path)
         if prepare:
             worker.replica.prepare = prepare
-        process = summary.train(worker, begun=summary.begin(worker))
-        return summary.record(job, worker, kernels, process) if recorded else worker
+        process = worker_main.train(worker, Path(), worker_main.wait_until_ready(worker))
+        return summary.write_record(job, worker, kernels, process) if recorded else worker
 
     return train
 

@@ -50,7 +50,7 @@ def train(model, data, comm, tmp_path, **given):
         config=config, model=model, loss=None, data=str(data), output=str(tmp_path), name="test",
         command="test", launched=0.0, threads=1,
     )  # fmt: skip
-    worker, _ = build.worker(job, comm, tmp_path)
+    worker, _ = build.build_worker(job, comm, tmp_path)
     config.strategy.run(worker)
     return worker
 

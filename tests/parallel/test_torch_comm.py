@@ -54,9 +54,9 @@ def test_private_training_ends_where_it_does_over_mpi(strategy, over, tmp_path):
 
 
 def test_what_a_communicator_does(over, rank, size):
-    from manyhands.comm.torch import meet
+    from manyhands.comm.torch import make_torch_group
 
-    group = meet(over.removeprefix("torch:"))
+    group = make_torch_group(over.removeprefix("torch:"))
     assert (group.rank, group.size) == (rank, size)
     assert group.gather({"rank": rank, "text": "é" * rank}) == [
         {"rank": r, "text": "é" * r} for r in range(size)

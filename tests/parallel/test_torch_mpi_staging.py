@@ -32,7 +32,7 @@ def far(monkeypatch):
         places[tensor.data_ptr()] = tensor  # kept, so that no other gets its place
         return tensor
 
-    monkeypatch.setattr(staging, "away", away)
+    monkeypatch.setattr(staging, "is_on_device", away)
     yield put
     assert touched
 

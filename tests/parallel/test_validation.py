@@ -44,7 +44,7 @@ def test_patience_ends_the_run_and_the_best_model_is_kept(blobs, tmp_path, strat
     kept = smooth().double()
     kept.load_state_dict(load_file(f"{folder}/best.safetensors"))
     stored = Stored.open(blobs, dtype="float64")
-    stored.keep_aside(0.2, seed=0)
+    stored.hold_out(0.2, seed=0)
     ((x, y),) = stored.validation.slices(0, 400, 400)
     with torch.inference_mode():
         loss = torch.nn.functional.cross_entropy(kept(x), y).item()

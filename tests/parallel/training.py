@@ -16,7 +16,7 @@ from manyhands.data import Plan, Stored
 from manyhands.launch.status_board import BOARD_FILE, Board
 from manyhands.training.job import Job
 from manyhands.training.process import build
-from manyhands.training.process.worker_main import join
+from manyhands.training.process.joined_main import join
 from manyhands.worker.checkpoint.lifecycle import Lifecycle
 
 WORLD = MPI.COMM_WORLD
@@ -52,7 +52,7 @@ def train(model, data, comm, folder, /, **given):
     """Train on `comm`; returns the worker. Each rank has a board of its own."""
     Board(folder / BOARD_FILE, comm.size, create=True)
     callbacks = given.pop("callbacks", [])
-    worker, _ = build.worker(job(model, data, comm, folder, **given), comm, folder)
+    worker, _ = build.build_worker(job(model, data, comm, folder, **given), comm, folder)
     worker.reporter.callbacks = callbacks if worker.rank == 0 else []
     worker.config.strategy.run(worker)
     worker.hook(Lifecycle).end(worker)

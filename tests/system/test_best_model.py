@@ -24,7 +24,7 @@ def test_patience_ends_a_run_and_the_best_and_the_last_model_are_kept(tmp_path, 
     assert len(losses) < 40
     assert result.record["result"]["best_epoch"] == losses.index(min(losses)) + 1
     stored = Stored.open(store("blobs", tmp_path / "blobs"))
-    stored.keep_aside(0.2, seed=0)
+    stored.hold_out(0.2, seed=0)
     ((x, y),) = stored.validation.slices(0, 400, 400)
     with torch.inference_mode():
         best, last = (F.cross_entropy(m(x), y).item() for m in (result.best, result.model))

@@ -38,7 +38,7 @@ SCRIPTS = {
 def test_the_library_of_the_mpiexec_is_loaded(kind, name, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SCRIPTS[name]))
-    line, environment = mpi.command(mpi.find_mpi(kind), 2, [str(script)])
+    line, environment = mpi.mpiexec_command(mpi.find_mpi(kind), 2, [str(script)])
     del environment["MPI4PY_LIBMPI"]  # as under an mpiexec that the user started
     done = ran(line, env=environment)
     assert done.returncode == 0, done.stderr

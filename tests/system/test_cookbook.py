@@ -99,7 +99,7 @@ def test_a_loop_of_ones_own_ends_where_the_plain_one_ends(launcher, folder, your
     yours(single=False)
     names = [name_of(name) for name in JOINED]
     if launcher == "mpiexec":
-        line, environment = mpi.command(mpi.find_mpi(), 2, ["driver.py", *names])
+        line, environment = mpi.mpiexec_command(mpi.find_mpi(), 2, ["driver.py", *names])
     else:
         line = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         line += ["--nproc-per-node", "2", "driver.py", *names]

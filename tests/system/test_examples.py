@@ -72,7 +72,7 @@ def test_the_transformer_learns_letters(strategy):
     line = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     if strategy == "averaging":
         script += ["--period", "4"]
-        line, environment = mpis.command(mpis.find_mpi(), 2, [])
+        line, environment = mpis.mpiexec_command(mpis.find_mpi(), 2, [])
     done = ran([*line, *script], env=environment)
     assert done.returncode == 0, done.stderr
     assert f"{strategy}, 2 workers" in done.stdout
@@ -82,7 +82,7 @@ def test_the_transformer_learns_letters(strategy):
 @pytest.mark.parametrize("mpi", ["mpich", "openmpi"])
 def test_the_ring_on_ones_own_arrays(mpi):
     script = str(EXAMPLES / "ring_on_my_arrays.py")
-    line, environment = mpis.command(mpis.find_mpi(mpi), 4, [script])
+    line, environment = mpis.mpiexec_command(mpis.find_mpi(mpi), 4, [script])
     done = ran(line, env=environment)
     assert done.returncode == 0, done.stderr
     # 96 bytes: naive sends all of them to each of 3 others, the ring 2 · 3/4 of them.
@@ -91,7 +91,9 @@ def test_the_ring_on_ones_own_arrays(mpi):
 
 @pytest.mark.parametrize("mpi", ["mpich", "openmpi"])
 def test_ddp_over_mpi(mpi):
-    line, environment = mpis.command(mpis.find_mpi(mpi), 3, [str(EXAMPLES / "ddp_over_mpi.py")])
+    line, environment = mpis.mpiexec_command(
+        mpis.find_mpi(mpi), 3, [str(EXAMPLES / "ddp_over_mpi.py")]
+    )
     done = ran(line, env=environment)
     assert done.returncode == 0, done.stderr
     share = float(done.stdout.split("3 processes, ")[1].split(" %")[0])

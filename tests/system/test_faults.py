@@ -168,7 +168,7 @@ def test_a_hang_in_a_group_of_others_becomes_a_report(tmp_path, monkeypatch, mpi
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     arguments = ["-m", "manyhands", "train", "--data", "blobs", "--model", "mlp", "--epochs", "9"]
     arguments += ["--kernels", "default", "--timeout", "8", "--output", str(tmp_path / "run")]
-    line, environment = mpis.command(mpis.find_mpi(mpi), 2, arguments)
+    line, environment = mpis.mpiexec_command(mpis.find_mpi(mpi), 2, arguments)
     with Faults().stop(rank=rank, step=5, phase="gradient"):
         environment[VARIABLE] = os.environ[VARIABLE]
         done = ran(line, env=environment)

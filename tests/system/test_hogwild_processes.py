@@ -142,7 +142,7 @@ def test_workers_end_with_their_launcher(tmp_path, signum):
 def test_a_group_of_others_is_refused(tmp_path):
     given = ["--strategy", "hogwild", "--data", "blobs", "--output", str(tmp_path / "run")]
     mpi = mpis.find_mpi("mpich")
-    line, environment = mpis.command(mpi, 2, ["-m", "manyhands", "train", *given])
+    line, environment = mpis.mpiexec_command(mpi, 2, ["-m", "manyhands", "train", *given])
     done = ran(line, env=environment)
     assert done.returncode != 0
     assert done.stderr.count("run it without mpiexec, srun or torchrun") == 1

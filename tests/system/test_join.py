@@ -53,7 +53,7 @@ print("not reached")
 def started(launcher, script, *arguments):
     """Run a script with two workers; returns what it said and how it ended."""
     if launcher == "mpiexec":
-        line, environment = mpi.command(mpi.find_mpi(), 2, [str(script), *arguments])
+        line, environment = mpi.mpiexec_command(mpi.find_mpi(), 2, [str(script), *arguments])
     else:
         line = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         line += ["--nproc-per-node", "2", str(script), *arguments]

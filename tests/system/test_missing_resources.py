@@ -77,7 +77,7 @@ def test_a_small_window_fits_where_the_usual_one_does_not(tmp_path):
 def test_join_on_too_little_shared_memory(kind, size, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(JOIN))
-    line, environment = mpi.command(mpi.find_mpi(kind), 2, [str(script)])
+    line, environment = mpi.mpiexec_command(mpi.find_mpi(kind), 2, [str(script)])
     done = within(size, "/dev/shm", line, env=environment)
     assert done.returncode != 0
     assert "LaunchError: /dev/shm has" in done.stderr

@@ -11,7 +11,7 @@ import pytest
 from running import MANYHANDS, PATIENCE, eventually, manyhands, ran, record
 
 from manyhands.launch import mpi
-from manyhands.launch.host import host
+from manyhands.launch.host import hostname
 
 pytestmark = pytest.mark.usefixtures("nobody_is_left")
 SMALL = ["--data", "blobs", "--model", "mlp", "--kernels", "default", "--lr", "0.1"]
@@ -27,7 +27,7 @@ def begin(*line, group=0):
     """Start the command line, or a group of it under mpiexec."""
     if group:
         arguments = ["-m", "manyhands", *map(str, line)]
-        command, environment = mpi.command(mpi.find_mpi(), group, arguments)
+        command, environment = mpi.mpiexec_command(mpi.find_mpi(), group, arguments)
     else:
         command, environment = [*MANYHANDS, *map(str, line)], None
     return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
@@ -62,7 +62,7 @@ def test_of_two_runs_started_together_one_has_the_folder(tmp_path):
     codes = [run.returncode for run in runs]
     assert sorted(codes) == [0, 2], said
     winner, loser = runs[codes.index(0)], said[codes.index(2)]
-    assert f"in use by process {winner.pid} on {host()}" in loser
+    assert f"in use by process {winner.pid} on {hostname()}" in loser
     assert "Traceback" not in loser
     assert record(same)["status"] == "finished"
     assert not (same / ".lock").exists()
@@ -73,7 +73,7 @@ def test_a_run_that_runs_is_neither_resumed_nor_replaced(running):
     for line in (["--resume", output], ["--output", output, *SMALL]):
         refused = manyhands("train", *line)
         assert refused.returncode == 2, refused.stderr
-        assert f"on {host()}" in refused.stderr
+        assert f"on {hostname()}" in refused.stderr
         assert "is in use by process" in refused.stderr
         assert "Traceback" not in refused.stderr
     assert run.poll() is None
@@ -189,7 +189,7 @@ def script(folder, code, group=0):
     path = folder / "script.py"
     path.write_text(textwrap.dedent(code))
     if group:
-        line, environment = mpi.command(mpi.find_mpi(), group, [str(path)])
+        line, environment = mpi.mpiexec_command(mpi.find_mpi(), group, [str(path)])
     else:
         line, environment = [sys.executable, str(path)], None
     return ran(line, env=environment, cwd=folder)
@@ -235,7 +235,7 @@ def test_fits_in_a_loop_under_mpiexec_have_folders_of_their_own(tmp_path):
 
 def test_a_group_that_is_refused_leaves_nothing(tmp_path):
     line = ["-m", "manyhands", "train", *SMALL, "--init", "nowhere.safetensors"]
-    command, environment = mpi.command(
+    command, environment = mpi.mpiexec_command(
         mpi.find_mpi(), 2, [*line, "--output", str(tmp_path / "run")]
     )
     done = ran(command, env=environment, cwd=tmp_path)

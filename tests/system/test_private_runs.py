@@ -159,15 +159,15 @@ def clipping_left_out():
 
 
 def each_stage_clips_alone():
-    from manyhands.privacy.staged import Staged
+    from manyhands.privacy.staged import StageClipping
 
-    whole = Staged.finish
+    whole = StageClipping.finish
 
     def finish(self, *args):
         self.total = lambda squares: None
         whole(self, *args)
 
-    Staged.finish = finish
+    StageClipping.finish = finish
 
 
 BUGS = [None, noise_left_out, noise_divided_by_the_workers, clipping_left_out]

@@ -130,7 +130,7 @@ def lasting(folder, *more):
 def test_a_signal_after_the_last_step_is_not_lost(tmp_path, signum):
     run = lasting(tmp_path)
     run.send_signal(signum)
-    assert eventually(lambda: any(Board(board, 2).asked() for board in boards()))
+    assert eventually(lambda: any(Board(board, 2).stop_signal() for board in boards()))
     (tmp_path / "go").touch()
     _, said = run.communicate(timeout=PATIENCE)
     assert run.returncode == 128 + signum

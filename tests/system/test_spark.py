@@ -20,7 +20,7 @@ import manyhands as mh
 from manyhands.data import Stored, store
 from manyhands.data.manifest import Manifest
 from manyhands.data.spark import prepare
-from manyhands.data.spark.session import java_version, session
+from manyhands.data.spark.session import java_version, spark_session
 from manyhands.errors import ConfigError, DataError
 
 pytest.importorskip("pyspark", reason="pip install 'manyhands[spark]'")
@@ -61,7 +61,7 @@ STEPS = {
 
 @pytest.fixture(scope="module")
 def spark():
-    with session("local[2]", "1g") as running:
+    with spark_session("local[2]", "1g") as running:
         yield running
 
 

@@ -24,7 +24,7 @@ def run(request, tmp_path):
     def start(script):
         path = tmp_path / "script.py"
         path.write_text(textwrap.dedent(START) + textwrap.dedent(script))
-        line, environment = mpis.command(mpis.find_mpi(request.param), 2, [str(path)])
+        line, environment = mpis.mpiexec_command(mpis.find_mpi(request.param), 2, [str(path)])
         return ran(line, env=environment)
 
     return start
@@ -48,7 +48,7 @@ def test_the_first_group_may_be_one_of_some_processes(mpi, tmp_path):
         dist.barrier()
     """)
     )
-    line, environment = mpis.command(mpis.find_mpi(mpi), 3, [str(path)])
+    line, environment = mpis.mpiexec_command(mpis.find_mpi(mpi), 3, [str(path)])
     done = ran(line, env=environment)
     assert done.returncode == 0, done.stderr
 

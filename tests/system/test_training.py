@@ -41,7 +41,7 @@ def training(workers):
 def asked(workers):
     """Return whether that many workers of this test were asked to stop."""
     boards = Path(os.environ["TMPDIR"]).glob("manyhands-*/*/board")
-    return any(Board(board, workers).asked() for board in boards)
+    return any(Board(board, workers).stop_signal() for board in boards)
 
 
 def test_training_leaves_the_promised_files_and_prints_json(tmp_path):
@@ -492,7 +492,7 @@ def test_under_mpiexec_the_same_script_joins_that_group(tmp_path, mpi):
         )
     )
     library = mpis.find_mpi(mpi)
-    line, environment = mpis.command(library, 3, [str(script), str(tmp_path / "run")])
+    line, environment = mpis.mpiexec_command(library, 3, [str(script), str(tmp_path / "run")])
     done = ran(line, env=environment)
     assert done.returncode == 0, done.stderr
     told = [path.read_text() for path in tmp_path.glob("run-*.txt")]
@@ -505,7 +505,7 @@ def test_under_mpiexec_bad_input_ends_all_ranks(tmp_path):
 
     (tmp_path / "run.json").write_text('{"schema": 1, "status": "finished"}')
     arguments = ["-m", "manyhands", "train", *SMALL, "--output", str(tmp_path)]
-    line, environment = mpis.command(mpis.find_mpi(), 2, arguments)
+    line, environment = mpis.mpiexec_command(mpis.find_mpi(), 2, arguments)
     done = ran(line, env=environment)
     assert done.returncode == 2
     assert "already holds a run" in done.stderr

@@ -19,7 +19,7 @@ TRAIN = ["-m", "manyhands", "train", *SMALL]
 
 @pytest.mark.parametrize("kind", ["mpich", "openmpi"])
 def test_the_library_of_that_mpiexec_is_loaded(tmp_path, kind):
-    line, environment = mpis.command(
+    line, environment = mpis.mpiexec_command(
         mpis.find_mpi(kind), 2, [*TRAIN, "--output", str(tmp_path / "run")]
     )
     del environment["MPI4PY_LIBMPI"]
@@ -31,7 +31,7 @@ def test_the_library_of_that_mpiexec_is_loaded(tmp_path, kind):
 def test_rank_0_alone_prints_a_line_an_epoch(tmp_path):
     for quiet in ([], ["--quiet"]):
         given = [*TRAIN, "--json", *quiet, "--output", str(tmp_path / f"run{len(quiet)}")]
-        line, environment = mpis.command(mpis.find_mpi("mpich"), 2, given)
+        line, environment = mpis.mpiexec_command(mpis.find_mpi("mpich"), 2, given)
         done = ran(line, env=environment)
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["stopped"] == "epochs"
@@ -41,7 +41,7 @@ def test_rank_0_alone_prints_a_line_an_epoch(tmp_path):
 
 def benchmark(tmp_path, *words):
     line = ["-m", "manyhands", "allreduce", "--sizes", "1KB,4KB", "--output", str(tmp_path / "out")]
-    command, environment = mpis.command(mpis.find_mpi("mpich"), 3, [*line, *words])
+    command, environment = mpis.mpiexec_command(mpis.find_mpi("mpich"), 3, [*line, *words])
     return ran(command, env=environment)
 
 
@@ -75,7 +75,7 @@ def test_a_script_goes_on_with_the_libraries_that_it_had(tmp_path):
         "       progress=False)\n"
         "print('the same' if state() == before else f'{before} became {state()}')\n"
     )
-    line, environment = mpis.command(
+    line, environment = mpis.mpiexec_command(
         mpis.find_mpi("mpich"), 2, [str(script), str(tmp_path / "run")]
     )
     done = ran(line, env=environment)
@@ -85,7 +85,7 @@ def test_a_script_goes_on_with_the_libraries_that_it_had(tmp_path):
 
 @pytest.mark.parametrize(("mpiexec", "library"), [("mpich", "openmpi"), ("openmpi", "mpich")])
 def test_two_kinds_of_mpi_are_explained_once(tmp_path, mpiexec, library):
-    line, environment = mpis.command(
+    line, environment = mpis.mpiexec_command(
         mpis.find_mpi(mpiexec), 2, [*TRAIN, "--output", str(tmp_path / "run")]
     )
     other = mpis.find_mpi(library)
@@ -98,7 +98,7 @@ def test_two_kinds_of_mpi_are_explained_once(tmp_path, mpiexec, library):
 
 @pytest.mark.parametrize("option", [["--lr", "nan"], ["--wrokers", "2"]])
 def test_an_option_that_cannot_work_is_told_once(option):
-    line, environment = mpis.command(mpis.find_mpi("mpich"), 3, [*TRAIN, *option])
+    line, environment = mpis.mpiexec_command(mpis.find_mpi("mpich"), 3, [*TRAIN, *option])
     done = ran(line, env=environment)
     assert done.returncode == 2
     assert done.stderr.count("manyhands:") == 1, done.stderr
@@ -107,7 +107,9 @@ def test_an_option_that_cannot_work_is_told_once(option):
 def test_what_only_one_process_misses_ends_all_and_is_told_once(tmp_path):
     (tmp_path / "mine.py").write_text("from torch.nn import Linear\nmake = lambda: Linear(20, 4)\n")
     mpi = mpis.find_mpi("mpich")
-    line, environment = mpis.command(mpi, 1, ["-m", "manyhands", "train", "--model", "mine:make"])
+    line, environment = mpis.mpiexec_command(
+        mpi, 1, ["-m", "manyhands", "train", "--model", "mine:make"]
+    )
     seeing = ["-env", "PYTHONPATH", f"{ROOT / 'src'}:{tmp_path}", *line[line.index("-n") :]]
     blind = ["-env", "PYTHONPATH", str(ROOT / "src"), *line[line.index("-n") :]]
     done = ran([mpi.mpiexec, *seeing, ":", *blind], env=environment)
@@ -122,7 +124,7 @@ def test_two_versions_are_explained_once(tmp_path):
             os.symlink(path, tmp_path / "manyhands" / path.name)
     (tmp_path / "manyhands/_version.py").write_text('"""Later."""\n\n__version__ = "99.0"\n')
     mpi = mpis.find_mpi("mpich")
-    line, environment = mpis.command(mpi, 1, TRAIN)
+    line, environment = mpis.mpiexec_command(mpi, 1, TRAIN)
     ours = ["-env", "PYTHONPATH", str(ROOT / "src"), "-n", "2", *line[line.index("-n") + 2 :]]
     later = ["-env", "PYTHONPATH", str(tmp_path), *line[line.index("-n") :]]
     done = ran([mpi.mpiexec, *ours, ":", *later], env=environment)
@@ -146,14 +148,14 @@ def test_tasks_of_srun_that_cannot_find_each_other_are_refused_once():
 def test_a_run_that_goes_on_in_a_group_forgets_what_was_damaged(tmp_path):
     steps = ["--checkpoint-every", "10steps", "--max-steps"]
     mpi, output = mpis.find_mpi("mpich"), str(tmp_path / "run")
-    line, environment = mpis.command(mpi, 2, [*TRAIN, "--output", output, *steps, "20"])
+    line, environment = mpis.mpiexec_command(mpi, 2, [*TRAIN, "--output", output, *steps, "20"])
     done = ran(line, env=environment)
     assert done.returncode == 0, done.stderr
     damaged = tmp_path / "run/checkpoints/step-99999999"
     shutil.copytree(tmp_path / "run/checkpoints/step-00000010", damaged)
     (damaged / "rank-1.safetensors").unlink()
     again = ["-m", "manyhands", "train", "--resume", output, *steps, "30"]
-    line, environment = mpis.command(mpi, 2, again)
+    line, environment = mpis.mpiexec_command(mpi, 2, again)
     done = ran(line, env=environment)
     assert done.returncode == 0, done.stderr
     assert not damaged.exists()

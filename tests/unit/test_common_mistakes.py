@@ -26,7 +26,7 @@ from manyhands.model.replica import Replica
 from manyhands.strategies import STRATEGIES
 from manyhands.training.job import Job
 from manyhands.training.process import objective
-from manyhands.training.progress import Progress, doubt, last_loss
+from manyhands.training.progress import Progress, last_loss, learning_warning
 from manyhands.training.result import Result
 
 X = np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32)
@@ -158,8 +158,8 @@ def judged(model: nn.Module, data: mh.Data, folder: Path, loss: Any = None) -> N
         output="", name="", command="", launched=0.0,
     )  # fmt: skip
     stored = Stored.open(data.store(folder / "data"))
-    replica = Replica(model, objective.loss(job, None, stored))
-    objective.metrics(job, replica, stored, stored.train.batch(np.arange(4)))
+    replica = Replica(model, objective.make_loss(job, None, stored))
+    objective.make_metrics(job, replica, stored, stored.train.batch(np.arange(4)))
 
 
 @pytest.mark.parametrize(
@@ -273,7 +273,7 @@ def test_ctrl_c_is_what_it_is_to_any_other_code(
         error.exit_code = code
         raise error
 
-    monkeypatch.setattr("manyhands.training.run.Run.launched", stopped)
+    monkeypatch.setattr("manyhands.training.run.Run.launch", stopped)
     with pytest.raises(kind, match=r"stopped after step 7 .* a checkpoint was written"):
         mh.fit(network, mh.Data((X, Y)))
     with pytest.raises(SystemExit) as ended:
@@ -379,7 +379,7 @@ PLAIN = {"loss": None, "workers": 4, "lr": 0.02}
 
 
 def of_classes(loss: float | None, **changes: Any) -> dict[str, Any]:
-    """Return what `doubt` looks at, of a run of 200 updates."""
+    """Return what `learning_warning` looks at, of a run of 200 updates."""
     return {
         "result": {"loss": loss, "examples": 6400},
         "data": {"classes": 10},
@@ -391,16 +391,16 @@ def of_classes(loss: float | None, **changes: Any) -> dict[str, Any]:
 
 
 def test_who_has_learned_nothing_is_told() -> None:
-    told = doubt(of_classes(2.31))
+    told = learning_warning(of_classes(2.31))
     assert told is not None
     assert told.endswith("guessing among 10 classes, 2.303; try an lr below 0.02")
-    divided = doubt(of_classes(2.31, config={**PLAIN, "lr_scaling": "inverse"}))
+    divided = learning_warning(of_classes(2.31, config={**PLAIN, "lr_scaling": "inverse"}))
     assert divided is not None
     assert divided.endswith("try an lr below 0.005")
-    own = doubt(of_classes(2.31, config={"loss": None}))
+    own = learning_warning(of_classes(2.31, config={"loss": None}))
     assert own is not None
     assert own.endswith("try a smaller learning rate")
-    stale = doubt(of_classes(40.0, strategy={"staleness": {"mean": 13.9}}))
+    stale = learning_warning(of_classes(40.0, strategy={"staleness": {"mean": 13.9}}))
     assert stale is not None
     assert stale.endswith("fewer workers: gradients were stale by 14 updates on average")
 
@@ -417,7 +417,7 @@ def test_who_has_learned_nothing_is_told() -> None:
     ids=["learned", "no test set", "no classes", "another loss", "short"],
 )
 def test_who_has_learned_or_may_not_have_is_not_doubted(seen: dict[str, Any]) -> None:
-    assert doubt(seen) is None
+    assert learning_warning(seen) is None
 
 
 @pytest.mark.parametrize(
@@ -425,4 +425,4 @@ def test_who_has_learned_or_may_not_have_is_not_doubted(seen: dict[str, Any]) ->
     [(nn.functional.nll_loss, "nll"), (nn.L1Loss(), "L1Loss"), (lambda a, b: a, "<lambda>")],
 )
 def test_a_loss_has_the_name_of_its_option_or_its_own(loss, name):
-    assert objective.called(loss) == name
+    assert objective.loss_name(loss) == name

@@ -77,7 +77,9 @@ def run(name: str, strategy: str, workers: str, quick: list[str]) -> None:
     with tempfile.TemporaryDirectory() as place:
         arguments = [*quick, "--strategy", strategy, "--output", place]
         if name in OWN_LOOP:
-            line, environment = mpi.command(mpi.find_mpi(), int(workers), [str(script), *arguments])
+            line, environment = mpi.mpiexec_command(
+                mpi.find_mpi(), int(workers), [str(script), *arguments]
+            )
             subprocess.run(line, env=environment, check=True)
         else:
             count = "1" if strategy == "sequential" else workers

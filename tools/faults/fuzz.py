@@ -153,7 +153,7 @@ def _go_on(folder: Path) -> None:
     from manyhands.worker.checkpoint import format
 
     found = format.check(folder)
-    configure(resume.options(found, folder, {}))
+    configure(resume.resumed_options(found, folder, {}))
     found.part(0)
 
 

@@ -1,4 +1,4 @@
-"""What every all-reduce does with its arrays: check them, flatten them, apply the operation.
+"""What every all-reduce does with its arrays: check, flatten, apply the operation.
 
 The algorithms themselves see only flat, contiguous vectors in C order, because ranks may hold the
 same array in different layouts. Messages are those vectors as bytes, so that every dtype travels,

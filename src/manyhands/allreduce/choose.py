@@ -1,4 +1,4 @@
-"""Which all-reduce is the fastest for this message and this group."""
+"""Chooses the fastest all-reduce for this message and this group."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FEW = 4
 # messages.
 BANDWIDTH_FROM = 32 << 10
 
-# The communicator last used, and what `_known` says of it.
+# The communicator last used, and what `_host_and_threshold` says of it.
 _last: tuple[Any, int, bool] = (None, SMALL, False)
 _CHOSEN = {
     "ring": ring,
@@ -60,8 +60,8 @@ def _shared_from(size: int) -> int:
     return SMALL if size <= FEW else SHARED_FROM * size
 
 
-def _known(comm: Any) -> tuple[Any, int, bool]:
-    """Return it, below how many bytes it is MPI's own for sure, and whether all share a host."""
+def _host_and_threshold(comm: Any) -> tuple[Any, int, bool]:
+    """Return the byte threshold for MPI's own, and whether all share a host."""
     global _last
     group = channel(comm)
     together = 1 < group.size == group.private.per_host
@@ -77,7 +77,7 @@ def auto(send: Array, recv: Array, comm: Any, op: Op = np.add) -> None:
     """
     asked, few, together = _last  # few: never less than SMALL, whose ever it is
     if asked is not comm and send.nbytes >= SMALL:
-        asked, few, together = _known(comm)
+        asked, few, together = _host_and_threshold(comm)
     if send.nbytes < few:
         if (own := native(op, send.dtype)) is not None:
             by_name(send, recv, comm, own)  # at once: it takes less than finding the group

@@ -1,4 +1,4 @@
-"""What each algorithm sends, exactly: pure functions of the array's length and the group's size."""
+"""The exact messages and bytes of each algorithm, by array length and group size."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Cost(NamedTuple):
 def cost(
     algorithm: str, length: int, size: int, *, itemsize: int = 4, group_size: int | None = None
 ) -> Cost:
-    """Return what `algorithm` costs on `length` items of `itemsize` bytes and `size` processes.
+    """Return the cost of `algorithm` on `length` items of `itemsize` bytes and `size` processes.
 
     `group_size` is that of `hierarchical`; None stands for all processes on one host. MPI's own
     all-reduce has no entry, since it keeps its choices to itself.

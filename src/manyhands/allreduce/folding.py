@@ -1,4 +1,4 @@
-"""Make a group of any size one of a power of two: the extra ranks hand their part to a neighbour.
+"""Reduces a group to a power of two: each extra rank hands its part to a neighbour.
 
 Of the first 2 (P - Q) ranks, Q being the largest power of two up to P, each even one sends its
 vector to the odd one after it, sits out, and receives the result at the end.
@@ -22,7 +22,7 @@ def core_size(size: int) -> int:
 
 
 def fold(x: Array, y: Array, group: Channel, op: Op) -> int | None:
-    """Fill `y` with what this rank brings to the core; return its number there, None if outside."""
+    """Fill `y` with this rank's contribution; return its number in the core, None outside."""
     extra = group.size - core_size(group.size)
     if group.rank >= 2 * extra:
         y[...] = x
@@ -37,7 +37,7 @@ def fold(x: Array, y: Array, group: Channel, op: Op) -> int | None:
 
 
 def unfold(y: Array, group: Channel) -> None:
-    """Bring the result to the ranks outside the core."""
+    """Send the result to the ranks outside the core."""
     extra = group.size - core_size(group.size)
     if group.rank >= 2 * extra:
         return

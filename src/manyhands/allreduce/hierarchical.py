@@ -9,7 +9,7 @@ import numpy as np
 from manyhands import validate
 from manyhands.allreduce.buffers import Array, Op, deliver, flatten
 from manyhands.allreduce.neighbours import same_host
-from manyhands.allreduce.private import Channel, Private, channel
+from manyhands.allreduce.private import Channel, PrivateComm, channel
 from manyhands.allreduce.ring import ring_in_place
 from manyhands.allreduce.shared_memory import Rounds, by_blocks
 from manyhands.allreduce.window import Window
@@ -61,9 +61,9 @@ def hierarchical(
 
 
 class Levels:
-    """The groups of a communicator: who shares memory, and who has the same place there."""
+    """The two groups of a rank: its host, and the ranks at its place on other hosts."""
 
-    def __init__(self, whole: Private, group_size: int | None) -> None:
+    def __init__(self, whole: PrivateComm, group_size: int | None) -> None:
         from mpi4py import MPI
 
         comm = whole.comm
@@ -81,8 +81,8 @@ class Levels:
                 "expected a divisor of the ranks per host: leave it out to group by host"
             )
         across = comm.Split(inner.rank if inner.rank < lanes else MPI.UNDEFINED)
-        self.inner = Private(inner)
-        self.across = Private(across) if across != MPI.COMM_NULL else None
+        self.inner = PrivateComm(inner)
+        self.across = PrivateComm(across) if across != MPI.COMM_NULL else None
         # A few of many processes share their cores with all the others.
         for part in filter(None, (self.inner, self.across)):
             part.crowded = whole.crowded

@@ -1,4 +1,4 @@
-"""Who of a communicator is on one's own host, and who shares one's cores."""
+"""Finds the ranks of a communicator on this host, and those that share its cores."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from manyhands.launch.host import host, kernel
+from manyhands.launch.host import hostname, kernel_id
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 
 def same_host(comm: MPI.Comm) -> MPI.Comm:
-    """Return those of `comm` that share this host's memory and its name. Collective.
+    """Return the ranks of `comm` that share this host's memory and name. Collective.
 
     MPI alone would also put simulated hosts together, whose memory could be shared only because
     they are simulated. The caller frees it.
@@ -22,17 +22,17 @@ def same_host(comm: MPI.Comm) -> MPI.Comm:
     from mpi4py import MPI
 
     sharing = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    here = _alike(sharing, host())
+    here = _split_by_name(sharing, hostname())
     sharing.Free()
     return here
 
 
 def same_kernel(comm: MPI.Comm) -> MPI.Comm:
-    """Return those of `comm` that run under this kernel, on its cores. Collective."""
-    return _alike(comm, kernel())
+    """Return the ranks of `comm` that run under this kernel, on its cores. Collective."""
+    return _split_by_name(comm, kernel_id())
 
 
-def _alike(comm: MPI.Comm, name: str) -> MPI.Comm:
+def _split_by_name(comm: MPI.Comm, name: str) -> MPI.Comm:
     """Return those of `comm` that give the same name."""
     mine = np.frombuffer(hashlib.sha256(name.encode()).digest(), np.uint8)
     everyone = np.empty((comm.size, mine.size), np.uint8)

@@ -1,4 +1,4 @@
-"""What the all-reduces keep for each communicator, out of the user's sight.
+"""What the all-reduces keep for each communicator, hidden from the user.
 
 Messages travel on a duplicate of the user's communicator, so that they can never be mistaken for
 the user's own, whatever tags those use. The duplicate, the shared window and the groups within
@@ -24,8 +24,8 @@ _keyval: int | None = None
 _MASK_BITS = 4096  # more cores than a host has
 
 
-class Private:
-    """One communicator's private duplicate and what hangs on it.
+class PrivateComm:
+    """One communicator's private duplicate and what is attached to it.
 
     Attributes:
         comm: The duplicate.
@@ -53,7 +53,7 @@ class Private:
         self._kept: dict[object, Any] = {}
 
     def keep(self, key: object, make: Callable[[], Any]) -> Any:
-        """Return what is kept under `key`, made by all ranks together at the first use."""
+        """Return the object under `key`, made by all ranks together at the first use."""
         if key not in self._kept:
             self._kept[key] = make()
         return self._kept[key]
@@ -70,7 +70,7 @@ class Private:
 
 
 class Channel:
-    """What an algorithm sees of a group: who it is in it, and a way to send, receive and wait."""
+    """An algorithm's view of a group: rank, size, and how to send, receive and wait."""
 
     __slots__ = ("comm", "crowded", "meter", "private", "rank", "size")
 
@@ -96,10 +96,10 @@ def channel(comm: Any) -> Channel:
     """Return the private channel of `comm`, made by all its ranks together at the first use."""
     if isinstance(comm, Metered):
         if comm.channel is None:
-            comm.channel = Channel(_private(comm.comm), comm.meter)
+            comm.channel = Channel(_private_comm(comm.comm), comm.meter)
         found: Channel = comm.channel
         return found
-    return _private(comm).channel
+    return _private_comm(comm).channel
 
 
 def duplicate(comm: MPI.Comm) -> MPI.Comm | None:
@@ -108,7 +108,7 @@ def duplicate(comm: MPI.Comm) -> MPI.Comm | None:
     return found.comm if found else None
 
 
-def _private(comm: Any) -> Private:
+def _private_comm(comm: Any) -> PrivateComm:
     global _keyval
     if hasattr(comm, "private"):  # not MPI's: it brings its own
         return comm.private  # type: ignore[no-any-return]
@@ -118,6 +118,6 @@ def _private(comm: Any) -> Private:
         _keyval = MPI.Comm.Create_keyval(delete_fn=lambda comm, keyval, private: private.free())
     found = comm.Get_attr(_keyval)
     if found is None:
-        found = Private(comm)
+        found = PrivateComm(comm)
         comm.Set_attr(_keyval, found)
     return found  # type: ignore[no-any-return]

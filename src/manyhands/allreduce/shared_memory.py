@@ -12,7 +12,7 @@ from manyhands.allreduce.buffers import MANY, SHORT, Array, Op, combine, cuts, d
 from manyhands.allreduce.private import Channel, channel
 from manyhands.allreduce.window import COPIED, REDUCED, SLOT, Window, slot_bytes
 from manyhands.errors import ConfigError
-from manyhands.launch.resources import shareable
+from manyhands.launch.resources import free_shared_memory
 
 # Up to how many bytes from the others, (P - 1) n, every rank had better reduce everything for
 # itself: one wait instead of two. A wait costs more where processes share cores; two processes have
@@ -52,7 +52,7 @@ def shared_memory(send: Array, recv: Array, comm: Any, op: Op = np.add) -> None:
 
 
 def in_group(send: Array, recv: Array, group: Channel, op: Op) -> None:
-    """Do what `shared_memory` does, for who has the communicator's channel."""
+    """Do what `shared_memory` does, given the communicator's channel."""
     if send.nbytes > SLOT or group.private.per_host < group.size or group.size == 1:
         for _ in _steps(send, recv, group, op):
             pass  # what follows each step waits by itself
@@ -70,7 +70,7 @@ def in_group(send: Array, recv: Array, group: Channel, op: Op) -> None:
 
 
 def reduce_through(send: Array, recv: Array, comm: Any, op: Op, through: Through) -> None:
-    """Do what `shared_memory` does by blocks, but let `through` change what was reduced.
+    """Do what `shared_memory` does by blocks, and let `through` change the reduced pieces.
 
     Every part of the array is one rank's to reduce. There `through(reduced, place)` is called,
     which puts in place of the reduced numbers those that all ranks get in `recv[place]`. Which rank
@@ -82,7 +82,7 @@ def reduce_through(send: Array, recv: Array, comm: Any, op: Op, through: Through
 
 
 def fits_one_round(nbytes: int, size: int, crowded: bool) -> bool:
-    """Say whether `size` processes had better reduce so many bytes each for itself."""
+    """Return whether `size` processes should each reduce so many bytes for themselves."""
     most = ONE_ROUND_WAITING if crowded or size == 2 else ONE_ROUND
     return size > 1 and nbytes * (size - 1) <= most
 
@@ -90,7 +90,7 @@ def fits_one_round(nbytes: int, size: int, crowded: bool) -> bool:
 def shared_memory_steps(
     send: Array, recv: Array, comm: Any, op: Op = np.add
 ) -> Iterator[Callable[[], bool]]:
-    """Do what `shared_memory` does without ever waiting, for who has other things to drive.
+    """Do what `shared_memory` does without waiting, as steps for an engine.
 
     Yields, before each wait, what tells whether the others have come; to be resumed once it does.
     Calls on one communicator must not overlap. Call `prepare` before the first.
@@ -116,7 +116,7 @@ def _window(group: Channel) -> Window:
 
 def _made(group: Channel) -> Window:
     comm: Any = group.private.comm
-    slot = comm.bcast(slot_bytes(group.size, shareable()) if group.rank == 0 else None)
+    slot = comm.bcast(slot_bytes(group.size, free_shared_memory()) if group.rank == 0 else None)
     return Window(comm, group.crowded, group.size, slot)
 
 
@@ -166,7 +166,7 @@ def _whole(window: Window, number: int, x: Array, rows: bool) -> list[Array] | A
 
 
 def by_blocks(rounds: Rounds, through: Through | None = None) -> None:
-    """Run the rounds of `shared_memory`; each reduced piece goes `through` this on its way."""
+    """Run the rounds of `shared_memory`; each reduced piece passes `through`."""
     if rounds.count > 1:
         for _ in block_steps(rounds, through):
             pass  # what follows each step waits by itself
@@ -231,7 +231,7 @@ class Block(NamedTuple):
 
 
 class Rounds:
-    """The three movements of one round of `by_blocks`, for one call.
+    """The three phases of each round of `by_blocks`, for one call.
 
     Attributes:
         count: How many rounds there are.
@@ -254,13 +254,13 @@ class Rounds:
         self.short = lone and few and window.size >= MANY
 
     def begin(self) -> int:
-        """Return the number of the first round; the next call's come after this one's."""
+        """Return the number of the first round; the next call's follow this one's."""
         first = self.window.round
         self.window.round = first + self.count
         return first
 
     def copy_in(self, number: int, turn: int) -> None:
-        """Write what the others shall reduce."""
+        """Write what the others reduce."""
         start, block = self._block(number, turn)
         x, low, high, length = self.x, block.low, block.high, len(block.slot)
         if self.short:

@@ -1,4 +1,4 @@
-"""How to wait for messages, whether or not every process has a core of its own.
+"""Waits for messages, whether or not every process has its own core.
 
 MPI spins while it waits, which is the fastest thing to do on a core of one's own. Where processes
 share cores, a spinning process keeps the one it waits for from running; there we ask, and give

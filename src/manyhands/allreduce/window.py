@@ -23,7 +23,7 @@ import numpy as np
 
 from manyhands.allreduce.buffers import Array
 from manyhands.errors import LaunchError
-from manyhands.launch.resources import shareable, shared_shortage
+from manyhands.launch.resources import free_shared_memory, shared_shortage
 
 LEAST_SLOT = 384 << 10  # bytes of an array that is reduced in one round (`fits_one_round`)
 SLOT = 1 << 20  # bytes of the array in one round: as much as stays in a core's second-level cache
@@ -69,7 +69,7 @@ def piece_bytes(lanes: int, slot: int = SLOT) -> int:
 
 def _expect_room(comm: Any, need: int) -> None:
     """Refuse, on all ranks, a window that would not fit: writing into it would be a bus error."""
-    free = comm.bcast(shareable() if comm.rank == 0 else None)
+    free = comm.bcast(free_shared_memory() if comm.rank == 0 else None)
     if free < need:
         what = f"an all-reduce of {comm.size} processes in shared memory"
         raise LaunchError(shared_shortage(free, need, what, "choose allreduce 'mpi'"))
@@ -138,12 +138,12 @@ class Window:
         return found
 
     def signal(self, flag: int, value: int) -> None:
-        """Let the others see what was written so far, and that this rank has come to `value`."""
+        """Publish what was written so far, and that this rank has reached `value`."""
         self._win.Sync()
         self._mine[flag] = value
 
     def wait(self, flag: int, value: int) -> None:
-        """Return when all others have come to `value`; what they wrote before can then be read."""
+        """Wait until all others have reached `value`; what they wrote before is then readable."""
         for theirs in self._others:
             if theirs[flag] < value:
                 self._linger(theirs, flag, value)
@@ -153,7 +153,7 @@ class Window:
             self._due, self._met = 2 * now - self._met, now
 
     def come(self, flag: int, value: int) -> bool:
-        """Return whether all others have come to `value`, without waiting for it."""
+        """Return whether all others have reached `value`, without waiting."""
         for theirs in self._others:
             if theirs[flag] < value:
                 return False

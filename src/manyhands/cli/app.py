@@ -19,10 +19,10 @@ from manyhands.cli.predict import predict
 from manyhands.config.options import options
 from manyhands.errors import ConfigError, ManyhandsError, WorkerError, nearest
 from manyhands.launch import signals
-from manyhands.launch.environment import among_others, group_rank
+from manyhands.launch.environment import group_rank, in_group
 from manyhands.launch.resources import shortage, temporary_folder
 from manyhands.launch.signals import SignalReceived
-from manyhands.training.output_folder import expect_possible
+from manyhands.training.output_folder import check_writable
 
 app = App(
     name="manyhands",
@@ -84,12 +84,12 @@ def _is_silent() -> bool:
 def _print_result(result: Any) -> None:
     from rich.console import Console
 
-    from manyhands.training.progress import last_loss, said
+    from manyhands.training.progress import format_metric, last_loss
 
     record = result.record
     found, seconds = record["result"], record["seconds"]
     console = Console(highlight=False)
-    judged = [f"test [bold]{said(*each)}[/bold], " for each in found["metrics"].items()]
+    judged = [f"test [bold]{format_metric(*each)}[/bold], " for each in found["metrics"].items()]
     if not judged and found["loss"] is not None:
         judged = [f"test loss [bold]{found['loss']:.4g}[/bold], "]
     training = last_loss(record) if not judged else None
@@ -136,7 +136,7 @@ def allreduce(
     """Time the all-reduces against each other, MPI's and gloo's own; every result is checked."""
     from manyhands.experiments import allreduce_benchmark
 
-    expect_possible(output)
+    check_writable(output)
     records = allreduce_benchmark.measure(workers, sizes, algorithms, mpi=mpi)
     if not _is_silent():
         output.mkdir(parents=True, exist_ok=True)
@@ -165,7 +165,7 @@ def partition(
     """Show who would see which examples, without training."""
     from manyhands.cli import partition as command
 
-    expect_possible(output)
+    check_writable(output)
     found = command.divide(epoch, **given)
     if output is not None:
         command.write(found, output)
@@ -202,7 +202,7 @@ def audit(
     """
     from manyhands.experiments import privacy_audit
 
-    expect_possible(output)
+    check_writable(output)
     found = privacy_audit.audit_all(given, canaries=canaries, kind=kind)
     print(privacy_audit.write_report(found, output))
     if any(one.broken for one in found):
@@ -259,7 +259,7 @@ def privacy(
     from manyhands.cli import privacy as command
     from manyhands.cli.status import Status
 
-    expect_possible(output)
+    check_writable(output)
     with Status("privacy", shown=not _is_silent()) as status:
         found = command.compute_budget(examples, on_stage=status.stage, **given)
     if output is not None:
@@ -289,9 +289,9 @@ def prepare(
     """Prepare large data on Spark: tables become shards that `train --data FOLDER` reads."""
     from manyhands.cli.status import Status
     from manyhands.data import spark
-    from manyhands.data.spark.recipe import read
+    from manyhands.data.spark.recipe import read_recipe
 
-    folder = output or Path(read(recipe).name)
+    folder = output or Path(read_recipe(recipe).name)
     with Status("prepare", shown=not _is_silent()) as status:
         made = spark.prepare(
             recipe, folder, master=master, memory=memory, persist=persist, on_stage=status.stage
@@ -315,14 +315,14 @@ def doctor() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; errors become one message and an exit code, and so do signals."""
-    if among_others():  # they would wait for this process: it ends at once, and they with it
+    if in_group():  # they would wait for this process: it ends at once, and they with it
         before = signals.install(signals.exit_at_once)
         try:
             _run(arguments)
         finally:
             signals.restore(before)
         return
-    with signals.Raising(command=True) as raising:
+    with signals.RaiseOnSignals(command=True) as raising:
         try:
             _run(arguments)
         except BaseException as error:
@@ -349,7 +349,7 @@ def _run(arguments: Sequence[str] | None) -> None:
             print("\n".join(f"[rank {error.rank}] {line}" for line in lines), file=sys.stderr)
         _fail(str(error), error.exit_code, error.teller)
     except (KeyboardInterrupt, SignalReceived) as error:
-        _fail(str(error) or "interrupted", 128 + signals.number(error))
+        _fail(str(error) or "interrupted", 128 + signals.signal_of(error))
     except (OSError, MemoryError) as error:
         text = shortage(error, {"output": Path.cwd(), "TMPDIR": temporary_folder()})
         if text is None:

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 from manyhands.cli.options import make_list_flag, takes_options
 from manyhands.errors import ConfigError
-from manyhands.launch.resources import explained
+from manyhands.launch.resources import explain_shortage
 from manyhands.validate import Range
 
 
@@ -138,7 +138,7 @@ def report(
     from manyhands.report.archive import folder_beside
 
     place = output or folder_beside(folders[0])
-    with explained(output=place):
+    with explain_shortage(output=place):
         path = build(folders, place, pdf=pdf)
     print(f"report: {path}")
 

@@ -85,8 +85,8 @@ def _check_mpi() -> Iterator[Finding]:
         label = f"MPI {mpi.kind}" + (" (the default)" if mpi == chosen else "")
         problem = _try(mpi)
         found = mpi.mpiexec if problem is None else f"two processes failed: {problem}"
-        remedy = "" if problem is None else mpis.repair(mpi.kind)
-        if resources.shareable() < (need := mpi.shared_bytes(2)):
+        remedy = "" if problem is None else mpis.suggest_repair(mpi.kind)
+        if resources.free_shared_memory() < (need := mpi.shared_bytes(2)):
             remedy = f"{_ENLARGE}: it needs {resources.size_text(need)}"
         worst = "broken" if mpi == chosen else "missing"
         yield Finding(label, "ok" if problem is None else worst, found, remedy)
@@ -94,7 +94,7 @@ def _check_mpi() -> Iterator[Finding]:
 
 def _try(mpi: MPILibrary) -> str | None:
     """Start two processes that talk; returns what went wrong."""
-    line, environment = mpis.command(mpi, 2, ["-c", _PROBE])
+    line, environment = mpis.mpiexec_command(mpi, 2, ["-c", _PROBE])
     try:
         done = subprocess.run(
             line, env=environment, capture_output=True, text=True, timeout=60, check=False
@@ -137,7 +137,7 @@ def _check_shared_memory() -> Finding:
     if not path.is_dir():
         return Finding("/dev/shm", "ok", "none on this system; temporary files are used instead")
     need = max(cores() * resources.SHARED_PER_WORKER, _starting_bytes())
-    return _check_room("/dev/shm", resources.shareable(), need, _ENLARGE)
+    return _check_room("/dev/shm", resources.free_shared_memory(), need, _ENLARGE)
 
 
 def _starting_bytes() -> int:

@@ -15,7 +15,7 @@ from manyhands.data import Stored, store
 from manyhands.data.partition import skew
 from manyhands.errors import ConfigError
 from manyhands.launch.machine import write_json
-from manyhands.training.process.data import plan
+from manyhands.training.process.data import make_plan
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -38,7 +38,7 @@ def divide(epoch: int = 1, **given: Any) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="manyhands-") as place:
         data = Stored.open(store(config.data, Path(place) / "data"), train_limit=config.limit)
         train = data.train
-        made = plan(config, examples=len(train), rank=0, labels=train.labels, ids=data.ids)
+        made = make_plan(config, examples=len(train), rank=0, labels=train.labels, ids=data.ids)
         found = made.describe(epoch, classes=data.classes)
         about = {"data": data.name, "train": len(train), "classes": data.classes}
     workers: Any = found["workers"]

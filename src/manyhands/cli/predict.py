@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from manyhands.cli.options import takes_options
 from manyhands.errors import ConfigError
-from manyhands.training.output_folder import expect_possible
+from manyhands.training.output_folder import check_writable
 
 
 @takes_options("predict")
@@ -54,7 +54,7 @@ def predict(
     """Predict time per step, speed-up and the best number of workers, from short measurements."""
     from manyhands.experiments.forecast.predict import report
 
-    expect_possible(output)
+    check_writable(output)
     report(
         output=output,
         json_=json_,

@@ -118,7 +118,9 @@ def _configure_run(given: Mapping[str, Any]) -> tuple[RunConfig, Path]:
         folder = Path(given["resume"]).absolute()
         output_folder.check_resumed(folder)
         now = {name: value for name, value in given.items() if name != "resume"}
-        return configure(resume.options(resume.find(folder, warn), folder, now)), folder
+        return configure(
+            resume.resumed_options(resume.find_checkpoint(folder, warn), folder, now)
+        ), folder
     config = configure(given)
     if config.output is None:
         return config, output_folder.unique_path("slurm")
@@ -224,7 +226,7 @@ class _Cancelling:
 
     def _on_signal(self, signum: int, _: object) -> None:
         if self.asked.is_set() and not self._job:
-            raise signals.error(signum)
+            raise signals.exception_for(signum)
         self._signum = self._signum or signum
         self.asked.set()
         if self._job:

@@ -1,4 +1,4 @@
-"""How workers talk: a small protocol, its implementation over MPI, and a meter of what it costs."""
+"""Communication between workers: a protocol, its implementations, and a meter of its cost."""
 
 from manyhands.comm.communicator import Communicator
 from manyhands.comm.meter import Meter

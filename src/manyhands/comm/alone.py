@@ -1,4 +1,4 @@
-"""The communicator of a group of one: nobody to talk to, and nothing to load."""
+"""The communicator of a single process: it sends nothing and loads nothing."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Alone:
-    """One worker on its own: what a `Communicator` has, without any message."""
+class SingleProcess:
+    """A `Communicator` of one worker."""
 
     def __init__(self) -> None:
         self.name = "alone"
@@ -23,13 +23,13 @@ class Alone:
         self.meter = Meter()
 
     def allreduce(self, vector: Tensor, algorithm: str = "auto") -> None:
-        """Leave `vector` as it is: the sum over one."""
+        """Leave `vector` as it is: the sum over one worker."""
 
     def broadcast(self, vector: Tensor, root: int = 0) -> None:
         """Leave `vector` as it is."""
 
     def exchange(self, vector: Tensor, received: Mapping[int, Tensor]) -> Callable[[], None]:
-        """Exchange with nobody."""
+        """Do nothing."""
         return lambda: None
 
     def sum(self, values: np.ndarray) -> np.ndarray:
@@ -49,14 +49,14 @@ class Alone:
         return [value]
 
     def barrier(self) -> None:
-        """Wait for nobody."""
+        """Do nothing."""
 
     def lost(self, error: BaseException) -> bool:
-        """Say no: there is nobody to lose."""
+        """Return False: there is no other worker."""
         return False
 
     def release(self) -> None:
-        """Let go of nothing."""
+        """Do nothing."""
 
     def abort(self, code: int) -> None:
         """End this process with that exit code."""

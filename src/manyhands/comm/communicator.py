@@ -1,4 +1,4 @@
-"""What a strategy may ask of a group of workers."""
+"""The interface of a group of workers for strategies."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ if TYPE_CHECKING:
 
 
 class Pending(Protocol):
-    """Numbers of the whole group that are still under way."""
+    """A collective result that is still in progress."""
 
-    def poke(self) -> None:
-        """Let them come nearer: MPI does nothing unless it is called."""
+    def progress(self) -> None:
+        """Make progress: MPI does so only when it is called."""
 
     def result(self) -> np.ndarray:
-        """Return them, as soon as everyone has given theirs."""
+        """Return the numbers once all workers have contributed."""
 
 
 @dataclass(frozen=True)
 class Ready:
-    """Numbers that are there already."""
+    """A collective result that is complete."""
 
     values: np.ndarray
 
-    def poke(self) -> None:
+    def progress(self) -> None:
         """Do nothing."""
 
     def result(self) -> np.ndarray:
-        """Return them."""
+        """Return the numbers."""
         return self.values
 
 
@@ -52,7 +52,7 @@ class Communicator(Protocol):
         """Sum `vector` over the group, in place; the same bits on every worker."""
 
     def broadcast(self, vector: Tensor, root: int = 0) -> None:
-        """Give everyone root's `vector`, in place."""
+        """Give all workers root's `vector`, in place."""
 
     def exchange(self, vector: Tensor, received: Mapping[int, Tensor]) -> Callable[[], None]:
         """Begin to send `vector` to the workers in `received` and to receive theirs into it.
@@ -65,22 +65,22 @@ class Communicator(Protocol):
         """Return the sum of a few numbers over the group, off the meter."""
 
     def maximum(self, values: np.ndarray) -> np.ndarray:
-        """Return the elementwise maximum over the group, off the meter."""
+        """Return the element-wise maximum over the group, off the meter."""
 
     def begin_maximum(self, values: np.ndarray) -> Pending:
-        """Begin a `maximum`, where the group can do that and go on meanwhile."""
+        """Begin a `maximum`, in the background where the group can."""
 
     def gather(self, value: Any) -> list[Any]:
-        """Return every worker's `value` (anything JSON can hold) on all of them, by rank."""
+        """Return every worker's JSON-compatible `value` on all of them, by rank."""
 
     def barrier(self) -> None:
-        """Wait for everyone."""
+        """Wait for all workers."""
 
     def lost(self, error: BaseException) -> bool:
-        """Say whether `error` only tells that another worker is gone."""
+        """Return whether `error` only tells that another worker is gone."""
 
     def release(self) -> None:
-        """Let go of what was made for one run; the group itself stays. Collective."""
+        """Free what was made for one run; the group itself stays. Collective."""
 
     def abort(self, code: int) -> None:
-        """End this process with that exit code and with it the group; its output is passed on."""
+        """Flush the output, then end this process and the group with that exit code."""

@@ -1,4 +1,4 @@
-"""A group of processes on one host that share memory: pipes to rank 0, and tensors all can write.
+"""A group of processes that share one host's memory: pipes to rank 0, shared tensors.
 
 The pipes carry what a run needs before and after training; while they train the workers meet in
 shared tensors only. Tensors travel as handles (`torch.multiprocessing`), which leave no name behind
@@ -19,7 +19,7 @@ import torch.multiprocessing  # teaches pipes to carry tensors
 
 from manyhands.comm.communicator import Ready
 from manyhands.comm.meter import Meter
-from manyhands.launch.resources import expect_shared
+from manyhands.launch.resources import check_shared_memory
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class MemoryGroup:
-    """Workers that share one host's memory: what a `Communicator` has, but for all-reduces.
+    """Workers that share one host's memory: a `Communicator` without all-reduces.
 
     Args:
         rank: This worker, from 0.
@@ -46,7 +46,7 @@ class MemoryGroup:
         self._lock = lock.open("rb")
 
     def share(self, tensor: Tensor) -> Tensor:
-        """Return a tensor in memory that all share, with rank 0's values. Collective.
+        """Return a tensor in shared memory with rank 0's values. Collective.
 
         On a GPU rank 0 must live until the others have let it go.
         """
@@ -54,7 +54,7 @@ class MemoryGroup:
         if self.rank == 0:
             if not tensor.is_cuda:
                 what = f"a tensor of {tensor.numel():,} numbers that all workers share"
-                expect_shared(tensor.nbytes, what)
+                check_shared_memory(tensor.nbytes, what)
             shared = tensor.detach().clone().share_memory_()  # type: ignore[no-untyped-call]
             for end in self._ends:
                 end.send(shared)
@@ -65,7 +65,7 @@ class MemoryGroup:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the group's only lock; one who dies lets it go."""
+        """Hold the group's only lock; a process that dies releases it."""
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         try:
             yield
@@ -82,12 +82,12 @@ class MemoryGroup:
 
     def sum(self, values: np.ndarray) -> np.ndarray:
         """Return the sum of a few numbers over the group, off the meter."""
-        result: np.ndarray = self._everyones(values).sum(axis=0)
+        result: np.ndarray = self._gather_arrays(values).sum(axis=0)
         return result
 
     def maximum(self, values: np.ndarray) -> np.ndarray:
         """Return the elementwise maximum over the group, off the meter."""
-        result: np.ndarray = self._everyones(values).max(axis=0)
+        result: np.ndarray = self._gather_arrays(values).max(axis=0)
         return result
 
     def begin_maximum(self, values: np.ndarray) -> Ready:
@@ -102,12 +102,12 @@ class MemoryGroup:
         """Wait for everyone."""
         self._exchange(b"")
 
-    def _everyones(self, values: np.ndarray) -> np.ndarray:
+    def _gather_arrays(self, values: np.ndarray) -> np.ndarray:
         others = self._exchange(values.tobytes())
         return np.stack([np.frombuffer(o, values.dtype).reshape(values.shape) for o in others])
 
     def _exchange(self, mine: bytes) -> list[bytes]:
-        """Return what everyone brought, by rank: rank 0 collects and hands out."""
+        """Return all workers' messages, by rank: rank 0 collects and distributes."""
         if self.rank:
             self._ends[0].send_bytes(mine)
             return [self._ends[0].recv_bytes() for _ in range(self.size)]

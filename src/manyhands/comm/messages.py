@@ -1,4 +1,4 @@
-"""Messages from one process to another that never block, and waiting that gives the core away.
+"""Point-to-point messages that never block, and waiting that yields the core.
 
 MPI's own waiting spins. That is right where every process has a core of its own; a master that
 waits for its workers, or a worker for an answer, would take one from somebody who computes. So we
@@ -33,7 +33,7 @@ _PARCEL, _NOTE = 0, 1  # tags
 
 
 class Parcel:
-    """A message that can be used again: six whole numbers, then a part of the vector.
+    """A reusable message: six whole numbers, then a part of the vector.
 
     It may travel in pieces, from the end of the vector to its beginning: what a backward pass
     knows first goes first, and the header comes with the last.
@@ -96,14 +96,14 @@ class Messages:
         return [self.comm.Irecv(piece, source, tag=_PARCEL) for piece in parcel.pieces]
 
     def wait(self, request: Any) -> None:
-        """Return when it is complete."""
+        """Return when the request is complete."""
         asked = 0
         while not request.Test():
             asked += 1
             self._pause(asked)
 
     def wait_some(self, requests: Sequence[Any]) -> list[int]:
-        """Return the places of the requests that are complete, as soon as there is at least one.
+        """Return the indices of the complete requests, once there is at least one.
 
         MPICH stops looking at the first that it finds; so we look until there are no more.
         """

@@ -1,4 +1,4 @@
-"""Counts what communication costs: calls, bytes, messages and seconds, by operation."""
+"""Meters communication: calls, bytes, messages and seconds, by operation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass
 class Cost:
-    """What one kind of operation has cost this process so far.
+    """The cost of one kind of operation in this process so far.
 
     `bytes` and `messages` count what this process sent; None where the MPI library does it inside.
     """
@@ -32,7 +32,7 @@ class Meter:
 
     @contextmanager
     def off(self) -> Iterator[None]:
-        """Count nothing for a while."""
+        """Count nothing inside."""
         before, self.running = self.running, False
         try:
             yield
@@ -73,9 +73,9 @@ class Meter:
         )
 
     def take(self, costs: Mapping[str, Mapping[str, Any]]) -> None:
-        """Go on from what `as_dict` gave."""
+        """Continue from the result of `as_dict`."""
         self.costs = {name: Cost(**cost) for name, cost in costs.items()}
 
     def as_dict(self) -> dict[str, dict[str, float | int | None]]:
-        """Return the costs as JSON can hold them."""
+        """Return the costs in a JSON-compatible form."""
         return {name: asdict(cost) for name, cost in self.costs.items()}

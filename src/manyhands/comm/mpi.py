@@ -15,14 +15,14 @@ from manyhands.allreduce.private import channel
 from manyhands.allreduce.shared_memory import Through, reduce_through
 from manyhands.comm.communicator import Pending, Ready
 from manyhands.comm.meter import Meter
-from manyhands.launch.environment import pass_on_output
+from manyhands.launch.environment import flush_output
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 class MPICommunicator:
-    """A group of workers that are the processes of an MPI communicator.
+    """A group of workers over an MPI communicator.
 
     Without `windows` its all-reduce of choice is MPI's own, which needs no shared memory.
     """
@@ -50,14 +50,14 @@ class MPICommunicator:
         self._count(algorithm, array.nbytes, time.perf_counter() - begin)
 
     def shares(self, nbytes: int) -> bool:
-        """Say whether `auto` sums so many bytes in memory that the whole group shares."""
+        """Return whether `auto` sums so many bytes in memory that the whole group shares."""
         per_host = channel(self.comm).private.per_host if self.windows else 0
         return self.size == per_host and choose(nbytes, self.size) == "shared-memory"
 
     def allreduce_through(
         self, vector: Tensor, out: Tensor, algorithm: str, through: Through
     ) -> float:
-        """Sum `vector` over the group, whose members share memory, into what `through` makes of it.
+        """Sum `vector` in shared memory, and let `through` transform each reduced piece.
 
         It is called for those parts of the sum that are this worker's to reduce, with the numbers
         and their place in the vector, and puts what all get in that place of `out` in their stead.
@@ -79,7 +79,7 @@ class MPICommunicator:
         return inside
 
     def _count(self, algorithm: str, payload: int, seconds: float) -> None:
-        """Put an all-reduce that is over on the meter."""
+        """Meter a finished all-reduce."""
         counted = self.metered.meter
         inside = counted.collectives > 0  # what MPI's own collective sends, MPI does not tell
         self.meter.add(
@@ -124,7 +124,7 @@ class MPICommunicator:
         return end
 
     def split(self, colour: int) -> MPICommunicator:
-        """Return the group of those who give the same colour; it counts on this group's meter."""
+        """Return the group of the workers with the same colour; it uses this group's meter."""
         part = MPICommunicator(self.comm.Split(colour, self.rank))
         part.meter = self.meter
         self._parts.append(part)
@@ -139,7 +139,7 @@ class MPICommunicator:
         return self._reduced(values, MPI.MAX)
 
     def begin_maximum(self, values: np.ndarray) -> Pending:
-        """Begin a `maximum`; all go on meanwhile."""
+        """Begin a `maximum` in the background."""
         return Ready(values.copy()) if self.size == 1 else _Maximum(self.comm, values)
 
     def _reduced(self, values: np.ndarray, op: MPI.Op) -> np.ndarray:
@@ -164,7 +164,7 @@ class MPICommunicator:
         self.comm.Barrier()
 
     def lost(self, error: BaseException) -> bool:
-        """Say whether `error` only tells that another worker is gone; MPI ends us all instead."""
+        """Return whether `error` only tells that another worker is gone."""
         return False
 
     def release(self) -> None:
@@ -176,12 +176,12 @@ class MPICommunicator:
 
     def abort(self, code: int) -> None:
         """End all processes that MPI started, with that exit code, once our output is passed on."""
-        pass_on_output()
+        flush_output()
         self.comm.Abort(code)
 
 
 class _Maximum:
-    """An elementwise maximum under way."""
+    """An element-wise maximum in progress."""
 
     _open: ClassVar[set[_Maximum]] = set()  # what MPI still reads and writes must stay
 
@@ -191,12 +191,12 @@ class _Maximum:
         self._request = self._group.comm.Iallreduce(self._given, self._found, MPI.MAX)
         self._open.add(self)
 
-    def poke(self) -> None:
-        """Let it come nearer."""
+    def progress(self) -> None:
+        """Make progress."""
         self._request.Test()
 
     def result(self) -> np.ndarray:
-        """Return it, as soon as everyone has given theirs."""
+        """Return the maximum once all workers have contributed."""
         self._group.wait(self._request)
         self._open.discard(self)
         return self._found

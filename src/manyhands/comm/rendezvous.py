@@ -1,4 +1,4 @@
-"""What the processes of a group settle before they work together: who is there, and who failed.
+"""What the processes of a group agree on before they work together.
 
 An error that only some of them meet must end all of them, and be told once.
 """
@@ -16,7 +16,7 @@ from manyhands import errors
 from manyhands._version import __version__
 from manyhands.errors import ConfigError, LaunchError, ManyhandsError
 from manyhands.launch.environment import torch_group
-from manyhands.launch.host import host, kernel
+from manyhands.launch.host import hostname, kernel_id
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -26,26 +26,26 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def surrounding(size: int) -> Communicator:
-    """Return the group of that size that somebody's mpiexec, srun or torchrun started us in.
+def surrounding_group(size: int) -> Communicator:
+    """Return the group of that size that mpiexec, srun or torchrun started this process in.
 
     Raises:
         LaunchError: The processes do not find each other.
     """
     if torch_group():
-        from manyhands.comm.torch import meet
+        from manyhands.comm.torch import make_torch_group
 
-        return meet("gloo")
+        return make_torch_group("gloo")
     from mpi4py import MPI
 
     from manyhands.comm.mpi import MPICommunicator
 
-    expect(MPI.COMM_WORLD, size)
+    check_group(MPI.COMM_WORLD, size)
     return MPICommunicator(MPI.COMM_WORLD)
 
 
-def expect(comm: MPI.Comm, size: int) -> None:
-    """Refuse a group that MPI does not see as the launcher started it.
+def check_group(comm: MPI.Comm, size: int) -> None:
+    """Refuse a group whose size in MPI is not the one that the launcher started.
 
     Raises:
         LaunchError: Where the mpiexec is of one MPI and the library of another, every process
@@ -64,21 +64,21 @@ def expect(comm: MPI.Comm, size: int) -> None:
 
 
 def compare_versions(group: Communicator) -> None:
-    """Refuse a group whose processes are of different versions. Collective.
+    """Refuse a group whose processes run different versions. Collective.
 
     Raises:
         LaunchError: On all of them: which version is on which host.
     """
     python = ".".join(platform.python_version_tuple()[:2])
     # How `gather` works is what all versions must share, so that they can tell each other apart.
-    texts = group.gather(f"manyhands {__version__} and Python {python} on {host()}")
+    texts = group.gather(f"manyhands {__version__} and Python {python} on {hostname()}")
     if len({text.partition(" on ")[0] for text in texts}) > 1:
         found = "; ".join(dict.fromkeys(texts))
         raise LaunchError(f"the hosts differ: {found}; install the same on all of them")
 
 
-def agreed(group: Communicator, action: Callable[[], T]) -> T:
-    """Return what `action` gives here, if it fails nowhere. Collective.
+def agree(group: Communicator, action: Callable[[], T]) -> T:
+    """Return the result of `action` here, if it fails on no process. Collective.
 
     Raises:
         ManyhandsError: On every process, what the first of those raised that failed; its `teller`
@@ -93,51 +93,54 @@ def agreed(group: Communicator, action: Callable[[], T]) -> T:
     for rank, text in enumerate(told):
         if text:
             kind, message = json.loads(text)
-            raise _raised(kind, message, rank)
+            raise _raise_first(kind, message, rank)
     return result  # type: ignore[return-value]
 
 
-def _raised(kind: str, message: str, teller: int) -> ManyhandsError:
+def _raise_first(kind: str, message: str, teller: int) -> ManyhandsError:
     made: ManyhandsError = getattr(errors, kind, LaunchError)(message)
     made.teller = teller
     return made
 
 
-def asked(group: Communicator, question: Callable[[], str], *, leader: int = 0) -> str:
-    """Return what `leader` answers; processes may have different ones. Collective.
+def ask_leader(group: Communicator, question: Callable[[], str], *, leader: int = 0) -> str:
+    """Return the answer of `leader`; processes may have different leaders. Collective.
 
     Raises:
-        ManyhandsError: As `agreed`, on every process, whichever was asked and failed.
+        ManyhandsError: As `agree`, on every process, whichever was asked and failed.
     """
-    answer = agreed(group, lambda: question() if group.rank == leader else "")
+    answer = agree(group, lambda: question() if group.rank == leader else "")
     answers: list[str] = group.gather(answer)
     return answers[leader]
 
 
 def host_leader(group: Communicator) -> int:
-    """Return the first process on this one's host. Collective."""
-    mine = [host(), kernel()]  # two hosts may have one name, or be simulated under one kernel
+    """Return the first rank on this process's host. Collective."""
+    mine = [
+        hostname(),
+        kernel_id(),
+    ]  # two hosts may have one name, or be simulated under one kernel
     return group.gather(mine).index(mine)
 
 
-def expect_shared(group: Communicator, folder: Path) -> None:
-    """Refuse a folder that not every process sees as rank 0 does. Collective.
+def check_shared_folder(group: Communicator, folder: Path) -> None:
+    """Refuse a folder that some process does not see as rank 0 does. Collective.
 
     Raises:
         ConfigError: On every process: checkpoints are written there by all of them.
     """
     mark = folder / f".shared-{group.gather(uuid.uuid4().hex)[0]}"
-    agreed(group, lambda: mark.touch() if group.rank == 0 else None)
+    agree(group, lambda: mark.touch() if group.rank == 0 else None)
 
     def look() -> None:
         if not mark.exists():
             raise ConfigError(
-                f"output is {str(folder)!r}, which {host()} does not see as the first host does; "
-                "with checkpoint_every it must be on a file system that all hosts share"
+                f"output is {str(folder)!r}, which {hostname()} does not see as the first host does"
+                "; with checkpoint_every it must be on a file system that all hosts share"
             )
 
     try:
-        agreed(group, look)
+        agree(group, look)
     finally:
         if group.rank == 0:
             mark.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""A group whose vectors live on GPUs and travel through pinned memory of the host.
+"""A group whose vectors live on GPUs and travel through the host's pinned memory.
 
 So several workers may share one GPU, which NCCL refuses, and any carrier of the host's memory will
 do. Pinned memory is copied to and from the GPU without a detour.
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from manyhands.comm.communicator import Communicator
 
 
-class Staged:
+class StagedComm:
     """The group `inner`, for vectors on a GPU."""
 
     def __init__(self, inner: Communicator) -> None:
@@ -62,7 +62,7 @@ class Staged:
         return end
 
     def _out(self, vector: Tensor) -> Tensor:
-        """Return a copy in pinned memory. It is used again: the GPU's order keeps copies apart."""
+        """Return a copy in reused pinned memory; the GPU's stream keeps copies in order."""
         staged = self._buffer(vector, "out")
         staged.copy_(vector, non_blocking=True)
         _wait(vector)

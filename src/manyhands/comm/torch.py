@@ -17,7 +17,7 @@ from torch import Tensor
 from manyhands.comm.communicator import Ready
 from manyhands.comm.meter import Meter
 from manyhands.errors import ConfigError, LaunchError
-from manyhands.launch.environment import pass_on_output, torch_group
+from manyhands.launch.environment import flush_output, torch_group
 
 # What gloo and NCCL say when another process is gone.
 _GONE = (
@@ -26,7 +26,7 @@ _GONE = (
 )  # fmt: skip
 
 
-def meet(backend: str) -> TorchCommunicator:
+def make_torch_group(backend: str) -> TorchCommunicator:
     """Return the group of all processes over `backend`, made at the first call; collective.
 
     Who has called `init_process_group` already keeps that group; another backend gets one beside.
@@ -48,16 +48,16 @@ def meet(backend: str) -> TorchCommunicator:
                 f"the processes do not find each other at {place} (MASTER_ADDR, MASTER_PORT): "
                 f"{reason}"
             ) from None
-        atexit.register(_leave)
-    return TorchCommunicator(backend, _over(talk), _over(backend))
+        atexit.register(_destroy_group)
+    return TorchCommunicator(backend, _group_over(talk), _group_over(backend))
 
 
 # Groups of everybody, by backend, each with the world that it was made in.
 _beside: dict[str, tuple[Any, dist.ProcessGroup]] = {}
 
 
-def _over(backend: str) -> dist.ProcessGroup | None:
-    """Return the group of everybody over that backend; None is the default one."""
+def _group_over(backend: str) -> dist.ProcessGroup | None:
+    """Return the group of all processes over that backend; None is the default one."""
     if dist.get_backend() == backend:
         return None
     world = dist.group.WORLD
@@ -66,15 +66,15 @@ def _over(backend: str) -> dist.ProcessGroup | None:
     return _beside[backend][1]
 
 
-def _leave() -> None:
-    """End the group's threads; one of gloo's that outlives the interpreter aborts the process."""
+def _destroy_group() -> None:
+    """End the group's threads; a gloo thread that outlives the interpreter aborts the process."""
     _beside.clear()
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 class TorchCommunicator:
-    """A group of workers that are the processes of torch.distributed's world.
+    """A group of workers over torch.distributed's world.
 
     Args:
         backend: What carries vectors.
@@ -115,7 +115,7 @@ class TorchCommunicator:
         read but not written, and `received` neither.
         """
         begin = time.perf_counter()
-        works = self._exchanged(vector, received)
+        works = self._complete_exchange(vector, received)
         begun = time.perf_counter() - begin
 
         def end() -> None:
@@ -133,7 +133,9 @@ class TorchCommunicator:
 
         return end
 
-    def _exchanged(self, vector: Tensor, received: Mapping[int, Tensor]) -> list[dist.Work | None]:
+    def _complete_exchange(
+        self, vector: Tensor, received: Mapping[int, Tensor]
+    ) -> list[dist.Work | None]:
         group = self._vectors
         if not self._batched:
             works = [dist.irecv(theirs, rank, group) for rank, theirs in received.items()]
@@ -152,7 +154,7 @@ class TorchCommunicator:
         return self._reduced(values, dist.ReduceOp.MAX)
 
     def begin_maximum(self, values: np.ndarray) -> Ready:
-        """Return the maximum at once: this group can do nothing meanwhile."""
+        """Return the maximum at once: this group has no background operations."""
         return Ready(self.maximum(values))
 
     def gather(self, value: Any) -> list[Any]:
@@ -173,15 +175,15 @@ class TorchCommunicator:
         dist.barrier(self._talk)
 
     def lost(self, error: BaseException) -> bool:
-        """Say whether `error` only tells that another worker is gone."""
+        """Return whether `error` only tells that another worker is gone."""
         return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _GONE)
 
     def release(self) -> None:
-        """Let go of nothing: groups beside the default one are kept for the next run."""
+        """Keep everything: groups beside the default one serve the next run."""
 
     def abort(self, code: int) -> None:
         """End this process with that exit code; torchrun then ends the others."""
-        pass_on_output()
+        flush_output()
         os._exit(code)
 
     def _reduced(self, values: np.ndarray, op: Any) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Point-to-point messages over torch.distributed, with the names that mpi4py gives them.
+"""Point-to-point messages over torch.distributed, under mpi4py's names.
 
 The hand-written all-reduces take an mpi4py communicator. A group that torchrun started has no MPI;
 there `TorchMessages` stands in for one, for the algorithms that only send and receive.
@@ -18,7 +18,7 @@ from manyhands.allreduce.private import Channel
 
 
 class TorchMessages:
-    """The part of an mpi4py communicator that `naive`, `ring` and their like use, over gloo.
+    """The part of an mpi4py communicator that hand-written all-reduces use, over gloo.
 
     Made by all processes of the default group together. It is also what the all-reduces call a
     private channel: gloo has no other messages that could be mistaken for theirs.

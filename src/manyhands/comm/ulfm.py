@@ -1,4 +1,4 @@
-"""Groups that outlive their members: MPI's user-level failure mitigation (ULFM).
+"""Groups that survive lost members: MPI's user-level failure mitigation (ULFM).
 
 Where MPI runs with it, a process that dies does not end the others: what they do with it fails
 instead. Whoever notices revokes the group, so that everybody's next call fails as well, and all who
@@ -24,7 +24,7 @@ _SWITCH = "OMPI_MCA_mpi_ft_enable"  # what `mpirun --with-ft ulfm` tells its pro
 
 
 def obstacle() -> str:
-    """Return why this process's MPI cannot go on after a death; "" if it can."""
+    """Return why this process's MPI cannot continue after a death; "" if it can."""
     kind = MPI.Get_library_version().replace("\0", "").split("\n")[0].strip()[:30]
     try:
         MPI.COMM_WORLD.Is_revoked()
@@ -35,25 +35,25 @@ def obstacle() -> str:
     return ""
 
 
-def lasting(comm: MPI.Comm) -> MPICommunicator:
+def fault_tolerant_group(comm: MPI.Comm) -> MPICommunicator:
     """Return a group over a duplicate of `comm` that can lose members. Collective."""
     return MPICommunicator(comm.Dup(), windows=False)
 
 
 def is_loss(error: MPI.Exception) -> bool:
-    """Say whether a call failed because somebody is gone, or has told us so."""
+    """Return whether a call failed because a member is gone or the group is revoked."""
     return error.Get_error_class() in _LOST
 
 
 def revoke(group: MPICommunicator) -> None:
-    """Let every call in this group fail from now on, on all processes."""
+    """Make every call in this group fail from now on, on all processes."""
     for comm in filter(None, (group.comm, duplicate(group.comm))):
         if not comm.Is_revoked():
             comm.Revoke()
 
 
-def agreed(group: MPICommunicator, well: bool) -> bool:
-    """Say whether all members are alive and well; all who are left get the same answer.
+def all_alive(group: MPICommunicator, well: bool) -> bool:
+    """Return whether all members are alive and well; all survivors get the same answer.
 
     Also in a group that was revoked. Nobody is left behind by one who believes that all is over.
     """
@@ -65,8 +65,8 @@ def agreed(group: MPICommunicator, well: bool) -> bool:
         raise
 
 
-def shrunk(group: MPICommunicator) -> MPICommunicator:
-    """Return the group of those who are left, in the order of their ranks."""
+def shrink(group: MPICommunicator) -> MPICommunicator:
+    """Return the group of the survivors, in the order of their ranks."""
     left = MPICommunicator(group.comm.Shrink(), windows=False)
     left.meter = group.meter
     return left

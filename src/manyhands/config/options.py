@@ -24,7 +24,7 @@ from manyhands.config.privacy import Privacy
 from manyhands.config.run import RunConfig
 from manyhands.config.strategy_spec import StrategySpec
 from manyhands.errors import ConfigError, nearest
-from manyhands.launch.hosts import named
+from manyhands.launch.hosts import hosts_from_options
 from manyhands.validate import Range, shown
 
 _RUN_ONLY = ("strategy", "optimizer", "privacy")
@@ -201,7 +201,7 @@ def configure(given: Mapping[str, Any]) -> RunConfig:
 def _choose_workers(run: Mapping[str, Any], strategy: Any) -> int:
     """Return how many workers there are where nobody says: all that fit on the hosts, if named."""
     names = ("hosts", "hostfile", "launcher", "interface")
-    places = named(*(run.get(name) for name in names))
+    places = hosts_from_options(*(run.get(name) for name in names))
     facts = strategy.supports
     if places is None or not facts.many or facts.shares_memory:
         return int(facts.workers)

@@ -21,7 +21,7 @@ from manyhands.config.run_options import (
 )
 from manyhands.config.strategy_spec import StrategySpec
 from manyhands.errors import ConfigError
-from manyhands.launch.hosts import Hosts, named
+from manyhands.launch.hosts import Hosts, hosts_from_options
 
 if TYPE_CHECKING:
     from manyhands.config.privacy import Privacy
@@ -78,7 +78,7 @@ class RunConfig(Records, Recovery, Machine, Division, Stopping, Training, Task):
         """The hosts to start the processes on; None means this one alone."""
         if self.strategy.supports.shares_memory:
             return None
-        return named(self.hosts, self.hostfile, self.launcher, self.interface)
+        return hosts_from_options(self.hosts, self.hostfile, self.launcher, self.interface)
 
     @property
     def processes(self) -> int:

@@ -1,4 +1,4 @@
-"""Data: what users give, how it is stored, and which worker sees what when."""
+"""Data: what users pass, how it is stored, and which worker uses which examples when."""
 
 from manyhands.data.datasets import Data, store
 from manyhands.data.plan import Plan, Share

@@ -1,4 +1,4 @@
-"""One array from what a user gives: an array, a tensor, a pandas column or frame, nested lists."""
+"""Converts an array, a tensor, a pandas column or frame, or nested lists into one array."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _KNOWN_FLOATS = ("torch.float16", "torch.float32", "torch.float64")  # NumPy has
 
 
 def is_array(values: Any) -> bool:
-    """Say whether `values` is one array as it stands, sparse ones included."""
+    """Return whether `values` is one array as it stands, sparse ones included."""
     return hasattr(values, "__array__") or hasattr(values, "toarray")
 
 

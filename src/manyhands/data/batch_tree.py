@@ -1,4 +1,4 @@
-"""What a batch may look like: one tensor, a tuple of tensors, or a mapping of them.
+"""The forms of a batch: one tensor, a tuple of tensors, or a mapping of them.
 
 Features and targets each have such a form. A model is called with one tensor as `model(x)`, with a
 tuple as `model(*x)`, with a dictionary or another mapping as `model(**x)`. Data without targets has
@@ -20,7 +20,7 @@ Form: TypeAlias = int | list[str] | None
 _MANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
-def each(function: Callable[[Any], Any], tree: Tree) -> Tree:
+def map_tensors(function: Callable[[Any], Any], tree: Tree) -> Tree:
     """Apply `function` to every tensor; a mapping becomes a dictionary.
 
     >>> each(len, ("a", "bcd")), each(len, {"k": "ab"}), each(len, "a")
@@ -39,7 +39,7 @@ def leaves(tree: Tree) -> list[Any]:
 
 
 def form(tree: Tree) -> Form:
-    """Return what `tree` looks like.
+    """Return the form of `tree`.
 
     >>> form("a"), form(("a", "b")), form({"k": "a"})
     (None, 2, ['k'])
@@ -49,38 +49,38 @@ def form(tree: Tree) -> Form:
     return len(tree) if isinstance(tree, tuple) else None
 
 
-def grown(form: Form, found: Sequence[Any]) -> Tree:
-    """Return these tensors in that form."""
+def unflatten(form: Form, found: Sequence[Any]) -> Tree:
+    """Return these tensors as a tree of that form."""
     if isinstance(form, list):
         return dict(zip(form, found, strict=True))
     return found[0] if form is None else tuple(found)
 
 
-def count(tree: Tree) -> int:
-    """Return how many examples there are."""
+def count_examples(tree: Tree) -> int:
+    """Return the number of examples."""
     return len(leaves(tree)[0])
 
 
-def cut(x: Tree, y: Tree, part: slice) -> tuple[Tree, Tree]:
+def take_examples(x: Tree, y: Tree, part: slice) -> tuple[Tree, Tree]:
     """Return some examples of features and targets."""
-    some = each(lambda leaf: leaf[part], x)
-    return some, some if y is x else each(lambda leaf: leaf[part], y)
+    some = map_tensors(lambda leaf: leaf[part], x)
+    return some, some if y is x else map_tensors(lambda leaf: leaf[part], y)
 
 
-def joined(x: Tree, y: Tree) -> Tree:
-    """Return a batch as the user gave it: features and targets, or features alone."""
+def join_batch(x: Tree, y: Tree) -> Tree:
+    """Return a batch in the user's form: features and targets, or features alone."""
     return x if y is x else (x, y)
 
 
-def call(model: Callable[..., Any], x: Tree) -> Any:
-    """Return what the model makes of the features."""
+def call_model(model: Callable[..., Any], x: Tree) -> Any:
+    """Return the model's output for the features."""
     if isinstance(x, Mapping):
         return model(**x)
     return model(*x) if isinstance(x, tuple) else model(x)
 
 
 def takes_model(function: Callable[..., Any]) -> bool:
-    """Say whether a loss or a metric is a function of (model, batch), not of (output, target).
+    """Return whether a loss or metric is a function of (model, batch), not (output, target).
 
     It is where its first parameter is called `model`, or its second `batch`.
 
@@ -94,8 +94,8 @@ def takes_model(function: Callable[..., Any]) -> bool:
     return names[:1] == ["model"] or names[1:] == ["batch"]
 
 
-def misfit(function: Callable[..., Any], count: int) -> str:
-    """Say which parameters a function has that cannot be called with `count` arguments.
+def signature_mismatch(function: Callable[..., Any], count: int) -> str:
+    """Describe the parameters of a function that `count` arguments cannot call; "" if they can.
 
     Returns:
         "needs (a, b)" or "takes (a)"; an empty text where it can be called so, or does not tell.

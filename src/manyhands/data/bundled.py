@@ -1,4 +1,4 @@
-"""The data sets that come with manyhands: MNIST, unpacked once into a cache, and small blobs."""
+"""The bundled data sets: MNIST, unpacked once into a cache, and small blobs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MNIST_NORMALISE = Normalise(mean=0.1307, std=0.3081)
 
 
 def cache_folder() -> Path:
-    """Return where unpacked data is kept: $MANYHANDS_CACHE, or the user's cache folder."""
+    """Return the folder of unpacked data: $MANYHANDS_CACHE, or the user's cache folder."""
     if own := os.environ.get("MANYHANDS_CACHE"):
         return Path(own)
     if base := os.environ.get("XDG_CACHE_HOME"):
@@ -41,12 +41,12 @@ def cache_folder() -> Path:
 
 
 def mnist() -> Path:
-    """Return the stored folder of MNIST; unpacks it where the cache lacks it or is damaged.
+    """Return the stored folder of MNIST; unpack it if the cache lacks it or is damaged.
 
     Where the cache cannot be written, a private temporary folder takes its place.
     """
     folder = cache_folder() / "mnist"
-    if _intact(folder):
+    if _is_intact(folder):
         return folder
     arrays = {key: _unpack(name) for key, name in MNIST.items()}
     for key in ("train_x", "test_x"):
@@ -65,7 +65,7 @@ def _write(folder: Path, arrays: dict[str, np.ndarray]) -> Path:
     )
 
 
-def _intact(folder: Path) -> bool:
+def _is_intact(folder: Path) -> bool:
     try:
         about, _ = stored.check(folder)
     except (DataError, OSError):

@@ -1,4 +1,4 @@
-"""Checks of what users give as data; the first row that is wrong is named."""
+"""Checks what users pass as data; errors name the first wrong row."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from manyhands.errors import ConfigError, DataError
 ROWS_AT_ONCE = 4096
 
 
-def counted(x: Tree, y: Tree) -> tuple[Tree, Tree]:
-    """Return features and targets; truth values as the only target are two classes."""
+def as_classes(x: Tree, y: Tree) -> tuple[Tree, Tree]:
+    """Return features and targets; booleans as the only target become two classes."""
     single = y is not x and batch_tree.form(y) is None
     return x, y.astype(np.int64) if single and y.dtype.kind == "b" else y
 
 
 def classes(parts: Mapping[str, tuple[Tree, Tree]], given: int | None, where: str) -> int | None:
-    """Return how many classes there are: as given, or the largest label + 1; None for numbers."""
+    """Return the number of classes: as given, or the largest label + 1; None for numbers."""
     x, y = parts["train"]
-    if batch_tree.count(x) == 0:
+    if batch_tree.count_examples(x) == 0:
         raise DataError(f"{where}: the training set is empty")
-    if any(batch_tree.count(x) == 0 for x, _ in parts.values()):
+    if any(batch_tree.count_examples(x) == 0 for x, _ in parts.values()):
         raise DataError(f"{where}: the test set is empty; give None for no test set")
     single = y is not x and batch_tree.form(y) is None
     if given is None and single and y.dtype.kind == "b":
@@ -53,7 +53,7 @@ def _count_classes(labels: Mapping[str, np.ndarray], where: str) -> int:
     count = sum(y.size for y in labels.values())
     # Above that number a table of all classes might not fit into memory.
     within = classes <= count + 1
-    present = _present(labels, classes) if within else _distinct(labels.values())
+    present = _count_present(labels, classes) if within else _count_distinct(labels.values())
     if classes == 1 or (within and 2 * present >= classes):
         return classes
     row = int((labels[part].reshape(len(labels[part]), -1) == classes - 1).any(axis=1).argmax())
@@ -65,13 +65,13 @@ def _count_classes(labels: Mapping[str, np.ndarray], where: str) -> int:
     )
 
 
-def _distinct(labels: Iterable[np.ndarray]) -> int:
-    """Return how many different labels there are."""
+def _count_distinct(labels: Iterable[np.ndarray]) -> int:
+    """Return the number of different labels."""
     return len(np.unique(np.concatenate([np.unique(y) for y in labels])))
 
 
-def _present(labels: Mapping[str, np.ndarray], classes: int) -> int:
-    """Return how many of the classes have an example."""
+def _count_present(labels: Mapping[str, np.ndarray], classes: int) -> int:
+    """Return the number of classes with an example."""
     seen = np.zeros(classes, dtype=bool)
     for y in labels.values():
         for begin in range(0, len(y), ROWS_AT_ONCE):
@@ -80,16 +80,16 @@ def _present(labels: Mapping[str, np.ndarray], classes: int) -> int:
     return int(seen.sum())
 
 
-def ready(
+def check_and_convert(
     x: Tree, y: Tree, train: tuple[Tree, Tree], classes: int | None, where: str
 ) -> tuple[Tree, Tree]:
-    """Return features and targets as they are stored, all checked."""
+    """Return features and targets in their stored types, all checked."""
     for values, like in zip(batch_tree.leaves(x), batch_tree.leaves(train[0]), strict=True):
         _check_features(values, like.shape[1:], where)
     if y is x:
         return x, x
     if batch_tree.form(y) is not None:
-        return x, batch_tree.each(lambda values: _number(values, where), y)
+        return x, batch_tree.map_tensors(lambda values: _number(values, where), y)
     return x, _targets(y, classes, where)
 
 
@@ -114,7 +114,7 @@ def _check_finite(values: np.ndarray, where: str, what: str) -> None:
 
 
 def _refuse_texts(y: np.ndarray, where: str) -> None:
-    """Refuse labels that are texts, and say how they become numbers."""
+    """Refuse text labels, and say how to turn them into numbers."""
     first = y.flat[:1].tolist()
     if y.dtype.kind in "USO" and any(isinstance(value, str | bytes) for value in first):
         raise DataError(
@@ -125,7 +125,7 @@ def _refuse_texts(y: np.ndarray, where: str) -> None:
 
 
 def _number(y: np.ndarray, where: str) -> np.ndarray:
-    """Return one of several targets as it is stored: int64, floats or truth values."""
+    """Return one of several targets in its stored type: int64, floats or booleans."""
     _refuse_texts(y, where)
     if y.dtype.kind not in "uifb":
         raise DataError(f"{where}: targets are {y.dtype}; expected floats or whole numbers")
@@ -134,7 +134,7 @@ def _number(y: np.ndarray, where: str) -> np.ndarray:
 
 
 def _targets(y: np.ndarray, classes: int | None, where: str) -> np.ndarray:
-    """Return the only targets as they are stored: int64 labels, or floats."""
+    """Return the only targets in their stored type: int64 labels, or floats."""
     _refuse_texts(y, where)
     if classes is None:
         if y.dtype.kind != "f":

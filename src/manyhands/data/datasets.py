@@ -1,4 +1,4 @@
-"""What users may give as data, checked, and turned into the stored form."""
+"""Checks what users pass as data, and converts it into the stored form."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Data:
         self.arrays: dict[str, np.ndarray] = {}
         _check_pair(train, test, self.name)
         trees = {
-            part: sources.tree(source, f"{self.name}: {part}")
+            part: sources.to_tree(source, f"{self.name}: {part}")
             for part, source in (("train", train), ("test", test))
             if source is not None
         }
@@ -104,14 +104,14 @@ class Data:
         for part, halves in trees.items():
             sources.same_form(sources.form(*halves), self.form, f"{self.name}: {part}")
         self.classes = checking.classes(trees, classes, self.name)
-        trees = {part: checking.counted(*halves) for part, halves in trees.items()}
+        trees = {part: checking.as_classes(*halves) for part, halves in trees.items()}
         for part, (x, y) in trees.items():
             where = f"{self.name}: {part}"
-            x, y = checking.ready(x, y, trees["train"], self.classes, where)
+            x, y = checking.check_and_convert(x, y, trees["train"], self.classes, where)
             self.arrays |= stored.flat(part, x, y)
         x = trees["train"][0]
         if ids is not None:
-            self.arrays["train_ids"] = checking.ids(ids, batch_tree.count(x), self.name)
+            self.arrays["train_ids"] = checking.ids(ids, batch_tree.count_examples(x), self.name)
         self.normalise = checking.normalise(normalise, x)
 
     def __repr__(self) -> str:
@@ -132,7 +132,7 @@ class Data:
         test = (arrays.get(names[2]), arrays.get(names[3]))
         about = {"name": path.stem, "ids": arrays.get(names[4]), **options}
         if CLASSES in arrays:
-            about.setdefault("classes", _declared(arrays[CLASSES], path))
+            about.setdefault("classes", _declared_classes(arrays[CLASSES], path))
         try:
             return cls(
                 (arrays[names[0]], arrays[names[1]]),
@@ -143,7 +143,7 @@ class Data:
             raise DataError(f"{path}: {str(error).removeprefix(about['name'] + ': ')}") from None
 
     def store(self, folder: str | os.PathLike[str]) -> Path:
-        """Write the stored form, which workers map."""
+        """Write the stored form, which workers memory-map."""
         return stored.write(
             folder,
             self.arrays,
@@ -155,7 +155,7 @@ class Data:
 
 
 def _npz_names(path: Path) -> tuple[tuple[str, ...], int]:
-    """Return the names that a file's arrays have, and how many bytes they take."""
+    """Return the names of a file's arrays, and their size in bytes."""
     found = npy.sizes(path)
     for names in KEYS:
         if names[0] in found and names[1] in found:
@@ -166,7 +166,7 @@ def _npz_names(path: Path) -> tuple[tuple[str, ...], int]:
     )
 
 
-def _declared(classes: np.ndarray, path: Path) -> int:
+def _declared_classes(classes: np.ndarray, path: Path) -> int:
     """Return the number of classes that a file states."""
     if classes.size != 1 or classes.dtype.kind not in "ui":
         raise DataError(
@@ -177,7 +177,7 @@ def _declared(classes: np.ndarray, path: Path) -> int:
 
 
 def _check_pair(train: Source, test: Source | None, where: str) -> None:
-    """Refuse features and targets given side by side, as other libraries take them."""
+    """Refuse features and targets as two arguments, the convention of other libraries."""
     one, other = (tuple(getattr(part, "shape", ())) for part in (train, test))
     if one and other and one[0] == other[0] and len(one) > 1 == len(other):
         raise DataError(
@@ -187,7 +187,7 @@ def _check_pair(train: Source, test: Source | None, where: str) -> None:
 
 
 def store(spec: object, folder: str | os.PathLike[str], *, stream: bool = False) -> Path:
-    """Turn what a user gave as data into a stored folder, and return that folder.
+    """Convert what a user passed as data into a stored folder, and return that folder.
 
     Args:
         spec: "mnist" (kept in a cache, nothing is written to `folder`), "blobs", the path of an
@@ -216,15 +216,15 @@ def store(spec: object, folder: str | os.PathLike[str], *, stream: bool = False)
         stored.check(Path(spec))
         return Path(spec)
     if isinstance(spec, str) and spec.endswith(".npz"):
-        room.expect_disk(_npz_names(Path(spec))[1], Path(folder), f"a copy of {spec}")
+        room.check_disk(_npz_names(Path(spec))[1], Path(folder), f"a copy of {spec}")
     return load(spec).store(folder)
 
 
 def load(spec: object) -> Data:
-    """Return the `Data` that a specification other than "mnist" or a stored folder stands for."""
+    """Return the `Data` of a specification other than "mnist" or a stored folder."""
     if isinstance(spec, Data):
         return spec
-    if isinstance(spec, list) and sources.may_be_sets(spec) and sources.look_alike(*spec):
+    if isinstance(spec, list) and sources.may_be_sets(spec) and sources.may_be_examples(*spec):
         raise DataError(
             "data is a list of two, which may be two examples or the training and the test set; "
             f"give Data(train=…, test=…) ({sources.RULE})"

@@ -27,7 +27,7 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """One Parquet file: its name, and what it must be to be taken for itself."""
+    """One Parquet file: its name, rows, size and hash."""
 
     file: str
     rows: int
@@ -37,7 +37,7 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What `manifest.json` says.
+    """The content of `manifest.json`.
 
     Attributes:
         name: The data set's name.
@@ -70,7 +70,7 @@ class Manifest:
         return hashlib.sha256(json.dumps(said).encode()).hexdigest()
 
     def rows(self, side: str) -> int:
-        """Return how many examples a side has."""
+        """Return the number of examples of a side."""
         return sum(part.rows for part in self.parts.get(side, []))
 
     def every_part(self) -> Iterator[tuple[str, Part]]:
@@ -80,7 +80,7 @@ class Manifest:
                 yield side, part
 
     def write(self, folder: Path) -> None:
-        """Commit the parts of a folder, whole or not at all."""
+        """Write the manifest atomically, which makes the parts of a folder valid."""
         text = json.dumps({**asdict(self), "sha256": self.sha256}, indent=1)
         (folder / f".{MANIFEST}").write_text(text + "\n", encoding="utf-8")
         (folder / f".{MANIFEST}").replace(folder / MANIFEST)
@@ -138,7 +138,7 @@ def file_hash(path: Path) -> str:
 
 
 def verify(folder: Path, manifest: Manifest) -> None:
-    """Refuse parts that are missing, or are not what the manifest says.
+    """Refuse parts that are missing or do not match the manifest.
 
     Raises:
         DataError: With the first such part.

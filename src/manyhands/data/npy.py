@@ -1,4 +1,4 @@
-"""`.npy` and `.npz` files from anywhere: sizes are checked first, and no pickle is ever run."""
+"""Reads untrusted `.npy` and `.npz` files: checks sizes first, never unpickles."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _DAMAGED = (
 
 
 class Header(NamedTuple):
-    """What an `.npy` file says of itself; `bytes` is the size the whole file must have."""
+    """The header of an `.npy` file; `bytes` is the size that the whole file must have."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -86,28 +86,28 @@ def read_npz(path: Path, names: Collection[str] | None = None) -> dict[str, np.n
         DataError: If it is missing or damaged, if an array is pickled or larger than the file can
             hold, or if there is no memory for them.
     """
-    with _opened(path) as archive:
+    with _open_archive(path) as archive:
         chosen = _members(archive, names)
-        _expect_room(chosen.values(), path)
+        _check_memory(chosen.values(), path)
         try:
             return {name: _member(archive, entry, path) for name, entry in chosen.items()}
         except MemoryError:
-            total = room.size(sum(entry.file_size for entry in chosen.values()))
+            total = room.format_bytes(sum(entry.file_size for entry in chosen.values()))
             raise DataError(f"{path} takes {total} of memory, more than can be had") from None
 
 
 def sizes(path: Path) -> dict[str, int]:
-    """Return the bytes of each array of an `.npz` file, as the file itself declares them.
+    """Return the size of each array of an `.npz` file, as the file declares it.
 
     Raises:
         DataError: If it is missing or damaged.
     """
-    with _opened(path) as archive:
+    with _open_archive(path) as archive:
         return {name: entry.file_size for name, entry in _members(archive).items()}
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
+def _open_archive(path: Path) -> Iterator[zipfile.ZipFile]:
     try:
         with zipfile.ZipFile(path) as archive:
             yield archive
@@ -127,8 +127,8 @@ def _members(
     return {name: entry for name, entry in found.items() if names is None or name in names}
 
 
-def _expect_room(entries: Collection[zipfile.ZipInfo], path: Path) -> None:
-    """Refuse arrays that do not fit into memory, or that a few bytes stand for.
+def _check_memory(entries: Collection[zipfile.ZipInfo], path: Path) -> None:
+    """Refuse arrays that do not fit into memory, or that are suspiciously well compressed.
 
     What deflate shrinks by more than a thousand is one value all over: an archive made to fill a
     machine. Real data, even a one-hot table, stays below.
@@ -137,10 +137,11 @@ def _expect_room(entries: Collection[zipfile.ZipInfo], path: Path) -> None:
     packed = sum(entry.compress_size for entry in entries)
     if total > _LARGE and total > _CONSTANT * packed:
         raise DataError(
-            f"{path} expands from {room.size(packed)} to {room.size(total)}, as only arrays of one "
-            "value do, and is not read; if that is meant, write it uncompressed, with np.savez"
+            f"{path} expands from {room.format_bytes(packed)} to {room.format_bytes(total)}, as "
+            "only arrays of one value do, and is not read; if that is meant, write it "
+            "uncompressed, with np.savez"
         )
-    room.expect_memory(total, str(path))
+    room.check_memory(total, str(path))
 
 
 def _member(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path) -> np.ndarray:

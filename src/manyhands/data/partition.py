@@ -1,4 +1,4 @@
-"""Who owns which examples: the ways of partitioning one data set over the workers.
+"""Partitions one data set over the workers.
 
 Each way is a pure function of the seed, so every worker computes all of it and no index travels.
 
@@ -27,7 +27,7 @@ from manyhands.errors import ConfigError
 
 
 def check_shares(shares: Sequence[float], size: int) -> None:
-    """Refuse shares that do not say for each of `size` workers what part of the whole it takes."""
+    """Refuse shares that do not give each of `size` workers its part of the whole."""
     if len(shares) != size:
         raise ConfigError(
             f"shares has {len(shares)} numbers; expected one for each of {size} workers"
@@ -67,10 +67,10 @@ def shards(
     ids: Sequence[object] | np.ndarray | None = None,
     shares: Sequence[float] | None = None,
 ) -> list[np.ndarray]:
-    """Return each worker's fixed shard: together exactly 0 … examples-1, none twice."""
+    """Return each worker's fixed shard: together exactly 0 … examples-1, each once."""
     kind = partition.kind
     if kind == "by-id":
-        return _by_owner(_hashed(range(examples) if ids is None else ids, size, seed), size)
+        return _by_owner(_hash_owners(range(examples) if ids is None else ids, size, seed), size)
     order = permutation(examples, seed, "shards")
     if kind == "random-partition":
         return _cut(order, apportion(examples, size, shares))
@@ -84,7 +84,7 @@ def shards(
     assert kind == "dirichlet"
     owner = np.empty(examples, dtype=np.int64)
     for label, members in enumerate(np.split(by_class, _changes(labels[by_class]))):
-        owner[members] = _urn(len(members), size, partition.alpha, seed, label)
+        owner[members] = _polya_urn(len(members), size, partition.alpha, seed, label)
     return _by_owner(owner, size)
 
 
@@ -100,7 +100,7 @@ def _changes(ordered: np.ndarray) -> np.ndarray:
     return np.flatnonzero(np.diff(ordered)) + 1
 
 
-def _urn(count: int, size: int, alpha: float, seed: int, label: int) -> np.ndarray:
+def _polya_urn(count: int, size: int, alpha: float, seed: int, label: int) -> np.ndarray:
     """Assign `count` examples of one class to workers in Dirichlet(α) proportions; (count,).
 
     Blackwell and MacQueen (1973): the i-th example goes to a worker of its own draw with
@@ -117,7 +117,7 @@ def _urn(count: int, size: int, alpha: float, seed: int, label: int) -> np.ndarr
     return draws(count, size, seed, "urn worker", label)[follows]
 
 
-def _hashed(ids: Sequence[object] | np.ndarray, size: int, seed: int) -> np.ndarray:
+def _hash_owners(ids: Sequence[object] | np.ndarray, size: int, seed: int) -> np.ndarray:
     key = hashlib.blake2b(str(seed).encode(), digest_size=32).digest()
     owners = (
         hashlib.blake2b(
@@ -130,7 +130,7 @@ def _hashed(ids: Sequence[object] | np.ndarray, size: int, seed: int) -> np.ndar
 
 
 def skew(classes: Sequence[Sequence[int] | None]) -> list[float | None]:
-    """Return how far each worker's mix of classes is from the mix of all: 0 the same, 1 apart.
+    """Return the distance of each worker's class mix from the overall mix: 0 same, 1 disjoint.
 
     This is the total variation distance, ½ Σ_c |p_k(c) − p(c)|; None where there are no classes.
 

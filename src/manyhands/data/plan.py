@@ -1,4 +1,4 @@
-"""Which examples come next, for one worker.
+"""Plans which examples each step of one worker uses.
 
 The global plan is a pure function of (seed, epoch): every worker computes its own part of it, so
 that no index ever travels and any machine gives the same run.
@@ -27,7 +27,7 @@ FEWEST = 2  # of one example alone, BatchNorm would have no statistics
 
 
 class Share(NamedTuple):
-    """One worker's part of one update.
+    """One worker's share of one update.
 
     Attributes:
         indices: Into the training set; shape (count,) int64. Empty where there is nothing left for
@@ -40,22 +40,22 @@ class Share(NamedTuple):
 
     @property
     def examples(self) -> int:
-        """How many examples of this worker stand behind the update."""
+        """The number of this worker's examples in the update."""
         return len(self.indices)
 
 
 class ShareSource(Protocol):
-    """Shares that a worker has beside its own part of the data."""
+    """Shares that a worker has in addition to its own part of the data."""
 
     def shares(self, epoch: int) -> Iterator[Share]:
         """Yield the shares of one epoch."""
 
     def steps(self, epoch: int) -> int:
-        """Return how many there are."""
+        """Return the number of shares."""
 
 
 class Cuts(NamedTuple):
-    """Where one worker's steps lie in its order of an epoch; each of shape (steps,)."""
+    """The bounds of one worker's steps in its order of an epoch; each of shape (steps,)."""
 
     start: np.ndarray
     stop: np.ndarray
@@ -64,7 +64,7 @@ class Cuts(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """Which examples come next, for one worker.
+    """The order in which one worker uses its examples.
 
     An epoch has ceil(examples / batch_size) updates, the last batch smaller and kept. Making a plan
     is cheap: shards and orders are computed when they are first asked for.
@@ -144,20 +144,20 @@ class Plan:
 
     @cached_property
     def parsed(self) -> Partition:
-        """The partition's name, taken apart."""
+        """The parsed name of the partition."""
         return parse_partition(self.partition)
 
     @property
     def updates(self) -> int:
-        """Global batches in an epoch."""
+        """The number of global batches in an epoch."""
         return -(-self.examples // self.batch_size)
 
     def steps(self, epoch: int) -> int:
-        """Return how many steps this worker takes in an epoch."""
+        """Return the number of steps of this worker in an epoch."""
         return len(self._cuts.start) + sum(estate.steps(epoch) for estate in self.estates)
 
-    def most(self) -> int:
-        """Return how many examples this worker's largest step has; at least one."""
+    def largest_step(self) -> int:
+        """Return the number of examples of this worker's largest step; at least one."""
         return max((len(share.indices) for share in self.epoch(1)), default=0) or 1
 
     def epoch(self, epoch: int, start: int = 0, shares: Shares | None = None) -> Iterator[Share]:
@@ -169,7 +169,7 @@ class Plan:
         return self._taken(self.rank, epoch, start, shares)
 
     def _taken(self, rank: int, epoch: int, start: int, shares: Shares | None) -> Iterator[Share]:
-        """Yield what a worker takes: its own shares, and its parts of the dead workers'."""
+        """Yield a worker's shares: its own, and its parts of dead workers' shares."""
         own = self._shares(rank, epoch, start, shares)
         if self.alive is None:
             yield from own
@@ -198,7 +198,7 @@ class Plan:
     def describe(
         self, epoch: int, shares: Shares | None = None, *, classes: int | None = None
     ) -> dict[str, object]:
-        """Return who sees what in an epoch, as the record's `partition` states it.
+        """Return which worker uses what in an epoch, in the format of the record's `partition`.
 
         `seen` counts the examples that any worker saw, `twice` those seen more than once; `classes`
         is None where the targets are numbers, else a count for each of the data's `classes`, also
@@ -235,7 +235,7 @@ class Plan:
     def _steps(
         self, rank: int, start: int, shares: Shares | None
     ) -> Iterator[tuple[int, int, int]]:
-        """Yield where a worker's steps begin and end in its order, and their totals."""
+        """Yield the bounds of a worker's steps in its order, and their totals."""
         if shares is None:
             yield from zip(*(c[start:].tolist() for c in self._cuts_of(rank)), strict=True)
             return

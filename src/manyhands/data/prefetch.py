@@ -1,4 +1,4 @@
-"""Batches of several steps gathered at once, where they are small."""
+"""Gathers small batches of several steps at once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOST = 16  # shares that are: more would save little
 
 
 class Indexed(Protocol):
-    """One worker's part of one update."""
+    """A share with the indices of its examples."""
 
     @property
     def indices(self) -> np.ndarray:
@@ -31,14 +31,14 @@ Share = TypeVar("Share", bound=Indexed)
 
 
 class Source(Protocol):
-    """What has the examples: a `Split`, or what stands before one."""
+    """A source of examples: a `Split`, or a wrapper of one."""
 
     def batch(self, indices: np.ndarray) -> tuple[Tree, Tree]:
         """Return the examples at `indices` (int64), ready for the model."""
 
 
-class Ahead(Generic[Share]):
-    """The shares of an epoch, one after the other, and the examples of the one that came last.
+class Prefetcher(Generic[Share]):
+    """Iterates over the shares of an epoch, and gathers their examples ahead.
 
     To gather a few examples takes as long as to gather some dozens. So as many shares are looked at
     together as have TOGETHER numbers between them, and gathered when the first one's are asked for.
@@ -64,13 +64,13 @@ class Ahead(Generic[Share]):
                 yield share
 
     def _more(self, first: Share) -> int:
-        """Return how many shares are gathered with this one, as if they were all of its size."""
+        """Return how many shares to gather with this one, all assumed to be of its size."""
         if self._width is None:
             return 0
         return min(MOST, max(1, TOGETHER // max(1, self._width * len(first.indices)))) - 1
 
     def batch(self) -> tuple[Tree, Tree]:
-        """Return the examples of the share that came last, ready for the model.
+        """Return the examples of the latest share, ready for the model.
 
         They are a copy, as aligned in memory as if they had been gathered alone, and the model's
         own to change: its bits are the same whichever share was the first.
@@ -80,8 +80,8 @@ class Ahead(Generic[Share]):
         if self._found is None:
             self._found = self._source.batch(np.concatenate([s.indices for s in self._some]))
         x, y = self._found
-        own = batch_tree.each(self._copied, x)
-        return own, own if y is x else batch_tree.each(self._copied, y)
+        own = batch_tree.map_tensors(self._copied, x)
+        return own, own if y is x else batch_tree.map_tensors(self._copied, y)
 
     def _copied(self, leaf: Tensor) -> Tensor:
         return leaf[self._part].clone()

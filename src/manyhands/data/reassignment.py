@@ -1,4 +1,4 @@
-"""What a worker that died has left to do, and who of the others does it.
+"""Reassigns the remaining examples of a dead worker to the survivors.
 
 For workers that do not step together. Where they do, every update is shared out anew instead
 (`Plan.alive`).
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Estate:
-    """One survivor's part of what a dead worker has left: every `count`-th batch.
+class Inheritance:
+    """One survivor's part of a dead worker's remaining batches: every `count`-th.
 
     Guarantees: over all survivors, every batch that the dead worker had not done is done once; what
     it had inherited itself is passed on.
@@ -37,7 +37,7 @@ class Estate:
     since: int
 
     def shares(self, epoch: int) -> Iterator[Share]:
-        """Yield what this survivor does of it in one of its own epochs."""
+        """Yield the inherited shares of one of the survivor's own epochs."""
         if epoch < self.since:
             return
         first = 1 if epoch == self.since else epoch
@@ -48,7 +48,7 @@ class Estate:
                 yield share
 
     def steps(self, epoch: int) -> int:
-        """Return how many batches these are."""
+        """Return the number of inherited batches."""
         return sum(1 for _ in self.shares(epoch))
 
 
@@ -62,10 +62,10 @@ def examples(plan: Plan, done: int) -> int:
     return count
 
 
-def settled(
+def reassign(
     plans: Mapping[int, Plan], pushes: Mapping[int, int], epochs: Mapping[int, int]
 ) -> dict[int, Plan]:
-    """Return the survivors' plans, with what the dead have left.
+    """Return the survivors' plans, with the remaining examples of the dead workers.
 
     Args:
         plans: Everybody's plan before, by number.
@@ -75,7 +75,7 @@ def settled(
     left = {}
     for place, number in enumerate(sorted(epochs)):
         parts = tuple(
-            Estate(plans[dead], done, place, len(epochs), epochs[number])
+            Inheritance(plans[dead], done, place, len(epochs), epochs[number])
             for dead, done in sorted(pushes.items())
         )
         left[number] = replace(plans[number], estates=(*plans[number].estates, *parts))

@@ -1,4 +1,4 @@
-"""How much memory and disk is left, so that data that does not fit is refused before it is read."""
+"""Measures free memory and disk space, to refuse data that does not fit before it is read."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _VERSIONS = (
 )
 
 
-def expect_memory(needed: int, what: str) -> None:
-    """Refuse to read `what` where it takes more memory than is available.
+def check_memory(needed: int, what: str) -> None:
+    """Refuse to read `what` if it needs more memory than is available.
 
     Raises:
         DataError: With both numbers.
@@ -27,13 +27,14 @@ def expect_memory(needed: int, what: str) -> None:
     free = free_memory()
     if free is not None and needed > free:
         raise DataError(
-            f"{what} takes {size(needed)} of memory, but {size(free)} is available; use a larger "
-            "machine or fewer examples, or stream shards (`manyhands prepare`, --stream)"
+            f"{what} takes {format_bytes(needed)} of memory, but {format_bytes(free)} is "
+            "available; use a larger machine or fewer examples, or stream shards (`manyhands "
+            "prepare`, --stream)"
         )
 
 
-def expect_disk(needed: int, folder: Path, what: str) -> None:
-    """Refuse to copy `what` into a folder that has no room for it.
+def check_disk(needed: int, folder: Path, what: str) -> None:
+    """Refuse to copy `what` into a folder without enough disk space.
 
     Raises:
         DataError: With both numbers and the folder.
@@ -42,18 +43,18 @@ def expect_disk(needed: int, folder: Path, what: str) -> None:
     free = shutil.disk_usage(there).free
     if needed > free:
         raise DataError(
-            f"{what} takes {size(needed)} in {there}, which has {size(free)} free; make room, or "
-            "set TMPDIR to a larger disk"
+            f"{what} takes {format_bytes(needed)} in {there}, which has "
+            f"{format_bytes(free)} free; make room, or set TMPDIR to a larger disk"
         )
 
 
 def free_memory() -> int | None:
-    """Return the bytes that this process can still take; None where the system does not say."""
-    return min([*_of_system(), *_of_groups()], default=None)
+    """Return the bytes that this process can still allocate; None if unknown."""
+    return min([*_system_memory(), *_cgroup_memory()], default=None)
 
 
 def whole_memory() -> int | None:
-    """Return all memory and swap space that processes here can ever have; None if not known."""
+    """Return all memory and swap space that processes here can have; None if unknown."""
     known: dict[str, int] = {}
     with suppress(OSError, ValueError, IndexError):
         for line in (_PROC / "meminfo").read_text().splitlines():
@@ -65,7 +66,7 @@ def whole_memory() -> int | None:
     )
 
 
-def size(count: int) -> str:
+def format_bytes(count: int) -> str:
     """Return a number of bytes for people.
 
     >>> size(512), size(5_800_000), size(5_900_000_000)
@@ -77,22 +78,22 @@ def size(count: int) -> str:
     )
 
 
-def _of_system() -> Iterator[int]:
+def _system_memory() -> Iterator[int]:
     with suppress(OSError, ValueError, IndexError):
         for line in (_PROC / "meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 yield int(line.split()[1]) * 1024
 
 
-def _of_groups() -> Iterator[int]:
-    """Yield what is left in each control group that this process is in, such as a container's."""
+def _cgroup_memory() -> Iterator[int]:
+    """Yield the free memory of each control group of this process, such as a container's."""
     for used, limit in _limits():
         with suppress(OSError, ValueError):
             yield limit - int(used.read_text()) + _cached(used.parent)
 
 
 def _limits() -> Iterator[tuple[Path, int]]:
-    """Yield each control group's limit, and the file that says how much of it is used."""
+    """Yield each control group's limit, and the file with its usage."""
     lines: list[str] = []
     with suppress(OSError):
         lines = (_PROC / "self" / "cgroup").read_text().splitlines()

@@ -1,4 +1,4 @@
-"""Reads shards: one row group at a time, checked, as arrays; or all of them into the stored form.
+"""Reads shards, one checked row group at a time or all of them into the stored form.
 
 Parquet is compressed and columnar: to draw single rows at random, as training does, it is decoded
 once, row group by row group, into files that the workers map. What does not fit on the disk so is
@@ -45,11 +45,11 @@ class Rows(NamedTuple):
 
 
 def are_shards(folder: Path) -> bool:
-    """Say whether a folder holds shards, whole or not."""
+    """Return whether a folder holds shards, complete or not."""
     return (folder / MANIFEST).is_file() or next(folder.glob("train-*.parquet"), None) is not None
 
 
-def _parquet() -> Any:
+def _import_parquet() -> Any:
     try:
         import pyarrow.parquet
     except ModuleNotFoundError:
@@ -61,7 +61,7 @@ def _parquet() -> Any:
 
 
 class Reader:
-    """Decodes row groups of one set of shards; opened files are kept open."""
+    """Decodes row groups of one set of shards; keeps files open."""
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder = folder
@@ -139,7 +139,7 @@ class Reader:
         """Open a part, and refuse one with other columns."""
         import pyarrow
 
-        path, parquet = self._path(file), _parquet()
+        path, parquet = self._path(file), _import_parquet()
         try:
             opened = parquet.ParquetFile(path, memory_map=True)
         except FileNotFoundError:
@@ -203,16 +203,16 @@ def _values(column: Any) -> np.ndarray:
     return pieces[0] if len(pieces) == 1 else np.concatenate([np.empty(0, dtype), *pieces])
 
 
-def opened(folder: Path) -> Reader:
-    """Return a reader of a folder of shards whose parts are all what its manifest says."""
+def open_shards(folder: Path) -> Reader:
+    """Return a reader of a folder of shards, all parts verified against the manifest."""
     manifest = Manifest.read(folder)
-    _parquet()
+    _import_parquet()
     verify(folder, manifest)
     return Reader(folder, manifest)
 
 
 def row_groups(folder: Path, side: str = "train") -> np.ndarray:
-    """Return how many rows each row group of a side has; (groups,) int64."""
+    """Return the number of rows of each row group of a side; (groups,) int64."""
     groups = Reader(folder, Manifest.read(folder)).groups(side)
     return np.array([group.rows for group in groups], dtype=np.int64)
 
@@ -224,7 +224,7 @@ def store(source: Path, folder: Path) -> Path:
         ConfigError: If the disk has not the room for it.
         DataError: If the shards are not whole, or hold what cannot be trained on.
     """
-    reader = opened(source)
+    reader = open_shards(source)
     manifest = reader.manifest
     folder.parent.mkdir(parents=True, exist_ok=True)
     needed = sum(manifest.rows(side) for side in SIDES) * (4 * len(manifest.features) + 16)
@@ -244,7 +244,7 @@ def store(source: Path, folder: Path) -> Path:
 
 
 def about_shards(manifest: Manifest, streamed: Path | None = None) -> About:
-    """Return what `data.json` says of shards, decoded or to be streamed from where they are."""
+    """Return the `data.json` of shards, decoded or streamed."""
     return About(
         name=manifest.name,
         train=manifest.rows("train"),

@@ -1,4 +1,4 @@
-"""Randomness that is the same on every machine and with every version of NumPy.
+"""Random numbers that are the same on every machine and with every version of NumPy.
 
 NumPy guarantees the raw stream of a bit generator, but not what `Generator.permutation` and its
 siblings make of it: those may change with any release. So everything random about the data is made

@@ -1,4 +1,4 @@
-"""What users give, as arrays: features and targets, each one array or several in a form.
+"""Converts what users pass into arrays: features and targets, each one array or several.
 
 A tuple holds parts and a list holds examples: `(x, y)` is a set, and so is `[(x0, y0), (x1, y1)]`,
 example by example, as a torch Dataset yields it. This holds inside x and y, too. In an example a
@@ -20,8 +20,8 @@ from manyhands.errors import DataError
 RULE = "a list holds examples, a tuple holds parts"
 
 
-def tree(source: Any, where: str) -> tuple[Tree, Tree]:
-    """Return features and targets as arrays of the same length; the same tree without targets.
+def to_tree(source: Any, where: str) -> tuple[Tree, Tree]:
+    """Return features and targets as arrays of the same length.
 
     Args:
         source: (x, y), one array, a mapping, a tuple of three arrays or more, a list of examples,
@@ -32,7 +32,7 @@ def tree(source: Any, where: str) -> tuple[Tree, Tree]:
     if isinstance(source, list):
         x, y = _examples(source, where)
     elif isinstance(source, tuple | Mapping) or is_array(source):
-        x, y = _halves(source, where)
+        x, y = _split_pair(source, where)
         _check_indexes(x, y, where)
         x, y = (_columns(x, f"{where}: x"), None if y is None else _columns(y, f"{where}: y"))
     elif _is_dataset(source):
@@ -45,11 +45,11 @@ def tree(source: Any, where: str) -> tuple[Tree, Tree]:
         )
     _check_lengths(x, y, where)
     # The same array may be given for both; being the same object means that there are no targets.
-    return x, x if y is None else batch_tree.each(lambda column: column[:], y)
+    return x, x if y is None else batch_tree.map_tensors(lambda column: column[:], y)
 
 
 def may_be_sets(items: Sequence[Any]) -> bool:
-    """Say whether a list of two may be two sets, or features and targets, instead of two examples.
+    """Return whether a list of two may be two sets or a pair, instead of two examples.
 
     >>> may_be_sets([(np.ones((4, 2)), np.ones(4)), (np.ones((3, 2)), np.ones(3))])
     True
@@ -59,8 +59,8 @@ def may_be_sets(items: Sequence[Any]) -> bool:
     return len(items) == 2 and all(map(_may_be_set, items))
 
 
-def look_alike(one: Any, other: Any) -> bool:
-    """Say whether two items may be examples of one set: their arrays have the same shapes."""
+def may_be_examples(one: Any, other: Any) -> bool:
+    """Return whether two items may be examples of one set: their arrays have equal shapes."""
     if _is_dataset(one) or _is_dataset(other):
         return False
     return batch_tree.form(one) == batch_tree.form(other) and _shapes(one) == _shapes(other)
@@ -95,8 +95,8 @@ def _has_parts(item: Any) -> bool:
     return isinstance(item, tuple | Mapping)
 
 
-def _halves(item: Any, where: str) -> tuple[Any, Any | None]:
-    """Take a set, or one item of it, apart: features, and targets if there are any."""
+def _split_pair(item: Any, where: str) -> tuple[Any, Any | None]:
+    """Split a set, or one item of it, into features and targets, if there are any."""
     if not isinstance(item, tuple | list):
         return item, None
     if not item or any(half is None for half in item):
@@ -122,7 +122,7 @@ def _columns(half: Any, where: str) -> Tree:
                 f"{name} has parts of its own; expected one array for each part, with a row for "
                 f"each example ({RULE})"
             )
-    return batch_tree.grown(batch_tree.form(half), found)
+    return batch_tree.unflatten(batch_tree.form(half), found)
 
 
 def _examples(items: list[Any], where: str) -> tuple[Tree, Tree | None]:
@@ -147,14 +147,14 @@ def _examples(items: list[Any], where: str) -> tuple[Tree, Tree | None]:
 
 
 def _is_numbers(values: Any) -> bool:
-    """Say whether this is a number or nested lists, by its first element, not arrays in a list."""
+    """Return whether this is a number or nested lists of numbers, by its first element."""
     if isinstance(values, list):
         return _is_numbers(values[0]) if values else True
     return isinstance(values, int | float | np.generic)
 
 
 def _check_lengths(x: Tree, y: Tree | None, where: str) -> None:
-    """Refuse arrays of which one has more rows than another."""
+    """Refuse arrays of different lengths."""
     named = [*_named("x", x), *([] if y is None else _named("y", y))]
     if not batch_tree.leaves(x):
         raise DataError(f"{where}: there are no features")
@@ -187,7 +187,7 @@ def _leaves(name: str, half: Any) -> list[tuple[str, Any]]:
 
 
 def _has_index(values: Any) -> bool:
-    """Say whether these are a column or a frame of pandas."""
+    """Return whether these are a pandas column or frame."""
     return hasattr(values, "iloc") and hasattr(values, "index")
 
 
@@ -196,21 +196,21 @@ def _named(name: str, tree: Tree) -> list[tuple[str, np.ndarray]]:
 
 
 def _names(name: str, tree: Any) -> list[str]:
-    """Return what errors call the arrays of a tree."""
+    """Return the names of a tree's arrays for error messages."""
     if isinstance(tree, Mapping):
         return [f"{name}[{key!r}]" for key in tree]
     return [f"{name}[{i}]" for i in range(len(tree))] if isinstance(tree, tuple) else [name]
 
 
 def form(x: Tree, y: Tree) -> dict[str, Any]:
-    """Return what features and targets look like, as `data.json` says it."""
+    """Return the form of features and targets, for `data.json`."""
     labelled = y is not x
     targets = batch_tree.form(y) if labelled else None
     return {"features": batch_tree.form(x), "targets": targets, "labelled": labelled}
 
 
 def same_form(found: dict[str, Any], expected: dict[str, Any], where: str) -> None:
-    """Refuse a test set that does not look like the training set."""
+    """Refuse a test set of another form than the training set."""
     if found != expected:
         raise DataError(
             f"{where} and the training set have different forms: {where} is {_described(found)}, "
@@ -220,7 +220,7 @@ def same_form(found: dict[str, Any], expected: dict[str, Any], where: str) -> No
 
 
 def _described(given: dict[str, Any]) -> str:
-    """Return the form of a set as a user would write it.
+    """Return the form of a set in the user's notation.
 
     >>> _described({"features": None, "targets": ["a", "b"], "labelled": True})
     "(array, {'a': array, 'b': array})"
@@ -255,7 +255,7 @@ def _stacked(dataset: Any, where: str, *, halved: bool) -> tuple[Tree, Tree | No
     columns: list[np.ndarray] = []
     for row in range(len(dataset)):
         name = f"{where}: item {row}"
-        x, y = _halves(dataset[row], name) if halved else (dataset[row], None)
+        x, y = _split_pair(dataset[row], name) if halved else (dataset[row], None)
         x, y = _parts(x, name), None if y is None else _parts(y, name)
         found = (batch_tree.form(x), None if y is None else [batch_tree.form(y)])
         values = [
@@ -266,10 +266,10 @@ def _stacked(dataset: Any, where: str, *, halved: bool) -> tuple[Tree, Tree | No
             columns = [np.empty((len(dataset), *value.shape), value.dtype) for value in values]
         if found != like:
             raise DataError(f"{where}: item {row} does not look like item 0")
-        _put(row, values, columns, where)
+        _put_example(row, values, columns, where)
     features = len(batch_tree.leaves(x))
-    grown = batch_tree.grown(like[0], columns[:features])
-    return grown, None if y is None else batch_tree.grown(like[1][0], columns[features:])
+    grown = batch_tree.unflatten(like[0], columns[:features])
+    return grown, None if y is None else batch_tree.unflatten(like[1][0], columns[features:])
 
 
 def _parts(half: Any, where: str) -> Any:
@@ -288,8 +288,10 @@ def _parts(half: Any, where: str) -> Any:
     return tuple(half)
 
 
-def _put(row: int, values: Sequence[np.ndarray], columns: list[np.ndarray], where: str) -> None:
-    """Put an example's arrays into the columns, which become wider if they must."""
+def _put_example(
+    row: int, values: Sequence[np.ndarray], columns: list[np.ndarray], where: str
+) -> None:
+    """Put an example's arrays into the columns; widen these if needed."""
     for place, (column, value) in enumerate(zip(columns, values, strict=True)):
         if value.shape != column.shape[1:]:
             raise DataError(

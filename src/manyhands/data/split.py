@@ -1,4 +1,4 @@
-"""Examples and their targets, as batches that are ready for the model."""
+"""Examples and their targets, as batches ready for the model."""
 
 from __future__ import annotations
 
@@ -63,19 +63,25 @@ class Split:
             tensor = torch.from_numpy(array).to(kept)
             return Column(tensor, self.dtype, self.device, **about)
 
-        self._features = batch_tree.each(partial(column, normalise=normalise, bytes_=True), x)
-        self._targets = self._features if y is x else batch_tree.each(column, y)
-        self.x = batch_tree.each(lambda column: column.stored, self._features)
-        self.y = self.x if y is x else batch_tree.each(lambda column: column.stored, self._targets)
+        self._features = batch_tree.map_tensors(
+            partial(column, normalise=normalise, bytes_=True), x
+        )
+        self._targets = self._features if y is x else batch_tree.map_tensors(column, y)
+        self.x = batch_tree.map_tensors(lambda column: column.stored, self._features)
+        self.y = (
+            self.x
+            if y is x
+            else batch_tree.map_tensors(lambda column: column.stored, self._targets)
+        )
         self.rows = None if rows is None else torch.from_numpy(rows).to(kept)
         self.classes = classes
 
     def __len__(self) -> int:
-        return batch_tree.count(self.x) if self.rows is None else len(self.rows)
+        return batch_tree.count_examples(self.x) if self.rows is None else len(self.rows)
 
     @property
     def width(self) -> int:
-        """The numbers of one example, its targets included."""
+        """The number of values of one example, its targets included."""
         leaves = batch_tree.leaves(self.x) + ([] if self.y is self.x else batch_tree.leaves(self.y))
         return sum(math.prod(leaf.shape[1:]) for leaf in leaves)
 
@@ -116,12 +122,14 @@ class Split:
         return column.ready(column.stored[part])
 
     def _each(self, take: Callable[[Column], Tensor]) -> tuple[Tree, Tree]:
-        x = batch_tree.each(take, self._features)
-        return x, x if self._targets is self._features else batch_tree.each(take, self._targets)
+        x = batch_tree.map_tensors(take, self._features)
+        return x, x if self._targets is self._features else batch_tree.map_tensors(
+            take, self._targets
+        )
 
 
 class Column:
-    """One array of a split, and what makes its rows ready for a model on a device."""
+    """One array of a split, and its conversion for a model on a device."""
 
     def __init__(
         self,
@@ -146,7 +154,7 @@ class Column:
         return self.ready(found)
 
     def ready(self, values: Tensor) -> Tensor:
-        """Return stored values as the model gets them."""
+        """Return stored values in the form that the model takes."""
         values = values.to(self.device, non_blocking=True)
         if self._affine is not None:
             scale, shift = self._affine
@@ -156,7 +164,7 @@ class Column:
     def _scale_and_shift(
         self, unit: float, normalise: Normalise | None
     ) -> tuple[float | Tensor, float | Tensor] | None:
-        """Return what (x/unit - mean) / std multiplies x by and adds to it; None if nothing."""
+        """Return factor and offset of (x/unit - mean) / std; None if it changes nothing."""
         import torch
 
         if normalise is None:
@@ -172,8 +180,8 @@ class Column:
         return pair[0], pair[1]
 
 
-def kept_aside(part: float, whole: int) -> int:
-    """Return how many of `whole` examples a part for validation has.
+def validation_size(part: float, whole: int) -> int:
+    """Return the number of examples of a validation part of `whole`.
 
     Raises:
         ConfigError: If one of the two parts would be empty.

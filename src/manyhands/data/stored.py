@@ -1,4 +1,4 @@
-"""The form in which data reaches the workers: a folder of `.npy` files that they memory-map.
+"""The stored form of data: a folder of `.npy` files that workers memory-map.
 
     FOLDER/train_x.npy, train_y.npy[, test_x.npy, test_y.npy]
     FOLDER/train_ids.npy    the records' ids, where there are any
@@ -34,9 +34,9 @@ from manyhands import validate
 from manyhands.data import batch_tree, npy
 from manyhands.data.batch_tree import Form, Tree
 from manyhands.data.shuffle import permutation
-from manyhands.data.split import Normalise, Split, kept_aside
+from manyhands.data.split import Normalise, Split, validation_size
 from manyhands.errors import ConfigError, DataError
-from manyhands.launch.resources import expect_space, explained
+from manyhands.launch.resources import check_disk_space, explain_shortage
 
 if TYPE_CHECKING:
     import torch
@@ -47,7 +47,7 @@ IDS = "train_ids"
 
 @dataclass(frozen=True, kw_only=True)
 class About:
-    """What `data.json` says."""
+    """The content of `data.json`."""
 
     name: str
     train: int
@@ -63,7 +63,7 @@ class About:
     streamed: str | None = None
 
     def keys(self, part: str) -> tuple[list[str], list[str]]:
-        """Return the names of the arrays with a part's features, and with its targets if any."""
+        """Return the names of the arrays of a part's features, and of its targets if any."""
         targets = _keys(f"{part}_y", self.targets) if self.labelled else []
         return _keys(f"{part}_x", self.features), targets
 
@@ -77,8 +77,8 @@ class About:
     def tree(self, part: str, arrays: Mapping[str, np.ndarray]) -> tuple[Tree, Tree]:
         """Return a part's features and targets in their form."""
         of_x, of_y = ([arrays[key] for key in half] for half in self.keys(part))
-        x = batch_tree.grown(self.features, of_x)
-        return x, batch_tree.grown(self.targets, of_y) if self.labelled else x
+        x = batch_tree.unflatten(self.features, of_x)
+        return x, batch_tree.unflatten(self.targets, of_y) if self.labelled else x
 
     @classmethod
     def read(cls, folder: Path) -> About:
@@ -93,7 +93,7 @@ class About:
 
     @classmethod
     def parse(cls, text: str) -> About:
-        """Return what the text of a `data.json` says."""
+        """Parse the text of a `data.json`."""
         fields = json.loads(text)
         normalise, learned = fields.pop("normalise"), fields.pop("learned", None)
         return cls(
@@ -111,7 +111,7 @@ def _keys(name: str, form: Form) -> list[str]:
 
 
 def flat(part: str, x: Tree, y: Tree) -> dict[str, np.ndarray]:
-    """Return the arrays of a part by the names they are stored under."""
+    """Return the arrays of a part by their stored names."""
     named = dict(zip(_keys(f"{part}_x", batch_tree.form(x)), batch_tree.leaves(x), strict=True))
     if y is not x:
         named |= dict(
@@ -121,7 +121,7 @@ def flat(part: str, x: Tree, y: Tree) -> dict[str, np.ndarray]:
 
 
 class Stored:
-    """A stored data set, opened: nothing is copied, every process of a host shares the pages.
+    """An opened data set: nothing is copied, all processes of a host share the pages.
 
     Attributes:
         about: What `data.json` says, after any limit and without what is kept aside.
@@ -144,20 +144,20 @@ class Stored:
         return sum(array.nbytes for array in self._arrays.values())
 
     def move(self, device: torch.device, *, resident: bool) -> None:
-        """Let batches be made on `device`, from a copy there (`resident`) or sent as stored.
+        """Make batches on `device`, from a copy there (`resident`) or sent as stored.
 
         Before the first look at any split.
         """
         self._device, self._resident = device, resident
 
-    def keep_aside(self, part: float, seed: int) -> None:
-        """Keep a part of the training set aside for validation, drawn by `seed`; no copy is made.
+    def hold_out(self, part: float, seed: int) -> None:
+        """Hold out a part of the training set for validation, drawn by `seed`, without a copy.
 
         Raises:
             ConfigError: If one of the two parts would be empty.
         """
         whole = self.about.train
-        count = kept_aside(part, whole)
+        count = validation_size(part, whole)
         order = permutation(whole, seed, "validation")
         self._rows = {"validation": np.sort(order[:count]), "train": np.sort(order[count:])}
         digest = hashlib.sha256(f"{self.sha256} without {part} {seed}".encode()).hexdigest()
@@ -195,12 +195,12 @@ class Stored:
 
     @property
     def classes(self) -> int | None:
-        """How many classes there are; None where the targets are numbers."""
+        """The number of classes; None where the targets are numbers."""
         return self.about.classes
 
     @property
     def sha256(self) -> str:
-        """The hash of all arrays; another one where a limit leaves only a part."""
+        """The hash of all arrays; another one under a limit."""
         return self.about.sha256
 
     @property
@@ -210,14 +210,14 @@ class Stored:
 
     @property
     def outputs(self) -> int:
-        """How many numbers a model has to give: the classes, or a target's length."""
+        """The number of outputs a model needs: the classes, or a target's length."""
         target = self.train.y
         flat = not isinstance(target, tuple | dict) and target.dim() == 2
         return self.classes or (int(target.shape[1]) if flat else 1)
 
     @property
     def ids(self) -> np.ndarray | None:
-        """The training records' ids, (n,); None where a record is known by its row alone."""
+        """The training records' ids, (n,); None if rows are their own records."""
         ids = self._arrays.get(IDS)
         return ids if ids is None or "train" not in self._rows else ids[self._rows["train"]]
 
@@ -233,11 +233,11 @@ class Stored:
 
     @cached_property
     def validation(self) -> Split | None:
-        """The part of the training set that is kept aside, if there is one."""
+        """The validation part of the training set, if there is one."""
         return self._split("validation") if self._rows else None
 
     def zeros(self, count: int) -> tuple[Tree, Tree]:
-        """Return a batch of so many examples of zeros, of the data's form; no example is read."""
+        """Return a batch of zeros in the data's form; no example is read."""
         arrays = {
             key: np.zeros((count, *self._arrays[key].shape[1:]), self._arrays[key].dtype)
             for half in self.about.keys("train")
@@ -248,13 +248,13 @@ class Stored:
         like = Split(x, y, classes=about.classes, normalise=about.normalise, dtype=self._dtype)
         return like.batch(np.arange(count))
 
-    def given_row(self, part: str, row: int) -> int:
-        """Return the row that the user gave an example in, where a limit has left only some."""
+    def original_row(self, part: str, row: int) -> int:
+        """Return an example's row in the user's data, where a limit has left only some."""
         limited = part == "train" and IDS in self._arrays and not self.about.ids
         return int(self._arrays[IDS][row]) if limited else row
 
     def record(self) -> dict[str, object]:
-        """Return what a run's record says about its data."""
+        """Return the data's entry in a run's record."""
         about = asdict(self.about)
         return {key: about[key] for key in ("name", "train", "test", "classes", "sha256")}
 
@@ -304,7 +304,7 @@ def write(
     labelled: bool = True,
     replace: bool = False,
 ) -> Path:
-    """Write a stored folder, all or nothing; several processes may do so at the same time.
+    """Write a stored folder atomically; several processes may do so at the same time.
 
     What lies there already is kept if it is the same data and repaired if it is damaged; other data
     is overwritten only with `replace`.
@@ -328,8 +328,8 @@ def write(
     )
     need = sum(array.nbytes for array in arrays.values())
     instead = "another folder (TMPDIR is the one for temporary files)"
-    expect_space(folder.parent, need, f"the data {name!r}", instead)
-    with explained(TMPDIR=folder.parent):
+    check_disk_space(folder.parent, need, f"the data {name!r}", instead)
+    with explain_shortage(TMPDIR=folder.parent):
         _write(folder, arrays, about, replace)
     return folder
 
@@ -341,12 +341,12 @@ def _write(folder: Path, arrays: Mapping[str, np.ndarray], about: About, replace
         for key, array in arrays.items():
             np.save(part / f"{key}.npy", np.ascontiguousarray(array), allow_pickle=False)
         (part / "data.json").write_text(json.dumps(asdict(about), indent=2) + "\n")
-        _install(part, folder, about, replace)
+        _move_into_place(part, folder, about, replace)
     finally:
         shutil.rmtree(part, ignore_errors=True)
 
 
-def _install(part: Path, folder: Path, about: About, replace: bool) -> None:
+def _move_into_place(part: Path, folder: Path, about: About, replace: bool) -> None:
     try:
         part.rename(folder)
         return

@@ -1,4 +1,4 @@
-"""Shards larger than memory: every worker reads its own row groups, mixed in a bounded buffer.
+"""Streams shards larger than memory: each worker mixes its row groups in a bounded buffer.
 
     deal the row groups to the workers, once, by the seed
     for each epoch:
@@ -30,7 +30,7 @@ import numpy as np
 
 from manyhands.data.manifest import MANIFEST, Manifest
 from manyhands.data.plan import Share
-from manyhands.data.shards import Group, Reader, about_shards, opened
+from manyhands.data.shards import Group, Reader, about_shards, open_shards
 from manyhands.data.shuffle import permutation
 from manyhands.data.split import Split
 from manyhands.data.stored import About, Stored
@@ -50,7 +50,7 @@ _AWAY = np.iinfo(np.int64).min // 2  # no row is as far as that
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class StreamPlan:
-    """Which examples come next for one worker that streams; used as `manyhands.data.plan.Plan` is.
+    """The order of examples of one worker that streams; same interface as `Plan`.
 
     Args:
         lengths: Rows of each row group of the training set; (groups,) int64.
@@ -96,18 +96,18 @@ class StreamPlan:
 
     @cached_property
     def dealt(self) -> list[np.ndarray]:
-        """The row groups of each worker, dealt like cards."""
+        """The row groups of each worker, in turn."""
         order = permutation(len(self.lengths), self.seed, "row groups")
         return [order[rank :: self.size] for rank in range(self.size)]
 
     @cached_property
     def rows(self) -> np.ndarray:
-        """The rows of each worker; (size,)."""
+        """The number of rows of each worker; (size,)."""
         return np.array([self.lengths[groups].sum() for groups in self.dealt])
 
     @cached_property
     def _cuts(self) -> tuple[np.ndarray, np.ndarray]:
-        """Where this worker's steps end in its order of an epoch, and their totals."""
+        """The ends of this worker's steps in its order of an epoch, and their totals."""
         own = int(self.rows[self.rank])
         if self.whole_batches:
             ends = np.minimum(np.arange(1, -(-own // self.batch_size) + 1) * self.batch_size, own)
@@ -117,7 +117,7 @@ class StreamPlan:
         return np.cumsum(counts[:, self.rank]), counts.sum(axis=1)
 
     def steps(self, epoch: int) -> int:
-        """Return how many steps this worker takes in an epoch."""
+        """Return the number of steps of this worker in an epoch."""
         return len(self._cuts[0])
 
     def windows(self, epoch: int) -> list[np.ndarray]:
@@ -165,7 +165,7 @@ class StreamPlan:
     def describe(
         self, epoch: int, shares: object = None, *, classes: int | None = None
     ) -> dict[str, object]:
-        """Return who sees what in an epoch, and how it is mixed, as the record states it."""
+        """Return which worker uses what in an epoch, and how it is mixed, for the record."""
         workers = [
             {"rank": rank, "examples": int(rows), "unique": int(rows), "classes": None}
             for rank, rows in enumerate(self.rows)
@@ -182,7 +182,7 @@ class StreamPlan:
 
 
 def _targets(rows: int, manifest: Manifest) -> Tensor:
-    """Return room for the targets of so many rows."""
+    """Return an empty array for the targets of so many rows."""
     import torch
 
     if manifest.classes is None:
@@ -191,7 +191,7 @@ def _targets(rows: int, manifest: Manifest) -> Tensor:
 
 
 class Buffer:
-    """Two windows in memory: the one that batches are drawn from, and the next, being decoded.
+    """Two windows in memory: one to draw batches from, and the next, being decoded.
 
     Where a batch is from two windows, both are full until it is over.
     """
@@ -212,7 +212,7 @@ class Buffer:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="shards")
 
     def feed(self, due: Windows, ahead: Windows) -> None:
-        """Bring the windows that are due into memory, and begin with the next one."""
+        """Load the due windows into memory, and start on the next one."""
         wanted = {**due, **ahead}
         for key, groups in wanted.items():
             if key not in self._held:
@@ -232,7 +232,7 @@ class Buffer:
             self._shift[groups] = self._places(half, groups) - self.starts[groups]
 
     def _places(self, half: int, groups: np.ndarray) -> np.ndarray:
-        """Return where the first row of each row group lies in its half; (groups,)."""
+        """Return the offset of each row group in its half; (groups,)."""
         lengths = np.array([self.groups[g].rows for g in groups])
         return np.asarray(half * self.window + np.cumsum(lengths) - lengths)
 
@@ -244,7 +244,7 @@ class Buffer:
             self._y[rows] = decoded.y
 
     def batch(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Return examples of the windows that are due; of others by decoding their row groups."""
+        """Return examples of the due windows; of others by decoding their row groups."""
         import torch
 
         owner = self.starts.searchsorted(indices, side="right") - 1
@@ -268,7 +268,7 @@ class Buffer:
 
 
 class StreamSplit(Split):
-    """Examples that stay in their files until a window of them is due.
+    """Examples that stay in their files until their window is due.
 
     Attributes:
         lengths: Rows of each row group; (groups,).
@@ -308,7 +308,7 @@ class StreamSplit(Split):
         return self.classes is not None
 
     def feed(self, due: Windows, ahead: Windows) -> None:
-        """Bring windows into memory; see `Buffer.feed`."""
+        """Load windows into memory; see `Buffer.feed`."""
         self._buffer.feed(due, ahead)
 
     def batch(self, indices: np.ndarray | Tensor) -> tuple[Tensor, Tensor]:
@@ -343,7 +343,7 @@ def window_rows(lengths: np.ndarray, buffer: int) -> int:
 
 
 class Streamed(Stored):
-    """Shards, opened to be streamed from where they lie."""
+    """Shards, opened for streaming from their files."""
 
     def __init__(self, folder: Path, about: About, buffer: int, dtype: str) -> None:
         super().__init__(folder, about, {}, dtype)
@@ -368,8 +368,8 @@ class Streamed(Stored):
 
 
 def store(source: Path, folder: Path) -> Path:
-    """Write a stored folder that only says where the shards are; they are checked before."""
-    about = about_shards(opened(source).manifest, streamed=source)
+    """Write a stored folder that refers to the shards; they are checked before."""
+    about = about_shards(open_shards(source).manifest, streamed=source)
     folder.mkdir(parents=True)
     (folder / "data.json").write_text(json.dumps(asdict(about), indent=2) + "\n")
     return folder

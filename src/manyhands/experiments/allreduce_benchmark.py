@@ -26,12 +26,12 @@ import numpy as np
 from manyhands import validate
 from manyhands.allreduce import ALGORITHMS, Metered, cost
 from manyhands.allreduce.buffers import Array
-from manyhands.comm.rendezvous import compare_versions, surrounding
+from manyhands.comm.rendezvous import compare_versions, surrounding_group
 from manyhands.config.declare import PROCESSES
 from manyhands.errors import ConfigError, LaunchError
 from manyhands.launch.environment import group_size
-from manyhands.launch.host import host, kernel
-from manyhands.launch.mpi import command, find_mpi
+from manyhands.launch.host import hostname, kernel_id
+from manyhands.launch.mpi import find_mpi, mpiexec_command
 from manyhands.launch.mpi_libraries import load_matching
 from manyhands.launch.scratch import private_folder
 from manyhands.launch.shm_cleanup import kill_helpers
@@ -142,14 +142,16 @@ def measure(
             raise ConfigError(
                 f"workers is {workers!r}, but this group has {size} processes; leave it out"
             )
-        return _measure_in_group(surrounding(size), names, nbytes, everything=algorithms is None)
+        return _measure_in_group(
+            surrounding_group(size), names, nbytes, everything=algorithms is None
+        )
     counts = [_parse_count(part, workers) for part in (workers or "2,4").split(",")]
     records: list[Record] = []
     with private_folder() as folder:
         for count in counts:
             out = folder / f"{count}.json"
             arguments = ["-m", _MODULE, sizes, ",".join(names), str(out)]
-            line, environment = command(find_mpi(mpi), count, arguments)
+            line, environment = mpiexec_command(find_mpi(mpi), count, arguments)
             environment |= {"OMP_NUM_THREADS": "1", "TMPDIR": str(folder)}
             said = _run_to_end(line, environment, folder)
             if not out.exists():
@@ -170,7 +172,7 @@ def _measure_in_group(
 ) -> list[Record]:
     """Take part in the benchmark of a group that somebody else started."""
     compare_versions(group)
-    one_host = len(set(map(tuple, group.gather([host(), kernel()])))) == 1
+    one_host = len(set(map(tuple, group.gather([hostname(), kernel_id()])))) == 1
     if group.name != "mpi":
         from manyhands.comm.torch_messages import TorchMessages
 

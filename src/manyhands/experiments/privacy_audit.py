@@ -26,13 +26,13 @@ from manyhands.launch.machine import write_json
 from manyhands.model.zoo import tanh_cnn
 from manyhands.privacy.bounds import Estimate, gaussian_estimate, one_run_bound
 from manyhands.privacy.canaries import (
-    Planted,
-    along,
+    AuditModel,
     chain,
     coins,
     dirac,
     directions,
     least_squares,
+    projections,
 )
 from manyhands.training.result import Result
 from manyhands.training.setup import fit
@@ -124,7 +124,7 @@ class Canaries(NamedTuple):
     `score` takes the result and what turns the way that a parameter went into canaries' worth.
     """
 
-    model: Planted
+    model: AuditModel
     data: Data
     loss: Callable[..., Any]
     lr: float
@@ -218,10 +218,10 @@ def _plant_gradients(
     build = partial(chain, x.shape[1], depth, opaque=clipping == "vmap")
 
     def score(result: Result, unit: float) -> np.ndarray:
-        return unit * along(result.model, len(inside))
+        return unit * projections(result.model, len(inside))
 
     return Canaries(
-        model=Planted(build, before),
+        model=AuditModel(build, before),
         data=Data((x[inside], y[inside]), classes=x.shape[1]),
         loss=nll_loss,
         lr=DRIFT / clip,
@@ -251,7 +251,7 @@ def _plant_examples(
         variance = said["noise_multiplier"] ** 2 / (STEPS * said["rate"] ** 2)
         return least_squares(u, way, variance)
 
-    return Canaries(Planted(tanh_cnn, before), data, cross_entropy, 0.01, score)
+    return Canaries(AuditModel(tanh_cnn, before), data, cross_entropy, 0.01, score)
 
 
 def _mislabel_digits(canaries: int, seed: int) -> tuple[np.ndarray, np.ndarray]:

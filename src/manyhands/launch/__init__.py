@@ -1,1 +1,1 @@
-"""Starts groups of processes, watches over them and clears up after them."""
+"""Starts groups of processes, supervises them and cleans up after them."""

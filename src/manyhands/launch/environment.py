@@ -1,4 +1,4 @@
-"""The group of processes that somebody's mpiexec, srun or torchrun started us in.
+"""Detects the process group that mpiexec, srun or torchrun started this process in.
 
 The environment tells, and is read before MPI is loaded: which MPI to load depends on it, and a
 library of another kind than the mpiexec would make every process believe that it is alone.
@@ -19,7 +19,7 @@ from contextlib import suppress
 from typing import Any
 
 from manyhands.errors import LaunchError
-from manyhands.launch.host import kernel
+from manyhands.launch.host import kernel_id
 
 # One of these holds the number of processes, or this process's number among them.
 SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MPI_LOCALNRANKS", "SLURM_STEP_NUM_TASKS")
@@ -33,7 +33,7 @@ _POLL = 0.01
 
 
 def torch_group() -> bool:
-    """Say whether our group is torchrun's: it is the last of those that started us, or the only.
+    """Return whether torchrun started this process group, last or as the only launcher.
 
     An srun or mpiexec may have started torchrun, once on each host.
     """
@@ -48,7 +48,7 @@ def torch_group() -> bool:
 
 
 def group_size() -> int | None:
-    """Return how many processes the surrounding group has; None if there is none.
+    """Return the number of processes of the surrounding group; None without a group.
 
     Raises:
         LaunchError: Inside one of our own workers, or where srun started several tasks and gave
@@ -63,7 +63,7 @@ def group_size() -> int | None:
         return int(os.environ["WORLD_SIZE"])
     for name in SIZES:
         if name == "SLURM_STEP_NUM_TASKS" and not any(pmi in os.environ for pmi in _PMI):
-            _refuse_tasks_apart()
+            _refuse_tasks_without_mpi()
             continue
         if os.environ.get(name, "").isdigit():
             return int(os.environ[name])
@@ -74,8 +74,8 @@ def group_size() -> int | None:
     return None
 
 
-def among_others() -> bool:
-    """Say whether this process is one of several of such a group, without loading MPI."""
+def in_group() -> bool:
+    """Return whether this process is one of several in a group, without loading MPI."""
     if "MANYHANDS_PROCESSES" in os.environ:
         return True
     if torch_group():
@@ -84,7 +84,8 @@ def among_others() -> bool:
     return max(sizes, default=2 if "PMIX_RANK" in os.environ else 1) > 1
 
 
-def _refuse_tasks_apart() -> None:
+def _refuse_tasks_without_mpi() -> None:
+    """Refuse several Slurm tasks that were started without an MPI interface."""
     tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "")
     if tasks.isdigit() and int(tasks) > 1:
         raise LaunchError(
@@ -94,7 +95,7 @@ def _refuse_tasks_apart() -> None:
 
 
 def group_rank() -> int:
-    """Return this process's number in the surrounding group; 0 if there is none."""
+    """Return this process's rank in the surrounding group; 0 without a group."""
     for name in ("RANK",) if torch_group() else RANKS:
         if os.environ.get(name, "").isdigit():
             return int(os.environ[name])
@@ -110,42 +111,42 @@ def group_kind() -> str | None:
     return "openmpi" if {"PMIX_RANK", "OMPI_COMM_WORLD_RANK"} & os.environ.keys() else None
 
 
-def granted_threads() -> int | None:
-    """Return how many cores `srun -c` grants this task, bound to them or not; None elsewhere."""
+def slurm_threads() -> int | None:
+    """Return the number of cores `srun -c` grants this task; None outside of srun."""
     cores = os.environ.get("SLURM_CPUS_PER_TASK", "")
     started = os.environ.get("SLURM_STEP_NUM_TASKS", "")  # not set in a batch script itself
     own = os.environ.get("MANYHANDS_PROCESSES")
     return int(cores) if cores.isdigit() and started and not own else None
 
 
-def own_threads(gather: Callable[[Any], list[Any]]) -> int:
-    """Return how many threads this worker may use in a group that somebody else started.
+def threads_in_group(gather: Callable[[Any], list[Any]]) -> int:
+    """Return the number of threads for this worker in a group that another launcher started.
 
     Args:
         gather: Returns what every worker gives, on all of them. Collective.
     """
-    if granted := granted_threads():
+    if granted := slurm_threads():
         return granted
     mask = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    here = [m for theirs, m in gather([kernel(), mask]) if theirs == kernel()]
+    here = [m for theirs, m in gather([kernel_id(), mask]) if theirs == kernel_id()]
     cores = {core for m in here for core in m} or set(range(os.cpu_count() or 1))
     bound = sum(map(len, here)) == len(cores)  # every process has cores of its own
     return max(1, len(mask) if bound and mask else len(cores) // len(here))
 
 
-def pass_on_output() -> None:
-    """Let whoever started us show what we printed, before it is told to end all of us.
+def flush_output() -> None:
+    """Flush our output and wait until the launcher has read it, before the group is ended.
 
     MPICH's mpiexec drops what it has not read by then, on a busy machine more than it should.
     """
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError, AttributeError):  # nobody reads it, closed, or no stream
             stream.flush()
-    await_readers()
+    wait_until_read()
 
 
-def await_readers(*others: int) -> None:
-    """Wait until what was written has been read from stdout, stderr and `others`, or for long."""
+def wait_until_read(*others: int) -> None:
+    """Wait, a few seconds at most, until stdout, stderr and `others` have been read."""
     deadline = time.monotonic() + _READING
     while any(map(_unread, (1, 2, *others))) and time.monotonic() < deadline:
         time.sleep(_POLL)
@@ -153,7 +154,7 @@ def await_readers(*others: int) -> None:
 
 
 def _unread(descriptor: int) -> bool:
-    """Say whether a pipe holds what its other end will read; of anything else, no."""
+    """Return whether a pipe holds unread data and has a reader; False for anything else."""
     with suppress(OSError):
         if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
             return False

@@ -1,4 +1,4 @@
-"""How a worker's failure reaches the launcher: as a note, of which the first counts."""
+"""Passes a worker's failure to the launcher as a note; the first note counts."""
 
 from __future__ import annotations
 
@@ -17,19 +17,21 @@ from manyhands.files import PACKAGE
 ERROR_FILE = "error.json"
 
 
-def fail(folder: Path, rank: int, error: BaseException, ending: Sequence[int] = ()) -> bool:
-    """Note the first failure of the group; returns whether this was it.
+def report_failure(
+    folder: Path, rank: int, error: BaseException, ending: Sequence[int] = ()
+) -> bool:
+    """Write a note of this failure; return whether it is the group's first.
 
     `ending` are those who were seen to end when it happened.
 
     The note appears under its name at once and whole (a hard link), so that of several ranks that
     fail together exactly one is heard.
     """
-    return put_note(folder, {**failure(rank, error), "ending": list(ending)})
+    return write_failure_note(folder, {**describe_failure(rank, error), "ending": list(ending)})
 
 
-def failure(rank: int, error: BaseException) -> dict[str, Any]:
-    """Return an error as it is noted; `raised` makes it an error again."""
+def describe_failure(rank: int, error: BaseException) -> dict[str, Any]:
+    """Return an error as a note; `to_exception` is the inverse."""
     own = isinstance(error, ManyhandsError)
     return {
         "exit_code": getattr(error, "exit_code", 1),
@@ -41,8 +43,8 @@ def failure(rank: int, error: BaseException) -> dict[str, Any]:
     }
 
 
-def put_note(folder: Path, note: dict[str, Any]) -> bool:
-    """Put down a failure where the launcher looks; returns whether it is the first."""
+def write_failure_note(folder: Path, note: dict[str, Any]) -> bool:
+    """Write a failure note where the launcher looks; return whether it is the first."""
     path = folder / f"error-{note['rank']}.part"
     path.write_text(json.dumps(note))
     try:
@@ -52,13 +54,13 @@ def put_note(folder: Path, note: dict[str, Any]) -> bool:
     return True
 
 
-def spoke(folder: Path, rank: int) -> bool:
-    """Say whether that rank has noted a failure of its own, the first or not."""
+def has_reported(folder: Path, rank: int) -> bool:
+    """Return whether that rank has written a failure note of its own."""
     return (folder / f"error-{rank}.part").exists()
 
 
-def raised(note: dict[str, Any]) -> ManyhandsError:
-    """Return the error that a worker noted, as this process should raise it."""
+def to_exception(note: dict[str, Any]) -> ManyhandsError:
+    """Return the exception that this process raises for a worker's note."""
     from manyhands import errors
 
     rank, message = note["rank"], note["message"]
@@ -76,14 +78,14 @@ def raised(note: dict[str, Any]) -> ManyhandsError:
         return kind(message, rank=rank if of is None else of)  # type: ignore[no-any-return]
     last = message.splitlines()[0] if message else ""
     return errors.WorkerError(
-        f"rank {rank} failed: {note['kind']}: {last}{_place(note['traceback'])}",
+        f"rank {rank} failed: {note['kind']}: {last}{_user_code_location(note['traceback'])}",
         rank=rank,
         traceback=note["traceback"],
     )
 
 
-def _place(trace: str) -> str:
-    """Return where in the user's own code a traceback ends; nothing if it never was there."""
+def _user_code_location(trace: str) -> str:
+    """Return the last location of a traceback in the user's own code, or ""."""
     places = map(sysconfig.get_path, ("stdlib", "purelib", "platlib"))
     ours = (str(PACKAGE), *places, "<frozen", "src/mpi4py/")
     found = re.findall(r'File "([^"]+)", line (\d+), in (\S+)', trace)

@@ -1,4 +1,4 @@
-"""Lets workers die, stop or find the disk full, as a test has planned it; see `testing.py`."""
+"""Makes workers die, stop or run out of disk space as a test has planned; see `testing.py`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VARIABLE = "MANYHANDS_FAULTS"
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that goes wrong: who, when, and what happens."""
+    """One planned fault: the action, the rank, and the step and phase that trigger it."""
 
     action: str
     rank: int
@@ -30,22 +30,22 @@ class Fault:
 
 @dataclass
 class Faults:
-    """A list of faults to come; a context in which the workers that are started suffer them."""
+    """A list of planned faults; as a context manager it applies to workers started inside."""
 
     faults: list[Fault] = field(default_factory=list)
     _before: str | None = None
     _struck: str = ""
 
     def kill(self, rank: int, step: int = 0, phase: str = "gradient") -> Faults:
-        """Let `rank` be killed (SIGKILL) when it enters `phase` at `step`, or next after it."""
+        """Kill `rank` (SIGKILL) when it enters `phase` at `step` or later."""
         return self._add("kill", rank, step, phase)
 
     def stop(self, rank: int, step: int = 0, phase: str = "gradient") -> Faults:
-        """Let `rank` be stopped (SIGSTOP) there: it neither works nor ends."""
+        """Stop `rank` (SIGSTOP) when it enters `phase` at `step` or later."""
         return self._add("stop", rank, step, phase)
 
     def fail_write(self, rank: int, step: int = 0, phase: str = "checkpoint") -> Faults:
-        """Let `rank` find the disk full when it writes after that moment."""
+        """Make every write of `rank` fail with a full disk from that moment on."""
         return self._add("fail_write", rank, step, phase)
 
     def _add(self, action: str, rank: int, step: int, phase: str) -> Faults:
@@ -69,8 +69,8 @@ class Faults:
             os.environ[VARIABLE] = self._before
 
 
-def striker(rank: int) -> Callable[[int, str], None] | None:
-    """Return what a worker calls when it enters a phase, if faults are planned for it."""
+def fault_hook(rank: int) -> Callable[[int, str], None] | None:
+    """Return the function that a worker calls at each phase; None without planned faults."""
     planned = json.loads(os.environ.get(VARIABLE, '{"struck": "", "faults": []}'))
     mine = [Fault(**fault) for fault in planned["faults"] if fault["rank"] == rank]
     if not mine:
@@ -79,14 +79,14 @@ def striker(rank: int) -> Callable[[int, str], None] | None:
     def strike(step: int, phase: str) -> None:
         for fault in mine:
             due = fault.phase == phase and fault.step <= step
-            if due and _first(planned["struck"], fault):
+            if due and _strikes_first_time(planned["struck"], fault):
                 _ACTIONS[fault.action]()
 
     return strike
 
 
-def _first(struck: str, fault: Fault) -> bool:
-    """Say whether this fault strikes for the first time; a restarted worker is spared."""
+def _strikes_first_time(struck: str, fault: Fault) -> bool:
+    """Return whether this fault has not struck before; a restarted worker is spared."""
     name = f"{fault.action}-{fault.rank}-{fault.step}-{fault.phase}"
     try:
         (Path(struck) / name).touch(exist_ok=False)
@@ -96,7 +96,7 @@ def _first(struck: str, fault: Fault) -> bool:
 
 
 def _fill_disk() -> None:
-    """Let every file that grows from now on find the disk full."""
+    """Make every write that grows a file fail as on a full disk."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
 

@@ -1,14 +1,14 @@
-"""Starts the workers of one host from one process that has imported torch: once, not once for each.
+"""Forks one host's workers from a process that has imported torch once for all of them.
 
-mpiexec starts a client for every worker (`fork_client.py`), which hands over all that it was given,
-open files and environment, and waits. This process, the fork server, forks a worker for it; MPI
-finds there what it expects. What becomes of the worker becomes of its client, and the other way
-round, so that mpiexec sees what it always sees. It is started as
+mpiexec starts a client for every worker (`fork_client.py`). The client sends its open files and
+environment, and waits. The fork server forks a worker with this context, in which MPI finds what it
+expects. Client and worker end together and in the same way, so that mpiexec sees the client as the
+worker. The fork server is started as
 
     python -m manyhands.launch.fork_server MODULE FOLDER SOCKET
 
-The workers share the memory that imports have filled, and starting takes less of the processor. The
-fork server itself trains nothing, and so has no threads but those of a BLAS, which minds forks.
+The workers share the memory that imports have filled, and starting takes less CPU time. The
+fork server itself does not train: its only threads are those of a BLAS, which supports forks.
 """
 
 from __future__ import annotations
@@ -36,50 +36,50 @@ from typing import NamedTuple, NoReturn
 import numpy as np
 
 from manyhands.launch.environment import group_rank
-from manyhands.launch.fork_client import MOST_FILES, NUMBER
+from manyhands.launch.fork_client import INT64, MOST_FILES
 from manyhands.launch.launcher import end_with_parent
 
 _PR_SET_NAME = 15
 
 
-class Nursery:
-    """Forks workers, and tells each one's stand-in what became of it."""
+class ForkServer:
+    """Forks workers, and reports each one's exit status to its client."""
 
     def __init__(self, listener: socket.socket) -> None:
         self.listener = listener
-        self.living: set[int] = set()
-        self.lines: dict[int, socket.socket] = {}  # to their stand-ins
+        self.workers: set[int] = set()
+        self.connections: dict[int, socket.socket] = {}  # to their clients, by pid
         self.failed = False  # whether one of them has
-        self.ready = selectors.DefaultSelector()
-        self.ready.register(listener, selectors.EVENT_READ)
+        self.selector = selectors.DefaultSelector()
+        self.selector.register(listener, selectors.EVENT_READ)
 
-    def serve(self, count: int) -> Place | None:
-        """Fork `count` workers; returns its place in each, None here when all have ended."""
+    def serve(self, count: int) -> ClientContext | None:
+        """Fork `count` workers; return the context in each, None here once all have ended."""
         begun = 0
-        with self._alarm() as alarm:
-            self.ready.register(alarm, selectors.EVENT_READ)
-            while begun < count or self.living:
-                for key, _ in self.ready.select():
+        with self._child_exit_socket() as alarm:
+            self.selector.register(alarm, selectors.EVENT_READ)
+            while begun < count or self.workers:
+                for key, _ in self.selector.select():
                     if key.fileobj is alarm:
                         alarm.recv(4096)
-                        self._bury()
+                        self._reap_workers()
                     elif key.fileobj is self.listener:
                         begun += 1
-                        if place := self._bear():
-                            return place
-                    elif key.data in self.lines:  # stand-ins say nothing: this one is gone
-                        self._leave(key.data)
+                        if context := self._fork_worker():
+                            return context
+                    elif key.data in self.connections:  # clients send no more: it is gone
+                        self._close_connection(key.data)
                         _kill(key.data)
         return None
 
-    def end(self) -> None:
-        """End all workers at once."""
-        for pid in self.living:
+    def kill_workers(self) -> None:
+        """Kill all workers at once."""
+        for pid in self.workers:
             _kill(pid)
 
     @contextmanager
-    def _alarm(self) -> Iterator[socket.socket]:
-        """Give what can be read as soon as a worker has ended."""
+    def _child_exit_socket(self) -> Iterator[socket.socket]:
+        """Yield a socket that becomes readable when a worker has ended."""
         near, far = socket.socketpair()
         far.setblocking(False)
         # Whoever called us may not want to hear of children; we do.
@@ -95,81 +95,81 @@ class Nursery:
             near.close()
             far.close()
 
-    def _bear(self) -> Place | None:
-        """Fork a worker for the next stand-in; returns its place there, None here."""
-        line, _ = self.listener.accept()
-        place = received(line)
-        if place is None:
-            line.close()
+    def _fork_worker(self) -> ClientContext | None:
+        """Fork a worker for the next client; return its context there, None here."""
+        connection, _ = self.listener.accept()
+        context = receive_context(connection)
+        if context is None:
+            connection.close()
             return None
-        mother = os.getpid()
+        parent = os.getpid()
         with warnings.catch_warnings():  # of threads: a BLAS may have some, and minds its forks
             warnings.simplefilter("ignore", DeprecationWarning)
             pid = os.fork()
         if pid == 0:
             end_with_parent(signal.SIGKILL)
-            if os.getppid() != mother:
+            if os.getppid() != parent:
                 os.kill(os.getpid(), signal.SIGKILL)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            self.ready.close()
-            for ours in (self.listener, line, *self.lines.values()):
+            self.selector.close()
+            for ours in (self.listener, connection, *self.connections.values()):
                 ours.close()
-            return place
-        for file in place.files.values():
+            return context
+        for file in context.files.values():
             os.close(file)
-        self.living.add(pid)
-        self.lines[pid] = line
-        self.ready.register(line, selectors.EVENT_READ, pid)
+        self.workers.add(pid)
+        self.connections[pid] = connection
+        self.selector.register(connection, selectors.EVENT_READ, pid)
         with suppress(OSError):  # it is gone, which we shall hear
-            line.sendall(NUMBER.pack(pid))
+            connection.sendall(INT64.pack(pid))
         return None
 
-    def _bury(self) -> None:
-        """Tell the stand-ins of those who have ended how they did."""
-        while self.living:
+    def _reap_workers(self) -> None:
+        """Reap ended workers, and report each exit status to its client."""
+        while self.workers:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if not pid:
                 return
-            self.living.discard(pid)
+            self.workers.discard(pid)
             if status:
                 _kill_group(pid)  # whom it started
-            if status and not self.failed:  # the launcher does not know the stand-ins' numbers
+            if status and not self.failed:  # the launcher does not know the clients' pids
                 self.failed = True
                 code = os.waitstatus_to_exitcode(status)
                 print(f"PID {pid} ended with {code}", file=sys.stderr, flush=True)
-            if pid in self.lines:
+            if pid in self.connections:
                 with suppress(OSError):
-                    self.lines[pid].sendall(NUMBER.pack(status))
-                self._leave(pid)
+                    self.connections[pid].sendall(INT64.pack(status))
+                self._close_connection(pid)
 
-    def _leave(self, pid: int) -> None:
-        line = self.lines.pop(pid)
-        self.ready.unregister(line)
-        line.close()
+    def _close_connection(self, pid: int) -> None:
+        connection = self.connections.pop(pid)
+        self.selector.unregister(connection)
+        connection.close()
 
 
 def _kill(pid: int) -> None:
-    """End a worker, and whom it started, as mpiexec would."""
+    """Kill a worker and the processes it started, as mpiexec would."""
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
     _kill_group(pid)
 
 
 def _kill_group(pid: int) -> None:
-    """End whom a worker started; it leads their group once it has taken its place."""
+    """Kill the processes that a worker started; the worker leads their process group."""
     with suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
 
 
-class Place(NamedTuple):
-    """What a stand-in was given: environment, cores, and open files by their numbers there."""
+class ClientContext(NamedTuple):
+    """What mpiexec gave a client: environment, cores, and open files by descriptor."""
 
     environment: dict[str, str]
     cores: list[int]
     files: dict[int, int]
 
-    def take(self) -> None:
-        """Be there, with these files under their numbers; nothing of ours may be open any more."""
+    def apply(self) -> None:
+        """Adopt session, descriptors, environment and cores; no file of ours may be open."""
         os.setsid()  # as under mpiexec: Linux shares out its cores by session
         free = max(self.files, default=0) + 1
         aside = {at: fcntl.fcntl(file, fcntl.F_DUPFD, free) for at, file in self.files.items()}
@@ -184,23 +184,23 @@ class Place(NamedTuple):
         ctypes.CDLL(None).prctl(_PR_SET_NAME, f"rank {group_rank()}".encode())
 
 
-def received(line: socket.socket) -> Place | None:
-    """Return what a stand-in hands over; None if it is gone."""
-    head, files, _, _ = socket.recv_fds(line, NUMBER.size, MOST_FILES)
-    length, content = NUMBER.unpack(head)[0] if len(head) == NUMBER.size else 0, b""
-    while more := line.recv(length - len(content)):
+def receive_context(connection: socket.socket) -> ClientContext | None:
+    """Return the context that a client sends; None if the client is gone."""
+    head, files, _, _ = socket.recv_fds(connection, INT64.size, MOST_FILES)
+    length, content = INT64.unpack(head)[0] if len(head) == INT64.size else 0, b""
+    while more := connection.recv(length - len(content)):
         content += more
     if not length or len(content) < length:
         for file in files:
             os.close(file)
         return None
-    given = json.loads(content)
-    by_number = dict(zip(given["files"], files, strict=True))
-    return Place(given["environment"], given["cores"], by_number)
+    context = json.loads(content)
+    by_number = dict(zip(context["files"], files, strict=True))
+    return ClientContext(context["environment"], context["cores"], by_number)
 
 
-def _let_nothing_else_happen_at_the_end() -> None:
-    """Let a worker's process end as soon as what is begun after this, as MPI is, has been ended.
+def _skip_interpreter_teardown() -> None:
+    """Exit right after MPI's own exit handlers, without tearing down the interpreter.
 
     Taking apart the interpreter, and torch, would copy the memory that is shared.
     """
@@ -209,8 +209,8 @@ def _let_nothing_else_happen_at_the_end() -> None:
         libc.on_exit(libc._exit, None)
 
 
-def _leave() -> NoReturn:
-    """End a worker that has done its work: as multiprocessing's do, and files are written out."""
+def _exit_worker() -> NoReturn:
+    """Exit a worker that is done: run exit handlers, flush files, finalize MPI."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for file in [found for found in gc.get_objects() if issubclass(type(found), io.IOBase)]:
@@ -225,14 +225,14 @@ def _leave() -> NoReturn:
 
 
 def main(work: str, folder: Path, listener: socket.socket) -> None:
-    """Start the workers of the job in `folder`, and be one of them in each.
+    """Fork the workers of the job in `folder`, and run the job's module in each.
 
     `work` is a module: its `PRELOAD` names what all workers import, its `main` is what they do.
     """
-    nursery = Nursery(listener)
+    server = ForkServer(listener)
 
     def ended(*_: object) -> NoReturn:
-        nursery.end()
+        server.kill_workers()
         os._exit(1)
 
     signal.signal(signal.SIGTERM, ended)
@@ -243,20 +243,20 @@ def main(work: str, folder: Path, listener: socket.socket) -> None:
     gc.collect()
     gc.freeze()  # what is here now is no garbage: looking for it would copy it
     gc.enable()
-    mother = os.getpid()
-    place = nursery.serve(int(os.environ["MANYHANDS_PROCESSES"]))
-    if place is None:
+    parent = os.getpid()
+    context = server.serve(int(os.environ["MANYHANDS_PROCESSES"]))
+    if context is None:
         return
     try:
-        place.take()
+        context.apply()
         np.random.seed()  # NumPy's own was seeded before the fork
-        _let_nothing_else_happen_at_the_end()
+        _skip_interpreter_teardown()
     except BaseException:  # the others would wait for this one, and mpiexec with them
         traceback.print_exc()
-        os.kill(mother, signal.SIGTERM)
+        os.kill(parent, signal.SIGTERM)
         raise
     module.main(folder)
-    _leave()
+    _exit_worker()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Where a process runs: its host, by name, and the kernel whose cores it shares.
+"""Identifies where a process runs: the host's name, and the kernel whose cores it shares.
 
 Hosts are told apart by name, never by what they happen to share: containers and simulated hosts
 (`manyhands lab`) run under one kernel and may even see the same /dev/shm, and are hosts all the
@@ -13,14 +13,14 @@ from pathlib import Path
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
-def host() -> str:
+def hostname() -> str:
     """Return this host's name."""
     return socket.gethostname()
 
 
-def kernel() -> str:
-    """Return a name of the kernel this process runs under; the host's where it has none."""
+def kernel_id() -> str:
+    """Return an id of the running kernel; the host's name where there is none."""
     try:
         return _BOOT.read_text().strip()
     except OSError:
-        return host()
+        return hostname()

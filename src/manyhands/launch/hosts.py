@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from manyhands.errors import ConfigError, LaunchError
-from manyhands.launch.host import host as this_host
+from manyhands.launch.host import hostname as this_host
 
 LAB = "MANYHANDS_LAB"  # set by `manyhands lab`: the simulated hosts, as JSON
 PROGRAMS = {"ssh": "ssh", "rsh": "rsh", "slurm": "srun"}
@@ -41,16 +41,16 @@ class Hosts:
 
     @property
     def text(self) -> str:
-        """The hosts as mpiexec takes them."""
+        """The hosts in mpiexec's syntax."""
         return ",".join(f"{name}:{count}" for name, count in self.slots)
 
     @property
     def program(self) -> str:
-        """What is called to reach a host."""
+        """The program that reaches a host."""
         return PROGRAMS.get(self.launcher, self.launcher)
 
     def check(self) -> None:
-        """Find out whether every host can be reached, before anything is started there.
+        """Refuse hosts that cannot be reached, before anything is started there.
 
         Raises:
             LaunchError: Which cannot, and what was said; or that there is nothing to reach it with.
@@ -65,18 +65,18 @@ class Hosts:
             return  # Slurm itself knows which of its nodes answer
         others = [name for name, _ in self.slots if name not in (this_host(), "localhost")]
         with ThreadPoolExecutor(max_workers=16) as pool:
-            answers = list(pool.map(lambda name: _answer(program, name), others))
-        silent = {name: said for name, said in zip(others, answers, strict=True) if said}
+            answers = list(pool.map(lambda name: _unreachable_reason(program, name), others))
+        silent = {name: reason for name, reason in zip(others, answers, strict=True) if reason}
         if silent:
-            what = "; ".join(f"{name} ({said})" for name, said in silent.items())
+            what = "; ".join(f"{name} ({reason})" for name, reason in silent.items())
             raise LaunchError(
                 f"cannot reach {what}; expected that `{self.program} {next(iter(silent))} true` "
                 "works without a password"
             )
 
 
-def _answer(program: str, name: str) -> str | None:
-    """Return why a host did not answer; None if it did."""
+def _unreachable_reason(program: str, name: str) -> str | None:
+    """Return why a host cannot be reached; None if it can."""
     options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={_PATIENCE // 2}"]
     line = [program, *(options if Path(program).name == "ssh" else ()), name, "true"]
     try:
@@ -90,16 +90,16 @@ def _answer(program: str, name: str) -> str | None:
         )
     except subprocess.TimeoutExpired:
         return f"no answer within {_PATIENCE} s"
-    said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-    return None if done.returncode == 0 else said[-1]
+    errors = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+    return None if done.returncode == 0 else errors[-1]
 
 
-def parse(text: str) -> tuple[tuple[str, int], ...]:
+def parse_hosts(text: str) -> tuple[tuple[str, int], ...]:
     """Read "a:4,b:4"; a host without a number takes one process."""
     return tuple(_slot("hosts", part.strip()) for part in text.split(","))
 
 
-def read(path: str) -> tuple[tuple[str, int], ...]:
+def read_hostfile(path: str) -> tuple[tuple[str, int], ...]:
     """Read a host file, MPICH's ("a:4") or Open MPI's ("a slots=4"), one host a line."""
     try:
         lines = Path(path).read_text().splitlines()
@@ -120,18 +120,18 @@ def _slot(option: str, text: str) -> tuple[str, int]:
     return name, int(count)
 
 
-def named(
+def hosts_from_options(
     hosts: str | None, hostfile: str | None, launcher: str | None, interface: str | None
 ) -> Hosts | None:
-    """Return the hosts that these options name, else those of the lab that we run in, if any."""
+    """Return the hosts that these options name, else those of the surrounding lab, if any."""
     if hosts is None and hostfile is None:
-        return lab()
-    slots = parse(hosts) if hosts is not None else read(str(hostfile))
+        return lab_hosts()
+    slots = parse_hosts(hosts) if hosts is not None else read_hostfile(str(hostfile))
     return Hosts(slots=slots, launcher=launcher or "ssh", interface=interface)
 
 
-def lab() -> Hosts | None:
-    """Return the simulated hosts that we run on, if `manyhands lab` started us."""
+def lab_hosts() -> Hosts | None:
+    """Return the simulated hosts of the `manyhands lab` that started this process, if any."""
     if LAB not in os.environ:
         return None
     about = json.loads(os.environ[LAB])

@@ -1,4 +1,4 @@
-"""A cluster on one machine: hosts made of namespaces, with a real network of limited bandwidth.
+"""Simulates a cluster on one machine: namespaces as hosts, a network of limited bandwidth.
 
 Each host is a network namespace with a card of its own (a veth on one bridge, TCP/IP, a token
 bucket in both directions), a host name of its own, and a /dev/shm of its own. What the hosts do
@@ -40,7 +40,7 @@ _QUEUE = "400ms"  # how long a packet may wait in the bucket's queue before it i
 
 @dataclass(frozen=True, kw_only=True)
 class Lab:
-    """What is simulated.
+    """The simulated cluster: hosts, slots and bandwidth.
 
     Attributes:
         hosts: How many hosts.
@@ -72,7 +72,7 @@ def parse_bandwidth(text: str) -> int:
 
 
 def obstacle() -> str | None:
-    """Return why no lab can be had here; None if it can."""
+    """Return why this machine cannot run a lab; None if it can."""
     if sys.platform != "linux":
         return "a lab needs Linux"
     missing = [tool for tool in _TOOLS if not shutil.which(tool)]
@@ -118,7 +118,7 @@ def run(lab: Lab, command: list[str], traffic: Path | None = None) -> int:
         before: dict[int, Any] = {
             signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),  # the command hears it too
         }
-        for other in {*signals.handled()} - {signal.SIGINT}:
+        for other in {*signals.handled_signals()} - {signal.SIGINT}:
             before[other] = signal.signal(other, lambda signum, _: sys.exit(128 + signum))
         try:
             code = process.wait()
@@ -133,19 +133,19 @@ def run(lab: Lab, command: list[str], traffic: Path | None = None) -> int:
     return code
 
 
-def inside(folder: Path) -> int:
-    """Be the first process of the namespaces: make the hosts, run the command, count the bytes."""
+def run_inside(folder: Path) -> int:
+    """Run as first process of the namespaces: make the hosts, run the command, count bytes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     plan = json.loads((folder / "plan.json").read_text())
     command = plan.pop("command")
     lab = Lab(**plan)
-    _call("ip link set lo up")
-    _call("ip link add bridge type bridge")
-    _call("ip link set bridge up")
+    _run_command("ip link set lo up")
+    _run_command("ip link add bridge type bridge")
+    _run_command("ip link set bridge up")
     known = [f"10.77.0.{number} {name}" for number, name in enumerate(lab.names, 1)]
     (folder / "hosts").write_text("\n".join(["127.0.0.1 localhost", *known]) + "\n")
     for number, name in enumerate(lab.names, 1):
-        _make(lab, folder, number, name)
+        _make_host(lab, folder, number, name)
     launcher = folder / "enter"
     launcher.write_text(_ENTER.format(folder=shlex.quote(str(folder))))
     launcher.chmod(0o700)
@@ -165,8 +165,8 @@ exec nsenter -t "$pid" -n -u -i -m -- sh -c 'cd "$0" && eval "$1"' "$PWD" "$*"
 """
 
 
-def _make(lab: Lab, folder: Path, number: int, name: str) -> None:
-    """Make one host and plug it into the bridge."""
+def _make_host(lab: Lab, folder: Path, number: int, name: str) -> None:
+    """Make one host and connect it to the bridge."""
     note = folder / f"{name}.pid"
     hosts, there, then = (shlex.quote(str(p)) for p in (folder / "hosts", f"{note}.part", note))
     script = (
@@ -182,19 +182,19 @@ def _make(lab: Lab, folder: Path, number: int, name: str) -> None:
         time.sleep(0.005)
     pid = note.read_text().strip()
     there = f"nsenter -t {pid} -n"
-    _call(f"ip link add card{number} type veth peer name {INTERFACE} netns {pid}")
-    _call(f"ip link set card{number} master bridge up")
-    _call(f"{there} ip link set lo up")
-    _call(f"{there} ip addr add 10.77.0.{number}/24 dev {INTERFACE}")
-    _call(f"{there} ip link set {INTERFACE} up")
+    _run_command(f"ip link add card{number} type veth peer name {INTERFACE} netns {pid}")
+    _run_command(f"ip link set card{number} master bridge up")
+    _run_command(f"{there} ip link set lo up")
+    _run_command(f"{there} ip addr add 10.77.0.{number}/24 dev {INTERFACE}")
+    _run_command(f"{there} ip link set {INTERFACE} up")
     if lab.bandwidth:
         burst = max(32 << 10, int(lab.bandwidth / 8 * _BURST))
         bucket = f"root tbf rate {lab.bandwidth}bit burst {burst} latency {_QUEUE}"
-        _call(f"{there} tc qdisc add dev {INTERFACE} {bucket}")
-        _call(f"tc qdisc add dev card{number} {bucket}")
+        _run_command(f"{there} tc qdisc add dev {INTERFACE} {bucket}")
+        _run_command(f"tc qdisc add dev card{number} {bucket}")
 
 
-def _call(line: str) -> None:
+def _run_command(line: str) -> None:
     done = subprocess.run(line.split(), capture_output=True, text=True, check=False)
     if done.returncode:
         raise LaunchError(f"`{line}` failed: {done.stderr.strip()}")
@@ -212,9 +212,9 @@ def _environment(lab: Lab, launcher: Path) -> dict[str, str]:
 
 
 def _traffic(lab: Lab) -> dict[str, dict[str, int]]:
-    """Return the bytes each host sent and received, headers and all, as its card counted them."""
-    told = subprocess.run(["ip", "-j", "-s", "link"], capture_output=True, text=True, check=True)
-    links = {link["ifname"]: link for link in json.loads(told.stdout)}
+    """Return the bytes that each host sent and received, headers included."""
+    listing = subprocess.run(["ip", "-j", "-s", "link"], capture_output=True, text=True, check=True)
+    links = {link["ifname"]: link for link in json.loads(listing.stdout)}
     found = {}
     for number, name in enumerate(lab.names, 1):
         counted = links[f"card{number}"]["stats64"]  # of the bridge's end: what it got was sent
@@ -224,7 +224,7 @@ def _traffic(lab: Lab) -> dict[str, dict[str, int]]:
 
 if __name__ == "__main__":
     try:
-        raise SystemExit(inside(Path(sys.argv[1])))
+        raise SystemExit(run_inside(Path(sys.argv[1])))
     except LaunchError as error:
         print(f"manyhands: {error}", file=sys.stderr)
         raise SystemExit(error.exit_code) from None

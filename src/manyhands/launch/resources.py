@@ -1,7 +1,7 @@
-"""What a run takes of this machine: shared memory, open files, disk space and memory.
+"""Checks this machine's shared memory, open files, disk space and memory.
 
-`expect_…` refuse a start that would fail for want of one; `explained` turns a failure into an
-error that names the resource, how much is left, and what helps.
+`check_…` refuse a start that would fail for lack of one; `explain_shortage` turns a failure into
+an error that names the resource, how much is left, and the remedy.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def size_text(count: float) -> str:
     return f"{mebi:,.0f} MiB" if mebi >= 10 or mebi == int(mebi) else f"{mebi:.1f} MiB"
 
 
-def shareable(*, in_all: bool = False) -> float:
-    """Return how many bytes are left to share, or are there `in_all`; infinite where not known."""
+def free_shared_memory(*, in_all: bool = False) -> float:
+    """Return the free bytes of shared memory, or all `in_all`; infinite if unknown."""
     try:
         usage = shutil.disk_usage(SHARED)
     except OSError:  # this system shares memory otherwise
@@ -51,12 +51,12 @@ def shareable(*, in_all: bool = False) -> float:
     return usage.total if in_all else usage.free
 
 
-def expect_shared(need: float, what: str, *, in_all: bool = False) -> None:
-    """Refuse to start where less than `need` bytes can be shared.
+def check_shared_memory(need: float, what: str, *, in_all: bool = False) -> None:
+    """Refuse to start with less than `need` bytes of free shared memory.
 
     With `in_all` what is in use counts as free: the processes of the same group may have it.
     """
-    if (free := shareable(in_all=in_all)) < need:
+    if (free := free_shared_memory(in_all=in_all)) < need:
         raise LaunchError(shared_shortage(free, need, what))
 
 
@@ -67,11 +67,11 @@ def shared_shortage(free: float, need: float, what: str, instead: str = "") -> s
 
 
 def files_needed(processes: int) -> int:
-    """Return how many files a process of a run may have to keep open; measured."""
+    """Return how many open files a process of a run may need; measured."""
     return 40 + 3 * processes
 
 
-def expect_files(processes: int) -> None:
+def check_open_files(processes: int) -> None:
     """Refuse to start where the launcher or a worker would run out of open files."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < (need := files_needed(processes)):
@@ -81,9 +81,9 @@ def expect_files(processes: int) -> None:
         )
 
 
-def expect_space(folder: Path, need: float, what: str, instead: str = "another folder") -> None:
-    """Refuse to write `need` bytes into a folder that has not so much room."""
-    place = _existing(folder)
+def check_disk_space(folder: Path, need: float, what: str, instead: str = "another folder") -> None:
+    """Refuse to write `need` bytes to a folder without enough disk space."""
+    place = _nearest_existing(folder)
     with suppress(OSError):
         free = shutil.disk_usage(place).free
         if free < need:
@@ -94,7 +94,7 @@ def expect_space(folder: Path, need: float, what: str, instead: str = "another f
 
 
 def memory_left() -> float:
-    """Return the bytes of memory that processes can still take, here or in this container."""
+    """Return the available bytes of memory of this machine or container."""
     left = math.inf
     with suppress(OSError, ValueError, IndexError):
         (line,) = re.findall(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
@@ -107,7 +107,7 @@ def memory_left() -> float:
 
 
 def memory_kills() -> int:
-    """Return how many processes the kernel has killed for lack of memory since it started."""
+    """Return how many processes the kernel has killed for lack of memory so far."""
     with suppress(OSError):
         for line in Path("/proc/vmstat").read_text().splitlines():
             if line.startswith("oom_kill "):
@@ -116,8 +116,8 @@ def memory_kills() -> int:
 
 
 @contextmanager
-def explained(**folders: Path | str) -> Iterator[None]:
-    """Raise a ResourceError for what fails inside for want of a resource of this machine.
+def explain_shortage(**folders: Path | str) -> Iterator[None]:
+    """Turn errors inside that lack of a resource caused into a ResourceError.
 
     Args:
         **folders: Where files are written, by the option that chooses the folder.
@@ -134,10 +134,10 @@ def explained(**folders: Path | str) -> Iterator[None]:
 
 
 def shortage(error: BaseException, folders: dict[str, Path]) -> str | None:
-    """Return which resource an error was for want of, and what to do; None where it was not."""
+    """Return which resource an error lacked, and the remedy; None for other errors."""
     number, text = getattr(error, "errno", None), str(error).partition("\n")[0]
     if isinstance(error, RuntimeError) and "shared memory" in text and _NO_SPACE.search(text):
-        return f"{text}; {SHARED} has {size_text(shareable())} free: {_MORE_SHARED}"
+        return f"{text}; {SHARED} has {size_text(free_shared_memory())} free: {_MORE_SHARED}"
     if number in (errno.EMFILE, errno.ENFILE) or _NO_FILES.search(text):
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         return f"{text}: this process may keep {soft}; raise the limit: ulimit -n 1024"
@@ -152,13 +152,13 @@ def shortage(error: BaseException, folders: dict[str, Path]) -> str | None:
 
 
 def _full_folders(error: BaseException, folders: dict[str, Path]) -> str:
-    """Return where there is no room, and what to do; all folders where none looks full."""
+    """Return the full folders and the remedy; all folders if none looks full."""
     if isinstance(name := getattr(error, "filename", None), str):
         folders = {"": Path(name).parent, **folders}
     free = {}
     for option, folder in folders.items():
         with suppress(OSError):
-            free[option] = shutil.disk_usage(_existing(folder)).free
+            free[option] = shutil.disk_usage(_nearest_existing(folder)).free
     full = [option for option in free if free[option] < LEAST_SPACE] or list(free)
     if getattr(error, "errno", None) == errno.EFBIG:
         said = ", ".join(str(folders[option]) for option in full)
@@ -170,7 +170,7 @@ def _full_folders(error: BaseException, folders: dict[str, Path]) -> str:
 
 
 def crash_cause(said: str, code: int, kills: int | None) -> str:
-    """Return the resource for want of which a process was killed, where the signs are clear.
+    """Return the resource whose lack killed a process, if the signs are clear.
 
     Args:
         said: What mpiexec wrote.
@@ -186,17 +186,17 @@ def crash_cause(said: str, code: int, kills: int | None) -> str:
     if code in (7, -7, 135) or _BUS_ERROR.search(said):
         return (
             f"; a bus error: the memory that processes share ran out, {SHARED} has "
-            f"{size_text(shareable())} free: {_MORE_SHARED}"
+            f"{size_text(free_shared_memory())} free: {_MORE_SHARED}"
         )
     return ""
 
 
 def temporary_folder() -> Path:
-    """Return where this process puts temporary files."""
+    """Return the folder for this process's temporary files."""
     return Path(tempfile.gettempdir())
 
 
-def _existing(folder: Path) -> Path:
+def _nearest_existing(folder: Path) -> Path:
     """Return the folder, or the nearest one above that exists."""
     folder = folder.absolute()
     return next((each for each in (folder, *folder.parents) if os.path.isdir(each)), Path("/"))

@@ -1,4 +1,4 @@
-"""Private temporary folders, removed however their process ends: the data's copy lies in one."""
+"""Private temporary folders that are removed however their process ends."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from manyhands.launch.shm_cleanup import Janitor, remove
-from manyhands.launch.signals import deferred
+from manyhands.launch.shm_cleanup import CleanupProcess, remove_folder
+from manyhands.launch.signals import defer_signals
 
 
 @contextmanager
 def private_folder() -> Iterator[Path]:
-    """Give a new temporary folder that only this user can open; remove it at the end.
+    """Make a temporary folder that only this user can open; remove it at the end.
 
     If this process is killed, a janitor removes it, and what workers leave in shared memory.
     """
@@ -22,15 +22,15 @@ def private_folder() -> Iterator[Path]:
     janitor = None
     try:
         folder.mkdir(mode=0o700)
-        janitor = Janitor(folder)
+        janitor = CleanupProcess(folder)
         yield folder
     finally:
-        with deferred():
-            remove(folder)
+        with defer_signals():
+            remove_folder(folder)
             if janitor:
                 janitor.dismiss()
 
 
 def new_name() -> Path:
-    """Return a name for a private folder: known before it is made, so that none is forgotten."""
+    """Return an unused name for a private folder, known before the folder is made."""
     return Path(tempfile.gettempdir(), f"manyhands-{uuid.uuid4().hex[:12]}")

@@ -1,7 +1,7 @@
-"""What killed processes leave, in shared memory and in private folders, and how it is cleared away.
+"""Removes what killed processes leave in shared memory and in private folders.
 
-A launcher clears after its workers. When it is killed itself nobody would: so for as long as its
-workers run it has a `Janitor`, a small process that runs this very file and imports nothing else.
+A launcher cleans up after its workers. In case it is killed itself, it starts a `CleanupProcess`, a
+small process that runs this very file and imports nothing else.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NAMES = ("mpich_shm_", "mpich_shar_tmp", "sm_segment", "osc_", "ucx_shm", "sem.
 # What other MPIs' begin with: theirs only where a worker of ours has mapped it.
 _OTHERS = ("Intel_MPI", "vader_segment", "psm_shm", "psm2_shm", "psm3_shm", "mv2", "cray-", "nccl-")
 # How torch and CUDA name what a process shares a GPU's memory by: with its number.
-_OF_ONE = re.compile(r"torch_(?P<pid>\d+)_|cuda\.shm\.[0-9a-f]+\.(?P<hex>[0-9a-f]+)\.")
+_GPU_SEGMENT = re.compile(r"torch_(?P<pid>\d+)_|cuda\.shm\.[0-9a-f]+\.(?P<hex>[0-9a-f]+)\.")
 _STARTERS = (
     b"hydra_",
     b"mpiexec",
@@ -36,37 +36,41 @@ _PATIENCE, _LOOK = 8.0, 0.25  # seconds for workers to go after their launcher; 
 _CLEANING, _SOON = 2.0, 0.01  # seconds for a resource tracker to end; between two looks at helpers
 
 
-def listed() -> list[str]:
-    """Return what is in shared memory."""
+def list_segments() -> list[str]:
+    """Return the files in shared memory."""
     try:
         return [entry.path for entry in os.scandir(SHARED)]
     except OSError:
         return []
 
 
-def abandoned(before: Iterable[str]) -> set[str]:
-    """Return what is new since, MPI's or a GPU's, ours, and in nobody's use."""
-    new = {path for path in set(listed()) - set(before) if _is_mpi(path) or _is_of_the_dead(path)}
+def abandoned_segments(before: Iterable[str]) -> set[str]:
+    """Return this user's new MPI and GPU segments that no process uses."""
+    new = {
+        path
+        for path in set(list_segments()) - set(before)
+        if _is_mpi(path) or _is_orphaned_gpu_segment(path)
+    }
     for pause in (0.0, _LOOK):  # one that was just made may be mapped a moment later
         if new:
             time.sleep(pause)
-            used = _mapped()
+            used = _mapped_inodes()
             new = {path for path in new if _inode(path) not in used}
     return new
 
 
-def clear(paths: Iterable[str]) -> None:
-    """Unlink them, as far as they are there."""
+def unlink(paths: Iterable[str]) -> None:
+    """Unlink these files, if they exist."""
     for path in paths:
         with suppress(OSError):
             os.unlink(path)
 
 
-class Janitor:
-    """A small process that cleans up when this one is killed: shared memory, and one folder.
+class CleanupProcess:
+    """A small process that removes shared memory and one folder if this process is killed.
 
     Args:
-        folder: A private folder to remove once every process that holds it (`hold`) has ended.
+        folder: A private folder to remove once no process holds it any more (`hold_folder`).
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -82,7 +86,7 @@ class Janitor:
             )
         finally:
             os.close(reading)
-        plan = {"before": listed(), "folder": None if folder is None else str(folder)}
+        plan = {"before": list_segments(), "folder": None if folder is None else str(folder)}
         self._write(json.dumps(plan).encode() + b"\n")
 
     def dismiss(self) -> None:
@@ -92,7 +96,7 @@ class Janitor:
         self._process.wait()
 
     def release(self) -> None:
-        """Leave it to itself: it cleans up once no process holds the folder."""
+        """Detach it: it cleans up once no process holds the folder."""
         os.close(self._channel)
         _released.append(self._process)
 
@@ -106,23 +110,23 @@ _released: list[subprocess.Popen[bytes]] = []  # so that none is collected while
 
 
 @contextmanager
-def janitor() -> Iterator[None]:
-    """Have shared memory cleared if this process is killed meanwhile."""
-    one = Janitor()
+def cleanup_if_killed() -> Iterator[None]:
+    """Have shared memory cleaned up if this process is killed inside."""
+    one = CleanupProcess()
     try:
         yield
     finally:
         one.dismiss()
 
 
-def hold(folder: Path) -> Callable[[], None]:
-    """Keep another process's private folder until this one ends, or calls what is returned."""
+def hold_folder(folder: Path) -> Callable[[], None]:
+    """Keep another process's private folder until this process ends or calls the result."""
     channel = os.open(folder / _HELD, os.O_WRONLY)
     return lambda: os.close(channel)
 
 
 def _channel(folder: Path | None) -> tuple[int, int]:
-    """Return a pipe, for reading and for writing; other processes find it in `folder`."""
+    """Return a pipe's read and write ends; other processes find the pipe in `folder`."""
     if folder is None:
         return os.pipe()
     try:
@@ -134,8 +138,8 @@ def _channel(folder: Path | None) -> tuple[int, int]:
     return reading, os.open(folder / _HELD, os.O_WRONLY)
 
 
-def remove(folder: Path) -> None:
-    """Remove a private folder, also one that was renamed to be removed."""
+def remove_folder(folder: Path) -> None:
+    """Remove a private folder, also one that was renamed for removal."""
     for path in _existing(folder):
         shutil.rmtree(path, ignore_errors=True)
 
@@ -145,7 +149,7 @@ def _existing(folder: Path) -> list[Path]:
 
 
 def kill_helpers(folder: Path, session: int) -> None:
-    """Kill what a group has left of its helpers, and return when none is alive.
+    """Kill the helpers that a group has left, and return when none is alive.
 
     A stopped helper of mpiexec ends by nothing else; multiprocessing's fork server notices its
     parent's end only after its imports. The resource tracker ends by itself after the others, and
@@ -165,7 +169,7 @@ def kill_helpers(folder: Path, session: int) -> None:
 
 
 def _helpers(folder: Path, session: int) -> dict[int, bool]:
-    """Return the helpers of a group that are alive; whether each is a resource tracker."""
+    """Return a group's living helpers: pid → whether it is a resource tracker."""
     given = b"\0TMPDIR=" + os.fsencode(folder) + b"\0"
     found = {}
     for entry in os.scandir("/proc") if os.path.isdir("/proc/self") else ():
@@ -191,13 +195,13 @@ def _main() -> None:
     end = time.monotonic() + _PATIENCE
     while time.monotonic() < end:
         if folder:
-            remove(folder)
+            remove_folder(folder)
         time.sleep(_LOOK)
-        clear(abandoned(plan["before"]))
+        unlink(abandoned_segments(plan["before"]))
 
 
-def _mapped() -> set[int]:
-    """Return every file in shared memory that some process of this host has mapped, by inode.
+def _mapped_inodes() -> set[int]:
+    """Return the inodes of all shared-memory files that processes of this host have mapped.
 
     Not by name: a semaphore is mapped under the name it had before it got its own.
     """
@@ -217,23 +221,23 @@ def _inode(path: str) -> int:
         return 0
 
 
-def named(path: str) -> bool:
-    """Say whether what a worker has mapped is named as an MPI's is, or a GPU's; else a user's."""
+def is_mpi_or_gpu_name(path: str) -> bool:
+    """Return whether a segment has the name of an MPI's or a GPU's, not of a user's."""
     name = path.removeprefix(SHARED)
-    return name.startswith((*_NAMES, *_OTHERS)) or _OF_ONE.match(name) is not None
+    return name.startswith((*_NAMES, *_OTHERS)) or _GPU_SEGMENT.match(name) is not None
 
 
 def _is_mpi(path: str) -> bool:
-    """Say whether a segment of ours is named as MPICH's and Open MPI's are."""
+    """Return whether a segment is this user's and named as MPICH's or Open MPI's are."""
     name = path.removeprefix(SHARED)
     with suppress(OSError):
         return name.startswith(_NAMES) and os.stat(path).st_uid == os.getuid()
     return False
 
 
-def _is_of_the_dead(path: str) -> bool:
-    """Say whether a segment is one by which processes share a GPU's memory, and its maker gone."""
-    found = _OF_ONE.match(path.removeprefix(SHARED))
+def _is_orphaned_gpu_segment(path: str) -> bool:
+    """Return whether a segment shares GPU memory of a process that is gone."""
+    found = _GPU_SEGMENT.match(path.removeprefix(SHARED))
     if not found:
         return False
     pid = int(found["pid"]) if found["pid"] else int(found["hex"], 16)

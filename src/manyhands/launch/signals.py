@@ -1,6 +1,6 @@
 """Turns the signals that end a program into exceptions, so that everything is cleaned up.
 
-While workers run, their guard owns the handlers and asks them to stop (`guard.Guard`). Everywhere
+While workers run, `watchdog.Watchdog` owns the handlers and asks them to stop. Everywhere
 else these handlers apply: SIGINT raises KeyboardInterrupt, SIGTERM and SIGHUP raise SignalReceived.
 A SIGHUP that was ignored at the start (nohup) stays ignored.
 """
@@ -39,20 +39,20 @@ class SignalReceived(SystemExit):
 
 
 def describe(signum: int) -> str:
-    """Return the sentence that tells the user which signal ended the command."""
+    """Return the message for the user: which signal ended the command."""
     return "interrupted" if signum == signal.SIGINT else f"stopped by {signal.Signals(signum).name}"
 
 
-def handled() -> list[signal.Signals]:
-    """Return the signals that may be handled: all of ENDING, but not an ignored SIGHUP."""
+def handled_signals() -> list[signal.Signals]:
+    """Return the signals to handle: ENDING, without a SIGHUP that is ignored."""
     return [s for s in ENDING if s != signal.SIGHUP or signal.getsignal(s) != signal.SIG_IGN]
 
 
 def install(handler: Handler) -> dict[int, Any]:
-    """Handle ENDING by `handler`; returns the earlier handlers, none outside the main thread."""
+    """Install `handler` for ENDING; return the earlier handlers, none outside the main thread."""
     if threading.current_thread() is not threading.main_thread():
         return {}
-    return {signum: signal.signal(signum, handler) for signum in handled()}
+    return {signum: signal.signal(signum, handler) for signum in handled_signals()}
 
 
 def restore(before: dict[int, Any]) -> None:
@@ -61,10 +61,10 @@ def restore(before: dict[int, Any]) -> None:
         signal.signal(signum, handler)
 
 
-class Raising:
-    """A context manager in which ENDING raises, in the main thread.
+class RaiseOnSignals:
+    """A context manager in which ENDING signals raise, in the main thread.
 
-    Handlers of the user's own stay, and so do those of an enclosing `Raising`.
+    Handlers of the user's own stay, and so do those of an enclosing `RaiseOnSignals`.
 
     Args:
         command: This is the command line's process: an ignored SIGINT is handled too, and a signal
@@ -79,9 +79,9 @@ class Raising:
         self._command = command
         self._before: dict[int, Any] = {}
 
-    def __enter__(self) -> Raising:
+    def __enter__(self) -> RaiseOnSignals:
         if threading.current_thread() is threading.main_thread():
-            for signum in handled():
+            for signum in handled_signals():
                 known: list[Any] = [signal.SIG_DFL, signal.default_int_handler, exit_at_once]
                 known += [signal.SIG_IGN] if self._command else []
                 if signal.getsignal(signum) in known:
@@ -95,16 +95,16 @@ class Raising:
         self.received = self.received or signum
         if self._command and _importing(frame):
             exit_at_once(signum, frame)
-        raise error(signum)
+        raise exception_for(signum)
 
 
-def error(signum: int) -> BaseException:
-    """Return the exception that stands for a signal."""
+def exception_for(signum: int) -> BaseException:
+    """Return the exception that represents a signal."""
     return KeyboardInterrupt() if signum == signal.SIGINT else SignalReceived(signum)
 
 
-def number(error: BaseException) -> int:
-    """Return the signal that an error stands for; 0 where it is another error."""
+def signal_of(error: BaseException) -> int:
+    """Return the signal that an exception represents; 0 for any other."""
     if isinstance(error, KeyboardInterrupt):
         return signal.SIGINT
     code = getattr(error, "exit_code", 0)
@@ -112,7 +112,7 @@ def number(error: BaseException) -> int:
 
 
 def exit_at_once(signum: int, frame: FrameType | None) -> None:
-    """End this process now: a handler for when nothing has to be cleaned up by this process."""
+    """Exit now: a handler for when this process has nothing to clean up."""
     with suppress(Exception):
         sys.stdout.flush()
     with suppress(OSError):  # not print: this may have interrupted one
@@ -129,19 +129,19 @@ def _importing(frame: FrameType | None) -> bool:
 
 
 @contextmanager
-def stopping() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP raise a ManyhandsError inside, for callers from Python.
+def raise_on_signals() -> Iterator[None]:
+    """Raise a ManyhandsError on SIGTERM and SIGHUP inside, for callers from Python.
 
     Not in a group that somebody else started: there the other processes wait for this one, and
     end with it.
     """
     from manyhands.errors import stopped_by
-    from manyhands.launch.environment import among_others
+    from manyhands.launch.environment import in_group
 
-    if among_others():
+    if in_group():
         yield
         return
-    with Raising():
+    with RaiseOnSignals():
         try:
             yield
         except SignalReceived as received:
@@ -149,8 +149,8 @@ def stopping() -> Iterator[None]:
 
 
 @contextmanager
-def deferred() -> Iterator[None]:
-    """Let signals wait until the block has ended: for cleaning up, which one must not cut short."""
+def defer_signals() -> Iterator[None]:
+    """Delay signals until the block has ended, so that they cannot interrupt a cleanup."""
     received: list[int] = []
     before = install(lambda signum, _: received.append(signum))
     try:

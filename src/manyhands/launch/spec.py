@@ -1,4 +1,4 @@
-"""A group of processes that is to be started: how many, by which MPI, and what they run."""
+"""Describes a process group to start: how many, by which MPI, and what they run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WORKERS = (b"manyhands.training.process.", b"manyhands.launch.fork_server")
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchSpec:
-    """What the launcher has to know of a run.
+    """What the launcher needs to know about a run.
 
     Attributes:
         processes: How many processes take part.

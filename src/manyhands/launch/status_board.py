@@ -1,6 +1,6 @@
-"""A board in shared memory on which every worker of a host notes where it is.
+"""A table in shared memory in which every worker of a host reports its position.
 
-The launcher reads it for the progress bar and, when something goes wrong, to say who was where.
+The launcher reads it for the progress bar and for error messages: which worker was where.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _PID, _STEP, _STEPS, _OPERATION, _TIME = range(5)
 
 @dataclass(frozen=True)
 class Note:
-    """Where one worker is: `time` is the host's monotonic clock; `pid` is None on another host."""
+    """One worker's position: `time` is the host's monotonic clock; `pid` None on other hosts."""
 
     rank: int
     pid: int | None
@@ -68,7 +68,7 @@ class Board:
         self.on_note: Callable[[int, str], None] | None = None  # for faults that tests plan
 
     def announce(self, rank: int) -> None:
-        """Note which process the worker is, so that its death has a name.
+        """Record the worker's process, so that its death can be attributed.
 
         It has only begun, and may take long to import what it needs: its silence does not count,
         but the launcher's guard waits for its `enter` only so long.
@@ -76,13 +76,13 @@ class Board:
         self.rows[rank] = (os.getpid(), 0, 0, 0, np.inf)
 
     def enter(self, rank: int, steps: int = 0) -> None:
-        """Note that the worker is there, and how many steps it has to do."""
+        """Record that the worker has started, and how many steps it has to do."""
         self.rows[rank] = (os.getpid(), 0, steps, 0, time.monotonic())
         if self.on_note:
             self.on_note(0, "start")
 
     def note(self, rank: int, step: int, operation: str) -> None:
-        """Note what the worker does now."""
+        """Record the worker's current step and operation."""
         cells = self._cells
         cells[rank, _TIME] = time.monotonic()  # first: half a note must not look like a late one
         cells[rank, _STEP] = step
@@ -90,46 +90,48 @@ class Board:
         if self.on_note:
             self.on_note(step, operation)
 
-    def hear(self, rank: int, pid: int, step: int, steps: int, operation: int, age: float) -> None:
-        """Note what was told of a worker on another host; it is not a process of this one."""
+    def note_remote(
+        self, rank: int, pid: int, step: int, steps: int, operation: int, age: float
+    ) -> None:
+        """Record the reported position of a worker on another host."""
         self.rows[rank] = (-pid, step, steps, operation, time.monotonic() - age)
 
     def pid(self, rank: int) -> int:
-        """Return a worker's process number, on whichever host it is."""
+        """Return a worker's process id, on whichever host it runs."""
         return abs(int(self.rows[rank, _PID]))
 
     def ending(self) -> list[int]:
-        """Return the workers of this host whose processes have no memory any more: they are ending.
+        """Return this host's workers whose processes have lost their memory: they are ending.
 
         A process loses its memory first and is dead some milliseconds later. Meanwhile others fail
         who read from it, as MPI does within a host, and may even be dead before it.
         """
         return [n.rank for n in self.read() if n.pid and not _memory(n.pid)]
 
-    def last_words(self, rank: int, text: str) -> None:
-        """Leave a message where no file can be written any more."""
-        said = np.frombuffer(text.encode()[:_WORDS], dtype=np.uint8)
-        self.words[rank, : said.size] = said
+    def leave_message(self, rank: int, text: str) -> None:
+        """Leave a message in memory, for when no file can be written."""
+        encoded = np.frombuffer(text.encode()[:_WORDS], dtype=np.uint8)
+        self.words[rank, : encoded.size] = encoded
 
-    def heard(self) -> list[tuple[int, str]]:
-        """Return the last words that were left, by rank."""
+    def messages(self) -> list[tuple[int, str]]:
+        """Return the messages that workers left, with their ranks."""
         texts = [bytes(row).rstrip(b"\0").decode(errors="replace") for row in self.words]
         return [(rank, text) for rank, text in enumerate(texts) if text]
 
-    def ask(self, signum: int) -> None:
+    def request_stop(self, signum: int) -> None:
         """Ask all workers to stop, as that signal would."""
         self.request[0] = signum
 
-    def asked(self) -> int:
-        """Return the signal by which the workers were asked to stop; 0 if they were not."""
+    def stop_signal(self) -> int:
+        """Return the signal that asked the workers to stop; 0 if none did."""
         return int(self.request[0])
 
     def steps(self, rank: int, steps: int) -> None:
-        """Note how many steps the worker has to do."""
+        """Record how many steps the worker has to do."""
         self.rows[rank, _STEPS] = steps
 
     def read(self) -> list[Note]:
-        """Return the notes of the workers that have entered."""
+        """Return the positions of the workers that have started."""
         return [
             Note(
                 rank,
@@ -145,7 +147,7 @@ class Board:
 
 
 def _memory(pid: int) -> int:
-    """Return how many pages a process has mapped; on a system that does not tell, one."""
+    """Return the number of pages a process has mapped; 1 if the system does not say."""
     if not os.path.exists("/proc/self/statm"):
         return 1
     try:

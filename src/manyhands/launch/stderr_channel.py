@@ -1,4 +1,4 @@
-"""What processes on other hosts tell the launcher: lines on the channel that mpiexec forwards.
+"""Messages from other hosts to the launcher, as lines on the stderr that mpiexec forwards.
 
 Their files and boards are on their own hosts, so what happens there travels on the standard error
 that mpiexec carries to the launcher anyway: independent of MPI, it works where MPI hangs.
@@ -15,21 +15,21 @@ from typing import Any
 _MARK = b"@manyhands "
 
 
-def say(channel: int, kind: str, value: Any) -> None:
-    """Tell the launcher something, in one line and one write."""
+def send(channel: int, kind: str, value: Any) -> None:
+    """Send the launcher one message, as one line in one write."""
     with suppress(OSError):  # nobody listens any more: then mpiexec ends us anyway
         os.write(channel, _MARK + json.dumps([kind, value]).encode() + b"\n")
 
 
 class Listener:
-    """Follows mpiexec's log and returns what was told since the last time."""
+    """Reads new messages from mpiexec's log."""
 
     def __init__(self, log: Path) -> None:
         self.log = log
         self._offset = 0
 
-    def heard(self) -> list[tuple[str, Any]]:
-        """Return what is new, by kind; lines that another's output cut into are left out."""
+    def read(self) -> list[tuple[str, Any]]:
+        """Return the new messages as (kind, value); damaged lines are left out."""
         with self.log.open("rb") as file:
             file.seek(self._offset)
             text = file.read()
@@ -44,7 +44,7 @@ class Listener:
         return found
 
 
-def without(text: str) -> str:
-    """Return a log without what was meant for the launcher."""
+def strip_messages(text: str) -> str:
+    """Return a log without the messages for the launcher."""
     lines = text.splitlines()
     return "\n".join(line for line in lines if not line.startswith(_MARK.decode()))

@@ -1,4 +1,4 @@
-"""Watches over a group of workers: passes signals on, notices hangs, clears away what they leave.
+"""Supervises a group of workers: forwards signals, detects hangs, cleans up shared memory.
 
 The launcher holds a guard for as long as its workers run.
 """
@@ -29,15 +29,15 @@ _ABORTING = 10.0  # seconds in which a group ends of which one has failed; other
 _LEAVING = 3.0  # seconds that a group which has lost members has to leave MPI
 _HALF_A_NOTE = 0.01  # seconds in which whoever writes a note has written all of it
 _STACKS = 0.5  # seconds for the workers to write their stacks
-STARTING = 120.0  # seconds beside the timeout in which all must have begun: imports take long
+START_SECONDS = 120.0  # seconds beside the timeout in which all must have begun: imports take long
 _GROUP = -1  # stands for the group where ranks do
 _BEFORE = ("start", "load", "tune")  # all that a worker does before it has met the others
 # Where one waits for others.
 _WAITS = ("exchange", "agree", "evaluate", "regroup", "checkpoint", "serve")
 
 
-class Guard:
-    """One group's guard; a context manager that handles SIGINT, SIGTERM and SIGHUP meanwhile.
+class Watchdog:
+    """Supervises one group; a context manager that handles SIGINT, SIGTERM and SIGHUP.
 
     Args:
         board: Where the workers note what they do.
@@ -59,191 +59,203 @@ class Guard:
         end: Callable[[], None],
         start: float | None = None,
         *,
-        spare: bool = False,
+        survivors_continue: bool = False,
         group: int | None = None,
         end_early: bool = False,
     ) -> None:
         self.group, self.end_early = group, end_early
         self.start, self._begun = start, time.monotonic()
-        self.spare, self._pardoned = spare, 0.0
+        self.survivors_continue, self._grace_until = survivors_continue, 0.0
         self.board, self.logs, self.timeout, self.end = board, logs, timeout, end
         self.ended = ""  # by a signal, at once: in which way
         self._ended = math.inf  # and when
         self.segments: set[str] = set()
-        self._before = set(shm_cleanup.listed())  # not our workers' making, whoever maps it
-        self._looked = 0.0
+        self._before = set(shm_cleanup.list_segments())  # not our workers' making, whoever maps it
+        self._checked = 0.0
         self._emptied = self._failed = math.inf  # since when no worker lives; since when one failed
-        self._strange: set[str] = set()  # new in shared memory, and not seen to be a worker's
+        self._unclaimed: set[str] = set()  # new in shared memory, and not seen to be a worker's
         self._known: set[int] = set()  # the workers who were there at the last look
-        self._settled = 0.0  # when what is strange will count as somebody else's
+        self._unclaimed_until = 0.0  # when what is strange will count as somebody else's
         self._handlers: dict[int, Any] = {}
         self.died: int | None = None  # the first rank that was gone before it was done
-        self._unclear = False  # several went, not all of them watched: others must tell who began
-        self._held: dict[int, int] = {}  # ranks by a file that can be read when they are gone
-        self._watch: select.epoll | None = None  # lists these files as they become so, in order
+        self._order_unknown = (
+            False  # several went, not all of them watched: others must tell who began
+        )
+        self._pidfds: dict[int, int] = {}  # ranks by a file that can be read when they are gone
+        self._epoll: select.epoll | None = None  # lists these files as they become so, in order
 
-    def __enter__(self) -> Guard:
+    def __enter__(self) -> Watchdog:
         if hasattr(os, "pidfd_open"):
-            self._watch = select.epoll()
+            self._epoll = select.epoll()
             if self.group is not None:
-                self._hold(self._watch, _GROUP, self.group)
-        self._handlers = signals.install(self._hear)
+                self._watch_process(self._epoll, _GROUP, self.group)
+        self._handlers = signals.install(self._on_signal)
         return self
 
     def __exit__(self, *exc: object) -> None:
         signals.restore(self._handlers)
-        for handle in self._held:
+        for handle in self._pidfds:
             os.close(handle)
-        if self._watch:
-            self._watch.close()
+        if self._epoll:
+            self._epoll.close()
         self._clear_segments()
 
-    def _hear(self, signum: int, frame: FrameType | None) -> None:
-        """Ask the workers to stop after their step; the second time, end them at once.
+    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
+        """Ask the workers to stop after their step; at the second signal, end them at once.
 
         The first time, too, where there is nothing to write a checkpoint of.
         """
-        if self.board.asked():
+        if self.board.stop_signal():
             self.ended = f"ended at once by a second signal, {signal.Signals(signum).name}"
-        elif self.end_early and self._untrained():
+        elif self.end_early and self._before_first_step():
             self.ended = f"{signals.describe(signum)} before the first step"
-        if not self.board.asked():
-            self.board.ask(signum)
+        if not self.board.stop_signal():
+            self.board.request_stop(signum)
         if self.ended:
             self._ended = min(self._ended, time.monotonic())
             self.end()
 
-    def _untrained(self) -> bool:
-        """Say whether no worker has completed a step; measuring is none."""
+    def _before_first_step(self) -> bool:
+        """Return whether no worker has completed a step; measuring does not count."""
         return all(n.step == 0 or n.operation in _BEFORE for n in self.board.read())
 
     def wait(self, seconds: float) -> None:
-        """Return after so many seconds at most, and remember which worker is gone first.
+        """Wait up to so many seconds, and record which worker exits first.
 
         Returns as soon as one is gone, or the group, and before long while some have not begun.
         An mpiexec that ends the others at once does not always tell which was the first. The kernel
         lists those who have gone in the order in which they went, also where all have.
         """
         notes = self.board.read()
-        deaf = self.group is not None and _GROUP not in self._held.values()
-        if deaf or not self._watch or len(notes) < len(self.board.rows):
+        deaf = self.group is not None and _GROUP not in self._pidfds.values()
+        if deaf or not self._epoll or len(notes) < len(self.board.rows):
             seconds = min(seconds, _SOON)
-        if not self._watch:
+        if not self._epoll:
             time.sleep(seconds)
             return
-        lost = self._lost(self._watch, notes)
-        heard = self._listed(self._watch, 0.0 if lost and self.died is None else seconds)
-        watched, notes = set(self._held.values()), self.board.read()
+        lost = self._watch_workers(self._epoll, notes)
+        heard = self._poll_exited(self._epoll, 0.0 if lost and self.died is None else seconds)
+        watched, notes = set(self._pidfds.values()), self.board.read()
         if heard:  # who has come meanwhile may have gone even before
-            lost += self._lost(self._watch, notes)
-            later = self._listed(self._watch, 0.0)
+            lost += self._watch_workers(self._epoll, notes)
+            later = self._poll_exited(self._epoll, 0.0)
             lost += [rank for rank in later if rank not in watched]
             heard += [rank for rank in later if rank in watched]
         done = {n.rank for n in notes if n.operation == "done"}  # now: who was may work again
         gone = [rank for rank in dict.fromkeys(lost + heard) if rank not in {*done, _GROUP}]
         others = [n for n in notes if n.pid and n.rank not in done and n.rank not in gone]
         local = sum(bool(n.pid) for n in notes) == len(self.board.rows)
-        self._unclear |= len(gone) > 1 and bool(set(lost) & set(gone))
-        if gone and self.died is None and not self._unclear and (others or local):
+        self._order_unknown |= len(gone) > 1 and bool(set(lost) & set(gone))
+        if gone and self.died is None and not self._order_unknown and (others or local):
             self.died = gone[0]
         elif lost:  # it may have been one on another host
             time.sleep(min(seconds, _SOON))
 
-    def _lost(self, watch: select.epoll, notes: list[Note]) -> list[int]:
-        """Watch all who work here; returns those who are gone before they were watched."""
+    def _watch_workers(self, watch: select.epoll, notes: list[Note]) -> list[int]:
+        """Watch all local workers; return the ranks that exited before they were watched."""
         here = {n.rank: n.pid for n in notes if n.pid and n.operation != "done"}
-        return [rank for rank, pid in here.items() if not self._hold(watch, rank, pid)]
+        return [rank for rank, pid in here.items() if not self._watch_process(watch, rank, pid)]
 
-    def _listed(self, watch: select.epoll, seconds: float) -> list[int]:
-        """Return those who have gone since the last time, in their order; wait for the first."""
-        return [self._held[handle] for handle, _ in watch.poll(seconds)]
+    def _poll_exited(self, watch: select.epoll, seconds: float) -> list[int]:
+        """Return the ranks that have exited since the last call, in order; wait for the first."""
+        return [self._pidfds[handle] for handle, _ in watch.poll(seconds)]
 
-    def _hold(self, watch: select.epoll, rank: int, pid: int) -> bool:
-        """Let a process be listed once it is gone; returns whether it may still be there."""
-        if rank not in self._held.values():
+    def _watch_process(self, watch: select.epoll, rank: int, pid: int) -> bool:
+        """Watch a process; return whether it may still be alive."""
+        if rank not in self._pidfds.values():
             try:
                 handle = os.pidfd_open(pid)
             except ProcessLookupError:
                 return False
             except OSError:  # not on this system
                 return True
-            self._held[handle] = rank
+            self._pidfds[handle] = rank
             watch.register(handle, select.EPOLLIN | select.EPOLLONESHOT)
         return True
 
-    def look(self) -> None:
-        """Look after the workers; call it every now and then.
+    def check(self) -> None:
+        """Check the workers for hangs; call it periodically.
 
         Raises:
             WorkerError: When one has hung for longer than the timeout: who, where, since when.
         """
         now = time.monotonic()
-        if now - self._looked < _LOOK:
+        if now - self._checked < _LOOK:
             return
-        self._looked = now
+        self._checked = now
         notes = self.board.read()
-        self._look_at_memory(notes, now)
+        self._track_segments(notes, now)
         if hanging := self._hanging(notes, now):
             time.sleep(_HALF_A_NOTE)
             notes = self.board.read()
             hanging = self._hanging(notes, now)
-        if hanging and now > self._pardoned and not (self.spare and self._end_alone(hanging, now)):
+        if (
+            hanging
+            and now > self._grace_until
+            and not (self.survivors_continue and self._kill_hung(hanging, now))
+        ):
             raise self._report(notes, now)
         if self.start is not None:
-            self._expect_all(notes, now, self.start)
+            self._check_start_timeout(notes, now, self.start)
 
-    def _look_at_memory(self, notes: list[Note], now: float) -> None:
-        """Note what the workers have mapped, as long as there is what none was seen to map.
+    def _track_segments(self, notes: list[Note], now: float) -> None:
+        """Record the segments that workers map, while some segment has no known owner.
 
         To read the maps of one worker takes a millisecond, for which another worker may wait.
         """
         pids = {n.pid for n in notes if n.pid}
-        listed = {path for path in shm_cleanup.listed() if shm_cleanup.named(path)}
+        listed = {
+            path for path in shm_cleanup.list_segments() if shm_cleanup.is_mpi_or_gpu_name(path)
+        }
         strange = listed - self._before - self.segments
-        if strange - self._strange or pids - self._known:
-            self._settled = now + _MAPPED
-        self._strange, self._known = strange, pids
-        if strange and now < self._settled:
+        if strange - self._unclaimed or pids - self._known:
+            self._unclaimed_until = now + _MAPPED
+        self._unclaimed, self._known = strange, pids
+        if strange and now < self._unclaimed_until:
             for pid in pids:
                 self.segments |= _segments(pid) - self._before
 
     def _hanging(self, notes: list[Note], now: float) -> list[Note]:
-        """Return those from whom there was no word for too long."""
+        """Return the workers without progress for longer than the timeout."""
         late = [n for n in notes if now - n.time > self.timeout]
-        if self.start is not None and not self._all_begun(notes):
+        if self.start is not None and not self._all_entered(notes):
             late = []  # whoever is there waits for the others, who may take long to import
         hanging = [n for n in late if n.operation not in ("done", OWN, AFTER)]
-        if self.spare:
+        if self.survivors_continue:
             hanging = [n for n in hanging if n.pid and _state(n.pid) not in ("Z", "")]
         return hanging
 
-    def over(self, *, failed: bool = False) -> bool:
-        """Say whether mpiexec should have ended a while ago: no worker is left, or one `failed`.
+    def overdue(self, *, failed: bool = False) -> bool:
+        """Return whether mpiexec should have ended: no worker is left, or one has `failed`.
 
         MPI may not let survivors go alone; and a helper of mpiexec may be stopped.
         """
         now, notes = time.monotonic(), self.board.read()
         if now - self._ended > _LEAVING:  # one that was just being started may have missed it
             return True
-        self._failed = min(self._failed, now) if failed and not self.spare else math.inf
+        self._failed = (
+            min(self._failed, now) if failed and not self.survivors_continue else math.inf
+        )
         if now - self._failed > _ABORTING:
             return sum(bool(n.pid) for n in notes) == len(self.board.rows)
-        if not self.spare and not self._ending(notes):
+        if not self.survivors_continue and not self._ending(notes):
             return False
         living = [n for n in notes if n.pid and _state(n.pid) not in ("Z", "")]
-        if self.spare:
+        if self.survivors_continue:
             late = [n for n in living if n.operation == "done" and now - n.time > _LEAVING]
             return 0 < len(living) == len(late) < len(notes)
         self._emptied = math.inf if living else min(self._emptied, now)
         return now - self._emptied > _LEAVING
 
     def _ending(self, notes: list[Note]) -> bool:
-        """Say whether all workers are on this host and about to end: asked to, or done."""
+        """Return whether all workers are on this host and about to end: asked to, or done."""
         here = sum(bool(n.pid) for n in notes) == len(self.board.rows)
-        return here and (bool(self.board.asked()) or all(n.operation == "done" for n in notes))
+        return here and (
+            bool(self.board.stop_signal()) or all(n.operation == "done" for n in notes)
+        )
 
-    def _end_alone(self, hanging: list[Note], now: float) -> bool:
-        """End those who hang, so that the others can go on; returns whether there were such.
+    def _kill_hung(self, hanging: list[Note], now: float) -> bool:
+        """Kill the hung workers so that the others can continue; return whether there were any.
 
         One who waits for others does not hang, nor does anybody while another is stopped: it may
         wait for that one. One who is stopped could come back, and would then believe that it still
@@ -258,16 +270,16 @@ class Guard:
                 log.write(words + "\n")
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        self._pardoned = now + self.timeout  # time for the others to notice
+        self._grace_until = now + self.timeout  # time for the others to notice
         return bool(guilty)
 
-    def _all_begun(self, notes: list[Note]) -> bool:
-        """Say whether all have entered: they are seen to have, or one is past where all meet."""
+    def _all_entered(self, notes: list[Note]) -> bool:
+        """Return whether all workers have started, by the board or by what one already does."""
         trains = any(n.operation not in _BEFORE for n in notes)
         return trains or sum(math.isfinite(n.time) for n in notes) == len(self.board.rows)
 
-    def _expect_all(self, notes: list[Note], now: float, patience: float) -> None:
-        """Refuse to wait any longer for those who have not entered."""
+    def _check_start_timeout(self, notes: list[Note], now: float, patience: float) -> None:
+        """Raise if some workers have not started in time."""
         there = {n.rank for n in notes if math.isfinite(n.time)}
         absent = [rank for rank in range(len(self.board.rows)) if rank not in there]
         self._begun = max([self._begun, *(n.time for n in notes if n.rank in there)])
@@ -282,7 +294,7 @@ class Guard:
         )
 
     def _report(self, notes: list[Note], now: float) -> WorkerError:
-        """Return who is missing, in which operation, at which step, with every worker's stack."""
+        """Return the error for a hang: missing ranks, operations, steps and stacks."""
         notes = [n for n in notes if n.operation != "done"]
         waiting = [n for n in notes if n.operation in _WAITS]
         missing = [n for n in notes if n.pid and _state(n.pid) in ("T", "Z", "")]
@@ -303,7 +315,7 @@ class Guard:
         return WorkerError("\n".join(lines), rank=missing[0].rank)
 
     def _await_stacks(self, ranks: list[int], sizes: dict[int, int]) -> None:
-        """Wait until those ranks have written their stacks, on a busy machine some seconds."""
+        """Wait until those ranks have written their stacks."""
         paths = {rank: self.logs / f"rank-{rank}.log" for rank in ranks}
         logs = {path: sizes[rank] for rank, path in paths.items() if path.exists()}
         time.sleep(_STACKS)
@@ -315,10 +327,10 @@ class Guard:
             whole = now == before and all(now[path] > size for path, size in logs.items())
 
     def _clear_segments(self) -> None:
-        """Unlink the shared memory that killed workers could not: MPI leaves its segments then."""
+        """Unlink the shared-memory segments that killed workers left behind."""
         # A worker that died at once was never looked at: what is new, named as MPI's and CUDA's
         # is and in nobody's use can only be of such a one.
-        shm_cleanup.clear(self.segments | shm_cleanup.abandoned(self._before))
+        shm_cleanup.unlink(self.segments | shm_cleanup.abandoned_segments(self._before))
 
 
 def _describe(note: Note) -> str:
@@ -328,7 +340,7 @@ def _describe(note: Note) -> str:
 
 
 def _state(pid: int) -> str:
-    """Return the process's state letter, "" if there is none of that number."""
+    """Return the process's state letter, "" if there is no such process."""
     try:
         with open(f"/proc/{pid}/stat") as file:  # many a second: a Path would intern each number
             return file.read().rpartition(")")[2].split()[0]
@@ -337,14 +349,16 @@ def _state(pid: int) -> str:
 
 
 def _segments(pid: int) -> set[str]:
-    """Return the segments that a process has mapped; what a user keeps there is the user's."""
+    """Return the MPI and GPU segments that a process has mapped."""
     try:
         with open(f"/proc/{pid}/maps") as file:
             lines = file.read().splitlines()
     except OSError:
         return set()
     paths = {line[line.index(SHARED) :] for line in lines if SHARED in line}
-    return {path for path in paths if shm_cleanup.named(path) and "(deleted)" not in path}
+    return {
+        path for path in paths if shm_cleanup.is_mpi_or_gpu_name(path) and "(deleted)" not in path
+    }
 
 
 def _size(path: Path) -> int:
@@ -359,7 +373,7 @@ def _sizes(paths: Iterable[Path]) -> dict[Path, int]:
 
 
 def _stack(path: Path, start: int) -> list[str]:
-    """Return what a worker's log has gained since: its stack."""
+    """Return the lines added to a worker's log since `start`: its stack."""
     try:
         gained = path.read_bytes()[start:].decode(errors="replace")
         return ["    " + line for line in gained.splitlines()]

@@ -1,4 +1,4 @@
-"""Finds the BatchNorm layers of a model, and lets them use the statistics of all workers.
+"""Finds a model's BatchNorm layers, and lets them use the statistics of all workers.
 
 PyTorch's BatchNorm sees the examples of one process: the result depends on how a batch is divided.
 With `--sync-batchnorm` a layer sees the whole batch, in both directions:
@@ -44,7 +44,7 @@ _DEFAULTS = {"weight": None, "bias": None, "training": False, "momentum": 0.1, "
 
 
 def batch_norms(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the layers that normalise by the statistics of a batch, with their names.
+    """Yield the layers that normalise by batch statistics, with their names.
 
     These are BatchNorm, classes that derive from it, and BatchNorm in TorchScript, but not
     InstanceNorm, which looks at each example alone.
@@ -59,12 +59,12 @@ def batch_norms(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def kind(layer: nn.Module) -> str:
-    """Return the name of a layer's class, also of one that was compiled by TorchScript."""
+    """Return the name of a layer's class, also of a TorchScript layer."""
     return str(getattr(layer, "original_name", type(layer).__name__))
 
 
 def check(module: nn.Module) -> None:
-    """Refuse to synchronise a model that has no BatchNorm, or one that cannot be reached.
+    """Refuse to synchronise a model without BatchNorm, or with unreachable layers.
 
     Raises:
         ConfigError: With the layer, if there is one.
@@ -84,7 +84,7 @@ def check(module: nn.Module) -> None:
 
 
 class _Layer(NamedTuple):
-    """One BatchNorm layer: its name, its place among them, and how it computes by itself."""
+    """One BatchNorm layer: its name, its index, and its own forward function."""
 
     name: str
     number: int
@@ -93,7 +93,7 @@ class _Layer(NamedTuple):
 
 
 class SharedStatistics:
-    """The BatchNorm layers of one worker's model, with the statistics of all workers' examples.
+    """The BatchNorm layers of a worker's model, with statistics over all workers' examples.
 
     Guarantees:
         - P workers normalise as one worker with the whole batch does, up to rounding, however the
@@ -133,10 +133,10 @@ class SharedStatistics:
 
     def _install(self, way: Callable[..., Any]) -> None:
         for layer in self._layers:
-            forward_override.give(layer.module, way, layer)
+            forward_override.override_forward(layer.module, way, layer)
 
     def outside_compilation(self) -> None:
-        """Let compiled models call these layers as they are: what they exchange is no tensor op."""
+        """Exclude these layers from compilation: what they exchange is no tensor operation."""
         self._install(torch.compiler.disable(self._compute))  # type: ignore[no-untyped-call]
 
     @contextmanager
@@ -181,7 +181,7 @@ class SharedStatistics:
 
     @contextmanager
     def off(self) -> Iterator[None]:
-        """Let each worker compute by itself inside, where something is only tried out."""
+        """Let each worker compute by itself inside, for trials."""
         before, self.active = self.active, False
         try:
             yield
@@ -190,7 +190,7 @@ class SharedStatistics:
 
     @contextmanager
     def absent(self) -> Iterator[None]:
-        """Take part in the exchanges inside with no examples: what passes counts for nothing.
+        """Take part in the exchanges inside without examples; the inputs count for nothing.
 
         Where all workers do so, buffers stay as they were, as if nothing had passed.
         """
@@ -204,7 +204,7 @@ class SharedStatistics:
                 self._put_back(before)
 
     def undo(self) -> None:
-        """Put buffers back to where they were when the last `over` began: its step is repeated."""
+        """Restore the buffers from before the last `over`, whose step is repeated."""
         self._put_back(self._before)
 
     def _put_back(self, saved: list[Tensor]) -> None:
@@ -253,13 +253,15 @@ class SharedStatistics:
     def _statistics(
         self, layer: _Layer, x: Tensor, centre: Tensor | None
     ) -> tuple[float, np.ndarray, np.ndarray]:
-        """Return how many values a channel has over all workers, their mean and variance (C,)."""
+        """Return each channel's count of values, mean and variance over all workers (C,)."""
         channels = x.shape[1]
         own = 0 if self._absent else x.numel() // channels
         vector = np.zeros(2 + 2 * channels)
-        near = np.zeros(channels) if centre is None else _host(centre)
+        near = np.zeros(channels) if centre is None else _to_host(centre)
         if own:
-            mean, var = map(_host, torch.batch_norm_update_stats(_wide(x), None, None, 0.0))
+            mean, var = map(
+                _to_host, torch.batch_norm_update_stats(_at_least_float32(x), None, None, 0.0)
+            )
             off = mean - near
             vector[1] = own
             vector[2 : 2 + channels] = own * off
@@ -273,7 +275,7 @@ class SharedStatistics:
         return count, near + off, np.maximum(squares - off * off, 0.0)
 
     def _back(self, layer: _Layer, device: torch.device) -> Callable[[np.ndarray], np.ndarray]:
-        """Return what sums a layer's sums of the backward pass over all workers; (2, C)."""
+        """Return a function that sums the backward sums of a layer over all workers; (2, C)."""
         absent = self._absent
 
         def summed(sums: np.ndarray) -> np.ndarray:
@@ -286,7 +288,7 @@ class SharedStatistics:
 
 
 class _Statistics(NamedTuple):
-    """Of all workers' values of each channel: how many there are, and their mean and variance."""
+    """Each channel's count of values, mean and variance over all workers."""
 
     values: float
     mean: np.ndarray  # (C,) float64
@@ -295,7 +297,7 @@ class _Statistics(NamedTuple):
 
 
 class _Calls(TorchFunctionMode):
-    """Sees that a layer calls `F.batch_norm`, and answers in its place where it trains."""
+    """Intercepts a layer's call of `F.batch_norm` in training mode."""
 
     def __init__(self, shared: SharedStatistics, layer: _Layer) -> None:
         super().__init__()
@@ -326,7 +328,7 @@ class _Normalise(torch.autograd.Function):
         found: _Statistics,
         back: Callable[[np.ndarray], np.ndarray],
     ) -> Tensor:
-        mean, var, scale = _placed(x, found.mean, found.var, 1 / np.sqrt(found.var + found.eps))
+        mean, var, scale = _to_device(x, found.mean, found.var, 1 / np.sqrt(found.var + found.eps))
         ctx.save_for_backward(x, weight, mean, var, scale)
         ctx.found, ctx.back = found, back
         ctx.given = ctx.needs_input_grad[0], weight is not None, bias is not None
@@ -336,7 +338,7 @@ class _Normalise(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, given: Tensor) -> tuple[Any, ...]:
         x, weight, mean, var, scale = ctx.saved_tensors
-        wide, g, found = _wide(x), _wide(given), ctx.found
+        wide, g, found = _at_least_float32(x), _at_least_float32(given), ctx.found
         ones = torch.ones_like(mean) if weight is None else weight
         _, by_weight, by_bias = torch.ops.aten.native_batch_norm_backward.default(
             g, wide, ones, mean, var, mean, scale, False, found.eps, [False, True, True]
@@ -344,12 +346,12 @@ class _Normalise(torch.autograd.Function):
         inner, weighted, biased = ctx.given
         by_input = None
         if inner:
-            means = ctx.back(np.stack((_host(by_bias), _host(by_weight)))) / found.values
-            by_input = _by_input(wide, g, found, _host(ones), means).to(x.dtype)
+            means = ctx.back(np.stack((_to_host(by_bias), _to_host(by_weight)))) / found.values
+            by_input = _input_gradient(wide, g, found, _to_host(ones), means).to(x.dtype)
         return by_input, by_weight if weighted else None, by_bias if biased else None, None, None
 
 
-def _by_input(
+def _input_gradient(
     x: Tensor, g: Tensor, found: _Statistics, weight: np.ndarray, means: np.ndarray
 ) -> Tensor:
     """Return ∂x.
@@ -365,22 +367,22 @@ def _by_input(
     factor = weight * scale
     numbers = (found.mean, -factor * scale * means[1], -factor * means[0], factor)
     shape = (1, -1, *[1] * (x.dim() - 2))
-    mean, along, shift, times = (part.view(shape) for part in _placed(x, *numbers))
+    mean, along, shift, times = (part.view(shape) for part in _to_device(x, *numbers))
     return (x - mean).mul_(along).add_(shift).addcmul_(g, times)
 
 
-def _placed(x: Tensor, *numbers: np.ndarray) -> tuple[Tensor, ...]:
-    """Return float64 numbers of the host where `x` is, and as wide, but at least float32."""
+def _to_device(x: Tensor, *numbers: np.ndarray) -> tuple[Tensor, ...]:
+    """Return float64 numbers on the device of `x`, in its type but at least float32."""
     dtype = x.dtype if x.dtype == torch.float64 else torch.float32
     return torch.from_numpy(np.stack(numbers)).to(x.device, dtype).unbind()
 
 
-def _host(numbers: Tensor) -> np.ndarray:
-    """Return a few numbers as the host has them, in float64."""
+def _to_host(numbers: Tensor) -> np.ndarray:
+    """Return a few numbers on the host, in float64."""
     found: np.ndarray = numbers.detach().cpu().numpy().astype(np.float64)
     return found
 
 
-def _wide(x: Tensor) -> Tensor:
-    """Return it in float32 where it is narrower."""
+def _at_least_float32(x: Tensor) -> Tensor:
+    """Return the tensor in float32 if its type is narrower."""
     return x if x.dtype in (torch.float32, torch.float64) else x.float()

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from manyhands.errors import ConfigError
-from manyhands.model.kernels.autograd import go_back_all
+from manyhands.model.kernels.autograd import backward_from_all
 
 if TYPE_CHECKING:
     Rows = slice | Tensor | None  # which examples of a batch; None: all
@@ -45,8 +45,8 @@ _BLOCK = 1 << 20  # numbers that are hashed at once: each takes 16 bytes meanwhi
 _ALPHA = 1.7580993408473766  # SELU's scale times its alpha, as in PyTorch's alpha dropout
 
 
-class Kind(NamedTuple):
-    """What one of PyTorch's dropout functions does.
+class DropoutKind(NamedTuple):
+    """The properties of one of PyTorch's dropout functions.
 
     Attributes:
         feature: It drops whole channels.
@@ -64,26 +64,26 @@ class Kind(NamedTuple):
     batched: int = 0
 
 
-KINDS: dict[Callable[..., Any], Kind] = {
-    F.dropout: Kind(),
-    F.dropout1d: Kind(feature=True, batched=3),
-    F.dropout2d: Kind(feature=True),
-    F.dropout3d: Kind(feature=True, batched=5),
-    F.alpha_dropout: Kind(alpha=True, training=False),
-    F.feature_alpha_dropout: Kind(feature=True, alpha=True, training=False),
-    torch.dropout: Kind(),
-    torch.dropout_: Kind(inplace=True),
-    torch.feature_dropout: Kind(feature=True),
-    torch.feature_dropout_: Kind(feature=True, inplace=True),
-    torch.alpha_dropout: Kind(alpha=True),
-    torch.alpha_dropout_: Kind(alpha=True, inplace=True),
-    torch.feature_alpha_dropout: Kind(feature=True, alpha=True),
-    torch.feature_alpha_dropout_: Kind(feature=True, alpha=True, inplace=True),
+KINDS: dict[Callable[..., Any], DropoutKind] = {
+    F.dropout: DropoutKind(),
+    F.dropout1d: DropoutKind(feature=True, batched=3),
+    F.dropout2d: DropoutKind(feature=True),
+    F.dropout3d: DropoutKind(feature=True, batched=5),
+    F.alpha_dropout: DropoutKind(alpha=True, training=False),
+    F.feature_alpha_dropout: DropoutKind(feature=True, alpha=True, training=False),
+    torch.dropout: DropoutKind(),
+    torch.dropout_: DropoutKind(inplace=True),
+    torch.feature_dropout: DropoutKind(feature=True),
+    torch.feature_dropout_: DropoutKind(feature=True, inplace=True),
+    torch.alpha_dropout: DropoutKind(alpha=True),
+    torch.alpha_dropout_: DropoutKind(alpha=True, inplace=True),
+    torch.feature_alpha_dropout: DropoutKind(feature=True, alpha=True),
+    torch.feature_alpha_dropout_: DropoutKind(feature=True, alpha=True, inplace=True),
 }
 
 
-class Call(NamedTuple):
-    """One call of such a function."""
+class DropoutCall(NamedTuple):
+    """One call of a dropout function."""
 
     x: Tensor
     p: float
@@ -91,16 +91,16 @@ class Call(NamedTuple):
     inplace: bool
 
 
-def parse(kind: Kind, args: Sequence[Any], kwargs: dict[str, Any]) -> Call:
-    """Return the arguments of a call, by whichever names PyTorch gives them."""
+def parse(kind: DropoutKind, args: Sequence[Any], kwargs: dict[str, Any]) -> DropoutCall:
+    """Return the arguments of a call, under any of PyTorch's names for them."""
     given = dict(zip(("input", "p", "training", "inplace"), args, strict=False)) | kwargs
     p, training = given.get("p", 0.5), given.get("training", given.get("train", kind.training))
     x = given["input"]
     active = bool(training) and 0 < p < 1 and x.numel() > 0
-    return Call(x, p, active, kind.inplace or bool(given.get("inplace")))
+    return DropoutCall(x, p, active, kind.inplace or bool(given.get("inplace")))
 
 
-def key_of(seed: int) -> bytes:
+def public_key(seed: int) -> bytes:
     """Return the key of a run that is not private."""
     return hashlib.blake2b(b"dropout %d" % seed, digest_size=32).digest()
 
@@ -162,24 +162,24 @@ class Masks(TorchFunctionMode):
             self.take(torch.from_numpy(indices))
 
     def take(self, indices: np.ndarray | Tensor) -> None:
-        """Take these examples; a tensor on the device may change between a graph's replays."""
+        """Set the examples; a tensor on the device may change between a graph's replays."""
         self._batch, self._hashes, self._mine = indices, None, None
         self._tags.clear()
 
     def outside_compilation(self) -> None:
-        """Let compiled models call the masks as they are: they change from step to step."""
+        """Exclude the masks from compilation: they change from step to step."""
         self.drop = torch.compiler.disable(self._drop)  # type: ignore[no-untyped-call]
 
     @contextmanager
     def forward(self, rows: Rows = None) -> Iterator[None]:
-        """Be on for one forward pass, of all of the batch's examples or of some."""
+        """Apply masks in one forward pass, over all of the batch's examples or some."""
         self._rows, self._mine, self._number = rows, None, 0
         with self:
             yield
 
     @contextmanager
     def single(self, example: Tensor) -> Iterator[None]:
-        """Be about one example of a pass by vmap; `example`: its entry of `hashes`."""
+        """Mask one example of a pass by vmap; `example`: its entry of `hashes`."""
         before = self._mine, self._apart
         self._mine, self._apart, self._number = example[None], True, 0
         try:
@@ -188,7 +188,7 @@ class Masks(TorchFunctionMode):
             self._mine, self._apart = before
 
     def seek(self, place: int) -> None:
-        """Go on with the call that a model cut into stages has first at this place."""
+        """Continue with the first call at this place of a model that is split into stages."""
         self._number = self.before.get(place, self._number)
 
     def locate(self, modules: Sequence[tuple[int, nn.Module]], x: Any) -> None:
@@ -203,7 +203,7 @@ class Masks(TorchFunctionMode):
             self._locating = False
 
     def hashes(self) -> Tensor | None:
-        """Return a hash of each example and the step, (n,); None where no step has begun."""
+        """Return a hash of each example and the step, (n,); None before the first step."""
         found = self._hashed()
         return None if found is None else torch.as_tensor(found)
 
@@ -212,7 +212,7 @@ class Masks(TorchFunctionMode):
             words, batch = self._words, self._batch
             if isinstance(words, Tensor):
                 batch = batch.to(words.device)
-            self._hashes = _mixed(batch + words[:1]) + words[1:]
+            self._hashes = _mix_bits(batch + words[:1]) + words[1:]
         return self._hashes
 
     def __torch_function__(
@@ -225,7 +225,7 @@ class Masks(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     def _backward(self, tensors: Any, grad_tensors: Any = None, **given: Any) -> None:
-        """Stay on in a backward pass within a backward pass: reentrant checkpoints have them."""
+        """Stay active in nested backward passes, which reentrant checkpoints use."""
         plain = isinstance(grad_tensors, list | tuple) and all(
             isinstance(g, Tensor) for g in grad_tensors
         )
@@ -233,7 +233,7 @@ class Masks(TorchFunctionMode):
             torch.autograd.backward(tensors, grad_tensors, **given)
             return
         with self:
-            go_back_all(tuple(tensors), tuple(grad_tensors))
+            backward_from_all(tuple(tensors), tuple(grad_tensors))
 
     def _drop(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         kind = KINDS[func]
@@ -246,8 +246,8 @@ class Masks(TorchFunctionMode):
         number, examples = self._turn()
         if examples is None or call.x.dim() == 0 or len(call.x) != len(examples):
             return func(*args, **kwargs)  # the batch is elsewhere: as PyTorch draws it
-        noise = self._noise(kind, call, _mixed(examples + _constant(number)))
-        return _applied(kind, call, noise)
+        noise = self._noise(kind, call, _mix_bits(examples + _call_constant(number)))
+        return _apply_mask(kind, call, noise)
 
     def _turn(self) -> tuple[int, Any]:
         """Return the number of a call and the hashes of its examples.
@@ -258,7 +258,7 @@ class Masks(TorchFunctionMode):
         if self._apart:  # by vmap, where nothing is recomputed
             self._number += 1
             return self._number - 1, self._mine
-        self.conceals = self.conceals or concealed()
+        self.conceals = self.conceals or will_be_recomputed()
         tag = int(torch.empty((), dtype=torch.int64, device="cpu").random_())
         if tag not in self._tags:
             if torch._C._current_graph_task_id() != -1:
@@ -278,8 +278,8 @@ class Masks(TorchFunctionMode):
             self._mine = hashes if hashes is None or rows is None else hashes[rows]
         return self._mine
 
-    def _noise(self, kind: Kind, call: Call, seeds: Any) -> Tensor:
-        """Return ones where something is kept and zeros elsewhere, by the seeds of the examples."""
+    def _noise(self, kind: DropoutKind, call: DropoutCall, seeds: Any) -> Tensor:
+        """Return ones for kept elements and zeros elsewhere, by the seeds of the examples."""
         shape = list(call.x.shape)
         if kind.feature:
             channels = shape[1:2] if call.x.dim() >= kind.batched else [1]
@@ -293,38 +293,40 @@ class Masks(TorchFunctionMode):
         if isinstance(seeds, Tensor):
             elements = torch.as_tensor(elements)
         if len(seeds) <= some:
-            kept = torch.as_tensor(_kept(seeds, elements, least))
+            kept = torch.as_tensor(_keep_mask(seeds, elements, least))
             return kept.to(call.x.dtype).view(shape)
         noise = call.x.new_empty(len(seeds), width)
         for start in range(0, len(seeds), some):
             part = slice(start, start + some)
-            noise[part] = torch.as_tensor(_kept(seeds[part], elements, least))
+            noise[part] = torch.as_tensor(_keep_mask(seeds[part], elements, least))
         return noise.view(shape)
 
     def _elements(self, width: int) -> Any:
         """Return a number for each element of an example, (width,)."""
         if width not in self._tables:
             if self._device.type == "cpu":
-                self._tables[width] = _mixed(np.arange(width))
+                self._tables[width] = _mix_bits(np.arange(width))
                 return self._tables[width]
-            table = _mixed(torch.arange(width, device=self._device))
+            table = _mix_bits(torch.arange(width, device=self._device))
             if self._apart:  # a tensor that is made inside vmap belongs there
                 return table
             self._tables[width] = table  # for good: a CUDA graph may read it
         return self._tables[width]
 
 
-def _signed(word: int) -> int:
-    """Return 64 bits as PyTorch's integers have them."""
+def _as_int64(word: int) -> int:
+    """Return 64 bits as a signed integer."""
     return word - (1 << 64) if word >= 1 << 63 else word
 
 
 # The odd constants of SplitMix64 (Steele, Lea & Flood 2014). Integers wrap around; `>>` keeps the
 # sign, which costs one bit of 64 each time and saves a pass.
-_FIRST, _SECOND, _THIRD = map(_signed, (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+_FIRST, _SECOND, _THIRD = map(
+    _as_int64, (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+)
 
 
-def _mixed(x: Numbers) -> Numbers:
+def _mix_bits(x: Numbers) -> Numbers:
     """Return a hash of each number."""
     x = x * _FIRST
     x ^= x >> 32
@@ -333,7 +335,7 @@ def _mixed(x: Numbers) -> Numbers:
     return x
 
 
-def _kept(seeds: Numbers, elements: Numbers, least: int) -> Numbers:
+def _keep_mask(seeds: Numbers, elements: Numbers, least: int) -> Numbers:
     """Return for each example and element whether it is kept; (n, width) bool."""
     x = seeds[:, None] ^ elements
     x *= _SECOND
@@ -344,13 +346,13 @@ def _kept(seeds: Numbers, elements: Numbers, least: int) -> Numbers:
 
 
 @lru_cache(maxsize=4096)
-def _constant(number: int) -> int:
-    """Return 64 bits that tell one call from another."""
+def _call_constant(number: int) -> int:
+    """Return 64 bits that distinguish one call from another."""
     digest = hashlib.blake2b(b"call %d" % number, digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
 
 
-def _applied(kind: Kind, call: Call, noise: Tensor) -> Tensor:
+def _apply_mask(kind: DropoutKind, call: DropoutCall, noise: Tensor) -> Tensor:
     """Return the input where it is kept, scaled as PyTorch scales it."""
     x, p = call.x, call.p
     if not kind.alpha:
@@ -362,8 +364,8 @@ def _applied(kind: Kind, call: Call, noise: Tensor) -> Tensor:
     return x.mul_(noise).add_(shift) if call.inplace else x * noise + shift
 
 
-def concealed() -> bool:
-    """Say whether this pass is to be recomputed: autograd is off, or hooks take what it saves.
+def will_be_recomputed() -> bool:
+    """Return whether this pass will be recomputed: autograd is off, or hooks take its results.
 
     Checkpointing of both kinds, reentrant and not, is seen so.
     """

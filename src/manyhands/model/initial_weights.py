@@ -1,4 +1,4 @@
-"""Weights that a run starts from: what a safetensors file holds, read from its header alone."""
+"""Reads the shapes of a safetensors file, which a run starts from, by its header."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ def _damaged(path: Path, why: str) -> ConfigError:
     )
 
 
-def compare(path: Path, expected: Mapping[str, Any]) -> None:
-    """Refuse weights that are not those of a model with these shapes, by name."""
+def check_shapes(path: Path, expected: Mapping[str, Any]) -> None:
+    """Refuse weights that do not fit a model with these shapes, by name."""
     found = read_shapes(path)
     absent = [name for name in expected if name not in found]
     extra = [name for name in found if name not in expected]
     other = [name for name in expected if name in found and found[name] != expected[name]]
-    parts = [f"it lacks {_listed(absent)}"] if absent else []
-    parts += [f"it has {_listed(extra)}, which the model does not"] if extra else []
+    parts = [f"it lacks {_list_names(absent)}"] if absent else []
+    parts += [f"it has {_list_names(extra)}, which the model does not"] if extra else []
     parts += [
         f"{name} has the shape {found[name]}, and in the model {expected[name]}"
         for name in other[:_SHOWN]
@@ -75,6 +75,6 @@ def compare(path: Path, expected: Mapping[str, Any]) -> None:
         )
 
 
-def _listed(names: list[str]) -> str:
+def _list_names(names: list[str]) -> str:
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more

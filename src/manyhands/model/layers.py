@@ -1,4 +1,4 @@
-"""The layers of a model: their slices of the flat vector, and which one a forward pass is in."""
+"""A model's layers: their slices of the flat vector, and the one that a pass is in."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def find_layers(named: Iterable[tuple[str, nn.Parameter]]) -> tuple[Layer, ...]:
 
 @contextmanager
 def track_forward(module: nn.Module) -> Iterator[list[tuple[str, nn.Module]]]:
-    """Yield a list of the layers that a forward pass is in at the moment, outermost first."""
+    """Yield a list of the layers that the forward pass is in now, outermost first."""
     stack: list[tuple[str, nn.Module]] = []
     hooks: list[Any] = []
     for name, layer in module.named_modules():

@@ -21,7 +21,7 @@ _POWERS = {"none": 0.0, "linear": 1.0, "sqrt": 0.5, "inverse": -1.0}
 
 @dataclass(frozen=True)
 class Rate:
-    """What the optimizer's learning rate is multiplied by.
+    """The factor of the optimizer's learning rate over a run.
 
     Attributes:
         kind: constant; linear and cosine fall to zero at the end; step divides by ten after one
@@ -39,7 +39,7 @@ class Rate:
     table: tuple[float, ...] = ()
 
     def at(self, step: float) -> float:
-        """Return the factor for the update that follows `step` others."""
+        """Return the factor for the update after `step` others."""
         if self.table:
             return self.scale * self.table[min(int(step + 1e-6), len(self.table) - 1)]
         done = min(1.0, step / self.steps)
@@ -59,14 +59,14 @@ class Rate:
         return 1.0
 
     def set(self, optimizer: Any, step: float) -> None:
-        """Give the optimizer its rate for the update that follows `step` others."""
+        """Set the optimizer's rate for the update after `step` others."""
         factor = self.at(step)
         for group in optimizer.param_groups:
             group["lr"] = factor * group.setdefault("initial_lr", group["lr"])
 
 
-def tabulated(factory: Callable[..., Any], optimizer: Any, steps: int) -> tuple[float, ...]:
-    """Return what a scheduler of torch multiplies the learning rate by, update by update.
+def tabulate(factory: Callable[..., Any], optimizer: Any, steps: int) -> tuple[float, ...]:
+    """Return the factors of a torch scheduler, update by update.
 
     It is tried out beforehand on an optimizer without a model, so that the rate stays a function of
     how much of the run is done, for workers that do not step together and for runs that go on.
@@ -111,6 +111,6 @@ def tabulated(factory: Callable[..., Any], optimizer: Any, steps: int) -> tuple[
 _OTHERS = ("momentum", "weight_decay", "dampening", "nesterov")
 
 
-def scale(kind: str, workers: int) -> float:
-    """Return what the rate is multiplied by for so many workers."""
+def lr_scale(kind: str, workers: int) -> float:
+    """Return the learning rate's factor for so many workers."""
     return float(workers ** _POWERS[kind])

@@ -1,4 +1,4 @@
-"""How good a model is, beside its loss: sums over examples, so that many find what one would.
+"""Metrics as sums over examples, so that many workers compute what one would.
 
 Every process judges a part of the set and adds up what the metric needs; these sums are added over
 the group and make the value. Counts are whole numbers, which float64 adds without rounding; sums of
@@ -32,19 +32,19 @@ class Metric(Protocol):
     of_model: bool  # whether it calls the model itself
 
     def begin(self) -> None:
-        """Forget what was added."""
+        """Reset the metric."""
 
     def add(self, model: Model, x: Tree, y: Tree, output: Any) -> None:
-        """Take in one batch, and what the model made of it."""
+        """Add one batch and the model's output for it."""
 
     def merge(self, group: Communicator) -> None:
-        """Take in what the other processes of the group have added. Collective."""
+        """Add what the group's other processes have added. Collective."""
 
     def value(self) -> float:
-        """Return the metric over everything that was added."""
+        """Return the metric over everything added."""
 
 
-class Summed:
+class SumMetric:
     """A metric that is a function of sums: `count` gives a batch's, (length,), `make` the value."""
 
     of_model = False
@@ -63,7 +63,7 @@ class Summed:
         self.begin()
 
     def begin(self) -> None:
-        """Forget what was added."""
+        """Reset the metric."""
         self._sums = np.zeros(self._length)
 
     def add(self, model: Model, x: Tree, y: Tree, output: Any) -> None:
@@ -75,12 +75,12 @@ class Summed:
         self._sums = group.sum(self._sums)
 
     def value(self) -> float:
-        """Return the metric over everything that was added."""
+        """Return the metric over everything added."""
         return self._make(self._sums)
 
 
-class Mean(Summed):
-    """A user's own function: a number for each example, or the mean of a batch."""
+class FunctionMetric(SumMetric):
+    """A user's function: a number for each example, or the mean of a batch."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         name = str(getattr(function, "__name__", type(function).__name__))
@@ -89,9 +89,9 @@ class Mean(Summed):
 
     def add(self, model: Model, x: Tree, y: Tree, output: Any) -> None:
         """Add the values of one batch."""
-        given = (model, batch_tree.joined(x, y)) if self.of_model else (output, y)
+        given = (model, batch_tree.join_batch(x, y)) if self.of_model else (output, y)
         found = torch.as_tensor(self.function(*given), dtype=torch.float64)
-        examples = batch_tree.count(x)
+        examples = batch_tree.count_examples(x)
         if found.shape not in ((), (examples,)):
             raise ConfigError(
                 f"metric {self.name} gave a shape of {tuple(found.shape)} for {examples} examples; "
@@ -101,8 +101,8 @@ class Mean(Summed):
         self._sums += np.array([float(whole), examples])
 
 
-class Foreign:
-    """A metric of torchmetrics: its states are summed, or put one after the other, as it says."""
+class TorchMetric:
+    """A torchmetrics metric: its states are summed or concatenated, as it declares."""
 
     of_model = False
 
@@ -130,17 +130,17 @@ class Foreign:
             )
 
     def begin(self) -> None:
-        """Forget what was added."""
+        """Reset the metric."""
         self.metric.reset()
 
     def add(self, model: Model, x: Tree, y: Tree, output: Any) -> None:
-        """Take in one batch."""
-        output, y = (batch_tree.each(_plain, part) for part in (output, y))
+        """Add one batch."""
+        output, y = (batch_tree.map_tensors(_plain, part) for part in (output, y))
         output = self.scored(output) if self.scored else output
         self.metric.update(output, y.long() if self.whole else y)
 
     def merge(self, group: Communicator) -> None:
-        """Take in the other processes' states."""
+        """Add the other processes' states."""
         for name, way in self._ways.items():
             state = getattr(self.metric, name)
             merged: Tensor | list[Tensor]
@@ -152,12 +152,12 @@ class Foreign:
         self.metric._update_count = 1  # so that one who judged nothing is not warned
 
     def value(self) -> float:
-        """Return the metric over everything that was added."""
+        """Return the metric over everything added."""
         return float(self.metric.compute())
 
 
 def _plain(leaf: Tensor) -> Tensor:
-    """Return it on the CPU, and in no shorter type than float32."""
+    """Return the tensor on the CPU, in float32 or wider."""
     short = leaf.dtype in (torch.bfloat16, torch.float16)
     return leaf.float().cpu() if short else leaf.cpu()
 
@@ -179,7 +179,7 @@ _TYPES = (torch.float32, torch.float64, torch.int64, torch.int32, torch.bool)
 
 
 def build(given: Any, output: Any, y: Any, classes: int | None) -> Metric:
-    """Return the metric that a name or a callable stands for.
+    """Return the metric for a name or a callable.
 
     Args:
         given: "accuracy", "top-K", "f1", "mse", "mae", "auroc"; a function of (output, target) or
@@ -192,9 +192,9 @@ def build(given: Any, output: Any, y: Any, classes: int | None) -> Metric:
         ConfigError: If it makes no sense for this model and this data.
     """
     if hasattr(given, "_reductions"):
-        return Foreign(given)
+        return TorchMetric(given)
     if callable(given):
-        return Mean(given)
+        return FunctionMetric(given)
     name = str(given)
     if not isinstance(output, Tensor) or not isinstance(y, Tensor):
         raise ConfigError(
@@ -208,15 +208,15 @@ def build(given: Any, output: Any, y: Any, classes: int | None) -> Metric:
         return _auroc(labels, multi=output.shape == y.shape)
     if name == "f1":
         count = _multi_label_counts if output.shape == y.shape else _class_counts(labels)
-        return Summed(name, count, _f1, length=3 * labels)
+        return SumMetric(name, count, _f1, length=3 * labels)
     k = 1 if name == "accuracy" else int(name.removeprefix("top-"))
     if not 1 <= k <= labels:
         raise ConfigError(f"metric is {name!r}, but there are {labels} classes")
-    return Summed(name, _right if k == 1 else _among(k))
+    return SumMetric(name, _count_correct if k == 1 else _in_top_k(k))
 
 
-def makes_sense(name: str, output: Any, y: Any, classes: int | None) -> bool:
-    """Say whether a metric can be computed for this model and this data."""
+def is_applicable(name: str, output: Any, y: Any, classes: int | None) -> bool:
+    """Return whether a metric can be computed for this model and this data."""
     try:
         build(name, output, y, classes)
     except ConfigError:
@@ -225,7 +225,7 @@ def makes_sense(name: str, output: Any, y: Any, classes: int | None) -> bool:
 
 
 def _labels(name: str, output: Tensor, y: Tensor, classes: int | None) -> int:
-    """Return how many classes the model tells apart, or how many labels each example may have."""
+    """Return the number of classes, or of labels that each example may have."""
     multi = output.shape == y.shape and output.dim() > 1 and name in ("f1", "auroc")
     scores = classes is not None and output.dim() == y.dim() + 1
     fits = scores and output.shape[1] >= (classes or 0)
@@ -239,7 +239,7 @@ def _labels(name: str, output: Tensor, y: Tensor, classes: int | None) -> int:
     return output[0].numel() if multi else output.shape[1]
 
 
-def _error(name: str, output: Tensor, y: Tensor) -> Summed:
+def _error(name: str, output: Tensor, y: Tensor) -> SumMetric:
     if output.shape != y.shape:
         raise ConfigError(
             f"metric is {name!r}, but the model gives {tuple(output.shape)} for targets of shape "
@@ -251,14 +251,14 @@ def _error(name: str, output: Tensor, y: Tensor) -> Summed:
         apart = (output.double() - y.double()).abs()
         return [apart.pow(power).sum(), float(y.numel())]
 
-    return Summed(name, count, higher=False)
+    return SumMetric(name, count, higher=False)
 
 
-def _right(output: Tensor, y: Tensor) -> Sequence[Tensor | float]:
+def _count_correct(output: Tensor, y: Tensor) -> Sequence[Tensor | float]:
     return [(output.argmax(1) == y).sum(), float(y.numel())]
 
 
-def _among(k: int) -> Callable[[Tensor, Tensor], Sequence[Tensor | float]]:
+def _in_top_k(k: int) -> Callable[[Tensor, Tensor], Sequence[Tensor | float]]:
     def count(output: Tensor, y: Tensor) -> Sequence[Tensor | float]:
         found = output.topk(k, dim=1).indices == y.unsqueeze(1)
         return [found.sum(), float(y.numel())]
@@ -267,7 +267,7 @@ def _among(k: int) -> Callable[[Tensor, Tensor], Sequence[Tensor | float]]:
 
 
 def _class_counts(classes: int) -> Callable[[Tensor, Tensor], Sequence[Tensor]]:
-    """Count, for each class, what was rightly, wrongly and not given it."""
+    """Count true positives, false positives and false negatives of each class."""
 
     def count(output: Tensor, y: Tensor) -> Sequence[Tensor]:
         given, y = output.argmax(1).flatten(), y.flatten()
@@ -279,20 +279,20 @@ def _class_counts(classes: int) -> Callable[[Tensor, Tensor], Sequence[Tensor]]:
 
 
 def _multi_label_counts(output: Tensor, y: Tensor) -> Sequence[Tensor]:
-    """Count, for each label, what was rightly, wrongly and not given it; a score above 0 gives."""
+    """Count true positives, false positives and false negatives of each label."""
     given, there = output.flatten(1) > 0, y.flatten(1) > 0.5
     pairs = ((given & there), (given & ~there), (~given & there))
     return [number for pair in pairs for number in pair.sum(0)]
 
 
 def _f1(sums: np.ndarray) -> float:
-    """Return the mean over classes of 2tp / (2tp + fp + fn), without those that never occur."""
+    """Return the mean over classes of 2tp / (2tp + fp + fn), without absent classes."""
     right, wrong, missed = sums.reshape(3, -1)
     whole = 2 * right + wrong + missed
     return float((2 * right[whole > 0] / whole[whole > 0]).mean()) if (whole > 0).any() else 0.0
 
 
-def _auroc(labels: int, *, multi: bool) -> Foreign:
+def _auroc(labels: int, *, multi: bool) -> TorchMetric:
     try:
         from torchmetrics.classification import MulticlassAUROC, MultilabelAUROC
     except ImportError:
@@ -300,7 +300,7 @@ def _auroc(labels: int, *, multi: bool) -> Foreign:
             "metric is 'auroc', which needs torchmetrics: pip install 'manyhands[metrics]'"
         ) from None
     made = MultilabelAUROC(num_labels=labels) if multi else MulticlassAUROC(num_classes=labels)
-    return Foreign(made, "auroc", whole=True, scored=_sigmoid if multi else _probable)
+    return TorchMetric(made, "auroc", whole=True, scored=_sigmoid if multi else _probabilities)
 
 
 def _sigmoid(output: Tensor) -> Tensor:
@@ -311,7 +311,7 @@ def _sigmoid(output: Tensor) -> Tensor:
     return output.double().sigmoid()
 
 
-def _probable(output: Tensor) -> Tensor:
-    """Return the probabilities of the classes, of which the output are the logarithms, or they."""
+def _probabilities(output: Tensor) -> Tensor:
+    """Return the probabilities of the classes from probabilities or their logarithms."""
     known = bool((output >= 0).all()) and torch.allclose(output.sum(1), output.new_ones(()))
     return output.double() if known else output.double().softmax(1)

@@ -1,4 +1,4 @@
-"""Finds what a model draws at random: dropout that `Masks` covers, and everything else.
+"""Finds a model's randomness: dropout that `Masks` covers, and everything else.
 
 Runs that divide a batch among processes end where one process ends, dropout included. Whatever else
 a model draws (attention's own dropout, dropout between the layers of an LSTM, random calls of its
@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 from manyhands.data import batch_tree
 from manyhands.model.batchnorm import SharedStatistics, batch_norms, check, kind
-from manyhands.model.dropout import KINDS, Masks, concealed, key_of, parse
+from manyhands.model.dropout import KINDS, Masks, parse, public_key, will_be_recomputed
 from manyhands.model.layers import track_forward
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ _NAMED = 4  # sources that a warning names; it counts the others
 
 
 class Survey(NamedTuple):
-    """What one forward pass in training mode drew at random.
+    """The random draws of one forward pass in training mode.
 
     Attributes:
         drops: Whether `Masks` has anything to do.
@@ -45,7 +45,7 @@ class Survey(NamedTuple):
 
 
 def prepare(config: RunConfig, replica: Replica, batch: tuple[Tree, Tree]) -> list[str]:
-    """Give the replica its dropout masks, if it needs any; returns other sources of randomness.
+    """Give the replica its dropout masks, if needed; return other sources of randomness.
 
     A private run's masks were made before, from its secret key. With `sync_batchnorm` the replica
     also gets the statistics of all workers, for its BatchNorm layers.
@@ -58,20 +58,20 @@ def prepare(config: RunConfig, replica: Replica, batch: tuple[Tree, Tree]) -> li
     masks, replica.masks = replica.masks, None
     found = survey(replica, *batch)
     device = replica.params.device
-    if covered(found, device):
-        replica.masks = masks or Masks(key_of(config.seed), device)
+    if is_covered(found, device):
+        replica.masks = masks or Masks(public_key(config.seed), device)
     elif found.drops:
         return [*found.others, "dropout that is recomputed on a GPU"]
     return found.others
 
 
-def covered(found: Survey, device: torch.device) -> bool:
-    """Say whether `Masks` computes the dropout: not where a GPU recomputes it."""
+def is_covered(found: Survey, device: torch.device) -> bool:
+    """Return whether `Masks` computes the dropout: not where a GPU recomputes it."""
     return found.drops and not (found.recomputed and device.type == "cuda")
 
 
 def warning(config: RunConfig, replica: Replica, others: Sequence[str]) -> str:
-    """Name what makes a result depend on how batches are divided, where the strategy promises not.
+    """Return a warning where results depend on the division of batches despite a promise.
 
     Args:
         config: The run's, of several processes.
@@ -95,13 +95,13 @@ def warning(config: RunConfig, replica: Replica, others: Sequence[str]) -> str:
 
 
 def survey(replica: Replica, x: Tree, y: Tree) -> Survey:
-    """Pass a batch through the model once and note what it draws; nothing else changes."""
+    """Pass a batch through the model once and record its random draws; nothing else changes."""
     module = replica.module
     drops = any(isinstance(layer, nn.modules.dropout._DropoutNd) for layer in module.modules())
-    if not batch_tree.count(x):
+    if not batch_tree.count_examples(x):
         return Survey(drops, [])
     with replica.undisturbed(), track_forward(module) as entered:
-        watch = _Watch(batch_tree.count(x), entered, replica.params.device)
+        watch = _RandomnessWatch(batch_tree.count_examples(x), entered, replica.params.device)
         own = _host_state()
         with watch:
             replica.objective(module, x, y)
@@ -113,8 +113,8 @@ def survey(replica: Replica, x: Tree, y: Tree) -> Survey:
     return Survey(drops or watch.drops, others, watch.recomputed)
 
 
-class _Watch(TorchFunctionMode):
-    """Notes which torch functions draw random numbers; dropout that `Masks` covers draws none."""
+class _RandomnessWatch(TorchFunctionMode):
+    """Records which torch functions draw random numbers; masked dropout draws none."""
 
     def __init__(
         self, examples: int, entered: list[tuple[str, nn.Module]], device: torch.device
@@ -126,7 +126,7 @@ class _Watch(TorchFunctionMode):
         self._state = self._random()
 
     def drawn(self) -> bool:
-        """Say whether PyTorch's generators have moved since this was asked last."""
+        """Return whether PyTorch's generators have moved since the last call."""
         before, self._state = self._state, self._random()
         return any(not torch.equal(a, b) for a, b in zip(before, self._state, strict=True))
 
@@ -142,19 +142,21 @@ class _Watch(TorchFunctionMode):
             call = parse(KINDS[func], args, kwargs)
             if call.active and call.x.dim() and len(call.x) == self.examples:
                 self.drops = True
-                self.recomputed |= concealed()
+                self.recomputed |= will_be_recomputed()
                 return call.x
-            what = f"{_called(func)}, whose input has the batch in another dimension than 0,"
+            what = f"{_function_name(func)}, whose input has the batch in another dimension than 0,"
         elif func in (F.scaled_dot_product_attention, F.multi_head_attention_forward):
             what = "attention's own dropout"
         else:
-            what = f"random numbers of {_called(func)}"
+            what = f"random numbers of {_function_name(func)}"
         before = self.drawn()  # by code that no mode sees
         found = func(*args, **kwargs)
         if self.drawn() or kwargs.get("generator") is not None:
             self.others.append(f"{what} {self._where()}")
         if before:
-            self.others.append(f"random numbers drawn before {_called(func)} {self._where()}")
+            self.others.append(
+                f"random numbers drawn before {_function_name(func)} {self._where()}"
+            )
         return found
 
     def _where(self) -> str:
@@ -162,12 +164,12 @@ class _Watch(TorchFunctionMode):
         return f"in layer {name!r} ({type(layer).__name__})" if name else "in the model"
 
 
-def _called(func: Callable[..., Any]) -> str:
+def _function_name(func: Callable[..., Any]) -> str:
     return str(resolve_name(func) or getattr(func, "__name__", func))
 
 
 def _host_state() -> tuple[object, ...]:
-    """Return where NumPy's and Python's generators are, in a form that can be compared."""
+    """Return the comparable states of NumPy's and Python's generators."""
     _, words, place, *_ = np.random.get_state()
     return np.asarray(words).tobytes(), place, random.getstate()
 

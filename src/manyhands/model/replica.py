@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from manyhands.data import batch_tree
 from manyhands.errors import ConfigError
-from manyhands.model.kernels.autograd import back, gradients
+from manyhands.model.kernels.autograd import backward, gradients
 from manyhands.model.layers import find_layers
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ LossFunction = Callable[..., Tensor]  # of (output, target), or of (model, batch
 
 
 class Loss(NamedTuple):
-    """What a batch gave: the mean loss, how many were classified right, of how many."""
+    """The result of a batch: mean loss, correct predictions, examples."""
 
     mean: float
     correct: int
@@ -43,7 +43,7 @@ def _no_autograd(module: nn.Module) -> AbstractContextManager[object]:
 
 
 class Replica:
-    """One copy of the model, as a flat vector and the function that gives its gradient.
+    """One copy of the model, as a flat vector with a function for its gradient.
 
     The module's trainable parameters are views of `params`, their gradients views of `grad`: one
     collective moves all of them. Frozen parameters stay outside; tied ones appear once.
@@ -108,7 +108,7 @@ class Replica:
 
     def gradient(self, x: Tree, y: Tree, weight: float = 1.0) -> Loss:
         """Fill `grad` with the gradient of the batch's mean loss, times `weight`."""
-        examples, pieces = batch_tree.count(x), self.pieces
+        examples, pieces = batch_tree.count_examples(x), self.pieces
         mean, right = 0.0, 0
         at_once = pieces == 1 and not self.watched
         shared = self.norms is not None and self.norms.active
@@ -124,14 +124,14 @@ class Replica:
                 if shared:
                     self._pass_none(x, y)
                 continue
-            some = batch_tree.cut(x, y, part) if pieces > 1 else (x, y)
+            some = batch_tree.take_examples(x, y, part) if pieces > 1 else (x, y)
             with self.masked(part if pieces > 1 else None):
                 loss, output = self.objective(self.forward, *some)
             weighted = loss if count == examples else loss * (count / examples)
             begin = weighted if early == 1.0 else weighted * early
             if filled:
                 with self.recomputing():
-                    back(begin)
+                    backward(begin)
             else:
                 self._fill(begin, weight if at_once else 1.0)
                 filled = True
@@ -144,7 +144,7 @@ class Replica:
         return Loss(mean, right, examples)
 
     def _pass_none(self, x: Tree, y: Tree) -> None:
-        """Take part, without examples, in what workers exchange while they compute a gradient.
+        """Take part, without examples, in the exchanges of a gradient's computation.
 
         An example of zeros passes through the model, and counts for nothing.
         """
@@ -153,12 +153,14 @@ class Replica:
         def one(leaf: Tensor) -> Tensor:
             return leaf.new_zeros(1, *leaf.shape[1:])
 
-        zeros = batch_tree.each(one, x)
+        zeros = batch_tree.map_tensors(one, x)
         for _, p in self.named:
             p.grad = None
         with self.norms.absent():
-            back(
-                self.objective(self.forward, zeros, zeros if y is x else batch_tree.each(one, y))[0]
+            backward(
+                self.objective(
+                    self.forward, zeros, zeros if y is x else batch_tree.map_tensors(one, y)
+                )[0]
             )
         for (_, p), view in zip(self.named, self._grads, strict=True):
             p.grad = view
@@ -172,7 +174,7 @@ class Replica:
         for _, p in self.named:
             p.grad = None
         with self.recomputing():
-            back(loss)
+            backward(loss)
         large = self.grad.numel() >= _LARGE
         moved: tuple[list[Tensor], list[Tensor]] = ([], [])
         for (_, p), view in zip(self.named, self._grads, strict=True):
@@ -194,7 +196,7 @@ class Replica:
             self.grad.mul_(weight)
 
     def write_gradient(self, x: Tree, y: Tree) -> tuple[Tensor, Tensor | None]:
-        """Fill `grad` in as few kernels as possible; returns the mean loss and how many are right.
+        """Fill `grad` in as few kernels as possible; return mean loss and correct predictions.
 
         `gradient` moves them one by one; here all are written at once. Nothing waits for the
         device. The count is None where the task has no right and wrong.
@@ -214,12 +216,12 @@ class Replica:
         return self.masks.forward(rows) if self.masks else _NOTHING
 
     def recomputing(self) -> AbstractContextManager[object]:
-        """Let what a backward pass computes again use the masks of its forward pass."""
+        """Use the masks of the forward pass in what its backward pass recomputes."""
         return self.masks if self.masks and self.masks.conceals else _NOTHING
 
     def objective(self, model: Callable[..., Any], x: Tree, y: Tree) -> tuple[Tensor, Any]:
-        """Return a batch's mean loss, and what the model made of it where the loss needs that."""
-        ready = batch_tree.each(self.prepare, x) if self.prepare else x
+        """Return a batch's mean loss, and the model's output where the loss needs it."""
+        ready = batch_tree.map_tensors(self.prepare, x) if self.prepare else x
         with (
             torch.autocast(self.params.device.type, torch.bfloat16)
             if self.autocast
@@ -227,13 +229,13 @@ class Replica:
         ):
             if self.of_model:
                 return self.loss(model, ready if y is x else (ready, y)), None
-            output = batch_tree.call(model, ready)
+            output = batch_tree.call_model(model, ready)
             return self.loss(output, y), output
 
     def evaluate(
         self, batches: Iterable[tuple[Tree, Tree]], metrics: Sequence[Metric] = ()
     ) -> tuple[float, int]:
-        """Return the summed loss and the count, in eval mode; `metrics` take in every batch."""
+        """Return the summed loss and the count, in eval mode; `metrics` get every batch."""
         total, count = 0.0, 0
         for metric in metrics:
             metric.begin()
@@ -241,17 +243,17 @@ class Replica:
         with _no_autograd(self.judged):
             for x, y in batches:
                 loss, output = self.objective(self.judged, x, y)
-                total += loss.item() * batch_tree.count(x)
-                count += batch_tree.count(x)
+                total += loss.item() * batch_tree.count_examples(x)
+                count += batch_tree.count_examples(x)
                 if output is None and any(not metric.of_model for metric in metrics):
-                    output = batch_tree.call(self.judged, x)
+                    output = batch_tree.call_model(self.judged, x)
                 for metric in metrics:
                     metric.add(self.judged, x, y, output)
         self.judged.train()
         return total, count
 
     def correct(self, output: Any, y: Tree) -> int:
-        """Return how many of a batch were classified right; 0 where there are no classes."""
+        """Return the number of correct predictions; 0 without classes."""
         if not self.classifies:
             return 0
         return int(self._right(output, y))
@@ -262,7 +264,7 @@ class Replica:
 
     @contextmanager
     def holding(self, params: Tensor) -> Iterator[None]:
-        """Hold other parameters for a while, then one's own again."""
+        """Use other parameters inside, then restore the own ones."""
         if params.data_ptr() == self.params.data_ptr():
             yield
             return
@@ -274,7 +276,7 @@ class Replica:
             self.move(own)
 
     def move(self, params: Tensor) -> None:
-        """Let the parameters live in another vector from now on; nothing is copied.
+        """Move the parameters to another vector; nothing is copied.
 
         Slices that were handed out before stay where they are.
         """
@@ -286,7 +288,7 @@ class Replica:
 
     @contextmanager
     def undisturbed(self) -> Iterator[None]:
-        """Leave parameters, buffers and random state as they were, whatever is tried inside."""
+        """Restore parameters, buffers and random state after trials inside."""
         exchanging, params = self.norms.off() if self.norms else _NOTHING, self.params.clone()
         random = torch.get_rng_state()
         gpu = torch.cuda.get_rng_state(self.params.device) if self.params.is_cuda else None
@@ -307,7 +309,7 @@ class Replica:
                 torch.cuda.set_rng_state(gpu, self.params.device)
 
     def kept(self, compute: Callable[[Tree], Any], x: Tree) -> tuple[int, Any]:
-        """Return the bytes that autograd keeps between the two passes, and what comes out.
+        """Return the bytes that autograd keeps between the two passes, and the output.
 
         Args:
             compute: The forward pass.
@@ -328,7 +330,7 @@ class Replica:
     def segments(
         self, x: Tree, y: Tree, decays: Callable[[str], bool] = lambda name: True
     ) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-        """Return the vector cut into slices for which weight decay is, and slices without it.
+        """Return the vector's slices with weight decay, and those without.
 
         A parameter that no loss reaches has no gradient in plain PyTorch, so weight decay passes it
         by; in one vector it would have a gradient of zero, and decay. `decays` says of a
@@ -348,7 +350,7 @@ class Replica:
         return used, unused
 
     def reached(self, x: Tree, y: Tree) -> list[bool]:
-        """Say for each trainable parameter whether the loss of one batch depends on it."""
+        """Return for each trainable parameter whether the loss of one batch depends on it."""
         with self.undisturbed():
             for _, p in self.named:
                 p.grad = None
@@ -358,7 +360,7 @@ class Replica:
         return reached
 
     def slices(self, start: int, stop: int) -> list[nn.Parameter]:
-        """Return a part of the vector as parameters that can be stepped, at least one.
+        """Return a part of the vector as parameters for an optimizer, at least one.
 
         An optimizer goes over each of them several times: on a CPU they are cut so that all but the
         first time it finds them in the cache. It works number by number: the bits stay the same.
@@ -368,7 +370,7 @@ class Replica:
         return [self.slice(first, min(first + width, stop)) for first in starts]
 
     def slice(self, start: int, stop: int) -> nn.Parameter:
-        """Return a slice of the vector as a parameter, gradient included, that can be stepped.
+        """Return a slice of the vector as a parameter for an optimizer, gradient included.
 
         Nothing is ever computed with it, so autograd need not be told to look away meanwhile.
         """

@@ -1,4 +1,4 @@
-"""The models that come with manyhands, by name; each is an `nn.Sequential` of named layers."""
+"""The bundled models, by name; each is an `nn.Sequential` of named layers."""
 
 from __future__ import annotations
 

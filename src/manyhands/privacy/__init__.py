@@ -1,1 +1,1 @@
-"""Differential privacy: sampling, clipping, noise and what they cost; no strategy is named here."""
+"""Differential privacy: sampling, clipping, noise and accounting, for any strategy."""

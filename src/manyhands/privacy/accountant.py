@@ -1,4 +1,4 @@
-"""What a private run costs: the epsilon of Poisson-sampled Gaussian steps, and its inverse.
+"""The epsilon of Poisson-sampled Gaussian steps, and its inverse.
 
 One private step takes each example with probability `rate`, clips, and adds Gaussian noise of
 standard deviation `noise_multiplier` × clip to the sum. `steps` of them compose to (ε, δ)
@@ -69,7 +69,7 @@ def epsilon(event: Event, delta: float, method: Method = "pld") -> float:
 
 
 def compose(events: Iterable[Event], delta: float, method: Method = "pld") -> float:
-    """Return the epsilon of all events together, one after the other on the same data.
+    """Return the epsilon of all events in sequence on the same data.
 
     A sweep publishes all of its runs: its epsilon is that of their composition.
     """
@@ -82,7 +82,7 @@ def compose(events: Iterable[Event], delta: float, method: Method = "pld") -> fl
 
 
 def curve(event: Event, delta: float, points: int = 24) -> list[tuple[int, float]]:
-    """Return (steps, epsilon) from few steps to all of them, by `pld`, for a picture."""
+    """Return (steps, epsilon) from few steps to all of them, by `pld`, for a plot."""
     _check(delta)
     if event.steps == 0 or event.noise_multiplier == 0:
         return []
@@ -93,7 +93,7 @@ def curve(event: Event, delta: float, points: int = 24) -> list[tuple[int, float
 
 @lru_cache(maxsize=256)
 def noise_multiplier(epsilon: float, delta: float, rate: float, steps: int) -> float:
-    """Return the least noise, to four digits, whose epsilon by `pld` is at most the one given."""
+    """Return the least noise, to four digits, whose epsilon by `pld` is at most the given one."""
     validate.positive(epsilon=epsilon)
     _check(delta)
     if Event(steps, rate, 1.0).steps == 0 or rate == 0:
@@ -103,7 +103,9 @@ def noise_multiplier(epsilon: float, delta: float, rate: float, steps: int) -> f
         )
     guess = 1.0
     for how, factor in (("rdp", 1.5), (_COARSE, 1.1), (INTERVAL, 1.001)):
-        guess = _solved(partial(_within, epsilon, delta, rate, steps, how), guess, factor)
+        guess = _least_sufficient(
+            partial(_keeps_budget, epsilon, delta, rate, steps, how), guess, factor
+        )
     return guess
 
 
@@ -113,7 +115,7 @@ def _check(delta: float) -> None:
 
 
 def _merged(events: Iterable[Event]) -> tuple[Event, ...]:
-    """Add up the steps of like events, and leave out what costs nothing."""
+    """Add up the steps of like events, and drop those that cost nothing."""
     steps: dict[tuple[float, float], int] = {}
     for event in events:
         if event.steps and event.rate:
@@ -122,10 +124,10 @@ def _merged(events: Iterable[Event]) -> tuple[Event, ...]:
     return tuple(Event(n, *kind) for kind, n in sorted(steps.items()))
 
 
-def _within(
+def _keeps_budget(
     epsilon: float, delta: float, rate: float, steps: int, how: str | float, sigma: float
 ) -> bool:
-    """Say whether that noise keeps to the budget, by `rdp` or by `pld` on a grid so fine."""
+    """Return whether that noise keeps the budget, by `rdp` or by `pld` on a grid so fine."""
     events = (Event(steps, rate, sigma),)
     return (_rdp(events, delta) if how == "rdp" else _pld(events, delta, float(how))) <= epsilon
 
@@ -158,7 +160,7 @@ def _loss(rate: float, sigma: float, interval: float) -> Any:
 
 
 def expect_library() -> None:
-    """Refuse where dp-accounting is not installed; nothing is imported.
+    """Refuse to continue without dp-accounting; nothing is imported.
 
     Raises:
         ConfigError: What to install.
@@ -209,8 +211,8 @@ def renyi(order: float, rate: float, sigma: float) -> float:
     return max(0.0, log_mean / (order - 1))
 
 
-def _solved(enough: Callable[[float], bool], near: float, factor: float) -> float:
-    """Return the least number of four digits that is enough; more is enough, too.
+def _least_sufficient(enough: Callable[[float], bool], near: float, factor: float) -> float:
+    """Return the least sufficient number of four digits, where more is sufficient, too.
 
     Args:
         enough: Says so for one number; it is costly.

@@ -1,4 +1,4 @@
-"""What an attack proves: lower bounds on epsilon from guesses about planted examples.
+"""Lower bounds on epsilon from an attack's guesses about planted examples.
 
 `one_run_bound` assumes nothing but the definition of privacy, and is loose. `gaussian_estimate`
 assumes that the mechanism is Gaussian and the trials independent; the canaries of one run are not,
@@ -46,7 +46,7 @@ def one_run_bound(m: int, r: int, v: int, delta: float, alpha: float = 0.05) -> 
     validate.between(0, 1, delta=delta, alpha=alpha)
     if v == 0:
         return 0.0
-    return _largest(lambda epsilon: _likelihood(m, r, v, delta, epsilon) <= alpha)
+    return _largest_true(lambda epsilon: _likelihood(m, r, v, delta, epsilon) <= alpha)
 
 
 def _likelihood(m: int, r: int, v: int, delta: float, epsilon: float) -> float:
@@ -63,7 +63,7 @@ def _likelihood(m: int, r: int, v: int, delta: float, epsilon: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """What so many errors of a membership test say; the rates are upper confidence bounds.
+    """The epsilon from a membership test's errors; the rates are upper confidence bounds.
 
     Attributes:
         false_positives: FPR⁺, of examples left out that were taken for members.
@@ -126,11 +126,11 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
         second = epsilon + float(normal.logcdf(-epsilon / mu - mu / 2))
         return float(normal.cdf(-epsilon / mu + mu / 2)) - math.exp(second) > delta
 
-    return _largest(too_low, top=mu * (mu / 2 + 40)) if delta > 0 else math.inf
+    return _largest_true(too_low, top=mu * (mu / 2 + 40)) if delta > 0 else math.inf
 
 
-def _largest(holds: Callable[[float], bool], top: float = _LARGEST) -> float:
-    """Return the largest number up to which a statement holds; 0 where it never does."""
+def _largest_true(holds: Callable[[float], bool], top: float = _LARGEST) -> float:
+    """Return the largest number up to which a statement holds; 0 if it never does."""
     low, high = 0.0, top
     if not holds(low):
         return 0.0

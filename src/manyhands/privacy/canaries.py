@@ -1,4 +1,4 @@
-"""Canaries for an audit: examples that leave the strongest trace that clipping allows.
+"""Canaries for an audit: examples with the strongest trace that clipping allows.
 
 A Dirac canary's gradient points in one direction of its own, and is ten times longer than the
 clipping norm. With plain SGD the final model then holds, in that direction, the sum over all steps
@@ -24,11 +24,11 @@ LENGTH = 10.0  # of a canary's gradient, in clipping norms
 
 
 class Opaque(nn.Sequential):
-    """Layers in a row, by a class that nobody knows: only vmap can take their gradients apart."""
+    """Layers in a row, of an unknown class: only vmap can compute per-example gradients."""
 
 
 def chain(side: int, depth: int, *, opaque: bool) -> nn.Sequential:
-    """Return `depth` layers of side × side weights that pass on what they are given.
+    """Return `depth` layers of side × side weights that pass their input on.
 
     By the loss −output[j] (`nll_loss`) the example a·e_i of class j has the gradient −a e_j e_iᵀ in
     every layer, whose length over all of them is a √depth: side² directions, at right angles, that
@@ -41,20 +41,20 @@ def chain(side: int, depth: int, *, opaque: bool) -> nn.Sequential:
 
 
 def dirac(canaries: int, clip: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return the examples of a chain whose gradients have a direction each: inputs and classes."""
+    """Return examples of a chain whose gradients have distinct directions."""
     side = math.isqrt(canaries - 1) + 1
     classes, places = np.divmod(np.arange(canaries), side)
     return LENGTH * clip * np.eye(side, dtype=np.float32)[places], classes.astype(np.int64)
 
 
-def along(module: nn.Module, canaries: int) -> np.ndarray:
-    """Return how far a chain went against each canary's gradient; (canaries,)."""
+def projections(module: nn.Module, canaries: int) -> np.ndarray:
+    """Return how far a chain moved against each canary's gradient; (canaries,)."""
     ways = [(p - torch.eye(len(p))).detach().flatten() for p in module.parameters()]
     return np.asarray((torch.stack(ways).sum(0) / math.sqrt(len(ways)))[:canaries].numpy())
 
 
-class Planted:
-    """What builds the model of an audit in every worker; `before` runs there first, if given."""
+class AuditModel:
+    """Builds the audited model in every worker; `before` runs there first, if given."""
 
     def __init__(
         self, build: Callable[[], nn.Module], before: Callable[[], None] | None = None
@@ -69,7 +69,7 @@ class Planted:
 
 
 def coins(canaries: int, seed: int) -> np.ndarray:
-    """Return which canaries are in, each by a fair coin; (canaries,) bool."""
+    """Return which canaries are included, each by a fair coin; (canaries,) bool."""
     drawn: np.ndarray = np.random.default_rng(seed).random(canaries) < 0.5
     return drawn
 
@@ -89,7 +89,7 @@ def directions(
 
 
 def least_squares(u: Tensor, way: Tensor, variance: float) -> np.ndarray:
-    """Return how much of each canary the way Σ_i b_i u_i + noise holds; b_i is 0 or 1; (n,).
+    """Return the amount of each canary in Σ_i b_i u_i + noise; b_i is 0 or 1; (n,).
 
     The best linear guess, given that noise of this variance and a fair coin for each b_i.
     """

@@ -1,4 +1,4 @@
-"""Sums of clipped gradients: one per example, by vmap over the functional model, in chunks."""
+"""Sums of clipped per-example gradients, by vmap over the functional model, in chunks."""
 
 from __future__ import annotations
 
@@ -53,17 +53,19 @@ class PerExample:
 
         masks = self.replica.masks
         with nullcontext() if mask is None or masks is None else masks.single(mask):
-            output = batch_tree.call(model, batch_tree.each(lambda leaf: leaf[None], x))
-            return self.replica.loss(output, batch_tree.each(lambda leaf: leaf[None], y))
+            output = batch_tree.call_model(
+                model, batch_tree.map_tensors(lambda leaf: leaf[None], x)
+            )
+            return self.replica.loss(output, batch_tree.map_tensors(lambda leaf: leaf[None], y))
 
     def add(self, x: Tree, y: Tree, clip: float, out: Tensor) -> None:
         """Add the sum of the clipped gradients of all examples to `out`, (dim,)."""
         hashes = self.replica.masks.hashes() if self.replica.masks else None
-        for start in range(0, batch_tree.count(x), self.chunk):
+        for start in range(0, batch_tree.count_examples(x), self.chunk):
             part = slice(start, start + self.chunk)
             mask = None if hashes is None else hashes[part]
             with self.replica.masked(part):
-                found = self.gradients(*batch_tree.cut(x, y, part), mask)
+                found = self.gradients(*batch_tree.take_examples(x, y, part), mask)
             grads = [g.flatten(1) for g in found]  # (n, size)
             norms = torch.stack([torch.linalg.vector_norm(g, dim=1) for g in grads])
             weights, finite = coefficients(torch.linalg.vector_norm(norms, dim=0), clip)
@@ -76,7 +78,7 @@ class PerExample:
 
 
 def coefficients(norms: Tensor, clip: float) -> tuple[Tensor, Tensor | None]:
-    """Return what clips gradients of these norms, (n,), zero where one is not finite.
+    """Return the clipping factors for these norms, (n,), zero where a norm is not finite.
 
     Returns:
         The factors, and which are finite; None where all are, which is nearly always.
@@ -104,12 +106,12 @@ def refuse(module: nn.Module) -> None:
 
 
 def probe(replica: Replica, x: Tree, y: Tree) -> None:
-    """Try one example; refuse what vmap cannot handle, or what keeps traces of it, by its layer."""
+    """Try one example; refuse layers that vmap cannot handle or that keep traces of it."""
     before = {name: buffer.clone() for name, buffer in replica.module.named_buffers()}
     out = torch.zeros_like(replica.params)
     with replica.undisturbed(), track_forward(replica.module) as entered:
         try:
-            PerExample(replica, chunk_mb=1).add(*batch_tree.cut(x, y, slice(1)), 1.0, out)
+            PerExample(replica, chunk_mb=1).add(*batch_tree.take_examples(x, y, slice(1)), 1.0, out)
         except (RuntimeError, ValueError, NotImplementedError) as error:
             name, layer = entered[-1] if entered else ("", replica.module)
             where = f"layer {name!r} ({type(layer).__name__})" if name else type(layer).__name__

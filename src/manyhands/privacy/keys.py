@@ -15,23 +15,23 @@ import numpy as np
 BYTES = 32
 
 
-def fresh() -> bytes:
+def new_key() -> bytes:
     """Return a new key."""
     return os.urandom(BYTES)
 
 
-def derived(key: bytes, *purpose: int | str) -> bytes:
-    """Return the key for one purpose; who knows it learns nothing about the other ones."""
+def derive_key(key: bytes, *purpose: int | str) -> bytes:
+    """Return the key for one purpose; it reveals nothing about the others."""
     return hashlib.blake2b(repr(purpose).encode(), key=key, digest_size=BYTES).digest()
 
 
-def fixed(number: int) -> bytes:
-    """Return a key that anybody can make again: for tests, never for a private run."""
+def fixed_key(number: int) -> bytes:
+    """Return a reproducible key: for tests, never for a private run."""
     return hashlib.blake2b(b"%d" % number, digest_size=BYTES).digest()
 
 
-class Sample:
-    """Which of some records take part in a step: each with the same probability, independently.
+class PoissonSample:
+    """Draws the records of a step: each with the same probability, independently.
 
     Args:
         key: Secret; workers that share it draw the same.
@@ -46,7 +46,7 @@ class Sample:
         """Return which of `count` records a step takes; int64 indices in order."""
         if self.rate >= 1:
             return np.arange(count)
-        bits = _Bits(derived(self.key, "sample", *step), secure=self.secure)
+        bits = _Bits(derive_key(self.key, "sample", *step), secure=self.secure)
         # A number of 64 bits is below the rate's if its first 16 are, or if they are the same and
         # the other 48 are below: those are drawn only then, for one in 65,536 records.
         first, rest = divmod(int(self.rate * 2.0**64), 1 << 48)
@@ -70,12 +70,12 @@ class _Bits:
         if self._philox is not None:
             return np.asarray(self._philox.random_raw(count), dtype="<u8")
         self._pieces += 1
-        piece = hashlib.shake_256(derived(self._key, self._pieces))
+        piece = hashlib.shake_256(derive_key(self._key, self._pieces))
         return np.frombuffer(piece.digest(8 * count), dtype="<u8")
 
 
-class Noise:
-    """Standard normal numbers, one worker's own.
+class NormalNoise:
+    """Standard normal numbers, different for each worker.
 
     Args:
         key: Secret, and of this worker alone; None with `secure`.
@@ -88,7 +88,7 @@ class Noise:
         self.generator = None
         if not secure:
             assert key is not None
-            words = np.frombuffer(derived(key, "noise")[:16], dtype="<u8").astype(np.uint64)
+            words = np.frombuffer(derive_key(key, "noise")[:16], dtype="<u8").astype(np.uint64)
             self.generator = np.random.Generator(np.random.Philox(key=words))
 
     def draw(self, count: int, dtype: type[np.floating]) -> np.ndarray:

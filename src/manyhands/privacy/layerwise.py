@@ -1,4 +1,4 @@
-"""Sums of clipped gradients for chains of well-known layers, from one pass back through the model.
+"""Sums of clipped gradients for chains of known layers, in one backward pass.
 
 The norm alone is enough for clipping. A fully connected layer's gradient for one example is the
 outer product of what came in and what comes back, so its norm is the product of theirs (Goodfellow
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from manyhands.errors import ConfigError
 from manyhands.privacy.clipping import coefficients
-from manyhands.privacy.parts import POOLS, Part, Way, known, part_of, quickest
+from manyhands.privacy.parts import POOLS, LayerGradient, Way, faster_way, is_known, layer_gradient
 
 if TYPE_CHECKING:
     from manyhands.data.batch_tree import Tree
@@ -30,7 +30,7 @@ _IGNORED = -100  # the target that the first two pass over
 
 
 class Trace(NamedTuple):
-    """One pass forward: what came out, and of each layer with parameters its input and output."""
+    """One forward pass: its output, and input and output of each layer with parameters."""
 
     y: Tensor
     inputs: list[Tensor]
@@ -56,7 +56,7 @@ class Layerwise:
     def of(
         cls, replica: Replica, *, chunk_mb: int, example: Tree | None = None
     ) -> Layerwise | None:
-        """Return it for a chain of layers and a loss that are known; None for any other.
+        """Return the clipped sum for a chain of known layers and a known loss; None for others.
 
         With an example to try, some of the layers may be of any kind.
         """
@@ -64,8 +64,8 @@ class Layerwise:
         found = cls(replica, layers, chunk_mb=chunk_mb)
         if not cls.unknown(replica):
             return found
-        some = any(known(layer) for layer in found.owners)
-        whole = not _strange(replica, layers) and isinstance(example, Tensor)
+        some = any(is_known(layer) for layer in found.owners)
+        whole = not _why_not_layerwise(replica, layers) and isinstance(example, Tensor)
         return found if some and whole and found._passes(example) else None
 
     def _passes(self, x: Any) -> bool:
@@ -75,7 +75,7 @@ class Layerwise:
         try:
             with torch.no_grad(), self.replica.undisturbed():
                 for layer in self.layers:
-                    h = _through(layer, h)
+                    h = _apply_layer(layer, h)
         except (RuntimeError, TypeError, ValueError, NotImplementedError):
             return False
         finally:
@@ -84,12 +84,12 @@ class Layerwise:
 
     @staticmethod
     def unknown(replica: Replica) -> str:
-        """Say what of a model or its loss is not known here; empty where all is."""
+        """Describe what is unknown in a model or its loss; empty if nothing is."""
         layers = list(_chain(replica.module))
         for layer in layers:
-            if not known(layer):
+            if not is_known(layer):
                 return f"{type(layer).__name__} is no layer that is known to keep examples apart"
-        return _strange(replica, layers)
+        return _why_not_layerwise(replica, layers)
 
     def add(self, x: Tensor, y: Tensor, clip: float, out: Tensor) -> None:
         """Add the sum of the clipped gradients of all examples to `out`, (dim,)."""
@@ -100,7 +100,7 @@ class Layerwise:
             self._add(x[part], y[part], clip, out, rows)
 
     def chunk_for(self, x: Tensor) -> int:
-        """Return how many examples like these may be worked on at a time."""
+        """Return how many examples like these to process at a time."""
         if self.chunk is None:
             self.chunk = max(1, (self.chunk_mb << 20) // self._bytes(x[:1]))
         return self.chunk
@@ -120,12 +120,12 @@ class Layerwise:
     def forward(self, x: Tensor) -> Trace:
         """Pass examples through the chain."""
         inputs, outputs = [], []
-        prepare = self.replica.prepare or _as_it_is
+        prepare = self.replica.prepare or _identity
         h = prepare(x)
         for layer in self.layers:
             # A first convolution of one channel forgets the layout; pooling is much faster in it.
             before = prepare(h) if isinstance(layer, POOLS) else h
-            h = _through(layer, before)
+            h = _apply_layer(layer, before)
             if _parameters(layer):
                 inputs.append(before.detach())
                 outputs.append(h)
@@ -142,24 +142,24 @@ class Layerwise:
         counted = _rows(target != _IGNORED).sum(1).clamp(min=1)
         return (each.sum(1) / counted).sum()
 
-    def parts(self, inputs: Sequence[Tensor], back: Sequence[Tensor]) -> list[Part]:
-        """Return what each layer adds, from its input and the gradient by its output."""
+    def parts(self, inputs: Sequence[Tensor], back: Sequence[Tensor]) -> list[LayerGradient]:
+        """Return each layer's contribution, from its input and its output's gradient."""
         each = list(zip(self.owners, inputs, back, strict=True))
         with torch.no_grad():
-            self.ways = self.ways or [quickest(*one) for one in each]
-            return [part_of(*one, way) for one, way in zip(each, self.ways, strict=True)]
+            self.ways = self.ways or [faster_way(*one) for one in each]
+            return [layer_gradient(*one, way) for one, way in zip(each, self.ways, strict=True)]
 
-    def sum(self, parts: Sequence[Part], weights: Tensor, out: Tensor) -> None:
+    def sum(self, parts: Sequence[LayerGradient], weights: Tensor, out: Tensor) -> None:
         """Add the weighted sum of the examples' gradients to `out`; weights: (n,)."""
         for where, part in zip(self.slices, parts, strict=True):
             part.add(weights, out[where])
 
     def _bytes(self, x: Tensor) -> int:
-        """Return how many bytes one example's intermediate results take, about."""
+        """Return the approximate size of one example's intermediate results."""
         count, h = x.numel(), x
         with torch.no_grad():
             for layer in self.layers:
-                h = _through(layer, h)
+                h = _apply_layer(layer, h)
                 count += 2 * h.numel()
                 if isinstance(layer, nn.Conv2d):
                     count += layer.weight[0].numel() * h[0, 0].numel()
@@ -169,12 +169,12 @@ class Layerwise:
 
 
 def _rows(values: Tensor) -> Tensor:
-    """Return what belongs to each example as a row; shape (n, any)."""
+    """Return one row per example; shape (n, any)."""
     return values[:, None] if values.dim() == 1 else values.flatten(1)
 
 
 def _like(h: Tensor, y: Tensor, loss: Any) -> Tensor:
-    """Return the targets in the outputs' shape, where the loss would spread one over the others.
+    """Return the targets in the outputs' shape, where the loss would broadcast them.
 
     (n, 1) and (n,) would give (n, n) differences: one record in everybody's gradient.
     """
@@ -188,7 +188,7 @@ def _like(h: Tensor, y: Tensor, loss: Any) -> Tensor:
     return y.reshape(h.shape)
 
 
-def _as_it_is(x: Tensor) -> Tensor:
+def _identity(x: Tensor) -> Tensor:
     return x
 
 
@@ -205,13 +205,13 @@ def _parameters(layer: nn.Module) -> bool:
     return next(layer.parameters(), None) is not None
 
 
-def _through(layer: Any, x: Tensor) -> Tensor:
-    """Pass examples through a layer; through one that is not known, each on its own.
+def _apply_layer(layer: Any, x: Tensor) -> Tensor:
+    """Pass examples through a layer; through an unknown one, each on its own.
 
     One that is not known and draws random numbers is an error: it would draw others for its
-    gradient (`parts.part_of`).
+    gradient (`parts.layer_gradient`).
     """
-    if known(layer):
+    if is_known(layer):
         return cast("Tensor", layer(x))
 
     def one(x: Tensor) -> Tensor:
@@ -223,8 +223,8 @@ def _through(layer: Any, x: Tensor) -> Tensor:
     return torch.func.vmap(one, randomness="error")(x)
 
 
-def _strange(replica: Replica, layers: Sequence[nn.Module]) -> str:
-    """Say what forbids to go through a model layer by layer, whatever its layers; or nothing."""
+def _why_not_layerwise(replica: Replica, layers: Sequence[nn.Module]) -> str:
+    """Describe what rules out a layer-by-layer pass; empty if nothing does."""
     if replica.loss not in _LOSSES:
         losses = ", ".join(loss.__name__ for loss in _LOSSES)
         return f"the loss is none of those that are known to be means over examples: {losses}"

@@ -1,4 +1,4 @@
-"""The ledger of a private run: every step is paid on the disk before its noise is drawn.
+"""The ledger of a private run: each step is written to disk before its noise is drawn.
 
     OUTPUT/ledger-0.jsonl
         {"schema": 1, "run": ID, "limit": 4687, "block": 16, "terms": {…}, "hash": H0}
@@ -33,8 +33,8 @@ SCHEMA = 1
 BLOCK = 16  # steps paid by one flush to the disk
 
 
-class _Found(NamedTuple):
-    """What a ledger on the disk says, every line checked."""
+class _LedgerFile(NamedTuple):
+    """The content of a ledger file, every line verified."""
 
     head: Mapping[str, Any]
     chain: str  # the last line's hash
@@ -44,7 +44,7 @@ class _Found(NamedTuple):
 
 
 class Ledger:
-    """One process's account; made by `begin` or by `resume`, never directly.
+    """One process's ledger; made by `begin` or `resume`, never directly.
 
     Attributes:
         path: The file.
@@ -53,7 +53,7 @@ class Ledger:
         spent: Steps that count as drawn; the number for checkpoints and records.
     """
 
-    def __init__(self, path: Path, file: int, found: _Found) -> None:
+    def __init__(self, path: Path, file: int, found: _LedgerFile) -> None:
         head = found.head
         self.path, self._file, self._chain = path, file, found.chain
         self.run, self.limit, self.block = str(head["run"]), int(head["limit"]), int(head["block"])
@@ -70,7 +70,7 @@ class Ledger:
         data: str = "",
         block: int = BLOCK,
     ) -> Ledger:
-        """Open the account of a new run.
+        """Open the ledger of a new run.
 
         Args:
             path: A file that does not exist yet.
@@ -83,7 +83,7 @@ class Ledger:
         validate.at_least(1, limit=limit, block=block)
         head = {"schema": SCHEMA, "run": run, "limit": limit, "block": block, "terms": dict(terms)}
         head["data"] = data
-        line, chain = _sealed(head, "")
+        line, chain = _seal_line(head, "")
         try:
             with path.open("xb") as file:
                 file.write(line)
@@ -95,7 +95,7 @@ class Ledger:
                 "go on with that run with --resume"
             ) from None
         _flush_folder(path.parent)
-        return cls(path, _locked(path), _Found(head, chain, 0, False, len(line)))
+        return cls(path, _open_locked(path), _LedgerFile(head, chain, 0, False, len(line)))
 
     @classmethod
     def resume(
@@ -107,7 +107,7 @@ class Ledger:
         at_least: int = 0,
         limit: int | None = None,
     ) -> Ledger:
-        """Open the account of a run that goes on; its spending stays.
+        """Open the ledger of a resumed run; its spending stays.
 
         Args:
             path: The ledger.
@@ -119,14 +119,14 @@ class Ledger:
         Raises:
             ConfigError: Where the ledger cannot be trusted, saying why.
         """
-        file = _locked(path)
+        file = _open_locked(path)
         try:
             found = _read(path)
             for name, now in (("run", run), ("terms", dict(terms)), ("limit", limit)):
                 if now is not None and found.head[name] != now:
-                    raise _untrusted(path, f"its {name} is {found.head[name]!r}, not {now!r}")
+                    raise _untrusted_error(path, f"its {name} is {found.head[name]!r}, not {now!r}")
             if found.paid < at_least:
-                raise _untrusted(
+                raise _untrusted_error(
                     path, f"it has {found.paid} steps, but the checkpoint knows of {at_least}"
                 )
         except BaseException:
@@ -141,11 +141,11 @@ class Ledger:
 
     @property
     def left(self) -> int:
-        """How many steps the budget still allows."""
+        """The number of steps that the budget still allows."""
         return max(0, self.limit - self.spent)
 
     def pay(self, steps: int = 1) -> None:
-        """Pay for steps; when this returns, they are on the disk and their noise may be drawn.
+        """Pay for steps; afterwards they are on the disk and their noise may be drawn.
 
         Raises:
             ConfigError: If the budget does not allow so many.
@@ -161,7 +161,7 @@ class Ledger:
         self.spent += steps
 
     def close(self) -> None:
-        """End cleanly: what was paid in advance and never drawn does not count."""
+        """Close the ledger: steps that were paid but not drawn do not count."""
         if self._file < 0:
             return
         if self._paid > self.spent:
@@ -170,7 +170,7 @@ class Ledger:
         self._file = -1
 
     def _append(self, entry: Mapping[str, int]) -> None:
-        line, chain = _sealed(entry, self._chain)
+        line, chain = _seal_line(entry, self._chain)
         if os.write(self._file, line) != len(line):
             raise OSError(f"{self.path} could not be written; is the disk full?")
         os.fsync(self._file)
@@ -178,70 +178,70 @@ class Ledger:
         (self._paid,) = entry.values()
 
 
-def terms(folder: Path) -> dict[str, Any] | None:
-    """Return the terms of the private run that began in `folder`; None where none did."""
+def read_terms(folder: Path) -> dict[str, Any] | None:
+    """Return the terms of the private run in `folder`; None without one."""
     for path in sorted(folder.glob("ledger-*.jsonl")):
         return dict(_read(path).head["terms"])
     return None
 
 
-def data(folder: Path) -> str:
-    """Return the name of the data that the private run in `folder` spends on, where it is known."""
+def data_name(folder: Path) -> str:
+    """Return the name of the data of the private run in `folder`, if known."""
     paths = sorted(folder.glob("ledger-*.jsonl"))
     return str(_read(paths[0]).head.get("data", "")) if paths else ""
 
 
-def paid(folder: Path) -> int:
-    """Return the most that any worker of the run in `folder` has paid, whoever goes on with it."""
+def steps_paid(folder: Path) -> int:
+    """Return the most steps that any worker of the run in `folder` has paid for."""
     return max((_read(path).paid for path in folder.glob("ledger-*.jsonl")), default=0)
 
 
-def _sealed(content: Mapping[str, Any], chain: str) -> tuple[bytes, str]:
+def _seal_line(content: Mapping[str, Any], chain: str) -> tuple[bytes, str]:
     """Return the line and its hash, which covers all lines before it."""
     digest = hashlib.sha256((chain + json.dumps(content, sort_keys=True)).encode()).hexdigest()
     return json.dumps({**content, "hash": digest}).encode() + b"\n", digest
 
 
-def _read(path: Path) -> _Found:
+def _read(path: Path) -> _LedgerFile:
     *lines, tail = path.read_bytes().split(b"\n")
     if not lines:
-        raise _untrusted(path, "its first line is not whole")
-    head, chain = _opened(path, lines[0], "", 1)
+        raise _untrusted_error(path, "its first line is not whole")
+    head, chain = _open_ledger(path, lines[0], "", 1)
     if not {"run", "limit", "block", "terms"} <= set(head) or head.get("schema") != SCHEMA:
-        raise _untrusted(path, f"its first line is not that of a ledger of schema {SCHEMA}")
+        raise _untrusted_error(path, f"its first line is not that of a ledger of schema {SCHEMA}")
     paid = 0
     for number, line in enumerate(lines[1:], 2):
-        entry, chain = _opened(path, line, chain, number)
+        entry, chain = _open_ledger(path, line, chain, number)
         paid = int(entry["paid"] if "paid" in entry else entry["settled"])
     whole = sum(len(line) + 1 for line in lines)
-    return _Found(head, chain, paid, bool(tail), whole)
+    return _LedgerFile(head, chain, paid, bool(tail), whole)
 
 
-def _opened(path: Path, line: bytes, chain: str, number: int) -> tuple[dict[str, Any], str]:
+def _open_ledger(path: Path, line: bytes, chain: str, number: int) -> tuple[dict[str, Any], str]:
     try:
         content = dict(json.loads(line))
         written = content.pop("hash")
     except (ValueError, KeyError, TypeError):
-        raise _untrusted(path, f"line {number} is damaged") from None
-    digest = _sealed(content, chain)[1]
+        raise _untrusted_error(path, f"line {number} is damaged") from None
+    digest = _seal_line(content, chain)[1]
     if digest != written:
-        raise _untrusted(path, f"line {number} was edited, or one before it removed")
+        raise _untrusted_error(path, f"line {number} was edited, or one before it removed")
     return content, digest
 
 
-def _untrusted(path: Path, why: str) -> ConfigError:
+def _untrusted_error(path: Path, why: str) -> ConfigError:
     return ConfigError(
         f"the privacy ledger {path} cannot be trusted: {why}. What the run has spent is no longer "
         "known, so it cannot go on; restore the file, or start a new run, with a budget of its own"
     )
 
 
-def _locked(path: Path) -> int:
-    """Open for appending; two processes that pay into one ledger would count too little."""
+def _open_locked(path: Path) -> int:
+    """Open for appending, locked: two processes with one ledger would count too little."""
     try:
         file = os.open(path, os.O_WRONLY | os.O_APPEND)
     except FileNotFoundError:
-        raise _untrusted(path, "it is missing") from None
+        raise _untrusted_error(path, "it is missing") from None
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

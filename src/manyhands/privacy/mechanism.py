@@ -1,4 +1,4 @@
-"""What a private run does to a gradient: clip each example's, sum, pay, add noise."""
+"""The Gaussian mechanism on gradients: clip each example's, sum, pay, add noise."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from manyhands.config.run import RunConfig
     from manyhands.data.batch_tree import Tree
     from manyhands.model.replica import Replica
-    from manyhands.privacy.keys import Noise
+    from manyhands.privacy.keys import NormalNoise
     from manyhands.privacy.ledger import Ledger
     from manyhands.privacy.terms import Terms
 
@@ -48,7 +48,7 @@ class Mechanism:
         config: RunConfig,
         replica: Replica,
         terms: Terms,
-        noise: Noise,
+        noise: NormalNoise,
         example: Tree | None = None,
     ) -> None:
         assert config.privacy is not None
@@ -69,7 +69,7 @@ class Mechanism:
         self.pay()
         grad = self.replica.grad
         grad.zero_()
-        if batch_tree.count(x):
+        if batch_tree.count_examples(x):
             self.clipped.add(x, y, self.terms.clip, grad)
         self.cover(grad, expected)
 
@@ -79,17 +79,17 @@ class Mechanism:
             self.ledger.pay(1)
 
     def cover(self, clipped: Tensor, expected: float) -> None:
-        """Make of a worker's clipped sum the noised mean over a sample of that expected size."""
+        """Turn a worker's clipped sum into the noised mean over a sample of that expected size."""
         self._add_noise(clipped, self.deviation)
         clipped.div_(expected)
 
     def try_out(self, x: Tree, y: Tree) -> None:
-        """Do the work of a step on any examples, for timing: nothing is paid, drawn or kept."""
+        """Do a step's work on any examples, for timing: nothing is paid, drawn or kept."""
         self.clipped.add(x, y, self.terms.clip, self.replica.grad)
         self.replica.grad.zero_()
 
     def guard(self, mean: Tensor, expected: float) -> None:
-        """Add what a master owes to a mean of all workers' sums, before anybody sees it.
+        """Add a master's noise to a mean of all workers' sums, before it is sent.
 
         Args:
             mean: Any part of it.
@@ -104,10 +104,10 @@ class Mechanism:
             vector.add_(torch.from_numpy(drawn).to(vector.device), alpha=deviation)
 
     def close(self) -> None:
-        """End cleanly: what was paid in advance and not drawn does not count."""
+        """Close the ledger: steps that were paid but not drawn do not count."""
         if self.ledger:
             self.ledger.close()
 
     def spent(self) -> dict[str, Any]:
-        """Return what a checkpoint must remember of the ledger."""
+        """Return the ledger's state for a checkpoint."""
         return {"run": self.ledger.run, "spent": self.ledger.spent} if self.ledger else {}

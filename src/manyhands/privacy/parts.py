@@ -1,4 +1,4 @@
-"""What one layer adds to a clipped sum: squared norms per example, and the sum once they are known.
+"""One layer's contribution to a clipped sum: squared norms per example, weighted sums.
 
 A layer that is applied at T places of an example (a convolution, a fully connected layer on a
 sequence) has the gradient Σ_l g_l a_lᵀ, of out × in numbers. It can be made for every example; or
@@ -25,15 +25,15 @@ POOLS = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)
 _FREE = (*_POINTWISE, *POOLS, nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d)
 
 
-class Part(NamedTuple):
-    """What one layer adds: the squared norm per example, (n,), and how to sum with weights."""
+class LayerGradient(NamedTuple):
+    """One layer's squared gradient norm per example, (n,), and its weighted sum."""
 
     squares: Tensor
     add: Callable[[Tensor, Tensor], None]  # (weights (n,), the layer's slice of the vector)
 
 
-def known(layer: Any) -> bool:
-    """Say whether a layer treats every example on its own, in a way that is known here."""
+def is_known(layer: Any) -> bool:
+    """Return whether a layer is known to treat every example on its own."""
     kind: Any = type(layer)
     if layer._forward_hooks or layer._forward_pre_hooks or getattr(layer, "inplace", False):
         return False  # in place, an activation overwrites the output that is differentiated
@@ -49,26 +49,26 @@ def known(layer: Any) -> bool:
     return kind in (*_FREE, nn.Linear, nn.GroupNorm, nn.LayerNorm)
 
 
-def part_of(layer: Any, a: Tensor, g: Tensor, way: Way = "made") -> Part:
-    """Return what a layer adds, from its input `a` and the gradient `g` of its output."""
-    if not known(layer):
-        return _alone(layer, a, g)
+def layer_gradient(layer: Any, a: Tensor, g: Tensor, way: Way = "made") -> LayerGradient:
+    """Return a layer's contribution, from its input `a` and its output's gradient `g`."""
+    if not is_known(layer):
+        return _by_vmap(layer, a, g)
     if isinstance(layer, nn.Embedding):
         return _embedding(layer, a, g)
     if isinstance(layer, nn.Linear) and a.dim() == 2:
         return _linear(layer, a, g)
     if isinstance(layer, nn.Linear | nn.Conv2d):
-        return _applied(layer, a, g, way)
+        return _at_places(layer, a, g, way)
     return _norm(layer, a, g)
 
 
-def quickest(layer: Any, a: Tensor, g: Tensor) -> Way:
-    """Return which way is faster for these, by trying; without trying where one cannot win.
+def faster_way(layer: Any, a: Tensor, g: Tensor) -> Way:
+    """Return the faster of two ways, by trying; without trying where one cannot win.
 
     Over T places the ghost norm takes 2T² numbers an example, the gradient out × in. With
     2T² ≥ out × in the ghost norm has more operations as well: T² (in + out) ≥ √2 · T · in · out.
     """
-    if not known(layer) or not isinstance(layer, nn.Linear | nn.Conv2d) or a.dim() == 2:
+    if not is_known(layer) or not isinstance(layer, nn.Linear | nn.Conv2d) or a.dim() == 2:
         return "made"
     places = g[0].numel() // len(layer.weight)
     if 2 * places**2 >= layer.weight.numel():
@@ -85,12 +85,12 @@ def _seconds(layer: Any, a: Tensor, g: Tensor, way: Way) -> float:
     """Return how long one way took, this time."""
     start = time.perf_counter()
     out = g.new_zeros(sum(p.numel() for p in layer.parameters()))
-    part_of(layer, a, g, way).add(g.new_ones(len(g)), out)
+    layer_gradient(layer, a, g, way).add(g.new_ones(len(g)), out)
     return time.perf_counter() - start
 
 
-def _alone(layer: nn.Module, a: Tensor, g: Tensor) -> Part:
-    """A layer of any kind, one example after the other by vmap."""
+def _by_vmap(layer: nn.Module, a: Tensor, g: Tensor) -> LayerGradient:
+    """Compute a layer of any kind, one example after the other, by vmap."""
     params = {name: p.detach() for name, p in layer.named_parameters()}
 
     def pulled(params: dict[str, Tensor], a: Tensor, g: Tensor) -> Tensor:
@@ -98,10 +98,10 @@ def _alone(layer: nn.Module, a: Tensor, g: Tensor) -> Part:
         return (y * g[None]).sum()
 
     grads = torch.func.vmap(torch.func.grad(pulled), (None, 0, 0))(params, a, g)
-    return _made([grads[name].flatten(1) for name in params])
+    return _from_gradients([grads[name].flatten(1) for name in params])
 
 
-def _linear(layer: nn.Linear, a: Tensor, g: Tensor) -> Part:
+def _linear(layer: nn.Linear, a: Tensor, g: Tensor) -> LayerGradient:
     bias = layer.bias is not None
     squares = a.square().sum(1)
     squares = g.square().sum(1) * (squares + 1 if bias else squares)
@@ -113,18 +113,18 @@ def _linear(layer: nn.Linear, a: Tensor, g: Tensor) -> Part:
         if bias:
             out[size:].add_(weighted.sum(0))
 
-    return Part(squares, add)
+    return LayerGradient(squares, add)
 
 
-def _applied(layer: Any, a: Tensor, g: Tensor, way: Way) -> Part:
-    """A fully connected layer or a convolution that is applied at several places of an example."""
+def _at_places(layer: Any, a: Tensor, g: Tensor, way: Way) -> LayerGradient:
+    """Compute a linear layer or convolution that is applied at several places of an example."""
     bias, take = layer.bias is not None, _ghost if way == "ghost" else _summed
     if isinstance(layer, nn.Linear):
         return take(g.flatten(1, -2).transpose(1, 2), a.flatten(1, -2), bias)
     return _convolution(layer, take(g.transpose(2, 3).flatten(2), _patches(layer, a), bias))
 
 
-def _convolution(layer: Any, ordered: Part) -> Part:
+def _convolution(layer: Any, ordered: LayerGradient) -> LayerGradient:
     """Bring a sum over kernels whose channels come last, as patches have them, into order."""
     out, channels, height, width = layer.weight.shape
     size = layer.weight.numel()
@@ -136,7 +136,7 @@ def _convolution(layer: Any, ordered: Part) -> Part:
         whole[:size].view_as(layer.weight).add_(kernel)
         whole[size:].add_(last[size:])
 
-    return Part(ordered.squares, add)
+    return LayerGradient(ordered.squares, add)
 
 
 def _patches(layer: Any, a: Tensor) -> Tensor:
@@ -154,12 +154,12 @@ def _patches(layer: Any, a: Tensor) -> Tensor:
     return windows.transpose(3, 4).flatten(3).flatten(1, 2)
 
 
-def _summed(g: Tensor, a: Tensor, bias: bool) -> Part:
+def _summed(g: Tensor, a: Tensor, bias: bool) -> LayerGradient:
     """The gradient is Σ_l g_l a_lᵀ over places l, and is made; g: (n, out, L), a: (n, L, in)."""
-    return _made([torch.bmm(g, a).flatten(1), *([g.sum(2)] if bias else [])])
+    return _from_gradients([torch.bmm(g, a).flatten(1), *([g.sum(2)] if bias else [])])
 
 
-def _ghost(g: Tensor, a: Tensor, bias: bool) -> Part:
+def _ghost(g: Tensor, a: Tensor, bias: bool) -> LayerGradient:
     """As `_summed`, by products of the places with each other; no example's gradient is made.
 
     Where the places cancel each other, rounding could make a norm look too small, and too much
@@ -179,14 +179,14 @@ def _ghost(g: Tensor, a: Tensor, bias: bool) -> Part:
         if bias:
             out[size:].add_(weighted.sum(1))
 
-    return Part(squares, add)
+    return LayerGradient(squares, add)
 
 
 def _diagonal(products: Tensor) -> Tensor:
     return products.diagonal(dim1=1, dim2=2)
 
 
-def _embedding(layer: nn.Embedding, a: Tensor, g: Tensor) -> Part:
+def _embedding(layer: nn.Embedding, a: Tensor, g: Tensor) -> LayerGradient:
     """A row's gradient is the sum over the places with its number; a: (n, …), g: (n, …, size)."""
     n, size = len(a), layer.embedding_dim
     rows, back = a.reshape(n, -1), g.reshape(n, -1, size)
@@ -202,10 +202,10 @@ def _embedding(layer: nn.Embedding, a: Tensor, g: Tensor) -> Part:
         table = out.view_as(layer.weight)
         table.index_add_(0, pairs % layer.num_embeddings, sums * weights[whose, None])
 
-    return Part(squares, add)
+    return LayerGradient(squares, add)
 
 
-def _norm(layer: Any, a: Tensor, g: Tensor) -> Part:
+def _norm(layer: Any, a: Tensor, g: Tensor) -> LayerGradient:
     """GroupNorm or LayerNorm: the gradient of the scale is Σ g x̂, that of the shift Σ g."""
     if isinstance(layer, nn.GroupNorm):
         normal = F.group_norm(a, layer.num_groups, eps=layer.eps)
@@ -214,11 +214,11 @@ def _norm(layer: Any, a: Tensor, g: Tensor) -> Part:
         normal = F.layer_norm(a, layer.normalized_shape, eps=layer.eps)
         places = list(range(1, a.dim() - len(layer.normalized_shape)))
     grads = [g * normal] if layer.bias is None else [g * normal, g]
-    return _made([(each.sum(places) if places else each).flatten(1) for each in grads])
+    return _from_gradients([(each.sum(places) if places else each).flatten(1) for each in grads])
 
 
-def _made(grads: list[Tensor]) -> Part:
-    """Gradients that were made for every example; each (n, size)."""
+def _from_gradients(grads: list[Tensor]) -> LayerGradient:
+    """Return the contribution of per-example gradients that are materialised; each (n, size)."""
 
     def add(weights: Tensor, out: Tensor) -> None:
         sizes = [math.prod(g.shape[1:]) for g in grads]
@@ -226,4 +226,4 @@ def _made(grads: list[Tensor]) -> Part:
             part.addmv_(g.t(), weights)
 
     norms = torch.stack([torch.linalg.vector_norm(g, dim=1) for g in grads])
-    return Part(norms.square().sum(0), add)
+    return LayerGradient(norms.square().sum(0), add)

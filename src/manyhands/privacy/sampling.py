@@ -1,4 +1,4 @@
-"""Which examples come next in a private run: a secret Poisson sample of the records.
+"""Plans a private run's steps: each draws a secret Poisson sample of the records.
 
 The accountant's amplification holds for this sampler and no other: every record takes part in a
 step with probability q, independently of all others and of other steps.
@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from manyhands.privacy.keys import Sample
+from manyhands.privacy.keys import PoissonSample
 
 
-class Drawn(NamedTuple):
-    """One worker's part of one step.
+class DrawnShare(NamedTuple):
+    """One worker's share of one step.
 
     Attributes:
         indices: Into the training set; (any number,) int64, often none. Secret.
@@ -32,7 +32,7 @@ class Drawn(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Poisson:
+class PoissonPlan:
     """A plan (see `manyhands.data.plan`) whose batches are secret samples.
 
     Guarantees:
@@ -52,7 +52,7 @@ class Poisson:
         partition: The way the records are divided, for the record.
     """
 
-    sample: Sample
+    sample: PoissonSample
     records: np.ndarray | None
     examples: int
     rank: int
@@ -63,17 +63,17 @@ class Poisson:
     partition: str
 
     def steps(self, epoch: int) -> int:
-        """Return how many steps this worker takes in an epoch."""
+        """Return the number of steps of this worker in an epoch."""
         return int(epoch * self.per_epoch) - int((epoch - 1) * self.per_epoch)
 
-    def most(self) -> int:
-        """Return how many examples to make room for; one sample in a billion is larger."""
+    def largest_step(self) -> int:
+        """Return the number of examples to reserve; one sample in a billion is larger."""
         return min(self.examples, math.ceil(self.share + 6 * math.sqrt(self.share) + 6))
 
-    def epoch(self, epoch: int, start: int = 0, shares: object = None) -> Iterator[Drawn]:
-        """Yield this worker's part of every step of an epoch, from step `start` on."""
+    def epoch(self, epoch: int, start: int = 0, shares: object = None) -> Iterator[DrawnShare]:
+        """Yield this worker's share of every step of an epoch, from step `start` on."""
         for step in range(start, self.steps(epoch)):
-            yield Drawn(self._drawn(epoch, step), self.total, self.share)
+            yield DrawnShare(self._drawn(epoch, step), self.total, self.share)
 
     def _drawn(self, epoch: int, step: int) -> np.ndarray:
         if self.records is not None:
@@ -86,7 +86,7 @@ class Poisson:
     def describe(
         self, epoch: int, shares: object = None, *, classes: int | None = None
     ) -> dict[str, object]:
-        """Return who sees what in an epoch, as the record states it: expected counts only."""
+        """Return which worker uses what in an epoch, for the record: expected counts only."""
         expected = round(self.share * self.steps(epoch))
         each = self.examples if self.records is None else self.examples / self.size
         workers = [

@@ -1,4 +1,4 @@
-"""Clipping where the model is cut into stages, each with a part of every example's gradient."""
+"""Clipping for models split into stages, each with a part of every example's gradient."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 Spending = Callable[[str, int | None], AbstractContextManager[None]]
 
 
-class _Held(NamedTuple):
-    """What some examples leave behind until the norms of their gradients are known."""
+class _PendingExamples(NamedTuple):
+    """What is kept of some examples until their gradient norms are known."""
 
     inputs: list[Tensor]  # of each layer with parameters
     back: list[Tensor]  # the gradients by their outputs
 
 
-class Staged:
-    """One stage's passes in a private run, instead of `manyhands.strategies.pipeline.stage.Passes`.
+class StageClipping:
+    """One stage's passes in a private run; replaces `manyhands.strategies.pipeline.stage.Passes`.
 
     ```
     forward i, backward i:  as in plain training, of the sum of the losses; keep what entered each
@@ -68,15 +68,15 @@ class Staged:
         self.mechanism, self.stage, self.total, self.clipped = mechanism, stage, total, clipped
         self.passing: dict[int, tuple[Tensor, Trace]] = {}
         self.squares: list[Tensor] = []
-        self.held: list[_Held] = []
+        self.held: list[_PendingExamples] = []
 
     def begin(self) -> None:
-        """Begin a step: pay for it."""
+        """Begin a step, and pay for it."""
         self.mechanism.pay()
         self.stage.grad.zero_()
 
     def forward(self, i: int, x: Tensor, *_: int) -> Tensor:
-        """Return what leaves; what random layers draw follows from secret keys, not from a seed."""
+        """Return the stage's output; random layers draw from secret keys, not from a seed."""
         # What enters is a buffer of MPI's, which is used again before the step is over.
         x = x.detach().clone().requires_grad_(x.requires_grad)
         trace = self.clipped.forward(x)
@@ -84,12 +84,12 @@ class Staged:
         return trace.y
 
     def loss(self, i: int, target: Tensor, _: int) -> None:
-        """Take the examples' losses for what leaves the last stage; nobody is told."""
+        """Compute the losses of the last stage's output; they stay secret."""
         x, trace = self.passing[i]
         self.passing[i] = x, trace._replace(y=self.clipped.judge(trace, target))
 
     def backward(self, i: int, gradient: Tensor | None) -> Tensor:
-        """Return the gradient by what entered; note the norms of what the layers here have."""
+        """Return the gradient of the stage's input; record its layers' gradient norms."""
         x, trace = self.passing.pop(i)
         own, entered = len(trace.outputs), [x] if x.requires_grad else []
         # Likewise the gradient is MPI's.
@@ -98,7 +98,7 @@ class Staged:
         size = self.clipped.chunk_for(x)
         for start in range(0, len(x), size):
             some = slice(start, start + size)
-            held = _Held([a[some] for a in trace.inputs], [g[some] for g in found[:own]])
+            held = _PendingExamples([a[some] for a in trace.inputs], [g[some] for g in found[:own]])
             parts = self.clipped.parts(*held)
             self.squares.append(torch.stack([part.squares for part in parts]).sum(0))
             self.held.append(held)
@@ -118,7 +118,7 @@ class Staged:
         grad.mul_(weight)
 
     def _clip(self, norms: Tensor) -> None:
-        """Add up what is held, each example clipped by its norm; norms: (n,)."""
+        """Sum the kept gradients, each example clipped by its norm; norms: (n,)."""
         weights, finite = coefficients(norms, self.mechanism.terms.clip)
         sizes = [len(some) for some in self.squares]
         goods = [None] * len(sizes) if finite is None else torch.split(finite, sizes)
@@ -131,7 +131,7 @@ class Staged:
 
 
 def check(replica: Replica) -> None:
-    """Refuse a model whose stages could not clip layer by layer."""
+    """Refuse a model whose stages cannot clip layer by layer."""
     if reason := Layerwise.unknown(replica):
         raise ConfigError(
             f"{reason}, and a private pipeline can clip nothing else; use a chain of well-known "

@@ -16,7 +16,9 @@ RELATION = "one record added or removed; the number of records counts as public"
 # Where a record's place decides who has it, or whether it takes part, another one that came or went
 # would move it.
 IN_PLACE = "one record blanked in its place; the number of records and their order count as public"
-UNSAID = "its message was printed when it failed, and is kept in no record: it may tell of the data"
+REDACTED = (
+    "its message was printed when it failed, and is kept in no record: it may tell of the data"
+)
 SAMPLER = {
     True: "Poisson, one secret sample of all records for each step",
     False: "Poisson, every worker its own secret sample of its own records for each step",
@@ -32,7 +34,7 @@ TRUST = {
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """What one worker's T steps are, as the accountant needs them.
+    """One worker's T steps, as the accountant needs them.
 
     Attributes:
         steps: T, the most that a worker will take.
@@ -54,11 +56,11 @@ class Terms:
 
 
 def steps_per_epoch(config: RunConfig, examples: int) -> Fraction:
-    """Return how many steps make an epoch: so many that a record is expected to take part once.
+    """Return the steps of an epoch, in which a record is expected to take part once.
 
     Seldom a whole number: 60,000 records in batches of 512 are 117 3/16, and 40 epochs 4687 steps.
     """
-    return max(Fraction(1), Fraction(examples, _behind(config)))
+    return max(Fraction(1), Fraction(examples, _expected_examples(config)))
 
 
 def planned_steps(config: RunConfig, examples: int) -> int:
@@ -67,7 +69,7 @@ def planned_steps(config: RunConfig, examples: int) -> int:
     return min(total, config.max_steps or total)
 
 
-def _behind(config: RunConfig) -> int:
+def _expected_examples(config: RunConfig) -> int:
     """Return the examples expected in one step of every worker."""
     return config.batch_size * (config.workers if config.strategy.supports.whole_batches else 1)
 
@@ -75,7 +77,7 @@ def _behind(config: RunConfig) -> int:
 def rate(config: RunConfig, examples: int) -> float:
     """Return the probability that a record takes part in a step."""
     whole = config.strategy.supports.whole_batches
-    found = _behind(config) / examples
+    found = _expected_examples(config) / examples
     if found > 1:
         each = f" for each of {config.workers} workers" if whole else ""
         raise ConfigError(
@@ -86,7 +88,7 @@ def rate(config: RunConfig, examples: int) -> float:
 
 
 def solve(config: RunConfig, examples: int) -> Terms:
-    """Return the terms of a run: sigma as given, or the least that keeps the budget."""
+    """Return a run's terms: sigma as given, or the least that keeps the budget."""
     assert config.privacy is not None
     privacy = config.privacy
     steps = planned_steps(config, examples)
@@ -104,7 +106,7 @@ def solve(config: RunConfig, examples: int) -> Terms:
 def statement(
     config: RunConfig, terms: Terms, *, ids: bool = False, learned: Sequence[str] | None = None
 ) -> dict[str, Any]:
-    """Return the run's promise, for its record: what holds, for whom, and by which account.
+    """Return the run's privacy guarantee for its record: what holds, and by which accountant.
 
     `ids` says whether the data brings ids of its records; otherwise their rows are their ids.
     `learned` is what a preparation learned from the records, where that is known.

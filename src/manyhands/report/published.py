@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from manyhands.privacy.terms import UNSAID
+from manyhands.privacy.terms import REDACTED
 
 Record = Mapping[str, Any]
 
@@ -40,7 +40,7 @@ def published(record: Record) -> Record:
     if not isinstance(record.get("privacy"), Mapping):
         if _only(record.get("config"), ("private",)).get("private") is not True:
             return record
-        return {**_only(record, _WHOLE), "error": UNSAID}  # it ended before it had terms
+        return {**_only(record, _WHOLE), "error": REDACTED}  # it ended before it had terms
     privacy = _only(record["privacy"], STATEMENT)
     data = _only(record.get("data"), _DATA)
     expected = _product(privacy.get("rate"), data.get("train"))  # examples behind one step
@@ -52,7 +52,7 @@ def published(record: Record) -> Record:
     result |= {"examples": _product(expected, result.get("steps"))}
     kept = _only(record, _WHOLE)
     if record.get("status") != "finished":
-        kept["error"] = UNSAID
+        kept["error"] = REDACTED
     workers = [_only(row, _PROCESS) for row in _rows(record.get("workers"))]
     promised = privacy.get("private") is not False
     facts = _only(record.get("strategy"), _FACTS if promised else _NOT_PRIVATE)

@@ -1,4 +1,4 @@
-"""Tensors as what MPI sends and fills: flat vectors of whole numbers, whatever the dtype.
+"""Tensors as MPI buffers: flat vectors of integers, whatever the dtype.
 
 Data that only moves travels as unsigned or signed integers of its size, so that every dtype does,
 those that MPI and NumPy have no name for too, and counts stay below MPI's limit of 2³¹ elements.
@@ -41,35 +41,35 @@ def raw(tensor: Tensor) -> Array:
     return flat.view(_WHOLE[flat.element_size()]).numpy()
 
 
-def outgoing(tensor: Tensor) -> Array:
-    """Return what `tensor` holds as a flat vector, a copy only if it is not contiguous."""
+def flat_copy(tensor: Tensor) -> Array:
+    """Return the content of `tensor` as a flat vector; copy only if not contiguous."""
     return raw(tensor.contiguous().resolve_conj().resolve_neg())
 
 
 def numbers(tensor: Tensor) -> Array:
-    """Return the contiguous `tensor` as a flat vector NumPy can reckon with, the same memory."""
+    """Return the contiguous `tensor` as a flat NumPy-compatible vector, the same memory."""
     return tensor.detach().view(-1).numpy()
 
 
-def joined(tensors: Sequence[Tensor]) -> Array:
-    """Return what `tensors` hold, one after the other, as one flat vector."""
-    parts = [outgoing(tensor) for tensor in tensors]
+def concatenate(tensors: Sequence[Tensor]) -> Array:
+    """Return the contents of `tensors`, one after the other, as one flat vector."""
+    parts = [flat_copy(tensor) for tensor in tensors]
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def room(tensors: Sequence[Tensor]) -> Array:
-    """Return a new vector in which what `tensors` shall receive has room."""
+def receive_buffer(tensors: Sequence[Tensor]) -> Array:
+    """Return a new vector large enough to receive `tensors`."""
     width = tensors[0].element_size() // (2 if tensors[0].is_complex() else 1)
     length = sum(raw_length(tensor) for tensor in tensors)
     return torch.empty(length, dtype=_WHOLE[width]).numpy()
 
 
 def raw_length(tensor: Tensor) -> int:
-    """Return how many elements `raw` has for it."""
+    """Return the length of `raw` for a tensor."""
     return tensor.numel() * (2 if tensor.is_complex() else 1)
 
 
-def hand_out(vector: Array, tensors: Sequence[Tensor]) -> None:
+def split_into(vector: Array, tensors: Sequence[Tensor]) -> None:
     """Copy `vector`, piece by piece, into `tensors`."""
     start = 0
     for tensor in tensors:
@@ -83,13 +83,13 @@ def _real(tensor: Tensor) -> Tensor:
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
-def aliased(a: Tensor, b: Tensor) -> bool:
+def may_overlap(a: Tensor, b: Tensor) -> bool:
     """Return whether the two may share memory."""
     return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
 
 
-class Landing:
-    """Where the operation puts what is for `tensor`: its own memory, or a copy if it has gaps."""
+class Destination:
+    """The memory that receives `tensor`: its own, or a copy if it is not contiguous."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
@@ -97,6 +97,6 @@ class Landing:
         self.array = raw(self.place)
 
     def deliver(self) -> None:
-        """Bring it to the tensor, if it is not there."""
+        """Copy the result to the tensor, if it is elsewhere."""
         if self.place is not self.tensor:
             self.tensor.detach().copy_(self.place)

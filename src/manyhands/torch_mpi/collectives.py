@@ -1,4 +1,4 @@
-"""What each operation does, as steps that never wait, on contiguous or any tensors.
+"""Each collective as steps that never wait, on contiguous or any tensors.
 
 Each function is a generator for the engine: it begins something with MPI, yields the request's
 `Test`, and goes on once that says yes. The tensors are filled when it ends.
@@ -15,13 +15,13 @@ from mpi4py import MPI
 
 from manyhands.torch_mpi.buffers import (
     Array,
-    Landing,
-    aliased,
-    hand_out,
-    joined,
-    outgoing,
+    Destination,
+    concatenate,
+    flat_copy,
+    may_overlap,
     raw_length,
-    room,
+    receive_buffer,
+    split_into,
 )
 from manyhands.torch_mpi.reduction import Reduction, allreduce
 from manyhands.torch_mpi.work import Steps
@@ -30,20 +30,20 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def one_after_the_other(parts: Iterable[Steps]) -> Steps:
-    """Do several operations as one."""
+def in_sequence(parts: Iterable[Steps]) -> Steps:
+    """Run several operations as one."""
     for part in parts:
         yield from part
 
 
 def barrier(comm: Any) -> Steps:
-    """Wait for everyone."""
+    """Wait for all ranks."""
     yield comm.Ibarrier().Test
 
 
 def broadcast(tensor: Tensor, root: int, comm: Any) -> Steps:
-    """Give everyone root's tensor."""
-    landing = Landing(tensor)
+    """Give all ranks root's tensor."""
+    landing = Destination(tensor)
     yield comm.Ibcast(landing.array, root).Test
     landing.deliver()
 
@@ -96,17 +96,17 @@ def reduce(tensor: Tensor, root: int, comm: Any, how: Reduction) -> Steps:
 
 def all_gather(outputs: Sequence[Tensor], tensor: Tensor, comm: Any) -> Steps:
     """Give everyone the tensors of all, which may differ in size, by rank."""
-    gathered = room(outputs)
+    gathered = receive_buffer(outputs)
     counts = [raw_length(output) for output in outputs]
-    yield comm.Iallgatherv(outgoing(tensor), [gathered, counts]).Test
-    hand_out(gathered, outputs)
+    yield comm.Iallgatherv(flat_copy(tensor), [gathered, counts]).Test
+    split_into(gathered, outputs)
 
 
 def all_gather_single(output: Tensor, tensor: Tensor, comm: Any) -> Steps:
     """Give everyone the tensors of all in one; `tensor` may be its part of `output`."""
-    landing = Landing(output)
-    send: Any = outgoing(tensor)
-    if aliased(output, tensor):
+    landing = Destination(output)
+    send: Any = flat_copy(tensor)
+    if may_overlap(output, tensor):
         mine = landing.array[comm.rank * send.size :][: send.size]
         send = MPI.IN_PLACE if send.ctypes.data == mine.ctypes.data else send.copy()
     yield comm.Iallgather(send, landing.array).Test
@@ -134,39 +134,39 @@ def reduce_scatter(output: Tensor, tensors: Sequence[Tensor], comm: Any, how: Re
 def gather(outputs: Sequence[Tensor], tensor: Tensor, root: int, comm: Any) -> Steps:
     """Give root the tensors of all, by rank."""
     if comm.rank != root:
-        yield comm.Igatherv(outgoing(tensor), None, root).Test
+        yield comm.Igatherv(flat_copy(tensor), None, root).Test
         return
-    gathered = room(outputs)
+    gathered = receive_buffer(outputs)
     counts = [raw_length(output) for output in outputs]
-    yield comm.Igatherv(outgoing(tensor), [gathered, counts], root).Test
-    hand_out(gathered, outputs)
+    yield comm.Igatherv(flat_copy(tensor), [gathered, counts], root).Test
+    split_into(gathered, outputs)
 
 
 def scatter(output: Tensor, tensors: Sequence[Tensor], root: int, comm: Any) -> Steps:
     """Give rank r the r-th of root's `tensors`."""
-    landing = Landing(output)
+    landing = Destination(output)
     send = None
     if comm.rank == root:
-        send = [joined(tensors), [raw_length(tensor) for tensor in tensors]]
+        send = [concatenate(tensors), [raw_length(tensor) for tensor in tensors]]
     yield comm.Iscatterv(send, landing.array, root).Test
     landing.deliver()
 
 
 def all_to_all(outputs: Sequence[Tensor], tensors: Sequence[Tensor], comm: Any) -> Steps:
     """Give rank r everyone's r-th tensor, by rank."""
-    received = room(outputs)
-    send = [joined(tensors), [raw_length(tensor) for tensor in tensors]]
+    received = receive_buffer(outputs)
+    send = [concatenate(tensors), [raw_length(tensor) for tensor in tensors]]
     yield comm.Ialltoallv(send, [received, [raw_length(output) for output in outputs]]).Test
-    hand_out(received, outputs)
+    split_into(received, outputs)
 
 
 def all_to_all_single(
     output: Tensor, tensor: Tensor, receive: Sequence[int], send: Sequence[int], comm: Any
 ) -> Steps:
     """Give rank r everyone's r-th part of `tensor`; the parts are rows, as many as given."""
-    landing = Landing(output)
-    mine = outgoing(tensor)
-    if aliased(output, tensor):
+    landing = Destination(output)
+    mine = flat_copy(tensor)
+    if may_overlap(output, tensor):
         mine = mine.copy()
     counts = [_rows(tensor, send, comm.size), _rows(output, receive, comm.size)]
     yield comm.Ialltoallv([mine, counts[0]], [landing.array, counts[1]]).Test
@@ -194,7 +194,7 @@ def send(vector: Array, to: int, tag: int, comm: Any) -> Steps:
 
 def receive(tensor: Tensor, source: int, tag: int, comm: Any, status: MPI.Status) -> Steps:
     """Receive a message; `status` says whose."""
-    landing = Landing(tensor)
+    landing = Destination(tensor)
     request = comm.Irecv(landing.array, source, tag)
     yield lambda: request.Test(status)
     landing.deliver()

@@ -1,4 +1,4 @@
-"""Drives all operations of this process that are under way, whoever has time to.
+"""Drives all operations of this process that are in progress, in any free thread.
 
 An operation is a generator that never waits: it begins something with MPI or in shared memory and
 yields what tells whether it may go on. So one operation never stands in another's way, and groups
@@ -38,7 +38,7 @@ _FAREWELL_SECONDS = 5.0
 
 
 class Engine:
-    """All operations of one process that are under way."""
+    """All operations of one process that are in progress."""
 
     def __init__(self) -> None:
         # Known since the import: the first group may be one that not all processes are in.
@@ -82,7 +82,7 @@ class Engine:
                 self._call()
 
     def close(self) -> None:
-        """Give what is under way a moment to end, and end the threads."""
+        """Give operations in progress a moment to end, then end the threads."""
         deadline = time.monotonic() + _FAREWELL_SECONDS
         while self._active and time.monotonic() < deadline:
             time.sleep(1e-3)
@@ -101,7 +101,7 @@ class Engine:
         work.begin()
 
     def _advance(self) -> list[MPIWork]:
-        """Let every operation go on as far as it can; return those that finished."""
+        """Advance every operation as far as possible; return the finished ones."""
         finished: list[MPIWork] = []
         for work in self._active:  # grows, where a lane's next begins
             while work.advance():
@@ -118,7 +118,7 @@ class Engine:
 
     def _drive(self, work: MPIWork, deadline: float | None, waiting: int = 0) -> bool:
         """Drive everything until `work` has finished or the deadline has passed."""
-        rest = Rest(0.0 if self.crowded else _SPIN_SECONDS)
+        rest = Backoff(0.0 if self.crowded else _SPIN_SECONDS)
         while not work.finished:
             with self._lock:
                 finished = self._advance()
@@ -132,7 +132,7 @@ class Engine:
         return work.finished
 
     def _tell(self, finished: list[MPIWork], waiting: int = 0) -> None:
-        """Run the callbacks of what finished; a waiting thread does not count as one meanwhile."""
+        """Run the callbacks of finished operations; a waiting thread does not drive meanwhile."""
         followed = [work for work in finished if work.followed]
         if not followed:
             return
@@ -145,7 +145,7 @@ class Engine:
             self._waiters += waiting
 
     def _call(self) -> None:
-        """Have a background thread at work if one is needed; holding the lock."""
+        """Start a background thread if one is needed; holding the lock."""
         if not self._active or self._waiters or self._drivers or self._closing:
             return
         self._drivers += 1
@@ -162,9 +162,9 @@ class Engine:
             self._threads.append(thread)
 
     def _serve(self) -> None:
-        """Be a background thread: drive until nobody needs it, then sleep, again and again."""
+        """Run as a background thread: drive while needed, then sleep, repeatedly."""
         while not self._closing:
-            rest = Rest(0.0, _YIELD_SECONDS if self.spare else 0.0)
+            rest = Backoff(0.0, _YIELD_SECONDS if self.spare else 0.0)
             driving = True
             while driving:
                 with self._lock:
@@ -194,20 +194,20 @@ class Engine:
             return needed
 
 
-class Rest:
-    """What to do between two looks: at first nothing, then give the core away, then sleep."""
+class Backoff:
+    """The pause between two polls: at first none, then yield the core, then sleep."""
 
     def __init__(self, spin: float, yielding: float = _YIELD_SECONDS) -> None:
         self._spin, self._yielding = spin, yielding
         self.reset()
 
     def reset(self) -> None:
-        """Begin again with not resting at all."""
+        """Start again without a pause."""
         self._turns = 0
         self._since: float | None = None
 
     def take(self) -> None:
-        """Rest once."""
+        """Pause once."""
         now = time.perf_counter()
         if self._since is None:
             self._since = now

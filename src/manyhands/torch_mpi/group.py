@@ -16,10 +16,10 @@ from mpi4py import MPI
 
 from manyhands.allreduce.private import channel
 from manyhands.torch_mpi import collectives
-from manyhands.torch_mpi.buffers import check, outgoing
+from manyhands.torch_mpi.buffers import check, flat_copy
 from manyhands.torch_mpi.reduction import reduction
-from manyhands.torch_mpi.session import communicator, engine, open_group, shut
-from manyhands.torch_mpi.staging import delivered, staged
+from manyhands.torch_mpi.session import close_group, communicator, engine, open_group
+from manyhands.torch_mpi.staging import staged, with_delivery
 from manyhands.torch_mpi.work import Lane, MPIWork, Steps
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def create(options: Any, backend_options: Any) -> MPIProcessGroup:
 
 
 class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
-    """A group over the communicator `comm`, which becomes its own."""
+    """A process group over the communicator `comm`, which it owns."""
 
     def __init__(self, store: Store, comm: MPI.Comm, timeout: timedelta) -> None:
         super().__init__(comm.rank, comm.size)  # with a store it could not be a Python class
@@ -94,8 +94,8 @@ class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
         return self._store
 
     def shutdown(self) -> None:
-        """Let go of the communicator; all members together."""
-        shut(self)
+        """Free the communicator; all members together."""
+        close_group(self)
 
     abort = shutdown
 
@@ -110,7 +110,7 @@ class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
         self, steps: Steps, outputs: Any, nbytes: int = 0, opts: Any = None, message: bool = False
     ) -> MPIWork:
         timeout = getattr(opts, "timeout", None)
-        steps, outputs = delivered(steps, outputs)
+        steps, outputs = with_delivery(steps, outputs)
         work = MPIWork(
             engine(),
             steps,
@@ -131,7 +131,7 @@ class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
         return self._begin(collectives.barrier(self.comm), [], opts=opts)
 
     def meet(self) -> MPIWork:
-        """Wait for everyone to let go of the group; no barrier of the user's is one of these."""
+        """Wait until all members shut the group down; independent of the user's barriers."""
         return self._begin(collectives.barrier(channel(self.comm).comm), [])
 
     @staged
@@ -144,7 +144,7 @@ class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
     @staged
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> MPIWork:
         """Reduce every tensor over the group, in place; of sparse ones only sums."""
-        asked = _asked(opts)
+        asked = _reduce_op(opts)
         if any(tensor.is_sparse for tensor in tensors):
             return self._sum_sparse(tensors, asked, opts)
         check(*tensors)
@@ -232,7 +232,7 @@ class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
     ) -> MPIWork:
         """Reduce over the group; rank r gets the r-th tensor."""
         check(*outputs, *(one for group in tensors for one in group))
-        asked = _asked(opts)
+        asked = _reduce_op(opts)
         parts = [
             collectives.reduce_scatter(o, t, self.comm, reduction(asked, o.dtype))
             for o, t in zip(outputs, tensors, strict=True)
@@ -284,7 +284,7 @@ class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def send(self, tensors: list[Tensor], to: int, tag: int = 0) -> MPIWork:
         """Send a message."""
         check(*tensors)
-        steps = collectives.send(outgoing(tensors[0]), to, self._tag(tag), self.comm)
+        steps = collectives.send(flat_copy(tensors[0]), to, self._tag(tag), self.comm)
         return self._begin(steps, tensors, message=True)
 
     @staged
@@ -317,7 +317,7 @@ class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def _several(
         self, parts: list[Steps], inputs: Sequence[Tensor], outputs: Any, opts: Any
     ) -> MPIWork:
-        steps = parts[0] if len(parts) == 1 else collectives.one_after_the_other(parts)
+        steps = parts[0] if len(parts) == 1 else collectives.in_sequence(parts)
         return self._begin(steps, outputs, sum(one.nbytes for one in inputs), opts)
 
     def _same(self, whole: Tensor, part: Tensor, name: str, size: int) -> None:
@@ -333,6 +333,6 @@ class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
         return tag
 
 
-def _asked(opts: Any) -> Any:
-    """Return the reduce operation: in the options, or given instead of them; by default the sum."""
+def _reduce_op(opts: Any) -> Any:
+    """Return the reduce operation, from the options or given directly; the sum by default."""
     return dist.ReduceOp.SUM if opts is None else getattr(opts, "reduceOp", opts)

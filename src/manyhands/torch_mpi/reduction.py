@@ -1,4 +1,4 @@
-"""torch's reduce operations on torch's dtypes, and the all-reduce, without ever waiting.
+"""torch's reduce operations on torch's dtypes, and a non-blocking all-reduce.
 
 Within a host it is our shared-memory all-reduce; between hosts MPI's own, where MPI has the
 operation, and otherwise everyone's vectors gathered and combined in rank order.
@@ -63,11 +63,11 @@ class Reduction(NamedTuple):
     native: MPI.Op | None
 
     def before(self, tensor: Tensor) -> Tensor:
-        """Return what this rank brings, from its `tensor`."""
+        """Return this rank's contribution from its `tensor`."""
         return tensor if self.factor is None else tensor.detach() * self.factor
 
     def after(self, tensor: Tensor, size: int) -> None:
-        """Make the sum in `tensor` the result, in place."""
+        """Turn the sum in `tensor` into the result, in place."""
         if self.mean:
             tensor = tensor.detach()
             if tensor.is_floating_point() or tensor.is_complex():
@@ -77,7 +77,7 @@ class Reduction(NamedTuple):
 
 
 def reduction(asked: Any, dtype: torch.dtype) -> Reduction:
-    """Return what `asked`, a ReduceOp, is on tensors of `dtype`.
+    """Return the reduction for a ReduceOp on tensors of `dtype`.
 
     Raises:
         ValueError: There is no such operation on that dtype.

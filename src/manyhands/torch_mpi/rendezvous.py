@@ -1,4 +1,4 @@
-"""How processes that mpiexec started find each other: rank and size from MPI, the store in a file.
+"""How processes under mpiexec find each other: rank and size from MPI, a store in a file.
 
 `torch.distributed` wants a key-value store beside its groups. PyTorch's own opens a TCP port on a
 host that the user has to name; MPI has brought the processes together already, so the store is a
@@ -23,7 +23,7 @@ per_host = 1  # processes of this MPI on this host, once installed
 
 
 def install() -> None:
-    """Fill RANK, WORLD_SIZE and their local kin in, and let `env://` mean what MPI says."""
+    """Set RANK, WORLD_SIZE and the like, and make `env://` use MPI's values."""
     global per_host
     world = MPI.COMM_WORLD
     host = world.Split_type(MPI.COMM_TYPE_SHARED)

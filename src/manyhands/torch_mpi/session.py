@@ -1,4 +1,4 @@
-"""From the first group to the end of the process: communicators, and how everything ends.
+"""Communicators and the end of the process, from the first group on.
 
 A rank that ends with an exception ends all ranks, after its traceback: the others may be waiting
 for it, and MPI would let them. A rank that simply comes to its end lets go of its groups as
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from mpi4py import MPI
 
 from manyhands.allreduce.shared_memory import prepare
-from manyhands.launch.environment import pass_on_output
+from manyhands.launch.environment import flush_output
 from manyhands.torch_mpi.engine import Engine
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Group(Protocol):
-    """What this module needs of a process group."""
+    """What this module needs from a process group."""
 
     comm: Any
 
@@ -83,14 +83,14 @@ def communicator(rank: int, size: int, members: Sequence[int], name: str) -> Any
 
 
 def open_group(group: Group) -> None:
-    """Make what the group's operations need, so that none of them has to; collective."""
+    """Make in advance what the group's operations need; collective."""
     engine()
     prepare(group.comm)
     _open.append(group)
 
 
-def shut(group: Group) -> None:
-    """Free the group's communicator, once its members are all here; collective.
+def close_group(group: Group) -> None:
+    """Free the group's communicator once all its members are here; collective.
 
     Where one of them does not come within the group's timeout it is left to the end of MPI.
     """
@@ -103,12 +103,12 @@ def shut(group: Group) -> None:
 
 
 def _at_exit(owner: int) -> None:
-    """End well: let go of what is open, or, after an exception, end all ranks."""
+    """Close what is open, or after an exception end all ranks."""
     if os.getpid() != owner or MPI.Is_finalized():
         return
     if _open and getattr(sys, "last_value", None) is not None and MPI.COMM_WORLD.size > 1:
-        pass_on_output()
+        flush_output()
         MPI.COMM_WORLD.Abort(1)
     while _open:
-        shut(_open[-1])
+        close_group(_open[-1])
     engine().close()

@@ -1,4 +1,4 @@
-"""Tensors on a GPU: MPI gets copies of them in pinned memory of the host, and fills those.
+"""Tensors on a GPU: MPI works on copies in the host's pinned memory.
 
 MPI's wheels know nothing of GPUs. An operation that is called with such tensors is done on their
 copies; its last step brings to the GPU what it was to fill.
@@ -23,19 +23,19 @@ Pairs = list[tuple["Tensor", "Tensor"]]  # a tensor on a GPU, and its copy in th
 _pairs: ContextVar[Pairs] = ContextVar("pairs", default=[])  # noqa: B039 — never written to
 
 
-def away(tensor: Tensor) -> bool:
-    """Say whether MPI cannot reach a tensor's memory."""
+def is_on_device(tensor: Tensor) -> bool:
+    """Return whether MPI cannot reach a tensor's memory."""
     return tensor.is_cuda
 
 
 def staged(method: Method) -> Method:
-    """Let an operation of the process group take tensors on a GPU too."""
+    """Make an operation of the process group accept tensors on a GPU."""
 
     @functools.wraps(method)
     def call(group: Any, *arguments: Any, **named: Any) -> Any:
         pairs: Pairs = []
-        here = [_here(argument, pairs) for argument in arguments]
-        named = {name: _here(argument, pairs) for name, argument in named.items()}
+        here = [_host_copy(argument, pairs) for argument in arguments]
+        named = {name: _host_copy(argument, pairs) for name, argument in named.items()}
         if not pairs:
             return method(group, *arguments, **named)
         token = _pairs.set(pairs)
@@ -47,11 +47,11 @@ def staged(method: Method) -> Method:
     return cast("Method", call)
 
 
-def _here(argument: Any, pairs: Pairs) -> Any:
-    """Return the argument with a copy in place of each tensor that is on a GPU."""
+def _host_copy(argument: Any, pairs: Pairs) -> Any:
+    """Return the argument with a copy in place of each tensor on a GPU."""
     if isinstance(argument, list | tuple):
-        return [_here(one, pairs) for one in argument]
-    if not isinstance(argument, torch.Tensor) or not away(argument):
+        return [_host_copy(one, pairs) for one in argument]
+    if not isinstance(argument, torch.Tensor) or not is_on_device(argument):
         return argument
     if argument.layout != torch.strided:
         raise ValueError(
@@ -67,19 +67,19 @@ def _here(argument: Any, pairs: Pairs) -> Any:
     return copy
 
 
-def delivered(steps: Steps, outputs: Any) -> tuple[Steps, Any]:
-    """Return the steps with one more that fills the GPU's tensors, and these as outputs."""
+def with_delivery(steps: Steps, outputs: Any) -> tuple[Steps, Any]:
+    """Return the steps plus one that fills the GPU's tensors, which become the outputs."""
     pairs = _pairs.get()
     if not pairs:
         return steps, outputs
     filled: Pairs = []
-    there = _there(outputs, pairs, filled)
+    there = _device_tensors(outputs, pairs, filled)
     return _delivering(steps, filled), there
 
 
-def _there(outputs: Any, pairs: Pairs, filled: Pairs) -> Any:
+def _device_tensors(outputs: Any, pairs: Pairs, filled: Pairs) -> Any:
     if isinstance(outputs, Sequence):
-        return [_there(one, pairs, filled) for one in outputs]
+        return [_device_tensors(one, pairs, filled) for one in outputs]
     for tensor, copy in pairs:
         if copy is outputs:
             filled.append((tensor, copy))

@@ -33,7 +33,7 @@ class Lane(deque["MPIWork"]):
 
 
 class MPIWork(dist.Work):
-    """One operation: its steps, how far it has come, and who wants to know.
+    """One operation: its steps, its progress, and its waiters.
 
     Args:
         engine: What drives it.
@@ -75,7 +75,7 @@ class MPIWork(dist.Work):
         self.advance()
 
     def advance(self) -> bool:
-        """Go on if possible; return whether it did and there is more. Holding the engine's lock."""
+        """Advance if possible; return whether it did and is unfinished. Holding the lock."""
         if self.finished:
             return False
         try:
@@ -93,11 +93,11 @@ class MPIWork(dist.Work):
 
     @property
     def followed(self) -> bool:
-        """Whether somebody holds the future."""
+        """Whether a future of it exists."""
         return self._future is not None
 
     def publish(self) -> None:
-        """Tell the future, outside the engine's lock: its callbacks run here."""
+        """Complete the future, outside the engine's lock: its callbacks run here."""
         with self._lock:
             if self._future is None or self._published:
                 return
@@ -145,7 +145,7 @@ class MPIWork(dist.Work):
         return self._outputs
 
     def source_rank(self) -> int:
-        """Return whose message a receive got; -1 if it was none."""
+        """Return the sender of a received message; -1 if there is none."""
         return -1 if self.status is None else self.status.source
 
     _source_rank = source_rank

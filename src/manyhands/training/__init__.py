@@ -1,1 +1,1 @@
-"""One run: configured, started, followed to its end, and its result."""
+"""Configures one run, starts it, supervises it, and returns its result."""

@@ -1,4 +1,4 @@
-"""A lock file in a folder, so that one run at a time writes there.
+"""A lock file in a folder, so that only one run at a time writes there.
 
     FOLDER/.lock    {"host": "node3", "boot": "…", "namespace": "pid:[…]", "pid": 4711,
                      "started": 883211, "token": "…", "members": [[4712, 883215]], "job": "/tmp/…"}
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from manyhands.errors import ConfigError
-from manyhands.launch.host import host, kernel
+from manyhands.launch.host import hostname, kernel_id
 from manyhands.launch.spec import WORKERS
 
 NAME = ".lock"
@@ -37,7 +37,7 @@ _WORKERS = (*WORKERS, b"multiprocessing")
 
 
 class Member(NamedTuple):
-    """One process: its kernel, its process namespace, its number, and when it started."""
+    """One process: its kernel, its pid namespace, its pid, and when it started."""
 
     boot: str
     namespace: str
@@ -47,7 +47,7 @@ class Member(NamedTuple):
     @classmethod
     def here(cls) -> Member:
         """Return this process."""
-        return cls(kernel(), _namespace(), os.getpid(), _started(os.getpid()))
+        return cls(kernel_id(), _namespace(), os.getpid(), _start_time(os.getpid()))
 
 
 @dataclass(frozen=True)
@@ -76,22 +76,22 @@ class Holder:
 
     @classmethod
     def here(cls, members: Iterable[Member] = (), job: str = "") -> Holder:
-        """Return a holder for this process, with those of the `members` that it can check."""
+        """Return a holder for this process, with the `members` that it can check."""
         mine = Member.here()
         near = tuple((m.pid, m.started) for m in members if m[:2] == mine[:2] and m != mine)
-        return cls(host(), *mine, uuid.uuid4().hex, near, job)
+        return cls(hostname(), *mine, uuid.uuid4().hex, near, job)
 
     def running(self) -> int | None:
-        """Return the number of a process that still runs, or None; only where it can be checked."""
+        """Return the pid of a process that still runs, or None; only where it can be checked."""
         for pid, began in ((self.pid, self.started), *self.members):
-            if _runs(pid, began):
+            if _is_running(pid, began):
                 return pid
         return next(iter(_workers(self.job)), None) if self.job else None
 
 
 @dataclass(frozen=True)
 class Lock:
-    """A lock that is held; `inherited` says that a killed run had left its own there."""
+    """A held lock; `inherited` tells that a killed run had left its lock file there."""
 
     folder: Path
     token: str
@@ -120,14 +120,14 @@ def acquire(folder: Path, what: str, *, members: Iterable[Member] = (), job: str
     """
     mine, path, inherited = Holder.here(members, job), folder / NAME, False
     while not _create(path, mine):
-        if other := expect_ended(folder, what):
+        if other := ended_holder(folder, what):
             _remove(path, other)
             inherited = True
     return Lock(folder, mine.token, inherited)
 
 
-def expect_ended(folder: Path, what: str) -> Holder | None:
-    """Return whose lock a folder has, if that run has ended; None without a lock.
+def ended_holder(folder: Path, what: str) -> Holder | None:
+    """Return the holder of a lock whose run has ended; None without a lock.
 
     Workers of a launcher that was killed are given some time to end.
 
@@ -148,11 +148,11 @@ def expect_ended(folder: Path, what: str) -> Holder | None:
     if why := _unreachable(holder):
         raise ConfigError(
             f"{in_use.format(holder.pid)}. Whether that process still runs cannot be checked from "
-            f"{host()}: {why}. If it has ended, remove its lock: rm {shlex.quote(str(path))}"
+            f"{hostname()}: {why}. If it has ended, remove its lock: rm {shlex.quote(str(path))}"
         )
     deadline = time.monotonic() + _LEAVING
     while (pid := holder.running()) is not None:
-        killed = not _runs(holder.pid, holder.started)
+        killed = not _is_running(holder.pid, holder.started)
         if not killed or time.monotonic() > deadline:
             own = " (this process)" if pid == os.getpid() else ""
             raise ConfigError(
@@ -164,14 +164,14 @@ def expect_ended(folder: Path, what: str) -> Holder | None:
 
 def _unreachable(holder: Holder) -> str:
     """Return why the holder's processes cannot be checked from here; empty if they can."""
-    if holder.boot != kernel():
-        same = holder.host == host()
+    if holder.boot != kernel_id():
+        same = holder.host == hostname()
         return "it has restarted since, or is another host of that name" if same else "another host"
     return "" if holder.namespace == _namespace() else "another container"
 
 
 def _create(path: Path, holder: Holder) -> bool:
-    """Make the lock file; returns False if there is one."""
+    """Make the lock file; return False if it exists."""
     try:
         file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
     except FileExistsError:
@@ -205,7 +205,7 @@ def _remove(path: Path, holder: Holder) -> None:
 
 
 def _read(path: Path) -> Holder | None:
-    """Return what a lock file says; None if there is none."""
+    """Return the content of a lock file; None without one."""
     deadline = time.monotonic() + _WRITTEN
     while True:
         try:
@@ -229,8 +229,8 @@ def _namespace() -> str:
         return ""
 
 
-def _runs(pid: int, started: int | None) -> bool:
-    """Say whether a process runs; another one may have its number by now."""
+def _is_running(pid: int, started: int | None) -> bool:
+    """Return whether a process runs; another process may have its pid by now."""
     with suppress(OSError):
         state, began = _stat(pid)
         return state not in ("Z", "X") and started in (None, began)
@@ -243,7 +243,7 @@ def _runs(pid: int, started: int | None) -> bool:
     return True
 
 
-def _started(pid: int) -> int | None:
+def _start_time(pid: int) -> int | None:
     try:
         return _stat(pid)[1]
     except OSError:

@@ -1,4 +1,4 @@
-"""What travels to the workers.
+"""The job: everything that a run's workers get from the launcher.
 
 The job file is the only thing manyhands ever unpickles: it is the user's own, in a private folder,
 and its owner and mode are checked before it is read.
@@ -20,8 +20,8 @@ from manyhands.errors import LaunchError
 JOB_FILE = "job.pickle"
 
 
-class Asked(Protocol):
-    """What a run is asked to train and to judge by, as a run and its job have it."""
+class TrainingRequest(Protocol):
+    """The options, model, loss and metrics that a run and its job have in common."""
 
     @property
     def config(self) -> RunConfig:
@@ -42,7 +42,7 @@ class Asked(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One run, as it travels: names stay names, what the user wrote is carried along.
+    """One run in the form that is sent to its workers.
 
     `threads` is None where the workers find out for themselves (another's mpiexec or srun).
     `checkpoint` is the folder to go on from, `story` what befell the run before. With `grows`,
@@ -67,7 +67,7 @@ class Job:
     grows: bool = False
 
     def write(self, folder: Path) -> str:
-        """Put the job into a folder that only its owner can open; returns its SHA-256."""
+        """Write the job into a private folder; return its SHA-256."""
         import cloudpickle
 
         folder.chmod(0o700)
@@ -79,22 +79,22 @@ class Job:
 
     @staticmethod
     def read(folder: Path) -> Job:
-        """Read the job, if it is ours and nobody else could have written it."""
+        """Read the job, if no other user could have written it."""
         for path in (folder, folder / JOB_FILE):
             found = path.stat()
             if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
                 raise LaunchError(f"{path} is not private to this user; it is not read")
-        return Job._unpickled((folder / JOB_FILE).read_bytes(), str(folder / JOB_FILE))
+        return Job._unpickle((folder / JOB_FILE).read_bytes(), str(folder / JOB_FILE))
 
     @staticmethod
-    def loaded(content: bytes, digest: str) -> Job:
-        """Return the job that was sent, if it is the one with that SHA-256."""
+    def from_bytes(content: bytes, digest: str) -> Job:
+        """Return the job that was received, if it has that SHA-256."""
         if hashlib.sha256(content).hexdigest() != digest:
             raise LaunchError("the job that arrived is not the one that was sent; it is not read")
-        return Job._unpickled(content, "what arrived")
+        return Job._unpickle(content, "what arrived")
 
     @staticmethod
-    def _unpickled(content: bytes, what: str) -> Job:
+    def _unpickle(content: bytes, what: str) -> Job:
         import cloudpickle
 
         job = cloudpickle.loads(content)

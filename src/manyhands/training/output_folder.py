@@ -1,4 +1,4 @@
-"""Output folders: every run has its own, locked while it runs, and holds nothing of the user's.
+"""Output folders: each run has its own, locked while it runs, and keeps the user's files.
 
 A new run takes a folder that is new or empty. A folder in which an earlier run failed without
 leaving anything of value is cleared and used again. Anything else is refused before it is touched.
@@ -41,18 +41,18 @@ _FAILED = ("failed", "interrupted")
 
 @dataclass(frozen=True)
 class Claim:
-    """A folder that this run alone writes into, until it is released.
+    """A folder that only this run writes to, until it is released.
 
     `made` are the folders that were made for it, the deepest first.
     """
 
     folder: Path
-    held: folder_lock.Lock
+    lock: folder_lock.Lock
     made: tuple[Path, ...] = ()
 
     def to_json(self) -> str:
         """Return the claim as text, for the other processes of the run."""
-        return json.dumps([str(self.folder), self.held.token, [str(each) for each in self.made]])
+        return json.dumps([str(self.folder), self.lock.token, [str(each) for each in self.made]])
 
     @classmethod
     def from_json(cls, text: str) -> Claim:
@@ -67,29 +67,29 @@ class Claim:
         self.release()
 
     def release(self) -> None:
-        """Unlock the folder; where nothing was written, remove it if it was made for this run."""
-        self.held.release()
+        """Unlock the folder; remove it if it was made for this run and is empty."""
+        self.lock.release()
         _remove_folders(self.made)
 
 
 def unique_path(name: str) -> Path:
-    """Return a path in `runs` with date and time in its name that no other run has."""
+    """Return an unused path in `runs` with date and time in its name."""
     safe = "".join(c if c.isalnum() or c in "-_." else "-" for c in name)
     stamp = time.strftime("%Y%m%d-%H%M%S")
     return (Path("runs") / f"{safe}-{stamp}-{uuid.uuid4().hex[:6]}").absolute()
 
 
 def claim_new(name: str, **holder: Any) -> Claim:
-    """Make and lock a folder for a run for which no output was given."""
+    """Make and lock a folder for a run without an `output` option."""
     while True:
-        claimed = hold(unique_path(name), **holder)
+        claimed = lock_any(unique_path(name), **holder)
         if claimed.folder in claimed.made:
             return claimed
         claimed.release()
 
 
 def claim(path: Path, **holder: Any) -> Claim:
-    """Lock the folder that was given for a new run, made where there is none.
+    """Lock the `output` folder of a new run; make it if needed.
 
     Args:
         path: The folder.
@@ -99,9 +99,9 @@ def claim(path: Path, **holder: Any) -> Claim:
         ConfigError: Another run uses the folder, or it holds something, or it cannot be written.
     """
     check(path)
-    claimed = hold(path, **holder)
+    claimed = lock_any(path, **holder)
     try:
-        _check_contents(path, killed=claimed.held.inherited)  # again: now nobody else writes there
+        _check_contents(path, killed=claimed.lock.inherited)  # again: now nobody else writes there
         _remove_written(path)
     except BaseException:
         claimed.release()
@@ -116,17 +116,17 @@ def claim_resumed(path: Path, **holder: Any) -> Claim:
         ConfigError: Another process uses the folder, it cannot be written, or what the run would
             write there is a symbolic link.
     """
-    claimed = hold(path, option="resume", **holder)
+    claimed = lock_any(path, option="resume", **holder)
     try:
-        expect_no_links(path)
+        check_no_links(path)
     except BaseException:
         claimed.release()
         raise
     return claimed
 
 
-def hold(path: Path, *, option: str = "output", **holder: Any) -> Claim:
-    """Lock a folder whatever it holds, made where there is none.
+def lock_any(path: Path, *, option: str = "output", **holder: Any) -> Claim:
+    """Lock a folder whatever its content; make it if needed.
 
     Raises:
         ConfigError: Another process uses the folder, or it cannot be written.
@@ -134,9 +134,11 @@ def hold(path: Path, *, option: str = "output", **holder: Any) -> Claim:
     for last in (False, True):
         made: list[Path] = []
         try:
-            _make(path, made)
+            _make_folders(path, made)
             return Claim(
-                path, folder_lock.acquire(path, _what(path, option), **holder), tuple(made)
+                path,
+                folder_lock.acquire(path, _describe_entry(path, option), **holder),
+                tuple(made),
             )
         except FileNotFoundError as error:  # a run that was refused has just removed the folder
             if last:
@@ -151,12 +153,12 @@ def hold(path: Path, *, option: str = "output", **holder: Any) -> Claim:
 
 
 def check(path: Path) -> None:
-    """Refuse a folder that a new run cannot have, without changing anything.
+    """Refuse a folder that a new run cannot use, without changing anything.
 
     Raises:
         ConfigError: Another run uses the folder, or it holds something.
     """
-    killed = expect_unlocked(path)
+    killed = check_unlocked(path)
     try:
         _check_contents(path, killed=killed)
     except FileNotFoundError:
@@ -167,15 +169,15 @@ def check(path: Path) -> None:
 
 def check_resumed(path: Path) -> None:
     """Refuse the folder of a run that still runs, without changing anything."""
-    expect_unlocked(path, "resume")
+    check_unlocked(path, "resume")
 
 
-def expect_unlocked(path: Path, option: str = "output") -> bool:
-    """Refuse a folder in use; returns whether a killed run has left its lock there."""
-    return folder_lock.expect_ended(path, _what(path, option)) is not None
+def check_unlocked(path: Path, option: str = "output") -> bool:
+    """Refuse a folder in use; return whether a killed run has left its lock there."""
+    return folder_lock.ended_holder(path, _describe_entry(path, option)) is not None
 
 
-def expect_possible(path: Path | None) -> None:
+def check_writable(path: Path | None) -> None:
     """Refuse a folder that cannot be made or written, before anything that takes long.
 
     Raises:
@@ -185,21 +187,23 @@ def expect_possible(path: Path | None) -> None:
         return
     there = next(each for each in (path, *path.absolute().parents) if each.exists())
     if not there.is_dir():
-        raise ConfigError(f"{_what(path)} cannot be made: {there} is not a folder")
+        raise ConfigError(f"{_describe_entry(path)} cannot be made: {there} is not a folder")
     if not os.access(there, os.W_OK | os.X_OK):
-        raise ConfigError(f"{_what(path)} cannot be written: permission denied for {there}")
-
-
-def expect_empty(path: Path) -> None:
-    """Refuse a folder that holds anything, naming it; one that is not there is empty."""
-    if path.is_dir() and (names := _names(path)):
         raise ConfigError(
-            f"{_what(path)} holds other things ({names[0]}{' …' if len(names) > 1 else ''}); "
-            "choose a folder that is new or empty"
+            f"{_describe_entry(path)} cannot be written: permission denied for {there}"
         )
 
 
-def expect_no_links(path: Path) -> None:
+def check_empty(path: Path) -> None:
+    """Refuse a folder with any content, and name it; a missing folder is empty."""
+    if path.is_dir() and (names := _entries(path)):
+        raise ConfigError(
+            f"{_describe_entry(path)} holds other things ({names[0]}"
+            f"{' …' if len(names) > 1 else ''}); choose a folder that is new or empty"
+        )
+
+
+def check_no_links(path: Path) -> None:
     """Refuse symbolic links under the names that a run or a sweep writes."""
     for entry in sorted(path.iterdir()):
         ours = _is_written(entry.name) or entry.name in (*_RUN_FOLDERS, *_SWEEP)
@@ -211,7 +215,7 @@ def expect_no_links(path: Path) -> None:
 
 
 def remove_run(path: Path) -> None:
-    """Remove what a run has written; other files stay, and the folder with them."""
+    """Remove the files that a run has written; other files stay, and the folder with them."""
     if path.is_symlink():
         raise ConfigError(f"{path} is a symbolic link; expected the folder of a run: remove it")
     _remove_written(path)
@@ -231,17 +235,17 @@ def _remove_written(path: Path) -> None:
 
 
 def _is_written(name: str) -> bool:
-    """Say whether a run writes a file of that name."""
+    """Return whether a run writes a file of that name."""
     return any(known.fullmatch(name) for known in (_VALUE, _TRACES, _REST))
 
 
-def _names(path: Path) -> list[str]:
-    """Return what a folder holds, beside its lock and what does not matter."""
+def _entries(path: Path) -> list[str]:
+    """Return the names in a folder, without its lock and files that do not matter."""
     names = sorted(entry.name for entry in os.scandir(path))
     return [name for name in names if name != folder_lock.NAME and not _BESIDE.fullmatch(name)]
 
 
-def _what(path: Path, option: str = "output") -> str:
+def _describe_entry(path: Path, option: str = "output") -> str:
     return f"{option} is {str(path)!r}, which"
 
 
@@ -249,15 +253,15 @@ def _unwritable(path: Path, error: OSError, option: str = "output") -> ConfigErr
     why = error.strerror
     if path.is_symlink() and not path.exists():
         why = f"it is a symbolic link to {os.readlink(path)}, which does not exist"
-    return ConfigError(f"{_what(path, option)} cannot be written: {why}")
+    return ConfigError(f"{_describe_entry(path, option)} cannot be written: {why}")
 
 
-def _make(path: Path, made: list[Path]) -> None:
-    """Make a folder and those above it; `made` gets the ones that were not there, deepest first."""
+def _make_folders(path: Path, made: list[Path]) -> None:
+    """Make a folder and its parents; add the new ones to `made`, deepest first."""
     if path.is_dir():
         return
     if path != path.parent:
-        _make(path.parent, made)
+        _make_folders(path.parent, made)
     try:
         path.mkdir()
     except FileExistsError:
@@ -274,26 +278,28 @@ def _remove_folders(folders: Iterable[Path]) -> None:
 
 
 def _check_contents(path: Path, *, killed: bool) -> None:
-    """Refuse what a run or the user has left; `killed` says that a run ended without clearing up.
+    """Refuse files of a run or of the user; `killed`: a run ended without cleaning up.
 
     Raises:
         ConfigError: Naming what is there.
     """
-    names = _names(path)
-    if not names or _is_worthless(path, names, killed=killed):
+    names = _entries(path)
+    if not names or _only_failed_run(path, names, killed=killed):
         return
     if "run.json" in names and not _is_record(path / "run.json"):
         raise ConfigError(
-            f"{_what(path)} holds a file run.json that is not a record of manyhands; choose a "
-            "folder that is new or empty"
+            f"{_describe_entry(path)} holds a file run.json that is not a record of manyhands; "
+            "choose a folder that is new or empty"
         )
     if next((path / CHECKPOINTS).glob("step-*"), None) or any(map(_TRACES.fullmatch, names)):
-        raise ConfigError(f"{_what(path)} already holds a run; remove it, or choose another folder")
-    expect_empty(path)
+        raise ConfigError(
+            f"{_describe_entry(path)} already holds a run; remove it, or choose another folder"
+        )
+    check_empty(path)
 
 
 def _is_record(path: Path) -> bool:
-    """Say whether a file is the record of a run, of this version or an older one."""
+    """Return whether a file is the record of a run, of this or an older version."""
     try:
         found = json.loads(path.read_bytes())
     except (OSError, ValueError):
@@ -301,8 +307,8 @@ def _is_record(path: Path) -> bool:
     return isinstance(found, dict) and {"schema", "status"} <= found.keys()
 
 
-def _is_worthless(path: Path, names: list[str], *, killed: bool) -> bool:
-    """Say whether all that is there is what a run left that failed without any result."""
+def _only_failed_run(path: Path, names: list[str], *, killed: bool) -> bool:
+    """Return whether the folder holds only what a failed run without a result left."""
     ours = all(_REST.fullmatch(n) or n in _RUN_FOLDERS for n in names)
     if not ours or any((path / name).is_symlink() for name in names):
         return False

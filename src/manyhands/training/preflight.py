@@ -1,4 +1,4 @@
-"""Refuses what model, loss and options ask of the data, before anything is started or written.
+"""Refuses models, losses and options that do not fit the data, before anything starts.
 
 The workers look again, at real batches. What only they can know is left to them.
 """
@@ -16,15 +16,15 @@ from manyhands.config.optimizers import SGD, Adam, AdamW
 from manyhands.config.run import LOSSES, SMALLEST_PICTURES
 from manyhands.data import batch_tree, room
 from manyhands.data.shards import row_groups
-from manyhands.data.split import kept_aside
+from manyhands.data.split import validation_size
 from manyhands.data.stored import About, Stored
 from manyhands.errors import ConfigError, LaunchError
-from manyhands.launch.environment import among_others
-from manyhands.launch.hosts import lab
+from manyhands.launch.environment import in_group
+from manyhands.launch.hosts import lab_hosts
 from manyhands.model import initial_weights
 from manyhands.privacy.terms import rate
-from manyhands.training.job import Asked
-from manyhands.training.process.data import plan, streamed
+from manyhands.training.job import TrainingRequest
+from manyhands.training.process.data import make_plan, stream_plan
 
 if TYPE_CHECKING:
     from torch import nn
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from manyhands.config.run import RunConfig
 
 
-class Subject(Asked, Protocol):
-    """What is looked at of a run."""
+class Subject(TrainingRequest, Protocol):
+    """The parts of a run that are checked."""
 
     def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
-        """Build the model anew."""
+        """Build a new copy of the model."""
 
 
 _CLASSIFYING = LOSSES[:2]
@@ -54,17 +54,17 @@ def check(run: Subject, stored: Path) -> None:
         _check_streamed(run)
         return
     if isinstance(run.model, str):
-        _check_pictures(run.model, _shape(stored, about.keys("train")[0][0])[1:])
-    if "torch" not in sys.modules and not _unusual(run, about, stored):
+        _check_images(run.model, _shape(stored, about.keys("train")[0][0])[1:])
+    if "torch" not in sys.modules and not _needs_trial(run, about, stored):
         return  # the launcher of a usual run has no use for torch, and starts faster without it
     _check_module(run, stored)
 
 
 def _check_streamed(run: Subject) -> None:
-    """Refuse a user's model of a kind that the strategy cannot train; no data is looked at."""
+    """Refuse a user's model that the strategy cannot train; streamed data is not read."""
     if isinstance(run.model, str) or "torch" not in sys.modules:
         return
-    module = _built(run, (), 0)
+    module = _build_model(run, (), 0)
     if module is not None:
         run.config.strategy.check_module(module)
 
@@ -74,26 +74,26 @@ def _shape(stored: Path, key: str) -> tuple[int, ...]:
 
 
 def _check_division(config: RunConfig, about: About, stored: Path) -> None:
-    """Refuse data that cannot be divided as asked."""
+    """Refuse data that cannot be divided as requested."""
     if config.privacy:
         config.privacy.check_data(about.learned)
     if about.streamed:
-        streamed(config, row_groups(Path(about.streamed)), rank=0)
+        stream_plan(config, row_groups(Path(about.streamed)), rank=0)
         return
     examples = min(about.train, config.limit or about.train)
     labels = np.load(stored / "train_y.npy", mmap_mode="r")[:examples] if about.classes else None
     labels = labels if labels is None or labels.ndim == 1 else None
     if config.validation:
-        examples -= kept_aside(config.validation, examples)
+        examples -= validation_size(config.validation, examples)
         labels = None if labels is None else labels[:examples]
     config.strategy.check_data(about.features, about.targets)
-    plan(config, examples=examples, rank=0, labels=labels)
+    make_plan(config, examples=examples, rank=0, labels=labels)
     if config.privacy:
         rate(config, examples)
 
 
-def _check_pictures(model: str, shape: tuple[int, ...]) -> None:
-    """Refuse data that a convolutional model of ours cannot take."""
+def _check_images(model: str, shape: tuple[int, ...]) -> None:
+    """Refuse data that our convolutional models cannot take."""
     least = SMALLEST_PICTURES.get(model)
     if least is None or (len(shape) == 3 and shape[1] == shape[2] >= least):
         return
@@ -104,8 +104,8 @@ def _check_pictures(model: str, shape: tuple[int, ...]) -> None:
     )
 
 
-def _unusual(run: Subject, about: About, stored: Path) -> bool:
-    """Say whether anything is asked for that only a trial can tell to fit."""
+def _needs_trial(run: Subject, about: About, stored: Path) -> bool:
+    """Return whether an option is set that only a trial can check."""
     config = run.config
     if (
         config.init
@@ -122,7 +122,7 @@ def _unusual(run: Subject, about: About, stored: Path) -> bool:
 
 
 def _check_module(run: Subject, stored: Path) -> None:
-    """Refuse a model or a loss that cannot take the data's shape, and weights of another model."""
+    """Refuse a model or a loss that cannot take the data's shape, and weights that do not fit."""
     import torch
 
     from manyhands.model import batchnorm
@@ -130,14 +130,14 @@ def _check_module(run: Subject, stored: Path) -> None:
     from manyhands.training.process import objective
 
     config, data = run.config, Stored.open(stored, dtype=run.config.dtype)
-    module = _built(run, data.shape, data.outputs)
+    module = _build_model(run, data.shape, data.outputs)
     if module is None:
         return
     if not isinstance(run.model, str):
         config.strategy.check_module(module)
     loss = objective.planned_loss(run, data)
     with torch.random.fork_rng([]):
-        trial.materialise(module, loss, data)
+        trial.materialise_lazy(module, loss, data)
     trial.check_optimizer(config.optimizer, module)
     if config.sync_batchnorm:
         batchnorm.check(module)
@@ -145,7 +145,7 @@ def _check_module(run: Subject, stored: Path) -> None:
     if config.init:
         shapes = {name: _shape_of(value) for name, value in module.state_dict().items()}
         if None not in shapes.values():  # lazy parameters have none yet
-            initial_weights.compare(Path(config.init), shapes)
+            initial_weights.check_shapes(Path(config.init), shapes)
     names = [name for name, p in module.named_parameters() if p.requires_grad]
     if names:
         owners = [name.rpartition(".")[0] or name for name in names]
@@ -157,12 +157,12 @@ def _check_module(run: Subject, stored: Path) -> None:
 
 
 def _check_memory(config: RunConfig, module: nn.Module) -> None:
-    """Refuse a model that this machine's memory cannot hold for all workers; warn if it is short.
+    """Refuse a model too large for this machine's memory with all workers; warn if tight.
 
     Counts what is certain: parameters and gradients of each worker, which holds a whole model or
     divides one among its processes, and the optimizer's state. Data is read from mapped files.
     """
-    if config.device != "cpu" or config.places or lab() or among_others():
+    if config.device != "cpu" or config.places or lab_hosts() or in_group():
         return
     if any(_shape_of(parameter) is None for parameter in module.parameters()):
         return
@@ -172,12 +172,15 @@ def _check_memory(config: RunConfig, module: nn.Module) -> None:
     if not lacks and (free is None or need <= free):
         return
     have = (
-        f"this machine has {room.size(whole or 0)}" if lacks else f"{room.size(free or 0)} is free"
+        f"this machine has {room.format_bytes(whole or 0)}"
+        if lacks
+        else f"{room.format_bytes(free or 0)} is free"
     )
     text = (
         f"workers is {config.workers}, and their parameters, gradients and optimizer state take at "
-        f"least {room.size(need)} of memory, but {have}; use fewer workers, a smaller model or an "
-        "optimizer with less state, or divide the model among hosts (strategy pipeline or tensor)"
+        f"least {room.format_bytes(need)} of memory, but {have}; use fewer workers, a smaller "
+        "model or an optimizer with less state, or divide the model among hosts (strategy pipeline "
+        "or tensor)"
     )
     if lacks:
         raise LaunchError(text)
@@ -185,7 +188,7 @@ def _check_memory(config: RunConfig, module: nn.Module) -> None:
 
 
 def _memory_needed(config: RunConfig, module: nn.Module) -> int:
-    """Return the least bytes that the workers of a run take for their models."""
+    """Return the least bytes that the workers of a run need for their models."""
     sizes = [(p.numel() * p.element_size(), p.requires_grad) for p in module.parameters()]
     every, trained = sum(b for b, _ in sizes), sum(b for b, trains in sizes if trains)
     chosen = config.optimizer
@@ -197,13 +200,13 @@ def _memory_needed(config: RunConfig, module: nn.Module) -> int:
     return config.workers * (every + trained) + stepping * moments * trained
 
 
-def _built(run: Subject, shape: tuple[int, ...], outputs: int) -> nn.Module | None:
-    """Return the model, made here to be looked at; None where the workers will refuse it."""
+def _build_model(run: Subject, shape: tuple[int, ...], outputs: int) -> nn.Module | None:
+    """Return the model, built here for checks; None where the workers will refuse it."""
     import torch
 
     from manyhands.training import trial
 
-    trial.expect_portable(run.model)
+    trial.check_portable(run.model)
     try:
         with torch.random.fork_rng([]):
             module = run.build(shape, outputs)

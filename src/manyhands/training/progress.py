@@ -1,4 +1,4 @@
-"""One progress bar over all workers, or lines where there is no terminal; on stderr."""
+"""A progress bar over all workers, or lines where there is no terminal; on stderr."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from manyhands.model.lr_schedule import scale
+from manyhands.model.lr_schedule import lr_scale
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,31 +20,31 @@ BETWEEN = 1.0  # seconds between two lines, at the least
 
 
 class Lines:
-    """Prints lines on stderr, one a second at the most; of those in between only the last."""
+    """Prints at most one line per second on stderr; of lines in between only the last."""
 
     def __init__(self, between: float = BETWEEN) -> None:
         self._between, self._last = between, -math.inf
         self._waiting = ""
 
     def print(self, line: str) -> None:
-        """Print a line, now or when it is time; another one may take its place till then."""
+        """Print a line, now or when it is due; a later one may replace it."""
         self._waiting = line
-        self.look()
+        self.flush_if_due()
 
-    def look(self) -> None:
-        """Print the line that waits, if it is time."""
+    def flush_if_due(self) -> None:
+        """Print the waiting line, if it is due."""
         if self._waiting and time.monotonic() - self._last >= self._between:
             self.flush()
 
     def flush(self) -> None:
-        """Print the line that waits, if there is one."""
+        """Print the waiting line, if there is one."""
         if self._waiting:
             print(self._waiting, file=sys.stderr, flush=True)
             self._last, self._waiting = time.monotonic(), ""
 
 
 class Progress:
-    """Shows how far the workers are and what each epoch gave.
+    """Shows the workers' progress and the figures of each epoch.
 
     Args:
         config: The run's.
@@ -94,25 +94,25 @@ class Progress:
             self.lines.flush()
 
     def say(self, message: str) -> None:
-        """Say something that the user should know now, whether or not the bar is shown."""
+        """Show a message for the user now, whether or not the bar is shown."""
         if self.bar:
             self.bar.console.print(message)
         else:
             print(f"manyhands: {message}", file=sys.stderr)
 
     def watch(self, notes: list[Note], events: list[dict[str, Any]]) -> None:
-        """Take in where the workers are and what rank 0 has announced."""
+        """Update from the workers' positions and rank 0's events."""
         for event in events:
             if "warning" in event:
                 self.say(event["warning"])
             elif "lost" in event:
-                self.say(bereaved(event))
+                self.say(death_line(event))
             elif self.lines:
-                self.lines.print(line(event, self.epochs))
+                self.lines.print(epoch_line(event, self.epochs))
             elif self.bar and "epoch" in event:
-                self.bar.console.print(describe(event))
+                self.bar.console.print(describe_epoch(event))
         if self.lines:
-            self.lines.look()
+            self.lines.flush_if_due()
         if not self.bar:
             return
         notes = [n for n in notes if n.rank < self.workers]
@@ -123,8 +123,8 @@ class Progress:
             self.bar.update(self.task, completed=steps, total=total, state=state)
 
 
-def bereaved(event: dict[str, Any]) -> str:
-    """Return one line for the death of workers that the others outlive."""
+def death_line(event: dict[str, Any]) -> str:
+    """Return one line for the death of workers that the others survive."""
     who = ", ".join(map(str, event["lost"]))
     heirs = "".join(
         f"; rank {heir['by']} takes over {', '.join(heir['layers'])} as of update {heir['version']}"
@@ -139,7 +139,7 @@ def bereaved(event: dict[str, Any]) -> str:
     )
 
 
-def line(event: dict[str, Any], epochs: int) -> str:
+def epoch_line(event: dict[str, Any], epochs: int) -> str:
     """Return one line for an epoch, or for a step within a long one, with rank 0's loss.
 
     >>> line({"step": 1200, "epochs_done": 3.42, "loss": 0.1234}, 10)
@@ -152,16 +152,16 @@ def line(event: dict[str, Any], epochs: int) -> str:
     for loss, _, examples in event["workers"][:1]:
         if loss is not None and examples:
             parts.append(f"loss {loss / examples:.4g}")
-    parts += [f"test {said(name, value)}" for name, value in event["test_metrics"].items()]
+    parts += [f"test {format_metric(name, value)}" for name, value in event["test_metrics"].items()]
     if event["test_loss"] is not None:
         parts.append(f"test loss {event['test_loss']:.4g}")
     return ", ".join(parts)
 
 
-def describe(event: dict[str, Any]) -> str:
+def describe_epoch(event: dict[str, Any]) -> str:
     """Return one line for one epoch: the model's test figures, and each worker's training ones."""
     parts = [f"epoch {event['epoch']:>2}", f"{event['seconds']:7.1f} s"]
-    parts += [f"test {said(name, value)}" for name, value in event["test_metrics"].items()]
+    parts += [f"test {format_metric(name, value)}" for name, value in event["test_metrics"].items()]
     if event["test_loss"] is not None:
         parts.append(f"test loss {event['test_loss']:.4f}")
     seen = [(rank, *row) for rank, row in enumerate(event["workers"]) if row[0] is not None]
@@ -179,15 +179,15 @@ def describe(event: dict[str, Any]) -> str:
 
 
 def last_loss(record: dict[str, Any]) -> float | None:
-    """Return the mean training loss of a run's last epoch, over its workers, if it is known."""
+    """Return the mean training loss of the last epoch over all workers, if known."""
     rows = record["epochs"][-1]["workers"] if record["epochs"] else []
     seen = [(row["loss"], row["examples"]) for row in rows if row["loss"] is not None]
     examples = sum(count for _, count in seen)
     return sum(loss * count for loss, count in seen) / examples if examples else None
 
 
-def doubt(record: dict[str, Any]) -> str | None:
-    """Return what to say of a run that has learned nothing; None of one that has, or is too short.
+def learning_warning(record: dict[str, Any]) -> str | None:
+    """Return a warning for a run that has learned nothing; None otherwise.
 
     That is known where classes are told apart: who knows nothing and says so has the loss log C.
     """
@@ -203,7 +203,7 @@ def doubt(record: dict[str, Any]) -> str | None:
     told = (
         f"nothing was learned: the test loss, {found['loss']:.4g}, is no better than that of "
         f"guessing among {classes} classes, {math.log(classes):.4g}; try "
-        f"{_smaller(record['config'])}"
+        f"{_suggest_smaller_lr(record['config'])}"
     )
     stale = record["strategy"].get("staleness")
     if stale and stale["mean"] >= 1:
@@ -214,16 +214,16 @@ def doubt(record: dict[str, Any]) -> str | None:
     return told
 
 
-def _smaller(config: Mapping[str, Any]) -> str:
-    """Name a smaller learning rate than the one in effect, which the workers may have changed."""
+def _suggest_smaller_lr(config: Mapping[str, Any]) -> str:
+    """Suggest a smaller learning rate than the one in effect, which workers may have changed."""
     if "lr" not in config:
         return "a smaller learning rate"
-    rate = config["lr"] * scale(config.get("lr_scaling", "none"), config["workers"])
+    rate = config["lr"] * lr_scale(config.get("lr_scaling", "none"), config["workers"])
     return f"an lr below {rate:.3g}"
 
 
-def said(name: str, value: float) -> str:
-    """Return a metric as people read it: shares of what is right in percent.
+def format_metric(name: str, value: float) -> str:
+    """Return a metric for people: shares as percentages.
 
     >>> said("top-5", 0.97), said("mae", 0.123456)
     ('top-5 97.00 %', 'mae 0.1235')

@@ -1,4 +1,4 @@
-"""What a run gave: its record, its model, and the figures that one asks for first."""
+"""The result of a run: its record, its model, and its main figures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Result:
-    """What a run gave.
+    """The result of a run.
 
     Attributes:
         record: All of `run.json`.
@@ -73,12 +73,12 @@ class Result:
 
     @property
     def model(self) -> nn.Module:
-        """The trained model, built anew and in eval mode."""
+        """The trained model, newly built and in eval mode."""
         return self._load("model.safetensors")
 
     @property
     def best(self) -> nn.Module:
-        """The model that did best on what was kept aside, of those at the ends of the epochs."""
+        """The best model on the validation part, of those at the ends of the epochs."""
         if self.record["result"]["best_epoch"] is None:
             raise ConfigError("there is no best model: nothing was kept aside; add validation=0.1")
         return self._load("best.safetensors")

@@ -1,4 +1,4 @@
-"""Going on with a run: its options come from its newest checkpoint that is whole."""
+"""Resumes a run with the options of its newest complete checkpoint."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from manyhands.worker.worker import Worker
 
 
-def find(folder: Path, say: Callable[[str], None]) -> checkpoints.Checkpoint:
-    """Return the checkpoint to go on from."""
+def find_checkpoint(folder: Path, say: Callable[[str], None]) -> checkpoints.Checkpoint:
+    """Return the checkpoint to resume from."""
     found = checkpoints.newest(folder, say)
     if found is None and (damage := checkpoints.damage(folder)):
         raise DataError(
@@ -34,8 +34,8 @@ def find(folder: Path, say: Callable[[str], None]) -> checkpoints.Checkpoint:
     return found
 
 
-def expect_newest(found: checkpoints.Checkpoint, folder: Path) -> None:
-    """Refuse a checkpoint that another process has gone on from since it was found."""
+def check_still_newest(found: checkpoints.Checkpoint, folder: Path) -> None:
+    """Refuse a checkpoint that another process has resumed meanwhile."""
     for newer in [step for step in checkpoints.steps_in(folder) if step > found.step]:
         with suppress(DataError):  # a damaged one was passed over before
             checkpoints.check(checkpoints.path(folder, newer))
@@ -50,13 +50,13 @@ def expect_newest(found: checkpoints.Checkpoint, folder: Path) -> None:
         )
 
 
-def options(
+def resumed_options(
     found: checkpoints.Checkpoint, folder: Path, given: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the options of the run, with what was given now in place of what may change."""
+    """Return the run's options, with those given now where they may change."""
     _check_manifest(found)
     before: dict[str, Any] = dict(found.about["options"])
-    given = {name: value for name, value in _flat(given).items() if value is not None}
+    given = {name: value for name, value in _flat_options(given).items() if value is not None}
     private = before.get("private")
     changeable = find_tagged(RunConfig, lambda tags: tags.resume and not (private and tags.length))
     for name, value in given.items():
@@ -77,12 +77,12 @@ def options(
             f"workers is {workers}, but the run in {folder} has {before['workers']}; with "
             f"{before['strategy']} every worker has a model of its own, so their number stays"
         )
-    _check_deal(found, before, workers)
+    _check_workers(found, before, workers)
     return {**before, **given, **found.about["settled"], "output": str(folder)}
 
 
-def _check_deal(found: checkpoints.Checkpoint, options: Mapping[str, Any], workers: int) -> None:
-    """Refuse to deal the data over another number of workers where that changes who sees what.
+def _check_workers(found: checkpoints.Checkpoint, options: Mapping[str, Any], workers: int) -> None:
+    """Refuse another number of workers where it would change which worker sees what.
 
     Only balanced global batches are the same for any number. A run that went on without its dead
     had dealt their part to the others, which only that run knew.
@@ -103,12 +103,12 @@ def _check_deal(found: checkpoints.Checkpoint, options: Mapping[str, Any], worke
 
 
 def began_with(found: checkpoints.Checkpoint) -> int:
-    """Return with how many workers the run began, whoever has died or come since."""
+    """Return the number of workers at the run's start, whatever happened since."""
     return int(found.about.get("began_with", found.about["options"]["workers"]))
 
 
-def expect_all(found: checkpoints.Checkpoint, config: RunConfig) -> None:
-    """Refuse a checkpoint that lacks processes beside the workers, which cannot be dealt anew."""
+def check_processes(found: checkpoints.Checkpoint, config: RunConfig) -> None:
+    """Refuse a checkpoint that lacks processes beside the workers, such as masters."""
     before = found.about["processes"]
     alike = config.strategy.supports.identical or found.about.get("alike")
     if config.processes != before and not alike:
@@ -119,8 +119,8 @@ def expect_all(found: checkpoints.Checkpoint, config: RunConfig) -> None:
         )
 
 
-def event(found: checkpoints.Checkpoint, config: RunConfig) -> dict[str, Any]:
-    """Return the line of the story: from where a run goes on, and of what length it was till then.
+def resumed_event(found: checkpoints.Checkpoint, config: RunConfig) -> dict[str, Any]:
+    """Return the `resumed` event for the run's history.
 
     The latter where the learning rate follows the length: it does from here on, by the new one.
     """
@@ -135,8 +135,8 @@ def event(found: checkpoints.Checkpoint, config: RunConfig) -> dict[str, Any]:
     return made
 
 
-def _flat(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options with strategy and optimizer taken apart, as checkpoints have them."""
+def _flat_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options with strategy and optimizer flattened, as in checkpoints."""
     flat: dict[str, Any] = {}
     for name, value in given.items():
         if is_dataclass(value) and not isinstance(value, type):
@@ -148,7 +148,7 @@ def _flat(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_manifest(found: checkpoints.Checkpoint) -> None:
-    """Refuse a manifest that says something else than what a run writes."""
+    """Refuse a manifest with values that no run writes."""
     options = found.about.get("options")
     known = {"step": int, "processes": int, "epoch": int, "options": dict, "settled": dict}
     told = {**found.about, **(options if isinstance(options, dict) else {})}
@@ -162,7 +162,7 @@ def _check_manifest(found: checkpoints.Checkpoint) -> None:
 
 
 def _check_end(found: checkpoints.Checkpoint, asked: Mapping[str, Any]) -> None:
-    """Refuse an end that lies before the checkpoint."""
+    """Refuse an end of the run that lies before the checkpoint."""
     for name, done in (("max_steps", found.step), ("epochs", found.about["epoch"])):
         limit = asked.get(name)
         if isinstance(limit, int) and limit < done:
@@ -172,22 +172,22 @@ def _check_end(found: checkpoints.Checkpoint, asked: Mapping[str, Any]) -> None:
             )
 
 
-def fingerprint(worker: Worker) -> str:
-    """Return what tells this data from other data; of private data it hides what is in it."""
+def data_fingerprint(worker: Worker) -> str:
+    """Return what identifies the data; of private data it hides the content."""
     if not worker.config.privacy:
         return worker.data.sha256
     about = worker.data.about
     return f"{about.name}: {about.train} and {about.test} examples"
 
 
-def verify(found: checkpoints.Checkpoint, worker: Worker, loss: str | None) -> None:
-    """Refuse a checkpoint of other data, another model or another loss of the user's own."""
+def check_match(found: checkpoints.Checkpoint, worker: Worker, loss: str | None) -> None:
+    """Refuse a checkpoint of other data, another model or another user's loss."""
     about = found.about
     if about["loss"] != loss:
         raise ConfigError(
             f"loss is {loss}, but {found.folder} has {about['loss']}; give the same again"
         )
-    if about["data"] != fingerprint(worker):
+    if about["data"] != data_fingerprint(worker):
         raise ConfigError(
             f"the data has changed since {found.folder} was written (another content hash); "
             "restore it, or start a new run"

@@ -1,4 +1,4 @@
-"""One run, configured: started in a group of its own, or joined to the group we are in."""
+"""One configured run: starts its own group of workers, or joins a surrounding group."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from manyhands.comm.rendezvous import asked, expect_shared, host_leader
+from manyhands.comm.rendezvous import ask_leader, check_shared_folder, host_leader
 from manyhands.config.checks import check_torch, replace_options
 from manyhands.config.options import flatten
 from manyhands.config.run import RunConfig
@@ -27,20 +27,19 @@ from manyhands.errors import (
     stopped_by,
 )
 from manyhands.launch import launcher
-from manyhands.launch.host import host
+from manyhands.launch.host import hostname
 from manyhands.launch.machine import SCHEMA, cores, write_json
-from manyhands.launch.resources import LEAST_SPACE, expect_space
+from manyhands.launch.resources import LEAST_SPACE, check_disk_space
 from manyhands.launch.scratch import private_folder
-from manyhands.launch.signals import SignalReceived, deferred, describe
+from manyhands.launch.signals import SignalReceived, defer_signals, describe
 from manyhands.launch.spec import LaunchSpec
 from manyhands.privacy import ledger
-from manyhands.privacy.terms import UNSAID, Terms, statement
+from manyhands.privacy.terms import REDACTED, Terms, statement
 from manyhands.training import output_folder, preflight, resume
 from manyhands.training.folder_lock import Member
 from manyhands.training.job import Job
 from manyhands.training.output_folder import Claim
 from manyhands.training.process.transfer import DIGEST, LAUNCHER
-from manyhands.training.process.worker_main import join
 from manyhands.training.progress import Progress
 from manyhands.worker.checkpoint import format as checkpoints
 
@@ -55,7 +54,7 @@ _BACK_OFF = 1.0  # seconds before the first restart; twice as long before each n
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One run: its configuration, what the user brought, and where it goes on from, if anywhere."""
+    """One run: its configuration, the user's objects, and the checkpoint to resume, if any."""
 
     config: RunConfig
     model: Any
@@ -68,47 +67,47 @@ class Run:
     callbacks: tuple[Any, ...] = ()
     checkpoint: checkpoints.Checkpoint | None = None
 
-    def launched(self, progress: bool | None) -> tuple[dict[str, Any], Path]:
-        """Start the workers ourselves; returns the record and where it lies."""
+    def launch(self, progress: bool | None) -> tuple[dict[str, Any], Path]:
+        """Start the workers and wait for them; return the record and its folder."""
         begin, config = time.time(), self.config
         with private_folder() as folder:
             # Everything that can be refused is refused before anything is written.
-            stored = self._checked(folder / "data", stream=config.stream is not None)
+            stored = self._store_and_check(folder / "data", stream=config.stream is not None)
             if config.device == "cuda" and not config.places:
-                from manyhands.training.process.devices import expect_cuda
+                from manyhands.training.process.devices import check_cuda
 
-                expect_cuda()
-            launcher.expect_machine(launch_spec(config))
+                check_cuda()
+            launcher.check_machine(launch_spec(config))
             if config.places and not config.strategy.supports.shares_memory:
                 config.places.check()
             # On several hosts each finds out for itself how many cores it has.
             alone = None if config.places else max(1, cores() // config.processes)
             threads = config.threads or alone
-            with self._claim(job=str(folder)) as claim:
+            with self._claim_output(job=str(folder)) as claim:
                 output = claim.folder
-                expect_space(output, LEAST_SPACE, "the record of a run", "another output")
-                job = self._job(stored, output, begin, threads)
+                check_disk_space(output, LEAST_SPACE, "the record of a run", "another output")
+                job = self._make_job(stored, output, begin, threads)
                 if self.checkpoint:
                     checkpoints.forget_after(output, self.checkpoint.step)
                 with Progress(config, shown=progress) as bar:
-                    self._watched(job, folder, bar)
+                    self._launch_with_restarts(job, folder, bar)
                 return json.loads((output / "run.json").read_text()), output
 
-    def _checked(self, folder: Path, *, stream: bool) -> Path:
-        """Store the data; refuse what does not fit it. Returns where it lies."""
+    def _store_and_check(self, folder: Path, *, stream: bool) -> Path:
+        """Store the data and refuse what does not fit it; return the data's folder."""
         stored = store(self.data, folder, stream=stream)
         preflight.check(self, stored)
         return stored
 
     def check(self) -> None:
-        """Refuse what a run with these options would, without starting it."""
+        """Refuse what this run would refuse, without starting it."""
         with private_folder() as folder:
-            self._checked(folder / "data", stream=self.config.stream is not None)
+            self._store_and_check(folder / "data", stream=self.config.stream is not None)
 
-    def _watched(self, job: Job, folder: Path, bar: Progress) -> None:
-        """Launch; where a worker died and that was asked for, again from the last checkpoint."""
+    def _launch_with_restarts(self, job: Job, folder: Path, bar: Progress) -> None:
+        """Launch; after a worker's death, restart from the last checkpoint if requested."""
         record = Path(job.output) / "run.json"
-        before = launcher.written(record)
+        before = launcher.record_version(record)
         grows = self.config.min_workers is not None
         restarts = self.config.max_restarts if grows or self.config.on_failure == "restart" else 0
         try:
@@ -116,32 +115,34 @@ class Run:
                 place = folder / str(attempt)
                 place.mkdir()
                 job = dataclasses.replace(job, grows=grows and attempt < restarts)
-                job, error = self._attempted(job, place, bar)
+                job, error = self._launch_once(job, place, bar)
                 if error is None:
                     return
                 # An error of the user's own code or options would only come again.
                 died = type(error) is WorkerError and not error.traceback
                 short = isinstance(error, ShortHandedError)
                 if not (died or short) or attempt == restarts:
-                    self._record(job, error)
+                    self._write_failure_record(job, error)
                     raise error
-                with deferred():  # so that the story is complete when a signal ends it
-                    job = _again(job, error, bar.say)
+                with defer_signals():  # so that the story is complete when a signal ends it
+                    job = _restart_job(job, error, bar.say)
                 if died:
                     time.sleep(_BACK_OFF * 2**attempt)
         except (KeyboardInterrupt, SignalReceived) as stop:  # between two launches
-            if not launcher.finished(record, before):
+            if not launcher.run_finished(record, before):
                 signum = getattr(stop, "signum", signal.SIGINT)
-                self._record(job, stopped_by(signum, describe(signum)))
+                self._write_failure_record(job, stopped_by(signum, describe(signum)))
             raise
 
-    def _attempted(self, job: Job, place: Path, bar: Progress) -> tuple[Job, ManyhandsError | None]:
-        """Launch once; returns the job with what befell it, and the error if a restart may help."""
+    def _launch_once(
+        self, job: Job, place: Path, bar: Progress
+    ) -> tuple[Job, ManyhandsError | None]:
+        """Launch once; return the job with its history, and the error if a restart may help."""
         deaths: list[dict[str, Any]] = []  # that others outlived
         try:
             digest = job.write(place)
             spec = launch_spec(job.config, Path(job.output), job.threads, digest)
-            launcher.launch(spec, place, _noting(deaths, bar.watch))
+            launcher.launch(spec, place, _recording_deaths(deaths, bar.watch))
         except LateSignalError:
             raise  # the record is that of a run that finished
         except ManyhandsError as error:
@@ -150,15 +151,15 @@ class Run:
             return dataclasses.replace(job, story=(*job.story, *deaths)), error
         return job, None
 
-    def _record(self, job: Job, error: ManyhandsError) -> None:
-        """Leave the record of a run that failed or was stopped."""
+    def _write_failure_record(self, job: Job, error: ManyhandsError) -> None:
+        """Write the record of a run that failed or was stopped."""
         with suppress(OSError):  # a full disk must not hide what happened
             write_failure(Path(job.output), self.config, job.name, job.command, error, job.story)
 
-    def joined(
+    def join(
         self, group: Communicator, *, chosen: bool, progress: bool | None = None
     ) -> tuple[dict[str, Any], Path]:
-        """Take part in the group that somebody else started; returns record and folder to all."""
+        """Train in a group that another launcher started; return record and folder on all."""
         if self.config.strategy.supports.shares_memory:
             raise ConfigError(
                 f"{self.config.strategy.name} shares the memory of one host and starts its workers "
@@ -183,12 +184,12 @@ class Run:
                     "an MPI; leave it out, or use an mpiexec"
                 )
             check_torch(self.config, "this group was started by torchrun")
-        workers = self._workers(group.size, chosen=chosen)
+        workers = self._workers_for(group.size, chosen=chosen)
         config = replace_options(self.config, workers=workers)
-        return dataclasses.replace(self, config=config)._in_group(group, progress)
+        return dataclasses.replace(self, config=config)._train_in_group(group, progress)
 
-    def _workers(self, size: int, *, chosen: bool) -> int:
-        """Return how many workers a group of that size has: those asked for, or all that fit."""
+    def _workers_for(self, size: int, *, chosen: bool) -> int:
+        """Return the number of workers of a group: the requested one, or all that fit."""
         strategy, wanted = self.config.strategy, self.config.workers
         fits = [w for w in range(1, size + 1) if strategy.processes(w) == size]
         if not fits or (chosen and wanted not in fits):
@@ -206,35 +207,44 @@ class Run:
             )
         return wanted if chosen or self.checkpoint else fits[-1]
 
-    def _in_group(self, group: Communicator, progress: bool | None) -> tuple[dict[str, Any], Path]:
+    def _train_in_group(
+        self, group: Communicator, progress: bool | None
+    ) -> tuple[dict[str, Any], Path]:
+        """Share data and output folder within the group, then train."""
+        from manyhands.training.process.joined_main import join
+
         begin = time.time()
         leader = host_leader(group)
         members = [Member(*each) for each in group.gather(Member.here())]
         with ExitStack() as own:
-            made = asked(group, lambda: str(own.enter_context(private_folder())), leader=leader)
+            made = ask_leader(
+                group, lambda: str(own.enter_context(private_folder())), leader=leader
+            )
             folder = Path(made)
             # One process of each host stores the data; the others of the host map the same files.
             stream = self.config.stream is not None
-            stored = asked(
-                group, lambda: str(self._checked(folder / "data", stream=stream)), leader=leader
+            stored = ask_leader(
+                group,
+                lambda: str(self._store_and_check(folder / "data", stream=stream)),
+                leader=leader,
             )
-            told = asked(group, lambda: self._claim(members=members).to_json())
+            told = ask_leader(group, lambda: self._claim_output(members=members).to_json())
             claim = Claim.from_json(told)
             if group.rank == 0:
                 own.callback(claim.release)
             output = claim.folder
             if self.config.checkpoint_every:
-                expect_shared(group, output)
+                check_shared_folder(group, output)
             if self.checkpoint and group.rank == 0:
                 checkpoints.forget_after(output, self.checkpoint.step)
             group.barrier()
-            job = self._job(Path(stored), output, begin, self.config.threads)
-            job = dataclasses.replace(job, model=_own(job.model))
+            job = self._make_job(Path(stored), output, begin, self.config.threads)
+            job = dataclasses.replace(job, model=_copy_module(job.model))
             leads, release = group.rank == leader, claim.release
             found = join(job, group, folder, leader=leads, release=release, shown=progress)
             return found, output
 
-    def _job(self, data: Path, output: Path, begin: float, threads: int | None) -> Job:
+    def _make_job(self, data: Path, output: Path, begin: float, threads: int | None) -> Job:
         return Job(
             config=self.config,
             model=self.model,
@@ -250,11 +260,11 @@ class Run:
             launched=begin,
             threads=threads,
             checkpoint=str(self.checkpoint.folder) if self.checkpoint else None,
-            story=(resume.event(self.checkpoint, self.config),) if self.checkpoint else (),
+            story=(resume.resumed_event(self.checkpoint, self.config),) if self.checkpoint else (),
         )
 
     def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
-        """Build the model anew."""
+        """Build a new copy of the model."""
         import copy
 
         from torch import nn
@@ -269,13 +279,13 @@ class Run:
     def _name(self) -> str:
         return self.config.name or f"{self.config.strategy.name}-{self.config.workers}"
 
-    def _claim(self, **holder: Any) -> Claim:
-        """Lock the run's folder, which is made where there is none."""
+    def _claim_output(self, **holder: Any) -> Claim:
+        """Lock the run's output folder; make it if needed."""
         output = self.config.output
         if self.checkpoint:
             claim = output_folder.claim_resumed(Path(str(output)).absolute(), **holder)
             try:
-                resume.expect_newest(self.checkpoint, claim.folder)
+                resume.check_still_newest(self.checkpoint, claim.folder)
             except BaseException:
                 claim.release()
                 raise
@@ -288,7 +298,7 @@ class Run:
 def launch_spec(
     config: RunConfig, output: Path = Path(), threads: int | None = None, digest: str = ""
 ) -> LaunchSpec:
-    """Return what the launcher has to know of a run, and of a job with that SHA-256."""
+    """Return the launcher's specification of a run, with a job of that SHA-256."""
     alone = config.strategy.supports.shares_memory
     return LaunchSpec(
         processes=config.processes,
@@ -303,12 +313,12 @@ def launch_spec(
         outlives=config.on_failure == "continue",
         # A private run has paid for its first steps: they go into a checkpoint.
         ends_early=config.privacy is None,
-        environment={DIGEST: digest, LAUNCHER: host()} if config.places else {},
+        environment={DIGEST: digest, LAUNCHER: hostname()} if config.places else {},
     )
 
 
-def _noting(deaths: list[dict[str, Any]], watch: launcher.Watch) -> launcher.Watch:
-    """Return `watch` that also keeps the deaths that are announced."""
+def _recording_deaths(deaths: list[dict[str, Any]], watch: launcher.Watch) -> launcher.Watch:
+    """Return `watch` that also records announced deaths."""
 
     def noting(notes: list[Note], events: list[dict[str, Any]]) -> None:
         deaths.extend(event for event in events if "lost" in event)
@@ -317,8 +327,8 @@ def _noting(deaths: list[dict[str, Any]], watch: launcher.Watch) -> launcher.Wat
     return noting
 
 
-def _again(job: Job, error: ManyhandsError, say: Callable[[str], None]) -> Job:
-    """Return the job as it goes on after a death: from the last checkpoint, the story longer."""
+def _restart_job(job: Job, error: ManyhandsError, say: Callable[[str], None]) -> Job:
+    """Return the job that continues after a death from the last checkpoint."""
     found = checkpoints.newest(Path(job.output), say)
     step, why = found.step if found else 0, str(error).splitlines()[0]
     now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
@@ -331,20 +341,20 @@ def _again(job: Job, error: ManyhandsError, say: Callable[[str], None]) -> Job:
         say(f"{why}; starting again from step {step}")
     place = str(found.folder) if found else None
     checkpoints.forget_after(Path(job.output), step)
-    config = _settled(job.config, found.about["settled"]) if found else job.config
+    config = _with_settled(job.config, found.about["settled"]) if found else job.config
     return dataclasses.replace(job, config=config, checkpoint=place, story=(*job.story, event))
 
 
-def _settled(config: RunConfig, values: dict[str, Any]) -> RunConfig:
-    """Return the configuration with what the run had found out for itself before it died."""
+def _with_settled(config: RunConfig, values: dict[str, Any]) -> RunConfig:
+    """Return the configuration with what the run had determined before it died."""
     own = {name: value for name, value in values.items() if hasattr(config.strategy, name)}
     run = {name: value for name, value in values.items() if name not in own}
     strategy: Any = config.strategy
     return replace_options(config, strategy=dataclasses.replace(strategy, **own), **run)
 
 
-def _own(model: Any) -> Any:
-    """Return a copy of a module: here training would change the caller's."""
+def _copy_module(model: Any) -> Any:
+    """Return a copy of a module: training in this process would change the caller's."""
     import copy
 
     from torch import nn
@@ -360,29 +370,29 @@ def write_failure(
     error: Exception,
     story: Sequence[dict[str, Any]] = (),
 ) -> None:
-    """Leave a record of a run that failed, so that a comparison can list it."""
+    """Write a record of a failed run, so that a comparison can list it."""
     failure = {
         "schema": SCHEMA,
         "name": name,
         "command": command,
         "status": "interrupted" if getattr(error, "exit_code", 1) > 128 else "failed",
         "config": flatten(config),
-        "error": UNSAID if config.privacy else str(error),
-        "story": [_said(event, config) for event in story],
-        **spent(output, config),
+        "error": REDACTED if config.privacy else str(error),
+        "story": [_redacted_event(event, config) for event in story],
+        **privacy_spent(output, config),
     }
     write_json(output / "run.json", failure)
 
 
-def _said(event: dict[str, Any], config: RunConfig) -> dict[str, Any]:
-    """Return an event of a run's story without messages where these may tell of private data."""
-    return {**event, "failed": UNSAID} if config.privacy and "failed" in event else event
+def _redacted_event(event: dict[str, Any], config: RunConfig) -> dict[str, Any]:
+    """Return an event without messages that may reveal private data."""
+    return {**event, "failed": REDACTED} if config.privacy and "failed" in event else event
 
 
-def spent(output: Path, config: RunConfig) -> dict[str, Any]:
-    """Return what the record of a private run that failed must say: what it spent is spent."""
-    terms = ledger.terms(output) if config.privacy else None
+def privacy_spent(output: Path, config: RunConfig) -> dict[str, Any]:
+    """Return the privacy entries in the record of a failed private run."""
+    terms = ledger.read_terms(output) if config.privacy else None
     if terms is None:
         return {}
-    name = ledger.data(output) or config.data
+    name = ledger.data_name(output) or config.data
     return {"privacy": statement(config, Terms(**terms)), "data": {"name": name}}

@@ -1,4 +1,4 @@
-"""What a user's model and optimizer need before they can be trained, looked at in one process."""
+"""Checks and prepares a user's model and optimizer in one process, before workers start."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from manyhands.data import Stored
 
 
-def portable(model: Any) -> Any:
+def make_portable(model: Any) -> Any:
     """Return a model that can be pickled: a ScriptModule becomes a function that loads it."""
     if not isinstance(model, torch.jit.ScriptModule):
         return model
@@ -33,7 +33,7 @@ def _load_script(content: bytes) -> nn.Module:
     return module
 
 
-def expect_portable(model: Any) -> None:
+def check_portable(model: Any) -> None:
     """Refuse a module with a ScriptModule inside, which cannot be pickled.
 
     Raises:
@@ -49,7 +49,7 @@ def expect_portable(model: Any) -> None:
             )
 
 
-def materialise(module: nn.Module, loss: Callable[..., Any], data: Stored) -> None:
+def materialise_lazy(module: nn.Module, loss: Callable[..., Any], data: Stored) -> None:
     """Give lazy layers (nn.LazyLinear …) their shapes, by passing two examples of zeros.
 
     What the layers draw comes from torch's generator: with the same seed, every process draws the
@@ -58,7 +58,7 @@ def materialise(module: nn.Module, loss: Callable[..., Any], data: Stored) -> No
     Raises:
         ConfigError: If the pass fails, or does not reach a lazy layer.
     """
-    if not _lazy(module):
+    if not _lazy_tensors(module):
         return
     was = module.training
     try:
@@ -66,21 +66,21 @@ def materialise(module: nn.Module, loss: Callable[..., Any], data: Stored) -> No
             _pass_zeros(module.to(data.train.dtype).eval(), loss, data)
     except Exception as error:
         raise ConfigError(
-            f"model has lazy layers ({', '.join(_lazy(module))}), and two examples of zeros did "
-            f"not pass through it: {type(error).__name__}: {error}; pass a batch through the model "
-            "before you give it"
+            f"model has lazy layers ({', '.join(_lazy_tensors(module))}), and two examples of "
+            f"zeros did not pass through it: {type(error).__name__}: {error}; pass a batch through "
+            "the model before you give it"
         ) from error
     finally:
         module.train(was)
-    if left := _lazy(module):
+    if left := _lazy_tensors(module):
         raise ConfigError(
             f"model has lazy layers that a batch does not reach ({', '.join(left)}); give them "
             "their shape, or leave them out"
         )
 
 
-def _lazy(module: nn.Module) -> list[str]:
-    """Return the names of the parameters and buffers that have no shape yet."""
+def _lazy_tensors(module: nn.Module) -> list[str]:
+    """Return the names of the parameters and buffers without a shape yet."""
     both = (*module.named_parameters(), *module.named_buffers())
     return [name for name, tensor in both if is_lazy(tensor)]
 
@@ -91,13 +91,13 @@ def _pass_zeros(module: nn.Module, loss: Callable[..., Any], data: Stored) -> No
     else:
         x, y = data.zeros(2)
     if batch_tree.takes_model(loss):
-        loss(module, batch_tree.joined(x, y))
+        loss(module, batch_tree.join_batch(x, y))
     else:
-        batch_tree.call(module, x)
+        batch_tree.call_model(module, x)
 
 
 def check_optimizer(chosen: Any, module: nn.Module) -> None:
-    """Refuse an optimizer of the user's that no worker could step.
+    """Refuse a user's optimizer that no worker could step.
 
     Raises:
         ConfigError: If its step needs a closure.

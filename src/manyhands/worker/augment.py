@@ -30,26 +30,29 @@ class Augment:
 
     def __call__(self, x: Tree, y: Tree, step: int) -> tuple[Tree, Tree]:
         """Return features and targets of this worker's batch at a step, changed."""
-        if batch_tree.count(x) == 0:
+        if batch_tree.count_examples(x) == 0:
             return x, y
         with _seeded(self.seed, self.worker, step):
-            found = self.function(batch_tree.joined(x, y))
+            found = self.function(batch_tree.join_batch(x, y))
         if y is x:
-            features = targets = batch_tree.each(lambda leaf: leaf, found)
+            features = targets = batch_tree.map_tensors(lambda leaf: leaf, found)
         elif isinstance(found, tuple | list) and len(found) == 2:
-            features = batch_tree.each(lambda leaf: leaf, found[0])
-            targets = batch_tree.each(lambda leaf: leaf[:], found[1])  # never the same object
+            features = batch_tree.map_tensors(lambda leaf: leaf, found[0])
+            targets = batch_tree.map_tensors(
+                lambda leaf: leaf[:], found[1]
+            )  # never the same object
         else:
             raise ConfigError(f"augment gave a {type(found).__name__}; expected (x, y) as it got")
         for name, new, old in (("features", features, x), ("targets", targets, y)):
             same = batch_tree.form(new) == batch_tree.form(old) and all(
-                isinstance(leaf, torch.Tensor) and len(leaf) == batch_tree.count(old)
+                isinstance(leaf, torch.Tensor) and len(leaf) == batch_tree.count_examples(old)
                 for leaf in batch_tree.leaves(new)
             )
             if not same:
                 raise ConfigError(
                     f"augment gave {name} of another form or number of examples than it got "
-                    f"({batch_tree.count(old)}); expected a batch like the one it was given"
+                    f"({batch_tree.count_examples(old)}); expected a batch like the one it "
+                    "was given"
                 )
         return features, targets
 

@@ -27,9 +27,9 @@ def slowed(slow: Slow, replica: Replica, x: Tree, y: Tree) -> Iterator[None]:
         with replica.undisturbed():
             for _ in range(int(slow.factor) - 1):
                 replica.gradient(x, y)
-            part = round(slow.factor % 1 * batch_tree.count(x))
+            part = round(slow.factor % 1 * batch_tree.count_examples(x))
             if part > 1:  # of one example, BatchNorm has no statistics
-                replica.gradient(*batch_tree.cut(x, y, slice(part)))
+                replica.gradient(*batch_tree.take_examples(x, y, slice(part)))
     yield
     if slow.sleep:
         time.sleep((slow.factor - 1) * (time.monotonic() - begin))

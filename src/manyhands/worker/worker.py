@@ -13,7 +13,7 @@ import numpy as np
 
 from manyhands.callbacks import tell
 from manyhands.data import Plan
-from manyhands.data.prefetch import Ahead
+from manyhands.data.prefetch import Prefetcher
 from manyhands.errors import DivergedError
 from manyhands.worker.clock import Clock, Epoch
 from manyhands.worker.computation import Computation, shorten
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from manyhands.launch.status_board import Board
     from manyhands.model.metrics import Metric
     from manyhands.model.replica import Loss, Replica
-    from manyhands.privacy.sampling import Poisson
+    from manyhands.privacy.sampling import PoissonPlan
     from manyhands.worker.stopping import Aim
 
 H = TypeVar("H")
@@ -99,7 +99,7 @@ class Worker:
     replica: Replica
     optimizer: torch.optim.Optimizer
     comm: Communicator
-    plan: Plan | Poisson | StreamPlan
+    plan: Plan | PoissonPlan | StreamPlan
     data: Stored
     board: Board
     evaluation: Evaluator
@@ -201,14 +201,14 @@ class Worker:
                 hook.after_step(self, len(share.indices))
             self._stop_at_last_step()
 
-    def _ahead(self, number: int, start: int) -> Ahead[Any]:
+    def _ahead(self, number: int, start: int) -> Prefetcher[Any]:
         """Return the shares of an epoch from a step on, with their examples."""
         computation, train = self.computation, self.data.train
         shares = self.plan.epoch(number, start, computation.shares(self.training.epoch_start))
         # Speeds and deaths change what comes next; a stream has one batch at a time.
         known = isinstance(self.plan, Plan) and not computation.parts
         known = known and self.config.on_failure != "continue" and train.device.type == "cpu"
-        return Ahead(computation.graphs or train, shares, train.width if known else None)
+        return Prefetcher(computation.graphs or train, shares, train.width if known else None)
 
     def gradient(self, batch: Batch) -> Tensor:
         """Return the gradient of the batch's mean loss, times the batch's weight; shape (dim,).

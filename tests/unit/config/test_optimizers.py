@@ -96,7 +96,7 @@ def test_follows_a_scheduler():
 def test_a_worker_never_imports_the_compiler():
     code = """
 import sys, torch
-import manyhands.training.process.build, manyhands.training.process.record
+import manyhands.training.process.worker_main
 from manyhands.config.optimizers import OPTIMIZERS
 p = torch.nn.Parameter(torch.ones(3))
 for kind in OPTIMIZERS.values():

@@ -74,7 +74,7 @@ def test_kept_aside_and_limited_trees_stay_row_by_row(tmp_path):
     train = {"a": rows.astype(np.float32), "b": np.stack([rows, 2 * rows], 1)}
     folder = Data(train).store(tmp_path / "data")
     data = Stored.open(folder, train_limit=50)
-    data.keep_aside(0.2, seed=3)
+    data.hold_out(0.2, seed=3)
     x, _ = data.train.batch(np.arange(40))
     assert torch.equal(x["a"].long(), x["b"][:, 0])
     (aside, _) = next(data.validation.slices(0, 10, 10))

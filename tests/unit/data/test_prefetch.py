@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from manyhands.data import Plan, Share, Split, StreamPlan
-from manyhands.data.prefetch import MOST, TOGETHER, Ahead
+from manyhands.data.prefetch import MOST, TOGETHER, Prefetcher
 from manyhands.data.split import Normalise
-from manyhands.privacy.sampling import Poisson
+from manyhands.privacy.sampling import PoissonPlan
 from manyhands.worker.clock import Epoch
 from manyhands.worker.computation import Computation
 from manyhands.worker.training_state import TrainingState
@@ -42,7 +42,7 @@ def shares(*sizes):
 
 
 def taken(source, given, width):
-    ahead = Ahead(source, given, width)
+    ahead = Prefetcher(source, given, width)
     return [(share, *ahead.batch()) for share in ahead]
 
 
@@ -71,7 +71,7 @@ def test_one_who_does_not_know_what_comes_next_takes_one_share_at_a_time():
             asked.append(share)
             yield share
 
-    ahead = Ahead(split(), lazily())
+    ahead = Prefetcher(split(), lazily())
     for number, _ in enumerate(ahead, 1):
         assert len(asked) == number
         ahead.batch()
@@ -79,7 +79,7 @@ def test_one_who_does_not_know_what_comes_next_takes_one_share_at_a_time():
 
 def test_who_skips_examples_gets_those_of_the_right_share():
     source, given = split(), list(shares(5, 6, 7))
-    ahead = Ahead(source, given, 1)
+    ahead = Prefetcher(source, given, 1)
     for share in ahead:
         if len(share.indices) == 7:
             assert torch.equal(ahead.batch()[0], source.batch(share.indices)[0])
@@ -105,7 +105,7 @@ def shares_of_ten():
         ({"on_failure": "continue"}, False),  # others' deaths bring more to do
         ({"parts": lambda step: [1]}, False),  # and so do their speeds
         ({"plan": object.__new__(StreamPlan)}, False),
-        ({"plan": object.__new__(Poisson)}, False),
+        ({"plan": object.__new__(PoissonPlan)}, False),
         ({"device": "meta"}, False),
     ],
 )

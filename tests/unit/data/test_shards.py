@@ -22,7 +22,7 @@ from manyhands.data.spark.statistics import statistics
 from manyhands.data.stored import About
 from manyhands.data.streaming import StreamPlan, StreamSplit, window_rows
 from manyhands.errors import ConfigError, DataError
-from manyhands.training.process.data import planned_for
+from manyhands.training.process.data import plan_for_worker
 
 PARTS = [rows(50, 1), rows(41, 2), rows(60, 3)]
 TEST = rows(30, 4)
@@ -252,7 +252,7 @@ def test_streamed_batches_are_the_rows_of_the_shards(shards, tmp_path, strategy,
     )
     data = streamed(shards, tmp_path, 30, dtype)
     x, y = joined(0), joined(1)
-    plan = planned_for(config, data, 1)
+    plan = plan_for_worker(config, data, 1)
     for epoch in (1, 2):
         for share in plan.epoch(epoch):
             got_x, got_y = data.train.batch(share.indices)
@@ -265,7 +265,7 @@ def test_streamed_batches_are_the_rows_of_the_shards(shards, tmp_path, strategy,
 def test_a_stream_reads_its_own_row_groups_only_and_holds_two_windows(shards, tmp_path):
     data = streamed(shards, tmp_path, 20)
     config = configure({"stream": 20, "batch_size": 10, "workers": 2, "epochs": 1})
-    plan, train = planned_for(config, data, 0), data.train
+    plan, train = plan_for_worker(config, data, 0), data.train
     assert isinstance(train, StreamSplit)
     read = []
     original = train.reader.read
@@ -283,7 +283,7 @@ def test_a_stream_reads_its_own_row_groups_only_and_holds_two_windows(shards, tm
 def test_while_an_epoch_ends_the_next_one_is_decoded(shards, tmp_path, buffer):
     data, x = streamed(shards, tmp_path, buffer), joined(0)
     config = configure({"stream": buffer, "batch_size": 10, "workers": 2, "epochs": 3})
-    plan = planned_for(config, data, 0)
+    plan = plan_for_worker(config, data, 0)
     told = []
     noting = replace(plan, feed=lambda *windows: (told.append(windows), plan.feed(*windows))[1])
     for epoch in (1, 2, 3):

@@ -15,7 +15,7 @@ def folder(tmp_path_factory):
 
 def test_the_two_parts_are_the_whole(folder) -> None:
     whole, parted = Stored.open(folder), Stored.open(folder)
-    parted.keep_aside(0.25, seed=3)
+    parted.hold_out(0.25, seed=3)
     assert (len(parted.train), len(parted.validation), parted.about.train) == (1500, 500, 1500)
     rows = [split.batch(np.arange(len(split)))[0] for split in (parted.train, parted.validation)]
     both = np.concatenate([part.numpy() for part in rows])
@@ -27,7 +27,7 @@ def test_the_two_parts_are_the_whole(folder) -> None:
 
 def test_slices_and_batches_agree(folder) -> None:
     stored = Stored.open(folder)
-    stored.keep_aside(0.1, seed=0)
+    stored.hold_out(0.1, seed=0)
     split = stored.validation
     for (x, y), start in zip(
         split.slices(0, len(split), 64), range(0, len(split), 64), strict=True
@@ -40,7 +40,7 @@ def test_slices_and_batches_agree(folder) -> None:
 def test_the_seed_decides(folder) -> None:
     def aside(seed: int) -> np.ndarray:
         stored = Stored.open(folder)
-        stored.keep_aside(0.1, seed=seed)
+        stored.hold_out(0.1, seed=seed)
         return stored.validation.rows.numpy()
 
     assert np.array_equal(aside(1), aside(1))
@@ -49,7 +49,7 @@ def test_the_seed_decides(folder) -> None:
 
 def test_an_empty_part_is_refused(folder) -> None:
     with pytest.raises(ConfigError, match=r"validation is 0\.0001, which is 0 of 2000"):
-        Stored.open(folder).keep_aside(0.0001, seed=0)
+        Stored.open(folder).hold_out(0.0001, seed=0)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from manyhands.errors import ConfigError
 from manyhands.experiments import privacy_audit
 from manyhands.experiments.privacy_audit import WEAK, audit, estimate, list_clippings, write_report
 from manyhands.model.replica import Replica
-from manyhands.privacy.canaries import along, chain, dirac, directions, least_squares
+from manyhands.privacy.canaries import chain, dirac, directions, least_squares, projections
 from manyhands.privacy.clipping import PerExample
 from manyhands.privacy.layerwise import Layerwise
 
@@ -86,7 +86,7 @@ def test_canaries_have_gradients_of_their_own_through_the_code_that_clips(depth,
     assert torch.allclose(u @ u.t(), torch.eye(7), atol=1e-6)  # at right angles, and clipped
     (layerwise or PerExample(replica, chunk_mb=1)).add(x[2:5], y[2:5], 0.5, replica.grad)
     replica.params.sub_(replica.grad, alpha=2.0)
-    went = along(replica.module, 7)
+    went = projections(replica.module, 7)
     assert np.allclose(went, [0, 0, 1, 1, 1, 0, 0], atol=1e-6)
 
 

@@ -67,7 +67,7 @@ def pipe(monkeypatch):
 
 def test_who_ends_all_waits_until_its_words_are_read(pipe):
     end, begin = pipe
-    ends = threading.Thread(target=surroundings.await_readers, args=(begin,), daemon=True)
+    ends = threading.Thread(target=surroundings.wait_until_read, args=(begin,), daemon=True)
     ends.start()
     ends.join(0.3)
     assert ends.is_alive()
@@ -98,4 +98,4 @@ def test_streams_that_cannot_be_flushed_keep_nobody_from_ending_all(monkeypatch,
     closed.close()
     monkeypatch.setattr(surroundings.sys, "stdout", closed)
     monkeypatch.setattr(surroundings.sys, "stderr", None)
-    surroundings.pass_on_output()
+    surroundings.flush_output()

@@ -22,12 +22,12 @@ def _outside_of_a_lab(monkeypatch):
 
 def test_hosts_are_read_from_text_and_from_both_kinds_of_file(tmp_path):
     expected = (("node1", 4), ("node2.example.org", 1))
-    assert hosts.parse("node1:4, node2.example.org") == expected
+    assert hosts.parse_hosts("node1:4, node2.example.org") == expected
     file = tmp_path / "hosts"
     file.write_text("# ours\nnode1:4\n\nnode2.example.org  # small\n")
-    assert hosts.read(str(file)) == expected
+    assert hosts.read_hostfile(str(file)) == expected
     file.write_text("node1 slots=4\nnode2.example.org slots=1\n")
-    assert hosts.read(str(file)) == expected
+    assert hosts.read_hostfile(str(file)) == expected
 
 
 @pytest.mark.parametrize("text", ["", "a:0", "a:b", "a:4,", "-oProxyCommand=x:1", "a b:2", "a:-1"])
@@ -108,7 +108,7 @@ def test_bandwidths_and_sizes_of_a_lab():
 def test_only_the_launcher_s_job_is_unpickled():
     content = b"not even a pickle"
     with pytest.raises(LaunchError, match="not the one that was sent"):
-        Job.loaded(content, hashlib.sha256(b"another").hexdigest())
+        Job.from_bytes(content, hashlib.sha256(b"another").hexdigest())
 
 
 def test_what_other_hosts_tell_is_heard_once_and_whole(tmp_path):
@@ -117,19 +117,19 @@ def test_what_other_hosts_tell_is_heard_once_and_whole(tmp_path):
         file.write(b"mpiexec says something\n")
         file.flush()
         listener = stderr_channel.Listener(log)
-        stderr_channel.say(file.fileno(), "beat", [[1, 42, 7, 10, 3, 2.5]])
+        stderr_channel.send(file.fileno(), "beat", [[1, 42, 7, 10, 3, 2.5]])
         file.write(b'@manyhands ["beat", [[cut@manyhands ["event", {}]]\n@manyhands ["ev')
         file.flush()
-        assert listener.heard() == [("beat", [[1, 42, 7, 10, 3, 2.5]])]
+        assert listener.read() == [("beat", [[1, 42, 7, 10, 3, 2.5]])]
         file.write(b'ent", {"epoch": 1}]\n')
         file.flush()
-        assert listener.heard() == [("event", {"epoch": 1})]
-        assert listener.heard() == []
-    assert stderr_channel.without(log.read_text()) == "mpiexec says something"
+        assert listener.read() == [("event", {"epoch": 1})]
+        assert listener.read() == []
+    assert stderr_channel.strip_messages(log.read_text()) == "mpiexec says something"
 
 
 def test_a_worker_elsewhere_is_on_the_board_but_no_process_of_ours(tmp_path):
     board = Board(tmp_path / "board", 2, create=True)
-    board.hear(1, 42, 7, 10, 3, 2.5)
+    board.note_remote(1, 42, 7, 10, 3, 2.5)
     (note,) = board.read()
     assert (note.rank, note.pid, note.step, note.operation) == (1, None, 7, "gradient")

@@ -14,10 +14,10 @@ from manyhands import errors
 from manyhands.config.options import configure
 from manyhands.errors import LaunchError
 from manyhands.launch import host_watchdog, launcher
-from manyhands.launch.failures import ERROR_FILE, fail, put_note, raised
+from manyhands.launch.failures import ERROR_FILE, report_failure, to_exception, write_failure_note
 from manyhands.launch.status_board import Board
 from manyhands.training.job import JOB_FILE, Job
-from manyhands.training.process import worker_main
+from manyhands.training.process import joined_main
 from manyhands.training.run import launch_spec
 
 
@@ -81,7 +81,7 @@ def test_whose_calls_fail_because_another_died_is_not_told_of(tmp_path, gone, sa
     (tmp_path / launcher.LOG_FILE).write_text(said)
     for rank in (1, 0):
         note = {"rank": rank, "kind": "Exception", "message": "a peer is gone", "exit_code": 1}
-        put_note(tmp_path, {**note, "traceback": "mpi4py.MPI.Exception: a peer is gone"})
+        write_failure_note(tmp_path, {**note, "traceback": "mpi4py.MPI.Exception: a peer is gone"})
     assert str(launcher._explain(tmp_path, board, 1, gone)).startswith(told)
 
 
@@ -93,7 +93,7 @@ def test_of_several_who_are_silent_none_is_named_for_another(tmp_path):
         board.rows[rank, 0] = 100 + rank
     (tmp_path / launcher.LOG_FILE).write_text(HYDRA.format(101))
     note = {"rank": 1, "kind": "Exception", "message": "a peer is gone", "exit_code": 1}
-    put_note(tmp_path, {**note, "traceback": "mpi4py.MPI.Exception: a peer is gone"})
+    write_failure_note(tmp_path, {**note, "traceback": "mpi4py.MPI.Exception: a peer is gone"})
     found = launcher._explain(tmp_path, board, 1, None)
     assert str(found).startswith("a worker died without a word")
     assert not found.traceback  # such a run may start again
@@ -109,7 +109,7 @@ def test_who_was_ending_when_mpi_failed_is_named_whoever_is_listed_first(tmp_pat
     (tmp_path / launcher.LOG_FILE).write_text("")
     note = {"rank": 1, "kind": "Exception", "message": "a peer is gone", "exit_code": 1}
     note |= {"traceback": "mpi4py.MPI.Exception: a peer is gone", "ending": [1, 2]}
-    put_note(tmp_path, note)
+    write_failure_note(tmp_path, note)
     assert str(launcher._explain(tmp_path, board, 1, listed)).startswith("rank 2 died")
 
 
@@ -158,16 +158,16 @@ def test_a_pickle_of_something_else_is_no_job(tmp_path):
 
 
 def test_of_several_failures_the_first_is_heard(tmp_path):
-    assert fail(tmp_path, 1, ValueError("first"))
-    assert not fail(tmp_path, 0, ValueError("second"))
+    assert report_failure(tmp_path, 1, ValueError("first"))
+    assert not report_failure(tmp_path, 0, ValueError("second"))
     assert '"rank": 1' in (tmp_path / ERROR_FILE).read_text()
 
 
 def test_a_failure_comes_back_as_what_it_was():
     note = {"rank": 1, "message": "lr is nan", "traceback": ""}
-    assert isinstance(raised({**note, "kind": "ConfigError"}), errors.ConfigError)
-    assert isinstance(raised({**note, "kind": "DivergedError"}), errors.DivergedError)
-    other = raised({**note, "kind": "KeyError", "traceback": "Traceback …"})
+    assert isinstance(to_exception({**note, "kind": "ConfigError"}), errors.ConfigError)
+    assert isinstance(to_exception({**note, "kind": "DivergedError"}), errors.DivergedError)
+    other = to_exception({**note, "kind": "KeyError", "traceback": "Traceback …"})
     assert isinstance(other, errors.WorkerError)
     assert (other.rank, other.traceback) == (1, "Traceback …")
     assert "rank 1" in str(other)
@@ -182,9 +182,9 @@ def test_a_failure_in_the_users_own_code_names_the_place(tmp_path):
         space["forward"]("nonsense")
     trace = "".join(traceback.format_exception(found.value)).replace(__file__, errors.__file__)
     note = {"rank": 1, "message": str(found.value), "kind": "ValueError", "traceback": trace}
-    assert str(raised(note)).endswith(f"({script}, line 3, in forward)")
+    assert str(to_exception(note)).endswith(f"({script}, line 3, in forward)")
     elsewhere = {**note, "traceback": trace.replace(str(script), errors.__file__)}
-    assert str(raised(elsewhere)).endswith("(char 0)")
+    assert str(to_exception(elsewhere)).endswith("(char 0)")
 
 
 def test_the_board_shows_who_is_where(tmp_path):
@@ -200,7 +200,7 @@ def test_the_board_shows_who_is_where(tmp_path):
 def test_a_second_one_who_fails_while_the_first_clears_up_says_nothing(
     tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr(worker_main, "_LATER", 0.0)
+    monkeypatch.setattr(joined_main, "_LATER", 0.0)
     folder = tmp_path / "host"
     folder.mkdir()
 
@@ -210,10 +210,10 @@ def test_a_second_one_who_fails_while_the_first_clears_up_says_nothing(
     def second(path):
         for file in path.iterdir():  # some is gone, some is not, when the other comes
             file.unlink()
-        worker_main._tell(folder, one(1), ValueError("the same"))
+        joined_main._print_failure(folder, one(1), ValueError("the same"))
 
-    worker_main._tell(folder, one(0), ValueError("the story"))
-    second(host_watchdog.put_aside(folder))
+    joined_main._print_failure(folder, one(0), ValueError("the story"))
+    second(host_watchdog.claim_folder(folder))
     said = capsys.readouterr().err
     assert "[rank 0]" in said
     assert "[rank 1]" not in said
@@ -223,18 +223,18 @@ JOINED = """
 import os, signal, sys
 from pathlib import Path
 from types import SimpleNamespace
-from manyhands.training.process import worker_main
+from manyhands.training.process import joined_main
 from manyhands.training.run import launch_spec
 
-def perform(*_):
+def run_job(*_):
     os.kill(os.getpid(), signal.SIGUSR1)  # our stack is told, and we go on
     {inside}
 
-worker_main.perform = perform
+joined_main.run_job = run_job
 made = SimpleNamespace(config=SimpleNamespace(timeout=60.0), output=sys.argv[1])
 group = SimpleNamespace(size=2, rank=0, barrier=lambda: None, release=lambda: None)
 group.gather = lambda value: [value, value]
-worker_main.join(made, group, Path(sys.argv[1]), leader=True, release=lambda: None)
+joined_main.join(made, group, Path(sys.argv[1]), leader=True, release=lambda: None)
 os.kill(os.getpid(), signal.SIGUSR1)
 print("lives")
 """
@@ -254,7 +254,7 @@ def test_a_signal_that_a_users_code_takes_during_a_run_stays_its_own(
     line = [sys.executable, "-c", JOINED.format(inside=inside), str(tmp_path)]
     done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout.split()) == (code, printed), done.stderr
-    assert "in perform" in done.stderr
+    assert "in run_job" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -272,5 +272,5 @@ def test_workers_are_forked_where_pip_s_mpi_starts_them_all_on_one_host(tmp_path
     given = dict(given)
     forks = given.pop("forks", True)
     line, _ = launcher._command(launch_spec(a_job(tmp_path, **given).config), tmp_path, forks=forks)
-    assert (str(launcher.STANDIN) in line) == born
+    assert (str(launcher.FORK_CLIENT) in line) == born
     assert ("manyhands.training.process.mpi_main" in line) != born

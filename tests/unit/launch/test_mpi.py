@@ -7,7 +7,7 @@ import pytest
 from manyhands.errors import LaunchError
 from manyhands.launch import mpi as mpis
 from manyhands.launch import mpi_libraries
-from manyhands.launch.environment import RANKS, SIZES, granted_threads, group_rank, group_size
+from manyhands.launch.environment import RANKS, SIZES, group_rank, group_size, slurm_threads
 from manyhands.launch.hosts import Hosts
 from manyhands.launch.mpi import find_mpi
 
@@ -52,9 +52,9 @@ def test_a_task_of_srun_belongs_to_a_group_if_it_can_find_the_others(clean):
 
 def test_srun_grants_threads_to_its_tasks_only(clean):
     clean.setenv("SLURM_CPUS_PER_TASK", "3")  # as in a batch script
-    assert granted_threads() is None
+    assert slurm_threads() is None
     clean.setenv("SLURM_STEP_NUM_TASKS", "2")
-    assert granted_threads() == 3
+    assert slurm_threads() == 3
 
 
 def test_fit_inside_a_worker_is_explained(clean):
@@ -119,11 +119,11 @@ def test_on_one_host_nobody_listens_and_on_several_the_options_reach_mpiexec(cle
     clean.setattr(mpis.sys, "prefix", str(tmp_path))
     wheel(tmp_path, kind)
     mpi = find_mpi(kind)
-    _, alone = mpis.command(mpi, 2, [])
+    _, alone = mpis.mpiexec_command(mpi, 2, [])
     assert "self,sm" in (alone.get("UCX_TLS"), alone.get("OMPI_MCA_btl"))
     assert "GLOO_SOCKET_IFNAME" not in alone
     hosts = Hosts(slots=(("a", 2), ("b", 1)), launcher="/my/ssh", interface="eth7")
-    line, several = mpis.command(mpi, 3, ["x.py"], hosts, extra=["--more"])
+    line, several = mpis.mpiexec_command(mpi, 3, ["x.py"], hosts, extra=["--more"])
     assert "self,sm" not in (several.get("UCX_TLS"), several.get("OMPI_MCA_btl"))
     assert "a:2,b:1" in line
     assert line[-5:] == ["--more", "-n", "3", mpis.sys.executable, "x.py"]
@@ -142,6 +142,6 @@ def test_without_hosts_an_allocation_of_several_nodes_is_left_alone(clean, kind)
         clean.setenv(f"SLURM_{name}", value)
     clean.setenv("HYDRA_LAUNCHER", "slurm")  # as a site may have it
     code = "from mpi4py import MPI; assert MPI.COMM_WORLD.size == 3; print('here')"
-    line, environment = mpis.command(find_mpi(kind), 3, ["-c", code])
+    line, environment = mpis.mpiexec_command(find_mpi(kind), 3, ["-c", code])
     done = subprocess.run(line, env=environment, capture_output=True, timeout=60, check=False)
     assert done.stdout.count(b"here") == 3, done.stderr

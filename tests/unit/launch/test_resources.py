@@ -12,7 +12,7 @@ import pytest
 from manyhands.data import stored
 from manyhands.errors import LaunchError, ResourceError
 from manyhands.launch import resources
-from manyhands.launch.failures import failure, raised
+from manyhands.launch.failures import describe_failure, to_exception
 from manyhands.launch.mpi_libraries import MPILibrary
 
 Usage = namedtuple("Usage", "total used free")
@@ -27,10 +27,10 @@ def small(monkeypatch):
 @pytest.mark.usefixtures("small")
 def test_too_little_shared_memory_is_refused_with_what_is_needed():
     with pytest.raises(LaunchError, match=r"/dev/shm has 1 MiB free, but it needs 2 MiB; enlarge"):
-        resources.expect_shared(2 << 20, "it")
-    resources.expect_shared(2 << 20, "it", in_all=True)
+        resources.check_shared_memory(2 << 20, "it")
+    resources.check_shared_memory(2 << 20, "it", in_all=True)
     with pytest.raises(LaunchError, match="needs 5 MiB"):
-        resources.expect_shared(5 << 20, "it", in_all=True)
+        resources.check_shared_memory(5 << 20, "it", in_all=True)
 
 
 @pytest.mark.parametrize(("kind", "two"), [("mpich", 2), ("openmpi", 16), ("site", -1)])
@@ -44,9 +44,9 @@ def test_too_few_open_files_are_refused(monkeypatch):
     need = resources.files_needed(4)
     monkeypatch.setattr(resource, "getrlimit", lambda _: (need - 1, 4096))
     with pytest.raises(LaunchError, match=f"of 4 processes needs {need}; raise .*ulimit -n"):
-        resources.expect_files(4)
+        resources.check_open_files(4)
     monkeypatch.setattr(resource, "getrlimit", lambda _: (need, 4096))
-    resources.expect_files(4)
+    resources.check_open_files(4)
 
 
 @pytest.mark.usefixtures("small")
@@ -78,20 +78,20 @@ TORCH = "unable to allocate shared memory(shm) for file </torch_1>: No space lef
 def test_a_failure_for_want_of_something_says_what_helps(error, told, tmp_path):
     with (
         pytest.raises(ResourceError, match=told),
-        resources.explained(output=tmp_path),
+        resources.explain_shortage(output=tmp_path),
     ):
         raise error
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EACCES, "no"), RuntimeError("shape"), KeyError()])
 def test_other_failures_stay_what_they_are(error):
-    with pytest.raises(type(error)) as told, resources.explained():
+    with pytest.raises(type(error)) as told, resources.explain_shortage():
         raise error
     assert told.value is error
 
 
 def test_a_worker_s_shortage_names_its_rank():
-    error = raised(failure(3, ResourceError("No space left")))
+    error = to_exception(describe_failure(3, ResourceError("No space left")))
     assert (type(error), str(error)) == (ResourceError, "rank 3 failed: No space left")
 
 

@@ -1,4 +1,4 @@
-"""What a killed launcher leaves in shared memory is cleared away by its janitor."""
+"""What a killed launcher leaves in shared memory is removed by its cleanup process."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ pytestmark = pytest.mark.skipif(not Path(shm_cleanup.SHARED).is_dir(), reason="n
 
 LAUNCHER = """
 import sys, time
-from manyhands.launch.shm_cleanup import janitor
-with janitor():
+from manyhands.launch.shm_cleanup import cleanup_if_killed
+with cleanup_if_killed():
     open(sys.argv[1], "w").close()
     print("there", flush=True)
     sys.stdin.readline()
@@ -55,9 +55,9 @@ def test_what_was_there_before_or_is_not_mpis_stays(segment: Path) -> None:
     other = segment.with_name(f"somebodys_{os.getpid()}")
     other.touch()
     try:
-        assert str(segment) in shm_cleanup.abandoned(())
-        assert str(segment) not in shm_cleanup.abandoned([str(segment)])
-        assert str(other) not in shm_cleanup.abandoned(())
+        assert str(segment) in shm_cleanup.abandoned_segments(())
+        assert str(segment) not in shm_cleanup.abandoned_segments([str(segment)])
+        assert str(other) not in shm_cleanup.abandoned_segments(())
     finally:
         other.unlink()
 
@@ -67,5 +67,5 @@ def test_what_is_mapped_a_moment_after_it_was_made_stays(
 ) -> None:
     segment.touch()
     looks = iter([set(), {segment.stat().st_ino}])
-    monkeypatch.setattr(shm_cleanup, "_mapped", lambda: next(looks))
-    assert str(segment) not in shm_cleanup.abandoned(())
+    monkeypatch.setattr(shm_cleanup, "_mapped_inodes", lambda: next(looks))
+    assert str(segment) not in shm_cleanup.abandoned_segments(())

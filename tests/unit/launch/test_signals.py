@@ -60,7 +60,7 @@ def test_a_caller_of_fit_gets_an_exception_before_training(
         except Exception:
             raise AssertionError("swallowed") from None
 
-    monkeypatch.setattr("manyhands.training.run.Run.launched", stopped)
+    monkeypatch.setattr("manyhands.training.run.Run.launch", stopped)
     with pytest.raises(kind) as raised:
         mh.fit("mlp", "blobs")
     assert getattr(raised.value, "exit_code", 130) == 128 + signum
@@ -70,7 +70,7 @@ def test_handlers_of_the_users_own_stay(monkeypatch: pytest.MonkeyPatch) -> None
     seen: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda signum, _: seen.append(signum))
     try:
-        with signals.stopping():
+        with signals.raise_on_signals():
             signal.raise_signal(signal.SIGTERM)
         assert seen == [signal.SIGTERM]
     finally:
@@ -79,7 +79,7 @@ def test_handlers_of_the_users_own_stay(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_in_a_group_of_others_handlers_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PMI_SIZE", "2")
-    with signals.stopping():
+    with signals.raise_on_signals():
         assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
@@ -95,7 +95,7 @@ def test_a_signal_that_comes_while_cleaning_up_waits(
         path.rmdir()
 
     def use() -> None:
-        with signals.Raising(), private_folder() as folder:
+        with signals.RaiseOnSignals(), private_folder() as folder:
             (folder / "data").touch()
             assert folder.stat().st_mode & 0o077 == 0
             monkeypatch.setattr("shutil.rmtree", removing)

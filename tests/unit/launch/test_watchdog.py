@@ -15,10 +15,10 @@ import pytest
 from manyhands.errors import WorkerError
 from manyhands.launch import shm_cleanup
 from manyhands.launch import watchdog as guards
-from manyhands.launch.host_watchdog import Heart
+from manyhands.launch.host_watchdog import HostWatchdog
 from manyhands.launch.status_board import AFTER, EVENTS_FILE, Board
 from manyhands.launch.stderr_channel import Listener
-from manyhands.launch.watchdog import Guard
+from manyhands.launch.watchdog import Watchdog
 
 SHARED = Path("/dev/shm")
 pytestmark = pytest.mark.skipif(not SHARED.is_dir(), reason="this system has no /dev/shm")
@@ -61,9 +61,9 @@ def test_what_was_there_before_and_what_users_have_is_spared(board, tmp_path):
     try:
         maps = [mapped(mine)]
         enter(board, 0, os.getpid(), "gradient")
-        with Guard(board, tmp_path, 100, end=lambda: None) as guard:
+        with Watchdog(board, tmp_path, 100, end=lambda: None) as guard:
             maps += [mapped(folder / "data"), mapped(theirs), mapped(left)]
-            guard.look()
+            guard.check()
         assert mine.exists()
         assert (folder / "data").exists()
         assert theirs.exists()
@@ -78,15 +78,15 @@ def test_what_was_there_before_and_what_users_have_is_spared(board, tmp_path):
 def test_maps_are_read_only_as_long_as_a_new_file_may_be_a_workers(board, tmp_path, monkeypatch):
     read, listed = [], ["/dev/shm/old"]
     monkeypatch.setattr(guards, "_segments", lambda pid: read.append(pid) or set())
-    monkeypatch.setattr(shm_cleanup, "listed", lambda: list(listed))
+    monkeypatch.setattr(shm_cleanup, "list_segments", lambda: list(listed))
 
     def looked(guard):
         read.clear()
-        guard._looked = 0.0  # long ago
-        guard.look()
+        guard._checked = 0.0  # long ago
+        guard.check()
         return read
 
-    with Guard(board, tmp_path, 100, end=lambda: None) as guard:
+    with Watchdog(board, tmp_path, 100, end=lambda: None) as guard:
         enter(board, 0, os.getpid(), "gradient")
         assert not looked(guard)
         listed.append("/dev/shm/a-users")
@@ -94,7 +94,7 @@ def test_maps_are_read_only_as_long_as_a_new_file_may_be_a_workers(board, tmp_pa
         listed.append("/dev/shm/mpich_shm_new")
         assert looked(guard) == [os.getpid()]
         assert looked(guard) == [os.getpid()]
-        guard._settled = 0.0
+        guard._unclaimed_until = 0.0
         assert not looked(guard)
         enter(board, 1, os.getppid(), "gradient")  # made before anybody knew who this is
         assert set(looked(guard)) == {os.getpid(), os.getppid()}
@@ -110,12 +110,12 @@ def test_a_stopped_worker_is_named_and_one_that_is_done_is_not(board, tmp_path):
         enter(board, 0, 2**22 + 1, "done")
         board.rows[:, 4] -= 50
         with (
-            Guard(board, tmp_path, 10, end=lambda: None) as guard,
+            Watchdog(board, tmp_path, 10, end=lambda: None) as guard,
             pytest.raises(
                 WorkerError, match=r"missing: rank 1 \(stopped exchange, step 7\)"
             ) as found,
         ):
-            guard.look()
+            guard.check()
         assert found.value.rank == 1
     finally:
         sleeper.kill()
@@ -126,7 +126,7 @@ def test_a_stopped_worker_is_named_and_one_that_is_done_is_not(board, tmp_path):
 def test_what_mpi_leaves_of_one_who_died_at_once_is_cleared_away(board, tmp_path, name):
     left = SHARED / f"{name}{os.getpid()}"
     try:
-        with Guard(board, tmp_path, 100, end=lambda: None):
+        with Watchdog(board, tmp_path, 100, end=lambda: None):
             left.touch()
         assert not left.exists()
     finally:
@@ -137,7 +137,7 @@ def test_what_mpi_leaves_of_one_who_died_at_once_is_cleared_away(board, tmp_path
 def test_what_shares_a_gpu_is_cleared_away_when_its_maker_is_gone(board, tmp_path, name):
     mine, left = (SHARED / name.format(pid) for pid in (os.getpid(), 2**22 + 1))  # nobody's
     try:
-        with Guard(board, tmp_path, 100, end=lambda: None):
+        with Watchdog(board, tmp_path, 100, end=lambda: None):
             mine.touch()
             left.touch()
         assert mine.exists()
@@ -148,7 +148,7 @@ def test_what_shares_a_gpu_is_cleared_away_when_its_maker_is_gone(board, tmp_pat
 
 
 def test_semaphores_of_another_program_are_spared(board, tmp_path):
-    with Guard(board, tmp_path, 100, end=lambda: None):
+    with Watchdog(board, tmp_path, 100, end=lambda: None):
         lock = multiprocessing.get_context("spawn").Lock()
         file = SHARED / f"sem.{lock._semlock.name.strip('/')}"
         assert file.exists()
@@ -158,7 +158,7 @@ def test_semaphores_of_another_program_are_spared(board, tmp_path):
 def test_who_is_gone_first_is_remembered(board, tmp_path, workers):
     for rank, worker in enumerate(workers):
         enter(board, rank, worker.pid, "load")
-    with Guard(board, tmp_path, 100, end=lambda: None) as guard:
+    with Watchdog(board, tmp_path, 100, end=lambda: None) as guard:
         guard.wait(0.01)
         assert guard.died is None
         workers[1].kill()
@@ -174,7 +174,7 @@ def test_nobody_waits_for_a_group_that_has_ended(board, tmp_path, workers):
     group, _ = workers
     for rank in range(2):
         enter(board, rank, os.getpid(), "gradient")
-    with Guard(board, tmp_path, 100, end=lambda: None, group=group.pid) as guard:
+    with Watchdog(board, tmp_path, 100, end=lambda: None, group=group.pid) as guard:
         group.kill()
         waiting = threading.Thread(target=guard.wait, args=(100,), daemon=True)
         waiting.start()
@@ -186,7 +186,7 @@ def test_nobody_waits_for_a_group_that_has_ended(board, tmp_path, workers):
 def test_who_was_done_and_dies_at_something_else_is_the_first(board, tmp_path, workers):
     enter(board, 0, workers[0].pid, "gradient")
     enter(board, 1, workers[1].pid, "gradient")
-    with Guard(board, tmp_path, 100, end=lambda: None) as guard:
+    with Watchdog(board, tmp_path, 100, end=lambda: None) as guard:
         guard.wait(0.01)
         board.note(1, 9, "done")
 
@@ -208,7 +208,7 @@ def test_who_was_done_and_dies_at_something_else_is_the_first(board, tmp_path, w
 @pytest.mark.parametrize("buried", [True, False])
 def test_one_who_comes_and_goes_unseen_may_have_been_the_first(board, tmp_path, buried, workers):
     enter(board, 0, workers[0].pid, "tune")
-    with Guard(board, tmp_path, 100, end=lambda: None) as guard:
+    with Watchdog(board, tmp_path, 100, end=lambda: None) as guard:
         guard.wait(0.01)
 
         def come_and_go() -> None:
@@ -231,7 +231,7 @@ def test_one_who_comes_and_goes_unseen_may_have_been_the_first(board, tmp_path, 
 def test_who_went_first_is_known_also_when_all_are_gone(board, tmp_path, workers):
     for rank, worker in enumerate(workers):
         enter(board, rank, worker.pid, "exchange")
-    with Guard(board, tmp_path, 100, end=lambda: None) as guard:
+    with Watchdog(board, tmp_path, 100, end=lambda: None) as guard:
         guard.wait(0.01)
         for rank in (1, 0):
             workers[rank].kill()
@@ -251,8 +251,8 @@ def test_where_others_are_on_another_host_it_may_have_been_one_of_them(
     if other == "here":
         enter(board, 1, os.getpid(), "exchange")
     elif other == "on another host":
-        board.hear(1, os.getpid(), 0, 9, 0, 0.0)
-    with Guard(board, tmp_path, 100, end=lambda: None) as guard:
+        board.note_remote(1, os.getpid(), 0, 9, 0, 0.0)
+    with Watchdog(board, tmp_path, 100, end=lambda: None) as guard:
         guard.wait(0.01)
         assert guard.died == died
 
@@ -264,7 +264,7 @@ def test_where_processes_cannot_be_watched_nobody_is_named(board, tmp_path, monk
     monkeypatch.setattr(os, "pidfd_open", refuse)
     for rank in range(2):
         enter(board, rank, os.getpid(), "exchange")
-    with Guard(board, tmp_path, 100, end=lambda: None) as guard:
+    with Watchdog(board, tmp_path, 100, end=lambda: None) as guard:
         guard.wait(0.01)
         assert guard.died is None
 
@@ -281,23 +281,23 @@ def test_half_a_note_is_not_taken_for_a_hang(board, tmp_path, monkeypatch):
         return notes
 
     monkeypatch.setattr(board, "read", read_and_finish)
-    with Guard(board, tmp_path, 10, end=lambda: None) as guard:
-        guard.look()
+    with Watchdog(board, tmp_path, 10, end=lambda: None) as guard:
+        guard.check()
 
 
 def test_one_who_has_only_begun_may_take_long(board, tmp_path):
     board.announce(0)
     assert board.read()[0].pid == os.getpid()
-    with Guard(board, tmp_path, 1e-6, end=lambda: None) as guard:
-        guard.look()
+    with Watchdog(board, tmp_path, 1e-6, end=lambda: None) as guard:
+        guard.check()
     board.rows[0, 0] = 2**22 + 1  # nobody's
     enter(board, 1, 2**22 + 1, "load")
     board.rows[1, 4] -= 50
     with (
-        Guard(board, tmp_path, 10, end=lambda: None) as guard,
+        Watchdog(board, tmp_path, 10, end=lambda: None) as guard,
         pytest.raises(WorkerError, match=r"rank 0 \(gone start, step 0\), 0 s ago"),
     ):
-        guard.look()
+        guard.check()
 
 
 @pytest.mark.parametrize("past", [False, True], ids=["has only begun", "is past join"])
@@ -312,10 +312,10 @@ def test_one_who_cannot_answer_is_not_ended_by_the_question_where_it_is(past, bo
         enter(board, 1, 2**22 + 1, "load")  # nobody's
         board.rows[1, 4] -= 50
         with (
-            Guard(board, tmp_path, 10, end=lambda: None) as guard,
+            Watchdog(board, tmp_path, 10, end=lambda: None) as guard,
             pytest.raises(WorkerError, match=r"missing: rank 1 \(gone load"),
         ):
-            guard.look()
+            guard.check()
         time.sleep(0.1)
         assert begun.poll() is None
     finally:
@@ -328,16 +328,16 @@ def test_one_who_is_done_may_go(board, tmp_path):
     worker.wait()
     enter(board, 0, os.getpid(), "record")
     enter(board, 1, worker.pid, "done")
-    with Guard(board, tmp_path, 100, end=lambda: None) as guard:
+    with Watchdog(board, tmp_path, 100, end=lambda: None) as guard:
         guard.wait(0.01)
         assert guard.died is None
 
 
 def test_the_first_signal_asks_and_the_second_ends(board, tmp_path):
     ended = []
-    with Guard(board, tmp_path, 100, end=lambda: ended.append(True)):
+    with Watchdog(board, tmp_path, 100, end=lambda: ended.append(True)):
         os.kill(os.getpid(), signal.SIGTERM)
-        assert (board.asked(), ended) == (signal.SIGTERM, [])
+        assert (board.stop_signal(), ended) == (signal.SIGTERM, [])
         os.kill(os.getpid(), signal.SIGTERM)
         assert ended == [True]
 
@@ -348,36 +348,36 @@ def test_a_signal_before_the_first_step_ends_at_once(board, tmp_path, signum):
     before = signal.getsignal(signum)
     enter(board, 0, os.getpid(), "gradient")
     enter(board, 1, os.getpid(), "tune")
-    with Guard(board, tmp_path, 100, end=lambda: ended.append(True), end_early=True):
+    with Watchdog(board, tmp_path, 100, end=lambda: ended.append(True), end_early=True):
         os.kill(os.getpid(), signum)
-        assert (board.asked(), ended) == (signum, [True])
+        assert (board.stop_signal(), ended) == (signum, [True])
     assert signal.getsignal(signum) == before
 
 
 def test_a_group_that_was_ended_while_it_started_is_not_waited_for(board, tmp_path, monkeypatch):
     """A process that is only being started may miss what ends the others."""
-    with Guard(board, tmp_path, 100, end=lambda: None, end_early=True) as guard:
+    with Watchdog(board, tmp_path, 100, end=lambda: None, end_early=True) as guard:
         os.kill(os.getpid(), signal.SIGTERM)
-        assert not guard.over()
+        assert not guard.overdue()
         monkeypatch.setattr("manyhands.launch.watchdog._LEAVING", -1.0)
-        assert guard.over()
+        assert guard.overdue()
 
 
 def test_a_signal_after_the_first_step_asks(board, tmp_path):
     ended = []
     enter(board, 0, os.getpid(), "exchange", step=1)
     enter(board, 1, os.getpid(), "gradient")
-    with Guard(board, tmp_path, 100, end=lambda: ended.append(True), end_early=True):
+    with Watchdog(board, tmp_path, 100, end=lambda: ended.append(True), end_early=True):
         os.kill(os.getpid(), signal.SIGHUP)
-        assert (board.asked(), ended) == (signal.SIGHUP, [])
+        assert (board.stop_signal(), ended) == (signal.SIGHUP, [])
 
 
 def test_a_signal_that_nohup_ignores_stays_ignored(board, tmp_path):
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with Guard(board, tmp_path, 100, end=lambda: None):
+        with Watchdog(board, tmp_path, 100, end=lambda: None):
             os.kill(os.getpid(), signal.SIGHUP)
-            assert not board.asked()
+            assert not board.stop_signal()
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
@@ -393,35 +393,35 @@ def test_an_mpiexec_that_does_not_end_after_its_workers_is_not_waited_for(
     pid = os.getpid() if failed else 2**22 + 1
     for rank in range(2):
         enter(board, rank, pid, "checkpoint", step=4)
-    with Guard(board, tmp_path, 100, end=lambda: None) as guard:
-        assert not guard.over()
+    with Watchdog(board, tmp_path, 100, end=lambda: None) as guard:
+        assert not guard.overdue()
         if not failed:
-            board.ask(signal.SIGTERM)
-        guard.over(failed=failed)
+            board.request_stop(signal.SIGTERM)
+        guard.overdue(failed=failed)
         time.sleep(0.01)
-        assert guard.over(failed=failed)
+        assert guard.overdue(failed=failed)
 
 
 def test_who_never_enters_is_not_waited_for_for_ever(board, tmp_path):
     board.announce(0)
-    with Guard(board, tmp_path, 100, end=lambda: None, start=10) as guard:
-        guard.look()
+    with Watchdog(board, tmp_path, 100, end=lambda: None, start=10) as guard:
+        guard.check()
         guard._begun -= 50
-        guard._looked = 0.0
+        guard._checked = 0.0
         with pytest.raises(WorkerError, match=r"rank 0 \(in start, .*, rank 1 \(not heard of\)"):
-            guard.look()
+            guard.check()
         board.note(0, 0, "load")  # data that is sent is a sign of life for all
-        guard._looked = 0.0
-        guard.look()
+        guard._checked = 0.0
+        guard.check()
         board.announce(0)
-        guard._looked = 0.0
-        guard.look()
+        guard._checked = 0.0
+        guard.check()
         enter(board, 0, os.getpid(), "load")
         enter(board, 1, os.getpid(), "load")
         guard._begun -= 50
         board.rows[:, 4] -= 50
-        guard._looked = 0.0
-        guard.look()  # all are there: the timeout alone counts
+        guard._checked = 0.0
+        guard.check()  # all are there: the timeout alone counts
 
 
 def test_who_waits_for_one_that_still_imports_does_not_hang(board, tmp_path):
@@ -429,21 +429,21 @@ def test_who_waits_for_one_that_still_imports_does_not_hang(board, tmp_path):
     board.rows[0, 4] -= 50
     board.announce(1)
     board.rows[1, 0] = 2**22 + 1  # nobody's, so that nobody is asked for a stack
-    with Guard(board, tmp_path, 10, end=lambda: None, start=200) as guard:
-        guard.look()
+    with Watchdog(board, tmp_path, 10, end=lambda: None, start=200) as guard:
+        guard.check()
         enter(board, 1, 2**22 + 1, "tune")
-        guard._looked = 0.0
+        guard._checked = 0.0
         with pytest.raises(WorkerError, match=r"no word for 10 s"):
-            guard.look()
+            guard.check()
 
 
 def test_an_event_that_is_half_written_is_told_with_the_next_beat(board, tmp_path):
     log = tmp_path / "log"
     events = tmp_path / EVENTS_FILE
     with log.open("wb") as file:
-        heart = Heart(tmp_path, 2, tmp_path, 100, file.fileno())
+        heart = HostWatchdog(tmp_path, 2, tmp_path, 100, file.fileno())
         for text in ('{"epoch": 1}\n{"epo', 'ch": 2}\n{broken}\n', '{"epoch": 3}\n'):
             with events.open("a") as end:
                 end.write(text)
-            heart._beat(file.fileno())
-    assert [value["epoch"] for _, value in Listener(log).heard()] == [1, 2, 3]
+            heart._send_heartbeat(file.fileno())
+    assert [value["epoch"] for _, value in Listener(log).read()] == [1, 2, 3]

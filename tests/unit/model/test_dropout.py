@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from manyhands.errors import ConfigError
-from manyhands.model.dropout import Masks, key_of
+from manyhands.model.dropout import Masks, public_key
 from manyhands.model.replica import Replica
 
 CPU = torch.device("cpu")
@@ -23,7 +23,7 @@ FUNCTIONS = {
 
 
 def masks(step=0, indices=range(100), seed=0):
-    made = Masks(key_of(seed), CPU)
+    made = Masks(public_key(seed), CPU)
     made.begin(step, np.array(indices, dtype=np.int64))
     return made
 
@@ -216,7 +216,7 @@ def test_recomputing_without_the_random_state_is_refused():
 
 
 def test_before_the_first_step_pytorch_draws():
-    with Masks(key_of(0), CPU).forward():
+    with Masks(public_key(0), CPU).forward():
         one, other = (F.dropout(torch.ones(100, 3)) for _ in range(2))
         each = torch.func.vmap(F.dropout, randomness="different")(torch.ones(100, 30))
     assert not torch.equal(one, other)

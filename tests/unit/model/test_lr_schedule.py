@@ -11,7 +11,7 @@ from torch.optim import lr_scheduler
 import manyhands as mh
 from manyhands.config.options import configure
 from manyhands.errors import ConfigError
-from manyhands.model.lr_schedule import KINDS, Rate, scale, tabulated
+from manyhands.model.lr_schedule import KINDS, Rate, lr_scale, tabulate
 
 
 def test_cosine_is_torch_s() -> None:
@@ -75,7 +75,7 @@ SCHEDULERS = {
 def test_a_scheduler_of_torch_is_followed_step_by_step(name: str) -> None:
     steps, make = 20, SCHEDULERS[name]
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.3)
-    table = tabulated(make, mh.SGD(lr=0.3).build([torch.nn.Parameter(torch.zeros(1))]), steps)
+    table = tabulate(make, mh.SGD(lr=0.3).build([torch.nn.Parameter(torch.zeros(1))]), steps)
     rate = Rate("own", steps=steps, table=table, scale=2.0)
     schedule = make(optimizer, steps) if make.__code__.co_argcount > 1 else make(optimizer)
     for step in range(steps):
@@ -96,12 +96,12 @@ def test_a_scheduler_of_torch_is_followed_step_by_step(name: str) -> None:
 def test_a_scheduler_that_looks_at_more_than_steps_is_refused(make: Any, told: str) -> None:
     optimizer = mh.SGD(lr=0.3).build([torch.nn.Parameter(torch.zeros(1))])
     with pytest.raises(ConfigError, match=told):
-        tabulated(make, optimizer, 20)
+        tabulate(make, optimizer, 20)
 
 
 def test_scales_with_the_workers() -> None:
     kinds = ("none", "linear", "sqrt", "inverse")
-    assert [scale(kind, 4) for kind in kinds] == [1.0, 4.0, 2.0, 0.25]
+    assert [lr_scale(kind, 4) for kind in kinds] == [1.0, 4.0, 2.0, 0.25]
 
 
 @pytest.mark.parametrize(
@@ -131,9 +131,9 @@ def test_refuses(given: dict[str, object], told: str) -> None:
 def test_what_a_schedule_has_by_default_is_not_the_steps():
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
     scheduler = torch.optim.lr_scheduler
-    fixed = tabulated(lambda o, gamma=0.5: scheduler.ExponentialLR(o, gamma), optimizer, 3)
+    fixed = tabulate(lambda o, gamma=0.5: scheduler.ExponentialLR(o, gamma), optimizer, 3)
     assert list(fixed) == pytest.approx([1.0, 0.5, 0.25])
-    partial = tabulated(functools.partial(scheduler.StepLR, step_size=2, gamma=0.1), optimizer, 3)
+    partial = tabulate(functools.partial(scheduler.StepLR, step_size=2, gamma=0.1), optimizer, 3)
     assert list(partial) == pytest.approx([1.0, 1.0, 0.1])
-    told = tabulated(lambda o, steps: scheduler.LinearLR(o, 1.0, 0.0, steps), optimizer, 4)
+    told = tabulate(lambda o, steps: scheduler.LinearLR(o, 1.0, 0.0, steps), optimizer, 4)
     assert list(told) == pytest.approx([1.0, 0.75, 0.5, 0.25])

@@ -128,7 +128,7 @@ def wrong(output, target):
 def test_what_makes_no_sense_is_refused(name, output, y, classes, message):
     with pytest.raises(ConfigError, match=message):
         metrics.build(name, output, y, classes)
-    assert not metrics.makes_sense(name, output, y, classes)
+    assert not metrics.is_applicable(name, output, y, classes)
 
 
 def made(model, data, folder, **given):
@@ -138,9 +138,9 @@ def made(model, data, folder, **given):
         data="", output="", name="", command="", launched=0.0,
     )  # fmt: skip
     stored = Stored.open(data.store(folder / "data"))
-    replica = Replica(model, objective.loss(job, None, stored))
-    found = objective.metrics(job, replica, stored, stored.train.batch(np.arange(4)))
-    return replica, found, objective.aim(job.config, found)
+    replica = Replica(model, objective.make_loss(job, None, stored))
+    found = objective.make_metrics(job, replica, stored, stored.train.batch(np.arange(4)))
+    return replica, found, objective.make_aim(job.config, found)
 
 
 FEATURES = np.random.default_rng(0).normal(size=(20, 3)).astype(np.float32)

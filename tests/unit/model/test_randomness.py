@@ -143,11 +143,11 @@ def test_recomputed_dropout_is_recognised_and_left_to_pytorch_on_a_gpu(reentrant
     found = randomness.survey(replica(Recomputed(reentrant=reentrant)), X, Y)
     assert found.drops
     assert found.recomputed
-    assert randomness.covered(found, torch.device("cpu"))
-    assert not randomness.covered(found, torch.device("cuda"))
+    assert randomness.is_covered(found, torch.device("cpu"))
+    assert not randomness.is_covered(found, torch.device("cuda"))
     plain = randomness.survey(replica(nn.Dropout()), X, Y)
     assert not plain.recomputed
-    assert randomness.covered(plain, torch.device("cuda"))
+    assert randomness.is_covered(plain, torch.device("cuda"))
 
 
 def test_the_launcher_passes_a_warning_on(capsys):

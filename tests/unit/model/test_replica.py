@@ -16,7 +16,7 @@ from manyhands.errors import ConfigError
 from manyhands.model import replica as replicas
 from manyhands.model.replica import Replica
 from manyhands.model.zoo import MODELS, cnn
-from manyhands.training.process.model import build_optimizer, decaying
+from manyhands.training.process.model import build_optimizer, decay_filter
 
 
 @pytest.fixture(autouse=True)
@@ -231,7 +231,7 @@ def test_weight_decay_by_name_is_that_of_parameter_groups(optimizer):
     plain = copy.deepcopy(module)
     data = batches()
     replica = Replica(module, F.cross_entropy)
-    decays = decaying("*.bias,2.*", replica)
+    decays = decay_filter("*.bias,2.*", replica)
     flat = build_optimizer(configure({"optimizer": optimizer}), replica, data[0], decays)
     named = dict(plain.named_parameters())
     groups = [
@@ -251,7 +251,7 @@ def test_weight_decay_by_name_is_that_of_parameter_groups(optimizer):
 
 def test_a_name_that_no_parameter_has_is_refused():
     with pytest.raises(ConfigError, match=r"no_decay has '\*norm\*', which is no parameter's name"):
-        decaying("*.bias,*norm*", Replica(mlp(), F.cross_entropy))
+        decay_filter("*.bias,*norm*", Replica(mlp(), F.cross_entropy))
 
 
 def test_any_other_optimizer_gets_the_named_parameters():

@@ -21,7 +21,7 @@ from manyhands.privacy import keys, parts
 from manyhands.privacy.clipping import PerExample, probe, refuse
 from manyhands.privacy.layerwise import Layerwise
 from manyhands.privacy.mechanism import Mechanism
-from manyhands.privacy.sampling import Poisson
+from manyhands.privacy.sampling import PoissonPlan
 from manyhands.privacy.terms import Terms, planned_steps, rate, statement, steps_per_epoch
 
 
@@ -168,8 +168,8 @@ def test_a_ghost_norm_is_never_less_than_the_norm():
     g = torch.randn(50, 1, 64).repeat(1, 2, 1) * 100
     g[:, 1] *= -1
     a[:, 1] += 1e-3 * torch.randn(50, 64)
-    true = parts.part_of(layer, a.double(), g.double(), "made").squares
-    found = parts.part_of(layer, a, g, "ghost").squares
+    true = parts.layer_gradient(layer, a.double(), g.double(), "made").squares
+    found = parts.layer_gradient(layer, a, g, "ghost").squares
     assert (found >= true).all()
 
 
@@ -260,7 +260,7 @@ def test_a_buffer_that_follows_the_data_is_refused():
 
 
 def test_every_record_is_sampled_at_the_rate_and_independently():
-    sample = keys.Sample(keys.fresh(), 0.1, secure=False)
+    sample = keys.PoissonSample(keys.new_key(), 0.1, secure=False)
     drawn = np.zeros((2000, 50), dtype=bool)
     for step in range(2000):
         drawn[step, sample.draw(50, 1, step)] = True
@@ -278,7 +278,7 @@ def test_a_record_is_taken_if_a_number_of_64_bits_is_below_the_rate(monkeypatch)
     tails = np.array([rest - 1, rest, rest + 1, 0], dtype="<u8") << np.uint64(16)
     given = [heads, tails | np.uint64(0xFFFF)]
     monkeypatch.setattr(keys._Bits, "words", lambda self, count: given.pop(0)[:count])
-    sample = keys.Sample(keys.fixed(1), ((first << 48) + rest) / 2.0**64, secure=False)
+    sample = keys.PoissonSample(keys.fixed_key(1), ((first << 48) + rest) / 2.0**64, secure=False)
     assert sample.draw(7, 1, 1).tolist() == [0, 1, 5, 6]
     assert not given
 
@@ -286,25 +286,27 @@ def test_a_record_is_taken_if_a_number_of_64_bits_is_below_the_rate(monkeypatch)
 @pytest.mark.parametrize("secure", [False, True])
 @pytest.mark.parametrize("rate", [2.0**-18, 0.3])
 def test_few_and_many_are_taken_at_the_rate(secure, rate):
-    sample, count = keys.Sample(keys.fixed(7), rate, secure=secure), 1 << 23
+    sample, count = keys.PoissonSample(keys.fixed_key(7), rate, secure=secure), 1 << 23
     deviation = (count * rate * (1 - rate)) ** 0.5
     assert abs(len(sample.draw(count, 1, 1)) - count * rate) < 4 * deviation
 
 
 @pytest.mark.parametrize("secure", [False, True])
 def test_a_sample_follows_its_key_and_step_only(secure):
-    key = keys.fresh()
-    one, same, other = (keys.Sample(k, 0.5, secure=secure) for k in (key, key, keys.fresh()))
+    key = keys.new_key()
+    one, same, other = (
+        keys.PoissonSample(k, 0.5, secure=secure) for k in (key, key, keys.new_key())
+    )
     assert np.array_equal(one.draw(1000, 1, 2), same.draw(1000, 1, 2))
     assert not np.array_equal(one.draw(1000, 1, 2), one.draw(1000, 1, 3))
     assert not np.array_equal(one.draw(1000, 1, 2), other.draw(1000, 1, 2))
-    assert len(keys.Sample(key, 1.0, secure=secure).draw(7, 1, 1)) == 7
+    assert len(keys.PoissonSample(key, 1.0, secure=secure).draw(7, 1, 1)) == 7
 
 
 @pytest.mark.parametrize("secure", [False, True])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_noise_is_standard_normal(secure, dtype):
-    drawn = keys.Noise(None if secure else keys.fresh(), secure=secure).draw(200_001, dtype)
+    drawn = keys.NormalNoise(None if secure else keys.new_key(), secure=secure).draw(200_001, dtype)
     assert drawn.shape == (200_001,)
     assert drawn.dtype == dtype
     for power, moment, variance in ((1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96)):
@@ -314,24 +316,26 @@ def test_noise_is_standard_normal(secure, dtype):
 
 @given(size=st.integers(1, 6), rate=st.floats(0.01, 1.0), step=st.integers(0, 9))
 def test_workers_that_share_a_sample_cut_it_without_loss(size, rate, step):
-    key = keys.fixed(1)
+    key = keys.fixed_key(1)
     plans = [
-        Poisson(
-            sample=keys.Sample(key, rate, secure=False), records=None, examples=100, rank=rank,
-            size=size, total=10, share=10 / size, per_epoch=Fraction(10), partition="balanced",
+        PoissonPlan(
+            sample=keys.PoissonSample(key, rate, secure=False), records=None, examples=100,
+            rank=rank, size=size, total=10, share=10 / size, per_epoch=Fraction(10),
+            partition="balanced",
         )
         for rank in range(size)
     ]  # fmt: skip
     parts = [next(plan.epoch(1, step)).indices for plan in plans]
-    whole = keys.Sample(key, rate, secure=False).draw(100, 1, step)
+    whole = keys.PoissonSample(key, rate, secure=False).draw(100, 1, step)
     assert np.array_equal(np.concatenate(parts), whole)
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
 def test_what_a_plan_tells_of_itself_is_expected_not_drawn():
-    plan = Poisson(
-        sample=keys.Sample(keys.fresh(), 0.1, secure=False), records=np.arange(40), examples=100,
-        rank=0, size=2, total=10, share=5.0, per_epoch=Fraction(10), partition="by-id",
+    plan = PoissonPlan(
+        sample=keys.PoissonSample(keys.new_key(), 0.1, secure=False), records=np.arange(40),
+        examples=100, rank=0, size=2, total=10, share=5.0, per_epoch=Fraction(10),
+        partition="by-id",
     )  # fmt: skip
     assert {drawn.examples for drawn in plan.epoch(1)} == {5.0}
     assert plan.describe(1) == {
@@ -366,9 +370,10 @@ def test_forty_epochs_of_60000_records_are_4687_steps():
          "batch_size": 512, "epochs": 40}
     )  # fmt: skip
     assert planned_steps(config, 60_000) == 4687
-    plan = Poisson(
-        sample=keys.Sample(keys.fixed(1), 0.01, secure=False), records=None, examples=60_000,
-        rank=0, size=1, total=512, share=512.0, per_epoch=steps_per_epoch(config, 60_000),
+    plan = PoissonPlan(
+        sample=keys.PoissonSample(keys.fixed_key(1), 0.01, secure=False), records=None,
+        examples=60_000, rank=0, size=1, total=512, share=512.0,
+        per_epoch=steps_per_epoch(config, 60_000),
         partition="balanced",
     )  # fmt: skip
     steps = [plan.steps(epoch) for epoch in range(1, 41)]
@@ -386,7 +391,7 @@ def test_a_batch_of_more_than_all_records_is_refused():
 def mechanism(replica, sigma=1.0, clip=1.0, **given):
     config = configure({"private": True, "noise_multiplier": 1.0, **given})
     terms = Terms(steps=10, rate=0.1, noise_multiplier=sigma, clip=clip, delta=1e-5)
-    return Mechanism(config, replica, terms, keys.Noise(keys.fresh(), secure=False))
+    return Mechanism(config, replica, terms, keys.NormalNoise(keys.new_key(), secure=False))
 
 
 def test_no_noise_and_an_infinite_clip_are_plain_training():

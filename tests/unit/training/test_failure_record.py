@@ -6,7 +6,7 @@ import pytest
 
 from manyhands.config.options import configure
 from manyhands.privacy.ledger import Ledger
-from manyhands.privacy.terms import UNSAID
+from manyhands.privacy.terms import REDACTED
 from manyhands.training.run import write_failure
 from manyhands.worker.clock import Clock
 
@@ -21,7 +21,7 @@ def test_messages_may_tell_of_private_data_and_stay_in_the_log(tmp_path, private
     write_failure(tmp_path, configure(given), "name", "command", error, story)
     text = (tmp_path / "run.json").read_text()
     assert ("target 9" in text) != private
-    assert (json.loads(text)["error"] == UNSAID) == private
+    assert (json.loads(text)["error"] == REDACTED) == private
 
 
 def test_a_failed_private_run_has_spent_on_the_data_by_its_own_name(tmp_path):

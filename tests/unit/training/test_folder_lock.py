@@ -12,9 +12,9 @@ from dataclasses import asdict, replace
 import pytest
 
 from manyhands.errors import ConfigError
-from manyhands.launch.host import host
+from manyhands.launch.host import hostname
 from manyhands.training import folder_lock
-from manyhands.training.folder_lock import NAME, Holder, Member, acquire, expect_ended
+from manyhands.training.folder_lock import NAME, Holder, Member, acquire, ended_holder
 
 WHAT = "output is 'x', which"
 
@@ -26,14 +26,14 @@ def write(folder, holder):
 def ended():
     """Return a process that has ended."""
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    started = folder_lock._started(process.pid)
+    started = folder_lock._start_time(process.pid)
     process.communicate(b"\n")
     return replace(Holder.here(), pid=process.pid, started=started)
 
 
 def test_a_folder_is_locked_once_and_free_after_that(tmp_path):
     first = acquire(tmp_path, WHAT)
-    told = rf"^output is 'x', which is in use by process {os.getpid()} on {host()}"
+    told = rf"^output is 'x', which is in use by process {os.getpid()} on {hostname()}"
     with pytest.raises(ConfigError, match=told):
         acquire(tmp_path, WHAT)
     first.release()
@@ -53,7 +53,7 @@ def test_a_process_that_has_ended_loses_its_lock(tmp_path):
 
 def test_a_process_that_nobody_waited_for_has_ended(tmp_path):
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    holder = replace(Holder.here(), pid=process.pid, started=folder_lock._started(process.pid))
+    holder = replace(Holder.here(), pid=process.pid, started=folder_lock._start_time(process.pid))
     process.stdin.close()
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # a zombie from here on
     write(tmp_path, holder)
@@ -106,7 +106,7 @@ def test_only_members_that_can_be_checked_are_noted():
     ("elsewhere", "told"),
     [
         ({"host": "node7", "boot": "another"}, "process 4711 on node7.*another host"),
-        ({"boot": "another"}, f"process 4711 on {host()}.*has restarted since"),
+        ({"boot": "another"}, f"process 4711 on {hostname()}.*has restarted since"),
         ({"host": "c0ffee", "namespace": "pid:[1]"}, "process 4711 on c0ffee.*another container"),
     ],
 )
@@ -146,8 +146,8 @@ def test_what_is_no_file_is_not_opened(tmp_path, make):
 
 
 def test_a_folder_without_a_lock_is_free(tmp_path):
-    assert expect_ended(tmp_path, WHAT) is None
-    assert expect_ended(tmp_path / "nowhere", WHAT) is None
+    assert ended_holder(tmp_path, WHAT) is None
+    assert ended_holder(tmp_path / "nowhere", WHAT) is None
 
 
 def _try(folder, begin, results):

@@ -10,17 +10,17 @@ import torch
 from mpi4py import MPI
 
 from manyhands import errors
-from manyhands.comm.alone import Alone
+from manyhands.comm.alone import SingleProcess
 from manyhands.config.options import configure
 from manyhands.errors import ConfigError, ShortHandedError, TooFewError, WorkerError
 from manyhands.launch import launcher
-from manyhands.launch.failures import failure, raised
+from manyhands.launch.failures import describe_failure, to_exception
 from manyhands.launch.status_board import Board
 from manyhands.training import resume
 from manyhands.training import run as running
 from manyhands.training.job import Job
 from manyhands.training.process import recovery
-from manyhands.training.progress import bereaved
+from manyhands.training.progress import death_line
 from manyhands.training.run import Run
 from manyhands.worker.abilities import Regroupable
 from manyhands.worker.checkpoint.format import CheckpointPart, Writer, newest
@@ -78,9 +78,10 @@ def left(tmp_path, monkeypatch):
             strategy=Meeting(),
         )  # fmt: skip
         worker = SimpleNamespace(
-            config=config, rank=0, number=0, comm=Alone(), board=board, step=step,
+            config=config, rank=0, number=0, comm=SingleProcess(), board=board, step=step,
             training=TrainingState(), settle=lambda: None, clock=SimpleNamespace(ended=None),
-            params=torch.zeros(3), computation=Computation(), reporter=Reporter(),
+            params=torch.zeros(3),
+            computation=Computation(), reporter=Reporter(),
         )  # fmt: skip
         monkeypatch.setattr("manyhands.worker.checkpoint.lifecycle.capture", captured)
         lifecycle = Lifecycle(worker, tmp_path, {"options": {"workers": 2}}, grows=grows)
@@ -107,7 +108,7 @@ def test_who_is_left_ends_at_the_next_checkpoint_with_models_that_are_the_same(l
 def test_a_part_of_the_dead_is_not_waited_for_in_vain(left):
     """Who exchanges nothing for long would else not hear of the death: the next checkpoint asks."""
 
-    class Bereft(Alone):
+    class Bereft(SingleProcess):
         size = 2
 
         def barrier(self):
@@ -137,16 +138,19 @@ def test_who_may_not_grow_or_has_done_all_goes_on_alone(left, tmp_path, grows, s
 def test_with_too_few_left_the_run_ends_and_says_who_died_and_how_to_go_on(left):
     worker, _ = left(grows=True)
     worker.training.story = [{"lost": [1], "workers": 1, "step": 10, "seconds": 0.0}]
-    assert recovery._too_few(worker, None) is None
-    assert recovery._too_few(worker, 1) is None
-    error = recovery._too_few(worker, 2)
+    assert recovery._too_few_error(worker, None) is None
+    assert recovery._too_few_error(worker, 1) is None
+    error = recovery._too_few_error(worker, 2)
     assert "rank 1 died and 1 of 2 workers are left" in str(error)
     assert "--resume with --workers 2" in str(error)
-    assert "at least 2 must be" in bereaved(worker.training.story[0])
-    heard = raised(json.loads(json.dumps(failure(0, error))))
+    assert "at least 2 must be" in death_line(worker.training.story[0])
+    heard = to_exception(json.loads(json.dumps(describe_failure(0, error))))
     assert type(heard) is TooFewError
     assert heard.rank == 1
-    assert type(raised(failure(0, ShortHandedError("workers left: 1")))) is ShortHandedError
+    assert (
+        type(to_exception(describe_failure(0, ShortHandedError("workers left: 1"))))
+        is ShortHandedError
+    )
 
 
 def checkpoint(tmp_path, **about):
@@ -160,11 +164,11 @@ def checkpoint(tmp_path, **about):
 
 def test_where_all_models_are_the_same_as_many_as_there_were_may_go_on(tmp_path):
     found = checkpoint(tmp_path, alike=True)
-    assert resume.options(found, tmp_path, {"workers": 3})["workers"] == 3
+    assert resume.resumed_options(found, tmp_path, {"workers": 3})["workers"] == 3
     with pytest.raises(ConfigError, match="dealt over 3 workers"):
-        resume.options(found, tmp_path, {"workers": 2})
+        resume.resumed_options(found, tmp_path, {"workers": 2})
     with pytest.raises(ConfigError, match="a model of its own"):
-        resume.options(checkpoint(tmp_path), tmp_path, {"workers": 3})
+        resume.resumed_options(checkpoint(tmp_path), tmp_path, {"workers": 3})
 
 
 @pytest.fixture

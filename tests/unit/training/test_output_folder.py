@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from manyhands.errors import ConfigError
-from manyhands.launch.host import host
+from manyhands.launch.host import hostname
 from manyhands.training import output_folder
 from manyhands.training.folder_lock import NAME
 
@@ -41,7 +41,7 @@ def test_equal_names_in_two_containers_on_one_disk_do_not_meet(tmp_path, monkeyp
         lambda name: tmp_path / "runs" / f"{name}-{next(names)}",
     )
     first = output_folder.claim_new("x")
-    first.held.release()  # of another container, which has ended
+    first.lock.release()  # of another container, which has ended
     (first.folder / "run.json").write_text("{}")
     second = output_folder.claim_new("x")
     assert [first.folder.name, second.folder.name] == ["x-aaaaaa", "x-bbbbbb"]
@@ -106,7 +106,7 @@ def test_a_folder_in_use_is_refused_untouched(tmp_path):
         output_folder.claim_resumed,
         output_folder.check_resumed,
     ):
-        with pytest.raises(ConfigError, match=f"in use by process {os.getpid()} on {host()}"):
+        with pytest.raises(ConfigError, match=f"in use by process {os.getpid()} on {hostname()}"):
             attempt(tmp_path)
     assert files(tmp_path) == before
     claim.release()
@@ -214,11 +214,11 @@ def test_what_a_run_wrote_is_removed_and_nothing_else(tmp_path):
 
 def test_a_folder_that_cannot_be_made_is_refused_before_the_work(tmp_path):
     (tmp_path / "file").write_text("mine")
-    output_folder.expect_possible(tmp_path / "new" / "deeper")
+    output_folder.check_writable(tmp_path / "new" / "deeper")
     assert not (tmp_path / "new").exists()
     for path in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(ConfigError, match=r"cannot be made: .*file is not a folder"):
-            output_folder.expect_possible(path)
+            output_folder.check_writable(path)
 
 
 def test_a_link_to_nothing_is_called_so(tmp_path):

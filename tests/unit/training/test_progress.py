@@ -64,15 +64,15 @@ def test_a_line_that_waits_is_printed_when_it_is_time(
     lines.print("second")
     assert capsys.readouterr().err == "first\n"
     now[0] += 1
-    lines.look()
-    lines.look()
+    lines.flush_if_due()
+    lines.flush_if_due()
     assert capsys.readouterr().err == "second\n"
 
 
 def test_a_private_run_says_nothing_of_its_loss() -> None:
-    assert progress.line(epoch(1, loss=None), 10) == "epoch 1 of 10: 2.5 s"
+    assert progress.epoch_line(epoch(1, loss=None), 10) == "epoch 1 of 10: 2.5 s"
     status = Epoch(1, loss=None, examples=60, steps=3).status(3, 12)
-    assert progress.line(status, 2) == "step 3, 0.2 epochs of 2"
+    assert progress.epoch_line(status, 2) == "step 3, 0.2 epochs of 2"
 
 
 def test_a_long_epoch_shows_signs_of_life(

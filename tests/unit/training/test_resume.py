@@ -22,7 +22,7 @@ def checkpoint(strategy, workers, **about):
 
 
 def test_balanced_batches_are_dealt_over_any_number(tmp_path):
-    found = resume.options(checkpoint("sync", 2), tmp_path, {"workers": 3})
+    found = resume.resumed_options(checkpoint("sync", 2), tmp_path, {"workers": 3})
     assert found["workers"] == 3
 
 
@@ -41,7 +41,7 @@ def test_balanced_batches_are_dealt_over_any_number(tmp_path):
 )
 def test_other_deals_are_refused(found, given, why, tmp_path):
     with pytest.raises(ConfigError, match=why):
-        resume.options(found, tmp_path, given)
+        resume.resumed_options(found, tmp_path, given)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_other_deals_are_refused(found, given, why, tmp_path):
 def test_the_story_tells_of_another_length_where_the_rate_follows_it(given, planned):
     options = {"epochs": 2, **given}
     before = {**flatten(configure({**options, "epochs": 2})), "max_steps": None}
-    told = resume.event(checkpoint("sync", 2, options=before), configure(options))
+    told = resume.resumed_event(checkpoint("sync", 2, options=before), configure(options))
     assert told == {"resumed_from": 5, **({"planned": planned} if planned else {})}
 
 
@@ -90,8 +90,8 @@ def started(monkeypatch):
         mh.fit("mlp", **given)
         return begun["run"]
 
-    monkeypatch.setattr(Run, "launched", launched)
-    monkeypatch.setattr(resume, "find", lambda folder, say: begun["checkpoint"])
+    monkeypatch.setattr(Run, "launch", launched)
+    monkeypatch.setattr(resume, "find_checkpoint", lambda folder, say: begun["checkpoint"])
     return start
 
 
@@ -123,6 +123,6 @@ def test_a_checkpoint_that_lacks_a_master_is_refused():
     found = checkpoint("server", 2)
     found.about["processes"] = 3
     with pytest.raises(ConfigError, match="a master had died"):
-        resume.expect_all(found, config)
+        resume.check_processes(found, config)
     found.about["processes"] = 4
-    resume.expect_all(found, config)
+    resume.check_processes(found, config)

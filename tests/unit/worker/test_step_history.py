@@ -170,7 +170,7 @@ def test_rows_are_made_and_written_a_few_at_a_time(tmp_path, monkeypatch, privat
     monkeypatch.setattr(measurements, "_AT_ONCE", 100)
     worker = after(3 * BLOCK, mechanism=object() if private else None)
     worker.clock.updated[-1] += 3 * BLOCK  # one step that took longer
-    rows = measurements.steps(worker)
+    rows = measurements.step_rows(worker)
     measurements.write_steps(worker, rows, tmp_path / "steps.jsonl")
     lines = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [*range(1, 3 * BLOCK + 1)]

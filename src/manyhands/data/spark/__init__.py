@@ -5,24 +5,18 @@ Imported only by `manyhands prepare`: nothing else pays for Spark.
 
 from __future__ import annotations
 
-import datetime
 import shutil
 import tempfile
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from manyhands._version import __version__
-from manyhands.data.manifest import MANIFEST, Manifest
-from manyhands.data.spark.recipe import Recipe, check_persist, read
-from manyhands.data.spark.session import java_version, require, session, told
-from manyhands.data.spark.sources import infers, located, table
-from manyhands.data.spark.statistics import statistics
-from manyhands.errors import ConfigError, ManyhandsError
-from manyhands.launch.resources import explained, temporary_folder
+from manyhands.data.manifest import Manifest
+from manyhands.data.spark.recipe import check_persist, read_recipe
+from manyhands.data.spark.session import require_spark, spark_session
+from manyhands.errors import ConfigError
+from manyhands.launch.resources import explain_shortage, temporary_folder
 
 __all__ = ["prepare"]
 
@@ -37,10 +31,10 @@ def prepare(
     spark: Any = None,
     on_stage: Callable[[str], None] = lambda stage: None,
 ) -> Manifest:
-    """Prepare data as a recipe says; returns the manifest, which also lies in `output`.
+    """Prepare data by a recipe; return the manifest, which is also written to `output`.
 
-    Everything is written beside `output` first and becomes `output` in the end, the manifest last:
-    whatever happens before, nothing half-written is taken for whole.
+    Everything is written to a temporary folder, the manifest last, which then becomes `output`: a
+    failure leaves no half-written shards.
 
     Args:
         recipe: The TOML file.
@@ -56,13 +50,13 @@ def prepare(
         DataError: If the data is not what the recipe promises.
         ManyhandsError: If Spark ended half-way.
     """
-    said = read(recipe)
+    parsed = read_recipe(recipe)
     if persist is not None:
         check_persist(persist, "prepare")
     output = output.absolute()
     if output.exists():
         raise ConfigError(f"output is {str(output)!r}, which is already there; choose another")
-    require()
+    require_spark()
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         place = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
@@ -72,96 +66,12 @@ def prepare(
         ) from None
     on_stage("starting Spark")
     own: AbstractContextManager[Any] = (
-        session(master, memory) if spark is None else nullcontext(spark)
+        spark_session(master, memory) if spark is None else nullcontext(spark)
     )
     try:
-        with explained(output=output.parent, TMPDIR=temporary_folder()), own as running:
-            return _prepared(said, output, place, running, persist or said.persist, on_stage)
+        with explain_shortage(output=output.parent, TMPDIR=temporary_folder()), own as running:
+            from manyhands.data.spark.run_recipe import run_recipe  # needs PySpark
+
+            return run_recipe(parsed, output, place, running, persist or parsed.persist, on_stage)
     finally:
         shutil.rmtree(place, ignore_errors=True)
-
-
-def _prepared(
-    recipe: Recipe,
-    output: Path,
-    place: Path,
-    spark: Any,
-    persist: str,
-    on_stage: Callable[[str], None],
-) -> Manifest:
-    from manyhands.data.spark import writing
-    from manyhands.data.spark.steps import Kitchen, take
-
-    begin = time.monotonic()
-    where = str(recipe.path)
-    master = spark.sparkContext.master
-    on_stage("finding the sources")
-    addresses = {
-        name: located(source, recipe, place / "unpacked", local=master.startswith("local"))
-        for name, source in recipe.sources.items()
-    }
-    tables = {n: table(spark, s, addresses[n], recipe) for n, s in recipe.sources.items()}
-    kitchen = Kitchen(recipe, tables, persist)
-    guessed = [n for n, s in recipe.sources.items() if infers(s)]
-    kitchen.learned += [f"sources.{name}: the types of its columns" for name in guessed]
-    folder = place / "shards"
-    folder.mkdir()
-    try:
-        with told(where):
-            on_stage(f"taking the {len(recipe.steps)} steps of the recipe")
-            made = writing.label(take(kitchen), kitchen)
-            on_stage("counting the rows")
-            counts = writing.count(made, kitchen)
-        with told(where, writing.size_told(made, counts)):
-            on_stage(f"writing {counts['train'] + counts['test']:,} rows")
-            writing.write(made, counts, kitchen, place / "written")
-    finally:
-        _released(kitchen)
-    on_stage("gathering the shards")
-    parts = writing.gather(place / "written", folder)
-    manifest = Manifest(
-        name=recipe.name,
-        features=made.features,
-        classes=made.classes,
-        counts=counts,
-        statistics={},
-        learned=list(kitchen.learned),
-        parts=parts,
-        made={
-            "manyhands": __version__,
-            "spark": spark.version,
-            "java": java_version(),
-            "when": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-            "master": master,
-            "persist": persist,
-            "sources": {name: source.path for name, source in recipe.sources.items()},
-            "recipe_sha256": recipe.sha256,
-            "recipe": recipe.text,
-        },
-    )
-    for side in ("train", "test"):
-        if manifest.rows(side) != counts[side]:
-            raise ManyhandsError(
-                f"{where}: {manifest.rows(side)} {side} rows were written, {counts[side]} counted; "
-                "the sources changed meanwhile, or a step is not deterministic"
-            )
-    on_stage("reading the shards for their statistics")
-    manifest = replace(manifest, statistics=statistics(folder, manifest))
-    manifest.made["seconds"] = round(time.monotonic() - begin, 3)
-    manifest.write(folder)
-    try:
-        folder.rename(output)
-    except OSError as error:
-        raise ConfigError(
-            f"output is {str(output)!r}, which cannot be made: {error.strerror}"
-        ) from None
-    assert (output / MANIFEST).is_file()
-    return manifest
-
-
-def _released(kitchen: Any) -> None:
-    """Unpersist, unless Spark is gone: that is told where it was noticed."""
-    try:
-        kitchen.release()
-    except Exception:
-        return

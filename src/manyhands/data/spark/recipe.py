@@ -1,4 +1,4 @@
-"""A recipe: what is read and which steps are taken, from a TOML file, checked before Spark starts.
+"""Reads a recipe, a TOML file of sources and steps, and checks it before Spark starts.
 
 name, id, label[, classes, persist, rows_per_part]
 [sources.NAME]   path, and format, schema, null, header, delimiter; the first is prepared
@@ -55,7 +55,7 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One step: its kind, what it takes, and the line of the recipe where it stands."""
+    """One step: its kind, its value, and its line in the recipe."""
 
     kind: str
     value: Any
@@ -65,7 +65,7 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A recipe, checked as far as it can be without its data."""
+    """A recipe, checked as far as possible without its data."""
 
     path: Path
     text: str
@@ -84,7 +84,7 @@ class Recipe:
         return hashlib.sha256(self.text.encode()).hexdigest()
 
     def place(self, step: Step, expression: str = "") -> str:
-        """Return file and line of a step, or of an expression in it, for a message."""
+        """Return the file and line of a step, or of an expression in it, for a message."""
         lines = self.text.splitlines()
         following = [s.line for s in self.steps if s.line > step.line] or [len(lines) + 1]
         found = step.line
@@ -95,7 +95,7 @@ class Recipe:
         return f"{self.path}, line {found}"
 
 
-def read(path: Path) -> Recipe:
+def read_recipe(path: Path) -> Recipe:
     """Read a recipe.
 
     Raises:

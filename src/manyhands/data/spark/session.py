@@ -1,4 +1,4 @@
-"""Starting and ending Spark, and telling its errors in one line."""
+"""Starts and ends Spark, and turns its errors into one-line messages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _DYING = 5.0  # seconds that a killed Java may take to be gone
 
 
 def java_version() -> int | None:
-    """Return the version of the Java that Spark would use; None where there is none."""
+    """Return the version of the Java that Spark would use; None without Java."""
     home = os.environ.get("JAVA_HOME")
     java = Path(home) / "bin" / "java" if home else shutil.which("java")
     if java is None:
@@ -39,8 +39,8 @@ def java_version() -> int | None:
     return int(found[1]) if found else None
 
 
-def require() -> None:
-    """Refuse to go on without PySpark and Java, and say how to get them."""
+def require_spark() -> None:
+    """Refuse to continue without PySpark and Java, and say how to install them."""
     try:
         import pyspark  # noqa: F401
     except ModuleNotFoundError:
@@ -57,9 +57,9 @@ def require() -> None:
 
 
 @contextmanager
-def session(master: str, memory: str) -> Iterator[Any]:
+def spark_session(master: str, memory: str) -> Iterator[Any]:
     """Start Spark, and end it afterwards."""
-    require()
+    require_spark()
     if not re.fullmatch(r"\d+[mgMG]", memory):
         raise ConfigError(f"memory is {memory!r}; expected such as 2g or 1500m")
     from pyspark.sql import SparkSession
@@ -83,26 +83,26 @@ def session(master: str, memory: str) -> Iterator[Any]:
     builder = SparkSession.builder.master(master).appName("manyhands prepare")
     for name, value in options.items():
         builder = builder.config(name, value)
-    with told("Spark does not start"), _speechless():
+    with explain_spark_errors("Spark does not start"), _quiet_java_log():
         spark = builder.getOrCreate()
-    logging.getLogger().addFilter(_not_py4j)  # `told` says it, in one line
+    logging.getLogger().addFilter(_not_py4j)  # `explain_spark_errors` says it, in one line
     try:
         yield spark
     finally:
-        with _quietly():
+        with _suppress_errors():
             spark.stop()
     # After a failure it stays: what is left of Spark's objects talks to a process that may be gone.
     logging.getLogger().removeFilter(_not_py4j)
 
 
 def _not_py4j(record: logging.LogRecord) -> bool:
-    """Say whether a line of the log is another's than py4j's, which writes into everybody's."""
+    """Return whether a log record is not py4j's, which logs under every name."""
     return "py4j" not in Path(record.pathname).parts
 
 
 @contextmanager
-def _speechless() -> Iterator[None]:
-    """Give the Java process that is started inside a log that nobody reads, unless it fails."""
+def _quiet_java_log() -> Iterator[None]:
+    """Send the output of a Java process started inside to a log, shown only if it fails."""
     with tempfile.TemporaryFile() as log, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         sys.stderr.flush()
@@ -120,8 +120,8 @@ def _speechless() -> Iterator[None]:
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
-    """Let nothing hide what happened before."""
+def _suppress_errors() -> Iterator[None]:
+    """Suppress errors inside, so that none hides an earlier one."""
     try:
         yield
     except Exception:
@@ -129,8 +129,8 @@ def _quietly() -> Iterator[None]:
 
 
 @contextmanager
-def told(where: str, need: str = "") -> Iterator[None]:
-    """Turn what Spark raises into one message that begins with `where`.
+def explain_spark_errors(where: str, need: str = "") -> Iterator[None]:
+    """Turn Spark's exceptions into one message that begins with `where`.
 
     Raises:
         OSError: Where a disk is full: `resources.explained` adds the folders to it. `need` says how
@@ -146,32 +146,32 @@ def told(where: str, need: str = "") -> Iterator[None]:
             raise OSError(f"{where}: {_NO_SPACE}{need and f', {need}'}") from error
         # A Java that is being killed may still answer, with nonsense: neither a result nor an
         # exception of its own, which Spark's Python may take for something that it cannot read.
-        nonsense = any(type(each) is Py4JError for each in _behind(error))
-        if _cut_off(error) or not _alive(_DYING if nonsense else 0.0):
+        nonsense = any(type(each) is Py4JError for each in _causes(error))
+        if _is_lost_connection(error) or not _java_alive(_DYING if nonsense else 0.0):
             raise ManyhandsError(
                 f"{where}: Spark ended before it was done (out of memory, or killed); nothing was "
                 "committed"
             ) from error
-        raise ConfigError(f"{where}: {shortened(str(error))}") from error
+        raise ConfigError(f"{where}: {shorten_message(str(error))}") from error
 
 
-def _cut_off(error: BaseException) -> bool:
-    """Say whether the error, or one that led to it, is that nobody answered."""
+def _is_lost_connection(error: BaseException) -> bool:
+    """Return whether the error or one of its causes is a lost connection."""
     from py4j.protocol import Py4JNetworkError
 
     silent = (Py4JNetworkError, ConnectionError, EOFError)
-    return any(isinstance(each, silent) for each in _behind(error))
+    return any(isinstance(each, silent) for each in _causes(error))
 
 
-def _behind(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error, and those that led to it."""
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and its causes."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
 
 
-def _alive(seconds: float) -> bool:
-    """Say whether the Java process is still there after so many seconds."""
+def _java_alive(seconds: float) -> bool:
+    """Return whether the Java process is still alive after so many seconds."""
     from pyspark import SparkContext
 
     process = getattr(SparkContext._gateway, "proc", None)
@@ -184,8 +184,8 @@ def _alive(seconds: float) -> bool:
     return False
 
 
-def shortened(message: str) -> str:
-    r"""Return what Spark says, without error classes, plans and stack traces.
+def shorten_message(message: str) -> str:
+    r"""Return Spark's message without error classes, plans and stack traces.
 
     >>> shortened("[UNRESOLVED_COLUMN] No `x`. SQLSTATE: 42703; line 1 pos 0;\n'Project …")
     'No `x`.'

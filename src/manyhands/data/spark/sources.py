@@ -1,4 +1,4 @@
-"""Where a recipe's tables are: files, folders, addresses, or the data of an installed package."""
+"""Locates a recipe's tables: files, folders, addresses, or data of an installed package."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from manyhands.data.spark.recipe import Recipe, Source
-from manyhands.data.spark.session import told
+from manyhands.data.spark.session import explain_spark_errors
 from manyhands.errors import ConfigError
 
 
-def located(source: Source, recipe: Recipe, unpacked: Path, *, local: bool) -> str:
-    """Return where Spark finds a source.
+def locate(source: Source, recipe: Recipe, unpacked: Path, *, local: bool) -> str:
+    """Return the path or address of a source for Spark.
 
     `package:NAME/PATH` is a file that an installed Python package brings; other paths count from
     the recipe's folder, and what has a scheme (hdfs://, s3a:// …) is Spark's. A `.zip`, which Spark
@@ -21,7 +21,7 @@ def located(source: Source, recipe: Recipe, unpacked: Path, *, local: bool) -> s
     """
     where = f"{recipe.path}: sources.{source.name}"
     if source.path.startswith("package:"):
-        path = _packaged(source.path.removeprefix("package:"), where)
+        path = _package_file(source.path.removeprefix("package:"), where)
     elif "://" in source.path:
         return source.path
     else:
@@ -31,11 +31,11 @@ def located(source: Source, recipe: Recipe, unpacked: Path, *, local: bool) -> s
     if path.suffix == ".zip":
         if not local:
             raise ConfigError(f"{where}: {path} is a zip, which a cluster cannot read; unpack it")
-        path = _unpacked(path, unpacked / source.name, where)
+        path = _unpack(path, unpacked / source.name, where)
     return path.as_uri()
 
 
-def _packaged(spec: str, where: str) -> Path:
+def _package_file(spec: str, where: str) -> Path:
     package, _, inside = spec.partition("/")
     found = importlib.util.find_spec(package)
     if found is None or not found.submodule_search_locations:
@@ -46,7 +46,7 @@ def _packaged(spec: str, where: str) -> Path:
     return Path(next(iter(found.submodule_search_locations))) / inside
 
 
-def _unpacked(path: Path, folder: Path, where: str) -> Path:
+def _unpack(path: Path, folder: Path, where: str) -> Path:
     folder.mkdir(parents=True)
     try:
         with zipfile.ZipFile(path) as archive:
@@ -58,13 +58,13 @@ def _unpacked(path: Path, folder: Path, where: str) -> Path:
         raise ConfigError(f"{where}: {path} is damaged: {error}") from error
 
 
-def infers(source: Source) -> bool:
-    """Say whether Spark finds the columns' types out from the records."""
+def infers_types(source: Source) -> bool:
+    """Return whether Spark infers the columns' types from the records."""
     return source.format in ("csv", "json") and "schema" not in source.options
 
 
 def table(spark: Any, source: Source, address: str, recipe: Recipe) -> Any:
-    """Return a source as a DataFrame; a record that cannot be read ends the preparation."""
+    """Return a source as a DataFrame; an unreadable record ends the preparation."""
     said = source.options
     reader = spark.read.format(source.format)
     if source.format in ("csv", "json"):
@@ -78,7 +78,7 @@ def table(spark: Any, source: Source, address: str, recipe: Recipe) -> Any:
             reader = reader.option("nullValue", said["null"])
         if "delimiter" in said:
             reader = reader.option("delimiter", said["delimiter"])
-    with told(f"{recipe.path}: sources.{source.name}"):
+    with explain_spark_errors(f"{recipe.path}: sources.{source.name}"):
         if "schema" in said:
             reader = reader.schema(said["schema"])
         return reader.load(address)

@@ -17,7 +17,7 @@ from manyhands.data.shards import Reader
 
 
 class Moments(NamedTuple):
-    """Of some rows: how many, and each feature's statistics; (features,)."""
+    """The number of rows, and each feature's statistics; (features,)."""
 
     rows: int
     mean: np.ndarray
@@ -36,7 +36,7 @@ def statistics(folder: Path, manifest: Manifest) -> dict[str, dict[str, float]]:
     whole: list[Moments] = []
     for group in reader.groups("train"):
         x = reader.read(group).x.astype(np.float64)  # (rows, features)
-        whole = [merged([*whole, moments(x)])]
+        whole = [merge_moments([*whole, moments(x)])]
     said = whole[0]
     columns = {
         "mean": said.mean,
@@ -55,7 +55,7 @@ def moments(x: np.ndarray) -> Moments:
     return Moments(len(x), x.mean(axis=0), x.var(axis=0), x.min(axis=0), x.max(axis=0))
 
 
-def merged(groups: Sequence[Moments]) -> Moments:
+def merge_moments(groups: Sequence[Moments]) -> Moments:
     """Return the moments of all rows of some groups."""
     rows = sum(group.rows for group in groups)
     pairs = [(group.rows / rows, group) for group in groups]

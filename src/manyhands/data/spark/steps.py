@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
 from manyhands.data.spark.recipe import LEARNING, Recipe, Step
-from manyhands.data.spark.session import told
+from manyhands.data.spark.session import explain_spark_errors
 from manyhands.errors import ConfigError, DataError, nearest
 
 KEY, TEST = "__key", "__test"  # a record's key, and whether it is on the test side
@@ -18,8 +18,8 @@ _DIGITS = 15  # hexadecimal ones of a key: 60 bits
 
 
 @dataclass
-class Kitchen:
-    """What the steps share: the tables, what was learned, and the frame that is held in memory."""
+class RecipeRun:
+    """The state that the steps of a recipe share: tables, what was learned, the cached frame."""
 
     recipe: Recipe
     tables: Mapping[str, DataFrame]
@@ -29,7 +29,7 @@ class Kitchen:
     held: DataFrame | None = None
 
     def hold(self, frame: DataFrame) -> DataFrame:
-        """Persist what several passes will read, once; later calls change nothing."""
+        """Persist a frame that several passes will read, once; later calls do nothing."""
         if self.held is None and self.persist != "none":
             from pyspark import StorageLevel
 
@@ -37,29 +37,29 @@ class Kitchen:
         return frame
 
     def release(self) -> None:
-        """Let go of what was persisted."""
+        """Unpersist the frame."""
         if self.held is not None:
             self.held.unpersist(blocking=True)
             self.held = None
 
 
-def take(kitchen: Kitchen) -> DataFrame:
-    """Take all steps; the result has the features, the label, `KEY` and `TEST`."""
-    recipe = kitchen.recipe
-    frame = kitchen.tables[next(iter(recipe.sources))]
+def run_steps(run: RecipeRun) -> DataFrame:
+    """Run all steps; the result has the features, the label, `KEY` and `TEST`."""
+    recipe = run.recipe
+    frame = run.tables[next(iter(recipe.sources))]
     for step in recipe.steps:
         if step.kind in LEARNING:
-            kitchen.hold(frame)
-        with told(f"{recipe.place(step)}: {step.kind}"):
-            frame = _STEPS[step.kind](frame, step, kitchen)
-    return kitchen.hold(frame)
+            run.hold(frame)
+        with explain_spark_errors(f"{recipe.place(step)}: {step.kind}"):
+            frame = _STEPS[step.kind](frame, step, run)
+    return run.hold(frame)
 
 
-def _expect(columns: Collection[str], frame: DataFrame, step: Step, kitchen: Kitchen) -> None:
+def _expect_columns(columns: Collection[str], frame: DataFrame, step: Step, run: RecipeRun) -> None:
     for column in columns:
         if column not in frame.columns:
             raise ConfigError(
-                f"{kitchen.recipe.place(step, column)}: {step.kind} names the column {column!r}, "
+                f"{run.recipe.place(step, column)}: {step.kind} names the column {column!r}, "
                 f"which is not there; there are {', '.join(_plain(frame))}."
                 f"{nearest(column, frame.columns)}"
             )
@@ -69,51 +69,51 @@ def _plain(frame: DataFrame) -> list[str]:
     return [name for name in frame.columns if name not in (KEY, TEST)]
 
 
-def _select(frame: DataFrame, step: Step, kitchen: Kitchen) -> DataFrame:
-    _expect(step.value, frame, step, kitchen)
+def _select(frame: DataFrame, step: Step, run: RecipeRun) -> DataFrame:
+    _expect_columns(step.value, frame, step, run)
     own = [name for name in (KEY, TEST) if name in frame.columns]
     return frame.select(*step.value, *own)
 
 
-def _filter(frame: DataFrame, step: Step, kitchen: Kitchen) -> DataFrame:
-    with told(f'{kitchen.recipe.place(step, step.value)}: filter "{step.value}"'):
+def _filter(frame: DataFrame, step: Step, run: RecipeRun) -> DataFrame:
+    with explain_spark_errors(f'{run.recipe.place(step, step.value)}: filter "{step.value}"'):
         kept = frame.filter(F.expr(step.value))
-    _note_records(frame, kept, f"filter: {step.value}", kitchen)
+    _note_row_dependence(frame, kept, f"filter: {step.value}", run)
     return kept
 
 
-def _derive(frame: DataFrame, step: Step, kitchen: Kitchen) -> DataFrame:
+def _derive(frame: DataFrame, step: Step, run: RecipeRun) -> DataFrame:
     for name, expression in step.value.items():
-        where = kitchen.recipe.place(step, expression)
-        with told(f'{where}: derive {name} = "{expression}"'):
+        where = run.recipe.place(step, expression)
+        with explain_spark_errors(f'{where}: derive {name} = "{expression}"'):
             wider = frame.withColumn(name, F.expr(expression))
-        _note_records(frame, wider, f"derive: {name}", kitchen)
+        _note_row_dependence(frame, wider, f"derive: {name}", run)
         frame = wider
     return frame
 
 
-def _note_records(before: DataFrame, after: DataFrame, what: str, kitchen: Kitchen) -> None:
-    """Note an expression by which a row depends on other rows: a window, or a query of its own."""
+def _note_row_dependence(before: DataFrame, after: DataFrame, what: str, run: RecipeRun) -> None:
+    """Record an expression that makes a row depend on other rows: a window or a subquery."""
     marks = ("Window [", "subquery#", "exists#", "list#")
     plans = [str(frame._jdf.queryExecution().analyzed()) for frame in (before, after)]
     if any(plans[1].count(mark) > plans[0].count(mark) for mark in marks):
-        kitchen.learned.append(what)
+        run.learned.append(what)
 
 
-def _join(frame: DataFrame, step: Step, kitchen: Kitchen) -> DataFrame:
+def _join(frame: DataFrame, step: Step, run: RecipeRun) -> DataFrame:
     """Join each row with the one row of another table that has the same keys, if any."""
-    other, on, how = kitchen.tables[step.value], step.beside["on"], step.beside.get("how", "left")
+    other, on, how = run.tables[step.value], step.beside["on"], step.beside.get("how", "left")
     if how not in ("left", "inner"):
-        raise ConfigError(f"{kitchen.recipe.place(step)}: how is {how!r}; expected left or inner")
+        raise ConfigError(f"{run.recipe.place(step)}: how is {how!r}; expected left or inner")
     pairs = dict(on) if isinstance(on, Mapping) else {name: name for name in on}
     taken = step.beside.get("take", [n for n in other.columns if n not in pairs.values()])
     taken = dict(taken) if isinstance(taken, Mapping) else {name: name for name in taken}
-    _expect(pairs, frame, step, kitchen)
-    _expect([*pairs.values(), *taken.values()], other, step, kitchen)
+    _expect_columns(pairs, frame, step, run)
+    _expect_columns([*pairs.values(), *taken.values()], other, step, run)
     twice = set(taken) & set(frame.columns)
     if twice:
         raise ConfigError(
-            f"{kitchen.recipe.place(step)}: {', '.join(sorted(twice))} would be there twice; "
+            f"{run.recipe.place(step)}: {', '.join(sorted(twice))} would be there twice; "
             'name in take what to bring, e.g. take = { new_name = "column" }'
         )
     keys = [F.col(there).alias(f"__{mine}") for mine, there in pairs.items()]
@@ -123,20 +123,20 @@ def _join(frame: DataFrame, step: Step, kitchen: Kitchen) -> DataFrame:
     if doubled:
         values = ", ".join(f"{mine}={doubled[f'__{mine}']}" for mine in pairs)
         raise DataError(
-            f"{kitchen.recipe.place(step)}: {step.value} has {doubled['count']} rows for {values}; "
+            f"{run.recipe.place(step)}: {step.value} has {doubled['count']} rows for {values}; "
             "a join brings one at the most"
         )
     same = [frame[mine] == right[f"__{mine}"] for mine in pairs]
     return frame.join(right, same, how).drop(*(f"__{mine}" for mine in pairs))
 
 
-def _deduplicate(frame: DataFrame, step: Step, kitchen: Kitchen) -> DataFrame:
+def _deduplicate(frame: DataFrame, step: Step, run: RecipeRun) -> DataFrame:
     """Keep one row of equal ones; of rows equal in some columns the one with the least hash."""
     if step.value is True:
-        kitchen.learned.append("deduplicate: whole rows")
+        run.learned.append("deduplicate: whole rows")
         return frame.dropDuplicates()
-    _expect(step.value, frame, step, kitchen)
-    kitchen.learned.append(f"deduplicate: {', '.join(step.value)}")
+    _expect_columns(step.value, frame, step, run)
+    run.learned.append(f"deduplicate: {', '.join(step.value)}")
     first = Window.partitionBy(*step.value).orderBy(_hash(*frame.columns))
     return frame.withColumn("__n", F.row_number().over(first)).filter("__n = 1").drop("__n")
 
@@ -152,24 +152,24 @@ def _hash(*columns: Any) -> Any:
     )
 
 
-def unit(*columns: Any) -> Any:
+def unit_hash(*columns: Any) -> Any:
     """Return a number in [0, 1) that is a pure function of columns' values."""
     return _hash(*columns) / F.lit(float(16**_DIGITS))
 
 
-def _split(frame: DataFrame, step: Step, kitchen: Kitchen) -> DataFrame:
+def _split(frame: DataFrame, step: Step, run: RecipeRun) -> DataFrame:
     """Put each record on a side, by a hash of its id; other records do not matter.
 
     With `stratify` the hash, and perhaps the part, depends on the record's class as well, and every
     class must be found on both sides.
     """
-    _expect(kitchen.recipe.id, frame, step, kitchen)
-    frame = frame.withColumn(KEY, _hash(*kitchen.recipe.id))
+    _expect_columns(run.recipe.id, frame, step, run)
+    frame = frame.withColumn(KEY, _hash(*run.recipe.id))
     seed, test, stratify = (step.value.get(name) for name in ("seed", "test", "stratify"))
     salt = [F.lit(str(seed or 0)), F.lit("split")]
     if stratify is None:
-        return frame.withColumn(TEST, unit(*salt, KEY) < F.lit(float(test)))
-    _expect([stratify], frame, step, kitchen)
+        return frame.withColumn(TEST, unit_hash(*salt, KEY) < F.lit(float(test)))
+    _expect_columns([stratify], frame, step, run)
     if isinstance(test, Mapping):
         part: Any = None
         for value, share in test.items():
@@ -177,15 +177,15 @@ def _split(frame: DataFrame, step: Step, kitchen: Kitchen) -> DataFrame:
             part = (F if part is None else part).when(met, F.lit(float(share)))
     else:
         part = F.lit(float(test))
-    return frame.withColumn(TEST, unit(*salt, stratify, KEY) < part)
+    return frame.withColumn(TEST, unit_hash(*salt, stratify, KEY) < part)
 
 
 def _training(frame: DataFrame) -> DataFrame:
     return frame.filter(~F.col(TEST))
 
 
-def _impute(frame: DataFrame, step: Step, kitchen: Kitchen) -> DataFrame:
-    _expect(step.value, frame, step, kitchen)
+def _impute(frame: DataFrame, step: Step, run: RecipeRun) -> DataFrame:
+    _expect_columns(step.value, frame, step, run)
     types = dict(frame.dtypes)
     wanted, values = {}, dict(step.value)
     for column, how in step.value.items():
@@ -198,30 +198,30 @@ def _impute(frame: DataFrame, step: Step, kitchen: Kitchen) -> DataFrame:
         for column in wanted:
             if found is None or found[column] is None:
                 raise DataError(
-                    f"{kitchen.recipe.place(step, column)}: {column} has no value on the training "
+                    f"{run.recipe.place(step, column)}: {column} has no value on the training "
                     "side to fill gaps with"
                 )
             values[column] = found[column]
-            kitchen.learned.append(f"impute: {step.value[column]} of {column}")
+            run.learned.append(f"impute: {step.value[column]} of {column}")
     return frame.withColumns(
         {column: F.coalesce(F.col(column), F.lit(value)) for column, value in values.items()}
     )
 
 
-def _vocabularies(frame: DataFrame, step: Step, kitchen: Kitchen) -> dict[str, list[Any]]:
+def _vocabularies(frame: DataFrame, step: Step, run: RecipeRun) -> dict[str, list[Any]]:
     """Return each column's values: as declared, or those of the training side in their order."""
-    _expect(step.value, frame, step, kitchen)
+    _expect_columns(step.value, frame, step, run)
     learn = [column for column, values in step.value.items() if values == "learn"]
     found: Any = None
     if learn:
         found = _training(frame).agg(*(F.collect_set(c).alias(c) for c in learn)).first()
-        kitchen.learned += [f"{step.kind}: values of {column}" for column in learn]
+        run.learned += [f"{step.kind}: values of {column}" for column in learn]
     return {c: sorted(found[c]) if c in learn else v for c, v in step.value.items()}
 
 
-def _one_hot(frame: DataFrame, step: Step, kitchen: Kitchen) -> DataFrame:
+def _one_hot(frame: DataFrame, step: Step, run: RecipeRun) -> DataFrame:
     """Replace a column by one for each value; what is not among them has zeros in all."""
-    found, columns = _vocabularies(frame, step, kitchen), []
+    found, columns = _vocabularies(frame, step, run), []
     for name in frame.columns:
         column = F.col(f"`{name}`")
         if name not in found:
@@ -236,25 +236,25 @@ def _one_hot(frame: DataFrame, step: Step, kitchen: Kitchen) -> DataFrame:
     return frame.select(*columns)
 
 
-def _index(frame: DataFrame, step: Step, kitchen: Kitchen) -> DataFrame:
+def _index(frame: DataFrame, step: Step, run: RecipeRun) -> DataFrame:
     """Replace a column by its value's number, from 0; what is not among them has the next."""
     numbers = {}
-    for column, values in _vocabularies(frame, step, kitchen).items():
+    for column, values in _vocabularies(frame, step, run).items():
         numbered = F.array_position(F.array(*map(F.lit, values)), F.col(column))
         number = F.when(F.coalesce(numbered, F.lit(0)) == 0, len(values)).otherwise(numbered - 1)
         numbers[column] = number.cast("float")
     return frame.withColumns(numbers)
 
 
-def _standardise(frame: DataFrame, step: Step, kitchen: Kitchen) -> DataFrame:
+def _standardise(frame: DataFrame, step: Step, run: RecipeRun) -> DataFrame:
     """Bring columns to mean 0 and deviation 1, or what lies within bounds to -1 … 1."""
-    _expect(step.value, frame, step, kitchen)
+    _expect_columns(step.value, frame, step, run)
     learn = [column for column, bounds in step.value.items() if bounds == "learn"]
     found: Any = {}
     if learn:
         sums = [f(c).alias(f"{f.__name__} {c}") for c in learn for f in (F.avg, F.stddev_pop)]
         found = _training(frame).agg(*sums).first()
-        kitchen.learned += [f"standardise: mean and deviation of {column}" for column in learn]
+        run.learned += [f"standardise: mean and deviation of {column}" for column in learn]
     scaled = {}
     for column, bounds in step.value.items():
         value = F.col(column).cast("double")
@@ -270,12 +270,12 @@ def _standardise(frame: DataFrame, step: Step, kitchen: Kitchen) -> DataFrame:
     return frame.withColumns(scaled)
 
 
-def _shuffle(frame: DataFrame, step: Step, kitchen: Kitchen) -> DataFrame:
-    kitchen.order_seed = step.value.get("seed", 0)
+def _shuffle(frame: DataFrame, step: Step, run: RecipeRun) -> DataFrame:
+    run.order_seed = step.value.get("seed", 0)
     return frame
 
 
-_STEPS: dict[str, Callable[[DataFrame, Step, Kitchen], DataFrame]] = {
+_STEPS: dict[str, Callable[[DataFrame, Step, RecipeRun], DataFrame]] = {
     "select": _select,
     "filter": _filter,
     "join": _join,

@@ -1,4 +1,4 @@
-"""From the last step to shards: labels, statistics, Parquet parts, and the manifest."""
+"""Writes the result of the steps as shards: labels, counts, Parquet parts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 
 from manyhands.data.manifest import KEY as KEY_COLUMN
 from manyhands.data.manifest import LABEL, Part, file_hash
-from manyhands.data.spark.steps import KEY, TEST, Kitchen, unit
+from manyhands.data.spark.steps import KEY, TEST, RecipeRun, unit_hash
 from manyhands.errors import DataError, nearest
 from manyhands.launch.resources import LEAST_SPACE, size_text
 
@@ -24,16 +24,16 @@ _KEY_BYTES = 64  # of a record's key, a hash as text
 
 
 class Labelled(NamedTuple):
-    """A frame of float features, `label`, `KEY` and `TEST`; and what its labels stand for."""
+    """A frame of float features, `label`, `KEY` and `TEST`, with the names of its classes."""
 
     frame: DataFrame
     features: list[str]
     classes: list[Any] | None
 
 
-def label(frame: DataFrame, kitchen: Kitchen) -> Labelled:
-    """Number the classes, and make floats of the features."""
-    recipe = kitchen.recipe
+def label(frame: DataFrame, run: RecipeRun) -> Labelled:
+    """Number the classes, and turn the features into floats."""
+    recipe = run.recipe
     if recipe.label not in frame.columns:
         raise DataError(
             f"{recipe.path}: label is {recipe.label!r}, which is no column after the last step."
@@ -50,7 +50,7 @@ def label(frame: DataFrame, kitchen: Kitchen) -> Labelled:
                 "numbers: add a one-hot or index step, or leave it out with select"
             )
     kind, column = types[recipe.label], F.col(f"`{recipe.label}`")
-    classes = _classes(frame, kind, kitchen)
+    classes = _classes(frame, kind, run)
     if classes is None:
         number = column.cast("float")
     else:
@@ -60,8 +60,8 @@ def label(frame: DataFrame, kitchen: Kitchen) -> Labelled:
     return Labelled(frame.select(*floats, number.alias(LABEL), KEY, TEST), features, classes)
 
 
-def _classes(frame: DataFrame, kind: str, kitchen: Kitchen) -> list[Any] | None:
-    recipe = kitchen.recipe
+def _classes(frame: DataFrame, kind: str, run: RecipeRun) -> list[Any] | None:
+    recipe = run.recipe
     if recipe.classes is not None:
         return list(recipe.classes)
     if kind == "boolean":
@@ -69,12 +69,12 @@ def _classes(frame: DataFrame, kind: str, kitchen: Kitchen) -> list[Any] | None:
     if kind in _REAL or kind.startswith("dec"):
         return None
     rows = frame.filter(~F.col(TEST)).select(f"`{recipe.label}`").distinct().collect()
-    kitchen.learned.append(f"label: classes of {recipe.label}")
+    run.learned.append(f"label: classes of {recipe.label}")
     return sorted(row[0] for row in rows if row[0] is not None)
 
 
-def count(made: Labelled, kitchen: Kitchen) -> dict[str, Any]:
-    """Return how many records each side has, and each class of it, in one pass.
+def count(made: Labelled, run: RecipeRun) -> dict[str, Any]:
+    """Return how many records each side and each of its classes has, in one pass.
 
     Raises:
         DataError: If there is nothing to train on, a feature or label is missing, or there is one
@@ -84,30 +84,30 @@ def count(made: Labelled, kitchen: Kitchen) -> dict[str, Any]:
     # What is missing makes the whole sum so, and what is not finite does.
     total = balanced_sum([F.col(f"`{name}`").cast("double") for name in numbers])
     by = [TEST, *([] if made.classes is None else [LABEL])]
-    bad = F.sum(_unfit(total).cast("int")).alias("bad")
+    bad = F.sum(_unusable(total).cast("int")).alias("bad")
     rows = made.frame.groupBy(*by).agg(F.count("*").alias("rows"), bad).collect()
     whole = sum(row["rows"] for row in rows)
     if whole == 0:
         raise DataError(
-            f"{kitchen.recipe.path}: nothing is left after the last step; look at its filters"
+            f"{run.recipe.path}: nothing is left after the last step; look at its filters"
         )
     if any(row["bad"] for row in rows):
-        _name_unfit(made, whole, kitchen)
+        _refuse_unusable(made, whole, run)
     lost = sum(row["rows"] for row in rows if made.classes is not None and row[LABEL] is None)
     if lost:
         raise DataError(
-            f"{kitchen.recipe.path}: the label {kitchen.recipe.label} is missing, or none of "
+            f"{run.recipe.path}: the label {run.recipe.label} is missing, or none of "
             f"{made.classes}, in {lost} of {whole} rows; filter them, or declare classes"
         )
     homeless = sum(row["rows"] for row in rows if row[TEST] is None)
     if homeless:
         raise DataError(
-            f"{kitchen.recipe.path}: split says of {homeless} of {whole} rows neither that they "
+            f"{run.recipe.path}: split says of {homeless} of {whole} rows neither that they "
             "are for training nor for testing; name a part for every value of its column, or "
             "filter the others"
         )
     counts = _by_side(rows, made)
-    _refuse_counts(counts, made, kitchen)
+    _refuse_counts(counts, made, run)
     return counts
 
 
@@ -140,23 +140,23 @@ def balanced_sum(terms: Sequence[Any]) -> Any:
     return sums[0]
 
 
-def _unfit(value: Any) -> Any:
+def _unusable(value: Any) -> Any:
     return value.isNull() | F.isnan(value) | (F.abs(value) == math.inf)
 
 
-def _name_unfit(made: Labelled, whole: int, kitchen: Kitchen) -> None:
-    """Refuse the first column in which something is missing or not finite."""
+def _refuse_unusable(made: Labelled, whole: int, run: RecipeRun) -> None:
+    """Refuse the first column with a missing or non-finite value."""
     for name in _numbers(made):
-        if bad := made.frame.filter(_unfit(F.col(f"`{name}`"))).count():
-            shown = kitchen.recipe.label if name == LABEL else name
+        if bad := made.frame.filter(_unusable(F.col(f"`{name}`"))).count():
+            shown = run.recipe.label if name == LABEL else name
             raise DataError(
-                f"{kitchen.recipe.path}: {shown} is missing or not finite in {bad} of {whole} "
+                f"{run.recipe.path}: {shown} is missing or not finite in {bad} of {whole} "
                 "rows; add an impute step or a filter"
             )
 
 
-def _refuse_counts(counts: dict[str, Any], made: Labelled, kitchen: Kitchen) -> None:
-    path = kitchen.recipe.path
+def _refuse_counts(counts: dict[str, Any], made: Labelled, run: RecipeRun) -> None:
+    path = run.recipe.path
     if counts["train"] == 0:
         raise DataError(f"{path}: the training side is empty; lower test in split")
     if made.classes is None:
@@ -164,36 +164,36 @@ def _refuse_counts(counts: dict[str, Any], made: Labelled, kitchen: Kitchen) -> 
     there = [c for c, n in zip(made.classes, counts["train_classes"], strict=True) if n]
     if len(there) < 2:
         raise DataError(
-            f"{path}: the label {kitchen.recipe.label} has one class on the training side "
+            f"{path}: the label {run.recipe.label} has one class on the training side "
             f"({there[0]}); there is nothing to learn"
         )
-    split = next(step for step in kitchen.recipe.steps if step.kind == "split")
+    split = next(step for step in run.recipe.steps if step.kind == "split")
     if split.value.get("stratify") and counts["test"]:
         for side in ("train", "test"):
             for name, count in zip(made.classes, counts[f"{side}_classes"], strict=True):
                 if count == 0:
                     raise DataError(
-                        f"{kitchen.recipe.place(split)}: class {name} is not on the {side} side; "
+                        f"{run.recipe.place(split)}: class {name} is not on the {side} side; "
                         "a stratified split needs every class on both"
                     )
 
 
-def size_told(made: Labelled, counts: dict[str, Any]) -> str:
-    """Return how much the shards take at the most: as floats, before they are compressed."""
+def size_hint(made: Labelled, counts: dict[str, Any]) -> str:
+    """Return the largest possible size of the shards: as floats, uncompressed."""
     rows, columns = counts["train"] + counts["test"], len(made.features) + 1
     most = rows * (4 * columns + _KEY_BYTES) + LEAST_SPACE
     return f"the shards of {rows:,} rows take up to {size_text(most)}"
 
 
-def write(made: Labelled, counts: dict[str, Any], kitchen: Kitchen, folder: Path) -> None:
+def write(made: Labelled, counts: dict[str, Any], run: RecipeRun, folder: Path) -> None:
     """Write the Parquet files below `folder`, one for each part.
 
     A hash of its key decides in which part a record is, and where in it: parts are of nearly even
     size, and the same whatever the number of cores, the order of the source or other records.
     """
-    seed = kitchen.order_seed
-    order = unit(F.lit("order" if seed is None else str(seed)), F.lit("shuffle"), KEY)
-    parts = {side: _parts(counts[side], kitchen) for side in ("train", "test")}
+    seed = run.order_seed
+    order = unit_hash(F.lit("order" if seed is None else str(seed)), F.lit("shuffle"), KEY)
+    parts = {side: _parts(counts[side], run) for side in ("train", "test")}
     many = F.when(F.col(TEST), parts["test"]).otherwise(parts["train"])
     placed = (
         made.frame.withColumn("__order", order)
@@ -212,12 +212,12 @@ def write(made: Labelled, counts: dict[str, Any], kitchen: Kitchen, folder: Path
     )
 
 
-def _parts(rows: int, kitchen: Kitchen) -> int:
-    return max(1, -(-rows // kitchen.recipe.rows_per_part))
+def _parts(rows: int, run: RecipeRun) -> int:
+    return max(1, -(-rows // run.recipe.rows_per_part))
 
 
 def gather(written: Path, folder: Path) -> dict[str, list[Part]]:
-    """Give the files that Spark wrote their names as parts, and hash them."""
+    """Rename the files that Spark wrote as parts, and hash them."""
     parts: dict[str, list[Part]] = {}
     for side, test in (("train", "false"), ("test", "true")):
         found = sorted(

@@ -10,7 +10,7 @@ from manyhands.experiments.forecast import Calibration
 from manyhands.experiments.forecast.probe import Probe
 from manyhands.launch.machine import cores
 from manyhands.launch.scratch import private_folder
-from manyhands.launch.signals import stopping
+from manyhands.launch.signals import raise_on_signals
 from manyhands.strategies.sync.sync import AllReduce
 from manyhands.training.setup import fit
 
@@ -52,7 +52,7 @@ def calibrate(
     """
     given = {name: value for name, value in given.items() if value is not None}
     records = []
-    with stopping(), private_folder() as folder:
+    with raise_on_signals(), private_folder() as folder:
         for size in groups or list_sizes():
             if say:
                 say(f"measuring {size} worker{'s' if size > 1 else ''}")

@@ -21,7 +21,7 @@ from manyhands.experiments.sweep.run import Sweep
 from manyhands.experiments.sweep.spec import ALL, Experiment, list_alternatives, read
 from manyhands.launch.environment import group_size
 from manyhands.launch.machine import cores
-from manyhands.launch.signals import stopping
+from manyhands.launch.signals import raise_on_signals
 from manyhands.training.setup import get_command
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ def sweep(
     default = Path("runs") / f"{experiment.name}-{planned.digest}"
     folder = Path(output if output is not None else default)
     runs = Sweep(experiment, planned, folder, carried, keep_models, command or get_command())
-    with stopping(), runs.open():
+    with raise_on_signals(), runs.open():
         if announce:
             announce(planned, folder)
         records = runs.run(progress)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from manyhands.training.progress import said
+from manyhands.training.progress import format_metric
 
 if TYPE_CHECKING:
     from manyhands.experiments.sweep.eta import Estimate
@@ -132,7 +132,11 @@ class LiveTable:
 
     def _judged(self, case: str) -> str:
         found = [first for result in self._results(case) if (first := _first(result))]
-        return said(found[0][0], statistics.median(value for _, value in found)) if found else ""
+        return (
+            format_metric(found[0][0], statistics.median(value for _, value in found))
+            if found
+            else ""
+        )
 
     def _median(self, case: str, key: str) -> float | None:
         known = [r[key] for r in self._results(case) if r[key] is not None]
@@ -147,7 +151,7 @@ class LiveTable:
         found, speedup = record["result"], self.speedup(run)
         parts = [f"{found['seconds']:.1f} s"]
         parts += [f"speed-up {speedup:.2f}"] if speedup else []
-        parts += [said(*first)] if (first := _first(found)) else []
+        parts += [format_metric(*first)] if (first := _first(found)) else []
         return f"{name}: {', '.join(parts)}{rest}"
 
     def _draw(self) -> Any:
@@ -204,8 +208,8 @@ def _first(result: Mapping[str, Any]) -> tuple[str, float] | None:
 
 def first_line(record: Mapping[str, Any]) -> str:
     """Return the first line of what a failed run said."""
-    said = str(record.get("error") or "no message").strip()
-    return said.splitlines()[0] if said else "no message"
+    format_metric = str(record.get("error") or "no message").strip()
+    return format_metric.splitlines()[0] if format_metric else "no message"
 
 
 def duration(seconds: float) -> str:

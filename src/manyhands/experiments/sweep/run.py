@@ -23,10 +23,10 @@ from manyhands.experiments.sweep.stop_signals import SignalRecorder
 from manyhands.launch import signals
 from manyhands.launch.machine import SCHEMA, cores, cpu_name, write_json
 from manyhands.launch.signals import SignalReceived
-from manyhands.privacy.terms import UNSAID
+from manyhands.privacy.terms import REDACTED
 from manyhands.training import output_folder
 from manyhands.training.output_folder import Claim
-from manyhands.training.run import spent
+from manyhands.training.run import privacy_spent
 from manyhands.training.setup import fit
 
 
@@ -43,9 +43,9 @@ class Sweep:
 
     def open(self) -> Claim:
         """Lock the folder, made where there is none, if it is empty or holds this very sweep."""
-        output_folder.expect_unlocked(self.folder)
+        output_folder.check_unlocked(self.folder)
         self._find_beginning()  # refused before anything is touched
-        claim = output_folder.hold(self.folder)
+        claim = output_folder.lock_any(self.folder)
         try:
             about = self._describe(self._find_beginning(), _describe_machine())
             files.make_folder(self.folder / "runs")
@@ -63,11 +63,11 @@ class Sweep:
         """Return when the sweep began, which may be now; refuses a folder with anything else."""
         path = self.folder / "sweep.json"
         if path.exists():
-            output_folder.expect_no_links(self.folder)
+            output_folder.check_no_links(self.folder)
             there = _read_sweep(path)
             self._check_same(there, _describe_machine())
             return str(there.get("started") or _format_now())
-        output_folder.expect_empty(self.folder)
+        output_folder.check_empty(self.folder)
         return _format_now()
 
     def _check_same(self, there: Mapping[str, Any], machine: Mapping[str, Any]) -> None:
@@ -127,7 +127,7 @@ class Sweep:
                     board.begin(run)
                     board.end(run, self._run_one(run, self._choose_kernels(run, board.records)))
                     if signum := recorder.take_signal():
-                        raise signals.error(signum)
+                        raise signals.exception_for(signum)
         except (KeyboardInterrupt, SignalReceived):
             print(
                 f"stopped after {len(board.records)} of {len(self.schedule.runs)} runs; the same "
@@ -166,11 +166,11 @@ class Sweep:
                 progress=False,
             )
         except (Exception, KeyboardInterrupt, SignalReceived) as error:
-            signum = signals.number(error)
+            signum = signals.signal_of(error)
             if signum:
                 if self._read_finished(run) is None:  # one that was at its very end stays
                     self._clear(run)
-                raise signals.error(signum) from None  # the sweep itself says how to go on
+                raise signals.exception_for(signum) from None  # the sweep itself says how to go on
             if not (place / "run.json").exists():
                 place.mkdir(parents=True, exist_ok=True)
                 write_json(place / "run.json", self._describe_failure(run, error))
@@ -199,8 +199,8 @@ class Sweep:
             "command": self.command,
             "status": "failed",
             "config": _to_json(run.config),
-            "error": UNSAID if run.config.get("private") else f"{kind}{error}",
-            **(spent(place, configure(run.given)) if run.config.get("private") else {}),
+            "error": REDACTED if run.config.get("private") else f"{kind}{error}",
+            **(privacy_spent(place, configure(run.given)) if run.config.get("private") else {}),
         }
 
     def _read_finished(self, run: PlannedRun) -> Mapping[str, Any] | None:

@@ -1,1 +1,1 @@
-"""Faster ways to compute what a model computes."""
+"""Faster kernels for a model's layers."""

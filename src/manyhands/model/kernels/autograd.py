@@ -1,4 +1,4 @@
-"""Backward passes that begin with a given gradient, straight from autograd's engine.
+"""Backward passes from a given gradient, straight from autograd's engine.
 
 `torch.autograd.backward(y, gradient)` compares two shapes, and imports symbolic algebra for it: the
 first time more than half a second, in every process, while others wait. What else it looks at takes
@@ -20,8 +20,8 @@ _engine = torch.autograd.Variable._execution_engine
 _run_elsewhere = torch.autograd.graph._engine_run_backward  # with those context variables
 
 
-def wake() -> threading.Thread:
-    """Begin what a process's first backward pass would wait for; to be joined before that.
+def warm_up() -> threading.Thread:
+    """Start autograd's threads in the background; join before the first backward pass.
 
     A PyTorch that was made for GPUs looks for them there, also where none is to be used: sixteen
     processes at once took 0.4 s. No daemon: an interpreter that ends waits for it.
@@ -29,27 +29,27 @@ def wake() -> threading.Thread:
     with torch.enable_grad():
         leaf = torch.zeros((), device="cpu", requires_grad=True)
         given = (leaf + leaf, torch.ones((), device="cpu"))
-    started = threading.Thread(target=go_back, args=given, name="waking")
+    started = threading.Thread(target=backward_from, args=given, name="waking")
     started.start()
     return started
 
 
-def back(loss: Tensor) -> None:
+def backward(loss: Tensor) -> None:
     """Do what `loss.backward()` does."""
     if type(loss) is Tensor and loss.is_floating_point() and loss.dim() == 0:
-        go_back(loss, torch.ones_like(loss))
+        backward_from(loss, torch.ones_like(loss))
     else:
         loss.backward()  # type: ignore[no-untyped-call]
 
 
-def go_back(y: Tensor, gradient: Tensor) -> None:
-    """Add up the gradients of the leaves behind `y`, where that by `y` is `gradient`."""
+def backward_from(y: Tensor, gradient: Tensor) -> None:
+    """Accumulate the gradients of the leaves behind `y`, given its `gradient`."""
     _check(y, gradient)
-    go_back_all((y,), (gradient,))
+    backward_from_all((y,), (gradient,))
 
 
-def go_back_all(outputs: tuple[Tensor, ...], gradients: tuple[Tensor, ...]) -> None:
-    """Do the same for several outputs, whose gradients have their shapes."""
+def backward_from_all(outputs: tuple[Tensor, ...], gradients: tuple[Tensor, ...]) -> None:
+    """Do the same for several outputs with gradients of their shapes."""
     run = _engine.run_backward if outputs[0].is_cpu else _run_elsewhere
     run(outputs, gradients, False, False, (), True, accumulate_grad=True)
 
@@ -57,7 +57,7 @@ def go_back_all(outputs: tuple[Tensor, ...], gradients: tuple[Tensor, ...]) -> N
 def gradients(
     y: Tensor, gradient: Tensor, inputs: Sequence[Tensor], *, unused: bool = False
 ) -> tuple[Tensor, ...]:
-    """Return the gradients by `inputs`, where that by `y` is `gradient`.
+    """Return the gradients of `inputs`, given the `gradient` of `y`.
 
     With `unused`, the gradient by an input that `y` does not depend on is None, and no error.
     """
@@ -70,7 +70,7 @@ def gradients(
 
 
 def _check(y: Tensor, gradient: Tensor) -> None:
-    """Refuse another shape: the engine would sum what can be expanded to it."""
+    """Refuse a gradient of another shape, which the engine would broadcast."""
     if gradient.shape != y.shape:
         raise ValueError(
             f"the gradient's shape is {tuple(gradient.shape)}; expected {tuple(y.shape)}"

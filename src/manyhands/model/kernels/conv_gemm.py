@@ -30,7 +30,7 @@ Pair = tuple[int, int]
 
 
 class Unit(NamedTuple):
-    """Layers that change their kernels together: a convolution with its pooling, or either."""
+    """Layers that change kernels together: a convolution with its pooling, or either."""
 
     name: str
     conv: nn.Conv2d | None
@@ -38,7 +38,7 @@ class Unit(NamedTuple):
 
 
 def units(module: nn.Module, *, fuse: bool = True) -> list[Unit]:
-    """Return what can be computed this way in a model, in its order.
+    """Return the units of a model that matrix products can compute, in its order.
 
     With `fuse`, a convolution and the pooling behind it are one: nobody may look between them.
     """
@@ -57,28 +57,28 @@ def units(module: nn.Module, *, fuse: bool = True) -> list[Unit]:
 
 
 def install(parts: Iterable[Unit]) -> None:
-    """Let these layers compute by matrix products from now on."""
+    """Make these layers compute by matrix products."""
     for _, conv, pool in parts:
         if conv is not None:
-            forward_override.give(conv, _convolve, conv, pool)
+            forward_override.override_forward(conv, _convolve, conv, pool)
             if pool is not None:
-                forward_override.give(pool, _done)
+                forward_override.override_forward(pool, _skip_pool)
         elif pool is not None:
-            forward_override.give(pool, _pool, pool)
+            forward_override.override_forward(pool, _pool, pool)
 
 
 def remove(module: nn.Module) -> None:
-    """Let all layers compute as PyTorch has them."""
-    forward_override.remove(module, _convolve, _done, _pool)
+    """Restore PyTorch's own forward in all layers."""
+    forward_override.remove(module, _convolve, _skip_pool, _pool)
 
 
 def changed(layer: nn.Module) -> bool:
-    """Say whether a layer computes by matrix products."""
-    return forward_override.changed(layer, _convolve, _done, _pool)
+    """Return whether a layer computes by matrix products."""
+    return forward_override.is_overridden(layer, _convolve, _skip_pool, _pool)
 
 
 def _chain(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the layers of nested `nn.Sequential`s: nobody else's code sees what is between them."""
+    """Yield the layers of nested `nn.Sequential`s: no other code sees the values between them."""
     if type(module) is nn.Sequential:
         for layer in module:
             yield from _chain(layer)
@@ -87,7 +87,7 @@ def _chain(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _pairs(chain: list[nn.Module]) -> Iterator[tuple[nn.Conv2d, nn.MaxPool2d]]:
-    """Yield convolutions with the pooling behind them, an activation between them or not."""
+    """Yield convolutions and the pooling after them, with or without an activation between."""
     seen = [id(layer) for layer in chain]
     for place, conv in enumerate(chain):
         between = place + 1
@@ -96,12 +96,12 @@ def _pairs(chain: list[nn.Module]) -> Iterator[tuple[nn.Conv2d, nn.MaxPool2d]]:
         if between == len(chain) or not (_convolves(conv) and _pools(chain[between])):
             continue
         parts = chain[place : between + 1]
-        if all(seen.count(id(part)) == 1 and not _watched(part) for part in parts):
+        if all(seen.count(id(part)) == 1 and not _has_hooks(part) for part in parts):
             yield conv, chain[between]  # type: ignore[misc]
 
 
-def _watched(layer: nn.Module) -> bool:
-    """Say whether somebody looks at what goes in or comes out."""
+def _has_hooks(layer: nn.Module) -> bool:
+    """Return whether hooks observe the layer's input or output."""
     return any(
         getattr(layer, f"_{kind}_hooks")
         for kind in ("forward", "forward_pre", "backward", "backward_pre")
@@ -123,8 +123,8 @@ def _pools(layer: Any) -> bool:
 
 
 def _patched(layer: nn.Module) -> bool:
-    """Say whether somebody else has given the layer another way to compute."""
-    return forward_override.patched(layer, _convolve, _done, _pool)
+    """Return whether other code has replaced the layer's forward."""
+    return forward_override.is_patched_by_others(layer, _convolve, _skip_pool, _pool)
 
 
 def _pair(size: int | Sequence[int]) -> Pair:
@@ -135,7 +135,7 @@ def _pair(size: int | Sequence[int]) -> Pair:
 
 
 def _plain(layer: nn.Conv2d | nn.MaxPool2d, x: Tensor) -> Tensor:
-    """Return what PyTorch makes of it."""
+    """Return PyTorch's own result."""
     result: Tensor = type(layer).forward(layer, x)  # type: ignore[arg-type]
     return result
 
@@ -153,8 +153,8 @@ def _convolve(conv: nn.Conv2d, pool: nn.MaxPool2d | None, input: Tensor) -> Tens
     return result
 
 
-def _done(input: Tensor) -> Tensor:
-    """Pool nothing: the convolution did."""
+def _skip_pool(input: Tensor) -> Tensor:
+    """Return the input: the convolution has pooled already."""
     return input
 
 
@@ -168,7 +168,7 @@ def _pool(pool: nn.MaxPool2d, input: Tensor) -> Tensor:
 
 
 class _Shape(NamedTuple):
-    """Of one layer: its kernel and steps, the patch behind a pooled place, how many of these."""
+    """One layer's kernel and strides, the patch of a pooled output, and their number."""
 
     kernel: Pair
     stride: Pair
@@ -180,7 +180,7 @@ class _Shape(NamedTuple):
 
     @classmethod
     def of(cls, conv: Any, pool: nn.MaxPool2d | None, x: Tensor) -> _Shape | None:
-        """Return it, or None where the layer had better compute as PyTorch has it."""
+        """Return the shape, or None where PyTorch's own kernel is better."""
         if x.dim() != 4 or len(x) == 0 or x.dtype != conv.weight.dtype or x.device.type != "cpu":
             return None
         if torch.is_autocast_enabled("cpu"):  # what is a product would become bfloat16
@@ -224,7 +224,7 @@ def _placed(largest: Tensor, b: Tensor | None, shape: _Shape, n: int) -> Tensor:
     """Return the largest plus b, which is the largest of y + b: rounding is monotonous."""
     if b is not None:
         largest.add_(b[:, None])
-    return _whole(largest.view(len(largest), *shape.places, n).permute(3, 0, 1, 2))
+    return _as_base(largest.view(len(largest), *shape.places, n).permute(3, 0, 1, 2))
 
 
 class _Convolution(torch.autograd.Function):
@@ -249,7 +249,7 @@ class _Convolution(torch.autograd.Function):
         if ctx.needs_input_grad[2]:
             db = g.sum(1)
         back = g.new_empty(len(gains) + 1, *g.shape)
-        _share_out(g, gains, list(back))
+        _route_gradient(g, gains, list(back))
         back = back.flatten(0, 1)
         if ctx.needs_input_grad[1]:
             whole = torch.mm(patches, back.t()).view(channels, -1, len(gains) + 1, out)
@@ -275,7 +275,7 @@ def _shifts(shape: _Shape, dtype: torch.dtype) -> Tensor:
 
 
 def _folded(d: Tensor, shape: _Shape, sizes: torch.Size) -> Tensor:
-    """Return the sum of what all patches say of each input.
+    """Return the sum of all patches' gradients for each input.
 
     Patches begin every `step` inputs. Cut into tiles of that size, a patch covers a few whole or
     partial tiles, and the same tile of all patches lies side by side in the sum.
@@ -300,27 +300,27 @@ class _Pooling(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, size: Pair) -> Tensor:
         h = x.permute(1, 2, 3, 0)
-        largest, gains = _largest(_places(h, size))
+        largest, gains = _largest(_pool_views(h, size))
         ctx.save_for_backward(*gains)
         ctx.sizes, ctx.size = h.shape, size
-        return _whole(largest.permute(3, 0, 1, 2))
+        return _as_base(largest.permute(3, 0, 1, 2))
 
     @staticmethod
     @once_differentiable
     @forward_override.unobserved
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         dx = g.new_zeros(ctx.sizes)
-        _share_out(g.permute(1, 2, 3, 0), ctx.saved_tensors, _places(dx, ctx.size))
+        _route_gradient(g.permute(1, 2, 3, 0), ctx.saved_tensors, _pool_views(dx, ctx.size))
         return dx.permute(3, 0, 1, 2), None
 
 
-def _whole(y: Tensor) -> Tensor:
-    """Return the same numbers as no view of anything: an activation may then work in place."""
+def _as_base(y: Tensor) -> Tensor:
+    """Return the tensor as no view, so that an activation may work in place."""
     return y.data
 
 
-def _places(h: Tensor, size: Pair) -> list[Tensor]:
-    """Return those that compete, as views: the first of every square, the second, and so on."""
+def _pool_views(h: Tensor, size: Pair) -> list[Tensor]:
+    """Return views of the competing inputs: the first of every square, the second, and so on."""
     (q, r), (height, width) = size, (h.shape[1], h.shape[2])
     return [
         h[:, a : height // q * q : q, b : width // r * r : r]
@@ -329,7 +329,7 @@ def _places(h: Tensor, size: Pair) -> list[Tensor]:
 
 
 def _largest(competing: Any) -> tuple[Tensor, list[Tensor]]:
-    """Return the elementwise maximum, and for each but the first its gain over those before it."""
+    """Return the element-wise maximum, and for each but the first its gain over those before."""
     largest, gains = competing[0], []
     for one in competing[1:]:
         gains.append(one - largest)
@@ -337,8 +337,8 @@ def _largest(competing: Any) -> tuple[Tensor, list[Tensor]]:
     return largest, gains
 
 
-def _share_out(g: Tensor, gains: Sequence[Tensor], out: list[Tensor]) -> None:
-    """Give each gradient to the first of the largest, as PyTorch does, and zero to the others."""
+def _route_gradient(g: Tensor, gains: Sequence[Tensor], out: list[Tensor]) -> None:
+    """Give each gradient to the first of the largest, as PyTorch does, and zero to others."""
     for gain, place in zip(reversed(gains), reversed(out), strict=False):
         # g where there was a gain, else zero: several times faster than torch.where.
         torch.ops.aten.threshold_backward.grad_input(g, gain, 0, grad_input=place)

@@ -1,4 +1,4 @@
-"""One worker's steps on a GPU, captured once as CUDA graphs and then replayed.
+"""Captures one worker's steps on a GPU as CUDA graphs, and replays them.
 
 A small model's step is dozens of kernels of a few microseconds each; to start them one by one from
 Python takes longer than to run them. A graph starts all of them at once. What a step gave (its
@@ -30,7 +30,7 @@ _KEPT = 512  # steps whose losses may wait on the GPU
 
 @dataclass(frozen=True)
 class _Captured:
-    """The gradient of batches of one size: its graph, and where it finds and makes its batch."""
+    """The captured gradient of one batch size: its graph and its input tensors."""
 
     graph: torch.cuda.CUDAGraph
     rows: Tensor  # (n,) which examples
@@ -105,7 +105,7 @@ class Graphs:
         self._stream = torch.cuda.Stream(params.device)  # type: ignore[no-untyped-call]
 
     def prepare(self, batches: Sequence[np.ndarray]) -> None:
-        """Try steps out and capture them; parameters, state and random numbers stay as they were.
+        """Try and capture steps; parameters, state and random numbers stay unchanged.
 
         Args:
             batches: Examples (indices) for a batch of each size that is to be captured.
@@ -128,7 +128,7 @@ class Graphs:
         torch.cuda.synchronize()
 
     def batch(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Return these examples; where a graph makes them, they are there after `gradient`."""
+        """Return these examples; if a graph makes them, they are valid after `gradient`."""
         made = self._gradients.get(len(indices))
         if made is None:
             return self.split.batch(indices)
@@ -153,11 +153,11 @@ class Graphs:
 
     @property
     def full(self) -> bool:
-        """Whether there is no place for another loss: `settle` must come before the next step."""
+        """Whether no loss fits any more: `settle` must come before the next step."""
         return len(self._waiting) == _KEPT
 
     def settle(self) -> list[tuple[int, Loss]]:
-        """Wait for the GPU; returns what the steps since the last call gave, by step.
+        """Wait for the GPU; return the results of the steps since the last call.
 
         How many were right is known of all of them together, and counted with the last.
         """
@@ -189,7 +189,7 @@ class Graphs:
             self._update.replay()
 
     def _signature(self) -> tuple[object, ...]:
-        """Return where what the optimizer steps and its state lie, and its learning rates."""
+        """Return the addresses of the optimizer's tensors, and its learning rates."""
         states, groups = self.optimizer.state.values(), self.optimizer.param_groups
         places = [value.data_ptr() for state in states for value in state.values()]
         places += [p.data_ptr() for group in groups for p in group["params"]]
@@ -218,7 +218,7 @@ class Graphs:
             self._gradients[len(indices)] = _Captured(self._capture(work), rows, x, y)
 
     def _refuse_waiting(self, work: Callable[[], object]) -> None:
-        """Refuse work that waits for the GPU, which a capture would not survive."""
+        """Refuse work that synchronises with the GPU, which would break a capture."""
         before = torch.cuda.get_sync_debug_mode()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it says that this is a prototype
@@ -242,7 +242,7 @@ class Graphs:
         return graph
 
     def _aside(self, work: Callable[[], object], times: int = _WARM_UPS) -> None:
-        """Do it a few times on another stream, as it must be before it is captured."""
+        """Run it a few times on another stream, which a capture requires."""
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             for _ in range(times):

@@ -1,4 +1,4 @@
-"""Another way for a layer to compute: given to it, known again, taken back.
+"""Overrides a layer's forward function, recognises the override, and removes it.
 
 It is a partial function in the layer's own dictionary: its class, hooks and parameters stay.
 """
@@ -19,7 +19,7 @@ Function = TypeVar("Function", bound=Way)
 
 
 def unobserved(function: Function) -> Function:
-    """Let no torch-function mode see what `function` calls: looking takes a while per call."""
+    """Hide the calls of `function` from torch-function modes, which cost time per call."""
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -29,24 +29,24 @@ def unobserved(function: Function) -> Function:
     return cast("Function", call)
 
 
-def give(layer: nn.Module, way: Way, *bound: Any) -> None:
-    """Let a layer compute by `way`, whose last argument is the layer's input."""
+def override_forward(layer: nn.Module, way: Way, *bound: Any) -> None:
+    """Override the layer's forward with `way`, whose last argument is the layer's input."""
     layer.__dict__["forward"] = partial(way, *bound)
 
 
-def changed(layer: nn.Module, *ways: Way) -> bool:
-    """Say whether a layer computes by one of these ways."""
+def is_overridden(layer: nn.Module, *ways: Way) -> bool:
+    """Return whether one of these functions overrides a layer's forward."""
     forward = layer.__dict__.get("forward")
     return isinstance(forward, partial) and forward.func in ways
 
 
-def patched(layer: nn.Module, *ways: Way) -> bool:
-    """Say whether somebody has given it another way to compute than these."""
-    return "forward" in layer.__dict__ and not changed(layer, *ways)
+def is_patched_by_others(layer: nn.Module, *ways: Way) -> bool:
+    """Return whether other code has replaced the layer's forward."""
+    return "forward" in layer.__dict__ and not is_overridden(layer, *ways)
 
 
 def remove(module: nn.Module, *ways: Way) -> None:
-    """Let all layers that compute by these ways compute as their class does."""
+    """Restore the class's forward in all layers that these functions override."""
     for layer in module.modules():
-        if changed(layer, *ways):
+        if is_overridden(layer, *ways):
             del layer.__dict__["forward"]

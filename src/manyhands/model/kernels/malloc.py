@@ -1,4 +1,4 @@
-"""Memory that is freed is kept: a step takes and frees the same megabytes again and again."""
+"""Makes the C library keep freed memory, which the next step needs again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _LARGE = 32 << 20  # bytes from which on an allocation has a mapping of its own
 
 
 def keep_freed() -> bool:
-    """Let the C library keep what is freed; returns whether it can.
+    """Make the C library keep freed memory; return whether it can.
 
     By default glibc gives the free end of its heap back to the system when it has a few megabytes,
     and large blocks at once. The next step's first touch of every page is then a fault, and there

@@ -1,4 +1,4 @@
-"""Max-pooling by PyTorch's kernel for channels last, also where channels do not come last.
+"""Max-pooling by PyTorch's channels-last kernel, also for other memory formats.
 
 On a CPU PyTorch's kernel for (example, channel, row, column) looks at one number after the other,
 with a branch for each; the one for channels last compares as many at once as a register holds. To a
@@ -20,41 +20,41 @@ from manyhands.model.kernels import forward_override
 _FEW = 1 << 13  # numbers below which moving them costs more than it saves
 
 
-def found(module: nn.Module) -> list[nn.MaxPool2d]:
-    """Return the layers that can be computed this way."""
+def find_layers(module: nn.Module) -> list[nn.MaxPool2d]:
+    """Return the layers that this kernel can compute."""
     return [
         layer
         for layer in module.modules()
         if type(layer) is nn.MaxPool2d
         and not layer.return_indices
-        and not forward_override.patched(layer, _pooled)
+        and not forward_override.is_patched_by_others(layer, _pooled_forward)
     ]
 
 
 def install(module: nn.Module) -> None:
-    """Let these layers compute so from now on."""
-    for layer in found(module):
-        forward_override.give(layer, _pooled, layer)
+    """Make these layers use the kernel."""
+    for layer in find_layers(module):
+        forward_override.override_forward(layer, _pooled_forward, layer)
 
 
 def remove(module: nn.Module) -> None:
-    """Let all layers compute as PyTorch has them."""
-    forward_override.remove(module, _pooled)
+    """Restore PyTorch's own forward in all layers."""
+    forward_override.remove(module, _pooled_forward)
 
 
 def changed(layer: nn.Module) -> bool:
-    """Say whether a layer computes so."""
-    return forward_override.changed(layer, _pooled)
+    """Return whether a layer uses the kernel."""
+    return forward_override.is_overridden(layer, _pooled_forward)
 
 
 @forward_override.unobserved
-def _pooled(pool: nn.MaxPool2d, input: Tensor) -> Tensor:
+def _pooled_forward(pool: nn.MaxPool2d, input: Tensor) -> Tensor:
     if pool.return_indices or not _worthwhile(input):
         plain: Tensor = nn.MaxPool2d.forward(pool, input)
         return plain
     settings = _settings(pool)
     if not torch.is_grad_enabled():
-        return _moved(input, settings)[0]
+        return _max_and_indices(input, settings)[0]
     result: Tensor = _Pooling.apply(input, settings)  # type: ignore[no-untyped-call]
     return result
 
@@ -65,13 +65,13 @@ def _worthwhile(x: Tensor) -> bool:
 
 
 def _settings(pool: nn.MaxPool2d) -> tuple[Any, ...]:
-    """Return what PyTorch's operators want to know of a pooling, behind its input."""
+    """Return the arguments of PyTorch's pooling operators after the input."""
     sizes = (pool.kernel_size, pool.stride, pool.padding, pool.dilation)
     return (*((s, s) if isinstance(s, int) else tuple(s) for s in sizes), pool.ceil_mode)
 
 
-def _moved(x: Tensor, settings: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
-    """Return the largest of each place and where they were, as PyTorch has them; (n, c, I, J)."""
+def _max_and_indices(x: Tensor, settings: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
+    """Return the maxima and their indices in PyTorch's layout; (n, c, I, J)."""
     n, c, height, width = x.shape
     planes = x.view(1, n * c, height, width).contiguous(memory_format=torch.channels_last)
     largest, places = torch.ops.aten.max_pool2d_with_indices.default(planes, *settings)
@@ -85,7 +85,7 @@ class _Pooling(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, settings: tuple[Any, ...]) -> Tensor:
-        largest, places = _moved(x, settings)
+        largest, places = _max_and_indices(x, settings)
         ctx.save_for_backward(x, places)
         ctx.settings = settings
         return largest

@@ -1,4 +1,4 @@
-"""Which kernels are fastest here for this model: time its own step, keep the best, remember it.
+"""Finds the fastest kernels for a model: times its own step, and remembers the best.
 
 PyTorch offers several ways to compute the same convolution on a CPU, and which one wins differs by
 machine and model by a factor of two. Like cuDNN's benchmark mode, for the CPU. Convolutions with
@@ -45,14 +45,14 @@ _WIDE = 17  # the width of kernels from which on it does not
 
 @dataclass(frozen=True)
 class Kernels:
-    """The choice, the milliseconds of each candidate, and where the choice comes from."""
+    """The chosen kernels, the milliseconds of each candidate, and the choice's source."""
 
     choice: str
     milliseconds: dict[str, float] = field(default_factory=dict)
     source: str = "given"
 
     def as_dict(self) -> dict[str, object]:
-        """Return it as JSON can hold it."""
+        """Return it in a JSON-compatible form."""
         return asdict(self)
 
 
@@ -65,7 +65,7 @@ def apply(replica: Replica, choice: str) -> None:
 def install(
     module: nn.Module, choice: str, *, fuse: bool = True
 ) -> tuple[Callable[..., Any], Callable[[Tensor], Tensor] | None]:
-    """Put these kernels into a model; returns what to call, and what its inputs go through."""
+    """Install these kernels in a model; return its forward and its input conversion."""
     libraries, _, ours = choice.partition("+gemm")
     base, _, pool = libraries.partition("+")
     switch(choice)
@@ -79,15 +79,15 @@ def install(
 
 
 def switch(choice: str) -> None:
-    """Let the libraries compute that these kernels are of, and no others, in this process."""
+    """Enable the libraries of these kernels, and no others, in this process."""
     own = choice.startswith("native")
     torch.backends.mkldnn.enabled = not (own or choice.startswith("nnpack"))  # type: ignore[assignment]
     torch.backends.nnpack.set_flags(not own)  # type: ignore[no-untyped-call]
 
 
 @contextmanager
-def put_back() -> Iterator[None]:
-    """Leave libraries and threads as they were: the process is somebody else's."""
+def restore_libraries() -> Iterator[None]:
+    """Restore libraries and threads afterwards: the process belongs to the caller."""
     onednn, nnpack = torch.backends.mkldnn.enabled, torch._C._get_nnpack_enabled()
     threads = torch.get_num_threads()
     try:
@@ -143,7 +143,7 @@ def choose(
         kind: A name for what is timed, which the times are remembered under.
         takes_part: Whether this process computes gradients in training, and so is timed.
     """
-    offer = _Offer.of(replica, batch, kind)
+    offer = _Candidates.of(replica, batch, kind)
     path = _cache_folder() / f"kernels-{_key(replica, batch, kind, offer.layers)}.json"
     # Only rank 0's view of the cache counts: workers must not disagree.
     times, source = share(_read(path)), "cached"
@@ -151,7 +151,7 @@ def choose(
         source, timed = "measured", step or partial(replica.gradient, *batch)
         # Of an uneven batch some workers have fewer examples, and would propose less.
         offer = offer._replace(nnpack="nnpack" in share({"nnpack": 1.0} if offer.nnpack else {}))
-        for propose in (_libraries, _ours, _toggled, _close):
+        for propose in (_libraries, _own_kernels, _toggle_layers, _close_candidates):
             names = propose(offer, times)
             mine = _time(replica, timed, names) if takes_part else [0.0] * len(names)
             for name, found in zip(names, map(float, slowest(np.array(mine))), strict=True):
@@ -167,8 +167,8 @@ def _best(times: dict[str, float]) -> str:
     return min(times, key=times.__getitem__)
 
 
-class _Offer(NamedTuple):
-    """What there is to choose from for a model and a batch."""
+class _Candidates(NamedTuple):
+    """The available kernels for a model and a batch."""
 
     layers: list[str]  # that can be matrix products
     images: bool
@@ -176,40 +176,40 @@ class _Offer(NamedTuple):
     nnpack: bool  # whether NNPACK would convolve
 
     @classmethod
-    def of(cls, replica: Replica, batch: tuple[Tree, Tree], kind: str) -> _Offer:
-        """Return it; other steps than the plain one look between layers."""
+    def of(cls, replica: Replica, batch: tuple[Tree, Tree], kind: str) -> _Candidates:
+        """Return the candidates; steps that look between layers have fewer."""
         module, images = replica.module, [x for x in batch_tree.leaves(batch[0]) if x.dim() == 4]
         if kind != "plain":
             layers, pools = [], False
         else:
             layers = [unit.name for unit in _units(module, fuse=not replica.of_model)]
-            pools = bool(max_pool.found(module))
+            pools = bool(max_pool.find_layers(module))
         many = any(len(x) >= _NNPACK for x in images) and kind != "bfloat16"
         return cls(layers, bool(images), pools, many and any(map(_convolves, module.modules())))
 
 
 def _convolves(layer: nn.Module) -> bool:
-    """Say whether NNPACK can compute the layer."""
+    """Return whether NNPACK can compute the layer."""
     if not isinstance(layer, nn.Conv2d) or not torch.backends.nnpack.is_available():  # type: ignore[no-untyped-call]
         return False
     small = max(layer.kernel_size) < _WIDE and layer.dilation == (1, 1)
     return small and layer.weight.dtype == torch.float32
 
 
-def _libraries(offer: _Offer, times: dict[str, float]) -> list[str]:
-    """Propose what PyTorch has for the whole model."""
+def _libraries(offer: _Candidates, times: dict[str, float]) -> list[str]:
+    """Propose PyTorch's kernels for the whole model."""
     last = ["channels-last", "native-channels-last"] if offer.images else []
     return ["default", "native", *last, *(["nnpack"] if offer.nnpack else [])]
 
 
-def _ours(offer: _Offer, times: dict[str, float]) -> list[str]:
-    """Propose our own ways for all layers, beside the best of the libraries' kernels."""
+def _own_kernels(offer: _Candidates, times: dict[str, float]) -> list[str]:
+    """Propose our own kernels for all layers, beside the best of the libraries'."""
     ways = (("+pool", offer.pools), ("+gemm", offer.layers))
     return [f"{_best(times)}{way}" for way, some in ways if some]
 
 
-def _toggled(offer: _Offer, times: dict[str, float]) -> list[str]:
-    """Propose to change each layer back, or each one alone if all together were slower."""
+def _toggle_layers(offer: _Candidates, times: dict[str, float]) -> list[str]:
+    """Propose to revert each layer, or to change each one alone if all together were slower."""
     layers = offer.layers
     if not 1 < len(layers) <= _EACH:
         return []
@@ -218,8 +218,8 @@ def _toggled(offer: _Offer, times: dict[str, float]) -> list[str]:
     return [f"{base}+gemm:{','.join(names)}" for names in sets]
 
 
-def _close(offer: _Offer, times: dict[str, float]) -> list[str]:
-    """Propose those again that differ by little, where steps are so short that it matters."""
+def _close_candidates(offer: _Candidates, times: dict[str, float]) -> list[str]:
+    """Propose close candidates again, where short steps make the difference matter."""
     near = [name for name in times if times[name] <= _NEAR * times[_best(times)]]
     seconds = 3 * sum(times[name] for name in near) / 1000
     return near if len(near) > 1 and seconds < _BUDGET / 8 else []
@@ -251,7 +251,7 @@ def _time(replica: Replica, step: Callable[[], object], names: list[str]) -> lis
 
 
 def _computes(replica: Replica, step: Callable[[], object], choice: str) -> bool:
-    """Say whether a model can be computed so. The first call allocates and may generate code."""
+    """Return whether these kernels can compute the model; the first call may compile code."""
     apply(replica, choice)
     with replica.undisturbed():
         try:
@@ -289,7 +289,7 @@ def _cache_folder() -> Path:
 
 
 def _read(path: Path) -> dict[str, float]:
-    """Return the times by name; none where they were not remembered, or are damaged."""
+    """Return the remembered times by name; none where they are missing or damaged."""
     with suppress(OSError, ValueError, TypeError, AttributeError):
         return {str(name): float(t) for name, t in json.loads(path.read_text()).items()}
     return {}
@@ -304,7 +304,7 @@ def _write(path: Path, times: dict[str, float]) -> None:
         Path(file.name).replace(path)
 
 
-def given(replica: Replica, choice: str) -> Kernels:
-    """Apply kernels that the user named."""
+def apply_named(replica: Replica, choice: str) -> Kernels:
+    """Apply the kernels that the user named."""
     apply(replica, choice)
     return Kernels(choice)

@@ -53,7 +53,7 @@ class StepBarrier:
         if lifecycle is None:
             return
         leads = self.worker.rank == int(self.done.argmin())
-        mark = lifecycle.due(step, self.worker.board.asked()) if leads else None
+        mark = lifecycle.due(step, self.worker.board.stop_signal()) if leads else None
         if mark and not self.over():
             self.flags[_SIGNUM] = mark.signum
             self.flags[_STEP] = mark.step

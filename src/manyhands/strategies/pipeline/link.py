@@ -137,7 +137,7 @@ class StageLink:
         """Agree with the neighbours, once, on what crosses the cuts; make room for it."""
         plan = self.worker.plan
         assert not isinstance(plan, StreamPlan), "streams are refused"
-        rows = -(-plan.most() // self.pipeline.parts)
+        rows = -(-plan.largest_step() // self.pipeline.parts)
         self.room = rows * self.pipeline.parts
         held = in_flight(self._order(self.pipeline.parts))
         if self.first:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from manyhands.errors import ConfigError, nearest
-from manyhands.model.kernels.autograd import go_back
+from manyhands.model.kernels.autograd import backward_from
 from manyhands.strategies.blocks import Block, blocks
 from manyhands.strategies.linear_partition import linear_partition
 
@@ -107,7 +107,7 @@ def measure(whole: Replica, found: Sequence[Block], batch: tuple[Tensor, Tensor]
                 x = x.detach().requires_grad_(i > 0 and x.is_floating_point())
                 begin = time.perf_counter()
                 y = block(x)
-                go_back(y, torch.ones_like(y))
+                backward_from(y, torch.ones_like(y))
                 best[i] = min(best[i], time.perf_counter() - begin)
                 x = y
     return best

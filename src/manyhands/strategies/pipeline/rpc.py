@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from manyhands.errors import ConfigError
-from manyhands.launch.host import host
+from manyhands.launch.host import hostname
 from manyhands.model.replica import Loss
 from manyhands.strategies.pipeline.schedule import Shape
 from manyhands.strategies.pipeline.stage import Stage
@@ -83,7 +83,7 @@ def _begin(worker: Worker) -> None:
 
     folder = _shared_folder(worker.comm)
     ways: dict[str, Any] = {}
-    if len(set(worker.comm.gather(host()))) == 1:
+    if len(set(worker.comm.gather(hostname()))) == 1:
         os.environ["TP_SOCKET_IFNAME"] = "lo"
     else:
         # Torch knows hosts by their kernel, and would pass by a simulated network.

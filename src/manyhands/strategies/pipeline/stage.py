@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from manyhands.model.kernels.autograd import go_back
+from manyhands.model.kernels.autograd import backward_from
 from manyhands.model.replica import Loss, Replica
 from manyhands.strategies.blocks import Block, blocks
 from manyhands.strategies.model_part import ModelPart, parameter_spans
@@ -17,7 +17,7 @@ from manyhands.strategies.pipeline.partition import cut
 
 if TYPE_CHECKING:
     from manyhands.comm import Communicator
-    from manyhands.privacy.staged import Staged
+    from manyhands.privacy.staged import StageClipping
     from manyhands.strategies.pipeline.schedule import Shape
     from manyhands.worker.worker import Worker
 
@@ -62,7 +62,7 @@ class Passes:
     def backward(self, i: int, gradient: Tensor | None) -> Tensor:
         """Add to `grad`; return the gradient of the input a, where it has one."""
         x, y = self.held.pop(i)
-        go_back(y, self.shares.pop(i) if gradient is None else gradient)
+        backward_from(y, self.shares.pop(i) if gradient is None else gradient)
         if not x.requires_grad:
             return x
         return torch.zeros_like(x) if x.grad is None else x.grad
@@ -94,7 +94,7 @@ class Stage(ModelPart):
         index: int | None,
         reached: Sequence[bool],
     ) -> None:
-        self.passes: Passes | Staged = Passes(self)
+        self.passes: Passes | StageClipping = Passes(self)
         mine = [] if index is None else parts[index]
         places = dict(zip((id(p) for _, p in whole.named), parameter_spans(whole), strict=True))
         owned = [{id(p) for block in part for p in block.parameters()} for part in parts]

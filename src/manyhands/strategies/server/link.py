@@ -130,7 +130,7 @@ class WorkerLink:
         self.begin = time.perf_counter()
         mark = self.lifecycle.mark if self.lifecycle else Mark(0)
         for push, version in zip(self.pushes, versions, strict=True):
-            push.header[:] = kind, examples, *mark, self.worker.board.asked(), version
+            push.header[:] = kind, examples, *mark, self.worker.board.stop_signal(), version
         for m, edges in enumerate(self.edges):
             while self.gone[m] < len(edges):
                 self._post(m, gradient)

@@ -122,7 +122,7 @@ class Snapshot:
         """Return the checkpoint that the first master should begin now, if any."""
         if not self.first or self.open:
             return None
-        asked = self.asked or self.worker.board.asked()
+        asked = self.asked or self.worker.board.stop_signal()
         pushes = sum(clock.running.values()) + sum(clock.finished.values())
         return self.lifecycle.due(pushes // self.worker.config.workers, asked)
 

@@ -1,1 +1,1 @@
-"""What every process of a run does: build its worker, train, measure, record."""
+"""The worker's side of a run: build the worker, train, measure, record."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from manyhands.comm import Communicator
 
 
-def expect_same_model(module: nn.Module, group: Communicator) -> None:
+def check_same_model(module: nn.Module, group: Communicator) -> None:
     """Refuse models whose parameters or buffers differ in name, shape or type. Collective.
 
     Raises:
@@ -22,19 +22,19 @@ def expect_same_model(module: nn.Module, group: Communicator) -> None:
     """
     if group.size == 1:
         return
-    mine = _described(module)
+    mine = _describe_tensors(module)
     digest = hashlib.sha256(json.dumps(mine).encode()).hexdigest()
     if len(set(group.gather(digest))) == 1:
         return
     first, *others = group.gather(mine)
     rank, other = next((r, o) for r, o in enumerate(others, 1) if o != first)
     raise ConfigError(
-        f"the models of the workers differ: {_difference(first, other, rank)}; expected every "
-        "worker to build the same model, whatever its rank, host or environment"
+        f"the models of the workers differ: {_first_difference(first, other, rank)}; expected "
+        "every worker to build the same model, whatever its rank, host or environment"
     )
 
 
-def _described(module: nn.Module) -> list[list[Any]]:
+def _describe_tensors(module: nn.Module) -> list[list[Any]]:
     """Return name, shape and type of every parameter and buffer."""
     both = (*module.named_parameters(), *module.named_buffers())
     return [
@@ -42,7 +42,7 @@ def _described(module: nn.Module) -> list[list[Any]]:
     ]
 
 
-def _difference(first: list[list[Any]], other: list[list[Any]], rank: int) -> str:
+def _first_difference(first: list[list[Any]], other: list[list[Any]], rank: int) -> str:
     """Return the first difference between worker 0's model and that of worker `rank`.
 
     >>> _difference([["w", [8, 6], "float32"]], [["w", [9, 6], "float32"]], 1)

@@ -17,26 +17,26 @@ from manyhands.config.options import flatten
 from manyhands.config.parse import parse_slow
 from manyhands.config.run import RunConfig
 from manyhands.data import Plan, Stored, StreamPlan, batch_tree
-from manyhands.launch.environment import own_threads
-from manyhands.launch.fault_injection import striker
+from manyhands.launch.environment import threads_in_group
+from manyhands.launch.fault_injection import fault_hook
 from manyhands.launch.status_board import BOARD_FILE, EVENTS_FILE, Board
 from manyhands.model import lr_schedule, randomness
 from manyhands.model.kernels import tuning
-from manyhands.model.kernels.autograd import wake
+from manyhands.model.kernels.autograd import warm_up
 from manyhands.model.kernels.malloc import keep_freed
 from manyhands.model.replica import Replica
 from manyhands.strategies.strategy import strategy_of
 from manyhands.training.process import devices, objective, split_check
-from manyhands.training.process.agreement import expect_same_model
-from manyhands.training.process.data import opened, planned_for
+from manyhands.training.process.agreement import check_same_model
+from manyhands.training.process.data import open_data, plan_for_worker
 from manyhands.training.process.model import (
     build_optimizer,
     build_replica,
     choose_kernels,
-    decaying,
+    decay_filter,
 )
-from manyhands.training.process.privacy import divide, open_ledger, protect
-from manyhands.training.resume import began_with, fingerprint, verify
+from manyhands.training.process.privacy import make_private, open_ledger, split_mechanism
+from manyhands.training.resume import began_with, check_match, data_fingerprint
 from manyhands.worker import step_history
 from manyhands.worker.abilities import SplitsModel
 from manyhands.worker.augment import Augment
@@ -56,81 +56,84 @@ if TYPE_CHECKING:
     from manyhands.training.job import Job
 
 
-def worker(job: Job, comm: MPI.Comm | Communicator, folder: Path) -> tuple[Worker, tuning.Kernels]:
+def build_worker(
+    job: Job, comm: MPI.Comm | Communicator, folder: Path
+) -> tuple[Worker, tuning.Kernels]:
     """Build this process's worker, in steps that all processes of the group do together.
 
     A master is built like a worker; it holds the plan of worker 0, for the record only.
     """
     keep_freed()
-    draft = _Draft(job, comm, folder)
+    draft = WorkerBuilder(job, comm, folder)
     draft.open_data()
     draft.build_model()
-    draft.protect()
-    draft.try_out()
-    draft.divide_model()
+    draft.make_private()
+    draft.choose_kernels()
+    draft.split_model()
     draft.build_optimizer()
     made = draft.assemble()
     draft.attach(made)
     return made, draft.kernels
 
 
-class _Draft:
-    """A worker in the making: every step uses what the steps before it have made."""
+class WorkerBuilder:
+    """Builds a worker in steps; each step uses the results of the steps before it."""
 
     kernels: tuning.Kernels
 
     def __init__(self, job: Job, comm: MPI.Comm | Communicator, folder: Path) -> None:
         """Join the group, and settle where and with how many threads this process computes."""
-        self.waking = wake()
+        self.autograd_warmup = warm_up()
         self.job, self.config, self.folder = job, job.config, folder
         self.rank, self.strategy = comm.rank, job.config.strategy
         self.board = Board(folder / BOARD_FILE, comm.size)
-        self.device, self.group = devices.place(self.config, _group(comm, self.config))
+        self.device, self.group = devices.place_worker(self.config, _make_group(comm, self.config))
         beside = self.strategy.supports.beside == "master"
         self.serves = comm.rank >= self.config.workers and beside
-        self.board.on_note = striker(comm.rank)
+        self.board.on_note = fault_hook(comm.rank)
         self.board.enter(comm.rank)
-        threads = job.threads or self.config.threads or own_threads(self.group.gather)
+        threads = job.threads or self.config.threads or threads_in_group(self.group.gather)
         torch.set_num_threads(1 if self.serves else threads)
 
     def open_data(self) -> None:
-        """Open the data, and plan which of it this worker sees."""
+        """Open the data, and plan which examples this worker uses."""
         self.board.note(self.rank, 0, "load")
         self.found = check(Path(self.job.checkpoint)) if self.job.checkpoint else None
-        self.data = opened(self.config, Path(self.job.data))
-        devices.settle(self.data, self.device)
+        self.data = open_data(self.config, Path(self.job.data))
+        devices.move_data(self.data, self.device)
         if self.config.privacy:
             self.config.privacy.check_data(self.data.about.learned)
         self.follows = self.strategy.follows(self.rank, self.config.workers)
-        self.plan = planned_for(self.config, self.data, self.follows)
+        self.plan = plan_for_worker(self.config, self.data, self.follows)
 
     def build_model(self) -> None:
-        """Build the model and what it is judged by, and refuse what cannot be trained this way."""
+        """Build the model and its metrics, and refuse what cannot be trained this way."""
         self.replica = build_replica(self.job, self.data, self.device)
-        expect_same_model(self.replica.module, self.group)
+        check_same_model(self.replica.module, self.group)
         self.strategy.check_model(layers=[layer.name for layer in self.replica.layers])
         self.strategy.check_data(self.data.about.features, self.data.about.targets)
-        self.decays = decaying(self.config.no_decay, self.replica)
+        self.decays = decay_filter(self.config.no_decay, self.replica)
         self.board.note(self.rank, 0, "tune")
-        self.batch = self.data.train.batch(_indices(self.config, self.plan))
-        self.waking.join()  # two first backward passes at once would both make a forked engine anew
-        self.metrics = objective.metrics(self.job, self.replica, self.data, self.batch)
-        self.unlike = ""
+        self.batch = self.data.train.batch(_trial_indices(self.config, self.plan))
+        # Two first backward passes at once would both recreate a forked engine.
+        self.autograd_warmup.join()
+        self.metrics = objective.make_metrics(self.job, self.replica, self.data, self.batch)
+        self.split_warning = ""
         if self.rank == 0:
-            self.unlike = _unlike_halves(self.config, self.replica, self.batch)
+            self.split_warning = _split_warning(self.config, self.replica, self.batch)
 
-    def protect(self) -> None:
-        """Make the run private, where that is asked for."""
+    def make_private(self) -> None:
+        """Make the run private, if requested."""
         self.sampler, self.mechanism = None, None
         if isinstance(self.plan, Plan) and self.config.privacy:
-            self.sampler, self.mechanism = protect(
+            self.sampler, self.mechanism = make_private(
                 self.config, self.plan, self.replica, self.batch, self.group
             )
 
-    def try_out(self) -> None:
-        """Pass a batch through the model: what is random in it, and which kernels are fastest."""
-        most = self.strategy.at_once(batch_tree.count(self.batch[0]))
-        passed = batch_tree.cut(*self.batch, slice(most))
+    def choose_kernels(self) -> None:
+        """Pass a batch through the model: find its randomness and the fastest kernels."""
+        most = self.strategy.at_once(batch_tree.count_examples(self.batch[0]))
+        passed = batch_tree.take_examples(*self.batch, slice(most))
         prepare = partial(randomness.prepare, self.config, self.replica, passed)
         self.others = [] if self.serves else prepare()
         step = self.mechanism.try_out if self.mechanism else self.replica.gradient
@@ -138,16 +141,16 @@ class _Draft:
             self.config, self.replica, passed, self.group, partial(step, *passed)
         )
 
-    def divide_model(self) -> None:
-        """Keep this process's part of the model, where the strategy divides it."""
+    def split_model(self) -> None:
+        """Keep this process's part of the model, where the strategy splits it."""
         whole = replica = self.replica
         if isinstance(self.strategy, SplitsModel):
             replica = self.strategy.part(whole, self.batch, self.group, self.config.workers)
         self.replica = replica
         if self.mechanism and replica is not whole:
-            divide(self.mechanism, replica, self.group, self.config)
+            split_mechanism(self.mechanism, replica, self.group, self.config)
         if replica.activations is None and not (self.serves or self.config.privacy):
-            compute = partial(batch_tree.call, replica.module)
+            compute = partial(batch_tree.call_model, replica.module)
             if replica.of_model:
                 compute = partial(replica.objective, replica.module, y=self.batch[1])
             # What came out is let go at once: its graph would bind the parameters to this stream.
@@ -158,18 +161,18 @@ class _Draft:
         self.optimizer = build_optimizer(self.config, self.replica, self.batch, self.decays)
         self.graphs = None
         cuda = self.device.type == "cuda"
-        if cuda and not self.mechanism and _plain(self.job, self.replica, self.data):
-            self.graphs, self.kernels = devices.graphs(
+        if cuda and not self.mechanism and _is_capturable(self.job, self.replica, self.data):
+            self.graphs, self.kernels = devices.capture_graphs(
                 self.config, self.replica, self.optimizer, self.data, self.plan, self.kernels
             )
         elif self.kernels.choice == "graphs":
-            self.kernels = devices.without_graphs(self.config)
+            self.kernels = devices.kernels_without_graphs(self.config)
 
     def assemble(self) -> Worker:
         """Put the worker together."""
         evaluation = Evaluation(
             metrics=self.metrics,
-            aim=objective.aim(self.config, self.metrics),
+            aim=objective.make_aim(self.config, self.metrics),
             consensus=strategy_of(self.config).consensus,
         )
         return Worker(
@@ -184,21 +187,21 @@ class _Draft:
             computation=Computation(
                 mechanism=self.mechanism,
                 graphs=self.graphs,
-                augment=_augment(self.job, self.follows),
+                augment=_build_augment(self.job, self.follows),
             ),
             # Where workers do not step together, they wait while worker 0 evaluates.
             hooks=[] if self.strategy.supports.together else [evaluation],
         )
 
     def attach(self, made: Worker) -> None:
-        """Give the worker what accompanies its steps, and put it where its checkpoint was."""
+        """Attach the worker's hooks, and restore its checkpoint, if any."""
         job, config, found = self.job, self.config, self.found
         # When a private step ended tells how many examples it had: on no disk under a name.
         resumable = (config.checkpoint_every or found) and not config.privacy
         step_history.keep(made, Path(job.output) / FOLDER if resumable else None)
         if self.rank == 0:
-            lead(job, made, self.folder)
-            made.reporter.warn(self.unlike)
+            make_leader(job, made, self.folder)
+            made.reporter.warn(self.split_warning)
             if self.group.size > 1:
                 made.reporter.warn(randomness.warning(config, made.replica, self.others))
         # What a model draws of its own must differ between workers; initial weights must not.
@@ -206,29 +209,29 @@ class _Draft:
             seed = np.random.SeedSequence([config.seed, self.rank]).generate_state(1)[0]
             torch.manual_seed(int(seed))
         began = self._attach_rate(made)
-        _attach_speeds(made)
+        _attach_slowdown_and_balance(made)
         strategy_of(config).prepare(made)
         _attach_lifecycle(job, made, self.kernels, began)
         if found:
-            _go_on(job, made, found)
+            _restore(job, made, found)
         if self.mechanism:
-            open_ledger(made, Path(job.output), _remembered(made, found))
+            open_ledger(made, Path(job.output), _ledger_state(made, found))
 
     def _attach_rate(self, made: Worker) -> int:
-        """Let the learning rate follow its schedule; returns with how many workers it all began."""
+        """Attach the learning-rate schedule; return the number of workers at the run's start."""
         config = self.config
         epochs = sum(made.plan.steps(e) for e in range(1, config.epochs + 1))
         steps = min(epochs, config.max_steps or epochs)
         self.board.steps(self.rank, 0 if self.serves else steps)
         began = began_with(self.found) if self.found else config.workers
-        made.computation.rate = _rate(self.job, made.optimizer, steps, began)
+        made.computation.rate = _build_rate(self.job, made.optimizer, steps, began)
         if made.computation.rate:
             made.computation.planned = self.group.gather(steps)[: config.workers]
         return began
 
 
-def _indices(config: RunConfig, plan: Plan | StreamPlan) -> np.ndarray:
-    """Return examples to try things out on: as many as a batch has. A private sample is secret."""
+def _trial_indices(config: RunConfig, plan: Plan | StreamPlan) -> np.ndarray:
+    """Return the indices of a batch for trials; a private sample stays secret."""
     if config.privacy:
         split = 1 if config.strategy.supports.whole_batches else config.workers
         return np.arange(min(plan.examples, max(1, config.batch_size // split)))
@@ -236,57 +239,57 @@ def _indices(config: RunConfig, plan: Plan | StreamPlan) -> np.ndarray:
     return share.indices if share and len(share.indices) else np.zeros(1, dtype=np.int64)
 
 
-def _unlike_halves(config: RunConfig, replica: Replica, batch: tuple[Tree, Tree]) -> str:
-    """Return a warning where the loss changes because the run computes it on parts of a batch."""
-    parts = split_check.pieces(config)
-    found = None if parts == 1 or config.privacy else split_check.compare(replica, batch)
-    return split_check.warning(objective.called(replica.loss), found, parts) if found else ""
+def _split_warning(config: RunConfig, replica: Replica, batch: tuple[Tree, Tree]) -> str:
+    """Return a warning where the loss changes when a batch is split."""
+    parts = split_check.count_pieces(config)
+    found = None if parts == 1 or config.privacy else split_check.compare_halves(replica, batch)
+    return split_check.warning(objective.loss_name(replica.loss), found, parts) if found else ""
 
 
-def _augment(job: Job, worker: int) -> Augment | None:
-    """Return what changes this worker's batches, if anything does."""
+def _build_augment(job: Job, worker: int) -> Augment | None:
+    """Return the augmentation of this worker's batches, if any."""
     if job.augment is None:
         return None
     return Augment(job.augment, seed=job.config.seed, worker=worker)
 
 
-def _rate(
+def _build_rate(
     job: Job, optimizer: torch.optim.Optimizer, steps: int, workers: int
 ) -> lr_schedule.Rate | None:
-    """Return how the learning rate changes over a run that began with so many workers, if so."""
+    """Return the learning-rate schedule of a run that began with so many workers, if any."""
     config = job.config
-    scale = lr_schedule.scale(config.lr_scaling, workers)
+    scale = lr_schedule.lr_scale(config.lr_scaling, workers)
     if job.schedule:
-        table = lr_schedule.tabulated(job.schedule, optimizer, max(1, steps))
+        table = lr_schedule.tabulate(job.schedule, optimizer, max(1, steps))
         return lr_schedule.Rate("own", 0.0, scale, max(1, steps), table)
     wanted = lr_schedule.Rate(config.schedule, config.warmup, scale, max(1, steps))
     return wanted if (wanted.kind, wanted.warmup, scale) != ("constant", 0.0, 1.0) else None
 
 
-def _plain(job: Job, replica: Replica, data: Stored) -> bool:
-    """Say whether a step is one pass over one tensor as stored, which a graph can capture."""
+def _is_capturable(job: Job, replica: Replica, data: Stored) -> bool:
+    """Return whether a CUDA graph can capture the step: one pass over one tensor."""
     several = data.about.features is not None or data.about.targets is not None
     passes = replica.of_model or replica.pieces > 1 or job.augment is not None or replica.norms
     return data.about.labelled and not (several or passes)
 
 
-def lead(job: Job, worker: Worker, folder: Path) -> None:
-    """Let a worker announce what happens, and keep the best model: the first of the group does."""
+def make_leader(job: Job, worker: Worker, folder: Path) -> None:
+    """Let a worker announce events and keep the best model, as the group's first does."""
     worker.reporter.announce = worker.reporter.announce or _Announcer(folder / EVENTS_FILE)
     worker.reporter.callbacks = worker.reporter.callbacks or list(job.callbacks)
     worker.reporter.keep_best = partial(_save_best, Path(job.output))
 
 
 def _save_best(output: Path, replica: Replica, params: torch.Tensor) -> None:
-    """Write the model with these parameters down as the best so far, all or nothing."""
+    """Write the model with these parameters as the best so far, atomically."""
     with replica.holding(params):
         state = {k: v.detach().clone() for k, v in replica.judged.state_dict().items()}
     with files.replacing(output / BEST) as temporary:
         save_file(state, temporary)
 
 
-def _attach_speeds(worker: Worker) -> None:
-    """Slow the worker down, or let its part of the batch follow its speed, where asked for."""
+def _attach_slowdown_and_balance(worker: Worker) -> None:
+    """Slow the worker down, or balance batches by speed, if requested."""
     config, rank = worker.config, worker.rank
     slow = parse_slow(config.slow) if config.slow else None
     worker.computation.slow = slow if slow and slow.rank == rank else None
@@ -298,65 +301,65 @@ def _attach_speeds(worker: Worker) -> None:
 
 
 def _attach_lifecycle(job: Job, worker: Worker, kernels: tuning.Kernels, began: int) -> None:
-    """Let the worker write checkpoints and hear requests."""
+    """Attach the hook that writes checkpoints and handles requests to stop."""
     strategy = worker.config.strategy
     cut = strategy.settled(worker.replica) if isinstance(strategy, SplitsModel) else {}
     about = {
         "manyhands": __version__,
         "options": flatten(worker.config),
         "began_with": began,
-        "data": fingerprint(worker),
+        "data": data_fingerprint(worker),
         "settled": {"kernels": kernels.choice, **cut},
-        "loss": _own_name(job.loss),
+        "loss": _user_loss_name(job.loss),
         "layers": [[layer.name, layer.start, layer.stop] for layer in worker.replica.layers],
     }
     worker.hooks.append(Lifecycle(worker, Path(job.output), about, grows=job.grows))
 
 
-def _go_on(job: Job, worker: Worker, found: Checkpoint) -> None:
-    """Put the worker where its checkpoint was."""
-    verify(found, worker, _own_name(job.loss))
+def _restore(job: Job, worker: Worker, found: Checkpoint) -> None:
+    """Restore the worker's checkpoint."""
+    check_match(found, worker, _user_loss_name(job.loss))
     restore(worker, found)
     cast("Lifecycle", worker.hook(Lifecycle)).mark = Mark(found.step)
     if worker.rank == 0:
         put_back_best(found, Path(job.output))
 
 
-def _remembered(worker: Worker, found: Checkpoint | None) -> Any:
-    """Return what this worker had spent of its privacy when the checkpoint was written."""
+def _ledger_state(worker: Worker, found: Checkpoint | None) -> Any:
+    """Return this worker's privacy spending at the checkpoint."""
     if found is None or worker.rank >= found.about["processes"]:
         return None
     return found.part(worker.rank).numbers.get("privacy")
 
 
-def _own_name(loss: Any) -> str | None:
-    """Return the name of a loss that the user wrote; None for those that come with manyhands."""
+def _user_loss_name(loss: Any) -> str | None:
+    """Return the name of a loss that the user wrote; None for bundled losses."""
     return None if loss is None else str(getattr(loss, "__name__", type(loss).__name__))
 
 
-def _group(comm: MPI.Comm | Communicator, config: RunConfig) -> Communicator:
-    """Return the processes of `comm` as a group over what is asked for; NCCL comes later."""
+def _make_group(comm: MPI.Comm | Communicator, config: RunConfig) -> Communicator:
+    """Return the processes of `comm` as a group over the chosen backend; NCCL comes later."""
     if hasattr(comm, "meter"):
         group = cast("Communicator", comm)
     elif config.on_failure == "continue":
-        from manyhands.comm.ulfm import lasting
+        from manyhands.comm.ulfm import fault_tolerant_group
         from manyhands.training.process import recovery
 
-        recovery.check()
-        return lasting(comm)
+        recovery.check_mpi()
+        return fault_tolerant_group(comm)
     else:
         from manyhands.comm.mpi import MPICommunicator
 
         group = MPICommunicator(comm)
     if config.comm in ("auto", "mpi", "torch:nccl", group.name):
         return group
-    from manyhands.comm.torch import meet
+    from manyhands.comm.torch import make_torch_group
 
-    return meet(config.comm.removeprefix("torch:"))
+    return make_torch_group(config.comm.removeprefix("torch:"))
 
 
 class _Announcer:
-    """Appends what happened to a file that the launcher follows."""
+    """Appends events to a file that the launcher reads."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

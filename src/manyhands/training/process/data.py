@@ -1,4 +1,4 @@
-"""Which data a worker of a run has, and which examples come next for it."""
+"""Opens a run's data, and plans which examples each worker uses."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ if TYPE_CHECKING:
     from manyhands.config.run import RunConfig
 
 
-def opened(config: RunConfig, folder: Path) -> Stored:
-    """Open the data as the run wants it: limited, with a part kept aside, or as a stream."""
+def open_data(config: RunConfig, folder: Path) -> Stored:
+    """Open the data as the options say: limited, with a validation part, or as a stream."""
     if config.stream is not None:
         return Streamed(folder, About.read(folder), config.stream, config.dtype)
     data = Stored.open(folder, train_limit=config.limit, dtype=config.dtype)
     if config.validation:
-        data.keep_aside(config.validation, config.seed)
+        data.hold_out(config.validation, config.seed)
     return data
 
 
-def planned_for(config: RunConfig, data: Stored, rank: int) -> Plan | StreamPlan:
-    """Return which of the data's examples come next for one worker."""
+def plan_for_worker(config: RunConfig, data: Stored, rank: int) -> Plan | StreamPlan:
+    """Return the plan of one worker's examples."""
     train = data.train
     if isinstance(train, StreamSplit):
-        return streamed(config, train.lengths, rank=rank, feed=train.feed)
-    return plan(config, examples=len(train), rank=rank, labels=train.labels, ids=data.ids)
+        return stream_plan(config, train.lengths, rank=rank, feed=train.feed)
+    return make_plan(config, examples=len(train), rank=rank, labels=train.labels, ids=data.ids)
 
 
-def streamed(
+def stream_plan(
     config: RunConfig, lengths: np.ndarray, *, rank: int, feed: Feed | None = None
 ) -> StreamPlan:
-    """Return which examples come next for one worker that streams row groups of these lengths."""
+    """Return the plan of one worker that streams row groups of these lengths."""
     assert config.stream is not None
     return StreamPlan(
         lengths=lengths,
@@ -51,7 +51,7 @@ def streamed(
     )
 
 
-def plan(
+def make_plan(
     config: RunConfig,
     *,
     examples: int,
@@ -59,7 +59,7 @@ def plan(
     labels: np.ndarray | None = None,
     ids: np.ndarray | None = None,
 ) -> Plan:
-    """Return which examples come next for one worker; refuses what cannot be divided."""
+    """Return the plan of one worker's examples; refuse data that cannot be divided."""
     return Plan(
         config.partition_kind,
         examples=examples,

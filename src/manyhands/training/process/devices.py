@@ -1,4 +1,4 @@
-"""Which GPU a worker computes on, and what carries its messages then. Collective."""
+"""Chooses each worker's GPU, and the transport of its messages. Collective."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from manyhands.comm.staging import Staged
+from manyhands.comm.staging import StagedComm
 from manyhands.config.optimizers import SGD, Adam, AdamW
 from manyhands.errors import ConfigError
-from manyhands.launch.host import host, kernel
+from manyhands.launch.host import hostname, kernel_id
 from manyhands.model.kernels.cuda_graphs import Graphs
 from manyhands.model.kernels.tuning import Kernels
 
@@ -23,8 +23,8 @@ _SIZES = 4  # batches of so many sizes are captured; any other is computed kerne
 _SHARE = 0.5  # of a GPU's free memory that the data may take
 
 
-def expect_cuda() -> None:
-    """Refuse a device that this process does not see.
+def check_cuda() -> None:
+    """Refuse CUDA where this process sees no GPU.
 
     Raises:
         ConfigError: There is no GPU, or PyTorch was built without CUDA.
@@ -33,12 +33,12 @@ def expect_cuda() -> None:
         built = torch.version.cuda
         why = "sees no GPU" if built else "is built without CUDA"
         raise ConfigError(
-            f"device is 'cuda', but PyTorch {torch.__version__} on {host()} {why}; expected cpu"
+            f"device is 'cuda', but PyTorch {torch.__version__} on {hostname()} {why}; expected cpu"
         )
 
 
-def place(config: RunConfig, group: Communicator) -> tuple[torch.device, Communicator]:
-    """Return where this worker computes, and the group to train in. Collective.
+def place_worker(config: RunConfig, group: Communicator) -> tuple[torch.device, Communicator]:
+    """Return this worker's device, and the group to train in. Collective.
 
     The processes of a host take its GPUs in turn. Where each has one of its own NCCL carries the
     vectors, unless another way is asked for; elsewhere they go through the host's memory. Workers
@@ -48,26 +48,26 @@ def place(config: RunConfig, group: Communicator) -> tuple[torch.device, Communi
     if config.device == "cpu" or not on_gpu:
         return torch.device("cpu"), group
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    mine = [host(), kernel()]
+    mine = [hostname(), kernel_id()]
     found = group.gather([mine, count])
     without = sorted({name for (name, _), gpus in found if not gpus})
     if without and config.device == "auto":
         return torch.device("cpu"), group
     if without:
-        expect_cuda()  # names this host and its reason
+        check_cuda()  # names this host and its reason
         raise ConfigError(f"device is 'cuda', but there is no GPU on {', '.join(without)}")
     shared = config.strategy.supports.shares_memory
     before = 0 if shared else sum(where == mine for where, _ in found[: group.rank])
     device = torch.device("cuda", before % count)
     torch.cuda.set_device(device)
     torch.backends.cudnn.deterministic = config.deterministic
-    return device, group if shared else _carried(config, group, device)
+    return device, group if shared else _gpu_group(config, group, device)
 
 
-def _carried(config: RunConfig, group: Communicator, device: torch.device) -> Communicator:
-    """Return the group for vectors on this GPU: over NCCL, or staged."""
+def _gpu_group(config: RunConfig, group: Communicator, device: torch.device) -> Communicator:
+    """Return the group for vectors on this GPU: over NCCL, or staged through the host."""
     own = str(getattr(torch.cuda.get_device_properties(device), "uuid", device))
-    taken = group.gather([host(), kernel(), own])
+    taken = group.gather([hostname(), kernel_id(), own])
     alone = len({tuple(gpu) for gpu in taken}) == len(taken)
     if config.comm == "torch:nccl" and not alone:
         raise ConfigError(
@@ -77,20 +77,20 @@ def _carried(config: RunConfig, group: Communicator, device: torch.device) -> Co
     free = config.comm == "auto" and getattr(config.strategy, "allreduce", "auto") == "auto"
     wanted = config.comm == "torch:nccl" or (free and alone and group.size > 1)
     if not wanted or not torch.distributed.is_nccl_available():
-        return Staged(group)
-    from manyhands.comm.torch import meet
+        return StagedComm(group)
+    from manyhands.comm.torch import make_torch_group
 
-    return meet("nccl")
+    return make_torch_group("nccl")
 
 
-def settle(data: Stored, device: torch.device) -> None:
-    """Let batches be made on the GPU, from a copy of the data there if it is small enough."""
+def move_data(data: Stored, device: torch.device) -> None:
+    """Make batches on the GPU, from a copy of the data there if it is small enough."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         data.move(device, resident=data.nbytes < _SHARE * free)
 
 
-def graphs(
+def capture_graphs(
     config: RunConfig,
     replica: Replica,
     optimizer: torch.optim.Optimizer,
@@ -98,7 +98,7 @@ def graphs(
     plan: Plan | StreamPlan,
     kernels: Kernels,
 ) -> tuple[Graphs, Kernels]:
-    """Return the steps of a worker on a GPU, tried out on its first batches, and their kernels.
+    """Return a GPU worker's captured steps, tried on its first batches, and their kernels.
 
     Raises:
         ConfigError: Graphs are asked for, and the model's step cannot be captured.
@@ -123,8 +123,8 @@ def graphs(
     return made, kernels
 
 
-def without_graphs(config: RunConfig) -> Kernels:
-    """Return the kernels of a step that is more than one pass over one tensor.
+def kernels_without_graphs(config: RunConfig) -> Kernels:
+    """Return the kernels of a step that no graph can capture.
 
     Raises:
         ConfigError: Graphs are asked for.

@@ -1,4 +1,4 @@
-"""What one worker measured: the phases of its steps, and what it held, sent and took."""
+"""What one worker measured: the phases of its steps, its memory and its traffic."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import numpy as np
 
 from manyhands import files
-from manyhands.launch.host import host, kernel
+from manyhands.launch.host import hostname, kernel_id
 from manyhands.worker.columns import TIMES, Column, StepFile
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Rows:
             self.seconds[name] += float(phase.round(6).sum())
 
     def average(self) -> None:
-        """Give every step the mean seconds of all steps."""
+        """Set every step's seconds to the mean over all steps."""
         if len(self):
             self._mean = [sum(column) / len(self) for column in self._columns[1:]]
             for name, mean in zip(PHASES, self._mean, strict=True):
@@ -58,7 +58,7 @@ class Rows:
         return len(self._columns[0])
 
     def part(self, start: int, stop: int) -> list[dict[str, Any]]:
-        """Return some rows as `steps.jsonl` has them."""
+        """Return some rows in the format of `steps.jsonl`."""
         losses, *phases = (column.read(start, stop) for column in self._columns)
         if self._mean is not None:
             phases = [np.full(len(losses), mean) for mean in self._mean]
@@ -77,13 +77,13 @@ class Rows:
             yield from self.part(start, start + _AT_ONCE)
 
 
-def steps(worker: Worker) -> Rows:
+def step_rows(worker: Worker) -> Rows:
     """Return one row per step. Collective where workers step together.
 
     In a private run every row has the mean seconds: how long a step took would tell its examples.
     """
     together = not worker.clock.waited and worker.config.strategy.supports.together
-    ahead = _clock_ahead(worker) if together else 0.0
+    ahead = _clock_offset(worker) if together else 0.0
     # Of a group of another size nothing is known.
     rows = Rows(worker.step - len(worker.training.losses) + 1)
     losses = worker.training.losses
@@ -138,13 +138,13 @@ def _replacing(path: Path) -> Iterator[TextIO]:
         yield file
 
 
-def _clock_ahead(worker: Worker) -> float:
-    """Return by how many seconds this clock is ahead of worker 0's. Collective.
+def _clock_offset(worker: Worker) -> float:
+    """Return the seconds by which this clock is ahead of worker 0's. Collective.
 
     Under one kernel all share a clock. Between kernels it is measured: all leave a barrier at
     about the same time, up to a message's latency, of which the median of a few is taken.
     """
-    if len(set(worker.comm.gather(kernel()))) == 1:
+    if len(set(worker.comm.gather(kernel_id()))) == 1:
         return 0.0
     readings = []
     for _ in range(_BARRIERS):
@@ -154,8 +154,8 @@ def _clock_ahead(worker: Worker) -> float:
     return float(np.median(np.array(readings) - np.array(first)))
 
 
-def figures(worker: Worker, process: dict[str, float], rows: Rows) -> dict[str, Any]:
-    """Return what the record says of this worker.
+def worker_figures(worker: Worker, process: dict[str, float], rows: Rows) -> dict[str, Any]:
+    """Return this worker's entry in the record.
 
     Args:
         worker: The worker.
@@ -170,9 +170,9 @@ def figures(worker: Worker, process: dict[str, float], rows: Rows) -> dict[str, 
     return {
         "rank": worker.number,
         "role": worker.role,
-        "host": host(),
+        "host": hostname(),
         "device": str(worker.params.device),
-        "kernel": kernel(),
+        "kernel": kernel_id(),
         "pid": worker.board.pid(worker.number),
         "examples": round(sum(e.examples for e in worker.training.epochs)),
         "steps": worker.step,
@@ -187,15 +187,15 @@ def figures(worker: Worker, process: dict[str, float], rows: Rows) -> dict[str, 
         # In a private run the most memory would tell the largest sample.
         "peak_rss_bytes": None if worker.computation.mechanism else process["peak_rss_bytes"],
         **{k: round(spent.get(k, 0.0), 6) for k in PHASES},
-        "memory": _memory(worker),
+        "memory": _held_bytes(worker),
         "bytes": None if None in sent else sum(sent),
         "messages": None if None in messages else sum(messages),
         "operations": operations,
     }
 
 
-def _memory(worker: Worker) -> dict[str, int | None]:
-    """Return the bytes of what this process holds, but for Python, torch and the data."""
+def _held_bytes(worker: Worker) -> dict[str, int | None]:
+    """Return the bytes this process holds beside Python, torch and the data."""
     import torch
 
     replica, states = worker.replica, worker.optimizer.state.values()

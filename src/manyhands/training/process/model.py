@@ -1,4 +1,4 @@
-"""Builds what a worker trains: its model from one seed, its kernels, its optimizer."""
+"""Builds the model from one seed, its kernels and its optimizer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from manyhands.model.kernels import tuning
 from manyhands.model.replica import Replica
 from manyhands.model.zoo import MODELS, OWN_LOSS
 from manyhands.training.process import objective
-from manyhands.training.trial import materialise
+from manyhands.training.trial import materialise_lazy
 
 if TYPE_CHECKING:
     from manyhands.comm import Communicator
@@ -29,43 +29,43 @@ if TYPE_CHECKING:
 
 
 def build_replica(job: Job, data: Stored, device: torch.device) -> Replica:
-    """Return the model of a job on its device, the same on every worker."""
+    """Return the job's model on its device, the same on every worker."""
     config = job.config
     torch.manual_seed(config.seed)
-    module, own_loss = _module(job.model, data)
-    loss = objective.loss(job, own_loss, data)
+    module, own_loss = _make_module(job.model, data)
+    loss = objective.make_loss(job, own_loss, data)
     # Drawn on the CPU, so that the first weights are the same on every device.
-    materialise(module, loss, data)
+    materialise_lazy(module, loss, data)
     if config.init:
-        _load(module, Path(config.init))
+        _load_weights(module, Path(config.init))
     module.to(device, getattr(torch, config.dtype)).train()
     replica = Replica(module, loss, classifies=False)
     replica.pieces, replica.autocast = config.accumulate, config.autocast
     return replica
 
 
-def _module(model: Any, data: Stored) -> tuple[nn.Module, str | None]:
-    """Return the module that a name, a factory or a module stands for, and its own loss if any."""
+def _make_module(model: Any, data: Stored) -> tuple[nn.Module, str | None]:
+    """Return the module for a name, a factory or a module, and its own loss if any."""
     if isinstance(model, str):
         if model not in MODELS:
             raise ConfigError(
                 f"model is {model!r}; expected {', '.join(MODELS)} or package.module:factory."
                 f"{nearest(model, MODELS)}"
             )
-        return MODELS[model](tuple(data.shape), data.outputs), _own_loss(model, data)
+        return MODELS[model](tuple(data.shape), data.outputs), _bundled_loss(model, data)
     module = model if isinstance(model, nn.Module) else model()
     if not isinstance(module, nn.Module):
         raise ConfigError(f"model gave a {type(module).__name__}; expected a torch.nn.Module")
     return module, None
 
 
-def _own_loss(model: str, data: Stored) -> str | None:
-    """Return the loss of a model that comes with manyhands, which are made for classes."""
+def _bundled_loss(model: str, data: Stored) -> str | None:
+    """Return the loss of a bundled model, which is made for classes."""
     return OWN_LOSS[model] if data.classes else None
 
 
-def _load(module: nn.Module, path: Path) -> None:
-    """Give `module` the weights of a file."""
+def _load_weights(module: nn.Module, path: Path) -> None:
+    """Load the weights of a file into `module`."""
     try:
         module.load_state_dict(load_file(path))
     except (OSError, SafetensorError, RuntimeError) as error:
@@ -79,15 +79,15 @@ def choose_kernels(
     group: Communicator,
     step: Callable[[], object],
 ) -> tuning.Kernels:
-    """Apply the kernels asked for, or the fastest for what is `passed` at once."""
+    """Apply the requested kernels, or the fastest for a batch of this size."""
     if config.kernels != "auto":
         if config.kernels.startswith("compile"):
             parts: list[Any] = [part for part in (replica.masks, replica.norms) if part]
             for part in parts:
                 part.outside_compilation()
-        return tuning.given(replica, config.kernels)
+        return tuning.apply_named(replica, config.kernels)
     if replica.params.is_cuda:  # how long a step takes kernel by kernel tells nothing of its graph
-        return tuning.given(replica, "default" if config.privacy else "graphs")
+        return tuning.apply_named(replica, "default" if config.privacy else "graphs")
     return tuning.choose(
         replica,
         passed,
@@ -99,8 +99,8 @@ def choose_kernels(
     )
 
 
-def decaying(patterns: str | None, replica: Replica) -> Callable[[str], bool]:
-    """Return what says of a parameter's name whether weight decay is for it."""
+def decay_filter(patterns: str | None, replica: Replica) -> Callable[[str], bool]:
+    """Return a function that tells by name whether a parameter has weight decay."""
     given = patterns.split(",") if patterns else []
     names = [name for name, _ in replica.named]
     for pattern in given:

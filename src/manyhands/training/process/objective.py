@@ -1,4 +1,4 @@
-"""What a run is about: its loss, its metrics and what it is to reach, as the data and the user say.
+"""Chooses a run's loss, metrics and target from the options and the data.
 
 Whole numbers as targets are classes: cross-entropy and accuracy. Floats are to be met: mean squared
 error. Without targets the features are to be met. Anything else is for the user to say.
@@ -21,7 +21,7 @@ from manyhands.data import batch_tree
 from manyhands.data.batch_tree import leaves
 from manyhands.errors import ConfigError, DataError
 from manyhands.files import PACKAGE
-from manyhands.model.metrics import Metric, build, makes_sense
+from manyhands.model.metrics import Metric, build, is_applicable
 from manyhands.model.zoo import LOSSES, OWN_LOSS
 from manyhands.worker.stopping import Aim
 
@@ -30,29 +30,29 @@ if TYPE_CHECKING:
     from manyhands.data import Stored
     from manyhands.data.batch_tree import Tree
     from manyhands.model.replica import LossFunction, Replica
-    from manyhands.training.job import Asked, Job
+    from manyhands.training.job import Job, TrainingRequest
 
 _SMALL = 5_000_000  # parameters, or numbers of a batch, with which a pass is tried beforehand
 _SHAPES = re.compile(r"shape|size|dimension|channel|dtype|scalar type", re.IGNORECASE)
 _MEETING = ("mse", "mae", "bce")  # losses of outputs that have the targets' shape
 
 
-def loss(job: Asked, own: str | None, data: Stored) -> LossFunction:
+def make_loss(job: TrainingRequest, own: str | None, data: Stored) -> LossFunction:
     """Return the loss: the user's, the model's own, or what fits the targets."""
     if job.loss:
         return job.loss  # type: ignore[no-any-return]
-    name = job.config.loss or own or _fitting(data)
+    name = job.config.loss or own or _default_loss(data)
     return LOSSES[name]
 
 
-def planned_loss(asked: Asked, data: Stored) -> LossFunction:
-    """Return the loss that the workers will use, as far as it is known before they start."""
+def planned_loss(asked: TrainingRequest, data: Stored) -> LossFunction:
+    """Return the loss that the workers will use, as far as known before they start."""
     own = OWN_LOSS[asked.model] if isinstance(asked.model, str) and data.classes else None
-    return loss(asked, own, data)
+    return make_loss(asked, own, data)
 
 
-def called(loss: Any) -> str:
-    """Return the name of a loss: the option's for those that come with manyhands, else its own.
+def loss_name(loss: Any) -> str:
+    """Return the name of a loss: the option's for bundled losses, else its own.
 
     >>> called(LOSSES["nll"]), called(torch.nn.L1Loss())
     ('nll', 'L1Loss')
@@ -61,7 +61,7 @@ def called(loss: Any) -> str:
     return known[0] if known else str(getattr(loss, "__name__", type(loss).__name__))
 
 
-def _fitting(data: Stored) -> str:
+def _default_loss(data: Stored) -> str:
     if data.classes:
         return "cross-entropy"
     target = data.train.y
@@ -74,10 +74,10 @@ def _fitting(data: Stored) -> str:
     return "mse"
 
 
-def metrics(
+def make_metrics(
     job: Job, replica: Replica, data: Stored, batch: tuple[Tree, Tree]
 ) -> tuple[Metric, ...]:
-    """Return the metrics of a run, tried on a batch; say what the loss lacks.
+    """Return the metrics of a run, tried on a batch.
 
     Raises:
         ConfigError: If the loss is no number, or a metric makes no sense for model and data.
@@ -88,27 +88,31 @@ def metrics(
         try:
             value, output = replica.objective(replica.module, x, y)
             if output is None and not all(map(_takes_model, job.metrics)):
-                output = batch_tree.call(replica.module, x)
+                output = batch_tree.call_model(replica.module, x)
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
-            if not _of_torch(error):
+            if not _raised_by_torch(error):
                 raise  # the user's own, with its traceback
-            _explain(replica, x, data)
-            raise ConfigError(_trouble(error, batch, data.classes, replica.loss)) from error
+            _explain_output(replica, x, data)
+            raise ConfigError(
+                _first_batch_error(error, batch, data.classes, replica.loss)
+            ) from error
         replica.module.train()
     if not replica.of_model:
         check_output(output, x, replica.loss, data)
-    _check(replica.loss, value, output, y)
+    _check_loss_value(replica.loss, value, output, y)
     given = job.metrics
     if not given and not replica.of_model:
-        given = _usual(replica.loss, output, y, data.classes)
+        given = _default_metrics(replica.loss, output, y, data.classes)
     found = tuple(build(each, output, y, data.classes) for each in given)
     labelled = data.train.labelled and not replica.of_model
     replica.classifies = labelled and any(metric.name == "accuracy" for metric in found)
     return found
 
 
-def try_shapes(module: nn.Module, data: Stored, rows: int, asked: Asked | None = None) -> None:
-    """Refuse a model that cannot take features of the data's shape, where that is cheap to see.
+def try_shapes(
+    module: nn.Module, data: Stored, rows: int, asked: TrainingRequest | None = None
+) -> None:
+    """Refuse a model that cannot take the data's shape, where that is cheap to try.
 
     It sees `rows` examples of zeros and never a record, in a copy, without its randomness. Only
     what PyTorch says of shapes and types counts: zeros may be refused for what they are. Where
@@ -119,13 +123,15 @@ def try_shapes(module: nn.Module, data: Stored, rows: int, asked: Asked | None =
     """
     batch = data.zeros(rows)
     try:
-        if not _cheap(module, batch[0]):
+        if not _is_cheap_to_try(module, batch[0]):
             return
         with torch.no_grad(), torch.random.fork_rng([]):
-            output = batch_tree.call(copy.deepcopy(module).to(data.train.dtype).eval(), batch[0])
+            output = batch_tree.call_model(
+                copy.deepcopy(module).to(data.train.dtype).eval(), batch[0]
+            )
     except RuntimeError as error:
-        if _of_torch(error) and _SHAPES.search(str(error)):
-            raise ConfigError(_trouble(error, batch, data.classes)) from error
+        if _raised_by_torch(error) and _SHAPES.search(str(error)):
+            raise ConfigError(_first_batch_error(error, batch, data.classes)) from error
         return
     except Exception:  # the workers will tell, if it is not the zeros' fault
         return
@@ -134,30 +140,30 @@ def try_shapes(module: nn.Module, data: Stored, rows: int, asked: Asked | None =
 
 
 def check_output(output: Any, x: Tree, loss: LossFunction, data: Stored) -> None:
-    """Refuse what a loss of PyTorch's cannot take: no single tensor, or too few scores.
+    """Refuse outputs that a PyTorch loss cannot take: several tensors, or too few scores.
 
     Raises:
         ConfigError: With what to return instead.
         DataError: With the first row whose label has no score.
     """
-    if not _known(loss):
+    if not _is_known_loss(loss):
         return  # the user's own knows what to do with it
     if not isinstance(output, Tensor):
-        raise ConfigError(_several(output, x, loss))
+        raise ConfigError(_several_outputs_hint(output, x, loss))
     kinds = (nn.CrossEntropyLoss, nn.NLLLoss)
     scoring = isinstance(loss, kinds) or loss in (LOSSES["cross-entropy"], LOSSES["nll"])
     if scoring and data.classes and output.dim() > 1:
         _check_labels(output.shape[1], data, getattr(loss, "ignore_index", -100))
 
 
-def _known(loss: LossFunction) -> bool:
-    """Say whether a loss is PyTorch's or ours."""
+def _is_known_loss(loss: LossFunction) -> bool:
+    """Return whether a loss is PyTorch's or ours."""
     home = str(getattr(loss, "__module__", None) or type(loss).__module__)
     return loss in LOSSES.values() or home.startswith("torch.")
 
 
-def _several(output: Any, x: Tree, loss: LossFunction) -> str:
-    """Return what to do with a model that returns several things, such as a ModelOutput."""
+def _several_outputs_hint(output: Any, x: Tree, loss: LossFunction) -> str:
+    """Return advice for a model with several outputs, such as a ModelOutput."""
     kind, call = type(output).__name__, "x"
     if batch_tree.form(x) is not None:
         call = "**x" if isinstance(x, dict) else "*x"
@@ -168,12 +174,12 @@ def _several(output: Any, x: Tree, loss: LossFunction) -> str:
     return (
         f"the model returns a {kind}{f' of {named}' if named else ''}: return one tensor{one}, or "
         f"give a loss of (model, batch): def loss(model, batch): x, y = batch; return "
-        f"{called(loss).replace('-', '_')}(model({call}){taken}, y)"
+        f"{loss_name(loss).replace('-', '_')}(model({call}){taken}, y)"
     )
 
 
 def _check_labels(scores: int, data: Stored, ignored: int) -> None:
-    """Refuse a label for which the model gives no score; its row is named."""
+    """Refuse a label without a score in the model's output; name its row."""
     if scores >= (data.classes or 0) or data.about.streamed:
         return
     for part, split in (("train", data.train), ("test", data.test)):
@@ -185,27 +191,27 @@ def _check_labels(scores: int, data: Stored, ignored: int) -> None:
         label, most = int(y[row][outside[row]].flatten()[0]), int(y.max())
         from_one = ", unless classes are counted from 1: then subtract it, here they begin at 0"
         raise DataError(
-            f"{data.name}: {part}: row {data.given_row(part, row)} has label {label}, but the "
+            f"{data.name}: {part}: row {data.original_row(part, row)} has label {label}, but the "
             f"model gives {scores} scores; labels go up to {most}, so the model must give "
             f"{most + 1} scores{from_one if int(y.min()) == 1 else ''}"
         )
 
 
-def _explain(replica: Replica, x: Tree, data: Stored) -> None:
-    """Say more of a failed first batch, where the model's output tells."""
+def _explain_output(replica: Replica, x: Tree, data: Stored) -> None:
+    """Explain a failed first batch by the model's output, where it tells."""
     if replica.of_model:
         return
     try:
-        output = batch_tree.call(replica.module, x)
+        output = batch_tree.call_model(replica.module, x)
     except Exception:  # that was the failure
         return
     check_output(output, x, replica.loss, data)
 
 
-def _try_loss(asked: Asked, data: Stored, output: Any, batch: tuple[Tree, Tree]) -> None:
+def _try_loss(asked: TrainingRequest, data: Stored, output: Any, batch: tuple[Tree, Tree]) -> None:
     """Refuse a loss, metrics and a target that do not fit outputs for zeros."""
     chosen = planned_loss(asked, data)
-    if not _known(chosen):
+    if not _is_known_loss(chosen):
         return  # the user's own code runs in the workers, whose crash ends no notebook
     check_output(output, batch[0], chosen, data)
     try:
@@ -214,18 +220,18 @@ def _try_loss(asked: Asked, data: Stored, output: Any, batch: tuple[Tree, Tree])
             value = chosen(output, batch[1])
     except (RuntimeError, ValueError) as error:
         if _SHAPES.search(str(error)):
-            raise ConfigError(_trouble(error, batch, data.classes, chosen)) from error
+            raise ConfigError(_first_batch_error(error, batch, data.classes, chosen)) from error
         return
     except Exception:  # likewise
         return
-    _check(chosen, value, output, batch[1])
+    _check_loss_value(chosen, value, output, batch[1])
     if all(isinstance(each, str) for each in asked.metrics):
-        given = asked.metrics or _usual(chosen, output, batch[1], data.classes)
-        aim(asked.config, tuple(build(each, output, batch[1], data.classes) for each in given))
+        given = asked.metrics or _default_metrics(chosen, output, batch[1], data.classes)
+        make_aim(asked.config, tuple(build(each, output, batch[1], data.classes) for each in given))
 
 
-def _cheap(module: nn.Module, x: Tree) -> bool:
-    """Say whether a pass of these features through a copy of the model is soon done here."""
+def _is_cheap_to_try(module: nn.Module, x: Tree) -> bool:
+    """Return whether passing these features through a copy of the model is fast here."""
     parameters = [*module.parameters()]
     numbers = sum(leaf.numel() for leaf in leaves(x))
     small = numbers <= _SMALL and sum(p.numel() for p in parameters) <= _SMALL
@@ -239,31 +245,33 @@ def _takes_model(metric: Any) -> bool:
 _TORCH = str(Path(torch.__file__).parent)
 
 
-def _of_torch(error: Exception) -> bool:
-    """Say whether PyTorch itself refused to compute something."""
+def _raised_by_torch(error: Exception) -> bool:
+    """Return whether PyTorch itself raised the error."""
     return traceback.extract_tb(error.__traceback__)[-1].filename.startswith(_TORCH)
 
 
-def _trouble(
+def _first_batch_error(
     error: Exception,
     batch: tuple[Tree, Tree],
     classes: int | None,
     loss: LossFunction | None = None,
 ) -> str:
-    """Return what went wrong with a first batch, where, and what the batch was; the log has all."""
+    """Return the error for a failed first batch: what, where, and the batch's shapes."""
     x, y = batch
     frames = traceback.extract_tb(error.__traceback__)
     places = [f for f in frames if not f.filename.startswith((str(PACKAGE), _TORCH))]
     where = f" ({places[-1].filename}, line {places[-1].lineno})" if places else ""
     first = (str(error).splitlines() or [""])[0]
-    told = f"features {_said(x)}" + ("" if y is x else f", targets {_said(y)}")
+    told = f"features {_describe_tensors(x)}" + (
+        "" if y is x else f", targets {_describe_tensors(y)}"
+    )
     hint = ""
     if "out of bounds" in first and classes:
         hint = f"; there are {classes} classes, so the model must give {classes} scores"
     elif "dtype to be Long" in first:
         hint = "; classes are whole numbers: give y.long(), or astype(int)"
     elif y is not x and classes and loss in [LOSSES[name] for name in _MEETING]:
-        hint = f"; the targets are classes, and loss is {called(loss)!r}: give cross-entropy"
+        hint = f"; the targets are classes, and loss is {loss_name(loss)!r}: give cross-entropy"
     elif y is not x and loss in [LOSSES[name] for name in _MEETING]:
         hint = "; such targets are met by outputs of their shape: give whole numbers for classes"
     elif any(not (leaf.is_floating_point() or leaf.dtype == torch.uint8) for leaf in leaves(x)):
@@ -274,7 +282,7 @@ def _trouble(
     )
 
 
-def _said(tree: Tree) -> str:
+def _describe_tensors(tree: Tree) -> str:
     """Return the types and shapes of a batch's tensors."""
     said = [
         f"{str(leaf.dtype).removeprefix('torch.')} {tuple(leaf.shape)}" for leaf in leaves(tree)
@@ -283,14 +291,16 @@ def _said(tree: Tree) -> str:
     return ", ".join(f"{name} {one}".strip() for name, one in zip(names, said, strict=True))
 
 
-def _usual(loss: LossFunction, output: Any, y: Tree, classes: int | None) -> tuple[str, ...]:
-    """Return the metrics where nobody names any: none is claimed that makes no sense."""
+def _default_metrics(
+    loss: LossFunction, output: Any, y: Tree, classes: int | None
+) -> tuple[str, ...]:
+    """Return the metrics of a run without a `metric` option; none that makes no sense."""
     name = "f1" if loss is LOSSES["bce"] else "accuracy"
-    return (name,) if makes_sense(name, output, y, classes) else ()
+    return (name,) if is_applicable(name, output, y, classes) else ()
 
 
-def _check(loss: LossFunction, value: Any, output: Any, y: Tree) -> None:
-    """Refuse a loss that gives no number, or would compare what has another shape."""
+def _check_loss_value(loss: LossFunction, value: Any, output: Any, y: Tree) -> None:
+    """Refuse a loss that is not a number, or that would broadcast its arguments."""
     if not isinstance(value, Tensor) or value.dim():
         shape = f"a shape of {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
         raise ConfigError(
@@ -306,8 +316,8 @@ def _check(loss: LossFunction, value: Any, output: Any, y: Tree) -> None:
             )
 
 
-def aim(config: RunConfig, metrics: tuple[Metric, ...]) -> Aim:
-    """Return what ends the run early.
+def make_aim(config: RunConfig, metrics: tuple[Metric, ...]) -> Aim:
+    """Return the condition that ends the run early.
 
     Raises:
         ConfigError: If there is a target but nothing that could reach it.

@@ -1,4 +1,4 @@
-"""Builds what makes a run private: its sampler, its mechanism, its ledger. Collective."""
+"""Builds a private run's sampler, mechanism and ledger. Collective."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from manyhands.privacy import keys, ledger, staged
 from manyhands.privacy.clipping import probe, refuse
 from manyhands.privacy.ledger import Ledger
 from manyhands.privacy.mechanism import Mechanism
-from manyhands.privacy.sampling import Poisson
-from manyhands.privacy.staged import Staged
+from manyhands.privacy.sampling import PoissonPlan
+from manyhands.privacy.staged import StageClipping
 from manyhands.privacy.terms import Terms, solve, steps_per_epoch
 
 if TYPE_CHECKING:
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from manyhands.worker.worker import Worker
 
 
-def protect(
+def make_private(
     config: RunConfig,
     plan: Plan,
     replica: Replica,
     example: tuple[Tree, Tree],
     group: Communicator,
-) -> tuple[Poisson, Mechanism]:
-    """Return the secret sampler that takes the plan's place, and what clips and adds noise.
+) -> tuple[PoissonPlan, Mechanism]:
+    """Return the secret sampler that replaces the plan, and the mechanism that adds noise.
 
     Refuses a model that cannot be private, trying `example` on it. Keys are drawn here, shared
     where the workers share their samples, and kept in memory only.
@@ -46,17 +46,17 @@ def protect(
     probe(replica, *example)
     if config.strategy.supports.beside == "stage":
         staged.check(replica)
-    terms = _agreed(config, plan.examples, group)
+    terms = _shared_terms(config, plan.examples, group)
     shared = config.partition_kind == "balanced"
-    root = keys.fresh() if privacy.fixed_key is None else keys.fixed(privacy.fixed_key)
-    own = keys.derived(root, "own", group.rank)
+    root = keys.new_key() if privacy.fixed_key is None else keys.fixed_key(privacy.fixed_key)
+    own = keys.derive_key(root, "own", group.rank)
     common = b""
     if shared:  # rank 0's; what each worker draws its noise from stays its own
-        said = keys.derived(root, "common").hex() if group.rank == 0 else None
+        said = keys.derive_key(root, "common").hex() if group.rank == 0 else None
         common = bytes.fromhex(group.gather(said)[0])
-    sample = keys.Sample(common if shared else own, terms.rate, secure=privacy.secure_noise)
+    sample = keys.PoissonSample(common if shared else own, terms.rate, secure=privacy.secure_noise)
     split = 1 if config.strategy.supports.whole_batches else config.workers
-    sampler = Poisson(
+    sampler = PoissonPlan(
         sample=sample,
         records=None if shared else np.sort(plan.shard),
         examples=plan.examples,
@@ -67,17 +67,19 @@ def protect(
         per_epoch=steps_per_epoch(config, plan.examples),
         partition=config.partition_kind,
     )
-    noise = keys.Noise(None if privacy.secure_noise else own, secure=privacy.secure_noise)
+    noise = keys.NormalNoise(None if privacy.secure_noise else own, secure=privacy.secure_noise)
     # Dropout masks are secret too. They belong to records: one record more changes no other's.
     root = common if shared else own
-    replica.masks = Masks(keys.derived(root, "dropout"), replica.params.device)
+    replica.masks = Masks(keys.derive_key(root, "dropout"), replica.params.device)
     # The model's own random calls draw from PyTorch's generator, of which 32 bits are secret.
-    torch.manual_seed(int.from_bytes(keys.derived(own, "random calls")[:8], "little"))
+    torch.manual_seed(int.from_bytes(keys.derive_key(own, "random calls")[:8], "little"))
     return sampler, Mechanism(config, replica, terms, noise, example[0])
 
 
-def divide(mechanism: Mechanism, part: Replica, group: Communicator, config: RunConfig) -> None:
-    """Let this process clip what it holds of a model in stages, and add its noise. Collective."""
+def split_mechanism(
+    mechanism: Mechanism, part: Replica, group: Communicator, config: RunConfig
+) -> None:
+    """Make this process clip and noise its part of a split model. Collective."""
     from manyhands.comm.mpi import MPICommunicator
     from manyhands.strategies.pipeline.stage import Stage
 
@@ -91,17 +93,17 @@ def divide(mechanism: Mechanism, part: Replica, group: Communicator, config: Run
             team.allreduce(squares)
 
     mechanism.replica = part
-    part.passes = Staged(mechanism, part, total, chunk_mb=config.privacy.chunk_mb)
+    part.passes = StageClipping(mechanism, part, total, chunk_mb=config.privacy.chunk_mb)
 
 
-def _agreed(config: RunConfig, examples: int, group: Communicator) -> Terms:
-    """Return the terms, which rank 0 solves for."""
+def _shared_terms(config: RunConfig, examples: int, group: Communicator) -> Terms:
+    """Return the terms, which rank 0 computes."""
     mine = solve(config, examples).as_dict() if group.rank == 0 else None
     return Terms(**group.gather(mine)[0])
 
 
 def open_ledger(worker: Worker, output: Path, remembered: dict[str, Any] | None) -> None:
-    """Open this worker's account, or the one it goes on with; find out how far the budget goes.
+    """Open or resume this worker's ledger; determine how many steps the budget allows.
 
     Args:
         worker: With its mechanism, at the step it begins from.
@@ -117,7 +119,7 @@ def open_ledger(worker: Worker, output: Path, remembered: dict[str, Any] | None)
     run = worker.comm.gather(secrets.token_hex(8))[0]
     spent = 0
     together = worker.config.strategy.supports.together
-    before = ledger.paid(output) if together and remembered else 0  # fewer workers may go on
+    before = ledger.steps_paid(output) if together and remembered else 0  # fewer workers may go on
     pays = worker.role != "master"  # each who adds noise of its own
     if pays:
         if remembered or path.exists():

@@ -1,4 +1,4 @@
-"""Where the time of a run goes: by phase, by operation (torch.profiler), by function (cProfile).
+"""Profiles a run: by phase, by operation (torch.profiler), by function (cProfile).
 
 Only imported where a run asks for it. Every worker writes a trace that Perfetto and Chrome open;
 worker 0's tables go into the record.
@@ -22,10 +22,10 @@ TOP = 15  # rows of a table
 PHASES = ("gradient", "exchange", "update", "exchange and update")
 
 
-def profiled(worker: Worker, output: Path, run: Callable[[], None]) -> None:
-    """Run under both profilers; leave a trace in `output` and tables in the worker's facts."""
+def run_profiled(worker: Worker, output: Path, run: Callable[[], None]) -> None:
+    """Run under both profilers; write a trace to `output` and tables to the worker's facts."""
     functions = cProfile.Profile()
-    with _named_phases(worker), profile(activities=[ProfilerActivity.CPU]) as operations:
+    with _label_phases(worker), profile(activities=[ProfilerActivity.CPU]) as operations:
         functions.enable()
         try:
             run()
@@ -45,36 +45,36 @@ def profiled(worker: Worker, output: Path, run: Callable[[], None]) -> None:
         "rank": worker.rank,
         "steps": worker.step,
         "phases": [row for name in PHASES for row in averages if row["name"] == name],
-        "operations": _top([row for row in averages if row["name"] not in PHASES]),
-        "functions": _top(_functions(functions)),
+        "operations": _top_rows([row for row in averages if row["name"] not in PHASES]),
+        "functions": _top_rows(_function_rows(functions)),
     }
 
 
-def _top(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _top_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the rows with the most time of their own, rounded."""
     highest = sorted(rows, key=lambda row: -row["own"])[:TOP]
     return [{**r, "seconds": round(r["seconds"], 6), "own": round(r["own"], 6)} for r in highest]
 
 
-def _functions(found: cProfile.Profile) -> list[dict[str, Any]]:
-    """Return every Python function: calls, seconds with and without what it calls."""
+def _function_rows(found: cProfile.Profile) -> list[dict[str, Any]]:
+    """Return one row per Python function: calls, seconds with and without callees."""
     stats: dict[Any, Any] = pstats.Stats(found).stats  # type: ignore[attr-defined]
     return [
-        {"name": _place(*where), "calls": calls, "seconds": total, "own": own}
+        {"name": _function_name(*where), "calls": calls, "seconds": total, "own": own}
         for where, (_, calls, own, total, _) in stats.items()
     ]
 
 
-def _place(file: str, line: int, name: str) -> str:
-    """Return a function's name as a reader knows it, without the machine's folders."""
+def _function_name(file: str, line: int, name: str) -> str:
+    """Return a function's readable name, without the machine's folders."""
     if file == "~":
         return name.strip("<>")
     return f"{'/'.join(Path(file).parts[-2:])}:{line} {name}"
 
 
 @contextmanager
-def _named_phases(worker: Worker) -> Iterator[None]:
-    """Name a step's phases in the trace, for this worker and this while only."""
+def _label_phases(worker: Worker) -> Iterator[None]:
+    """Label a step's phases in this worker's trace."""
     changing = ("gradient", "update", "allreduce", "allreduce_through", "exchanging")
     plain = {name: getattr(worker, name) for name in changing}
 

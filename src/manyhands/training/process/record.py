@@ -1,4 +1,4 @@
-"""Runs one worker and puts the run's record together from what all of them measured."""
+"""Puts the run's record together from what all workers measured."""
 
 from __future__ import annotations
 
@@ -21,9 +21,7 @@ from manyhands.launch.hosts import LAB
 from manyhands.privacy.terms import statement
 from manyhands.strategies.strategy import strategy_of
 from manyhands.training.process import measurements
-from manyhands.training.process.objective import called
-from manyhands.worker import evaluation
-from manyhands.worker.checkpoint.lifecycle import Lifecycle
+from manyhands.training.process.objective import loss_name
 from manyhands.worker.clock import mean
 from manyhands.worker.stopping import REACHED
 
@@ -35,83 +33,14 @@ if TYPE_CHECKING:
     from manyhands.worker.worker import Worker
 
 
-def begin(worker: Worker) -> dict[str, float]:
-    """Wait until all are ready; returns when that was."""
-    worker.comm.barrier()
-    worker.clock.started = time.monotonic()
-    used = records.usage()
-    worker.clock.begun_with = used["user"], used["system"]
-    return {"ready": time.time()}
-
-
-def train(
-    worker: Worker, output: Path = Path(), begun: dict[str, float] | None = None
-) -> dict[str, float]:
-    """Let the strategy train; returns the seconds, CPU seconds and memory this process took.
-
-    Args:
-        worker: The worker.
-        output: Where a profile goes, if the run asks for one.
-        begun: What `begin` gave, where this is not the first time.
-    """
-    begun = begun or begin(worker)
-    if worker.config.profile:
-        from manyhands.training.process.profiling import profiled
-
-        profiled(worker, output, lambda: strategy_of(worker.config).run(worker))
-    else:
-        strategy_of(worker.config).run(worker)
-    seconds, after = worker.clock.seconds(), records.usage()
-    user, system = worker.clock.processor(after)
-    if worker.computation.mechanism:
-        worker.computation.mechanism.close()
-    if lifecycle := worker.hook(Lifecycle):
-        lifecycle.end(worker)
-    if not worker.config.strategy.supports.together:
-        judge(worker)
-    worker.board.note(worker.number, worker.step, "record")
-    return {
-        "ready": begun["ready"],
-        "training": seconds,
-        "evaluation": worker.clock.evaluation,
-        "callbacks": worker.clock.callbacks,
-        "user": user,
-        "system": system,
-        "peak_rss_bytes": after["peak_rss_bytes"],
-    }
-
-
-def judge(worker: Worker) -> None:
-    """Judge what worker 0 kept, all processes together, and last the final model. Collective.
-
-    Where the run stopped at its target, the copy that reached it is the final model.
-    """
-    import torch
-
-    with worker.evaluating():
-        evaluation.average_buffers(worker)
-        if worker.rank == 0 and worker.training.stopped not in REACHED:
-            worker.training.kept[-1] = strategy_of(worker.config).consensus(worker).clone()
-        for epoch in worker.training.epochs:
-            epoch.validation_loss = None  # judged anew below, so that the best is the best of these
-        kept = worker.comm.gather([copy is not None for copy in worker.training.kept])[0]
-        for i in (i for i, there in enumerate(kept) if there):
-            mine = worker.training.kept[i] if worker.rank == 0 else None
-            params = torch.empty_like(worker.params) if mine is None else mine
-            worker.comm.broadcast(params)
-            # A target may have had copies kept that are not due on the test set.
-            due = (i + 1) % worker.config.evaluate_every == 0 or i == len(kept) - 1
-            noted = worker.training.epochs[i] if worker.rank == 0 else None
-            evaluation.evaluate_epoch(worker, noted, params, test=due)
-        worker.params.copy_(params)
-
-
-def record(job: Job, worker: Worker, kernels: Kernels, process: dict[str, float]) -> dict[str, Any]:
+def write_record(
+    job: Job, worker: Worker, kernels: Kernels, process: dict[str, float]
+) -> dict[str, Any]:
     """Merge every worker's measurements; rank 0 writes the run's files. Collective."""
     with worker.comm.meter.off():  # a split model is brought together: no part of training
         params = strategy_of(worker.config).consensus(worker).clone()
-    rows = measurements.steps(worker)
-    workers = worker.comm.gather(measurements.figures(worker, process, rows))
+    rows = measurements.step_rows(worker)
+    workers = worker.comm.gather(measurements.worker_figures(worker, process, rows))
     seen = worker.comm.gather([[*e.seen(), e.steps, e.seconds] for e in worker.training.epochs])
     shares: Iterator[Any] = worker.plan.epoch(1)
     first = [share.examples for share in islice(shares, 1)] or [0]
@@ -119,7 +48,7 @@ def record(job: Job, worker: Worker, kernels: Kernels, process: dict[str, float]
     measurements.write_steps(worker, rows, Path(job.output) / STEPS if worker.rank == 0 else None)
     merged: dict[str, Any] = {}
     if worker.rank == 0:
-        merged = _record(job, worker, kernels, workers)
+        merged = _merge_record(job, worker, kernels, workers)
         config = worker.config
         behind = config.strategy.examples_per_update(config.batch_size, config.workers)
         merged["batch"] = {"update": behind, "worker": firsts}
@@ -141,7 +70,7 @@ def record(job: Job, worker: Worker, kernels: Kernels, process: dict[str, float]
         merged["result"] = _result(worker, workers, merged["epochs"])
         output = Path(job.output)
         with worker.replica.holding(params):
-            state = {k: v.contiguous() for k, v in _unshared(worker).items()}
+            state = {k: v.contiguous() for k, v in _state_copy(worker).items()}
         with files.replacing(output / "model.safetensors") as temporary:
             save_file(state, temporary)
         records.write_json(output / "run.json", merged)
@@ -150,14 +79,14 @@ def record(job: Job, worker: Worker, kernels: Kernels, process: dict[str, float]
     return merged
 
 
-def _unshared(worker: Worker) -> dict[str, Any]:
-    """Return the module's state, each tensor in memory of its own (views and ties undone)."""
+def _state_copy(worker: Worker) -> dict[str, Any]:
+    """Return the module's state, each tensor in its own memory (views and ties undone)."""
     return {
         name: value.detach().clone() for name, value in worker.replica.judged.state_dict().items()
     }
 
 
-def _record(
+def _merge_record(
     job: Job, worker: Worker, kernels: Kernels, workers: list[dict[str, Any]]
 ) -> dict[str, Any]:
     replica, data, config = worker.replica, worker.data, worker.config
@@ -195,7 +124,7 @@ def _record(
             "name": config.model,
             "parameters": replica.dim,
             "dtype": str(replica.params.dtype).removeprefix("torch."),
-            "loss": called(replica.loss),
+            "loss": loss_name(replica.loss),
             "layers": [
                 {"name": la.name, "parameters": la.stop - la.start} for la in replica.layers
             ],
@@ -205,7 +134,7 @@ def _record(
         "processes": worker.comm.size,
         "seconds": {
             "startup": round(ready - job.launched, 6),
-            "training": round(_training(workers), 6),
+            "training": round(_training_seconds(workers), 6),
             "evaluation": round(evaluation, 6),
             "callbacks": callbacks,
             "total": round(time.time() - job.launched, 6),
@@ -214,7 +143,7 @@ def _record(
 
 
 def _machine(worker: Worker, workers: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return where the run took place; takes the kernels' names out of the workers' rows."""
+    """Return the machine's entry; move the kernels' names out of the workers' rows."""
     import torch
 
     machine = records.machine(mpi=not worker.config.strategy.supports.shares_memory)
@@ -231,7 +160,7 @@ def _machine(worker: Worker, workers: list[dict[str, Any]]) -> dict[str, Any]:
     return machine
 
 
-def _training(workers: list[dict[str, Any]]) -> float:
+def _training_seconds(workers: list[dict[str, Any]]) -> float:
     """Return the training seconds of the slowest worker; masters only wait for it."""
     return float(max(w["training"] for w in workers if w["role"] == "worker"))
 
@@ -239,7 +168,7 @@ def _training(workers: list[dict[str, Any]]) -> float:
 def _epochs(
     worker: Worker, numbers: Sequence[int], seen: list[list[list[Any]]]
 ) -> list[dict[str, Any]]:
-    """Return one row per epoch of worker 0, with its copy's time where it kept one.
+    """Return one row per epoch of worker 0, with the time of the copy it kept.
 
     Workers that do not step together may be further on: the last row takes in all they did.
     """
@@ -274,7 +203,7 @@ def _epochs(
 def _progress(
     worker: Worker, sofar: list[list[list[Any]]], *, kept: bool, last: bool
 ) -> tuple[int, int]:
-    """Return the steps per worker, and the examples of all workers, behind an epoch's model.
+    """Return the steps per worker, and all workers' examples, up to an epoch's model.
 
     Args:
         worker: Worker 0.
@@ -289,14 +218,16 @@ def _progress(
     own = [sum(row[3] for row in each) for each in sofar]
     examples = round(sum(row[2] for each in sofar for row in each))
     if worker.config.strategy.supports.together:
-        return own[0], _dealt(worker, len(sofar[0])) if worker.training.others_saw else examples
+        return own[0], _examples_until(
+            worker, len(sofar[0])
+        ) if worker.training.others_saw else examples
     events = worker.training.story if last else []
     alone = sum(event.get("examples", 0) for event in events)  # of the dead
     return own[0] if kept else sum(own) // len(own), examples + alone
 
 
-def _dealt(worker: Worker, epochs: int) -> int:
-    """Return the examples behind all updates of the first epochs, those of the dead included."""
+def _examples_until(worker: Worker, epochs: int) -> int:
+    """Return the examples of all updates of the first epochs, dead workers' included."""
     plan: Any = worker.plan
     totals = (
         sum(share.total for share in islice(plan.epoch(epoch.epoch), epoch.steps))
@@ -313,7 +244,9 @@ def _result(
     # Where workers are apart, one that reached its target hands over the copy that did.
     apart = not config.strategy.supports.together
     seconds = (
-        last["seconds"] if apart and worker.training.stopped in REACHED else _training(workers)
+        last["seconds"]
+        if apart and worker.training.stopped in REACHED
+        else _training_seconds(workers)
     )
     examples = last["examples"]
     judged = "test_metrics" if worker.data.validation is None else "validation_metrics"

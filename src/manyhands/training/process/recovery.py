@@ -1,4 +1,4 @@
-"""Training that goes on when workers die: `--on-failure continue`.
+"""Continues training when workers die: `--on-failure continue`.
 
 ```
 each survivor, when a call fails because somebody is gone:
@@ -31,7 +31,7 @@ from mpi4py import MPI
 
 from manyhands.comm import ulfm
 from manyhands.config.checks import replace_options
-from manyhands.data.reassignment import examples, settled
+from manyhands.data.reassignment import examples, reassign
 from manyhands.errors import ConfigError, TooFewError, WorkerError
 from manyhands.worker.abilities import Recoverable, Regroupable
 from manyhands.worker.checkpoint.capture import optimizer_states, restore_optimizer
@@ -50,8 +50,8 @@ _LOSSES = ("test_loss", "validation_loss")
 _JUDGED = (*_LOSSES, "test_metrics", "validation_metrics")
 
 
-def check() -> None:
-    """Refuse an MPI in which the death of one process is the end of all."""
+def check_mpi() -> None:
+    """Refuse an MPI that ends all processes when one dies."""
     if reason := ulfm.obstacle():
         raise ConfigError(
             f"on_failure is 'continue', but {reason}; use Open MPI 5 (pip install "
@@ -59,12 +59,12 @@ def check() -> None:
         )
 
 
-class _LostAgainError(Exception):
-    """Somebody has died while those who were left met."""
+class _LostDuringRegroupError(Exception):
+    """Another worker died while the survivors regrouped."""
 
 
-def outlive(worker: Worker, work: Callable[[], T], lead: Callable[[Worker], None]) -> T:
-    """Return what `work` gives, however many workers die meanwhile. Collective.
+def survive_failures(worker: Worker, work: Callable[[], T], lead: Callable[[Worker], None]) -> T:
+    """Return the result of `work`, however many workers die meanwhile. Collective.
 
     Args:
         worker: One of a lasting group (see `comm/ulfm.py`).
@@ -82,12 +82,12 @@ def outlive(worker: Worker, work: Callable[[], T], lead: Callable[[Worker], None
                 plans, beside = _regroup(worker, plans, beside, noticed)
                 if lifecycle:  # whoever is lost here is missed by all: they have their plans
                     lifecycle.renew(worker)
-                too_few = _too_few(worker, least)
-                _tell(worker, noticed, lead)
+                too_few = _too_few_error(worker, least)
+                _announce_deaths(worker, noticed, lead)
                 if too_few and lifecycle:
                     lifecycle.hand_over(worker, too_few)
             result, well = work(), True
-        except _LostAgainError:
+        except _LostDuringRegroupError:
             well = False
         except MPI.Exception as error:
             if not ulfm.is_loss(error):
@@ -95,15 +95,15 @@ def outlive(worker: Worker, work: Callable[[], T], lead: Callable[[Worker], None
             well = False
             ulfm.revoke(group)
         noticed = time.monotonic()
-        if ulfm.agreed(group, well):
+        if ulfm.all_alive(group, well):
             return result
-        worker.comm = ulfm.shrunk(group)
+        worker.comm = ulfm.shrink(group)
 
 
 def _regroup(
     worker: Worker, plans: Mapping[int, Plan], beside: Sequence[int], noticed: float
 ) -> tuple[dict[int, Plan], list[int]]:
-    """Bring all who are left to where they can go on.
+    """Bring all survivors to a position from which they can continue.
 
     Args:
         worker: One of those who are left.
@@ -125,32 +125,32 @@ def _regroup(
     if not epochs:
         raise WorkerError("all workers died; use on_failure='restart' with checkpoint_every")
     if strategy.supports.together:
-        _meet(worker)
+        _synchronise(worker)
         left = {number: replace(plans[number], alive=tuple(epochs)) for number in epochs}
-        _bury(worker, left, dead, noticed)
+        _apply_smaller_group(worker, left, dead, noticed)
     else:
         assert isinstance(strategy, Recoverable)
         gone = [number for number in beside if number not in others]
         take_over = strategy.rescue(worker, beside, told) if gone else None
-        if not ulfm.agreed(cast("MPICommunicator", worker.comm), True):
-            raise _LostAgainError  # as everybody does: nobody has changed anything yet
+        if not ulfm.all_alive(cast("MPICommunicator", worker.comm), True):
+            raise _LostDuringRegroupError  # as everybody does: nobody has changed anything yet
         pushes = strategy.pushes(list(plans), told)
-        left = settled(plans, {number: pushes[number] for number in dead}, epochs)
-        _bury(worker, left, [*dead, *gone], noticed)
+        left = reassign(plans, {number: pushes[number] for number in dead}, epochs)
+        _apply_smaller_group(worker, left, [*dead, *gone], noticed)
         if take_over:
             worker.training.story[-1]["taken_over"] = take_over()
         worker.training.story[-1]["examples"] = sum(examples(plans[n], pushes[n]) for n in dead)
-        _go_on_alone(worker, [pushes[number] for number in epochs])
+        _continue_alone(worker, [pushes[number] for number in epochs])
     return left, others
 
 
-def _meet(worker: Worker) -> None:
+def _synchronise(worker: Worker) -> None:
     """Bring workers that step together to one position of the run. Collective."""
     strategy = worker.config.strategy
     identical = strategy.supports.identical
-    if not identical and _inside(worker):  # its own update is made; only the meeting failed
+    if not identical and _mid_step(worker):  # its own update is made; only the meeting failed
         _end_step(worker)
-    told = worker.comm.gather([worker.step, worker.training.stopped, _rows(worker)])
+    told = worker.comm.gather([worker.step, worker.training.stopped, _optimizer_rows(worker)])
     positions = [_position(rows) for _, _, rows in told]
     first = positions.index(max(positions))
     step, stopped, rows = told[first]
@@ -158,21 +158,21 @@ def _meet(worker: Worker) -> None:
         if isinstance(strategy, Regroupable):
             strategy.regroup(worker)
     elif min(positions) < max(positions):
-        _take_over(worker, first)
+        _copy_from(worker, first)
     # Nothing is collective from here on: a worker is brought there whole, or not at all.
     while worker.step < step:
         _end_step(worker)
-    _forget_step(worker)
-    _adopt(worker, rows)
+    _undo_step(worker)
+    _adopt_epochs(worker, rows)
     worker.training.stopped = stopped
 
 
-def _go_on_alone(worker: Worker, pushes: list[int]) -> None:
-    """Go on from where this worker is; a push that was used counts, another is made again."""
+def _continue_alone(worker: Worker, pushes: list[int]) -> None:
+    """Continue from this worker's position; a push counts if used, else it is repeated."""
     if worker.role == "worker":
         while worker.step < pushes[worker.rank]:
             _end_step(worker)
-        _forget_step(worker)
+        _undo_step(worker)
     # The checkpoint that a signal asked for is lost; it is asked for again.
     if worker.training.stopped == "signal":
         worker.training.stopped = "epochs"
@@ -182,8 +182,10 @@ def _go_on_alone(worker: Worker, pushes: list[int]) -> None:
     strategy.recount(worker, pushes)
 
 
-def _bury(worker: Worker, left: Mapping[int, Plan], dead: list[int], noticed: float) -> None:
-    """Be one of those who are left, and note who is not."""
+def _apply_smaller_group(
+    worker: Worker, left: Mapping[int, Plan], dead: list[int], noticed: float
+) -> None:
+    """Update plan and config for the smaller group; record the lost ranks."""
     worker.plan = left.get(worker.number) or next(iter(left.values()))
     worker.training.others_saw = True
     worker.config = replace_options(worker.config, workers=len(left), min_workers=None, slow=None)
@@ -202,8 +204,8 @@ def _bury(worker: Worker, left: Mapping[int, Plan], dead: list[int], noticed: fl
     )
 
 
-def _too_few(worker: Worker, least: int | None) -> TooFewError | None:
-    """Return the error that ends a run with fewer workers than it may go on with; notes that."""
+def _too_few_error(worker: Worker, least: int | None) -> TooFewError | None:
+    """Return the error for a run with too few workers left; record it."""
     left, event = worker.config.workers, worker.training.story[-1]
     if least is None or left >= least:
         return None
@@ -217,8 +219,8 @@ def _too_few(worker: Worker, least: int | None) -> TooFewError | None:
     )
 
 
-def _tell(worker: Worker, noticed: float, lead: Callable[[Worker], None]) -> None:
-    """Say who died and how long it took, before training goes on."""
+def _announce_deaths(worker: Worker, noticed: float, lead: Callable[[Worker], None]) -> None:
+    """Announce which workers died, and how long regrouping took."""
     worker.training.story[-1]["seconds"] = round(time.monotonic() - noticed, 6)
     if worker.rank == 0:
         lead(worker)
@@ -226,34 +228,34 @@ def _tell(worker: Worker, noticed: float, lead: Callable[[Worker], None]) -> Non
             worker.reporter.announce(worker.training.story[-1])
 
 
-def _rows(worker: Worker) -> list[dict[str, Any]]:
+def _optimizer_rows(worker: Worker) -> list[dict[str, Any]]:
     return [asdict(epoch) for epoch in worker.training.epochs]
 
 
 def _position(rows: list[dict[str, Any]]) -> tuple[int, int, bool]:
-    """Return how far a worker is: its epoch, the steps of it, and whether it was judged."""
+    """Return a worker's position: epoch, steps of it, and whether it was evaluated."""
     last = rows[-1] if rows else {"epoch": 0, "steps": 0}
     return last["epoch"], last["steps"], any(last.get(name) is not None for name in _LOSSES)
 
 
-def _inside(worker: Worker) -> bool:
-    """Say whether the worker has computed the gradient of a step that never ended."""
+def _mid_step(worker: Worker) -> bool:
+    """Return whether the worker has computed the gradient of an unfinished step."""
     return len(worker.clock.computed) > len(worker.clock.updated)
 
 
 def _end_step(worker: Worker) -> None:
-    """Count the step that the others have ended, or that this worker never got to."""
+    """Count a step that the others have finished, or that this worker did not reach."""
     clock, now = worker.clock, time.monotonic()
-    if not _inside(worker):
-        _forget_step(worker)
+    if not _mid_step(worker):
+        _undo_step(worker)
         clock.begun.append(now)
         clock.computed.append(now)
         worker.training.losses.append(None)
     worker.end_step(worker.training.epochs[-1])
 
 
-def _forget_step(worker: Worker) -> None:
-    """Undo what was noted of a step that never ended: it is done again."""
+def _undo_step(worker: Worker) -> None:
+    """Undo the records of an unfinished step, which is repeated."""
     clock, ended = worker.clock, len(worker.clock.updated)
     if len(clock.begun) == ended:
         return
@@ -265,8 +267,8 @@ def _forget_step(worker: Worker) -> None:
         worker.replica.norms.undo()
 
 
-def _adopt(worker: Worker, rows: list[dict[str, Any]]) -> None:
-    """Be where these epochs end; what this worker has seen of them stays its own."""
+def _adopt_epochs(worker: Worker, rows: list[dict[str, Any]]) -> None:
+    """Move to the end of these epochs; this worker keeps its own counts."""
     for place, row in enumerate(rows):
         if place == len(worker.training.epochs):
             worker.training.epochs.append(Epoch(row["epoch"]))
@@ -274,8 +276,8 @@ def _adopt(worker: Worker, rows: list[dict[str, Any]]) -> None:
             setattr(worker.training.epochs[place], name, row[name])
 
 
-def _take_over(worker: Worker, root: int) -> None:
-    """Take over root's parameters and what its optimizer remembers. Collective."""
+def _copy_from(worker: Worker, root: int) -> None:
+    """Copy root's parameters and optimizer state. Collective."""
     tensors: dict[str, Tensor] = {"params": worker.params}
     for index, state in enumerate(optimizer_states(worker)):
         tensors |= {f"optimizer.{index}.{name}": value for name, value in state.items()}

@@ -21,11 +21,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from manyhands.launch.failures import fail
+from manyhands.launch.failures import report_failure
 from manyhands.launch.launcher import end_with_parent
 from manyhands.launch.status_board import BOARD_FILE, Board
+from manyhands.launch.worker_log import redirect_output
 from manyhands.training.job import Job
-from manyhands.training.process.worker_main import perform, redirect
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -38,7 +38,7 @@ _LONGEST = 60  # bytes of a temporary folder's name in which multiprocessing can
 
 
 def main(folder: Path) -> int:
-    """Start the workers of the job in `folder`; returns the exit code of the first that fails."""
+    """Start the workers of the job in `folder`; return the exit code of the first to fail."""
     size = int(os.environ["MANYHANDS_PROCESSES"])
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that we end our workers on the way
     (folder / LOCK_FILE).touch()
@@ -47,15 +47,14 @@ def main(folder: Path) -> int:
     context.set_forkserver_preload(
         [
             "manyhands.training.process.shared_memory_main",
-            "manyhands.training.process.build",
-            "manyhands.training.process.record",
+            "manyhands.training.process.worker_main",
             "manyhands.comm.memory",
         ]
     )
     pipes = [context.Pipe() for _ in range(1, size)]
     ends: list[Any] = [[near for near, _ in pipes], *([far] for _, far in pipes)]
     crew = [
-        context.Process(target=hand, args=(folder, rank, ends[rank], size), daemon=True)
+        context.Process(target=worker_process, args=(folder, rank, ends[rank], size), daemon=True)
         for rank in range(size)
     ]
     try:
@@ -64,19 +63,19 @@ def main(folder: Path) -> int:
         for near, far in pipes:  # each worker has its own now: one that dies is noticed
             near.close()
             far.close()
-        return _follow(crew)
+        return _wait_for_workers(crew)
     finally:
-        _end(crew)
+        _end_workers(crew)
 
 
 def _shorten_sockets() -> None:
-    """Let multiprocessing have its sockets in /tmp where their names, of 107 bytes, need it."""
+    """Put multiprocessing's sockets into /tmp where their names would be too long."""
     if len(os.fsencode(tempfile.gettempdir())) > _LONGEST and os.access("/tmp", os.W_OK):
         tempfile.tempdir = "/tmp"
 
 
-def _follow(crew: Sequence[BaseProcess]) -> int:
-    """Wait until all have ended, or one has failed."""
+def _wait_for_workers(crew: Sequence[BaseProcess]) -> int:
+    """Wait until all workers have ended, or one has failed."""
     running = list(crew)
     while running:
         multiprocessing.connection.wait([p.sentinel for p in running])
@@ -90,7 +89,7 @@ def _follow(crew: Sequence[BaseProcess]) -> int:
     return 0
 
 
-def _end(crew: Sequence[BaseProcess]) -> None:
+def _end_workers(crew: Sequence[BaseProcess]) -> None:
     started = [p for p in crew if p.pid]
     for process in started:
         process.terminate()
@@ -100,30 +99,31 @@ def _end(crew: Sequence[BaseProcess]) -> None:
         process.join()
 
 
-def hand(folder: Path, rank: int, ends: list[Connection], size: int) -> None:
-    """Do one worker's part of the job; a failure is noted and ends this process."""
+def worker_process(folder: Path, rank: int, ends: list[Connection], size: int) -> None:
+    """Run one worker of the job; a failure is reported and ends this process."""
     _shorten_sockets()
     os.setsid()  # as under mpiexec: Linux shares out its cores by session
     if sys.platform == "linux":
         end_with_parent()
     try:
         from manyhands.comm.memory import MemoryGroup
+        from manyhands.training.process.worker_main import run_job
 
         Board(folder / BOARD_FILE, size).announce(rank)
         job = Job.read(folder)
-        redirect(Path(job.output), rank)
+        redirect_output(Path(job.output), rank)
         group = MemoryGroup(rank, ends, size, folder / LOCK_FILE)
-        perform(job, cast("Communicator", group), folder)
+        run_job(job, cast("Communicator", group), folder)
     except BaseException as error:
         with suppress(OSError):  # a full disk must not keep us from telling
             traceback.print_exc()
         if isinstance(error, EOFError | ConnectionError):
             time.sleep(5)  # another is gone; what ended it is the story, and ends us
         try:
-            fail(folder, rank, error)
+            report_failure(folder, rank, error)
         except OSError:
             words = f"{type(error).__name__}: {error}"
-            Board(folder / BOARD_FILE, size).last_words(rank, words)
+            Board(folder / BOARD_FILE, size).leave_message(rank, words)
         sys.exit(getattr(error, "exit_code", 1))
 
 

@@ -1,4 +1,4 @@
-"""Tells of a loss over the whole batch, such as InfoNCE, which changes where a batch is split."""
+"""Detects a loss over the whole batch, such as InfoNCE, which splitting a batch changes."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _TRIED = 8  # examples, of which a few tell as much as many
 _ROUNDING = 1e-3  # relative difference of two losses that rounding may explain
 
 
-def pieces(config: RunConfig) -> int:
-    """Return into how many parts a run splits the examples behind one update."""
+def count_pieces(config: RunConfig) -> int:
+    """Return into how many parts a run splits the examples of one update."""
     split = 1 if config.strategy.supports.whole_batches else config.workers
     return split * config.accumulate * int(getattr(config.strategy, "parts", 1))
 
 
-def compare(replica: Replica, batch: tuple[Tree, Tree]) -> tuple[float, float] | None:
-    """Return the loss of a few examples, and the mean loss of their halves, where these differ.
+def compare_halves(replica: Replica, batch: tuple[Tree, Tree]) -> tuple[float, float] | None:
+    """Return the loss of some examples and the mean loss of their halves, if they differ.
 
     The model is in evaluation mode, so dropout and BatchNorm make no difference. None where the two
     agree, or nothing can be told: the loss draws random numbers, fails, or is not finite.
     """
-    count = min(_TRIED, batch_tree.count(batch[0])) // 2 * 2
+    count = min(_TRIED, batch_tree.count_examples(batch[0])) // 2 * 2
     if count < 4:
         return None
     parts = (slice(count), slice(count), slice(count // 2), slice(count // 2, count))
@@ -39,7 +39,7 @@ def compare(replica: Replica, batch: tuple[Tree, Tree]) -> tuple[float, float] |
         with replica.undisturbed(), torch.no_grad():
             replica.module.eval()
             values = [
-                float(replica.objective(replica.module, *batch_tree.cut(*batch, part))[0])
+                float(replica.objective(replica.module, *batch_tree.take_examples(*batch, part))[0])
                 for part in parts
             ]
     except Exception:  # so few examples may be too few for it
@@ -55,7 +55,7 @@ def compare(replica: Replica, batch: tuple[Tree, Tree]) -> tuple[float, float] |
 
 
 def warning(name: str, found: tuple[float, float], parts: int) -> str:
-    """Return what a user must know of a loss that changes where a batch is split."""
+    """Return the warning for a loss that splitting a batch changes."""
     whole, mean = found
     return (
         f"loss {name} is no mean over examples: {whole:.4g} for a few of them, and {mean:.4g} as "

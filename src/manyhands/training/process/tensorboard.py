@@ -1,4 +1,4 @@
-"""TensorBoard's event files of a run: losses and accuracies while it trains.
+"""Writes TensorBoard event files: losses and accuracies while a run trains.
 
 Only imported where a run asks for it, and by worker 0 alone. Of a private run nothing is written
 but how the model does on the test set.
@@ -24,7 +24,7 @@ POINTS = 1000  # steps of a run that are shown at the most, about
 
 
 class Scalars:
-    """A callback that writes what worker 0 knows at the end of each epoch, and the rest at the end.
+    """A callback that writes worker 0's scalars after each epoch, and the rest at the end.
 
     Where workers do not step together, test figures and the other workers' losses are known only
     then. A run that goes on writes its history anew: what an earlier process left is removed.
@@ -47,7 +47,7 @@ class Scalars:
         self._every = max(1, math.ceil(min(steps, config.max_steps or steps) / POINTS))
 
     def on_epoch(self, event: dict[str, Any]) -> None:
-        """Write what is known at the end of an epoch."""
+        """Write the scalars of an epoch."""
         config, number = self._worker.config, event["epoch"]
         self._ends[number] = time.time()
         if config.strategy.supports.together:
@@ -59,7 +59,7 @@ class Scalars:
         self._writer.flush()
 
     def on_end(self, record: Mapping[str, Any]) -> None:
-        """Write what the record of the whole run adds, and close the file."""
+        """Write the scalars of the whole run, and close the file."""
         self._over = True
         for row in record["epochs"]:
             self._judged(row["epoch"], row)
@@ -86,7 +86,7 @@ class Scalars:
             self._writer.add_scalar(tag, value, epoch, self._ends.get(epoch, self._opened))
 
     def _steps(self) -> None:
-        """Write the losses of worker 0's steps since the last time, every so many."""
+        """Write the losses of worker 0's new steps, every few steps."""
         worker = self._worker
         losses = [] if worker.config.privacy else worker.training.losses
         before = worker.step - len(losses)  # not remembered, where the group's size has changed

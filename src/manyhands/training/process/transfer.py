@@ -1,4 +1,4 @@
-"""Brings a job and its data to the hosts that do not see the launcher's files.
+"""Sends a job and its data to hosts that cannot see the launcher's files.
 
 The job is pickled, so it is read only if it is the launcher's: its SHA-256 comes with the command
 line that mpiexec starts, by ssh, not by the network that the messages travel on.
@@ -15,10 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from manyhands.comm.rendezvous import agreed, asked, compare_versions, expect_shared, host_leader
+from manyhands.comm.rendezvous import (
+    agree,
+    ask_leader,
+    check_shared_folder,
+    compare_versions,
+    host_leader,
+)
 from manyhands.data.stored import About
 from manyhands.errors import LaunchError
-from manyhands.launch.host import host
+from manyhands.launch.host import hostname
 from manyhands.launch.status_board import BOARD_FILE, Board
 from manyhands.training.job import JOB_FILE, Job
 
@@ -33,7 +39,7 @@ _CHUNK = 32 << 20  # bytes in one broadcast
 
 
 @dataclass(frozen=True)
-class Arrival:
+class LocalJob:
     """A job on one host.
 
     Attributes:
@@ -45,41 +51,41 @@ class Arrival:
 
     job: Job
     folder: Path
-    home: bool = True
+    on_launcher_host: bool = True
     leader: bool = False
 
-    def mapped(self, comm: MPI.Comm) -> None:
-        """Remove the copy of the data once everybody has mapped it; the maps stay. Collective.
+    def remove_data_copy(self, comm: MPI.Comm) -> None:
+        """Remove the copy of the data once all processes have mapped it. Collective.
 
         However the run ends from here on, nothing of it is left on a host that it was sent to.
         """
         if DIGEST not in os.environ:
             return
         comm.Barrier()
-        if self.leader and not self.home:
+        if self.leader and not self.on_launcher_host:
             shutil.rmtree(self.folder / "data", ignore_errors=True)
 
-    def leave(self) -> None:
-        """Remove the host's folder, unless it is the launcher's, who does that."""
-        if not self.home:
+    def remove_folder(self) -> None:
+        """Remove the host's folder; the launcher removes its own."""
+        if not self.on_launcher_host:
             shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def at_home() -> bool:
-    """Say whether this is the launcher's host, or the only one."""
-    return os.environ.get(LAUNCHER, host()) == host()
+def on_launcher_host() -> bool:
+    """Return whether this is the launcher's host, or the only host."""
+    return os.environ.get(LAUNCHER, hostname()) == hostname()
 
 
-def arrive(comm: MPI.Comm, folder: Path) -> Arrival:
+def receive_job(comm: MPI.Comm, folder: Path) -> LocalJob:
     """Return the job, its data and a folder for this host. Collective."""
     if DIGEST not in os.environ:
-        return Arrival(Job.read(folder), folder)
+        return LocalJob(Job.read(folder), folder)
     from manyhands.comm.mpi import MPICommunicator
 
     group = MPICommunicator(comm)
     compare_versions(group)
     leader = host_leader(group)
-    board = Board(folder / BOARD_FILE, comm.size) if at_home() else None
+    board = Board(folder / BOARD_FILE, comm.size) if on_launcher_host() else None
 
     def sent() -> None:
         if board:
@@ -87,34 +93,34 @@ def arrive(comm: MPI.Comm, folder: Path) -> Arrival:
 
     own = None
     try:
-        job = Job.loaded(_sent(group, folder / JOB_FILE), os.environ[DIGEST])
-        place = asked(group, lambda: _place(folder, comm.size), leader=leader)
+        job = Job.from_bytes(_broadcast_file(group, folder / JOB_FILE), os.environ[DIGEST])
+        place = ask_leader(group, lambda: _host_folder(folder, comm.size), leader=leader)
         own = Path(place)
         if comm.rank == leader:
             Path(job.output).mkdir(parents=True, exist_ok=True)  # at least for the logs
         if job.config.checkpoint_every:
-            expect_shared(group, Path(job.output))
-        data = _data(group, leader, Path(job.data), own / "data", sent)
+            check_shared_folder(group, Path(job.output))
+        data = _receive_data(group, leader, Path(job.data), own / "data", sent)
         if board:
             board.announce(comm.rank)  # again: what is imported next takes its time
         job = dataclasses.replace(job, data=str(data))
-        return Arrival(job, own, at_home(), comm.rank == leader)
+        return LocalJob(job, own, on_launcher_host(), comm.rank == leader)
     except BaseException:
-        if own and not at_home():
+        if own and not on_launcher_host():
             shutil.rmtree(own, ignore_errors=True)
         raise
 
 
-def _place(folder: Path, size: int) -> str:
-    """Return the launcher's folder on its host; elsewhere a new one, private, with a board."""
-    if at_home():
+def _host_folder(folder: Path, size: int) -> str:
+    """Return the launcher's folder on its host; elsewhere a new private one with a board."""
+    if on_launcher_host():
         return str(folder)
     new = tempfile.mkdtemp(prefix="manyhands-")
     Board(Path(new) / BOARD_FILE, size, create=True)
     return new
 
 
-def _sent(group: MPICommunicator, path: Path) -> bytes:
+def _broadcast_file(group: MPICommunicator, path: Path) -> bytes:
     """Return rank 0's file on every rank. Collective."""
     import numpy as np
 
@@ -127,11 +133,12 @@ def _sent(group: MPICommunicator, path: Path) -> bytes:
             return path.read_bytes()
         except OSError:
             raise LaunchError(
-                f"{host()}, the first of the hosts, does not see {path} of {os.environ[LAUNCHER]}; "
-                "start the run on the first host, or set TMPDIR to a folder that both see"
+                f"{hostname()}, the first of the hosts, does not see {path} of "
+                f"{os.environ[LAUNCHER]}; start the run on the first host, or set TMPDIR to a "
+                "folder that both see"
             ) from None
 
-    content = agreed(group, read)
+    content = agree(group, read)
     length = np.array([len(content)], np.int64)
     comm.Bcast(length, 0)
     whole = np.frombuffer(content, np.uint8) if comm.rank == 0 else np.empty(length[0], np.uint8)
@@ -139,18 +146,21 @@ def _sent(group: MPICommunicator, path: Path) -> bytes:
     return whole.tobytes()
 
 
-def _data(
+def _receive_data(
     group: MPICommunicator, leader: int, there: Path, own: Path, sent: Callable[[], None]
 ) -> Path:
-    """Return where this host has the data: where rank 0 has it, or a copy sent from there.
+    """Return the folder of the data on this host: rank 0's, or a copy of it.
 
     Rank 0 calls `sent` every now and then: much data takes long, and is no hang.
     """
     from mpi4py import MPI
 
     comm = group.comm
-    about = asked(group, lambda: _about(there))
-    seen = asked(group, lambda: "yes" if _about(there) == about else "", leader=leader) == "yes"
+    about = ask_leader(group, lambda: _read_about(there))
+    seen = (
+        ask_leader(group, lambda: "yes" if _read_about(there) == about else "", leader=leader)
+        == "yes"
+    )
     receives = comm.rank == leader and not seen
     carriers = comm.Split(0 if comm.rank == 0 or receives else MPI.UNDEFINED, comm.rank)
     if carriers != MPI.COMM_NULL:
@@ -158,21 +168,21 @@ def _data(
             own.mkdir()
             (own / "data.json").write_text(about)
         for name in About.parse(about).arrays:
-            _copy(carriers, (there if comm.rank == 0 else own) / f"{name}.npy", sent)
+            _broadcast_copy(carriers, (there if comm.rank == 0 else own) / f"{name}.npy", sent)
         carriers.Free()
     comm.Barrier()
     return there if seen else own
 
 
-def _about(folder: Path) -> str:
+def _read_about(folder: Path) -> str:
     try:
         return (folder / "data.json").read_text()
     except OSError:
         return ""
 
 
-def _copy(carriers: MPI.Comm, path: Path, sent: Callable[[], None]) -> None:
-    """Send rank 0's file to all of `carriers`, who write it under their own path."""
+def _broadcast_copy(carriers: MPI.Comm, path: Path, sent: Callable[[], None]) -> None:
+    """Send rank 0's file to all of `carriers`, which write it to their own path."""
     import numpy as np
 
     root = carriers.rank == 0

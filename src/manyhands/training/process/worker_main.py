@@ -1,179 +1,134 @@
-"""What one process does of a job: it builds its worker, trains, and puts the record together."""
+"""Runs one worker of a job: builds it, trains, and writes the run's record."""
 
 from __future__ import annotations
 
-import os
-import shutil
-import signal
-import sys
 import time
-import traceback
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from manyhands import files
+import torch
+
 from manyhands.callbacks import tell
-from manyhands.errors import LateSignalError, ManyhandsError
-from manyhands.launch import signals
-from manyhands.launch.failures import fail
-from manyhands.launch.host_watchdog import TURN, Heart, put_aside, tell_stack
-from manyhands.launch.resources import explained, temporary_folder
-from manyhands.launch.status_board import BOARD_FILE, Board
-from manyhands.training.progress import Progress
+from manyhands.launch.machine import usage
+from manyhands.launch.resources import explain_shortage, temporary_folder
+from manyhands.strategies.strategy import strategy_of
+from manyhands.training.process import build, record
+from manyhands.worker import evaluation
+from manyhands.worker.checkpoint.lifecycle import Lifecycle
+from manyhands.worker.stopping import REACHED
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
     from manyhands.comm import Communicator
     from manyhands.training.job import Job
+    from manyhands.training.progress import Progress
+    from manyhands.worker.worker import Worker
 
-_LATER = 5.0  # seconds in which the first that failed may tell of it and end the others
 
-
-def perform(
+def run_job(
     job: Job,
     comm: MPI.Comm | Communicator,
     folder: Path,
     ready: Callable[[], None] | None = None,
     bar: Progress | None = None,
 ) -> dict[str, Any]:
-    """Do one worker's part of the job; returns the run's record on every worker.
+    """Train one worker of the job; return the run's record on every worker.
 
     Collective over `comm`. `folder` is this host's, for the board and for events; `ready` is called
     when the worker is built and has its data. `bar` shows what worker 0 announces, where no
     launcher does.
     """
-    with explained(output=job.output, TMPDIR=temporary_folder()):
-        return _perform(job, comm, folder, ready, bar)
+    with explain_shortage(output=job.output, TMPDIR=temporary_folder()):
+        worker, kernels = build.build_worker(job, comm, folder)
+        if bar and worker.reporter.announce:
+            worker.reporter.announce = lambda event: bar.watch([], [event])
+        if ready:
+            ready()
+        if job.config.tensorboard and worker.rank == 0:
+            from manyhands.training.process.tensorboard import Scalars
+
+            worker.reporter.callbacks.append(Scalars(worker, Path(job.output)))
+        ready_at = wait_until_ready(worker)
+
+        def work() -> dict[str, Any]:
+            measured = train(worker, Path(job.output), ready_at)
+            return record.write_record(job, worker, kernels, measured)
+
+        if job.config.on_failure == "continue":
+            from manyhands.training.process.recovery import survive_failures
+
+            merged = survive_failures(
+                worker, work, lambda first: build.make_leader(job, first, folder)
+            )
+        else:
+            merged = work()
+        tell(worker.reporter.callbacks, "on_end", merged)
+        return merged
 
 
-def _perform(
-    job: Job,
-    comm: MPI.Comm | Communicator,
-    folder: Path,
-    ready: Callable[[], None] | None,
-    bar: Progress | None,
-) -> dict[str, Any]:
-    from manyhands.training.process import build, record
-
-    worker, kernels = build.worker(job, comm, folder)
-    if bar and worker.reporter.announce:
-        worker.reporter.announce = lambda event: bar.watch([], [event])
-    if ready:
-        ready()
-    if job.config.tensorboard and worker.rank == 0:
-        from manyhands.training.process.tensorboard import Scalars
-
-        worker.reporter.callbacks.append(Scalars(worker, Path(job.output)))
-    begun = record.begin(worker)
-
-    def work() -> dict[str, Any]:
-        process = record.train(worker, Path(job.output), begun)
-        return record.record(job, worker, kernels, process)
-
-    if job.config.on_failure == "continue":
-        from manyhands.training.process.recovery import outlive
-
-        merged = outlive(worker, work, lambda first: build.lead(job, first, folder))
-    else:
-        merged = work()
-    tell(worker.reporter.callbacks, "on_end", merged)
-    return merged
+def wait_until_ready(worker: Worker) -> float:
+    """Wait until all workers are ready, and start the clock; return when that was."""
+    worker.comm.barrier()
+    worker.clock.started = time.monotonic()
+    used = usage()
+    worker.clock.begun_with = used["user"], used["system"]
+    return time.time()
 
 
-def redirect(output: Path, rank: int) -> None:
-    """Send everything this process prints, C libraries included, to its own log."""
-    log = files.append(output / f"rank-{rank}.log")
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-        os.dup2(log, stream.fileno())
-    os.close(log)
-    tell_stack()  # asked for by the launcher when somebody hangs
+def train(worker: Worker, output: Path, ready_at: float) -> dict[str, float]:
+    """Run the strategy; return the seconds, CPU seconds and memory of this process.
 
-
-def join(
-    job: Job,
-    group: Communicator,
-    folder: Path,
-    *,
-    leader: bool,
-    release: Callable[[], None],
-    shown: bool | None = False,
-) -> dict[str, Any]:
-    """Do this process's part of a job in a group that somebody else started.
-
-    Collective over `group`. `folder` is private to this host and shared by its processes; one of
-    them is its `leader` and watches over the others. These watch as well, with more patience: it
-    may be the leader who hangs. `release` unlocks the output folder; it is called by a process that
-    ends the whole group, which leaves no other process time to do it. Rank 0 shows how far training
-    is, unless `shown` is False.
+    Args:
+        worker: The worker.
+        output: The folder for a profile, if the run asks for one.
+        ready_at: When all workers were ready.
     """
-    from manyhands.model.kernels import tuning
+    if worker.config.profile:
+        from manyhands.training.process.profiling import run_profiled
 
-    if group.size == 1 or not (folder / BOARD_FILE).exists():
-        _make_board(folder, group.size)
-    board = Board(folder / BOARD_FILE, group.size)
-    watched = group.size > 1 and signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
-    heart = tell_no_more = None
-    if watched:
-        tell_no_more = tell_stack()  # for which the leader asks
-        patience = job.config.timeout + (0.0 if leader else TURN * group.rank)
-        heart = Heart(folder, group.size, Path(job.output), patience)
-    # Only the main thread may; elsewhere signals stay the caller's.
-    handlers = signals.install(lambda received, _: board.ask(received))
-    group.barrier()  # whoever fails after this may take the folder away
-    try:
-        if heart:
-            heart.start()
-        speaks = shown is not False and group.rank == 0
-        bar = Progress(job.config, shown=shown, joined=True) if speaks else None
-        with tuning.put_back(), bar or nullcontext():
-            found = perform(job, group, folder, None, bar)
-        late = max(group.gather(board.asked()))
-        group.release()
-    except BaseException as error:
-        if group.size == 1:
-            raise
-        _tell(folder, group, error)
-        if aside := put_aside(folder):  # this process does not come back
-            shutil.rmtree(aside, ignore_errors=True)
-        release()
-        group.abort(getattr(error, "exit_code", 1))
-        raise
-    finally:
-        if heart:
-            heart.stop()
-        if tell_no_more:
-            tell_no_more()
-        signals.restore(handlers)
-    if late:
-        raise LateSignalError(late, job.output)
-    return found
+        run_profiled(worker, output, lambda: strategy_of(worker.config).run(worker))
+    else:
+        strategy_of(worker.config).run(worker)
+    seconds, after = worker.clock.seconds(), usage()
+    user, system = worker.clock.processor(after)
+    if worker.computation.mechanism:
+        worker.computation.mechanism.close()
+    if lifecycle := worker.hook(Lifecycle):
+        lifecycle.end(worker)
+    if not worker.config.strategy.supports.together:
+        evaluate_kept(worker)
+    worker.board.note(worker.number, worker.step, "record")
+    return {
+        "ready": ready_at,
+        "training": seconds,
+        "evaluation": worker.clock.evaluation,
+        "callbacks": worker.clock.callbacks,
+        "user": user,
+        "system": system,
+        "peak_rss_bytes": after["peak_rss_bytes"],
+    }
 
 
-def _tell(folder: Path, group: Communicator, error: BaseException) -> None:
-    """Print a failure, if no other process of the host did; the group ends after this."""
-    lost = group.lost(error)
-    if lost:
-        time.sleep(_LATER)  # another is gone; what ended it is the story
-    first = False
-    with suppress(FileNotFoundError):  # the folder is gone: another has told, and ended
-        first = fail(folder, group.rank, error)
-    if not first:
-        time.sleep(0.0 if lost else _LATER)
-        return
-    text = str(error) if isinstance(error, ManyhandsError) else traceback.format_exc()
-    if lost:
-        text = f"the connection to another process was lost: it has ended ({error})"
-    print(f"[rank {group.rank}] {text}", file=sys.stderr)
+def evaluate_kept(worker: Worker) -> None:
+    """Evaluate the models that worker 0 kept, and last the final model. Collective.
 
-
-def _make_board(folder: Path, size: int) -> None:
-    """Make the board once, however many processes of the host try."""
-    temporary = folder / f"{BOARD_FILE}-{os.getpid()}"
-    Board(temporary, size, create=True)
-    with suppress(FileExistsError):
-        os.link(temporary, folder / BOARD_FILE)
-    temporary.unlink()
+    Where the run stopped at its target, the copy that reached it is the final model.
+    """
+    with worker.evaluating():
+        evaluation.average_buffers(worker)
+        if worker.rank == 0 and worker.training.stopped not in REACHED:
+            worker.training.kept[-1] = strategy_of(worker.config).consensus(worker).clone()
+        for each in worker.training.epochs:
+            each.validation_loss = None  # evaluated anew below: the best is the best of these
+        kept = worker.comm.gather([copy is not None for copy in worker.training.kept])[0]
+        for i in (i for i, there in enumerate(kept) if there):
+            mine = worker.training.kept[i] if worker.rank == 0 else None
+            params = torch.empty_like(worker.params) if mine is None else mine
+            worker.comm.broadcast(params)
+            # A target may have had copies kept that are not due on the test set.
+            due = (i + 1) % worker.config.evaluate_every == 0 or i == len(kept) - 1
+            epoch = worker.training.epochs[i] if worker.rank == 0 else None
+            evaluation.evaluate_epoch(worker, epoch, params, test=due)
+        worker.params.copy_(params)

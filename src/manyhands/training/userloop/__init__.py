@@ -1,1 +1,1 @@
-"""Training loops that users write themselves, with many workers."""
+"""Users' own training loops with many workers."""

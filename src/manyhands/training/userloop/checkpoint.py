@@ -1,4 +1,4 @@
-"""Checkpoints of a loop of the user's own: what each worker holds, and where the loop was.
+"""Checkpoints of a user's own loop: each worker's state, and the loop's position.
 
 A folder of checkpoints as a run of `fit` writes them (`worker/checkpoint/format.py`): one part per
 worker, whole under its final name or not there at all, the newest that is undamaged is used.
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from manyhands.comm.rendezvous import agreed, asked
+from manyhands.comm.rendezvous import agree, ask_leader
 from manyhands.config.declare import COUNT
 from manyhands.errors import ConfigError, DataError
 from manyhands.training import folder_lock, output_folder
@@ -45,7 +45,7 @@ KINDS: dict[str, Any] = {kind.__name__: kind for kind in (tuple, dict, Counter)}
 
 
 def save(loop: UserLoop, folder: Path, position: Mapping[str, Any], keep: int) -> None:
-    """Write a checkpoint, and return when it is whole on the disk. Collective.
+    """Write a checkpoint; return when it is complete on the disk. Collective.
 
     Raises:
         ConfigError: On every worker, if `position` cannot be kept, if another process uses the
@@ -53,14 +53,14 @@ def save(loop: UserLoop, folder: Path, position: Mapping[str, Any], keep: int) -
         DataError: On every worker, if one of them cannot write; the checkpoint before stays.
     """
     group = loop.comm
-    part = agreed(group, lambda: _part(loop, folder, position, keep))
-    _claim(loop, folder)
+    part = agree(group, lambda: _worker_part(loop, folder, position, keep))
+    _lock_folder(loop, folder)
     writer = Writer(folder, group.rank, group.size, keep)
     group.barrier()  # worker 0 has cleared away what a killed run left half written
 
     def write() -> None:
         try:
-            writer.write(loop.step, part, _about(loop))
+            writer.write(loop.step, part, _expected_about(loop))
             writer.wait()
         except OSError as error:
             raise DataError(
@@ -71,12 +71,12 @@ def save(loop: UserLoop, folder: Path, position: Mapping[str, Any], keep: int) -
         if group.rank == 0:  # the loop has gone back, and what it had written past this is no more
             forget_after(folder, loop.step)
 
-    agreed(group, write)
+    agree(group, write)
     loop.folders.add(folder.resolve())
 
 
 def load(loop: UserLoop, folder: Path, say: Any) -> dict[str, Any]:
-    """Put every worker where the newest whole checkpoint has it; returns the position. Collective.
+    """Restore the newest complete checkpoint; return the loop's position. Collective.
 
     Returns:
         What `save` was given; nothing if there is no checkpoint yet.
@@ -88,34 +88,34 @@ def load(loop: UserLoop, folder: Path, say: Any) -> dict[str, Any]:
     group = loop.comm
     if group.rank == 0 and folder.resolve() not in loop.claims:
         try:
-            folder_lock.expect_ended(folder, str(folder))
+            folder_lock.ended_holder(folder, str(folder))
         except ConfigError as error:
             say(f"{error}; loading is possible meanwhile, saving there is not")
-    found = agreed(group, lambda: _found(loop, folder, say))
+    found = agree(group, lambda: _find_checkpoint(loop, folder, say))
     steps = group.gather(found.step if found else None)
     if len(set(steps)) > 1:
         raise ConfigError(
             f"the newest checkpoint in {folder} is that of step {steps} on the workers; every "
             "worker must see the same folder"
         )
-    position = agreed(group, lambda: _restored(loop, found)) if found else {}
+    position = agree(group, lambda: _restore_part(loop, found)) if found else {}
     loop.folders.add(folder.resolve())
     return position
 
 
-def _claim(loop: UserLoop, folder: Path) -> None:
-    """Lock the folder for this loop, until it ends. Collective."""
+def _lock_folder(loop: UserLoop, folder: Path) -> None:
+    """Lock the folder for this loop until it ends. Collective."""
     group, place = loop.comm, folder.resolve()
     if place not in loop.claims:
         members = [Member(*each) for each in group.gather(Member.here())]
-        told = asked(
-            group, lambda: output_folder.hold(place, option="folder", members=members).to_json()
+        told = ask_leader(
+            group, lambda: output_folder.lock_any(place, option="folder", members=members).to_json()
         )
         loop.claims[place] = Claim.from_json(told)
 
 
-def _about(loop: UserLoop) -> dict[str, Any]:
-    """Return what a checkpoint must be of to fit this loop."""
+def _expected_about(loop: UserLoop) -> dict[str, Any]:
+    """Return what a checkpoint must state to fit this loop."""
     named = _tensors(loop)
     return {
         "model": {name: [list(t.shape), str(t.dtype)] for name, t in named.items()},
@@ -131,7 +131,7 @@ def _tensors(loop: UserLoop) -> dict[str, torch.Tensor]:
 
 
 def _check_folder(loop: UserLoop, folder: Path, keep: int) -> None:
-    """Refuse a folder where `load` would go on from what another loop has left."""
+    """Refuse a folder with checkpoints of another loop, which `load` would restore."""
     COUNT.check("keep", keep)
     last = max(steps_in(folder), default=0)
     if last > loop.step and folder.resolve() not in loop.folders:
@@ -142,8 +142,10 @@ def _check_folder(loop: UserLoop, folder: Path, keep: int) -> None:
         )
 
 
-def _part(loop: UserLoop, folder: Path, position: Mapping[str, Any], keep: int) -> CheckpointPart:
-    """Return a copy of what this worker holds."""
+def _worker_part(
+    loop: UserLoop, folder: Path, position: Mapping[str, Any], keep: int
+) -> CheckpointPart:
+    """Return a copy of this worker's state."""
     loop.check_home()
     _check_folder(loop, folder, keep)
     kept = {name: pack(value, name) for name, value in position.items()}
@@ -158,14 +160,14 @@ def _part(loop: UserLoop, folder: Path, position: Mapping[str, Any], keep: int) 
         "position": kept,
         "step": loop.step,
         "seeded": loop.seeded,
-        "groups": [_plain(group) for group in loop.optimizer.param_groups],
+        "groups": [_group_options(group) for group in loop.optimizer.param_groups],
         "strategy": counts,
     }
     return CheckpointPart(tensors, numbers)
 
 
 def pack(value: Any, name: str) -> Any:
-    """Return `value` as JSON can hold it, so that `unpack` gives the same back.
+    """Return `value` in a JSON form from which `unpack` restores it.
 
     Raises:
         ConfigError: Where it cannot, saying where in `name` that is, and what to write.
@@ -189,7 +191,7 @@ def pack(value: Any, name: str) -> Any:
 
 
 def unpack(kept: Any) -> Any:
-    """Return what `pack` was given."""
+    """Return the value that `pack` was given."""
     if isinstance(kept, list):
         return [unpack(one) for one in kept]
     if not isinstance(kept, dict):
@@ -200,16 +202,16 @@ def unpack(kept: Any) -> Any:
     return tuple(items) if kind is tuple else kind(dict(items))
 
 
-def _plain(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a group of parameters, its learning rate among them."""
+def _group_options(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a parameter group, its learning rate included."""
     kinds = (bool, int, float, str, tuple, type(None))
     found = {name: value for name, value in group.items() if isinstance(value, kinds)}
     rates = {name: float(v) for name, v in group.items() if isinstance(v, torch.Tensor)}
     return {**found, **rates}
 
 
-def _found(loop: UserLoop, folder: Path, say: Any) -> Checkpoint | None:
-    """Return the newest whole checkpoint, refused if it is of something else."""
+def _find_checkpoint(loop: UserLoop, folder: Path, say: Any) -> Checkpoint | None:
+    """Return the newest complete checkpoint; refuse one that does not fit."""
     loop.check_home()
     found = newest(folder, say)
     if found is None:
@@ -219,7 +221,7 @@ def _found(loop: UserLoop, folder: Path, say: Any) -> Checkpoint | None:
                 "start anew in another folder"
             )
         return None
-    for name, mine in _about(loop).items():
+    for name, mine in _expected_about(loop).items():
         if found.about.get(name) != mine:
             raise ConfigError(
                 f"the checkpoint {found.folder} is of another {name} than this loop has; expected "
@@ -235,8 +237,8 @@ def _found(loop: UserLoop, folder: Path, say: Any) -> Checkpoint | None:
     return found
 
 
-def _restored(loop: UserLoop, found: Checkpoint) -> dict[str, Any]:
-    """Take up this worker's part; a worker that was not there has worker 0's."""
+def _restore_part(loop: UserLoop, found: Checkpoint) -> dict[str, Any]:
+    """Restore this worker's state; a worker that is new takes worker 0's."""
     known = loop.comm.rank < found.about["processes"]
     part = found.part(loop.comm.rank if known else 0)
     try:
@@ -246,7 +248,7 @@ def _restored(loop: UserLoop, found: Checkpoint) -> dict[str, Any]:
         restore_optimizer(cast("Any", loop), tensors)
         for group, kept in zip(loop.optimizer.param_groups, numbers["groups"], strict=True):
             for name, value in kept.items():
-                _set(group, name, value)
+                _set_option(group, name, value)
         held = {n[len("strategy.") :]: t for n, t in tensors.items() if n.startswith("strategy.")}
         restore_strategy(cast("Any", loop), held, numbers["strategy"])
         loop.step = int(numbers["step"])
@@ -258,8 +260,8 @@ def _restored(loop: UserLoop, found: Checkpoint) -> dict[str, Any]:
         raise DataError(f"{found.folder} cannot be understood: {error}") from None
 
 
-def _set(group: dict[str, Any], name: str, value: Any) -> None:
-    """Give a group of parameters an option back, as what it is here."""
+def _set_option(group: dict[str, Any], name: str, value: Any) -> None:
+    """Restore an option of a parameter group, in its present type."""
     if isinstance(group.get(name), torch.Tensor):
         group[name].fill_(value)
     else:

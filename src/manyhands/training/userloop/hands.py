@@ -1,4 +1,4 @@
-"""A training loop of the user's own, with many workers: `with join(model, optimizer) as hands:`."""
+"""Your own training loop with many workers: `with join(model, optimizer) as hands:`."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from manyhands.comm.alone import Alone
-from manyhands.comm.rendezvous import compare_versions, surrounding
+from manyhands.comm.alone import SingleProcess
+from manyhands.comm.rendezvous import compare_versions, surrounding_group
 from manyhands.config.optimizers import expect_no_closure
 from manyhands.config.options import configure, options
 from manyhands.errors import ConfigError
-from manyhands.launch.environment import group_size, own_threads
+from manyhands.launch.environment import group_size, threads_in_group
 from manyhands.launch.mpi_libraries import load_matching
 from manyhands.strategies import STRATEGIES
 from manyhands.strategies.strategy import strategy_of
 from manyhands.training.userloop import checkpoint
 from manyhands.training.userloop.loop import UserLoop
-from manyhands.training.userloop.sharded_loader import Shared
-from manyhands.training.userloop.watched_comm import Watched
+from manyhands.training.userloop.sharded_loader import ShardedLoader
+from manyhands.training.userloop.watched_comm import WatchedComm
 
 if TYPE_CHECKING:
     from manyhands.comm import Communicator
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
 
 
 class Hands:
-    """The workers, as one of them sees them; `join` makes it.
+    """One worker's view of the group; `join` makes it.
 
     Every method is collective: all workers call the same ones in the same order.
     """
 
-    def __init__(self, loop: UserLoop, watched: Watched | None = None) -> None:
+    def __init__(self, loop: UserLoop, watched: WatchedComm | None = None) -> None:
         self._loop, self._watched = loop, watched
 
     def save(self, folder: str | Path, *, keep: int = 2, **position: Any) -> None:
-        """Write a checkpoint of every worker into `folder`, whole or not at all.
+        """Write a checkpoint of every worker into `folder`, atomically.
 
         Weights, buffers, the optimizer's state and options, torch's random numbers, and what the
         strategy remembers. Call it between two steps; all workers must see the folder.
@@ -65,7 +65,7 @@ class Hands:
         checkpoint.save(self._loop, Path(folder), position, keep)
 
     def load(self, folder: str | Path) -> dict[str, Any]:
-        """Go on from the newest whole checkpoint in `folder`; returns where your loop was.
+        """Resume from the newest complete checkpoint in `folder`; return your loop's position.
 
         Where there is none yet that is an empty dictionary, so that one script begins and goes on:
         `for epoch in range(hands.load("checkpoints").get("epoch", 0), 10):`. Saved between two
@@ -81,16 +81,16 @@ class Hands:
 
     @property
     def rank(self) -> int:
-        """This worker's number, from 0: `if hands.rank == 0:` prints and saves once."""
+        """This worker's rank, from 0: `if hands.rank == 0:` prints and saves once."""
         return self._loop.comm.rank
 
     @property
     def size(self) -> int:
-        """How many workers there are."""
+        """The number of workers."""
         return self._loop.comm.size
 
     def share(self, loader: Iterable[Any], *, evaluation: bool = False) -> Iterable[Any]:
-        """Return the loader as this worker sees it: its own part of every batch.
+        """Return the loader with this worker's share of each batch.
 
         All workers give the loader of the whole data, as if they were alone. `batch_size` is then
         that of an update, and P workers take the steps that one would take. From the first batch on
@@ -106,7 +106,7 @@ class Hands:
         if self.size == 1:
             return loader
         tell = self._loop.tell
-        return Shared(loader, self._loop.comm, evaluation=evaluation, tell=tell)
+        return ShardedLoader(loader, self._loop.comm, evaluation=evaluation, tell=tell)
 
     def step(
         self,
@@ -133,7 +133,7 @@ class Hands:
 
     @contextmanager
     def consensus(self) -> Iterator[None]:
-        """Let the model be, inside, the one that all workers together stand for.
+        """Give the model, inside, the parameters that represent all workers.
 
         Where workers differ between two steps (averaging, gossip) that is their average; statistics
         of BatchNorm and the like are averaged for good. Judge and save the model inside.
@@ -160,7 +160,7 @@ def join(
     timeout: float = 600.0,
     **given: Any,
 ) -> Iterator[Hands]:
-    """Let a training loop of your own be one of many workers.
+    """Make your own training loop one of many workers.
 
     ```
     with manyhands.join(model, optimizer, strategy="sync") as hands:
@@ -192,12 +192,12 @@ def join(
         ConfigError: Where something does not fit a loop of your own; `fit` has the rest.
         LaunchError: Where the processes do not find each other.
     """
-    group = _meet()
-    config = _configured(strategy, group, {"seed": seed, "timeout": timeout, **given})
-    _check(model, optimizer)
+    group = _find_group()
+    config = _configure(strategy, group, {"seed": seed, "timeout": timeout, **given})
+    _check_model_and_optimizer(model, optimizer)
     if group.size > 1 and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(own_threads(group.gather))
-    watched = Watched(group, timeout) if group.size > 1 else None
+        torch.set_num_threads(threads_in_group(group.gather))
+    watched = WatchedComm(group, timeout) if group.size > 1 else None
     try:
         loop = UserLoop(model, optimizer, config, watched or group)
         try:
@@ -216,20 +216,20 @@ def join(
             watched.close()
 
 
-def _meet() -> Communicator:
-    """Return the group that we were started in; without one, that of a single worker."""
+def _find_group() -> Communicator:
+    """Return the surrounding group; without one, a group of one worker."""
     load_matching()
     size = group_size()
     if size is None or size == 1:
-        return Alone()
-    group = surrounding(size)
+        return SingleProcess()
+    group = surrounding_group(size)
     compare_versions(group)
     atexit.register(_at_exit, group)
     return group
 
 
-def _configured(strategy: str | Strategy, group: Communicator, given: dict[str, Any]) -> RunConfig:
-    """Return a configuration with the strategy, checked; refuse what the loop decides itself."""
+def _configure(strategy: str | Strategy, group: Communicator, given: dict[str, Any]) -> RunConfig:
+    """Return a checked configuration with the strategy; refuse what the loop decides."""
     known: Any = strategy
     if isinstance(strategy, str):
         known = STRATEGIES[strategy]() if strategy in STRATEGIES else None
@@ -254,7 +254,7 @@ def _configured(strategy: str | Strategy, group: Communicator, given: dict[str, 
 
 
 def _check_strategy(strategy: Any, shown: object) -> None:
-    """Refuse a strategy, or a way of it, that is more than one step after the other."""
+    """Refuse a strategy that cannot run one step after the other."""
     if strategy is None or strategy.supports.join:
         return
     able = ", ".join(name for name, kind in STRATEGIES.items() if kind().supports.join)
@@ -264,7 +264,7 @@ def _check_strategy(strategy: Any, shown: object) -> None:
     )
 
 
-def _check(model: Any, optimizer: Any) -> None:
+def _check_model_and_optimizer(model: Any, optimizer: Any) -> None:
     """Refuse a model or an optimizer that cannot be driven from outside."""
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model is a {type(model).__name__}; expected a torch.nn.Module")
@@ -295,7 +295,7 @@ def _check(model: Any, optimizer: Any) -> None:
 
 
 def _end_all(group: Communicator, error: BaseException) -> None:
-    """End all workers: the others would wait for this one for ever."""
+    """End all workers, which would otherwise wait for this one forever."""
     if not group.lost(error):
         text = "".join(traceback.format_exception(error))
         print(f"[rank {group.rank}] {text}", file=sys.stderr, end="", flush=True)
@@ -305,6 +305,6 @@ def _end_all(group: Communicator, error: BaseException) -> None:
 
 
 def _at_exit(group: Communicator) -> None:
-    """Where this process ends by an exception outside of `join`, end the others too."""
+    """End the others when this process ends by an exception outside of `join`."""
     if getattr(sys, "last_value", None) is not None:
         group.abort(1)

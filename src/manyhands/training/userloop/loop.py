@@ -1,4 +1,4 @@
-"""One worker whose loop is the user's own, as a strategy's step sees it."""
+"""One worker of a user's own loop, as a strategy's step sees it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from manyhands.config.declare import NON_NEGATIVE, POSITIVE
 from manyhands.errors import ConfigError
 from manyhands.model.replica import Replica
 from manyhands.strategies.strategy import strategy_of
-from manyhands.training.process.agreement import expect_same_model
-from manyhands.training.userloop.sharded_loader import Worth
+from manyhands.training.process.agreement import check_same_model
+from manyhands.training.userloop.sharded_loader import BatchWeight
 
 if TYPE_CHECKING:
     from manyhands.comm import Communicator
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class UserLoop:
-    """One worker whose loop is the user's: what a strategy's step needs of it.
+    """One worker of a user's own loop: what a strategy's step needs.
 
     A gradient travels with one number more per parameter tensor, which says how many workers have
     one: what no worker's loss depends on keeps none, as in plain PyTorch.
@@ -44,22 +44,22 @@ class UserLoop:
         self.state: Any = None
         self.step = 0
         self._clip: float | None = None
-        self._worths: list[Worth] = []  # of the batches since the last step
+        self._worths: list[BatchWeight] = []  # of the batches since the last step
         self.seeded = False
         self.claims: dict[Path, Claim] = {}  # folders that this loop has locked
         self.folders: set[Path] = set()  # of checkpoints: those that it has written or loaded
-        _compare(module, optimizer, config, group)
+        _check_same(module, optimizer, config, group)
         self.replica = Replica(module, _no_loss)
         self._home = self.replica.params
         self._clear()
         self._sent = self._home.new_zeros(self.replica.dim + len(self.replica.named))
         self._grads = _views(self._sent, self.replica)
-        _spread(module, self._home, optimizer, group)
+        _broadcast_state(module, self._home, optimizer, group)
         strategy_of(config).begin(self)
 
     @property
     def rank(self) -> int:
-        """This worker's number, from 0."""
+        """This worker's rank, from 0."""
         return self.comm.rank
 
     @property
@@ -67,7 +67,7 @@ class UserLoop:
         """The parameters, live; shape (dim,)."""
         return self._home
 
-    def tell(self, worth: Worth) -> None:
+    def tell(self, worth: BatchWeight) -> None:
         """Hear how much the batch counts that comes next."""
         self._worths.append(worth)
         if not self.seeded and self.rank:
@@ -76,19 +76,19 @@ class UserLoop:
         self.seeded = True
 
     def do(self, examples: float | None, clip_norm: float | None) -> None:
-        """Do one update with the gradients that are there."""
+        """Do one update with the present gradients."""
         self.check_home()
         NON_NEGATIVE.check("examples", examples)
         POSITIVE.check("clip_norm", clip_norm)
         size, worths = self.comm.size, self._worths
         worth, self._worths = (worths[-1] if worths else None), []
         if size == 1:
-            worth = Worth(1.0, 1, 1)
+            worth = BatchWeight(1.0, 1, 1)
         elif examples is not None:
             total = float(self.comm.sum(np.array([float(examples)]))[0])
             if not total > 0:
                 raise ConfigError("examples is 0 on all workers; expected more on one at least")
-            worth = Worth(examples / total, total, examples)
+            worth = BatchWeight(examples / total, total, examples)
         elif len({one.weight for one in worths}) > 1:
             raise ConfigError(
                 f"{len(worths)} batches of different sizes were gathered for one step: a worker's "
@@ -96,10 +96,10 @@ class UserLoop:
                 "batch of an epoch (drop_last=True)"
             )
         self._clip = clip_norm
-        strategy_of(self.config).step(self, worth or Worth(1 / size, size, 1))
+        strategy_of(self.config).step(self, worth or BatchWeight(1 / size, size, 1))
         self.step += 1
 
-    def gradient(self, batch: Worth) -> Tensor:
+    def gradient(self, batch: BatchWeight) -> Tensor:
         """Return what backward left, times the weight; then 1 for each tensor that has one."""
         dim = self.replica.dim
         for (name, p), view in zip(self.replica.named, self._grads, strict=True):
@@ -126,7 +126,7 @@ class UserLoop:
         self.comm.allreduce(vector, algorithm)
 
     def exchanging(self) -> AbstractContextManager[None]:
-        """Count nothing: the user's loop has no clock of ours."""
+        """Count nothing: a user's loop has no clock of ours."""
         return nullcontext()
 
     def update(self, gradient: Tensor) -> None:
@@ -153,14 +153,14 @@ class UserLoop:
         self.average_buffers()
 
     def leave(self) -> None:
-        """Give every parameter memory of its own again, and unlock the folders of checkpoints."""
+        """Give every parameter its own memory again, and unlock the checkpoint folders."""
         self.unlock()
         for _, p in self.replica.named:
             p.data = p.data.clone()
         self._clear()
 
     def unlock(self) -> None:
-        """Let other loops save where this one has."""
+        """Unlock the folders of this loop's checkpoints."""
         while self.claims:
             self.claims.popitem()[1].release()
 
@@ -169,7 +169,7 @@ class UserLoop:
             p.grad = None
 
     def check_home(self) -> None:
-        """Refuse a step with parameters that are not where the exchange looks for them."""
+        """Refuse a step with parameters outside the flat vector."""
         if self.replica.params is not self._home:
             raise ConfigError(
                 "inside consensus() the model is not this worker's own; step, save and load outside"
@@ -189,21 +189,21 @@ def _no_loss(output: Tensor, target: Tensor) -> Tensor:
 
 
 def _views(vector: Tensor, replica: Replica) -> list[Tensor]:
-    """Return the part of each parameter tensor in a vector, in its shape."""
+    """Return views of a vector in the shapes of the parameters."""
     counts = [p.numel() for _, p in replica.named]
     parts = torch.split(vector[: replica.dim], counts)
     return [part.view(p.shape) for part, (_, p) in zip(parts, replica.named, strict=True)]
 
 
-def _compare(
+def _check_same(
     module: nn.Module, optimizer: torch.optim.Optimizer, config: RunConfig, group: Communicator
 ) -> None:
-    """Refuse a group whose workers bring different things. Collective."""
-    expect_same_model(module, group)
+    """Refuse a group whose workers have different models or optimizers. Collective."""
+    check_same_model(module, group)
     mine = {
         "optimizer": type(optimizer).__name__,
         "learning rates": [float(g.get("lr", 0.0)) for g in optimizer.param_groups],
-        "optimizer's state": [list(t.shape) for t in _state(optimizer)],
+        "optimizer's state": [list(t.shape) for t in _optimizer_tensors(optimizer)],
         "strategy": repr(config.strategy),
     }
     theirs = group.gather(mine)
@@ -216,13 +216,13 @@ def _compare(
             )
 
 
-def _state(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """Return the tensors that the optimizer remembers, in an order that all workers share."""
+def _optimizer_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """Return the optimizer's state tensors, in the same order on all workers."""
     known = [optimizer.state.get(p, {}) for g in optimizer.param_groups for p in g["params"]]
     return [s[key] for s in known for key in sorted(s) if isinstance(s[key], Tensor)]
 
 
-def _spread(
+def _broadcast_state(
     module: nn.Module, params: Tensor, optimizer: torch.optim.Optimizer, group: Communicator
 ) -> None:
     """Give all workers worker 0's parameters, buffers and optimizer state. Collective."""
@@ -230,7 +230,7 @@ def _spread(
         return
     frozen = [p for p in module.parameters() if not p.requires_grad]
     with torch.no_grad():
-        for tensor in [params, *frozen, *module.buffers(), *_state(optimizer)]:
+        for tensor in [params, *frozen, *module.buffers(), *_optimizer_tensors(optimizer)]:
             if tensor.numel():
                 raw = tensor.detach().reshape(-1).contiguous().view(torch.uint8)
                 group.broadcast(raw)

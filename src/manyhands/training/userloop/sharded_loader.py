@@ -1,4 +1,4 @@
-"""Each worker's part of every batch of a user's own loader.
+"""Each worker's share of every batch of a user's own loader.
 
 All workers walk through the same batches, and each takes its own near-equal part of each: the
 update is that of the whole batch, whatever the number of workers.
@@ -29,16 +29,16 @@ _SAME = (
 )  # fmt: skip
 
 
-class Worth(NamedTuple):
-    """How much one worker's part of a batch counts."""
+class BatchWeight(NamedTuple):
+    """The weight of one worker's share of a batch."""
 
     weight: float
     total: float
     examples: float
 
 
-class Shared:
-    """A loader of which each worker sees its own part of every batch.
+class ShardedLoader:
+    """A loader that yields this worker's share of each batch.
 
     Where a batch has fewer examples than there are workers, those left over get its first example
     once more, and it counts for nothing; in an evaluation they leave the batch out instead.
@@ -60,13 +60,13 @@ class Shared:
         group: Communicator,
         *,
         evaluation: bool,
-        tell: Callable[[Worth], None],
+        tell: Callable[[BatchWeight], None],
     ) -> None:
         self.loader = loader
         self.group = group
         self.evaluation = evaluation
         self.tell = tell
-        self._worths: deque[Worth] = deque()
+        self._worths: deque[BatchWeight] = deque()
         self._cut: DataLoader[Any] | None = None
         if isinstance(loader, DataLoader):
             if isinstance(loader.sampler, DistributedSampler):
@@ -78,7 +78,7 @@ class Shared:
             if loader.batch_sampler is not None and not stream:
                 same = {name: getattr(loader, name) for name in _SAME}
                 self._cut = DataLoader(
-                    loader.dataset, batch_sampler=_Sampler(loader.batch_sampler, self), **same
+                    loader.dataset, batch_sampler=_ShareSampler(loader.batch_sampler, self), **same
                 )
 
     def __len__(self) -> int:
@@ -93,7 +93,7 @@ class Shared:
             yield batch
 
     def part(self, total: int) -> tuple[int, int] | None:
-        """Return where this worker's part of a batch begins and ends; None to leave it out."""
+        """Return the bounds of this worker's share of a batch; None to leave it out."""
         rank, size = self.group.rank, self.group.size
         start, stop = rank * total // size, (rank + 1) * total // size
         examples = stop - start
@@ -101,15 +101,15 @@ class Shared:
             if self.evaluation or not total:
                 return None
             start, stop = 0, 1
-        self._worths.append(Worth(examples / total, total, examples))
+        self._worths.append(BatchWeight(examples / total, total, examples))
         return start, stop
 
     def together(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Yield the batches as worker 0 would draw them, on every worker. Collective.
+        """Yield the batches that worker 0 would draw, on every worker. Collective.
 
         Worker 0's random numbers decide; the others keep their own for everything else.
         """
-        common, many = _Common(self.group), None
+        common, many = _CommonGenerator(self.group), None
         self._share_generators()
         first = True
         while True:
@@ -125,13 +125,13 @@ class Shared:
 
     def _sliced(self) -> Iterator[Any]:
         for batch in self.together(self.loader):
-            total = examples(batch)
+            total = count_examples(batch)
             part = self.part(total)
             if part is not None:
                 yield _slice(batch, slice(*part), total)
 
     def _share_generators(self) -> None:
-        """Put the loader's own generators where worker 0's are."""
+        """Set the loader's own generators to worker 0's state."""
         owners = [self.loader, getattr(self.loader, "sampler", None)]
         found = [getattr(owner, "generator", None) for owner in owners]
         for generator in dict.fromkeys(found):
@@ -141,9 +141,9 @@ class Shared:
                 generator.set_state(state)
 
     def _compare(self, batch: Any) -> None:
-        """Refuse loaders that do not give the same first batch to all workers."""
+        """Refuse loaders whose first batch differs between workers."""
         count = len(self) if hasattr(self.loader, "__len__") else None
-        about = _about(getattr(self.loader, "dataset", None))
+        about = _draw_hash(getattr(self.loader, "dataset", None))
         digests = self.group.gather([count, about, _digest(batch)])
         different = [rank for rank, other in enumerate(digests) if other != digests[0]]
         if different:
@@ -153,10 +153,10 @@ class Shared:
             )
 
 
-class _Sampler:
-    """Gives each worker the indices of its part of every batch."""
+class _ShareSampler:
+    """Yields the indices of this worker's share of each batch."""
 
-    def __init__(self, batches: Iterable[list[Any]], shared: Shared) -> None:
+    def __init__(self, batches: Iterable[list[Any]], shared: ShardedLoader) -> None:
         self.batches = batches
         self.shared = shared
 
@@ -170,8 +170,8 @@ class _Sampler:
                 yield list(indices)[slice(*part)]
 
 
-class _Common:
-    """A stream of torch's random numbers that all workers share: it begins where worker 0 is."""
+class _CommonGenerator:
+    """A stream of torch's random numbers that all workers share, from worker 0's state on."""
 
     def __init__(self, group: Communicator) -> None:
         self.group = group
@@ -179,7 +179,7 @@ class _Common:
 
     @contextmanager
     def drawing(self) -> Iterator[None]:
-        """Draw from the common stream inside; where it begins, worker 0 goes on with it after."""
+        """Draw from the common stream inside; worker 0 continues with it afterwards."""
         own, first = torch.get_rng_state(), self.state is None
         if self.state is None:
             self.state = own.clone()
@@ -193,13 +193,13 @@ class _Common:
                 torch.set_rng_state(own)
 
 
-def _about(dataset: Any) -> str | None:
-    """Return a hash of what tells that two workers drew different data; None if nothing does.
+def _draw_hash(dataset: Any) -> str | None:
+    """Return a hash that differs if two workers drew different data; None if nothing tells.
 
     An example of any other dataset may be another each time that it is asked for.
     """
     if isinstance(dataset, Subset):
-        return f"{_digest(np.asarray(dataset.indices))} of {_about(dataset.dataset)}"
+        return f"{_digest(np.asarray(dataset.indices))} of {_draw_hash(dataset.dataset)}"
     if isinstance(dataset, TensorDataset):
         return _digest([part for tensor in dataset.tensors for part in (tensor[:1], tensor[-1:])])
     return None
@@ -217,8 +217,8 @@ def _leaves(batch: Any) -> Iterator[Tensor | np.ndarray]:
             yield from _leaves(value)
 
 
-def examples(batch: Any) -> int:
-    """Return how many examples a batch has: the length of its first tensor."""
+def count_examples(batch: Any) -> int:
+    """Return the number of examples of a batch: the length of its first tensor."""
     first = next((leaf for leaf in _leaves(batch) if leaf.ndim), None)
     if first is None:
         raise ConfigError(
@@ -229,7 +229,7 @@ def examples(batch: Any) -> int:
 
 
 def _slice(batch: Any, part: slice, total: int) -> Any:
-    """Return one part of everything in a batch that has one entry per example."""
+    """Return one share of everything in a batch that has one entry per example."""
     if isinstance(batch, (Tensor, np.ndarray)):
         return batch[part] if batch.ndim and len(batch) == total else batch
     if isinstance(batch, Mapping):

@@ -1,7 +1,7 @@
-"""A hang in a loop of the user's own becomes a report: who waits, who is missing, where each is.
+"""Turns a hang in a user's own loop into a report: which worker waits, which is missing.
 
-Only waiting counts. Between two calls of `hands` a worker is in the user's own code, and may stay
-there for as long as it likes, until another has waited for it for longer than the timeout.
+Only waiting counts. Between two calls of `hands` a worker runs the user's own code, for as long as
+it likes, until another worker has waited for it for longer than the timeout.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from __future__ import annotations
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from manyhands.comm.communicator import Ready
-from manyhands.comm.rendezvous import asked, host_leader
-from manyhands.launch.host_watchdog import TURN, Heart, tell_stack
+from manyhands.comm.rendezvous import ask_leader, host_leader
+from manyhands.launch.host_watchdog import TURN, HostWatchdog, dump_stack_on_signal
 from manyhands.launch.scratch import new_name
-from manyhands.launch.shm_cleanup import Janitor, hold
+from manyhands.launch.shm_cleanup import CleanupProcess, hold_folder
 from manyhands.launch.status_board import AFTER, BOARD_FILE, OWN, Board
 
 if TYPE_CHECKING:
@@ -27,141 +27,107 @@ if TYPE_CHECKING:
 
     from manyhands.comm import Communicator
 
+P = ParamSpec("P")
+R = TypeVar("R")
 
-class Watched:
-    """A group whose members note when they wait for each other, and a thread that looks at it.
+
+class WatchedComm:
+    """A group that records when its workers wait, and a thread that checks for hangs.
 
     Collective: all processes of `group` make it, and each of them closes it.
 
     Args:
         group: The workers; this is a `Communicator` too, and does what that one does.
-        timeout: Seconds of waiting after which the hang is told and all are ended.
+        timeout: Seconds of waiting before the hang is reported and all processes are ended.
     """
 
     def __init__(self, group: Communicator, timeout: float) -> None:
         self._group = group
         self.name, self.meter = group.name, group.meter
         self.rank, self.size = group.rank, group.size
+        self.allreduce = self._watched(group.allreduce)
+        self.broadcast = self._watched(group.broadcast)
+        self.sum, self.maximum = self._watched(group.sum), self._watched(group.maximum)
+        self.gather, self.barrier = self._watched(group.gather), self._watched(group.barrier)
+        self.lost, self.release, self.abort = group.lost, group.release, group.abort
         self._steps = 0
-        self._heart: Heart | None = None
+        self._watchdog: HostWatchdog | None = None
         free = signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
         if not all(group.gather(free and threading.current_thread() is threading.main_thread())):
             return  # the signal is the user's own
         leader = host_leader(group)
-        self._janitor: Janitor | None = None
-        self._folder = Path(asked(group, lambda: str(self._make()), leader=leader))
-        # The janitor removes the folder once every process of the host has let go of it or ended.
-        self._let_go = self._janitor.release if self._janitor else _held(self._folder)
+        self._cleanup: CleanupProcess | None = None
+        self._folder = Path(ask_leader(group, lambda: str(self._make()), leader=leader))
+        # It removes the folder once every process of the host has released it or ended.
+        self._release_folder = (
+            self._cleanup.release if self._cleanup else _hold_leader_folder(self._folder)
+        )
         self._board = Board(self._folder / BOARD_FILE, group.size)
         self._board.enter(self.rank)
         self._log = (self._folder / f"rank-{self.rank}.log").open("w")
-        self._tell_no_more = tell_stack(self._log)  # whoever tells of a hang asks for our stack
+        # The process that reports a hang asks for our stack.
+        self._restore_signal = dump_stack_on_signal(self._log)
         patience = timeout + (0.0 if self.rank == leader else TURN * self.rank)
-        self._heart = Heart(self._folder, group.size, self._folder, patience)
+        self._watchdog = HostWatchdog(self._folder, group.size, self._folder, patience)
         group.barrier()  # every log is there before the first may go
         self._board.note(self.rank, 0, OWN)
-        self._heart.start()
+        self._watchdog.start()
 
     def _make(self) -> Path:
-        """Make a folder with an empty board, and what removes it if processes are killed."""
+        """Make a folder with an empty board, and the process that removes it after a kill."""
         folder = new_name()
         folder.mkdir(mode=0o700)
-        self._janitor = Janitor(folder)
+        self._cleanup = CleanupProcess(folder)
         Board(folder / BOARD_FILE, self.size, create=True)
         return folder
 
     def close(self) -> None:
-        """Watch no more; whoever is the last of its host clears away."""
-        if self._heart is None:
+        """Stop watching; the host's last process removes the folder."""
+        if self._watchdog is None:
             return
         self._board.note(self.rank, self._steps, AFTER)
-        self._heart.stop()
-        self._heart = None
-        self._tell_no_more()
+        self._watchdog.stop()
+        self._watchdog = None
+        self._restore_signal()
         self._log.close()
         with suppress(OSError):
             (self._folder / f"rank-{self.rank}.log").unlink()
             if not any(self._folder.glob("rank-*.log")):
                 shutil.rmtree(self._folder)
-        self._let_go()
+        self._release_folder()
 
     def stepped(self, steps: int) -> None:
-        """Note how many steps this worker has done."""
+        """Record the number of steps of this worker."""
         self._steps = steps
-        if self._heart is not None:
+        if self._watchdog is not None:
             self._board.note(self.rank, steps, OWN)
 
-    @contextmanager
-    def _waiting(self) -> Iterator[None]:
-        if self._heart is None:
-            yield
-            return
-        self._board.note(self.rank, self._steps, "exchange")
-        try:
-            yield
-        finally:  # whoever catches the error is in its own code
-            self._board.note(self.rank, self._steps, OWN)
+    def _watched(self, call: Callable[P, R]) -> Callable[P, R]:
+        """Return `call` such that the board shows this worker as waiting meanwhile."""
 
-    def allreduce(self, vector: Tensor, algorithm: str = "auto") -> None:
-        """Sum `vector` over the group, in place."""
-        with self._waiting():
-            self._group.allreduce(vector, algorithm)
+        def watched(*args: P.args, **kwargs: P.kwargs) -> R:
+            if self._watchdog is None:
+                return call(*args, **kwargs)
+            self._board.note(self.rank, self._steps, "exchange")
+            try:
+                return call(*args, **kwargs)
+            finally:  # code that catches the error is the user's own
+                self._board.note(self.rank, self._steps, OWN)
 
-    def broadcast(self, vector: Tensor, root: int = 0) -> None:
-        """Give everyone root's `vector`, in place."""
-        with self._waiting():
-            self._group.broadcast(vector, root)
+        return watched
 
     def exchange(self, vector: Tensor, received: Mapping[int, Tensor]) -> Callable[[], None]:
-        """Begin to exchange `vector`; what is returned waits for it."""
-        end = self._group.exchange(vector, received)
-
-        def arrive() -> None:
-            with self._waiting():
-                end()
-
-        return arrive
-
-    def sum(self, values: np.ndarray) -> np.ndarray:
-        """Return the sum of a few numbers over the group."""
-        with self._waiting():
-            return self._group.sum(values)
-
-    def maximum(self, values: np.ndarray) -> np.ndarray:
-        """Return the elementwise maximum over the group."""
-        with self._waiting():
-            return self._group.maximum(values)
+        """Begin to exchange `vector`; the result waits for it."""
+        return self._watched(self._group.exchange(vector, received))
 
     def begin_maximum(self, values: np.ndarray) -> Ready:
-        """Return the maximum at once: who waits for it is to be seen."""
+        """Return the maximum at once, so that the board shows which worker waits."""
         return Ready(self.maximum(values))
 
-    def gather(self, value: Any) -> list[Any]:
-        """Return every worker's `value`, by rank."""
-        with self._waiting():
-            return self._group.gather(value)
 
-    def barrier(self) -> None:
-        """Wait for everyone."""
-        with self._waiting():
-            self._group.barrier()
-
-    def lost(self, error: BaseException) -> bool:
-        """Say whether `error` only tells that another worker is gone."""
-        return self._group.lost(error)
-
-    def release(self) -> None:
-        """Let go of what was made for one run."""
-        self._group.release()
-
-    def abort(self, code: int) -> None:
-        """End this process with that exit code, and with it the group."""
-        self._group.abort(code)
-
-
-def _held(folder: Path) -> Callable[[], None]:
-    """Hold a folder of this host's leader; returns what lets go of it."""
+def _hold_leader_folder(folder: Path) -> Callable[[], None]:
+    """Hold the folder of this host's leader; return the function that releases it."""
     try:
-        return hold(folder)
+        return hold_folder(folder)
     except OSError:  # the file system has no named pipes: the leader alone decides
         return lambda: None

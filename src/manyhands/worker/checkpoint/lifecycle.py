@@ -158,7 +158,7 @@ class Lifecycle:
 
     def _agreed(self, worker: Worker) -> tuple[int, bool]:
         """Return the signal that asks us to stop (0: none), and whether a checkpoint is late."""
-        asked = worker.board.asked()
+        asked = worker.board.stop_signal()
         if not worker.config.strategy.supports.together:
             return asked, False
         if self._ask is None:
@@ -166,7 +166,7 @@ class Lifecycle:
             self._asked = (worker.step, time.monotonic())
         if worker.step < self._ask:
             if self._answer:
-                self._answer.poke()
+                self._answer.progress()
             return 0, False
         worker.board.note(worker.number, worker.step, "agree")
         step, before = self._asked

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from manyhands.data.spark import prepare
-from manyhands.data.spark.recipe import read
-from manyhands.data.spark.session import java_version, shortened, told
+from manyhands.data.spark.recipe import read_recipe
+from manyhands.data.spark.session import explain_spark_errors, java_version, shorten_message
 from manyhands.errors import ConfigError, ManyhandsError
 
 HEAD = """\
@@ -31,7 +31,7 @@ def recipe(folder, *steps, head=HEAD, split=SPLIT):
 
 
 def test_a_recipe_is_read(tmp_path):
-    said = read(recipe(tmp_path, 'filter = "n > 3"', 'one-hot = { c = ["a", "b"] }'))
+    said = read_recipe(recipe(tmp_path, 'filter = "n > 3"', 'one-hot = { c = ["a", "b"] }'))
     assert [(step.kind, step.line) for step in said.steps] == [
         ("split", 7),
         ("filter", 9),
@@ -63,7 +63,7 @@ def test_a_recipe_is_read(tmp_path):
 )
 def test_a_wrong_step_is_named_with_its_line(tmp_path, step, message):
     with pytest.raises(ConfigError, match=message):
-        read(recipe(tmp_path, step))
+        read_recipe(recipe(tmp_path, step))
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_a_wrong_step_is_named_with_its_line(tmp_path, step, message):
 )
 def test_a_wrong_split_is_refused(tmp_path, split, message):
     with pytest.raises(ConfigError, match=message):
-        read(recipe(tmp_path, split=split))
+        read_recipe(recipe(tmp_path, split=split))
 
 
 @pytest.mark.parametrize(
@@ -97,11 +97,13 @@ def test_a_wrong_split_is_refused(tmp_path, split, message):
 )
 def test_a_wrong_head_is_refused(tmp_path, head, message):
     with pytest.raises(ConfigError, match=message):
-        read(recipe(tmp_path, head=head))
+        read_recipe(recipe(tmp_path, head=head))
 
 
 def test_an_output_that_is_there_is_refused_before_spark_starts(tmp_path, monkeypatch):
-    monkeypatch.setattr("manyhands.data.spark.require", lambda: pytest.fail("Spark was asked for"))
+    monkeypatch.setattr(
+        "manyhands.data.spark.require_spark", lambda: pytest.fail("Spark was asked for")
+    )
     (tmp_path / "out").mkdir()
     with pytest.raises(ConfigError, match="which is already there; choose another"):
         prepare(recipe(tmp_path), tmp_path / "out")
@@ -130,11 +132,11 @@ def test_spark_errors_are_shortened():
         "Did you mean one of the following? [`arr_delay`]. SQLSTATE: 42703; line 1 pos 0;\n"
         "'Filter ('arr_dely > 15)\n+- Relation"
     )
-    assert shortened(message) == (
+    assert shorten_message(message) == (
         "A column with name `arr_dely` cannot be resolved. Did you mean one of the following? "
         "[`arr_delay`]."
     )
-    assert len(shortened("[X] " + "long " * 1000)) < 500
+    assert len(shorten_message("[X] " + "long " * 1000)) < 500
 
 
 def test_java_that_is_dying_is_told_from_a_recipe_that_cannot_work(monkeypatch):
@@ -142,7 +144,7 @@ def test_java_that_is_dying_is_told_from_a_recipe_that_cannot_work(monkeypatch):
     from py4j.protocol import Py4JError
 
     def failing():
-        with told("recipe.toml, line 12: join"):
+        with explain_spark_errors("recipe.toml, line 12: join"):
             raise Py4JError("SparkSession does not exist in the JVM")
 
     with subprocess.Popen(["sleep", "0.3"]) as dying:
@@ -150,7 +152,7 @@ def test_java_that_is_dying_is_told_from_a_recipe_that_cannot_work(monkeypatch):
         with pytest.raises(ManyhandsError, match="line 12: join: Spark ended before it was done"):
             failing()
     with subprocess.Popen(["sleep", "60"]) as living:
-        monkeypatch.setattr(sys.modules[told.__module__], "_DYING", 0.01)
+        monkeypatch.setattr(sys.modules[explain_spark_errors.__module__], "_DYING", 0.01)
         monkeypatch.setattr(pyspark.SparkContext, "_gateway", SimpleNamespace(proc=living))
         with pytest.raises(ConfigError, match="does not exist in the JVM"):
             failing()

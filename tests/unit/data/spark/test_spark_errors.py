@@ -8,7 +8,7 @@ from py4j.protocol import Py4JError
 from pyspark import SparkContext
 from pyspark.errors import PySparkValueError
 
-from manyhands.data.spark.session import told
+from manyhands.data.spark.session import explain_spark_errors
 from manyhands.errors import ConfigError, ManyhandsError
 
 
@@ -37,12 +37,18 @@ def unreadable():
 
 def test_nonsense_of_a_java_that_is_dying_is_not_the_recipes_fault(java):
     java(0.2)
-    with pytest.raises(ManyhandsError, match="Spark ended before") as caught, told("a.toml"):
+    with (
+        pytest.raises(ManyhandsError, match="Spark ended before") as caught,
+        explain_spark_errors("a.toml"),
+    ):
         unreadable()
     assert not isinstance(caught.value, ConfigError)
 
 
 def test_an_error_of_a_java_that_lives_is_told_as_it_is(java):
     java(60)
-    with pytest.raises(ConfigError, match=r"^a.toml: no such column$"), told("a.toml"):
+    with (
+        pytest.raises(ConfigError, match=r"^a.toml: no such column$"),
+        explain_spark_errors("a.toml"),
+    ):
         raise PySparkValueError("no such column")

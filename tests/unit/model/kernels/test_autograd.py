@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from manyhands.model.kernels import autograd
-from manyhands.model.kernels.autograd import back, go_back, gradients, wake
+from manyhands.model.kernels.autograd import backward, backward_from, gradients, warm_up
 
 
 def made():
@@ -33,14 +33,14 @@ def test_a_given_gradient_goes_back_as_torch_would_take_it():
     theirs = torch.autograd.grad(model(x), leaves(model, x), gradient)
     ours = gradients(model(x), gradient, leaves(model, x))
     assert all(map(torch.equal, ours, theirs))
-    go_back(model(x), gradient)
+    backward_from(model(x), gradient)
     assert all(map(torch.equal, left(model, x), theirs))
 
 
 def test_gradients_add_up_in_the_leaves():
     model, x, gradient = made()
     for _ in range(2):
-        go_back(model(x), gradient)
+        backward_from(model(x), gradient)
     once = torch.autograd.grad(model(x), leaves(model, x), gradient)
     assert all(
         torch.equal(leaf.grad, 2 * g) for leaf, g in zip(leaves(model, x), once, strict=True)
@@ -51,7 +51,7 @@ def test_gradients_add_up_in_the_leaves():
 def test_a_gradient_of_another_shape_is_refused(shape):
     model, x, _ = made()
     with pytest.raises(ValueError, match=r"expected \(4, 3\)"):
-        go_back(model(x), torch.ones(shape))
+        backward_from(model(x), torch.ones(shape))
     with pytest.raises(ValueError, match=r"expected \(4, 3\)"):
         gradients(model(x), torch.ones(shape), [x])
 
@@ -61,7 +61,7 @@ def test_a_loss_goes_back_as_its_own_method_would_have_it():
     theirs = torch.autograd.grad(model(x).square().mean(), leaves(model, x))
     seen = []
     model[0].weight.register_post_accumulate_grad_hook(seen.append)
-    back(model(x).square().mean())
+    backward(model(x).square().mean())
     assert all(map(torch.equal, left(model, x), theirs))
     assert seen == [model[0].weight]
 
@@ -69,13 +69,13 @@ def test_a_loss_goes_back_as_its_own_method_would_have_it():
 def test_a_loss_per_example_is_refused_as_torch_refuses_it():
     model, x, _ = made()
     with pytest.raises(RuntimeError, match="only for scalar outputs"):
-        back(model(x).sum(1))
+        backward(model(x).sum(1))
 
 
 def test_a_complex_loss_is_refused_as_torch_refuses_it():
     x = torch.ones(2, dtype=torch.complex64, requires_grad=True)
     with pytest.raises(RuntimeError, match="real scalar outputs"):
-        back(x.sum())
+        backward(x.sum())
 
 
 def test_a_loss_of_a_users_own_kind_is_asked_itself():
@@ -85,17 +85,17 @@ def test_a_loss_of_a_users_own_kind_is_asked_itself():
 
     asked: list[Loss] = []
     model, x, _ = made()
-    back(model(x).sum().as_subclass(Loss))
+    backward(model(x).sum().as_subclass(Loss))
     assert len(asked) == 1
 
 
 def test_it_brings_no_symbolic_algebra_along():
     script = """
 import sys, torch
-from manyhands.model.kernels.autograd import go_back
+from manyhands.model.kernels.autograd import backward_from
 y = torch.nn.Linear(5, 3)(torch.randn(4, 5))
 before = "sympy" in sys.modules
-go_back(y, torch.ones(4, 3))
+backward_from(y, torch.ones(4, 3))
 print(before, "sympy" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", script], stdout=-1, text=True, check=True)
@@ -117,7 +117,7 @@ def test_the_engine_is_woken_by_a_pass_of_its_own(mode, monkeypatch):
     real = autograd._engine
     monkeypatch.setattr(autograd, "_engine", Engine())
     with mode():
-        waking = wake()
+        waking = warm_up()
     waking.join(timeout=60)
     assert not waking.is_alive()
     assert passes == ["waking"]

@@ -46,13 +46,13 @@ def assert_same_bits(model, x, **options):
 @pytest.fixture
 def seen(monkeypatch):
     """How many times numbers were moved."""
-    times, moved = [], max_pool._moved
+    times, moved = [], max_pool._max_and_indices
 
     def counted(*given):
         times.append(1)
         return moved(*given)
 
-    monkeypatch.setattr(max_pool, "_moved", counted)
+    monkeypatch.setattr(max_pool, "_max_and_indices", counted)
     return times
 
 
@@ -135,7 +135,7 @@ def test_the_cnn_s_gradient_is_the_same(seen):
 
 
 def test_who_asks_where_the_largest_were_keeps_pytorch_s():
-    assert max_pool.found(nn.MaxPool2d(2, return_indices=True)) == []
+    assert max_pool.find_layers(nn.MaxPool2d(2, return_indices=True)) == []
     later, x = nn.MaxPool2d(2), torch.randn(2, 3, 8, 8)
     max_pool.install(later)
     later.return_indices = True

@@ -151,7 +151,7 @@ def test_a_process_of_somebody_else_is_left_as_it_was(replica):
     for before in ("default", "native"):
         tuning.switch(before)
         found = state()
-        with tuning.put_back():
+        with tuning.restore_libraries():
             tuning.switch("nnpack")
             torch.set_num_threads(found[-1] + 1)
             assert state() != found
@@ -192,11 +192,11 @@ def test_those_that_differ_by_little_are_timed_again(replica, monkeypatch):
     chosen = tuning.choose(replica, batch(), lambda values: np.array(next(said)), alone)
     assert chosen.choice == "native"
     assert (chosen.milliseconds["native"], chosen.milliseconds["channels-last"]) == (4.8, 5.0)
-    offer = tuning._Offer([], images=True, pools=True, nnpack=False)
+    offer = tuning._Candidates([], images=True, pools=True, nnpack=False)
     times = {"default": 9.0, "native": 5.2, "default+pool": 5.0}
-    assert tuning._close(offer, times) == ["native", "default+pool"]
-    assert tuning._close(offer, {"default": 9.0, "native": 5.2}) == []
-    assert tuning._close(offer, {"default": 1000.0, "native": 1001.0}) == []
+    assert tuning._close_candidates(offer, times) == ["native", "default+pool"]
+    assert tuning._close_candidates(offer, {"default": 9.0, "native": 5.2}) == []
+    assert tuning._close_candidates(offer, {"default": 1000.0, "native": 1001.0}) == []
 
 
 def test_kernels_that_cannot_compute_a_model_are_not_chosen(replica, monkeypatch):
@@ -227,7 +227,7 @@ def test_a_private_step_has_the_libraries_kernels(replica):
 
 def test_unknown_layers_are_refused(replica):
     with pytest.raises(ConfigError, match=r"gemm:conv7.*expected conv1, conv2, pool3"):
-        tuning.given(replica, "default+gemm:conv7")
+        tuning.apply_named(replica, "default+gemm:conv7")
 
 
 def test_what_they_cannot_compute_is_refused():

@@ -2,6 +2,7 @@
 
 import threading
 from multiprocessing import Pipe
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from manyhands.data import store
 from manyhands.errors import ConfigError, DivergedError, StoppedError
 from manyhands.launch.status_board import BOARD_FILE, Board
 from manyhands.training.job import Job
-from manyhands.training.process import build
+from manyhands.training.process import build, worker_main
 from manyhands.training.process import record as summary
 from manyhands.worker import evaluation
 from manyhands.worker.checkpoint.format import forget_after, newest
@@ -59,9 +60,9 @@ def fit(blobs, tmp_path):
             name="test", command="test", launched=0.0, threads=1,
             checkpoint=checkpoint and str(checkpoint.folder),
         )  # fmt: skip
-        worker, kernels = build.worker(job, group(tmp_path), tmp_path)
-        process = summary.train(worker, begun=summary.begin(worker))
-        return worker, summary.record(job, worker, kernels, process)
+        worker, kernels = build.build_worker(job, group(tmp_path), tmp_path)
+        process = worker_main.train(worker, Path(), worker_main.wait_until_ready(worker))
+        return worker, summary.write_record(job, worker, kernels, process)
 
     return train
 
@@ -128,7 +129,7 @@ def test_going_on_is_never_having_stopped(fit, tmp_path, optimizer, variant):
 def test_a_signal_writes_a_last_checkpoint(fit, tmp_path, monkeypatch):
     given = {"batch_size": 50, "strategy": "hogwild", "checkpoint_every": "1000steps"}
     whole, _ = fit(**given)
-    monkeypatch.setattr(Board, "asked", lambda board: 15 * (board.read()[0].step >= 8))
+    monkeypatch.setattr(Board, "stop_signal", lambda board: 15 * (board.read()[0].step >= 8))
     with pytest.raises(StoppedError, match="--resume goes on") as stopped:
         fit(**given)
     assert stopped.value.exit_code == 143

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from manyhands.comm.staging import Staged
+from manyhands.comm.staging import StagedComm
 from manyhands.config.options import configure
 from manyhands.errors import ConfigError
 from manyhands.training.process import devices
@@ -78,7 +78,7 @@ class Pair:
 
 
 def test_what_is_staged_arrives():
-    group = Staged(Pair())
+    group = StagedComm(Pair())
     vector = torch.arange(6.0)
     for expected in (2.0, 4.0):  # the second time the same buffer
         group.allreduce(vector)
@@ -115,7 +115,7 @@ def test_nccl_carries_where_every_worker_has_a_gpu(monkeypatch, given, gpus_of, 
     properties = type("Properties", (), {"uuid": gpus_of[0]})
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
-    monkeypatch.setattr("manyhands.comm.torch.meet", lambda backend: backend)
+    monkeypatch.setattr("manyhands.comm.torch.make_torch_group", lambda backend: backend)
     config = configure({"device": "cuda", "workers": 2, **given})
     if carrier.startswith("NCCL"):
         with pytest.raises(ConfigError, match=carrier):

@@ -19,11 +19,11 @@ from mpi4py import MPI
 import manyhands as mh
 from manyhands.config.options import configure
 from manyhands.data import Plan
-from manyhands.data.reassignment import examples, settled
+from manyhands.data.reassignment import examples, reassign
 from manyhands.errors import ConfigError, LaunchError, WorkerError
 from manyhands.launch import mpi as mpis
 from manyhands.launch.status_board import Board
-from manyhands.launch.watchdog import Guard
+from manyhands.launch.watchdog import Watchdog
 from manyhands.strategies.server.state import ResumePoint
 from manyhands.strategies.server.takeover import inherited, newest, rescue
 from manyhands.training.process import recovery
@@ -84,7 +84,7 @@ def walk(plans, epochs, rng):
             for number in dead:
                 del at[number]
             here = {number: epoch for number, (epoch, _) in at.items()}
-            plans = settled(plans, {number: done[number] for number in dead}, here)
+            plans = reassign(plans, {number: done[number] for number in dead}, here)
     raise AssertionError("nobody is left")
 
 
@@ -251,13 +251,13 @@ def hanging(board, pids, operations):
 def test_the_guard_ends_the_stopped_one_alone(tmp_path, sleepers, operation):
     board = Board(tmp_path / "board", 2, create=True)
     hanging(board, [p.pid for p in sleepers], [operation, "exchange"])
-    with Guard(board, tmp_path, 30, end=lambda: None, spare=True) as guard:
-        guard.look()
+    with Watchdog(board, tmp_path, 30, end=lambda: None, survivors_continue=True) as guard:
+        guard.check()
         assert sleepers[1].wait(10) == -signal.SIGKILL
         assert sleepers[0].poll() is None
         assert "no word for 30 s" in (tmp_path / "rank-1.log").read_text()
-        guard._looked = 0.0
-        guard.look()  # those who wait have time to notice
+        guard._checked = 0.0
+        guard.check()  # those who wait have time to notice
         assert sleepers[0].poll() is None
 
 
@@ -266,9 +266,9 @@ def test_the_guard_reports_where_all_wait_for_each_other(tmp_path, sleepers):
     os.waitid(os.P_PID, sleepers[1].pid, os.WCONTINUED)
     board = Board(tmp_path / "board", 2, create=True)
     hanging(board, [p.pid for p in sleepers], ["agree", "evaluate"])
-    guard = Guard(board, tmp_path, 30, end=lambda: None, spare=True)
+    guard = Watchdog(board, tmp_path, 30, end=lambda: None, survivors_continue=True)
     with guard, pytest.raises(WorkerError, match="no word for 30 s"):
-        guard.look()
+        guard.check()
 
 
 def test_a_checkpoint_that_lacks_a_dead_workers_part_is_given_up(tmp_path):
@@ -286,15 +286,15 @@ def test_a_checkpoint_that_lacks_a_dead_workers_part_is_given_up(tmp_path):
 def test_a_group_that_mpi_does_not_let_go_is_over_when_all_who_live_are_done(tmp_path, sleepers):
     board = Board(tmp_path / "board", 2, create=True)
     hanging(board, [p.pid for p in sleepers], ["done", "exchange"])
-    with Guard(board, tmp_path, 1000, end=lambda: None, spare=True) as guard:
-        assert not guard.over()  # the other lives, if it is stopped
+    with Watchdog(board, tmp_path, 1000, end=lambda: None, survivors_continue=True) as guard:
+        assert not guard.overdue()  # the other lives, if it is stopped
         sleepers[1].kill()
         sleepers[1].wait()
-        assert guard.over()
+        assert guard.overdue()
         board.note(0, 7, "done")
-        assert not guard.over()  # it may still be leaving
-    with Guard(board, tmp_path, 1000, end=lambda: None) as guard:
-        assert not guard.over()
+        assert not guard.overdue()  # it may still be leaving
+    with Watchdog(board, tmp_path, 1000, end=lambda: None) as guard:
+        assert not guard.overdue()
 
 
 def test_who_dies_while_checkpoints_are_renewed_is_missed_from_the_plans_of_then(monkeypatch):
@@ -318,8 +318,8 @@ def test_who_dies_while_checkpoints_are_renewed_is_missed_from_the_plans_of_then
 
     answers = iter([False, False, True])
     monkeypatch.setattr(recovery, "_regroup", regroup)
-    monkeypatch.setattr(recovery, "_tell", lambda *rest: None)
-    monkeypatch.setattr(recovery, "_too_few", lambda worker, least: None)
+    monkeypatch.setattr(recovery, "_announce_deaths", lambda *rest: None)
+    monkeypatch.setattr(recovery, "_too_few_error", lambda worker, least: None)
     ulfm = SimpleNamespace(
         is_loss=lambda error: True, revoke=lambda group: None, shrunk=lambda group: group,
         agreed=lambda group, well: next(answers),
@@ -330,5 +330,5 @@ def test_who_dies_while_checkpoints_are_renewed_is_missed_from_the_plans_of_then
         plan=plan, comm=SimpleNamespace(size=4), hook=lambda kind: dies,
         config=configure({"workers": 4}),
     )  # fmt: skip
-    assert recovery.outlive(worker, work, lead=print) == "done"
+    assert recovery.survive_failures(worker, work, lead=print) == "done"
     assert met == [[0, 1, 2, 3], [0, 1, 2]]

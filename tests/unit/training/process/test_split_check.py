@@ -41,7 +41,7 @@ def with_words_of_their_own():
 @pytest.mark.parametrize("loss", [info_nce, contrastive])
 def test_a_loss_over_the_batch_differs(make, loss):
     replica = Replica(make(), loss)
-    whole, mean = split_check.compare(replica, (X, Y))
+    whole, mean = split_check.compare_halves(replica, (X, Y))
     assert abs(whole - mean) > 0.01
     assert replica.module.training
     said = split_check.warning(loss.__name__, (whole, mean), 2)
@@ -56,7 +56,7 @@ def test_a_mean_over_examples_does_not(make, loss):
     replica = Replica(make(), loss)
     before = [value.clone() for value in replica.module.state_dict().values()]
     made = torch.get_rng_state()
-    assert split_check.compare(replica, (X, Y)) is None
+    assert split_check.compare_halves(replica, (X, Y)) is None
     assert torch.equal(torch.get_rng_state(), made)
     after = replica.module.state_dict().values()
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
@@ -65,7 +65,9 @@ def test_a_mean_over_examples_does_not(make, loss):
 
 @pytest.mark.parametrize("name", ["mse", "mae"])
 def test_numbers_that_are_met_do_not(name):
-    assert split_check.compare(Replica(plain(), LOSSES[name]), (X, torch.randn(12, 3))) is None
+    assert (
+        split_check.compare_halves(Replica(plain(), LOSSES[name]), (X, torch.randn(12, 3))) is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -81,4 +83,4 @@ def test_numbers_that_are_met_do_not(name):
     ],
 )
 def test_a_run_knows_into_how_many_parts_it_splits_a_batch(given, parts):
-    assert split_check.pieces(configure(given)) == parts
+    assert split_check.count_pieces(configure(given)) == parts

@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import manyhands as mh
-from manyhands.comm.alone import Alone
+from manyhands.comm.alone import SingleProcess
 from manyhands.config.options import configure
 from manyhands.errors import ConfigError
 from manyhands.strategies import STRATEGIES
@@ -144,7 +144,7 @@ def test_batches_of_different_sizes_are_not_gathered_for_one_step():
     """A worker's part of 7 counts otherwise than its part of 3: no one weight fits both."""
     model = network()
     loop = UserLoop(model, sgd(model), configure({"strategy": "sync", "workers": 4}), Third())
-    for worth in (sharded_loader.Worth(2 / 7, 7, 2), sharded_loader.Worth(1 / 3, 3, 1)):
+    for worth in (sharded_loader.BatchWeight(2 / 7, 7, 2), sharded_loader.BatchWeight(1 / 3, 3, 1)):
         loop.tell(worth)
         model(X).sum().backward()
     with pytest.raises(ConfigError, match=r"2 batches of different sizes .*drop_last=True"):
@@ -155,12 +155,15 @@ def test_a_loader_that_divides_the_data_itself_is_refused():
     data = TensorDataset(X, Y)
     sampler = DistributedSampler(data, num_replicas=2, rank=0)
     with pytest.raises(ConfigError, match="DistributedSampler"):
-        sharded_loader.Shared(
-            DataLoader(data, sampler=sampler), Alone(), evaluation=False, tell=lambda worth: None
+        sharded_loader.ShardedLoader(
+            DataLoader(data, sampler=sampler),
+            SingleProcess(),
+            evaluation=False,
+            tell=lambda worth: None,
         )
 
 
-class Third(Alone):
+class Third(SingleProcess):
     """Worker 2 of 4, whose fellows do the same."""
 
     def __init__(self):
@@ -181,7 +184,7 @@ def test_everything_in_a_batch_that_has_one_entry_per_example_is_cut():
         "epoch": 4,
     }
     told = []
-    (part,) = sharded_loader.Shared([batch], Third(), evaluation=False, tell=told.append)
+    (part,) = sharded_loader.ShardedLoader([batch], Third(), evaluation=False, tell=told.append)
     assert part["x"].tolist() == [4, 5]
     assert part["pair"][0].tolist() == [4.0, 5.0]
     assert part["pair"][1][0].tolist() == [[8, 9], [10, 11]]
@@ -192,11 +195,15 @@ def test_everything_in_a_batch_that_has_one_entry_per_example_is_cut():
 
 def test_a_batch_without_tensors_is_refused():
     with pytest.raises(ConfigError, match="a str without tensors"):
-        list(sharded_loader.Shared(["text"], Third(), evaluation=False, tell=lambda worth: None))
+        list(
+            sharded_loader.ShardedLoader(
+                ["text"], Third(), evaluation=False, tell=lambda worth: None
+            )
+        )
 
 
 def test_loaders_that_differ_between_workers_are_refused():
     group = Third()
     group.gather = lambda value: [value, [None, None, "another"], value, value]
     with pytest.raises(ConfigError, match="the loader of worker 1 gives other batches"):
-        list(sharded_loader.Shared([X], group, evaluation=False, tell=lambda worth: None))
+        list(sharded_loader.ShardedLoader([X], group, evaluation=False, tell=lambda worth: None))

@@ -8,7 +8,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 import manyhands as mh
-from manyhands.comm.alone import Alone
+from manyhands.comm.alone import SingleProcess
 from manyhands.config.options import configure
 from manyhands.errors import ConfigError, DataError
 from manyhands.training.userloop import checkpoint
@@ -151,7 +151,7 @@ def test_to_keep_none_is_refused(tmp_path):
 
 def test_a_model_that_is_not_the_workers_own_is_neither_saved_nor_loaded(tmp_path):
     model, optimizer = made()
-    loop = UserLoop(model, optimizer, configure({"workers": 1}), Alone())
+    loop = UserLoop(model, optimizer, configure({"workers": 1}), SingleProcess())
     checkpoint.save(loop, tmp_path, {}, keep=1)
     optimizer.param_groups[0]["lr"] = 0.25
     with loop.replica.holding(torch.zeros_like(loop.params)):

@@ -6,17 +6,17 @@ import sys
 
 import pytest
 
-from manyhands.comm.alone import Alone
+from manyhands.comm.alone import SingleProcess
 from manyhands.launch.status_board import OWN
-from manyhands.training.userloop.watched_comm import Watched
+from manyhands.training.userloop.watched_comm import WatchedComm
 
 SIGNALLED = """
 import os, signal
-from manyhands.comm.alone import Alone
-from manyhands.training.userloop.watched_comm import Watched
+from manyhands.comm.alone import SingleProcess
+from manyhands.training.userloop.watched_comm import WatchedComm
 
 for _ in range(2):  # the second time the signal may be the loop's own
-    watched = Watched(Alone(), 60.0)
+    watched = WatchedComm(SingleProcess(), 60.0)
     os.kill(os.getpid(), signal.SIGUSR1)
     {inside}
     watched.close()
@@ -48,7 +48,7 @@ def test_without_one_the_signal_is_as_before():
 
 TOLD = """
 import os, signal, sys, threading
-from manyhands.launch.host_watchdog import tell_stack
+from manyhands.launch.host_watchdog import dump_stack_on_signal
 
 def busy():
     begun.set()
@@ -61,7 +61,7 @@ def asked():
 begun = threading.Event()
 threading.Thread(target=busy, daemon=True).start()
 begun.wait()
-tell_stack()
+dump_stack_on_signal()
 asked()
 """
 
@@ -76,7 +76,7 @@ def test_of_threads_that_run_on_no_stack_is_told():
     assert "in busy" not in done.stderr
 
 
-class Broken(Alone):
+class Broken(SingleProcess):
     """A group whose sums fail."""
 
     def sum(self, values):
@@ -84,7 +84,7 @@ class Broken(Alone):
 
 
 def test_a_wait_that_fails_is_over():
-    watched = Watched(Broken(), 60.0)
+    watched = WatchedComm(Broken(), 60.0)
     try:
         with pytest.raises(OSError, match="no route"):
             watched.sum(None)

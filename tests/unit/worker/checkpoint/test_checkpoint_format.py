@@ -266,25 +266,25 @@ def test_where_all_are_damaged_the_error_says_how(tmp_path):
     (second / "checkpoint.json").unlink()
     said = []
     with pytest.raises(DataError, match="every checkpoint there is damaged") as refused:
-        resume.find(tmp_path, said.append)
+        resume.find_checkpoint(tmp_path, said.append)
     assert f"{first / 'rank-0.json'} is damaged: its checksum" in str(refused.value)
     assert f"{second} is not a whole checkpoint" in str(refused.value)
     assert [("using the one before it" in text) for text in said] == [True, False]
     with pytest.raises(ConfigError, match="holds no checkpoint"):
-        resume.find(tmp_path / "nowhere", said.append)
+        resume.find_checkpoint(tmp_path / "nowhere", said.append)
 
 
 def test_a_checkpoint_that_another_process_went_on_from_is_refused(tmp_path):
     found = check(write(tmp_path, 10))
-    resume.expect_newest(found, tmp_path)
+    resume.check_still_newest(found, tmp_path)
     write(tmp_path, 20)
     with pytest.raises(ConfigError, match="has written step 20 since step 10 was read"):
-        resume.expect_newest(found, tmp_path)
+        resume.check_still_newest(found, tmp_path)
     (tmp_path / "checkpoints" / "step-00000020" / "rank-0.json").unlink()
-    resume.expect_newest(found, tmp_path)
+    resume.check_still_newest(found, tmp_path)
     format.remove(found.folder)
     with pytest.raises(ConfigError, match="has removed step-00000010"):
-        resume.expect_newest(found, tmp_path)
+        resume.check_still_newest(found, tmp_path)
 
 
 def test_a_users_folder_named_as_a_checkpoint_neither_counts_nor_goes(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from manyhands.comm.alone import Alone
+from manyhands.comm.alone import SingleProcess
 from manyhands.comm.communicator import Ready
 from manyhands.errors import StoppedError
 from manyhands.model.replica import Replica
@@ -33,7 +33,7 @@ def lifecycle(tmp_path):
 
     def make(every):
         config = SimpleNamespace(checkpoint_every=every, keep=3, timeout=9.0)
-        worker = SimpleNamespace(config=config, rank=0, comm=Alone())
+        worker = SimpleNamespace(config=config, rank=0, comm=SingleProcess())
         return Lifecycle(worker, tmp_path, {})
 
     return make
@@ -79,7 +79,7 @@ def working(losses=(1.0,), mechanism=None, **given):
     replica = Replica(nn.Linear(3, 2), nn.functional.mse_loss)
     made = {
         "replica": replica, "params": replica.params, "clock": Clock(),
-        "rank": 0, "comm": Alone(), "facts": {}, "state": None, "hook": lambda kind: None,
+        "rank": 0, "comm": SingleProcess(), "facts": {}, "state": None, "hook": lambda kind: None,
         "optimizer": torch.optim.SGD(replica.module.parameters(), lr=0.1, momentum=0.9),
         "config": SimpleNamespace(strategy=STRATEGIES["gossip"]()),
     }  # fmt: skip
@@ -114,7 +114,7 @@ def test_what_was_sent_and_computed_before_counts_after_going_on(tmp_path):
 
 def test_a_smaller_group_remembers_with_how_many_it_began(tmp_path):
     config = SimpleNamespace(checkpoint_every="10steps", keep=3, timeout=9.0, workers=4)
-    worker = SimpleNamespace(config=config, rank=0, comm=Alone())
+    worker = SimpleNamespace(config=config, rank=0, comm=SingleProcess())
     mine = Lifecycle(worker, tmp_path, {"options": {"workers": 4}, "began_with": 4})
     for left in (3, 2):
         config.workers = left

@@ -1,0 +1,200 @@
+"""Checks and names what users pass to `fit` as objects: model, loss, metrics, callbacks."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from manyhands.callbacks import EVENTS
+from manyhands.config.import_path import get_name, import_object
+from manyhands.config.run import METRICS, MODELS, RunConfig
+from manyhands.data import batch_tree
+from manyhands.errors import ConfigError, nearest
+
+
+def model(given: Any, config: RunConfig) -> Any:
+    """Return the model that `given` names or is, checked and ready to be pickled."""
+    if isinstance(given, str) and ":" not in given:
+        _check_model_name(given)
+        config.strategy.check_model(layers=MODELS[given])
+        return given
+    if isinstance(given, str):
+        return import_object(given, "model")
+    if "torch" not in sys.modules:
+        return given
+    from manyhands.training.trial import make_portable
+
+    return make_portable(given)
+
+
+def _check_model_name(model: str) -> None:
+    if model not in MODELS:
+        own = f" For one of your own: {Path(model).stem}:make" if model.endswith(".py") else ""
+        raise ConfigError(
+            f"model is {model!r}; expected one of {', '.join(MODELS)}, or package.module:factory."
+            f"{own or nearest(model, MODELS)}"
+        )
+
+
+def loss(given: Any, config: RunConfig) -> Callable[..., Any] | None:
+    """Return the user's loss, given as a function or by its import path; None for ours."""
+    if isinstance(config.loss, str) and ":" in config.loss:
+        given = import_object(config.loss, "loss")
+        check_made(given, None)
+    if callable(given) and batch_tree.takes_model(given):
+        _check_model_loss(config, get_name(given))
+    return given if callable(given) else None
+
+
+def check_made(loss: Any, optimizer: Any) -> None:
+    """Refuse a loss that is still a class, and an optimizer that is already an object."""
+    if inspect.isclass(loss):
+        raise ConfigError(
+            f"loss is the class {loss.__name__}; expected an object of it, {loss.__name__}()"
+        )
+    if hasattr(optimizer, "param_groups"):
+        kind = type(optimizer).__name__
+        raise ConfigError(
+            f"optimizer is an {kind} over parameters that no worker has; every worker makes its "
+            f"own: expected the class, or lambda params: torch.optim.{kind}(params, …)"
+        )
+
+
+def check_signatures(model: Any, loss: Callable[..., Any] | None, metrics: tuple[Any, ...]) -> None:
+    """Refuse a model that cannot be built, and functions of another number of arguments."""
+    if not isinstance(model, str):
+        _check_builder(model)
+    for field, function in [("loss", loss), *(("metric", each) for each in metrics)]:
+        if callable(function) and (misfit := batch_tree.signature_mismatch(function, 2)):
+            raise ConfigError(
+                f"{field} is {get_name(function)}, which {misfit}; expected a function of (output, "
+                "target) or of (model, batch); functools.partial gives it the others"
+            )
+
+
+def _check_builder(model: Any) -> None:
+    """Refuse what is neither a model nor a function that builds one when called."""
+    if not callable(model):
+        raise ConfigError(
+            f"model is {model!r}; expected one of {', '.join(MODELS)}, a torch.nn.Module, or a "
+            "function without arguments that builds one"
+        )
+    builds = inspect.isclass(model) or not hasattr(model, "forward")
+    if builds and (misfit := batch_tree.signature_mismatch(model, 0)):
+        name = get_name(model)
+        what = f"the class {name}" if inspect.isclass(model) else name
+        raise ConfigError(
+            f"model is {what}, which {misfit}; expected a torch.nn.Module, such as {name}(…), or a "
+            "function without arguments that builds one"
+        )
+
+
+def _check_model_loss(config: RunConfig, name: str) -> None:
+    """Refuse a loss of (model, batch) where it could not be computed, or not be private."""
+    reason = config.strategy.supports.lacks.get("model_loss")
+    if reason:
+        raise ConfigError(
+            f"loss {name} is a function of (model, batch), but {config.strategy.name} {reason}; "
+            "give one of (output, target)"
+        )
+    if config.privacy:
+        raise ConfigError(
+            f"loss {name} is a function of (model, batch), which may mix the examples of a batch, "
+            "so that none has a gradient of its own; a private run needs one of (output, target)"
+        )
+
+
+def metrics(given: Any) -> list[Any]:
+    """Return the requested metrics, names and functions, checked."""
+    if given is None:
+        return []
+    found = given if isinstance(given, list | tuple) else [given]
+    found = [each for one in found for each in (one.split(",") if isinstance(one, str) else [one])]
+    labels = [get_name(each) for each in found]
+    for one in found:
+        known = not isinstance(one, str) or one in METRICS or ":" in one
+        if not known and not re.fullmatch(r"top-[1-9]\d{0,5}", one):
+            raise ConfigError(
+                f"metric is {one!r}; expected {', '.join(METRICS)} with a number K, "
+                f"package.module:function or a function.{nearest(one, METRICS)}"
+            )
+        if not isinstance(one, str) and not callable(one):
+            raise ConfigError(f"metric is {one!r}; expected a name or a function")
+        if labels.count(get_name(one)) > 1:
+            raise ConfigError(f"metric names {get_name(one)} twice; expected each once")
+    return found
+
+
+def resolve(given: Any, field: str) -> Any:
+    """Return the object at an import path; anything else as it is."""
+    return import_object(given, field) if isinstance(given, str) and ":" in given else given
+
+
+def function(given: Any, name: str | None, field: str) -> Callable[..., Any] | None:
+    """Return a user's function, given as such or by its import path."""
+    if name is not None and not callable(given):
+        _expect_importable(field, [name])
+    found = given if callable(given) else resolve(name, field)
+    return found if callable(found) else None
+
+
+def callbacks(given: Any, config: RunConfig) -> tuple[Any, ...]:
+    """Return the callback objects, built where only their import path is given."""
+    if given is None or isinstance(given, str):
+        places = config.callbacks.split(",") if config.callbacks else []
+        _expect_importable("callbacks", places, ", or callbacks=[]")
+        found = [import_object(place, "callbacks")() for place in places]
+    elif isinstance(given, list | tuple):
+        found = list(given)
+    else:
+        raise ConfigError(f"callbacks is a {type(given).__name__}; expected a list of such objects")
+    for each in found:
+        name = type(each).__name__
+        if not any(hasattr(each, event) for event in EVENTS):
+            raise ConfigError(
+                f"callbacks has a {name} with none of {', '.join(EVENTS)}; it would hear nothing"
+            )
+        if config.privacy and hasattr(each, "on_step"):
+            raise ConfigError(
+                f"callbacks has a {name} with on_step in a private run, where when a step ends "
+                "tells how many records were drawn; give it on_epoch and on_end only"
+            )
+        if config.privacy and getattr(each, "samples_machine", False):
+            raise ConfigError(
+                f"callbacks has a {name} in a private run: it samples what the machine does over "
+                "time, which tells of the records drawn; leave it out"
+            )
+    return tuple(found)
+
+
+_OBJECT = "(…)"  # after the name of a class: an object of it, made with what only its user knows
+
+
+def _expect_importable(field: str, places: Sequence[str], otherwise: str = "") -> None:
+    """Refuse objects and local functions, which a resumed run cannot import."""
+    if lost := [place for place in places if place.endswith(_OBJECT) or "<" in place]:
+        raise ConfigError(
+            f"{field} was an object when the run began ({', '.join(lost)}), which no checkpoint "
+            f"keeps; give it again{otherwise}"
+        )
+
+
+def callback_paths(callbacks: Any) -> str:
+    """Return the import paths of callbacks, for the record."""
+    if isinstance(callbacks, str):
+        return callbacks
+    several = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
+    return ",".join(import_path(type(each)) + _OBJECT for each in several)
+
+
+def import_path(given: Any) -> Any:
+    """Return a function's import path, for the record."""
+    if not callable(given):
+        return given
+    if not hasattr(given, "__qualname__"):
+        return import_path(type(given)) + _OBJECT
+    return f"{given.__module__ or type(given).__module__}:{given.__qualname__}"
