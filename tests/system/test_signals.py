@@ -234,7 +234,12 @@ importlib.import_module("manyhands.__main__").main()
 PHASES = {
     "training, data stored": ("call", "manyhands.training.preflight", "check", ["train", *SMALL]),
     "auditing": ("call", "manyhands.experiments.privacy_audit", "fit", ["audit"]),
-    "dividing": ("call", "manyhands.cli.partition", "plan", ["partition", "--data", "blobs"]),
+    "dividing": (
+        "call",
+        "manyhands.training.process.data",
+        "plan",
+        ["partition", "--data", "blobs"],
+    ),
     "reporting": ("call", "manyhands.report", "build", ["report", "folder"]),
     "comparing": (
         "call",

@@ -1,27 +1,55 @@
-"""Who would see which examples: a partition as a table and a picture, without training."""
+"""The command `manyhands partition`: which worker would see which examples, without training."""
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
+from cyclopts import Parameter
 
+from manyhands.cli.options import takes_options
 from manyhands.config.declare import EPOCHS
 from manyhands.config.options import configure
-from manyhands.data import Stored, store
-from manyhands.data.partition import skew
 from manyhands.errors import ConfigError
-from manyhands.launch.machine import write_json
-from manyhands.training.process.data import make_plan
+from manyhands.training.output_folder import check_writable
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 HEIGHTS = " ▁▂▃▄▅▆▇█"
 READABLE = 240  # cells of the picture that can hold a number each
+
+
+@takes_options("partition")
+def partition(
+    *,
+    epoch: Annotated[int, Parameter(help="which epoch to look at")] = 1,
+    json_: Annotated[
+        bool, Parameter(name="--json", negative="", help="print the partition as one JSON object")
+    ] = False,
+    output: Annotated[
+        Path | None, Parameter(help="folder for partition.json and the picture (PNG, SVG)")
+    ] = None,
+    **given: Any,
+) -> None:
+    """Show who would see which examples, without training."""
+    check_writable(output)
+    found = divide(epoch, **given)
+    if output is not None:
+        write(found, output)
+    if json_:
+        print(json.dumps(found))
+        return
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    console.print(make_table(found))
+    console.print(describe_coverage(found), soft_wrap=True)
+    if output is not None:
+        console.print(f"record and picture: {output}", soft_wrap=True)
 
 
 def divide(epoch: int = 1, **given: Any) -> dict[str, Any]:
@@ -33,6 +61,10 @@ def divide(epoch: int = 1, **given: Any) -> dict[str, Any]:
     Raises:
         ConfigError: If the data cannot be divided so.
     """
+    from manyhands.data import Stored, store
+    from manyhands.data.partition import skew
+    from manyhands.training.process.data import make_plan
+
     EPOCHS.check("epoch", epoch)
     config = configure(given)
     with tempfile.TemporaryDirectory(prefix="manyhands-") as place:
@@ -87,6 +119,8 @@ def describe_coverage(found: Mapping[str, Any]) -> str:
 
 def write(found: Mapping[str, Any], folder: Path) -> None:
     """Write the partition as JSON, and its picture as PNG and SVG."""
+    from manyhands.launch.machine import write_json
+
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / "partition.json", found)
@@ -101,6 +135,7 @@ def write(found: Mapping[str, Any], folder: Path) -> None:
 
 def draw_picture(found: Mapping[str, Any]) -> Any:
     """Draw each worker's examples, class by class: the darker, the more."""
+    import numpy as np
     from matplotlib.figure import Figure
 
     workers = found["workers"]

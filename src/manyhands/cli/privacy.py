@@ -1,21 +1,49 @@
-"""Which noise for which promise: the accountant's answer about a run, without running it."""
+"""The command `manyhands privacy`: what the accountant says about a run, without running it."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from cyclopts import Parameter
+
+from manyhands.cli.options import takes_options
+from manyhands.cli.status import Status, is_silent
 from manyhands.config.declare import AMOUNT
 from manyhands.config.options import configure
 from manyhands.errors import ConfigError
-from manyhands.privacy import accountant
-from manyhands.privacy.accountant import Event
-from manyhands.privacy.terms import planned_steps, solve, statement
+from manyhands.training.output_folder import check_writable
 
 Budget = dict[str, Any]
 MOST_STEPS = 10_000_000
+
+
+@takes_options("privacy")
+def privacy(
+    *,
+    examples: Annotated[int, Parameter(help="size of the training set")],
+    json_: Annotated[
+        bool, Parameter(name="--json", negative="", help="print the answer as one JSON object")
+    ] = False,
+    output: Annotated[
+        Path | None, Parameter(help="folder for privacy.json and the curve (PNG, SVG)")
+    ] = None,
+    **given: Any,
+) -> None:
+    """Say which noise a promise needs, or what a given noise promises, without training."""
+    check_writable(output)
+    with Status("privacy", shown=not is_silent()) as status:
+        found = compute_budget(examples, on_stage=status.stage, **given)
+    if output is not None:
+        write(found, output)
+    if json_:
+        print(json.dumps(found))
+        return
+    print("\n".join(format_budget(found)))
+    if output is not None:
+        print(f"answer and curve: {output}")
 
 
 def compute_budget(
@@ -31,6 +59,9 @@ def compute_budget(
     Raises:
         ConfigError: If the run would be refused, or the accountant's library is not installed.
     """
+    from manyhands.privacy import accountant
+    from manyhands.privacy.terms import planned_steps, solve, statement
+
     AMOUNT.check("examples", examples)
     chosen = {name: value for name, value in given.items() if value is not None}
     if "strategy" not in chosen and "workers" not in chosen:
@@ -44,7 +75,7 @@ def compute_budget(
         )
     on_stage("searching for the noise multiplier")
     terms = solve(config, examples)
-    event = Event(terms.steps, terms.rate, terms.noise_multiplier)
+    event = accountant.Event(terms.steps, terms.rate, terms.noise_multiplier)
     on_stage("computing ε by two accountants")
     said = statement(config, terms)
     on_stage(f"computing ε over {terms.steps:,} steps")
@@ -74,6 +105,7 @@ def format_budget(found: Budget) -> list[str]:
 
 def write(found: Budget, folder: Path) -> None:
     """Write the answer as JSON and the cost over the steps as PNG and SVG."""
+    from manyhands.privacy.accountant import Event
     from manyhands.report.chart import render
     from manyhands.report.privacy_budget import Line, cost_chart
 

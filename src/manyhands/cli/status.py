@@ -7,7 +7,14 @@ import threading
 import time
 from typing import Any
 
+from manyhands.launch.environment import group_rank
+
 FIRST, STILL = 3.0, 30.0  # seconds before a stage is named, and before it is named again
+
+
+def is_silent() -> bool:
+    """Say whether another process of the group prints: under mpiexec only rank 0 does."""
+    return group_rank() > 0
 
 
 class Status:
