@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from manyhands.report import facts
-from manyhands.report.comments import spread
 from manyhands.report.facts import extreme, who
 from manyhands.report.formatting import count, percent, some
+from manyhands.report.notes import spread
 from manyhands.report.plots import Form, featured, path
 from manyhands.report.runs import Epoch
 from manyhands.report.sentences import Sentence, fact, listed, say

@@ -21,8 +21,9 @@ from manyhands.report import option_figure, option_values, privacy_statement, th
 from manyhands.report.answer import opening
 from manyhands.report.chart import POINT, WIDTH, Chart, mount
 from manyhands.report.formatting import join, plain, plural
+from manyhands.report.notes import notes
 from manyhands.report.option_table import pivot
-from manyhands.report.page import Column, notes, result_columns
+from manyhands.report.page import Column, result_columns
 from manyhands.report.provenance import blocks, commands, explained, problems
 from manyhands.report.summary import Row, Summary
 from manyhands.report.typeset import (
