@@ -173,13 +173,13 @@ def _curves(summary: Summary) -> Iterator[Chart]:
         ),
     )
     for identity, title, unit, comment in (*kinds, *(by_metric if name else ())):
-        timed, judged = identity.endswith("time"), identity.partition("-")[0]
-        if not _recorded(summary, _SHOWN[judged][0]):
+        timed, measure = identity.endswith("time"), identity.partition("-")[0]
+        if not _recorded(summary, _SHOWN[measure][0]):
             continue
         chart = Chart(
             id=identity, title=title, y_label=unit,
             x_label="seconds of training" if timed else "examples seen",
-            draw=_curve(summary, timed, judged), comment=comment(summary),
+            draw=_curve(summary, timed, measure), comment=comment(summary),
             alt=_alt(summary, title.lower()),
         )  # fmt: skip
         if chart.comment:
@@ -199,8 +199,8 @@ def _recorded(summary: Summary, value: Callable[[Epoch], float | None]) -> bool:
     return any(value(epoch) is not None for run in runs for epoch in run.epochs)
 
 
-def _curve(summary: Summary, timed: bool, judged: str) -> Callable[[Any], list[Note]]:
-    value, form = _SHOWN[judged]
+def _curve(summary: Summary, timed: bool, measure: str) -> Callable[[Any], list[Note]]:
+    value, form = _SHOWN[measure]
 
     def draw(ax: Any) -> list[Note]:
         notes = plots.curves(
@@ -210,7 +210,7 @@ def _curve(summary: Summary, timed: bool, judged: str) -> Callable[[Any], list[N
             value,
             (seconds if timed else lambda v: f"{count(v)} examples", form),
         )
-        if judged == "accuracy":
+        if measure == "accuracy":
             ax.yaxis.set_major_formatter(lambda v, _: _tick(lambda n: percent(n, 2), v))
         if not timed:
             ax.xaxis.set_major_formatter(lambda v, _: f"{v / 1000:g} k" if v else "0")

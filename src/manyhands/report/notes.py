@@ -22,12 +22,12 @@ def notes(summary: Summary, found: option_values.Comparison | None = None) -> li
     """Say what the columns mean; the figure of a comparison explains the test itself."""
     states = [_star(summary)]
     if summary.repeats > 1:
-        judged = f"values of {summary.metric}" if summary.metric else "accuracies"
+        measure = f"values of {summary.metric}" if summary.metric else "accuracies"
         states.append(
             say(
-                "Times and {judged} are medians over the repeats; ± is half the distance between "
+                "Times and {measure} are medians over the repeats; ± is half the distance between "
                 "the lowest and the highest of them.",
-                judged=judged,
+                measure=measure,
             )
         )
         states.append(say("") if found else significance.method())

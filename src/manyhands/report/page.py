@@ -315,7 +315,7 @@ def _sections(summary: Summary, drawn: Sequence[Drawn], chosen: str) -> list[dic
             {
                 "title": title,
                 "figures": [_figure(by_id[chart.id]) for chart in charts],
-                "said": promised.get("said", ()),
+                "sentences": promised.get("sentences", ()),
                 "blocks": promised.get("blocks", ()),
             }
         )
