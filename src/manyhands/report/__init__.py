@@ -72,10 +72,10 @@ def _summary(folders: Sequence[Path]) -> Summary:
 
     loaded = read(folders)
     if not loaded.runs:
-        told = "; ".join(f"{p.where} {p.message}" for p in loaded.problems[:5])
+        problems = "; ".join(f"{p.where} {p.message}" for p in loaded.problems[:5])
         names = ", ".join(str(folder) for folder in folders)
         raise ConfigError(
             f"no run can be read in {names or 'no folder'}; expected folders with run.json or "
-            f"sweep.json{'. ' + told if told else ''}"
+            f"sweep.json{'. ' + problems if problems else ''}"
         )
     return summarise(loaded)

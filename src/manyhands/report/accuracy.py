@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from manyhands.report import facts
-from manyhands.report.comments import spread
 from manyhands.report.facts import extreme, who
 from manyhands.report.formatting import count, percent, some
+from manyhands.report.notes import spread
 from manyhands.report.plots import Form, featured, path
 from manyhands.report.runs import Epoch
 from manyhands.report.sentences import Sentence, fact, listed, say
@@ -134,7 +134,9 @@ def to_target(summary: Summary) -> list[Sentence]:
     never = [who(summary, row) for row in drawn if row.to_target is None]
     missing = "not in every repeat there" if summary.repeats > 1 else "never there"
     kind = (
-        "asked for" if summary.target_given else f"that at least half of {_judged(summary)} reach"
+        "asked for"
+        if summary.target_given
+        else f"that at least half of {_evaluated(summary)} reach"
     )
     return some(
         say(
@@ -150,7 +152,7 @@ def to_target(summary: Summary) -> list[Sentence]:
     )  # fmt: skip
 
 
-def _judged(summary: Summary) -> str:
+def _evaluated(summary: Summary) -> str:
     """Say of which configurations at least half reach the target."""
     if all(row.accuracy for row in summary.rows):
         return "all configurations"
@@ -276,8 +278,8 @@ def _first(summary: Summary, held: Curves, what: str, form: Form, higher: bool) 
     if not held:
         return []
     rows = [(row, heights[0]) for row, heights in held]
-    ordered = sorted(rows, key=lambda pair: pair[1], reverse=higher)
-    (best, top), (worst, bottom) = ordered[0], ordered[-1]
+    ends = (max, min) if higher else (min, max)
+    (best, top), (worst, bottom) = (f(rows, key=lambda pair: pair[1]) for f in ends)
     at = f"{what} at the first evaluation"
     lead = extreme(at, best, rows, higher, form)
     if len(rows) < 2:

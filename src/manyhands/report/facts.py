@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 
 from manyhands.report.formatting import exact_percent, percent, plural, points, seconds, times
-from manyhands.report.plots import name, place
+from manyhands.report.plots import name, place, typical_run
 from manyhands.report.runs import Run
 from manyhands.report.sentences import Fact, Name, Sentence, fact, listed, say
 from manyhands.report.summary import Row, Summary
@@ -180,6 +180,13 @@ def axis(summary: Summary, row: Row) -> Fact:
 def threshold(what: str, value: float, text: str) -> Fact:
     """State a constant of the report."""
     return fact(what, value, how="constant", text=text)
+
+
+def of_typical_run(row: Row, what: str, value: float, text: str, **parameters: float) -> Fact:
+    """State what the typical repeat of a configuration recorded."""
+    return fact(
+        what, value, how="derived", runs=[typical_run(row)], text=text, parameters=parameters
+    )
 
 
 def extreme(

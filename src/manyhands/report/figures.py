@@ -8,19 +8,21 @@ from typing import Any
 
 from manyhands.report import (
     accuracy,
+    batch_shares,
     bottlenecks,
-    comments,
     input_growth,
-    internals,
     option_figure,
     option_values,
     phases,
     pipeline_timeline,
     plots,
     privacy_budget,
+    replicas,
+    speedup,
     staleness,
     steps_to_target,
     traffic,
+    training_time,
 )
 from manyhands.report.chart import Chart, Note
 from manyhands.report.formatting import THIN, capital, count, percent, seconds
@@ -50,18 +52,24 @@ def _charts(summary: Summary) -> list[Chart]:
 
 def _along(summary: Summary) -> Iterator[Chart]:
     yield _measure(
-        summary, "time", "Training time", "seconds", lambda r: r.seconds, seconds, comments.time
+        summary,
+        "time",
+        "Training time",
+        "seconds",
+        lambda r: r.seconds,
+        seconds,
+        training_time.comment,
     )
     curve = plots.is_curve(summary) and summary.layout.x == "workers"
     if curve and any(row.shown_speedup is not None for row in summary.rows):
         yield Chart(
             id="speedup", title="Speed-up", x_label="workers", y_label="times as fast",
-            draw=lambda ax: plots.speedup(ax, summary),
-            comment=comments.speedup(summary), alt=_alt(summary, "speed-up"),
+            draw=lambda ax: speedup.draw(ax, summary),
+            comment=speedup.comment(summary), alt=_alt(summary, "speed-up"),
         )  # fmt: skip
         yield _measure(
             summary, "efficiency", "Efficiency", "speed-up per process",
-            lambda r: single(r.efficiency), percent, comments.efficiency,
+            lambda r: single(r.efficiency), percent, speedup.comment_efficiency,
         )  # fmt: skip
     if any(row.accuracy for row in summary.rows):
         yield _measure(
@@ -165,13 +173,13 @@ def _curves(summary: Summary) -> Iterator[Chart]:
         ),
     )
     for identity, title, unit, comment in (*kinds, *(by_metric if name else ())):
-        timed, judged = identity.endswith("time"), identity.partition("-")[0]
-        if not _recorded(summary, _SHOWN[judged][0]):
+        timed, measure = identity.endswith("time"), identity.partition("-")[0]
+        if not _recorded(summary, _SHOWN[measure][0]):
             continue
         chart = Chart(
             id=identity, title=title, y_label=unit,
             x_label="seconds of training" if timed else "examples seen",
-            draw=_curve(summary, timed, judged), comment=comment(summary),
+            draw=_curve(summary, timed, measure), comment=comment(summary),
             alt=_alt(summary, title.lower()),
         )  # fmt: skip
         if chart.comment:
@@ -191,8 +199,8 @@ def _recorded(summary: Summary, value: Callable[[Epoch], float | None]) -> bool:
     return any(value(epoch) is not None for run in runs for epoch in run.epochs)
 
 
-def _curve(summary: Summary, timed: bool, judged: str) -> Callable[[Any], list[Note]]:
-    value, form = _SHOWN[judged]
+def _curve(summary: Summary, timed: bool, measure: str) -> Callable[[Any], list[Note]]:
+    value, form = _SHOWN[measure]
 
     def draw(ax: Any) -> list[Note]:
         notes = plots.curves(
@@ -202,7 +210,7 @@ def _curve(summary: Summary, timed: bool, judged: str) -> Callable[[Any], list[N
             value,
             (seconds if timed else lambda v: f"{count(v)} examples", form),
         )
-        if judged == "accuracy":
+        if measure == "accuracy":
             ax.yaxis.set_major_formatter(lambda v, _: _tick(lambda n: percent(n, 2), v))
         if not timed:
             ax.xaxis.set_major_formatter(lambda v, _: f"{v / 1000:g} k" if v else "0")
@@ -246,26 +254,26 @@ def _special(summary: Summary) -> Iterator[Chart]:
             y_label="share of the updates", draw=lambda ax: staleness.draw(ax, summary),
             comment=staleness.comment(summary), alt="how late updates were",
         )  # fmt: skip
-    if held := internals.with_own(summary):
+    if held := replicas.with_own(summary):
         longest = max(len(plots.name(summary, row)) for row, _ in held)
         yield Chart(
             id="own-accuracy", title="Each worker alone, and their average", y_label="",
-            x_label="test accuracy", draw=lambda ax: internals.draw_own(ax, summary),
-            comment=internals.comment_own(summary), height=max(60, 30 * len(held)),
+            x_label="test accuracy", draw=lambda ax: replicas.draw_own(ax, summary),
+            comment=replicas.comment_own(summary), height=max(60, 30 * len(held)),
             alt="accuracy of each worker by itself beside the accuracy of their average",
             left=_margin(longest),
         )  # fmt: skip
-    if internals.with_distance(summary):
+    if replicas.with_distance(summary):
         yield Chart(
             id="distance", title="Distance between the replicas", x_label="step",
-            y_label="distance from the mean", draw=lambda ax: internals.draw_distance(ax, summary),
+            y_label="distance from the mean", draw=lambda ax: replicas.draw_distance(ax, summary),
             alt="how far apart the replicas are",
-            comment=internals.comment_distance(summary),
+            comment=replicas.comment_distance(summary),
         )  # fmt: skip
-    if internals.with_shares(summary):
+    if batch_shares.shown(summary):
         yield Chart(
             id="shares", title="Shares of the batch", x_label="step", y_label="share",
-            draw=lambda ax: internals.draw_shares(ax, summary),
+            draw=lambda ax: batch_shares.draw(ax, summary),
             alt="each worker's share of the batch",
-            comment=internals.comment_shares(summary),
+            comment=batch_shares.comment(summary),
         )  # fmt: skip

@@ -277,8 +277,8 @@ def _error(record: Mapping[str, Any]) -> str:
         value = record.get(key)
         if isinstance(value, Mapping):
             rank = number(value, "rank")
-            said = text(value, "message") or text(value, "error")
-            return f"rank {rank:.0f}: {said}" if rank is not None and said else said
+            message = text(value, "message") or text(value, "error")
+            return f"rank {rank:.0f}: {message}" if rank is not None and message else message
         if isinstance(value, str) and value:
             return clean(value)
     return ""

@@ -63,7 +63,7 @@ def _enough(row: Row) -> Iterable[Sentence]:
         return
     alone = _count(row) == 1
     full = fact("workers / masters together", row.workers / load, how="derived", runs=row.runs,
-                text=count(float(f"{row.workers / load:.2g}")))  # fmt: skip
+                text=count(row.workers / load))  # fmt: skip
     yield say(
         "{who} {part} of one process's time, so one master {is} enough here; at this pace it would "
         "be busy all the time with about {full} workers.",

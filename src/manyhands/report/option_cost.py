@@ -21,21 +21,21 @@ DIVIDED = "partition"  # the option whose effect depends on how a strategy share
 def sentences(found: Comparison) -> list[Sentence]:
     """Say which value costs what, for which strategy, and why."""
     losses = sorted((c for c in found.others if c.clear and c.change < 0), key=lambda c: c.change)
-    said = [_costliest(found, losses)]
-    said += _also(found, losses[1:])
-    said += _why(found, losses)
-    said += _immune(found, losses)
-    said += _alike(found, losses)
-    return said
+    lines = [_costliest(found, losses)]
+    lines += _also(found, losses[1:])
+    lines += _why(found, losses)
+    lines += _immune(found, losses)
+    lines += _alike(found, losses)
+    return lines
 
 
 def _costliest(found: Comparison, losses: Sequence[Cell]) -> Sentence:
     if not losses:
         most = min(found.others, key=lambda cell: cell.change)
         return say(
-            "No {option} costs {judged} that {repeats} can tell: the largest loss against "
+            "No {option} costs {measure} that {repeats} can tell: the largest loss against "
             "{reference} is {gap} ({who} with {value}).",
-            option=found.spoken, judged=found.metric, repeats=_repeats(found),
+            option=found.spoken, measure=found.metric, repeats=_repeats(found),
             reference=found.reference, gap=_gap(found, most), who=_who(most), value=most.value,
         )  # fmt: skip
     most = losses[0]
@@ -98,14 +98,14 @@ def _immune(found: Comparison, losses: Sequence[Cell]) -> list[Sentence]:
     if not safe or not hurt:
         return []
     reasons = _reasons(found, safe)
-    said = say(
+    lines = say(
         "{who} {verb} nothing that {repeats} can tell, whatever the {option}{why}.",
             who=listed([_bounded(found, name) for name in safe]),
             verb="loses" if len(safe) == 1 else "lose",
             repeats=_repeats(found), option=found.spoken,
             why=say(": {reasons}", reasons=listed(reasons, "; ", "; ")) if reasons else "",
         )  # fmt: skip
-    return [capitalised(said)]
+    return [capitalised(lines)]
 
 
 def _worst(found: Comparison, strategy: str) -> float:
@@ -156,7 +156,7 @@ def _seen(cells: Sequence[Cell]) -> Sentence | str:
 
 def comment(found: Comparison) -> list[Sentence]:
     """Say what the figure shows and by which test, and what the values cost in time."""
-    said = [
+    lines = [
         say(
             "Filled marks differ from {reference} by more than chance, each tested as one of "
             "{count} comparisons.",
@@ -166,14 +166,14 @@ def comment(found: Comparison) -> list[Sentence]:
         method("the configurations of a strategy (further down: over all configurations)"),
     ]  # fmt: skip
     if all(len(cell.row.runs) == 1 for cell in found.cells):
-        said = [say("Every configuration ran once, so no difference can be told from chance.")]
-    return [*said, *_alone(found), *_times(found)]
+        lines = [say("Every configuration ran once, so no difference can be told from chance.")]
+    return [*lines, *_alone(found), *_times(found)]
 
 
 def _alone(found: Comparison) -> Iterable[Sentence]:
     """Compare with one worker, where a sequential run is there."""
     for row in found.rest.rows:
-        if row.group.strategy == "sequential" and getattr(row, found.judged) is not None:
+        if row.group.strategy == "sequential" and getattr(row, found.measure) is not None:
             rows = [cell.row for cell in found.cells if cell.value == found.reference]
             low, high = (f(rows, key=lambda r: _middle(found, r.runs)) for f in (min, max))
             yield say(
@@ -227,21 +227,21 @@ def _reasons(found: Comparison, names: Iterable[str]) -> list[str]:
 
 def _gap(found: Comparison, cell: Cell) -> Fact:
     change = _middle(found, cell.row.runs) - _middle(found, cell.base.runs)
-    text = points(change) if found.judged == "accuracy" else f"{abs(change):.3g}"
+    text = points(change) if found.measure == "accuracy" else f"{abs(change):.3g}"
     return fact(
-        found.judged, change, how="difference", runs=cell.row.runs, against=cell.base.runs,
+        found.measure, change, how="difference", runs=cell.row.runs, against=cell.base.runs,
         text=text,
     )  # fmt: skip
 
 
 def _middle(found: Comparison, runs: Sequence[Run]) -> float:
-    value = median(found.judged, runs)
+    value = median(found.measure, runs)
     assert value is not None
     return value
 
 
 def _level(found: Comparison, row: Row) -> Fact:
-    return facts.accuracy(row) if found.judged == "accuracy" else facts.score(row)
+    return facts.accuracy(row) if found.measure == "accuracy" else facts.score(row)
 
 
 def _who(cell: Cell) -> Sentence:

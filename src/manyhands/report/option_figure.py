@@ -18,7 +18,7 @@ WIDE = 10.0  # a change beyond which the axis is logarithmic
 
 def chart(found: Comparison) -> Chart:
     """Return the figure with its comment."""
-    unit = "percentage points of accuracy" if found.judged == "accuracy" else found.metric
+    unit = "percentage points of accuracy" if found.measure == "accuracy" else found.metric
     return Chart(
         id=ID, title=f"{capital(found.metric)} by {found.spoken}", y_label="",
         x_label=f"{unit}, against {found.reference} (left: worse)",
@@ -33,7 +33,7 @@ def draw(ax: Any, found: Comparison) -> list[Note]:
     """Draw every configuration's change against the reference, with the range of its repeats."""
     notes: list[Note] = []
     strategies, counts = (list(dict.fromkeys(part)) for part in zip(*found.series, strict=True))
-    scale = 100.0 if found.judged == "accuracy" else 1.0
+    scale = 100.0 if found.measure == "accuracy" else 1.0
     for line, value in enumerate(found.values):
         ax.axhspan(line - 0.5, line + 0.5, color=theme.GRID, alpha=0.35 * (line % 2), linewidth=0)
         for place, series in enumerate(found.series):
@@ -53,10 +53,10 @@ def draw(ax: Any, found: Comparison) -> list[Note]:
 
 
 def _mark(ax: Any, cell: Cell, y: float, scale: float, colour: str, marker: str) -> Note:
-    judged = "accuracy" if cell.row.accuracy else "score"
-    own = values(judged, cell.row.runs)
-    base = sorted(values(judged, cell.base.runs))[len(cell.base.runs) // 2]
-    worse = -1 if cell.row.runs[0].higher is False and judged == "score" else 1
+    measure = "accuracy" if cell.row.accuracy else "score"
+    own = values(measure, cell.row.runs)
+    base = sorted(values(measure, cell.base.runs))[len(cell.base.runs) // 2]
+    worse = -1 if cell.row.runs[0].higher is False and measure == "score" else 1
     span = [worse * scale * (value - base) for value in own]
     ax.hlines(y, min(span), max(span), color=colour, linewidth=1.3, zorder=2)
     ax.plot(
@@ -65,7 +65,7 @@ def _mark(ax: Any, cell: Cell, y: float, scale: float, colour: str, marker: str)
     )  # fmt: skip
     level = cell.row.accuracy or cell.row.score
     assert level is not None
-    shown = percent(level.median, 2) if judged == "accuracy" else f"{level.median:.4g}"
+    shown = percent(level.median, 2) if measure == "accuracy" else f"{level.median:.4g}"
     who = f"{cell.strategy} with {plural(cell.row.workers, 'worker')}"
     text = f"{shown}, {scale * cell.change:+.2f} against the reference"
     return Note(who, cell.value, text, (scale * cell.change, y))

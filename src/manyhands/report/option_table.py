@@ -30,7 +30,7 @@ class Pivot:
 def pivot(found: Comparison) -> Pivot:
     """Return the table of a comparison."""
     extra = [name for name in ("skew", "examples seen") if _differs(found, name)]
-    unit = "accuracy, %" if found.judged == "accuracy" else found.metric
+    unit = "accuracy, %" if found.measure == "accuracy" else found.metric
     series = [f"{name}, {plural(count, 'worker')}" for name, count in found.series]
     return Pivot(
         titles=(found.spoken, *series, *extra),

@@ -59,7 +59,7 @@ class Comparison:
         option: The option.
         reference: The value that the others are compared with.
         values: Every value: the reference first, then by what it costs at most, least first.
-        judged: What is compared: "accuracy" or "score".
+        measure: What is compared: "accuracy" or "score".
         cells: The configurations, those with the reference value among them.
         rest: The summary of the runs with the reference value.
     """
@@ -67,7 +67,7 @@ class Comparison:
     option: str
     reference: Name
     values: tuple[Name, ...]
-    judged: str
+    measure: str
     cells: tuple[Cell, ...]
     rest: Summary
 
@@ -79,7 +79,7 @@ class Comparison:
     @property
     def metric(self) -> str:
         """The name of what is compared."""
-        return "accuracy" if self.judged == "accuracy" else self.cells[0].row.runs[0].metric
+        return "accuracy" if self.measure == "accuracy" else self.cells[0].row.runs[0].metric
 
     @property
     def others(self) -> tuple[Cell, ...]:
@@ -104,9 +104,9 @@ def compare(summary: Summary) -> Comparison | None:
     option = _option(summary)
     if not option:
         return None
-    judged = "accuracy" if any(row.accuracy for row in summary.rows) else "score"
+    measure = "accuracy" if any(row.accuracy for row in summary.rows) else "score"
     reference = _reference(summary, option)
-    cells = _tested(_cells(summary, option, reference, judged), judged)
+    cells = _tested(_cells(summary, option, reference, measure), measure)
     if len({cell.value for cell in cells}) < FEWEST:
         return None
     worst = {
@@ -115,7 +115,7 @@ def compare(summary: Summary) -> Comparison | None:
     }
     order = sorted(worst, key=lambda value: (value != reference, -worst[value]))
     return Comparison(
-        option=option, reference=Name(reference), values=tuple(order), judged=judged,
+        option=option, reference=Name(reference), values=tuple(order), measure=measure,
         cells=tuple(cells), rest=_rest(summary, option, reference),
     )  # fmt: skip
 
@@ -146,20 +146,20 @@ def _reference(summary: Summary, option: str) -> str:
     return str([*alone, *given, *parallel][0])
 
 
-def _cells(summary: Summary, option: str, reference: str, judged: str) -> list[Cell]:
+def _cells(summary: Summary, option: str, reference: str, measure: str) -> list[Cell]:
     rows = [
         row
         for row in summary.rows
-        if row.group.strategy != "sequential" and getattr(row, judged) is not None
+        if row.group.strategy != "sequential" and getattr(row, measure) is not None
     ]
     rows = [row for row in rows if row.workers > 1] or rows
     bases = {_key(row, option): row for row in rows if row.group.options.get(option) == reference}
-    better = 1 if judged == "accuracy" or summary.higher else -1
+    better = 1 if measure == "accuracy" or summary.higher else -1
     cells = []
     for row in rows:
         base, value = bases.get(_key(row, option)), row.group.options.get(option)
         if base is not None and value is not None:
-            change = getattr(row, judged).median - getattr(base, judged).median
+            change = getattr(row, measure).median - getattr(base, measure).median
             cells.append(Cell(value=Name(value), row=row, base=base, change=better * change))
     return cells
 
@@ -171,13 +171,13 @@ def _key(row: Row, option: str) -> str:
     return json.dumps(shared, sort_keys=True, default=str)
 
 
-def _tested(cells: Sequence[Cell], judged: str) -> list[Cell]:
+def _tested(cells: Sequence[Cell], measure: str) -> list[Cell]:
     """Mark what differs by more than chance; every value of every strategy is a comparison."""
     count = sum(cell.row is not cell.base for cell in cells)
     tested = []
     for cell in cells:
         pool = [other.row for other in cells if other.strategy == cell.strategy]
-        verdict = compare_pair(cell.row, cell.base, judged, count, pool)
+        verdict = compare_pair(cell.row, cell.base, measure, count, pool)
         tested.append(replace(cell, verdict=verdict))
     return tested
 

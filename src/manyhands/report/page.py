@@ -13,12 +13,9 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from manyhands.report import (
-    comments,
-    facts,
     option_figure,
     option_values,
     privacy_statement,
-    significance,
     theme,
     topics,
 )
@@ -33,13 +30,12 @@ from manyhands.report.formatting import (
     plural,
     seconds,
     size,
-    some,
     times,
 )
+from manyhands.report.notes import notes
 from manyhands.report.option_table import pivot
 from manyhands.report.plots import is_curve, styles
 from manyhands.report.provenance import blocks, commands, explained, problems
-from manyhands.report.sentences import Sentence, say
 from manyhands.report.summary import Row, Spread, Summary
 
 PRIVACY = "Privacy"
@@ -211,7 +207,7 @@ def result_columns(summary: Summary) -> list[Column]:
             "own speed-up", lambda r: Cell(times(r.own_speedup), r.own_speedup), True, hint
         )
         columns.append(own)
-    if _any_speedup(summary):
+    if summary.has_speedup:
         columns.append(
             Column("efficiency", lambda r: Cell(percent(r.efficiency), r.efficiency), minor=True)
         )
@@ -293,61 +289,6 @@ def _detail_columns() -> list[Column]:
     ]
 
 
-def notes(summary: Summary, found: option_values.Comparison | None = None) -> list[Sentence]:
-    """Say what the columns mean; the figure of a comparison explains the test itself."""
-    states = [_star(summary)]
-    if summary.repeats > 1:
-        judged = f"values of {summary.metric}" if summary.metric else "accuracies"
-        states.append(
-            say(
-                "Times and {judged} are medians over the repeats; ± is half the distance between "
-                "the lowest and the highest of them.",
-                judged=judged,
-            )
-        )
-        states.append(say("") if found else significance.method())
-    states.append(comments.spread(summary))
-    states.append(comments.baseline(summary) if _any_speedup(summary) else _no_speedup(summary))
-    if summary.target is not None and not summary.target_given:
-        each = "every repeat of " if summary.repeats > 1 else ""
-        states.append(
-            say(
-                "{target} is the highest accuracy, in steps of half a percent, that {each}at least "
-                "half of the configurations with an accuracy reached; it is looked at when a run "
-                "is evaluated.",
-                target=facts.target(summary), each=each,
-            )
-        )  # fmt: skip
-    states += [comments.rates(summary), comments.kernels(summary)]
-    states.append(
-        say("Start-up and evaluation are not part of the time; they are listed further down.")
-    )
-    return some(*states)
-
-
-def _star(summary: Summary) -> Sentence:
-    """Say what the star means; it stands for the best, or for what leads without support."""
-    choice = summary.choice
-    if choice is None or not choice.learned:
-        return say("")
-    if choice.supported:
-        return say("★ best: {rule}.", rule=choice.rule)
-    return say(
-        "★ leads: {rule}; the measurement does not support that it is best.", rule=choice.rule
-    )
-
-
-def _any_speedup(summary: Summary) -> bool:
-    return any(row.shown_speedup is not None for row in summary.rows)
-
-
-def _no_speedup(summary: Summary) -> Sentence:
-    return say(
-        "There is neither a sequential run of the same task nor one with one worker, so that no "
-        "speed-up can be given."
-    )
-
-
 def arranged(
     summary: Summary, charts: Sequence[Chart], chosen: str = ""
 ) -> list[tuple[str, bool, tuple[Chart, ...]]]:
@@ -374,7 +315,7 @@ def _sections(summary: Summary, drawn: Sequence[Drawn], chosen: str) -> list[dic
             {
                 "title": title,
                 "figures": [_figure(by_id[chart.id]) for chart in charts],
-                "said": promised.get("said", ()),
+                "sentences": promised.get("sentences", ()),
                 "blocks": promised.get("blocks", ()),
             }
         )

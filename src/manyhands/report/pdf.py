@@ -21,8 +21,9 @@ from manyhands.report import option_figure, option_values, privacy_statement, th
 from manyhands.report.answer import opening
 from manyhands.report.chart import POINT, WIDTH, Chart, mount
 from manyhands.report.formatting import join, plain, plural
+from manyhands.report.notes import notes
 from manyhands.report.option_table import pivot
-from manyhands.report.page import Column, notes, result_columns
+from manyhands.report.page import Column, result_columns
 from manyhands.report.provenance import blocks, commands, explained, problems
 from manyhands.report.summary import Row, Summary
 from manyhands.report.typeset import (
@@ -60,7 +61,7 @@ class Left:
     rows: int = 0
     sections: list[str] = field(default_factory=list)
 
-    def said(self) -> list[str]:
+    def sentences(self) -> list[str]:
         """Return it in sentences."""
         found = []
         if self.figures:
@@ -115,9 +116,9 @@ def _first(summary: Summary, found: option_values.Comparison | None, left: Left)
     for question in dict.fromkeys(source.question for source in sources if source.question):
         slot.write(question, 8, 1, color=theme.MUTED, style="italic")
     slot.y += 6
-    said = opening(summary)
-    slot.write(said[0], 13, 3)
-    for sentence in said[1:]:
+    lines = opening(summary)
+    slot.write(lines[0], 13, 3)
+    for sentence in lines[1:]:
         slot.write(sentence, 8.5, 2)
     slot.y += 6
     if found:
@@ -277,6 +278,6 @@ def _measured(summary: Summary) -> Iterable[tuple[str, list[Paragraph]]]:
 def _end(flow: Flow, left: Left) -> None:
     """Name what was left out, at the end of the last column."""
     flow.release()
-    said = left.said()
-    if said:
-        _section(flow, "Left out of these pages", [_body(line) for line in said], Left())
+    lines = left.sentences()
+    if lines:
+        _section(flow, "Left out of these pages", [_body(line) for line in lines], Left())

@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Any, TypeVar
 
-import numpy as np
-
 from manyhands.report import theme
 from manyhands.report.chart import Note
 from manyhands.report.formatting import beside_axis, plural
@@ -132,29 +130,6 @@ def core_lines(ax: Any, summary: Summary) -> None:
                 cores, 1.0, f"{cores} cores ", transform=ax.get_xaxis_transform(), ha="right",
                 va="bottom", fontsize=9.5, color=theme.MUTED,
             )  # fmt: skip
-
-
-def speedup(ax: Any, summary: Summary) -> list[Note]:
-    """Draw speed-ups, the ideal line, the fitted law and the number of cores."""
-    widest = max(row.x for row in summary.rows)
-    grid = np.linspace(1, widest, 60)
-    notes = along(ax, summary, lambda row: single(row.shown_speedup), lambda v: f"{v:.2f}×")
-    ax.plot(grid, grid, color=theme.MUTED, linewidth=1, linestyle=(0, (6, 3)), label="ideal")
-    looks = styles(summary)
-    for group, fit in summary.fits.items():
-        ax.plot(
-            grid, [fit.at(p) for p in grid], color=looks[group].colour, linewidth=1.1,
-            linestyle=(0, (1, 2)), zorder=2,
-        )  # fmt: skip
-    if summary.fits:
-        law = " or ".join(sorted({fit.law for fit in summary.fits.values()}))
-        ax.plot(
-            [], [], color=theme.MUTED, linewidth=1.1, linestyle=(0, (1, 2)), label=f"{law}, fitted"
-        )
-    core_lines(ax, summary)
-    peak = max((row.shown_speedup or 0 for row in summary.rows), default=1)
-    ax.set_ylim(0, max(min(widest, 1.6 * peak), 1.15 * peak))
-    return notes
 
 
 def featured(summary: Summary) -> tuple[Row, ...]:

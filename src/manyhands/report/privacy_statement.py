@@ -72,8 +72,8 @@ def _lines(privacy: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield words, f"{value:.4g}"
         elif key.startswith("epsilon"):
             yield words, "not bounded" if value is None else f"{value:.4f}"
-        elif said := text(privacy, key):
-            yield words, said
+        elif stated := text(privacy, key):
+            yield words, stated
     if privacy.get("secure_noise") is True:
         yield "noise", "from the operating system's generator, safe against rounding attacks"
 
@@ -156,4 +156,4 @@ def published(summary: Summary) -> Mapping[str, Any]:
     """Return what the page shows of privacy; empty where no run is private."""
     if not any(run.privacy for run in summary.loaded.runs):
         return mapping(None)
-    return {"said": sentences(summary), "blocks": statements(summary)}
+    return {"sentences": sentences(summary), "blocks": statements(summary)}

@@ -66,10 +66,10 @@ def _shared(title: str, by_source: Mapping[str, Pairs]) -> list[dict[str, Any]]:
 
 def _profile(run: Run) -> list[dict[str, Any]]:
     """Return where a profiled run's time went: by phase, by operation, by function."""
-    told = mapping(run.facts.get("profile"))
+    profile = mapping(run.facts.get("profile"))
     found = []
     for kind in ("phase", "operation", "function"):
-        rows = [mapping(row) for row in sequence(told.get(f"{kind}s"))]
+        rows = [mapping(row) for row in sequence(profile.get(f"{kind}s"))]
         pairs = [(text(row, "name"), _spent(row)) for row in rows]
         found.append({"title": f"{run.name}, by {kind}", "pairs": pairs})
     return found
@@ -153,11 +153,11 @@ def _settings(runs: Iterable[Run]) -> Pairs:
     for key, by_source in held.items():
         values = list(dict.fromkeys(v for found in by_source.values() for v in found))
         if key not in skipped and set(values) != {""}:
-            pairs.append((clean(key).replace("_", " "), _said(by_source, values)))
+            pairs.append((clean(key).replace("_", " "), _option_values(by_source, values)))
     return pairs
 
 
-def _said(by_source: Mapping[str, Mapping[str, None]], values: list[str]) -> str:
+def _option_values(by_source: Mapping[str, Mapping[str, None]], values: list[str]) -> str:
     """Return an option's values; those of each source where they are not the same."""
     if len({tuple(sorted(found)) for found in by_source.values()}) < 2:
         return ", ".join(values)
@@ -218,12 +218,16 @@ def _befell(run: Run, event: Mapping[str, Any]) -> str:
 def _planned(event: Mapping[str, Any]) -> str:
     """Return the length that a run had until then, where its learning rate had followed it."""
     lengths = mapping(event.get("planned"))
-    told = [
+    planned = [
         f"{most}{plural(int(count), word)}"
         for name, most, word in (("epochs", "", "epoch"), ("max_steps", "at most ", "step"))
         if (count := number(lengths, name)) is not None
     ]
-    return f"; until then the learning rate was that of a run of {', '.join(told)}" if told else ""
+    return (
+        f"; until then the learning rate was that of a run of {', '.join(planned)}"
+        if planned
+        else ""
+    )
 
 
 def _heir(taken: Any) -> str:

@@ -20,7 +20,8 @@ from typing import Any
 from manyhands.report import option_cost, option_values, privacy_statement, topics
 from manyhands.report.answer import answer, doubts
 from manyhands.report.chart import Chart
-from manyhands.report.page import arranged, notes
+from manyhands.report.notes import notes
+from manyhands.report.page import arranged
 from manyhands.report.plots import name
 from manyhands.report.sentences import as_json
 from manyhands.report.summary import Summary

@@ -34,7 +34,7 @@ def summarise(loaded: Loaded) -> Summary:
     rows = with_speedups(rows, by_workers)
     rows = [_with_target(row, target, given) for row in rows]
     rows.sort(key=_order(rows))
-    comparable = arranged.x not in AMOUNT and (_judged(rows) or not _amounts(rows))
+    comparable = arranged.x not in AMOUNT and (_all_evaluated(rows) or not _amounts(rows))
     choice = choose(rows, _common(rows), target if given else None) if comparable else None
     rows, choice = _marked(rows, choice)
     fits = {g: f for g in arranged.members if (f := _fit([r for r in rows if r.group is g]))}
@@ -113,7 +113,7 @@ def _shares(runs: Sequence[Run]) -> dict[str, float]:
     }
 
 
-def _judged(rows: Sequence[Row]) -> bool:
+def _all_evaluated(rows: Sequence[Row]) -> bool:
     """Say whether all are judged, so that one that has done less is known to be worse."""
     return all(row.accuracy or row.score for row in rows)
 

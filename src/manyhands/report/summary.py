@@ -189,6 +189,11 @@ class Summary:
         )
 
     @property
+    def has_speedup(self) -> bool:
+        """Whether any configuration has a speed-up to show."""
+        return any(row.shown_speedup is not None for row in self.rows)
+
+    @property
     def repeats(self) -> int:
         """The most repeats that a configuration has."""
         return max((len(row.runs) for row in self.rows), default=0)

@@ -15,17 +15,20 @@ from manyhands.cli import compare
 from manyhands.experiments.sweep.compare import Comparison
 from manyhands.report import (
     accuracy,
+    batch_shares,
     bottlenecks,
-    comments,
-    internals,
     law_topic,
+    replicas,
+    speedup,
     staleness,
     traffic,
+    training_time,
     volume_topic,
 )  # fmt: skip
 from manyhands.report.answer import answer
 from manyhands.report.figures import charts
 from manyhands.report.formatting import THIN, join, percent, plural, points, seconds, size
+from manyhands.report.notes import notes, rates
 
 
 def said(sentences: list[str] | tuple[str, ...]) -> str:
@@ -50,11 +53,13 @@ def shares(record: Any, **parts: float) -> Any:
 
 def test_one_repeat_means_that_no_spread_is_known() -> None:
     one = summary(*several(("sync", 1, 10, 0.98), ("sync", 2, 6, 0.97), repeats=1))
-    assert "no spread is known" in said(comments.time(one))
+    assert "no spread is known" in said(training_time.comment(one))
     assert "no spread is known" in said(accuracy.final_accuracy(one))
     assert "spread of the repeats" not in said(accuracy.final_accuracy(one))
     three = summary(*several(("sync", 1, 10, 0.98), ("sync", 2, 6, 0.97)))
-    assert "no spread" not in said(comments.time(three)) + said(accuracy.final_accuracy(three))
+    assert "no spread" not in said(training_time.comment(three)) + said(
+        accuracy.final_accuracy(three)
+    )
 
 
 def test_accuracy_differences_are_held_against_the_spread() -> None:
@@ -75,8 +80,10 @@ def test_accuracy_that_falls_with_the_workers_is_told() -> None:
 
 def test_more_workers_than_cores_is_told_and_given_as_the_reason() -> None:
     found = summary(*several(("sync", 1, 10, 0.98), ("sync", 4, 4, 0.98), ("sync", 5, 5, 0.98)))
-    assert "The machine has 4 cores: runs with 5 processes share them" in said(comments.time(found))
-    told = said(comments.speedup(found))
+    assert "The machine has 4 cores: runs with 5 processes share them" in said(
+        training_time.comment(found)
+    )
+    told = said(speedup.comment(found))
     assert "With 4 workers the speed-up peaks (sync at 2.50×)" in told
     assert "5 processes for 4 cores" in told
     assert "no more processes than the 4 cores" in said(bottlenecks.help_wanted(found))
@@ -84,7 +91,7 @@ def test_more_workers_than_cores_is_told_and_given_as_the_reason() -> None:
 
 def test_enough_cores_are_not_mentioned() -> None:
     found = summary(*several(("sync", 1, 10, 0.98), ("sync", 4, 4, 0.98)))
-    assert "cores: runs" not in said(comments.time(found))
+    assert "cores: runs" not in said(training_time.comment(found))
 
 
 @pytest.mark.parametrize(
@@ -97,14 +104,14 @@ def test_enough_cores_are_not_mentioned() -> None:
 def test_the_reason_for_a_peak_is_what_takes_the_time(parts: Any, reason: str) -> None:
     runs = [timed("sync", p, t) for p, t in ((1, 10), (2, 5))]
     found = summary(*runs, shares(timed("sync", 3, 6), **parts))
-    assert reason in said(comments.speedup(found))
+    assert reason in said(speedup.comment(found))
 
 
 def test_without_a_reason_in_the_records_none_is_given() -> None:
     runs = [timed("sync", p, t) for p, t in ((1, 10), (2, 5), (3, 6))]
     for run in runs:
         shares(run, wait=0.0, communicate=0.01)
-    assert "peaks (sync at 2.00×)." in said(comments.speedup(summary(*runs)))
+    assert "peaks (sync at 2.00×)." in said(speedup.comment(summary(*runs)))
 
 
 def test_amdahl_is_claimed_only_where_it_fits() -> None:
@@ -124,14 +131,14 @@ def test_weak_scaling_follows_gustafson() -> None:
     told = said(law_topic.sentences(summary(*runs)))
     assert "Gustafson's law fits" in told
     assert "it would be Amdahl's" in told
-    assert "11.0 s to 14.0 s with 4 times the work" in said(comments.time(summary(*runs)))
+    assert "11.0 s to 14.0 s with 4 times the work" in said(training_time.comment(summary(*runs)))
 
 
 def test_what_speedup_is_against_is_told() -> None:
     base, own = timed("sequential", 1, 12), [timed("sync", 1, 12), timed("sync", 2, 7)]
-    assert "against the sequential run of the same task" in comments.baseline(summary(base, *own))
-    assert "There is no sequential run" in comments.baseline(summary(*own))
-    assert comments.baseline(summary(own[1])) == ""
+    assert "against the sequential run of the same task" in speedup.baseline(summary(base, *own))
+    assert "There is no sequential run" in speedup.baseline(summary(*own))
+    assert speedup.baseline(summary(own[1])) == ""
 
 
 def test_threads_that_differ_are_told() -> None:
@@ -220,15 +227,15 @@ def test_facts_of_single_strategies() -> None:
         records.record("hogwild", 2), records.record("averaging", 2), records.record("gossip", 2)
     )
     assert "updates late on average" in said(staleness.comment(found))
-    assert "is better than the best worker alone" in said(internals.comment_own(found))
-    assert "hogwild" not in said(internals.comment_own(found))
-    assert "from 1 at the first" in said(internals.comment_distance(found))
+    assert "is better than the best worker alone" in said(replicas.comment_own(found))
+    assert "hogwild" not in said(replicas.comment_own(found))
+    assert "from 1 at the first" in said(replicas.comment_distance(found))
 
 
 def test_shares_are_told_as_parts_of_the_whole() -> None:
     record = records.record("sync", 2)
     record["strategy"] = {"shares": [[0, [64, 64]], [50, [96, 32]]]}
-    told = said(internals.comment_shares(summary(record)))
+    told = said(batch_shares.comment(summary(record)))
     assert told == "sync with 2 workers: from 50 % and 50 % to 75 % and 25 %."
 
 
@@ -319,7 +326,7 @@ def test_a_rate_that_follows_the_workers_in_some_strategies_only_is_named() -> N
         runs = several(*((name, 2, 5, 0.97) for name in scalings), ("sync", 1, 10, 0.98), repeats=1)
         for run in runs:
             run["config"]["lr_scaling"] = scalings[run["config"]["strategy"]]
-        return comments.rates(summary(*runs))
+        return rates(summary(*runs))
 
     assert told(sync="none", gossip="none") == ""
     assert "divided by the workers in averaging:" in told(sync="none", averaging="inverse")
@@ -330,7 +337,6 @@ def test_a_rate_that_follows_the_workers_in_some_strategies_only_is_named() -> N
 
 
 def test_one_repeat_is_not_spoken_of_as_several() -> None:
-    from manyhands.report.page import notes
 
     for repeats in (1, 3):
         cases = (("sync", 1, 10, 0.98), ("sync", 2, 6, 0.97), ("averaging", 2, 5, 0.90))

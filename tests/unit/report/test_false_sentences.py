@@ -16,15 +16,16 @@ from manyhands.report import (
     accuracy,
     bottlenecks,
     build,
-    comments,
     law_topic,
     privacy_budget,
     results,
+    speedup,
     steps_to_target,
+    training_time,
 )
 from manyhands.report.answer import answer
 from manyhands.report.figures import charts
-from manyhands.report.page import notes
+from manyhands.report.notes import notes
 
 
 def comment(found: Any, identity: str) -> str:
@@ -51,7 +52,7 @@ def test_stages_and_slices_are_no_masters(role: str) -> None:
     run = timed("pipeline", 2, 10)
     run["workers"][1]["role"] = role
     assert "master" not in said(bottlenecks.waiting(summary(run)))
-    assert "masters" not in said(comments.efficiency(summary(timed("sync", 1, 20), run)))
+    assert "masters" not in said(speedup.comment_efficiency(summary(timed("sync", 1, 20), run)))
 
 
 def test_the_first_at_the_target_is_the_first_of_all_not_of_those_drawn() -> None:
@@ -92,7 +93,11 @@ def test_tasks_that_differ_are_not_compared() -> None:
     (told,) = answer(found)
     assert told == "These runs are of different tasks, which are not compared with each other."
     words = said(
-        [*accuracy.final_accuracy(found), *accuracy.loss_over_time(found), *comments.time(found)]
+        [
+            *accuracy.final_accuracy(found),
+            *accuracy.loss_over_time(found),
+            *training_time.comment(found),
+        ]
     )
     assert "most accurate" not in words
     assert "lowest test loss" not in words
@@ -149,7 +154,7 @@ def test_a_law_is_fitted_against_one_reference() -> None:
                    two | {"result": two["result"] | {"seconds": 9}})  # fmt: skip
     group = next(group for group in slow.groups if group.strategy == "sync")
     assert {row.by_own for row in slow.of(group)} == {True}
-    assert "is against its own run with one worker" in comments.baseline(slow)
+    assert "is against its own run with one worker" in speedup.baseline(slow)
 
 
 def private(epsilon: float, sigma: float, **more: Any) -> Any:
@@ -213,7 +218,7 @@ def test_what_is_said_of_a_curve_is_what_is_drawn() -> None:
 
 def test_a_peak_is_not_beside_more_bring_nothing() -> None:
     runs = [timed("sync", p, t, cores=2) for p, t in ((1, 12), (2, 13), (4, 4))]
-    told = said(comments.speedup(summary(*runs)))
+    told = said(speedup.comment(summary(*runs)))
     assert "sync at 3.00× with 4" in told
     assert "More workers bring nothing" not in told
     told = said(law_topic.sentences(summary(*runs)))

@@ -9,7 +9,7 @@ import records
 from matplotlib.figure import Figure
 from test_tables import summary, timed
 
-from manyhands.report import input_growth, internals, steps_to_target
+from manyhands.report import batch_shares, input_growth, steps_to_target
 from manyhands.report.chart import render
 from manyhands.report.figures import charts
 from manyhands.report.formatting import THIN, option
@@ -165,13 +165,13 @@ def test_shares_say_what_balancing_brought() -> None:
     runs = [shared(b, p, s) for p, s in ((2, 12.0), (4, 6.0)) for b in ("none", "speed")]
     runs[1]["result"]["seconds"] = 8.0
     found = summary(*runs)
-    told = said(internals.comment_shares(found))
+    told = said(batch_shares.comment(found))
     assert "1.50× the examples per second of equal parts" in told
     assert "Drawn is sync · balance speed with 4 workers" in told
-    notes = internals.draw_shares(Figure().subplots(), found)
+    notes = batch_shares.draw(Figure().subplots(), found)
     assert {note.series for note in notes} == {f"worker {rank}" for rank in range(4)}
     alone = summary(shared("speed", 2, 8.0))
-    assert "of equal parts" not in said(internals.comment_shares(alone))
+    assert "of equal parts" not in said(batch_shares.comment(alone))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,100 @@
+"""Each worker's share of the batch, where it follows the workers' speeds: the figure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from manyhands.report import theme
+from manyhands.report.chart import Note
+from manyhands.report.facts import of_typical_run, who
+from manyhands.report.formatting import percent, times
+from manyhands.report.plots import recorded, typical_run
+from manyhands.report.runs import Run
+from manyhands.report.sentences import Sentence, fact, listed, say
+from manyhands.report.summary import Row, Summary
+from manyhands.report.values import finite, sequence
+
+
+def shares(run: Run) -> list[tuple[float, list[float]]]:
+    """Return (step, each worker's share of the whole) pairs."""
+    found = []
+    for pair in sequence(run.facts.get("shares")):
+        if len(sequence(pair)) != 2:
+            continue
+        step = finite(pair[0])
+        parts = [s for v in sequence(pair[1]) if (s := finite(v)) is not None]
+        if step is not None and sum(parts) > 0:
+            found.append((step, [part / sum(parts) for part in parts]))
+    return found
+
+
+def shown(summary: Summary) -> list[tuple[Row, list[tuple[float, list[float]]]]]:
+    """Return the configurations that recorded shares."""
+    return recorded(summary, shares)
+
+
+def draw(ax: Any, summary: Summary) -> list[Note]:
+    """Draw each worker's share of the batch over the steps, where the workers are most."""
+    notes = []
+    row, pairs = _drawn(summary)
+    end = max(typical_run(row).steps or 0, pairs[-1][0])
+    for rank in range(max(len(parts) for _, parts in pairs)):
+        mine = [(s, parts[rank]) for s, parts in pairs if rank < len(parts)]
+        look = theme.style(rank)
+        label = f"worker {rank}"
+        ax.plot(
+            *zip(*mine, (end, mine[-1][1]), strict=True), color=look.colour, linestyle=look.line,
+            label=label, drawstyle="steps-post",
+        )  # fmt: skip
+        notes += [Note(label, f"step {s:g}", percent(v, 1), (s, v)) for s, v in mine]
+    ax.yaxis.set_major_formatter(lambda value, _: percent(value))
+    ax.set_ylim(bottom=0)
+    return notes
+
+
+def comment(summary: Summary) -> list[Sentence]:
+    """Comment on how the shares moved, and what that brought."""
+    held = shown(summary)
+    states = [
+        say(
+            "{who}: from {first} to {last}{gained}.", who=who(summary, row),
+            first=_parts(row, pairs, 0), last=_parts(row, pairs, -1), gained=_gained(summary, row),
+        )
+        for row, pairs in held
+    ]  # fmt: skip
+    if len(held) > 1:
+        states.append(say("Drawn is {who}.", who=who(summary, _drawn(summary)[0])))
+    return states
+
+
+def _parts(row: Row, pairs: list[tuple[float, list[float]]], at: int) -> Sentence:
+    """List the workers' shares at the first or at the last measurement."""
+    what = "share of a worker"
+    return listed(
+        [
+            of_typical_run(row, what, part, percent(part), worker=worker, measurement=at)
+            for worker, part in enumerate(pairs[at][1])
+        ]
+    )
+
+
+def _drawn(summary: Summary) -> tuple[Row, list[tuple[float, list[float]]]]:
+    return max(shown(summary), key=lambda pair: pair[0].workers)
+
+
+def _gained(summary: Summary, row: Row) -> Sentence:
+    """Say what balancing brought against the same workers without it, where both were run."""
+    for other in summary.rows:
+        alike = {**row.group.options, "balance": None} == {**other.group.options, "balance": None}
+        same = (row.group.strategy, row.group.source, row.workers) == (
+            other.group.strategy, other.group.source, other.workers,
+        )  # fmt: skip
+        plain = other.group.options.get("balance") == "none"
+        if alike and same and plain and row.rate and other.rate:
+            ratio = row.rate / other.rate
+            gain = fact(
+                "examples per second", ratio, how="multiple", runs=row.runs, against=other.runs,
+                text=times(ratio),
+            )  # fmt: skip
+            return say(", {gain} the examples per second of equal parts", gain=gain)
+    return say("")

@@ -1,0 +1,131 @@
+"""Speed-up and efficiency: the figure, and the comments on both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from manyhands.report import bottlenecks, facts, theme
+from manyhands.report.chart import Note
+from manyhands.report.formatting import percent, some
+from manyhands.report.plots import along, core_lines, single, styles
+from manyhands.report.sentences import Name, Sentence, listed, say
+from manyhands.report.summary import Row, Summary
+
+ENOUGH = 0.7  # an efficiency that most would still pay for
+
+
+def draw(ax: Any, summary: Summary) -> list[Note]:
+    """Draw speed-ups, the ideal line, the fitted law and the number of cores."""
+    widest = max(row.x for row in summary.rows)
+    grid = np.linspace(1, widest, 60)
+    notes = along(ax, summary, lambda row: single(row.shown_speedup), lambda v: f"{v:.2f}×")
+    ax.plot(grid, grid, color=theme.MUTED, linewidth=1, linestyle=(0, (6, 3)), label="ideal")
+    looks = styles(summary)
+    for group, fit in summary.fits.items():
+        ax.plot(
+            grid, [fit.at(p) for p in grid], color=looks[group].colour, linewidth=1.1,
+            linestyle=(0, (1, 2)), zorder=2,
+        )  # fmt: skip
+    if summary.fits:
+        law = " or ".join(sorted({fit.law for fit in summary.fits.values()}))
+        ax.plot(
+            [], [], color=theme.MUTED, linewidth=1.1, linestyle=(0, (1, 2)), label=f"{law}, fitted"
+        )
+    core_lines(ax, summary)
+    peak = max((row.shown_speedup or 0 for row in summary.rows), default=1)
+    ax.set_ylim(0, max(min(widest, 1.6 * peak), 1.15 * peak))
+    return notes
+
+
+def comment(summary: Summary) -> list[Sentence]:
+    """Comment on the speed-ups: against what, where they peak and why."""
+    return some(baseline(summary), bottlenecks.threads(summary), *_peaks(summary))
+
+
+def baseline(summary: Summary) -> Sentence:
+    """Say what speed-up is measured against."""
+    kinds = {"weak": "examples per second", "strong": "training time"}
+    what = listed([kinds[k] for k in sorted({row.scaling for row in summary.rows})])
+    shown = [row for row in summary.rows if row.shown_speedup is not None]
+    own = [row for row in shown if row.by_own]
+    if shown and not own:
+        return say("Speed-up is against the sequential run of the same task, in {w}.", w=what)
+    if own and len(own) == len(shown) and all(row.speedup is None for row in own):
+        return say(
+            "There is no sequential run of the same task: speed-up is against the same strategy "
+            "with one worker, in {what}.",
+            what=what,
+        )
+    if own:
+        names = listed(list(dict.fromkeys(facts.label(row) for row in own)))
+        rest = "" if len(own) == len(shown) else " for the others against the sequential run,"
+        return say(
+            "Speed-up of {names} is against its own run with one worker, since not every "
+            "configuration of it has the same sequential run of the same task;{rest} in {what}.",
+            names=names, what=what, rest=rest,
+        )  # fmt: skip
+    return say("")
+
+
+def _peaks(summary: Summary) -> list[Sentence]:
+    """Say where speed-ups peak and why; groups with the same answer share a sentence."""
+    rising: list[Sentence] = []
+    found: dict[tuple[int, str], list[tuple[Sentence, Row, Sentence]]] = {}
+    for group in summary.groups:
+        rows = [row for row in summary.of(group) if row.shown_speedup is not None]
+        if len(rows) < 2:
+            continue
+        top = max(rows, key=lambda row: row.shown_speedup or 0)
+        later = rows[rows.index(top) + 1 :]
+        peak = say("{label} at {pace}", label=Name(group.label), pace=facts.speedup(top))
+        if not later:
+            with_most = say("{peak} with {workers}", peak=peak, workers=facts.workers(top, ""))
+            rising.append(with_most)
+            continue
+        reason = bottlenecks.why_not_more(top, later[0])
+        found.setdefault((top.workers, str(reason)), []).append((peak, top, reason))
+    states = [_peak(held) for held in found.values()]
+    if rising:
+        states.append(say("Highest with the most workers tried: {all}.", all=listed(rising)))
+    return states
+
+
+def _peak(held: Sequence[tuple[Sentence, Row, Sentence]]) -> Sentence:
+    """Say where some groups peak; the reason is the first one's, and reads alike for all."""
+    _, row, reason = held[0]
+    why = say(": {reason}", reason=reason) if reason else say("")
+    return say(
+        "With {workers} the speed-up peaks ({peaks}){why}.", workers=facts.workers(row),
+        peaks=listed([peak for peak, _, _ in held]), why=why,
+    )  # fmt: skip
+
+
+def comment_efficiency(summary: Summary) -> list[Sentence]:
+    """Comment on the efficiencies: how far they hold, and where the rest goes."""
+    kept, below = [], []
+    for group in summary.groups:
+        rows = [r for r in summary.of(group) if r.efficiency is not None and r.workers > 1]
+        good = [row for row in rows if (row.efficiency or 0) >= ENOUGH]
+        if good:
+            kept.append(
+                say(
+                    "{label} up to {workers} ({part})", label=Name(group.label),
+                    workers=facts.workers(good[-1], ""), part=facts.efficiency(good[-1]),
+                )
+            )  # fmt: skip
+        elif rows:
+            below.append(Name(group.label))
+    level = facts.threshold("efficiency worth paying for", ENOUGH, percent(ENOUGH))
+    masters = any(run.team and any(not p.trains for p in run.team)
+                  for row in summary.rows for run in row.runs)  # fmt: skip
+    return some(
+        say("Workers that keep the efficiency at {level} or more: {kept}.", level=level,
+            kept=listed(kept)) if kept else say(""),
+        say("Below {level} with any number of workers: {below}.", level=level,
+            below=listed(below)) if below else say(""),
+        say("Efficiency is speed-up per process; masters count as well." if masters else ""),
+        bottlenecks.crowding(summary),
+    )  # fmt: skip
