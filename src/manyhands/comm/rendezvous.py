@@ -93,11 +93,11 @@ def agree(group: Communicator, action: Callable[[], T]) -> T:
     for rank, text in enumerate(told):
         if text:
             kind, message = json.loads(text)
-            raise _raise_first(kind, message, rank)
+            raise _make_error(kind, message, rank)
     return result  # type: ignore[return-value]
 
 
-def _raise_first(kind: str, message: str, teller: int) -> ManyhandsError:
+def _make_error(kind: str, message: str, teller: int) -> ManyhandsError:
     made: ManyhandsError = getattr(errors, kind, LaunchError)(message)
     made.teller = teller
     return made
@@ -116,10 +116,8 @@ def ask_leader(group: Communicator, question: Callable[[], str], *, leader: int 
 
 def host_leader(group: Communicator) -> int:
     """Return the first rank on this process's host. Collective."""
-    mine = [
-        hostname(),
-        kernel_id(),
-    ]  # two hosts may have one name, or be simulated under one kernel
+    # Two hosts may have one name, or be simulated under one kernel.
+    mine = [hostname(), kernel_id()]
     return group.gather(mine).index(mine)
 
 

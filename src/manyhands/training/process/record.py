@@ -218,9 +218,9 @@ def _progress(
     own = [sum(row[3] for row in each) for each in sofar]
     examples = round(sum(row[2] for each in sofar for row in each))
     if worker.config.strategy.supports.together:
-        return own[0], _examples_until(
-            worker, len(sofar[0])
-        ) if worker.training.others_saw else examples
+        if worker.training.others_saw:
+            examples = _examples_until(worker, len(sofar[0]))
+        return own[0], examples
     events = worker.training.story if last else []
     alone = sum(event.get("examples", 0) for event in events)  # of the dead
     return own[0] if kept else sum(own) // len(own), examples + alone

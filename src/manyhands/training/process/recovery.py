@@ -150,7 +150,7 @@ def _synchronise(worker: Worker) -> None:
     identical = strategy.supports.identical
     if not identical and _mid_step(worker):  # its own update is made; only the meeting failed
         _end_step(worker)
-    told = worker.comm.gather([worker.step, worker.training.stopped, _optimizer_rows(worker)])
+    told = worker.comm.gather([worker.step, worker.training.stopped, _epoch_rows(worker)])
     positions = [_position(rows) for _, _, rows in told]
     first = positions.index(max(positions))
     step, stopped, rows = told[first]
@@ -228,7 +228,7 @@ def _announce_deaths(worker: Worker, noticed: float, lead: Callable[[Worker], No
             worker.reporter.announce(worker.training.story[-1])
 
 
-def _optimizer_rows(worker: Worker) -> list[dict[str, Any]]:
+def _epoch_rows(worker: Worker) -> list[dict[str, Any]]:
     return [asdict(epoch) for epoch in worker.training.epochs]
 
 

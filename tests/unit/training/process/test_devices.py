@@ -42,7 +42,7 @@ def test_where_a_device_is_accepted():
     assert configure({"strategy": "server", "device": "auto"}).device == "auto"
 
 
-class Alone:
+class SingleProcess:
     """A group of one, as far as placing workers asks."""
 
     name, rank, size, meter = "mpi", 0, 1, None
@@ -55,9 +55,12 @@ class Alone:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_without_a_gpu_cuda_is_refused_and_auto_is_the_cpu():
     with pytest.raises(ConfigError, match="device is 'cuda', but PyTorch"):
-        devices.place(configure({"device": "cuda"}), Alone())
-    group = Alone()
-    assert devices.place(configure({"device": "auto"}), group) == (torch.device("cpu"), group)
+        devices.place_worker(configure({"device": "cuda"}), SingleProcess())
+    group = SingleProcess()
+    assert devices.place_worker(configure({"device": "auto"}), group) == (
+        torch.device("cpu"),
+        group,
+    )
 
 
 class Pair:
@@ -100,9 +103,9 @@ def test_what_is_staged_arrives():
     ("given", "gpus_of", "carrier"),
     [
         ({}, ["a", "b"], "nccl"),
-        ({}, ["a", "a"], "staged"),
-        ({"comm": "torch:gloo"}, ["a", "b"], "staged"),
-        ({"allreduce": "ring"}, ["a", "b"], "staged"),
+        ({}, ["a", "a"], "stagedcomm"),
+        ({"comm": "torch:gloo"}, ["a", "b"], "stagedcomm"),
+        ({"allreduce": "ring"}, ["a", "b"], "stagedcomm"),
         ({"comm": "torch:nccl"}, ["a", "b"], "nccl"),
         ({"comm": "torch:nccl"}, ["a", "a"], "NCCL needs one for each"),
     ],
@@ -119,7 +122,7 @@ def test_nccl_carries_where_every_worker_has_a_gpu(monkeypatch, given, gpus_of, 
     config = configure({"device": "cuda", "workers": 2, **given})
     if carrier.startswith("NCCL"):
         with pytest.raises(ConfigError, match=carrier):
-            devices._carried(config, Two(), torch.device("cuda", 0))
+            devices._gpu_group(config, Two(), torch.device("cuda", 0))
         return
-    found = devices._carried(config, Two(), torch.device("cuda", 0))
+    found = devices._gpu_group(config, Two(), torch.device("cuda", 0))
     assert (found if isinstance(found, str) else type(found).__name__.lower()) == carrier

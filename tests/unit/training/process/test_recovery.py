@@ -321,8 +321,8 @@ def test_who_dies_while_checkpoints_are_renewed_is_missed_from_the_plans_of_then
     monkeypatch.setattr(recovery, "_announce_deaths", lambda *rest: None)
     monkeypatch.setattr(recovery, "_too_few_error", lambda worker, least: None)
     ulfm = SimpleNamespace(
-        is_loss=lambda error: True, revoke=lambda group: None, shrunk=lambda group: group,
-        agreed=lambda group, well: next(answers),
+        is_loss=lambda error: True, revoke=lambda group: None, shrink=lambda group: group,
+        all_alive=lambda group, well: next(answers),
     )  # fmt: skip
     monkeypatch.setattr(recovery, "ulfm", ulfm)
     plan, dies = Plan("balanced", examples=40, batch_size=8, size=4, rank=0, seed=0), Dies()
