@@ -142,9 +142,8 @@ def measure(
             raise ConfigError(
                 f"workers is {workers!r}, but this group has {size} processes; leave it out"
             )
-        return _measure_in_group(
-            surrounding_group(size), names, nbytes, everything=algorithms is None
-        )
+        group = surrounding_group(size)
+        return _measure_in_group(group, names, nbytes, everything=algorithms is None)
     counts = [_parse_count(part, workers) for part in (workers or "2,4").split(",")]
     records: list[Record] = []
     with private_folder() as folder:
