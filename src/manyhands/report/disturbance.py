@@ -35,7 +35,7 @@ def _span(run: Run) -> tuple[float, float] | None:
         begin = datetime.fromisoformat(run.started.replace("Z", "+00:00")).timestamp()
     except ValueError:
         return None
-    return begin, begin + sum(part or 0.0 for part in (run.startup, run.seconds, run.evaluation))
+    return None if run.whole is None else (begin, begin + run.whole)
 
 
 def doubts(summary: Summary) -> list[Sentence]:

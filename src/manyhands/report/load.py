@@ -210,6 +210,7 @@ def parse(record: Mapping[str, Any], *, identity: str, where: str, scaling: str 
         team=team,
         story=tuple(mapping(event) for event in sequence(record.get("story"))),
         epochs=_epochs(record, seconds, examples, metric),
+        whole=number(record, "seconds", "total"),
         overran=counts_differently(record),
     )
 

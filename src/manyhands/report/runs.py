@@ -103,6 +103,7 @@ class Run:
     team: tuple[Process, ...]
     epochs: tuple[Epoch, ...]
     story: tuple[Mapping[str, Any], ...] = ()
+    whole: float | None = None  # seconds from its start to its end
     overran: bool = False  # its workers trained on while worker 0 evaluated
     beside: bool = False  # another run used the machine at the same time
 

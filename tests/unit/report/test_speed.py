@@ -10,7 +10,8 @@ import records
 from test_comments import said, shares
 from test_tables import summary, timed
 
-from manyhands.report import bottlenecks, provenance, traffic
+from manyhands.report import accuracy, bottlenecks, provenance, traffic
+from manyhands.report.answer import answer
 from manyhands.report.load import parse
 from manyhands.report.runs import Loaded, Problem
 
@@ -72,6 +73,41 @@ def test_a_record_that_was_read_in_part_is_not_said_to_be_unreadable() -> None:
     odd = Loaded(found.loaded.sources, found.loaded.runs, (Problem("a", "counts", read=True),))
     (told,) = provenance.problems(replace(found, loaded=odd))
     assert told["title"] == "1 record could be read in part"
+
+
+def test_runs_at_the_same_time_on_one_machine_are_disturbed() -> None:
+    runs = [
+        timed("sync", p, t + 0.01 * i, repeat=i) for p, t in ((1, 10), (2, 5)) for i in range(3)
+    ]
+    assert not any("same machine" in sentence for sentence in answer(summary(*runs)))
+    assert summary(*runs).best is not None
+    runs[0]["started"] = runs[1]["started"]
+    told = said(answer(summary(*runs)))
+    assert "In 2 of 6 runs another one ran on the same machine at the same time" in told
+    assert "Speed-ups against sync with 1 worker rest on disturbed runs." in told
+    assert summary(*runs).best is None
+    runs[0]["machine"]["hosts"] = ["another"]
+    assert summary(*runs).best is not None
+
+
+def test_a_profiled_run_has_no_speedup() -> None:
+    runs = [timed("sequential", 1, 10, profile=True), timed("sync", 2, 6, profile=True)]
+    told = said(answer(summary(*runs)))
+    assert "2 runs were profiled" in told
+    assert "times as fast" not in told
+
+
+def test_workers_that_trained_on_during_evaluations_neither_lead_nor_are_compared() -> None:
+    runs = [timed("sequential", 1, 10), timed("sync", 2, 6), timed("server", 2, 3, 0.99, masters=1)]
+    for one in runs:
+        one["result"]["target_accuracy"] = 0.95
+    runs[2]["epochs"][-1]["steps"] = runs[2]["workers"][0]["steps"] = 9999
+    found = summary(*runs)
+    assert found.choice is not None
+    assert found.choice.leader.label == "sync"
+    told = said([*answer(found), *accuracy.final_accuracy(found)])
+    assert "server" not in told.lower()
+    assert [row.to_target for row in found.rows if row.label == "server"] == [None]
 
 
 def test_a_timeout_names_no_configuration() -> None:
