@@ -28,7 +28,7 @@ def answer(summary: Summary) -> tuple[Sentence, ...]:
         return (say("No run finished, so there is nothing to compare."),)
     choice = summary.choice
     if choice is None:
-        return _alone(summary)
+        return (*_alone(summary), *doubts(summary))
     if not choice.learned:
         return _nothing_learned(summary, choice)
     found = (
