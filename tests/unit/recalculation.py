@@ -270,9 +270,13 @@ def derived(
     if what.endswith(" share"):
         phases = what.removesuffix(" share").split(" and ")
         team = [(run, p) for run in runs for p in run["workers"] if p.get("role") != "master"]
-        return math.fsum(p.get(phase) or 0 for _, p in team for phase in phases) / math.fsum(
-            one(run, "seconds", more) for run, _ in team
-        )
+        whole = math.fsum(one(run, "seconds", more) for run, _ in team)
+        spent = {name: [p.get(name) or 0 for _, p in team] for name in PHASES}
+        spent["wait"] = [waited(run, p) for run, p in team]
+        parts = {name: math.fsum(values) / whole for name, values in spent.items()}
+        if phases == ["unmeasured"]:
+            return 1 - sum(parts.values())
+        return sum(parts[phase] for phase in phases)
     if what == "target accuracy":
         return max(t for run in runs if (t := run["result"].get("target_accuracy")) is not None)
     if what == "accuracy that half reached":
@@ -344,7 +348,7 @@ def of_one_run(what: str, run: Record, more: Mapping[str, Any]) -> float:
         "rank that computes longest": lambda: slow["rank"],
         "longest computing": lambda: slow["compute"],
         "computing of the others": lambda: statistics.fmean(p["compute"] for p in others),
-        "waiting of the others": lambda: statistics.fmean(p["wait"] for p in others),
+        "waiting of the others": lambda: statistics.fmean(waited(run, p) for p in others),
         "accuracy of one run": lambda: one(run, "accuracy", more),
         "best own accuracy": lambda: max(strategy["own_accuracy"]),
         "first distance": lambda: strategy["consensus_distance"][0][1],
@@ -377,6 +381,15 @@ def _part(privacy: Record, first: int) -> float:
     """Return an upper bound's part: the picture is drawn on a grid ten times as coarse."""
     some = accountant.Event(first, privacy["rate"], privacy["noise_multiplier"])
     return accountant.epsilon(some, privacy["delta"]) / privacy["epsilon_pld"]
+
+
+def waited(run: Record, process: Record) -> float:
+    """Return a worker's waiting, with what it idles until the slowest has finished."""
+    team = [p for p in run["workers"] if p.get("role") != "master"]
+    rest = [
+        max(one(run, "seconds", {}) - sum(p.get(phase) or 0 for phase in PHASES), 0) for p in team
+    ]
+    return process["wait"] + rest[team.index(process)] - min(rest)
 
 
 def robbed(run: Record) -> float:
@@ -444,7 +457,7 @@ def fitted(
     if what == "serial fraction":
         return serial
     if what == "bound":
-        return unit / serial
+        return 1 / serial
     assert what == "residual"
     return unit * math.sqrt(error(serial) / len(points))
 

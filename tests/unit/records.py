@@ -7,6 +7,7 @@ import math
 import random
 import re
 from collections.abc import Sequence
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ def record(
     return {
         "schema": 1, "manyhands": "0.1.0", "name": f"{strategy}-{workers}", "status": "finished",
         "command": f"manyhands train --strategy {strategy} --workers {workers}",
-        "started": "2026-03-01T10:00:00+00:00", "config": options,
+        "started": started(rng), "config": options,
         "machine": machine(host, cores, processes),
         "kernels": {"choice": "native", "milliseconds": {"default": 4.2, "native": 2.9},
                     "source": "measured"},
@@ -70,6 +71,12 @@ def record(
                    "examples": examples, "examples_per_second": examples / seconds,
                    "stopped": "epochs", "target_accuracy": None, "seconds_to_target": None},
     }  # fmt: skip
+
+
+def started(rng: random.Random) -> str:
+    """Return a time at which no other run is likely to be under way."""
+    first = datetime(2026, 3, 1, 10, tzinfo=timezone.utc)
+    return (first + timedelta(hours=rng.randrange(10**6))).isoformat()
 
 
 def defaults(strategy: str, workers: int, epochs: int) -> dict[str, Any]:

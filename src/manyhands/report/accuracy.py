@@ -21,7 +21,7 @@ Curves = list[tuple[Row, list[float]]]
 
 def final_accuracy(summary: Summary) -> list[Sentence]:
     """Comment on the accuracies: the highest, the lowest, and whether a test tells them apart."""
-    rows = [row for row in summary.rows if row.accuracy]
+    rows = [row for row in summary.comparable if row.accuracy]
     if len(rows) < 2:
         only = say("The accuracy is {a}.", a=facts.accuracy(rows[0])) if rows else say("")
         return some(only, spread(summary))
@@ -54,7 +54,10 @@ def _trends(summary: Summary) -> list[Sentence]:
     """Say where a test tells the accuracy with most workers from that with fewest."""
     if summary.layout.x != "workers":
         return []
-    curves = [[row for row in summary.of(group) if row.accuracy] for group in summary.groups]
+    curves = [
+        [row for row in summary.of(group) if row.accuracy and not row.overran]
+        for group in summary.groups
+    ]
     curves = [rows for rows in curves if len(rows) > 1]
     states = []
     for rows in curves:
@@ -76,8 +79,14 @@ def _trends(summary: Summary) -> list[Sentence]:
 
 def same(summary: Summary) -> Sentence:
     """Compare the strategies at the same number of workers, against sync where it is there."""
-    held = {g: {row.workers: row for row in summary.of(g)} for g in summary.groups}
-    held = {g: rows for g, rows in held.items() if max(rows) > 1 and g.strategy != "sequential"}
+    held = {
+        g: {row.workers: row for row in summary.of(g) if not row.overran} for g in summary.groups
+    }
+    held = {
+        g: rows
+        for g, rows in held.items()
+        if max(rows, default=1) > 1 and g.strategy != "sequential"
+    }
     if summary.layout.x != "workers" or len({g.strategy for g in held}) < 2:
         return say("")
     common = set.intersection(*(set(rows) for rows in held.values())) - {1}
@@ -101,24 +110,27 @@ def _versus(summary: Summary, row: Row, base: Row, comparisons: int) -> Sentence
     """Compare a configuration with another, in time and in accuracy."""
     if row.seconds is None or base.seconds is None:
         return say("")
-    ratio = row.seconds.median / base.seconds.median - 1
-    if abs(ratio) < 0.005:
-        pace = say("as fast")
+    ratio = base.seconds.median / row.seconds.median
+    if f"{ratio:.2f}" == "1.00":
+        pace = say("is as fast")
     else:
-        excess = fact(
-            "seconds", ratio, how="excess", runs=row.runs, against=base.runs,
-            text=percent(abs(ratio)),
-        )  # fmt: skip
+        faster = ratio > 1
+        one, other = (row, base) if faster else (base, row)
+        factor = ratio if faster else 1 / ratio
+        stated = fact(
+            "seconds", factor, how="ratio", runs=one.runs, against=other.runs, text=f"{factor:.2f}"
+        )
         pace = say(
-            "{excess} {side}{hedge}", excess=excess, side="slower" if ratio > 0 else "faster",
+            "{verb} {factor} times as {side}{hedge}", verb="is" if faster else "takes",
+            factor=stated, side="fast" if faster else "long",
             hedge=compare(row, base, "seconds", comparisons, summary.rows).brief(),
         )  # fmt: skip
     label = facts.label(row)
     if row.accuracy is None or base.accuracy is None:
-        return say("{label} is {pace}", label=label, pace=pace)
+        return say("{label} {pace}", label=label, pace=pace)
     gap = _accuracy(row) - _accuracy(base)
     return say(
-        "{label} is {pace}, its accuracy {gap} {side}{hedge}", label=label, pace=pace,
+        "{label} {pace}, its accuracy {gap} {side}{hedge}", label=label, pace=pace,
         gap=facts.gap(row, base), side="above" if gap > 0 else "below",
         hedge=compare(row, base, "accuracy", comparisons, summary.rows).brief(),
     )  # fmt: skip
@@ -131,7 +143,7 @@ def to_target(summary: Summary) -> list[Sentence]:
         return some(chosen(summary))
     first = min(rows, key=lambda row: row.to_target or 0)
     drawn = featured(summary)
-    never = [who(summary, row) for row in drawn if row.to_target is None]
+    never = [who(summary, row) for row in drawn if row.to_target is None and not row.overran]
     missing = "not in every repeat there" if summary.repeats > 1 else "never there"
     kind = (
         "asked for"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from manyhands.report import facts, option_cost, option_values
+from manyhands.report import disturbance, facts, option_cost, option_values
 from manyhands.report.best_configuration import classes
 from manyhands.report.facts import who
 from manyhands.report.formatting import percent, seconds
@@ -28,7 +28,7 @@ def answer(summary: Summary) -> tuple[Sentence, ...]:
         return (say("No run finished, so there is nothing to compare."),)
     choice = summary.choice
     if choice is None:
-        return _alone(summary)
+        return (*_alone(summary), *doubts(summary))
     if not choice.learned:
         return _nothing_learned(summary, choice)
     found = (
@@ -42,9 +42,7 @@ def answer(summary: Summary) -> tuple[Sentence, ...]:
 
 def doubts(summary: Summary) -> tuple[Sentence, ...]:
     """Return why the times should not be relied on; the report and `compare` say the same."""
-    choice = summary.choice
-    found = (_doubt(choice.leader) if choice else say(""), _robbed(summary))
-    return tuple(sentence for sentence in found if sentence)
+    return tuple(disturbance.doubts(summary))
 
 
 def _alone(summary: Summary) -> tuple[Sentence, ...]:
@@ -126,13 +124,7 @@ def _headline(summary: Summary, choice: Choice) -> Sentence:
 def _crown(choice: Choice) -> Sentence:
     """Say "is best here" or "leads", and in the same breath whether its runs were disturbed."""
     verb = "is best here" if choice.supported else "leads"
-    disturbed, runs = choice.leader.disturbed, choice.leader.runs
-    if not disturbed:
-        return say(verb)
-    return say(
-        "{verb}, though other programs disturbed {some} of its {all}", verb=verb,
-        some=facts.count(disturbed, ""), all=facts.count(runs),
-    )  # fmt: skip
+    return say("{verb}{though}", verb=verb, though=disturbance.clause(choice.leader))
 
 
 def _gain(summary: Summary, choice: Choice) -> Sentence:
@@ -145,6 +137,8 @@ def _gain(summary: Summary, choice: Choice) -> Sentence:
         if row.by_own
         else say("the sequential run")
     )
+    if any(run.disturbed for run in row.reference) and row.reference != row.runs:
+        against = say("{against}, which was disturbed", against=against)
     if choice.measure == "seconds to target":
         return _sooner(summary, row, against)
     if row.shown_speedup < 1.05:
@@ -163,42 +157,13 @@ def _sooner(summary: Summary, row: Row, against: Sentence) -> Sentence:
     return say(", where {against} takes {time}", against=against, time=arrived)
 
 
-def _doubt(leader: Row) -> Sentence:
-    """Say so if the speed-up is more than so many workers can give."""
-    if not leader.implausible:
-        return say("")
-    return say(
-        "That is more than {workers} can give, so no best is named: what it is measured against "
-        "was slowed by something else, other work on the machine or threads that wait for each "
-        "other. Compare again with one thread per worker (--threads) on a quiet machine.",
-        workers=facts.workers(leader),
-    )
-
-
-def _robbed(summary: Summary) -> Sentence:
-    """Say so if other programs had the cores while runs were timed."""
-    runs = [run for row in summary.rows for run in row.runs]
-    robbed = [run for row in summary.rows for run in row.disturbed]
-    if not robbed:
-        return say("")
-    most = max(run.robbed for run in robbed)
-    return say(
-        "In {some} of {all} a worker was without a core for up to {most} of the time in which it "
-        "computed, though there were enough cores: other programs ran beside it. Times and "
-        "speed-ups of such runs say little.",
-        some=facts.count(robbed, ""), all=facts.count(runs),
-        most=fact(
-            "computing without a core", most, how="derived", runs=robbed, text=percent(most)
-        ),
-    )  # fmt: skip
-
-
 def _tied(summary: Summary, choice: Choice) -> Sentence:
     """Say which configurations the measurement does not tell from the leader."""
     rivals = choice.rivals
     fewest = min((choice.leader.runs, *(row.runs for row in rivals)), key=len)
     if not rivals and len(fewest) > 1:
-        return say("")
+        words = "Since runs that are compared were disturbed, no best is named."
+        return say(words if choice.disturbed else "")
     if len(fewest) == 1:
         each = "Every configuration" if _once(summary) else "Some configurations"
         return say(
@@ -233,7 +198,7 @@ def _some(summary: Summary, rows: Sequence[Row]) -> Sentence:
 
 def _caveat(summary: Summary, leader: Row) -> Sentence:
     """Say how much accuracy the leader gives up against the most accurate configuration."""
-    rows = [row for row in summary.rows if row.accuracy]
+    rows = [row for row in summary.comparable if row.accuracy]
     if not rows or leader.accuracy is None:
         return say("")
     top = max(rows, key=lambda row: row.accuracy.median if row.accuracy else 0)

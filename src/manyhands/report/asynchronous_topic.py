@@ -37,7 +37,7 @@ def sentences(summary: Summary) -> Iterable[Sentence]:
 
 def _pairs(summary: Summary, kind: str) -> list[Pair]:
     """Return the rows of an asynchronous strategy, each with the synchronous one that is alike."""
-    rows = [row for row in summary.rows if row.seconds and row.workers > 1]
+    rows = [row for row in summary.comparable if row.seconds and row.workers > 1]
     late = [r for r in rows if r.group.strategy == kind and r.runs[0].config.get("staleness") != 0]
     pairs = []
     for row in sorted(late, key=lambda row: row.workers):
@@ -111,13 +111,15 @@ def _who(summary: Summary, row: Row) -> Name:
 
 def _pace(summary: Summary, row: Row, base: Row, comparisons: int) -> Sentence:
     first, second = (row, base) if _ratio(row, base).value >= 1 else (base, row)
+    verdict = compare(row, base, "seconds", comparisons, summary.rows)
+    faster = say(
+        ": {which} is {pace} times as fast", which=_who(summary, first), pace=_ratio(first, second)
+    )
     return say(
-        "With {workers}, {who} trains in {mine} and {base} in {theirs}: {which} is {pace} times as "
-        "fast{hedge}{crowded}.",
+        "With {workers}, {who} trains in {mine} and {base} in {theirs}{faster}{hedge}{crowded}.",
         workers=facts.workers(row), who=_who(summary, row), base=_who(summary, base),
-        mine=facts.time(row), theirs=facts.time(base), pace=_ratio(first, second),
-        which=_who(summary, first), crowded=_crowding(row, base),
-        hedge=compare(row, base, "seconds", comparisons, summary.rows).hedge(),
+        mine=facts.time(row), theirs=facts.time(base), crowded=_crowding(row, base),
+        faster=faster if verdict.apart else "", hedge=verdict.hedge(),
     )  # fmt: skip
 
 

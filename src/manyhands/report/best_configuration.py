@@ -17,7 +17,7 @@ HARDLY = 0.2  # of the way to faultless, with the loss of guessing: no more than
 
 def choose(everything: Sequence[Row], scaling: str, target: float | None) -> Choice | None:
     """Return the leading configuration and the rule it was chosen by."""
-    rows = [row for row in everything if row.scaling == scaling]
+    rows = [row for row in everything if row.scaling == scaling and not row.overran]
     if len(rows) < 2:
         return None
     arrived = [row for row in rows if row.to_target is not None]

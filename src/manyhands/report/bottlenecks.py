@@ -15,7 +15,7 @@ from manyhands.report.summary import Row, Summary
 from manyhands.report.values import number
 
 NOTABLE = 0.1
-UNEVEN = 1.05
+MOSTLY = 0.5  # of a loss: a cause that explains less is not named
 _MOST = 6  # configurations that a figure speaks of
 
 
@@ -23,9 +23,12 @@ def lost(row: Row) -> Sentence:
     """Say which part of the workers' time was not computing; nothing if it was not measured."""
     if row.shares.get("wait") is None or row.shares.get("communicate") is None or row.workers < 2:
         return say("")
+    rest = 1 - sum(row.shares.values())
+    other = fact("unmeasured share", rest, how="derived", runs=row.runs, text=percent(rest))
     return say(
-        "{communicate} of the workers' time is communication and {wait} waiting",
+        "{communicate} of the workers' time is communication and {wait} waiting{other}",
         communicate=facts.share(row, "communicate"), wait=facts.share(row, "wait"),
+        other=say("; {rest} is in no phase that is measured", rest=other) if rest > NOTABLE else "",
     )  # fmt: skip
 
 
@@ -39,7 +42,7 @@ def why_not_more(row: Row, following: Row) -> Sentence:
             cores=facts.cores(following),
         )  # fmt: skip
     wait, communicate = (following.shares.get(p, 0.0) for p in ("wait", "communicate"))
-    if wait + communicate < NOTABLE:
+    if wait + communicate < NOTABLE or not _explains(row, following):
         return say("")
     phase, words = ("wait", "waiting") if wait > communicate else ("communicate", "communication")
     return say(
@@ -48,12 +51,27 @@ def why_not_more(row: Row, following: Row) -> Sentence:
     )  # fmt: skip
 
 
+def _explains(row: Row, following: Row) -> bool:
+    """Say whether communication and waiting grew by most of the time that the workers lost."""
+    if row.seconds is None or following.seconds is None or row.scaling == "weak":
+        return False
+    ideal = row.seconds.median * row.workers / following.workers
+    before, after = (
+        sum(each.shares.get(phase, 0.0) for phase in ("wait", "communicate"))
+        for each in (row, following)
+    )
+    lost = following.seconds.median - ideal
+    return after * following.seconds.median - before * ideal >= MOSTLY * lost > 0
+
+
 def crowding(summary: Summary) -> Sentence:
     """Say which configurations had more processes than cores."""
     crowded = [row for row in summary.rows if row.crowded]
     if not crowded:
         return say("")
-    cores = facts.numbers(crowded, lambda row: facts.cores(row, ""))
+    if len({row.cores for row in crowded}) > 1:
+        return say("Runs with more processes than their machine has cores say little of scaling.")
+    cores = facts.cores(crowded[0], "")
     counts = facts.numbers(
         crowded,
         lambda row: fact("processes", row.processes, runs=row.runs, text=str(row.processes)),
@@ -108,23 +126,26 @@ def waiting(summary: Summary) -> list[Sentence]:
             continue
         fitting = [row for row in rows if not row.crowded] or rows
         row = fitting[-1]
-        slowest = _slowest(typical_run(row)) if row.shares.get("wait", 0) > 0.02 else say("")
+        slowest = _slowest(typical_run(row)) if _same_in_all(row) else say("")
         more = say("; {slowest}", slowest=slowest) if slowest else say("")
         states.append(say("{who}: {lost}{more}.", who=who(summary, row), lost=lost(row), more=more))
     return states[:_MOST] + _masters(summary)
 
 
+def _same_in_all(row: Row) -> bool:
+    """Say whether waiting is worth a word and the same worker is slowest in every repeat."""
+    slowest = {found[0].rank for run in row.runs if (found := _lag(run))}
+    return row.shares.get("wait", 0) > 0.02 and len(slowest) == 1
+
+
 def _slowest(run: Run) -> Sentence:
-    """Say which worker the others wait for, if one computes clearly longer than the rest."""
-    team = [(p.compute, p) for p in run.team if p.trains and p.compute is not None]
-    if len(team) < 2:
+    """Say which worker the others wait for, if its computing explains at least half of that."""
+    found = _lag(run)
+    if found is None:
         return say("")
-    longest, slow = max(team, key=lambda pair: pair[0])
-    others = [pair for pair in team if pair[1] is not slow]
-    usual = fmean(compute for compute, _ in others)
-    waits = [p.wait for _, p in others if p.wait is not None]
-    if usual <= 0 or longest < UNEVEN * usual or not waits:
-        return say("no worker computes clearly longer than the others")
+    slow, longest, usual, waits = found
+    if longest - usual < MOSTLY * waits:
+        return say("")
 
     def stated(what: str, value: float) -> Fact:
         return fact(what, value, how="derived", runs=[run], text=seconds(value))
@@ -137,8 +158,20 @@ def _slowest(run: Run) -> Sentence:
         "wait {waits} on average",
         rank=rank, longest=stated("longest computing", longest),
         usual=stated("computing of the others", usual),
-        waits=stated("waiting of the others", fmean(waits)),
+        waits=stated("waiting of the others", waits),
     )  # fmt: skip
+
+
+def _lag(run: Run) -> tuple[Process, float, float, float] | None:
+    """Return the worker that computes longest, how long, how long the others, and their waiting."""
+    team = [(p.compute, p) for p in run.team if p.trains and p.compute is not None]
+    if len(team) < 2:
+        return None
+    longest, slow = max(team, key=lambda pair: pair[0])
+    others = [pair for pair in team if pair[1] is not slow]
+    waits = [p.wait for _, p in others if p.wait is not None]
+    usual = fmean(compute for compute, _ in others)
+    return (slow, longest, usual, fmean(waits)) if waits else None
 
 
 def _masters(summary: Summary) -> list[Sentence]:
@@ -178,8 +211,7 @@ def _idle(process: Process) -> float | None:
     """
     if process.role != "master":
         return None
-    phases = (process.compute, process.update, process.communicate, process.wait)
-    whole = sum(part or 0.0 for part in phases)
+    whole = sum(part or 0.0 for part in process.phases)
     return (process.wait or 0.0) / whole if whole > 0 else None
 
 

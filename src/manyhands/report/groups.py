@@ -17,7 +17,7 @@ from manyhands.report.values import clean
 
 # What differs from run to run without making it another experiment.
 IGNORED = frozenset(
-    {"strategy", "workers", "seed", "repeat", "folder", "processes", "scaling"}
+    {"strategy", "workers", "seed", "repeat", "folder", "processes", "scaling", "timeout"}
     | set(find_tagged(RunConfig, lambda tags: not tags.changes_result))
 )
 _PRESET = frozenset(name for preset in PRESETS.values() for name in preset.options)

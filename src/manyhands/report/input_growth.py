@@ -130,7 +130,8 @@ def _verdict(rows: Sequence[Row], off: float) -> Sentence:
 
 def _gain(first: Row, last: Row) -> Sentence:
     """Say how the speed-up changes, where both are against a sequential run."""
-    if first.workers < 2 or not first.speedup or not last.speedup or first.by_own or last.by_own:
+    shown = first.shown_speedup and last.shown_speedup
+    if first.workers < 2 or not shown or first.by_own or last.by_own:
         return say("")
     return say(
         "; the speed-up goes from {one} to {other}", one=facts.speedup(first),

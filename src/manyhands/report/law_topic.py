@@ -15,33 +15,23 @@ CLOSE, ROUGH = 0.05, 0.15  # of the peak: a law fits, fits roughly
 MOST = 3  # sources whose limits are stated
 _ALL, _NONE = 0.9995, 0.0005  # a serial fraction of one, of zero, to three digits
 REASON = (
-    "With P workers and a part f of the work that does not shrink with P, the speed-up is "
-    "1 / (f + (1 − f) / P) by Amdahl's law, where the work is the same for every P, and "
-    "P − f (P − 1) by Gustafson's, where the work grows with P. The part f holds everything that "
-    "more workers do not shorten: communication, waiting for the slowest worker, the fixed costs "
-    "of a step, and cores that slow each other down because they share caches and memory."
+    "With P workers and a part f of the work that more workers do not shorten, the speed-up is "
+    "1 / (f + (1 − f) / P) by Amdahl's law, where the work is the same for every P (strong "
+    "scaling), and P − f (P − 1) by Gustafson's, where the work grows with P (weak scaling)."
 )
 _APPLIES = {
-    "Amdahl": "Amdahl's law applies{where}, since the work is the same for every number of workers "
-    "(strong scaling): no number of workers brings more than 1 / f.",
-    "Gustafson": "Gustafson's law applies{where}, since the work grows with the workers (weak "
-    "scaling): the speed-up has no bound; with the same work for all it would be Amdahl's.",
+    "Amdahl": "Amdahl's law applies{where}: the work is the same for every number of workers.",
+    "Gustafson": "Gustafson's law applies{where}: the work grows with the workers.",
 }
 
 
 def sentences(summary: Summary) -> Iterable[Sentence]:
-    """Say which law applies and why, how well it fits, and what would change it."""
+    """Say which law applies and why, how well it fits, and what takes the time."""
     laws = {fit.law for fit in summary.fits.values()}
     for law in sorted(laws):
         yield say(_APPLIES[law], where=_where(summary, law) if len(laws) > 1 else "")
     yield from _verdicts(summary)
     yield from _limits(summary)
-    if "Amdahl" in laws:
-        yield say(
-            "What would change that: work that grows with the workers (weak scaling, `--scaling "
-            "weak`) makes it Gustafson's law; a larger batch or a cheaper all-reduce makes f "
-            "smaller."
-        )
 
 
 def _where(summary: Summary, law: str) -> Sentence:
@@ -86,13 +76,22 @@ def _fraction(summary: Summary, group: Group, fitted: Fit) -> Sentence:
     if fitted.residual is not None:
         error = _fact(summary, group, "residual", fitted.residual, f"{fitted.residual:.2g}")
         off = say(", root mean square error {error}", error=error)
-    if fitted.bound and fitted.serial >= _NONE:
-        most = _fact(summary, group, "bound", fitted.bound, f"{fitted.bound:.3g}×")
-        bound = say(", at most {most}", most=most)
-    return say(
-        "{name} (serial fraction {serial}{off}{bound})", name=name, serial=serial, off=off,
-        bound=bound,
-    )  # fmt: skip
+    if fitted.serial >= _NONE and _bounds(summary, group, fitted):
+        limit = 1 / fitted.serial
+        most = _fact(summary, group, "bound", limit, f"{limit:.3g}")
+        alone = fitted_rows(summary, group)[0].workers == 1
+        base = "its own run with one worker" if alone else "the reference"
+        bound = say(", at most 1 / f = {most} times as fast as {base}", most=most, base=base)
+    return say("{name} (f = {serial}{off}{bound})", name=name, serial=serial, off=off, bound=bound)
+
+
+def _bounds(summary: Summary, group: Group, fitted: Fit) -> bool:
+    """Say whether the law sets a bound: it fits, and nothing measured is beyond it."""
+    if fitted.law != "Amdahl" or fitted.residual is None:
+        return False
+    speeds = [row.shown_speedup or 0.0 for row in summary.of(group)]
+    fits = fitted.residual <= ROUGH * max(speeds)
+    return fits and max(speeds) / fitted.unit <= 1 / fitted.serial
 
 
 def _verdict(summary: Summary, group: Group, fitted: Fit) -> Sentence:
@@ -112,7 +111,7 @@ def _verdict(summary: Summary, group: Group, fitted: Fit) -> Sentence:
         return say("{law} fits where every worker has a core", law=law)
     if off <= ROUGH:
         return say("{law} fits roughly where every worker has a core", law=law)
-    return say("{law} does not fit, since the cost itself changes with the workers", law=law)
+    return say("{law} does not fit", law=law)
 
 
 def _limits(summary: Summary) -> Iterable[Sentence]:
@@ -131,7 +130,8 @@ def _limits(summary: Summary) -> Iterable[Sentence]:
         if more := _slowed(summary, row):
             limits.append(
                 say(
-                    "all workers together compute {more} times as long as the sequential run",
+                    "all workers together compute and update {more} times as long as the "
+                    "sequential run",
                     more=more,
                 )
             )

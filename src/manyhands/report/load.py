@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -154,7 +155,7 @@ def _read_run(
         problems.append(Problem(where, "names no strategy (config.strategy)"))
         return None
     if counts_differently(record):
-        problems.append(Problem(where, DIFFERENT))
+        problems.append(Problem(where, DIFFERENT, read=True))
     return parse(record, identity=place.name, where=where, scaling=text(sweep, "scaling"))
 
 
@@ -162,9 +163,11 @@ def parse(record: Mapping[str, Any], *, identity: str, where: str, scaling: str 
     """Turn one record into a `Run`; of a private run nothing is read that it may not publish."""
     record = published(record)
     config = mapping(record.get("config"))
-    team = tuple(_process(w) for w in sequence(record.get("workers")) if isinstance(w, Mapping))
-    workers = int(number(config, "workers") or sum(p.trains for p in team) or 1)
     seconds = number(record, "result", "seconds") or number(record, "seconds", "training")
+    team = _waiting_to_the_end(
+        [_process(w) for w in sequence(record.get("workers")) if isinstance(w, Mapping)], seconds
+    )
+    workers = int(number(config, "workers") or sum(p.trains for p in team) or 1)
     examples = number(record, "result", "examples")
     metric, higher = _metric(record)
     return Run(
@@ -207,6 +210,8 @@ def parse(record: Mapping[str, Any], *, identity: str, where: str, scaling: str 
         team=team,
         story=tuple(mapping(event) for event in sequence(record.get("story"))),
         epochs=_epochs(record, seconds, examples, metric),
+        whole=number(record, "seconds", "total"),
+        overran=counts_differently(record),
     )
 
 
@@ -237,6 +242,23 @@ def _process(worker: Mapping[str, Any]) -> Process:
         bytes=number(worker, "bytes"),
         messages=number(worker, "messages"),
         operations=mapping(worker.get("operations")),
+    )
+
+
+def _waiting_to_the_end(team: Sequence[Process], seconds: float | None) -> tuple[Process, ...]:
+    """Count as waiting what a worker idles until the slowest has finished as well.
+
+    No phase is recorded then. The worker with the least such time shows what is not idling.
+    """
+    rest = {
+        p.rank: max((seconds or 0.0) - math.fsum(part or 0.0 for part in p.phases), 0.0)
+        for p in team
+        if p.trains and p.wait is not None
+    }
+    least = min(rest.values(), default=0.0)
+    return tuple(
+        replace(p, wait=(p.wait or 0.0) + rest[p.rank] - least) if p.rank in rest else p
+        for p in team
     )
 
 

@@ -11,6 +11,7 @@ from manyhands.report.sentences import Fact, Sentence, fact, say
 from manyhands.report.significance import compare
 from manyhands.report.summary import Row, Summary
 
+HALF = 0.5  # of their time: workers that spend more on the exchange are held up by it
 FULL = 0.8  # of its time: a master that is busy for longer is the limit
 
 
@@ -61,6 +62,8 @@ def _enough(row: Row) -> Iterable[Sentence]:
             part=part,
         )
         return
+    if sum(row.shares.get(phase, 0.0) for phase in ("wait", "communicate")) > HALF:
+        return  # workers wait for masters that idle: the load does not say what is enough
     alone = _count(row) == 1
     full = fact("workers / masters together", row.workers / load, how="derived", runs=row.runs,
                 text=count(row.workers / load))  # fmt: skip

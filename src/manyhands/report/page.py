@@ -200,7 +200,7 @@ def result_columns(summary: Summary) -> list[Column]:
     if any(row.scaling == "weak" for row in summary.rows):
         columns.append(Column("examples / s", lambda r: Cell(count(r.rate), r.rate)))
     if any(row.speedup is not None for row in summary.rows):
-        columns.append(Column("speed-up", lambda r: Cell(times(r.speedup), r.speedup)))
+        columns.append(Column("speed-up", _speedup(summary)))
     if any(row.own_speedup is not None and row.workers > 1 for row in summary.rows):
         hint = "against the same strategy with one worker"
         own = Column(
@@ -221,8 +221,29 @@ def result_columns(summary: Summary) -> list[Column]:
     if summary.target is not None:
         title = f"time to {exact_percent(summary.target)}"
         columns.append(Column(title, lambda r: Cell(_arrival(r), r.to_target), minor=True))
-    columns.append(Column("bytes sent", lambda r: Cell(size(r.bytes), r.bytes), minor=True))
+    columns.append(
+        Column(
+            "bytes sent", lambda r: Cell(size(r.bytes), r.bytes), minor=True,
+            hint="in messages; what goes through shared memory or inside a library is not counted",
+        )
+    )  # fmt: skip
     return columns
+
+
+def _speedup(summary: Summary) -> Callable[[Row], Cell]:
+    """Return how a speed-up is shown; where baselines differ, with the time of its own."""
+    shown = [row for row in summary.rows if row.speedup is not None and not row.by_own]
+    bases = {tuple(run.where for run in row.reference) for row in shown}
+
+    def cell(row: Row) -> Cell:
+        if row.implausible or row.speedup is None:
+            return Cell(NONE)
+        base = summary.row_of(row.reference)
+        against = base.seconds.median if base and base.seconds and not row.by_own else None
+        aside = f"of {seconds(against)}" if len(bases) > 1 and against else ""
+        return Cell(times(row.speedup), row.speedup, aside)
+
+    return cell
 
 
 def _arrival(row: Row) -> str:

@@ -187,10 +187,11 @@ def problems(summary: Summary) -> list[Mapping[str, Any]]:
     if lines := [line for line in lines if line]:
         title = "Runs that lost workers or were interrupted: their times are not of one group"
         found.append({"title": title, "lines": lines})
-    if loaded.problems:
-        lines = [f"{problem.where} {problem.message}" for problem in loaded.problems]
-        title = f"{plural(len(lines), 'record')} could not be read"
-        found.append({"title": title, "lines": [clean(line) for line in lines]})
+    for read, words in ((False, "could not be read"), (True, "could be read in part")):
+        held = [problem for problem in loaded.problems if problem.read is read]
+        lines = [clean(f"{problem.where} {problem.message}") for problem in held]
+        if lines:
+            found.append({"title": f"{plural(len(lines), 'record')} {words}", "lines": lines})
     for source in loaded.sources:
         if source.missing:
             title = f"{len(source.missing)} of {source.planned} planned runs have no record yet"

@@ -26,8 +26,8 @@ _WHOLE = (
     "model", "processes", "seconds", "metrics",
 )  # fmt: skip
 _PROCESS = (
-    "rank", "role", "steps", "compute", "update", "communicate", "wait", "bytes", "messages",
-    "operations",
+    "rank", "role", "steps", "user", "system", "compute", "update", "communicate", "wait", "bytes",
+    "messages", "operations",
 )  # fmt: skip
 _EPOCH = ("epoch", "steps", "seconds", "test_loss", "test_accuracy", "test_metrics")
 _RESULT = ("seconds", "steps", "stopped", "target", "target_accuracy", "seconds_to_target")

@@ -8,13 +8,16 @@ from typing import Any
 
 from manyhands.report.values import total
 
+_STARVED = 0.15  # so much of its computing without a core is more than a quiet machine takes
+
 
 @dataclass(frozen=True)
 class Problem:
-    """A file that could not be read, and why."""
+    """A file that could not be read, and why; or that was, but for what the message names."""
 
     where: str
     message: str
+    read: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +40,11 @@ class Process:
     def trains(self) -> bool:
         """Whether it computes gradients: workers, stages and slices do, masters do not."""
         return self.role != "master"
+
+    @property
+    def phases(self) -> tuple[float | None, ...]:
+        """The seconds of all phases."""
+        return self.compute, self.update, self.communicate, self.wait
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +103,24 @@ class Run:
     team: tuple[Process, ...]
     epochs: tuple[Epoch, ...]
     story: tuple[Mapping[str, Any], ...] = ()
+    whole: float | None = None  # seconds from its start to its end
+    overran: bool = False  # its workers trained on while worker 0 evaluated
+    beside: bool = False  # another run used the machine at the same time
+
+    @property
+    def profiled(self) -> bool:
+        """Whether a profiler ran beside it, whose time is in every phase."""
+        return bool(self.config.get("profile"))
+
+    @property
+    def starved(self) -> bool:
+        """Whether it lacked a core for longer than it does on a quiet machine."""
+        return self.robbed > _STARVED
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether its time is not that of this training alone."""
+        return self.starved or self.beside or self.profiled
 
     @property
     def robbed(self) -> float:
@@ -113,7 +139,12 @@ class Run:
 
     @property
     def bytes(self) -> float | None:
-        """What all processes sent together."""
+        """What all processes sent together; None where they sent it by other means than messages.
+
+        Shared memory, and libraries that are not asked, move bytes that no message carries.
+        """
+        if self.processes > 1 and self.messages == 0:
+            return None
         return total(process.bytes for process in self.team)
 
     @property

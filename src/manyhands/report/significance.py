@@ -211,3 +211,9 @@ def two_sided(t: float, degrees: float) -> float:
     integral = float(np.sum(weights * np.sin(x) ** (degrees - 1) * end * u))
     scale = math.exp(math.lgamma((degrees + 1) / 2) - math.lgamma(degrees / 2))
     return min(2 * scale / math.sqrt(math.pi) * integral, 1.0)
+
+
+def slower(row: Row, least: Row, group: Sequence[Row], pool: Sequence[Row]) -> bool:
+    """Say whether a test tells a configuration from the fastest of its group."""
+    measure = "examples per second" if row.scaling == "weak" else "seconds"
+    return compare(row, least, measure, pairs(len(group)), pool).apart

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from manyhands.report.chart import Note
 from manyhands.report.formatting import percent, some
 from manyhands.report.plots import along, core_lines, single, styles
 from manyhands.report.sentences import Name, Sentence, listed, say
+from manyhands.report.significance import slower
 from manyhands.report.summary import Row, Summary
 
 ENOUGH = 0.7  # an efficiency that most would still pay for
@@ -79,17 +81,17 @@ def _peaks(summary: Summary) -> list[Sentence]:
         if len(rows) < 2:
             continue
         top = max(rows, key=lambda row: row.shown_speedup or 0)
-        later = rows[rows.index(top) + 1 :]
         peak = say("{label} at {pace}", label=Name(group.label), pace=facts.speedup(top))
+        mine = summary.of(group)
+        later = [r for r in rows[rows.index(top) + 1 :] if slower(r, top, mine, summary.rows)]
         if not later:
-            with_most = say("{peak} with {workers}", peak=peak, workers=facts.workers(top, ""))
-            rising.append(with_most)
+            rising.append(say("{peak} with {few}", peak=peak, few=facts.workers(top, "")))
             continue
         reason = bottlenecks.why_not_more(top, later[0])
         found.setdefault((top.workers, str(reason)), []).append((peak, top, reason))
     states = [_peak(held) for held in found.values()]
     if rising:
-        states.append(say("Highest with the most workers tried: {all}.", all=listed(rising)))
+        states.append(say("Highest by the number of workers: {all}.", all=listed(rising)))
     return states
 
 
@@ -108,7 +110,7 @@ def comment_efficiency(summary: Summary) -> list[Sentence]:
     kept, below = [], []
     for group in summary.groups:
         rows = [r for r in summary.of(group) if r.efficiency is not None and r.workers > 1]
-        good = [row for row in rows if (row.efficiency or 0) >= ENOUGH]
+        good = list(itertools.takewhile(lambda row: (row.efficiency or 0) >= ENOUGH, rows))
         if good:
             kept.append(
                 say(
@@ -116,7 +118,7 @@ def comment_efficiency(summary: Summary) -> list[Sentence]:
                     workers=facts.workers(good[-1], ""), part=facts.efficiency(good[-1]),
                 )
             )  # fmt: skip
-        elif rows:
+        elif rows and all((row.efficiency or 0) < ENOUGH for row in rows):
             below.append(Name(group.label))
     level = facts.threshold("efficiency worth paying for", ENOUGH, percent(ENOUGH))
     masters = any(run.team and any(not p.trains for p in run.team)
@@ -124,7 +126,7 @@ def comment_efficiency(summary: Summary) -> list[Sentence]:
     return some(
         say("Workers that keep the efficiency at {level} or more: {kept}.", level=level,
             kept=listed(kept)) if kept else say(""),
-        say("Below {level} with any number of workers: {below}.", level=level,
+        say("Below {level} with more than one worker: {below}.", level=level,
             below=listed(below)) if below else say(""),
         say("Efficiency is speed-up per process; masters count as well." if masters else ""),
         bottlenecks.crowding(summary),

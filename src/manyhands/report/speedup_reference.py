@@ -82,6 +82,8 @@ def _ratio(base: Row | None, row: Row) -> float | None:
     """Return how much faster `row` is: in time, or in examples per second where the work grew."""
     if base is None or base.seconds is None or row.seconds is None or row.seconds.median <= 0:
         return None
+    if row.overran or base.overran or any(run.profiled for run in (*row.runs, *base.runs)):
+        return None
     if row.scaling == "weak":
         return row.rate / base.rate if row.rate and base.rate else None
     return base.seconds.median / row.seconds.median

@@ -130,6 +130,7 @@ def _trends(summary: Summary, late: Sequence[Row]) -> Iterable[Sentence]:
     """Compare the accuracy of the fewest and the most workers, asynchronous and synchronous."""
     for source in dict.fromkeys(row.group.source for row in late):
         mine = [row for row in late if row.group.source == source and row.accuracy]
+        mine = [row for row in mine if not row.overran]
         counts = {row.workers for row in mine}
         mine += [
             row

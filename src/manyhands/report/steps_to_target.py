@@ -104,7 +104,7 @@ def comment(summary: Summary) -> list[Sentence]:
         facts.who(summary, row)
         for group in curves(summary)
         for row in summary.of(group)
-        if arrived(row, summary.target or 0) is None
+        if arrived(row, summary.target or 0) is None and not row.overran
     ]
     if late:
         target = facts.target(summary)
@@ -156,8 +156,6 @@ def _sentence(summary: Summary, group: Group, pairs: list[tuple[Row, Spread]]) -
     level = facts.threshold("near the steps of theory", NEAR, percent(NEAR))
     if not near:
         return say("{states}; none is within {level} of it.", states=states, level=level)
-    most = max(near, key=lambda row: row.workers)
-    return say(
-        "{states}; up to {most} within {level} of it.", states=states, most=facts.workers(most),
-        level=level,
-    )  # fmt: skip
+    counts = listed([facts.workers(row, "") for row in near])
+    words = "{states}; within {level} of it with {counts} workers."
+    return say(words, states=states, counts=counts, level=level)

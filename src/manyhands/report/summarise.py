@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
+from manyhands.report import disturbance
 from manyhands.report.best_configuration import choose
 from manyhands.report.groups import Group, layout
 from manyhands.report.runs import Loaded, Run
@@ -18,7 +19,7 @@ PHASES = ("compute", "update", "communicate", "wait")
 
 def summarise(loaded: Loaded) -> Summary:
     """Aggregate the finished runs; failed ones are kept apart, with what they said."""
-    good = [run for run in loaded.runs if _usable(run)]
+    good = disturbance.marked([run for run in loaded.runs if _usable(run)])
     failed = tuple(run for run in loaded.runs if not _usable(run))
     arranged = layout(good)
     rows = [
@@ -176,7 +177,7 @@ def _target(rows: Sequence[Row]) -> tuple[float | None, bool]:
 
 
 def _with_target(row: Row, target: float | None, given: bool) -> Row:
-    if target is None:
+    if target is None or row.overran:
         return row
     times = [_first(run, target, given) for run in row.runs]
     known = tuple(t for t in times if t is not None)
@@ -194,12 +195,22 @@ def _first(run: Run, target: float, given: bool) -> float | None:
     return run.seconds if run.accuracy is not None and run.accuracy >= target else None
 
 
+def _same_work(runs: Sequence[Run]) -> bool:
+    """Say whether all runs trained on as many examples, in updates of as many."""
+    examples = [run.examples for run in runs if run.examples]
+    updates = {run.update for run in runs if run.update}
+    return len(updates) < 2 and (not examples or max(examples) <= 1.05 * min(examples))
+
+
 def _fit(rows: Sequence[Row]) -> Fit | None:
-    """Fit the law of a curve; none where its speed-ups are not all against the same runs."""
+    """Fit the law of a curve; none where reference, work or the workers' speeds differ."""
     shown = [row for row in rows if row.shown_speedup is not None]
     if len({tuple(run.where for run in row.reference) for row in shown}) > 1:
         return None
     law = "Gustafson" if rows[0].scaling == "weak" else "Amdahl"
+    runs = [run for row in shown for run in (*row.runs, *row.reference)]
+    if any(run.config.get("slow") for run in runs) or (law == "Amdahl" and not _same_work(runs)):
+        return None
     pairs = [(row.workers, row.shown_speedup) for row in rows]
     extra = max((row.processes - row.workers for row in rows), default=0)
     cores = max((row.cores for row in rows if row.cores), default=None)

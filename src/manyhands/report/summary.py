@@ -11,11 +11,10 @@ from manyhands.report.runs import Loaded, Run
 from manyhands.report.scaling_laws import Fit
 from manyhands.report.values import text
 
-_DISTURBED = 0.15  # of its computing without a core: more than a quiet machine takes
 _SUSPECT = 1.25  # a speed-up of so many times the workers is no parallelism
 AMOUNT = ("limit", "epochs", "max_steps")  # options that say how much is trained
 # Strategies have their own default here, or it has no effect on what is compared.
-_FREE = ("workers", "partition", "timeout", PRIVATE)
+_FREE = ("workers", "partition", PRIVATE)
 
 
 @dataclass(frozen=True)
@@ -73,17 +72,28 @@ class Row:
     @property
     def implausible(self) -> bool:
         """Whether the speed-up is more than so many workers can give."""
-        return self.shown_speedup is not None and self.shown_speedup >= _SUSPECT * self.workers
+        found = self.against_reference
+        return found is not None and found >= _SUSPECT * self.workers
 
     @property
-    def disturbed(self) -> tuple[Run, ...]:
-        """The runs in which other programs took cores from a worker."""
-        return tuple(run for run in self.runs if run.robbed > _DISTURBED)
+    def against_reference(self) -> float | None:
+        """Against one reference for the whole group: the sequential run, or its own P = 1."""
+        return self.own_speedup if self.by_own else self.speedup
 
     @property
     def shown_speedup(self) -> float | None:
-        """Against one reference for the whole group: the sequential run, or its own P = 1."""
-        return self.own_speedup if self.by_own else self.speedup
+        """The same, unless it says more of the reference than of the workers."""
+        return None if self.implausible else self.against_reference
+
+    @property
+    def overran(self) -> bool:
+        """Whether workers trained on while worker 0 evaluated, which nothing compares with."""
+        return any(run.overran for run in self.runs)
+
+    @property
+    def disturbed(self) -> tuple[Run, ...]:
+        """The runs whose time is not that of their training alone."""
+        return tuple(run for run in self.runs if run.disturbed)
 
     @property
     def efficiency(self) -> float | None:
@@ -127,7 +137,13 @@ class Choice:
     def supported(self) -> bool:
         """Whether the measurement supports that the leader is best."""
         repeated = len(self.leader.runs) > 1
-        return self.learned and repeated and not self.rivals and not self.leader.implausible
+        return self.learned and repeated and not self.rivals and not self.disturbed
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether times were compared that something else may have slowed."""
+        runs = [*self.leader.reference, *(run for row in self.candidates for run in row.runs)]
+        return self.leader.implausible or any(run.disturbed for run in runs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,6 +177,11 @@ class Summary:
         """How many tasks the runs are of: data and loss."""
         runs = [row.runs[0] for row in self.rows]
         return len({(text(run.data, "name"), str(run.config.get("loss"))) for run in runs})
+
+    @property
+    def comparable(self) -> tuple[Row, ...]:
+        """The configurations whose times and accuracies are of the same training."""
+        return tuple(row for row in self.rows if not row.overran)
 
     def row_of(self, runs: tuple[Run, ...]) -> Row | None:
         """Return the row that consists of these runs."""

@@ -100,7 +100,13 @@ def _operation(run: Run) -> str:
 
 
 def _sent(process: Process, name: str) -> float | None:
-    """Return bytes per call of the all-reduce, or where there is none per step."""
+    """Return bytes per call of the all-reduce, or where there is none per step.
+
+    What went through shared memory was not sent: it has bytes, and no messages.
+    """
+    messages = number(process.operations, name, "messages") if name else process.messages
+    if messages == 0:
+        return None
     sent = number(process.operations, name, "bytes") if name else process.bytes
     calls = number(process.operations, name, "calls") if name else process.steps
     return sent / calls if sent is not None and calls else None

@@ -9,15 +9,16 @@ from manyhands.report.facts import who
 from manyhands.report.formatting import percent, seconds, some
 from manyhands.report.notes import spread
 from manyhands.report.sentences import Name, Sentence, fact, listed, say
+from manyhands.report.significance import slower
 from manyhands.report.summary import Row, Summary
 
 
 def comment(summary: Summary) -> list[Sentence]:
     """Comment on the training times."""
-    rows = [row for row in summary.rows if row.seconds]
+    rows = [row for row in summary.comparable if row.seconds]
     return some(
         say("") if summary.scaling == "weak" or summary.tasks > 1 else _fastest(summary, rows),
-        _flatness(summary), _turning(summary), bottlenecks.crowding(summary), _noise(rows),
+        _flatness(summary), _turning(summary), bottlenecks.crowding(summary),
         spread(summary), _apart(rows),
     )  # fmt: skip
 
@@ -40,13 +41,12 @@ def _turning(summary: Summary) -> Sentence:
         return say("")
     states = []
     for group in summary.groups:
-        rows = [row for row in summary.of(group) if row.seconds]
-        if rows[0].scaling == "weak":
+        rows = [row for row in summary.of(group) if row.seconds and not row.overran]
+        if not rows or rows[0].scaling == "weak":
             continue
         least = min(rows, key=_median)
-        later = rows[rows.index(least) + 1 :]
-        if later and _median(later[-1]) > 1.02 * _median(least):
-            last = later[-1]
+        last = rows[-1]
+        if last is not least and slower(last, least, summary.of(group), summary.rows):
             longer = _median(last) / _median(least) - 1
             excess = fact(
                 "seconds", longer, how="excess", runs=last.runs, against=least.runs,
@@ -84,20 +84,6 @@ def _flatness(summary: Summary) -> Sentence:
     if not states:
         return say("")
     return say("The work grows with the workers, and {states}.", states=listed(states))
-
-
-def _noise(rows: Sequence[Row]) -> Sentence:
-    off = [
-        max(s.high - s.median, s.median - s.low) / s.median for row in rows if (s := row.seconds)
-    ]
-    if not any(off):
-        return say("")
-    largest = fact(
-        "largest deviation of seconds from their median", max(off), how="derived",
-        runs=[run for row in rows for run in row.runs], among=[row.runs for row in rows],
-        text=percent(max(off), 1),
-    )  # fmt: skip
-    return say("Repeats lie within ±{largest} of their median.", largest=largest)
 
 
 def _apart(rows: Sequence[Row]) -> Sentence:

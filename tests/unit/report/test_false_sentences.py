@@ -139,15 +139,14 @@ def test_a_difference_is_claimed_after_correction_for_all_that_could_be_picked()
     assert "not told apart with 3 repeats" in said(accuracy.final_accuracy(summary(*many)))
 
 
-def test_a_law_is_fitted_against_one_reference() -> None:
+def test_speedups_of_a_curve_are_against_one_reference() -> None:
     base = timed("sequential", 1, 20, batch_size=64)
     one, two = timed("sync", 1, 20, batch_size=64), timed("sync", 2, 11.3, batch_size=128)
     for run in (base, one):
         run["batch"]["update"] = 64
     found = summary(base, one, two)
     group = next(group for group in found.groups if group.strategy == "sync")
-    serial = 2 * 11.3 / 20 - 1  # of S = 20 / 11.3 = 1 / (f + (1 - f) / 2)
-    assert found.fits[group].serial == pytest.approx(serial, abs=1e-3)
+    assert not found.fits  # updates of other sizes are other work
     runs = {tuple(r.where for r in row.reference) for row in found.of(group)}
     assert len(runs) == 1
     slow = summary(timed("sequential", 1, 10), one | {"result": one["result"] | {"seconds": 13}},
@@ -249,7 +248,7 @@ def test_one_worker_is_not_crowned_for_being_faster_than_itself(tmp_path: Path) 
     assert found.choice.leader.label == "hogwild"
     told = answer(found)
     assert told[0].startswith("Hogwild with 1 worker leads: 8.08")
-    assert told[1].startswith("That is more than 1 worker can give, so no best is named")
+    assert told[1].startswith("Hogwild with 1 worker was 1.5 times as fast as its reference, more")
     folder = records.sweep(tmp_path / "s", runs)
     page = build([folder], tmp_path / "out").read_text(encoding="utf-8")
     table = results([folder])
@@ -304,7 +303,10 @@ def test_a_winner_whose_runs_were_disturbed_is_named_with_that() -> None:
     for process in runs[-1]["workers"]:
         process["user"] /= 2
     told = said(answer(summary(*runs))).partition(".")[0]
-    assert told.endswith("is best here, though other programs disturbed 1 of its 3 runs: 5")
+    assert told.endswith("leads, though 1 of its 3 runs were disturbed: 5")
+    assert "Since runs that are compared were disturbed, no best is named." in answer(
+        summary(*runs)
+    )
 
 
 def test_a_note_on_kernels_counts_what_is_too_much_to_name() -> None:

@@ -120,7 +120,7 @@ def test_steps_fall_as_theory_says() -> None:
     assert "arrival" in ids(found)
     told = said(steps_to_target.comment(found))
     assert "sync: 800 steps with 1 worker, 200 with 4, 4.00× fewer where theory says 4.00×" in told
-    assert "up to 4 workers within 15 % of it" in told
+    assert "; within 15 % of it with 2 and 4 workers." in told
     notes = steps_to_target.draw(Figure().subplots(), found)
     assert [note.at for note in notes] == [(1, 800), (2, 400), (4, 200)]
 
@@ -128,7 +128,7 @@ def test_steps_fall_as_theory_says() -> None:
 def test_where_theory_ends_is_told() -> None:
     each = {1: 400, 2: 200, 4: 150}
     runs = [aimed(p, [0.5, 0.9], each=n, batch_size=32 * p) for p, n in each.items()]
-    assert "up to 2 workers within 15 % of it" in said(steps_to_target.comment(summary(*runs)))
+    assert "; within 15 % of it with 2 workers." in said(steps_to_target.comment(summary(*runs)))
     runs = [aimed(p, [0.5, 0.9], each=300 - p, batch_size=32 * p) for p in (1, 2, 4)]
     assert "none is within 15 % of it" in said(steps_to_target.comment(summary(*runs)))
 
