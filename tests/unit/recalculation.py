@@ -12,7 +12,8 @@ from manyhands.privacy import accountant
 
 Record = Mapping[str, Any]
 CONSTANTS = {
-    "efficiency worth paying for": 0.7, "level of the test": 0.05, "near the steps of theory": 0.15,
+    "efficiency worth paying for": 0.7, "part of the updates that is drawn": 0.99,
+    "level of the test": 0.05, "near the steps of theory": 0.15,
 }  # fmt: skip
 PHASES = ("compute", "update", "communicate", "wait")
 
@@ -135,6 +136,13 @@ def one(run: Record, what: str, more: Mapping[str, Any]) -> Any:
         return sum(p.get("role") == "master" for p in run["workers"])
     if what == "mean staleness":
         return (strategy.get("staleness") or {}).get("mean")
+    if what == "best own accuracy":
+        return max(strategy["own_accuracy"])
+    if what in ("first distance", "last distance"):
+        return dict(strategy["consensus_distance"])[more["step"]]
+    if what == "share of a worker":
+        shares = strategy["shares"][int(more["measurement"])][1]
+        return shares[int(more["worker"])] / sum(shares)
     if what == "busiest master":
         return max(busy, default=None)
     if what == "masters together":
@@ -311,6 +319,8 @@ def derived(
             runs, "bytes of the parameters", more
         )
         return extra / typical(runs, "masters", more)
+    if what == "largest possible skew":
+        return 1 - 1 / typical(runs, "workers", more)
     if what == "largest staleness":
         late = [(run.get("strategy") or {}).get("staleness") or {} for run in runs]
         return max(int(k) for each in late for k, n in each.get("histogram", {}).items() if n)
@@ -349,11 +359,6 @@ def of_one_run(what: str, run: Record, more: Mapping[str, Any]) -> float:
         "longest computing": lambda: slow["compute"],
         "computing of the others": lambda: statistics.fmean(p["compute"] for p in others),
         "waiting of the others": lambda: statistics.fmean(waited(run, p) for p in others),
-        "accuracy of one run": lambda: one(run, "accuracy", more),
-        "best own accuracy": lambda: max(strategy["own_accuracy"]),
-        "first distance": lambda: strategy["consensus_distance"][0][1],
-        "last distance": lambda: strategy["consensus_distance"][-1][1],
-        "share of a worker": lambda: _share(strategy, more),
         "micro-batches": lambda: strategy["micro_batches"],
         "mean bubble": lambda: statistics.fmean(s["bubble"] for s in stages),
         "ideal bubble": lambda: strategy["ideal_bubble"],
@@ -364,11 +369,6 @@ def of_one_run(what: str, run: Record, more: Mapping[str, Any]) -> float:
         "part of epsilon": lambda: _part(privacy, int(more["first"])),
     }
     return formulas[what]()
-
-
-def _share(strategy: Record, more: Mapping[str, Any]) -> float:
-    shares = strategy["shares"][int(more["measurement"])][1]
-    return shares[int(more["worker"])] / sum(shares)
 
 
 def _half(steps: int) -> int:
@@ -409,7 +409,8 @@ def per_exchange(run: Record) -> list[float]:
             if name.startswith("allreduce"):
                 moved[name] = moved.get(name, 0) + (operation.get("bytes") or 0)
     if not moved:
-        return [p["bytes"] / p["steps"] for p in run["workers"] if p.get("bytes") and p["steps"]]
+        team = [p for p in run["workers"] if p.get("role") != "master"]
+        return [p["bytes"] / p["steps"] for p in team if p.get("bytes") and p["steps"]]
     name = max(moved, key=lambda each: moved[each])
     held = [p["operations"][name] for p in run["workers"] if name in (p.get("operations") or {})]
     return [o["bytes"] / o["calls"] for o in held if o.get("bytes") and o.get("calls")]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from manyhands.report import facts
 from manyhands.report.facts import extreme, who
@@ -20,25 +20,54 @@ Curves = list[tuple[Row, list[float]]]
 
 
 def final_accuracy(summary: Summary) -> list[Sentence]:
-    """Comment on the accuracies: the highest, the lowest, and whether a test tells them apart."""
+    """Comment on the accuracies: the highest and the lowest, and what did not learn at all."""
     rows = [row for row in summary.comparable if row.accuracy]
+    if summary.tasks > 1:
+        return some(say("Accuracies of different tasks are not compared."), spread(summary))
+    learned = [row for row in rows if not row.unlearned]
+    return some(
+        _extremes(summary, learned), _unlearned(summary, rows), *_trends(summary), same(summary),
+        spread(summary),
+    )  # fmt: skip
+
+
+def _extremes(summary: Summary, rows: Sequence[Row]) -> Sentence:
+    """Say which configuration is most accurate, which least, and whether a test tells them."""
     if len(rows) < 2:
-        only = say("The accuracy is {a}.", a=facts.accuracy(rows[0])) if rows else say("")
-        return some(only, spread(summary))
-    values = [(row, _accuracy(row)) for row in rows]
+        return say("The accuracy is {a}.", a=facts.accuracy(rows[0])) if rows else say("")
     top, low = (f(rows, key=_accuracy) for f in (max, min))
+    if _accuracy(top) == _accuracy(low):
+        return say("All have the same accuracy, {a}.", a=facts.accuracy(top))
+    values = [(row, _accuracy(row)) for row in rows]
     verdict = compare(top, low, "accuracy", pairs(len(rows)), rows)
-    ends = say(
+    return say(
         "{top} is most accurate ({high}), {low} least ({least}): {gap} apart{hedge}.",
         top=who(summary, top), high=extreme("accuracy", top, values, True, _percent),
         low=who(summary, low), least=extreme("accuracy", low, values, False, _percent),
         gap=facts.gap(top, low), hedge=verdict.hedge(),
     )  # fmt: skip
-    if summary.tasks > 1:
-        ends = say("Accuracies of different tasks are not compared.")
-    elif _accuracy(top) == _accuracy(low):
-        ends = say("All have the same accuracy, {a}.", a=facts.accuracy(top))
-    return some(ends, *_trends(summary), same(summary), spread(summary))
+
+
+def _unlearned(summary: Summary, rows: Sequence[Row]) -> Sentence:
+    """Name the configurations that learned nothing, in all repeats or in some."""
+    lost = [
+        say("{who} ({a})", who=who(summary, row), a=facts.accuracy(row))
+        for row in rows
+        if row.collapsed
+    ]
+    split = [
+        say("{who}, {a}", who=who(summary, row), a=facts.accuracy(row)) for row in rows if row.mixed
+    ]
+    return listed(
+        some(
+            say("Next to nothing was learned by {lost}.", lost=listed(lost)) if lost else say(""),
+            say("Not in every repeat: {split}.", split=listed(split, "; ", "; "))
+            if split
+            else say(""),
+        ),
+        " ",
+        " ",
+    )
 
 
 def _percent(value: float) -> str:
@@ -55,7 +84,7 @@ def _trends(summary: Summary) -> list[Sentence]:
     if summary.layout.x != "workers":
         return []
     curves = [
-        [row for row in summary.of(group) if row.accuracy and not row.overran]
+        [row for row in summary.of(group) if row.accuracy and not row.unlearned and not row.overran]
         for group in summary.groups
     ]
     curves = [rows for rows in curves if len(rows) > 1]
@@ -126,8 +155,11 @@ def _versus(summary: Summary, row: Row, base: Row, comparisons: int) -> Sentence
             hedge=compare(row, base, "seconds", comparisons, summary.rows).brief(),
         )  # fmt: skip
     label = facts.label(row)
-    if row.accuracy is None or base.accuracy is None:
+    if row.accuracy is None or base.accuracy is None or base.unlearned:
         return say("{label} {pace}", label=label, pace=pace)
+    if row.unlearned:
+        level = facts.accuracy(row)
+        return say("{label} {pace}, its accuracy {level}", label=label, pace=pace, level=level)
     gap = _accuracy(row) - _accuracy(base)
     return say(
         "{label} {pace}, its accuracy {gap} {side}{hedge}", label=label, pace=pace,
@@ -143,8 +175,9 @@ def to_target(summary: Summary) -> list[Sentence]:
         return some(chosen(summary))
     first = min(rows, key=lambda row: row.to_target or 0)
     drawn = featured(summary)
-    never = [who(summary, row) for row in drawn if row.to_target is None and not row.overran]
-    missing = "not in every repeat there" if summary.repeats > 1 else "never there"
+    judged = [row for row in drawn if row.accuracy and not row.overran]
+    never = [who(summary, row) for row in judged if row.reached == 0]
+    partly = [who(summary, row) for row in judged if 0 < row.reached < len(row.runs)]
     kind = (
         "asked for"
         if summary.target_given
@@ -157,9 +190,8 @@ def to_target(summary: Summary) -> list[Sentence]:
             time=facts.arrival(summary, first, rows),
             aside="" if any(row is first for row in drawn) else " (not drawn)",
         ),
-        say("Of those drawn {missing}: {never}.", missing=missing, never=listed(never))
-        if never
-        else say(""),
+        say("Of those drawn never there: {never}.", never=listed(never)) if never else say(""),
+        say("In some repeats only: {partly}.", partly=listed(partly)) if partly else say(""),
         chosen(summary),
     )  # fmt: skip
 
@@ -221,28 +253,38 @@ def loss_over_time(summary: Summary) -> list[Sentence]:
     held = _curves(summary, lambda e: e.loss)
     if not held:
         return []
-    rising = [who(summary, r) for r, heights in held if heights[-1] > 1.1 * min(heights)]
-    first = _last(summary, held, "loss", "test loss", lambda v: f"{v:.4f}", higher=False)
+    rising = [who(summary, r) for r, heights in held if _rises(heights)]
+    rows = [(row, row.loss.median if row.loss else heights[-1]) for row, heights in held]
+    first = _last(summary, rows, "loss", "test loss", lambda v: f"{v:.4f}", higher=False)
     if summary.tasks > 1:
         first = say("Losses of different tasks are not compared.")
     again = say("Rising again at the end: {names}.", names=listed(rising)) if rising else say("")
     return some(first, again)
 
 
+def _rises(heights: Sequence[float]) -> bool:
+    """Say whether a curve ends well above its lowest point, and still goes up."""
+    return len(heights) > 1 and heights[-1] > max(1.1 * min(heights), heights[-2])
+
+
 def score_over_time(summary: Summary) -> list[Sentence]:
     """Comment on the metric over time: which configuration ends best."""
-    held = _curves(summary, lambda e: e.score)
+    rows = [(row, row.score.median) for row, _ in _curves(summary, lambda e: e.score) if row.score]
     name = f"test {summary.metric}"
-    return [_last(summary, held, "score", name, _short, summary.higher)] if held else []
+    return [_last(summary, rows, "score", name, _short, summary.higher)] if rows else []
 
 
 def _last(
-    summary: Summary, held: Curves, what: str, name: str, form: Form, higher: bool
+    summary: Summary,
+    ends: Sequence[tuple[Row, float]],
+    what: str,
+    name: str,
+    form: Form,
+    higher: bool,
 ) -> Sentence:
-    """Say which of the drawn configurations ends best."""
-    ends = [(row, heights[-1]) for row, heights in held]
+    """Say which of the drawn configurations ends best: by the values of the table."""
     row, best = (max if higher else min)(ends, key=lambda pair: pair[1])
-    end = extreme(f"test {what} at the last evaluation", row, ends, higher, form)
+    end = extreme(what, row, ends, higher, form)
     which = "highest" if higher else "lowest"
     if len(ends) == 1:
         return say("The {name} ends at {end}.", name=name, end=end)
@@ -254,23 +296,25 @@ def _last(
 
 
 def loss_over_examples(summary: Summary) -> list[Sentence]:
-    """Comment on the loss after the same number of examples."""
+    """Comment on the loss after the first evaluation, and on who saw more examples."""
+    held = _curves(summary, lambda e: e.loss)
+    first = _first(summary, held, "test loss", lambda value: f"{value:.4f}", higher=False)
+    return some(*first, _amounts(summary))
+
+
+def _amounts(summary: Summary) -> Sentence:
+    """Say who saw most examples, where some saw more; of private runs only the mean is known."""
     seen = [(row, row.examples) for row in featured(summary) if row.examples]
-    if not seen:
-        return []
+    if not seen or any(run.privacy for row, _ in seen for run in row.runs):
+        return say("")
     (most, high), (least, low) = (f(seen, key=lambda pair: pair[1]) for f in (max, min))
-    top = extreme("examples", most, seen, True, count)
-    if len(seen) == 1:
-        return [say("{top} examples were seen, counting repeated ones.", top=top)]
     if high <= 1.01 * low:
-        return [say("All saw {top} examples: what differs is what they learned.", top=top)]
-    return [
-        say(
-            "Of those drawn {most} saw most, {top} examples, and {least} fewest, {low}.", top=top,
-            most=who(summary, most), least=who(summary, least),
-            low=extreme("examples", least, seen, False, count),
-        )
-    ]  # fmt: skip
+        return say("")
+    return say(
+        "Of those drawn {most} saw most, {top} examples, and {least} fewest, {low}.",
+        most=who(summary, most), top=extreme("examples", most, seen, True, count),
+        least=who(summary, least), low=extreme("examples", least, seen, False, count),
+    )  # fmt: skip
 
 
 def accuracy_over_examples(summary: Summary) -> list[Sentence]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from manyhands.report import disturbance, facts, option_cost, option_values
-from manyhands.report.best_configuration import classes
+from manyhands.report import disturbance, facts, option_cost, option_values, privacy_price
+from manyhands.report.best_configuration import classes, one_answer
 from manyhands.report.facts import who
 from manyhands.report.formatting import percent, seconds
 from manyhands.report.sentences import Sentence, capitalised, fact, listed, say
@@ -28,10 +28,11 @@ def answer(summary: Summary) -> tuple[Sentence, ...]:
         return (say("No run finished, so there is nothing to compare."),)
     choice = summary.choice
     if choice is None:
-        return (*_alone(summary), *doubts(summary))
+        return (*privacy_price.answer(summary), *_alone(summary), *doubts(summary))
     if not choice.learned:
         return _nothing_learned(summary, choice)
     found = (
+        *privacy_price.answer(summary),
         _headline(summary, choice),
         *doubts(summary),
         _tied(summary, choice),
@@ -69,6 +70,15 @@ def _nothing_learned(summary: Summary, choice: Choice) -> tuple[Sentence, ...]:
     """Say that no configuration is better than guessing, which makes all times worthless."""
     values = [(row, row.accuracy.median) for row in choice.candidates if row.accuracy]
     top = max(values, key=lambda pair: pair[1])[0]
+    if one_answer(summary.rows):
+        return (
+            say(
+                "No configuration learned: every evaluation of every run gives the same accuracy, "
+                "{a}, which one answer to all questions gives, and a test loss no better than "
+                "that of guessing. No best is named.",
+                a=facts.accuracy(top),
+            ),
+        )
     highest = facts.extreme("accuracy", top, values, True, lambda v: percent(v, 2))
     count = classes(top) or 0
     chance, loss = facts.guessing(count, top.runs)

@@ -87,7 +87,10 @@ def _by_workers(kind: str, pairs: Sequence[Pair]) -> Iterable[Sentence]:
         if row.accuracy and base.accuracy:
             gap = facts.gap(row, base)
             side = "above" if gap.value > 0 else "below"
-            part = say("{part}, {gap} {side}", part=part, gap=gap, side=side)
+            level = say("{gap} {side}", gap=gap, side=side)
+            if row.unlearned or base.unlearned:
+                level = say("at {a}", a=facts.accuracy(row))
+            part = say("{part}, {level}", part=part, level=level)
         parts.append(part)
     yield say(
         "By the number of workers, {kind} against sync, in time and in accuracy: {parts}.",
@@ -125,11 +128,17 @@ def _pace(summary: Summary, row: Row, base: Row, comparisons: int) -> Sentence:
 
 def _quality(summary: Summary, row: Row, base: Row, comparisons: int) -> Sentence:
     gap = facts.gap(row, base)
+    states = say(
+        "Its accuracy is {mine}, against {theirs} with {base}", mine=facts.accuracy(row),
+        theirs=facts.accuracy(base), base=_who(summary, base),
+    )  # fmt: skip
+    if row.collapsed or not learned(row):
+        return say("{states}: it learned nothing.", states=states)
+    if row.unlearned or base.unlearned:
+        return say("{states}.", states=states)
     return say(
-        "Its accuracy is {mine}{guess}, against {theirs} with {base}: {gap} {side}{hedge}.",
-        mine=facts.accuracy(row), theirs=facts.accuracy(base), base=_who(summary, base),
-        guess="" if learned(row) else " (hardly better than guessing: it learned nothing)",
-        gap=gap, side="higher" if gap.value >= 0 else "lower",
+        "{states}: {gap} {side}{hedge}.", states=states, gap=gap,
+        side="higher" if gap.value >= 0 else "lower",
         hedge=compare(row, base, "accuracy", comparisons, summary.rows).hedge(),
     )  # fmt: skip
 

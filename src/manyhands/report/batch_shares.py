@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import median
 from typing import Any
 
 from manyhands.report import theme
 from manyhands.report.chart import Note
-from manyhands.report.facts import of_typical_run, who
+from manyhands.report.facts import over_repeats, who
 from manyhands.report.formatting import percent, times
 from manyhands.report.plots import recorded, typical_run
 from manyhands.report.runs import Run
-from manyhands.report.sentences import Sentence, fact, listed, say
+from manyhands.report.sentences import Fact, Sentence, fact, listed, say
 from manyhands.report.summary import Row, Summary
 from manyhands.report.values import finite, sequence
 
@@ -28,16 +31,17 @@ def shares(run: Run) -> list[tuple[float, list[float]]]:
     return found
 
 
-def shown(summary: Summary) -> list[tuple[Row, list[tuple[float, list[float]]]]]:
-    """Return the configurations that recorded shares."""
-    return recorded(summary, shares)
+def shown(summary: Summary) -> list[tuple[Row, list[Run]]]:
+    """Return the configurations that recorded shares, and those repeats."""
+    return recorded(summary, lambda row: [run for run in row.runs if shares(run)])
 
 
 def draw(ax: Any, summary: Summary) -> list[Note]:
-    """Draw each worker's share of the batch over the steps, where the workers are most."""
+    """Draw each worker's share of the batch over the steps, where the shares differ most."""
     notes = []
-    row, pairs = _drawn(summary)
-    end = max(typical_run(row).steps or 0, pairs[-1][0])
+    run = _drawn(summary)[1]
+    pairs = shares(run)
+    end = max(run.steps or 0, pairs[-1][0])
     for rank in range(max(len(parts) for _, parts in pairs)):
         mine = [(s, parts[rank]) for s, parts in pairs if rank < len(parts)]
         look = theme.style(rank)
@@ -58,28 +62,39 @@ def comment(summary: Summary) -> list[Sentence]:
     states = [
         say(
             "{who}: from {first} to {last}{gained}.", who=who(summary, row),
-            first=_parts(row, pairs, 0), last=_parts(row, pairs, -1), gained=_gained(summary, row),
+            first=_parts(runs, 0), last=_parts(runs, -1), gained=_gained(summary, row),
         )
-        for row, pairs in held
+        for row, runs in held
     ]  # fmt: skip
-    if len(held) > 1:
-        states.append(say("Drawn is {who}.", who=who(summary, _drawn(summary)[0])))
+    if len(held) > 1 or len(held[0][1]) > 1:
+        row = _drawn(summary)[0]
+        one = "one repeat of " if len(row.runs) > 1 else ""
+        states.append(say("Drawn is {one}{who}.", one=one, who=who(summary, row)))
     return states
 
 
-def _parts(row: Row, pairs: list[tuple[float, list[float]]], at: int) -> Sentence:
+def _parts(runs: Sequence[Run], at: int) -> Sentence:
     """List the workers' shares at the first or at the last measurement."""
-    what = "share of a worker"
-    return listed(
-        [
-            of_typical_run(row, what, part, percent(part), worker=worker, measurement=at)
-            for worker, part in enumerate(pairs[at][1])
-        ]
-    )
+    workers = range(min(len(shares(run)[at][1]) for run in runs))
+
+    def part(worker: int) -> Fact:
+        return over_repeats(
+            runs, "share of a worker", lambda run: shares(run)[at][1][worker], percent,
+            worker=worker, measurement=at,
+        )  # fmt: skip
+
+    return listed([part(worker) for worker in workers])
 
 
-def _drawn(summary: Summary) -> tuple[Row, list[tuple[float, list[float]]]]:
-    return max(shown(summary), key=lambda pair: pair[0].workers)
+def _drawn(summary: Summary) -> tuple[Row, Run]:
+    """Return the configuration whose shares end furthest apart, and its middle repeat."""
+
+    def uneven(pair: tuple[Row, list[Run]]) -> tuple[float, int]:
+        last = [shares(run)[-1][1] for run in pair[1]]
+        return median(len(parts) * (max(parts) - min(parts)) for parts in last), pair[0].workers
+
+    row, runs = max(shown(summary), key=uneven)
+    return row, typical_run(replace(row, runs=tuple(runs)))
 
 
 def _gained(summary: Summary, row: Row) -> Sentence:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
+from manyhands.report.runs import Run
 from manyhands.report.significance import compare
 from manyhands.report.summary import Choice, Row
 from manyhands.report.values import number
@@ -47,7 +49,7 @@ def _choice(
         measure=measure,
         candidates=tuple(candidates),
         rivals=tuple(row for row in others if not compare(leader, row, measure, count, pool).apart),
-        learned=any(learned(row) for row in candidates),
+        learned=any(learned(row) for row in candidates) and not one_answer(pool),
     )
 
 
@@ -66,6 +68,48 @@ def _fair(rows: Sequence[Row]) -> tuple[list[Row], str]:
     top = (max if higher else min)(value for _, value in held)
     fair = [row for row, value in held if abs(value - top) <= TOLERANCE * abs(top)]
     return fair, f" whose {metric} is at most one per cent from the best"
+
+
+def with_unlearned(rows: Sequence[Row]) -> list[Row]:
+    """Mark the repeats whose gain over guessing is a fifth or less of the best run's gain."""
+    gains = {run.where: _gain(run) for row in rows for run in row.runs}
+    best = max((gain for gain in gains.values() if gain is not None), default=0.0)
+    if best <= HARDLY:
+        return list(rows)
+    return [
+        replace(
+            row,
+            unlearned=tuple(
+                run
+                for run in row.runs
+                if (gain := gains[run.where]) is not None and gain <= HARDLY * best
+            ),
+        )
+        for row in rows
+    ]
+
+
+def _gain(run: Run) -> float | None:
+    """Return how far a run got on the way from guessing to faultless."""
+    count = number(run.data, "classes")
+    if run.accuracy is None or not count or count < 2:
+        return None
+    return (run.accuracy - 1 / count) / (1 - 1 / count)
+
+
+def one_answer(rows: Sequence[Row]) -> bool:
+    """Say whether all runs give the same accuracy at every evaluation, with the loss of guessing.
+
+    Models that learned agree to the last digit only where they are the same one, and then their
+    loss is better than that of guessing: such runs always give one answer, the most frequent class.
+    """
+    runs = [run for row in rows for run in row.runs]
+    levels = {value for run in runs for value in (run.accuracy, *(e.accuracy for e in run.epochs))}
+    counts = {classes(row) for row in rows}
+    if len(runs) < 2 or len(levels) != 1 or None in levels or len(counts) != 1 or None in counts:
+        return False
+    guess = math.log(counts.pop() or 1)
+    return all(run.loss is not None and run.loss >= (1 - UNIFORM) * guess for run in runs)
 
 
 def classes(row: Row) -> int | None:

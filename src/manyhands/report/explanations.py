@@ -168,3 +168,26 @@ STRATEGIES = {
         drawbacks="Only one part computes at a time.",
     ),
 }
+
+# What is otherwise where runs are private; the rest of a strategy's explanation stays.
+PRIVATE = {
+    "sequential": {
+        "how": "One process trains the model by DP-SGD. It is the baseline: speed-ups compare the "
+        "training time of every other configuration with this run.",
+        "benefits": "No communication, and no other process to trust.",
+    },
+    "sync": {
+        "benefits": "The noise of one process is enough for all, so the accuracy is that of one "
+        "worker with the same sampling rate and noise, up to chance.",
+    },
+}
+DP_SGD = Explanation(
+    how="At every step each example is drawn with the same small probability, by a generator with "
+    "a secret key (Poisson sampling). The gradient of each drawn example is scaled down to a norm "
+    "of at most C (clipping), the clipped gradients are added, and Gaussian noise of standard "
+    "deviation σ C is added to the sum before the optimizer's step.",
+    sends="What the strategy sends; samples and keys are never sent.",
+    benefits="The model says little about any one example: how little is stated by ε and δ.",
+    drawbacks="Clipping and noise cost accuracy, gradients of single examples cost time, and no "
+    "two runs are alike.",
+)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Iterable, Sequence
 
 from manyhands.report.formatting import exact_percent, percent, plural, points, seconds, times
-from manyhands.report.plots import name, place, typical_run
+from manyhands.report.plots import name, place
 from manyhands.report.runs import Run
 from manyhands.report.sentences import Fact, Name, Sentence, fact, listed, say
 from manyhands.report.summary import Row, Summary
@@ -38,11 +39,24 @@ def time(row: Row) -> Fact:
     return fact("seconds", row.seconds.median, runs=row.runs, text=seconds(row.seconds.median))
 
 
-def accuracy(row: Row, digits: int = 2) -> Fact:
-    """State an accuracy."""
+def accuracy(row: Row) -> Sentence:
+    """State an accuracy; where some repeats learned nothing, the range and how many."""
     assert row.accuracy is not None
-    value = row.accuracy.median
-    return fact("accuracy", value, runs=row.runs, text=percent(value, digits))
+    if not row.mixed:
+        value = row.accuracy.median
+        return say("{a}", a=fact("accuracy", value, runs=row.runs, text=percent(value, 2)))
+    known = [(run.accuracy, run) for run in row.runs if run.accuracy is not None]
+    low, high = (
+        fact("accuracy", value, runs=[run], text=percent(value, 2))
+        for value, run in (f(known, key=lambda pair: pair[0]) for f in (min, max))
+    )
+    return say("{low} to {high} ({some})", low=low, high=high, some=unlearned(row))
+
+
+def unlearned(row: Row) -> Sentence:
+    """State how many repeats learned next to nothing."""
+    some, of = count(row.unlearned, ""), repeats(row.runs)
+    return say("{some} of {of} learned nothing", some=some, of=of)
 
 
 def score(row: Row) -> Fact:
@@ -188,13 +202,6 @@ def threshold(what: str, value: float, text: str) -> Fact:
     return fact(what, value, how="constant", text=text)
 
 
-def of_typical_run(row: Row, what: str, value: float, text: str, **parameters: float) -> Fact:
-    """State what the typical repeat of a configuration recorded."""
-    return fact(
-        what, value, how="derived", runs=[typical_run(row)], text=text, parameters=parameters
-    )
-
-
 def extreme(
     what: str,
     row: Row,
@@ -233,4 +240,19 @@ def guessing(classes: int, runs: Sequence[Run]) -> tuple[Fact, Fact]:
     return (
         fact("accuracy of guessing", chance, how="derived", runs=runs, text=percent(chance, 1)),
         fact("loss of guessing", loss, how="derived", runs=runs, text=f"{loss:.4f}"),
+    )
+
+
+def over_repeats(
+    runs: Sequence[Run],
+    what: str,
+    value: Callable[[Run], float | None],
+    form: Callable[[float], str],
+    **parameters: float,
+) -> Fact:
+    """State the median over the repeats that recorded it."""
+    known = [(run, v) for run in runs if (v := value(run)) is not None]
+    found = statistics.median(v for _, v in known)
+    return fact(
+        what, found, runs=[run for run, _ in known], text=form(found), parameters=parameters
     )

@@ -25,7 +25,7 @@ from manyhands.report import (
     training_time,
 )
 from manyhands.report.chart import Chart, Note
-from manyhands.report.formatting import THIN, capital, count, percent, seconds
+from manyhands.report.formatting import capital, count, percent, seconds
 from manyhands.report.plots import Form, Value, single
 from manyhands.report.runs import Epoch
 from manyhands.report.sentences import Sentence, capitalised
@@ -65,7 +65,7 @@ def _along(summary: Summary) -> Iterator[Chart]:
         yield Chart(
             id="speedup", title="Speed-up", x_label="workers", y_label="times as fast",
             draw=lambda ax: speedup.draw(ax, summary),
-            comment=speedup.comment(summary), alt=_alt(summary, "speed-up"),
+            comment=speedup.comment(summary), alt=_alt(summary, "speed-up", "workers"),
         )  # fmt: skip
         yield _measure(
             summary, "efficiency", "Efficiency", "speed-up per process",
@@ -108,18 +108,18 @@ def _measure(
 ) -> Chart:
     """Return a figure of one number per configuration: lines, or dots where nothing varies."""
     curve = plots.is_curve(summary)
-    x_name = summary.layout.x.replace("_", " ")
+    x_name = _spoken(summary)
 
     def draw(ax: Any) -> list[Note]:
         if not curve:
             notes = plots.dots(ax, summary, value, form)
             if identity != "time":
-                ax.xaxis.set_major_formatter(lambda v, _: _tick(form, v))
+                plots.label_ticks(ax.xaxis, form)
             return notes
         notes = plots.along(ax, summary, value, form, dodge=dodge)
         plots.core_lines(ax, summary)
         if identity != "time":
-            ax.yaxis.set_major_formatter(lambda v, _: _tick(form, v))
+            plots.label_ticks(ax.yaxis, form)
         if identity not in ("accuracy", "score"):
             ax.set_ylim(bottom=0)
         return notes
@@ -128,28 +128,26 @@ def _measure(
     return Chart(
         id=identity, title=title, draw=draw, comment=comment(summary),
         x_label=x_name if curve else unit, y_label=unit if curve else "",
-        alt=_alt(summary, title.lower()),
+        alt=_alt(summary, title.lower(), x_name if curve else ""),
         height=230 if curve else max(60, (26 if labels <= LABEL else 30) * len(summary.rows)),
         left=52 if curve else _margin(labels),
     )  # fmt: skip
-
-
-def _tick(form: Form, value: float) -> str:
-    """Drop the zeros that a tick does not need."""
-    number, space, unit = form(value).partition(THIN)
-    if "." in number:
-        number = number.rstrip("0").rstrip(".")
-    return number + space + unit
 
 
 def _margin(letters: int) -> int:
     return int(14 + 6.1 * min(letters, LABEL))
 
 
-def _alt(summary: Summary, what: str) -> str:
+def _spoken(summary: Summary) -> str:
+    """Return the option along the axis, in words."""
+    return summary.layout.x.replace("_", " ")
+
+
+def _alt(summary: Summary, what: str, along: str = "") -> str:
+    """Describe a figure; `along` names its horizontal axis where the title does not."""
     labels = ", ".join(group.label for group in summary.groups)
-    along = summary.layout.x.replace("_", " ")
-    return f"{what} of {labels} against {along}; values in the table below"
+    against = f" against {along}" if along else ""
+    return f"{what} of {labels}{against}; values in the table below"
 
 
 def _curves(summary: Summary) -> Iterator[Chart]:
@@ -174,16 +172,19 @@ def _curves(summary: Summary) -> Iterator[Chart]:
     )
     for identity, title, unit, comment in (*kinds, *(by_metric if name else ())):
         timed, measure = identity.endswith("time"), identity.partition("-")[0]
-        if not _recorded(summary, _SHOWN[measure][0]):
-            continue
-        chart = Chart(
-            id=identity, title=title, y_label=unit,
-            x_label="seconds of training" if timed else "examples seen",
-            draw=_curve(summary, timed, measure), comment=comment(summary),
-            alt=_alt(summary, title.lower()),
-        )  # fmt: skip
-        if chart.comment:
-            yield chart
+        sentences = comment(summary)
+        if sentences and _recorded(summary, timed, measure):
+            yield Chart(
+                id=identity, title=title, y_label=unit, comment=sentences,
+                x_label="seconds of training" if timed else _seen(summary),
+                draw=_curve(summary, timed, measure), alt=_alt(summary, title.lower()),
+            )  # fmt: skip
+
+
+def _seen(summary: Summary) -> str:
+    """Name the axis of examples: a private run's number of them is secret, its mean is known."""
+    private = any(run.privacy for row in plots.featured(summary) for run in row.runs)
+    return "examples seen, expected" if private else "examples seen"
 
 
 _SHOWN: dict[str, tuple[Callable[[Epoch], float | None], Form]] = {
@@ -193,10 +194,14 @@ _SHOWN: dict[str, tuple[Callable[[Epoch], float | None], Form]] = {
 }
 
 
-def _recorded(summary: Summary, value: Callable[[Epoch], float | None]) -> bool:
-    """Say whether any run has that value of any epoch: without a test set none has."""
-    runs = (run for row in plots.featured(summary) for run in row.runs)
-    return any(value(epoch) is not None for run in runs for epoch in run.epochs)
+def _recorded(summary: Summary, timed: bool, measure: str) -> bool:
+    """Say whether any curve has a point: without a test set none has."""
+    value, _ = _SHOWN[measure]
+    return any(plots.path(row, _place(timed), value) for row in plots.featured(summary))
+
+
+def _place(timed: bool) -> Callable[[Epoch], float | None]:
+    return (lambda e: e.seconds) if timed else (lambda e: e.examples)
 
 
 def _curve(summary: Summary, timed: bool, measure: str) -> Callable[[Any], list[Note]]:
@@ -206,12 +211,12 @@ def _curve(summary: Summary, timed: bool, measure: str) -> Callable[[Any], list[
         notes = plots.curves(
             ax,
             summary,
-            (lambda e: e.seconds) if timed else (lambda e: e.examples),
+            _place(timed),
             value,
             (seconds if timed else lambda v: f"{count(v)} examples", form),
         )
         if measure == "accuracy":
-            ax.yaxis.set_major_formatter(lambda v, _: _tick(lambda n: percent(n, 2), v))
+            plots.label_ticks(ax.yaxis, form)
         if not timed:
             ax.xaxis.set_major_formatter(lambda v, _: f"{v / 1000:g} k" if v else "0")
         return notes
@@ -231,10 +236,10 @@ def _inside(summary: Summary) -> Iterator[Chart]:
         )  # fmt: skip
     if traffic.exchanges(summary):
         yield Chart(
-            id="traffic", title="Traffic, measured and in theory", x_label="workers",
+            id="traffic", title=traffic.title(summary), x_label=_spoken(summary),
             y_label="sent by each worker for one exchange", left=58,
             draw=lambda ax: traffic.draw(ax, summary), comment=traffic.comment(summary),
-            alt="bytes that each worker sends for one exchange, beside what theory says",
+            alt="bytes that each worker sends for one exchange",
         )  # fmt: skip
 
 

@@ -8,9 +8,10 @@ from typing import Any, TypeVar
 
 Words = TypeVar("Words", bound=str)
 NONE = "–"
-NAMED = ("balance", "slow")  # their values say nothing without the option's name
+NAMED = ("balance",)  # their values say nothing without the option's name
 # Options that are decided elsewhere where nobody gives them: without a value they are not absent.
 DECIDED = ("cut", "micro_batches", "order", "threads", "loss", "metric")
+ADJECTIVES = ("private", "asynchronous", "staleness_aware")  # "not private", but "no profile"
 THIN = "\u202f"  # a narrow space that does not break: between a number and its unit
 
 
@@ -116,13 +117,22 @@ def option(name: str, value: Any) -> str:
         return f"default {spoken}"
     if value is None or value == "none":
         return f"{'any' if name == 'staleness' else 'no'} {spoken}"  # there it is no limit
+    if name == "slow" and isinstance(value, str):
+        return _slowed(value)
     if isinstance(value, bool):
-        return spoken if value else f"{'not' if name == 'private' else 'no'} {spoken}"
+        return spoken if value else f"{'not' if name in ADJECTIVES else 'no'} {spoken}"
     if isinstance(value, int | float):
         return f"{spoken} {value:g}"
     if isinstance(value, list | tuple):
         return f"{spoken} {'/'.join(str(v) for v in value)}"
     return f"{spoken} {value}" if name in NAMED else str(value)
+
+
+def _slowed(value: str) -> str:
+    """Return "worker 1 3× slower" for the "1:3" of --slow; a factor of one slows nobody."""
+    rank, _, rest = value.partition(":")
+    factor = rest.partition(":")[0]
+    return "no slow worker" if factor in ("", "1") else f"worker {rank} {factor}× slower"
 
 
 def some(*sentences: Words) -> list[Words]:

@@ -11,7 +11,7 @@ from manyhands.report.option_values import Cell, Comparison
 from manyhands.report.quantities import median, stated
 from manyhands.report.runs import Run
 from manyhands.report.sentences import Fact, Name, Sentence, capitalised, fact, listed, say
-from manyhands.report.significance import Verdict, compare, method, pairs
+from manyhands.report.significance import LARGE, Verdict, compare, method, pairs
 from manyhands.report.summary import Row
 
 MOST = 5  # single losses in one sentence
@@ -25,7 +25,8 @@ def sentences(found: Comparison) -> list[Sentence]:
     lines += _also(found, losses[1:])
     lines += _why(found, losses)
     lines += _immune(found, losses)
-    lines += _alike(found, losses)
+    if rest := [*_untold(found), *_alike(found, losses)]:
+        lines.append(listed(rest, " ", " "))
     return lines
 
 
@@ -81,9 +82,12 @@ def _why(found: Comparison, losses: Sequence[Cell]) -> list[Sentence]:
     even = stated("skew", worst.base.runs, lambda v: f"{v:.2f}")
     measured: Sentence | str = ""
     if skewed is not None and even is not None:
+        most = 1 - 1 / worst.row.workers
+        apart = fact("largest possible skew", most, how="derived", runs=worst.row.runs,
+                     text=f"{most:.2f}")  # fmt: skip
         measured = say(
-            " Skew (zero: all workers have the same mix of classes; one: no class in common) is "
-            "{skewed} for {value} and {even} for {reference}.",
+            " Skew (zero: all workers have the same mix of classes; {apart}: no two have a class "
+            "in common) is {skewed} for {value} and {even} for {reference}.", apart=apart,
             skewed=skewed, even=even, value=worst.value, reference=found.reference,
         )  # fmt: skip
     return [say("The reason: {reasons}.{measured}", reasons=listed(reasons, "; ", "; "),
@@ -94,7 +98,10 @@ def _immune(found: Comparison, losses: Sequence[Cell]) -> list[Sentence]:
     """Say which strategies lose nothing with any value, and why."""
     hurt = {cell.row.group.strategy for cell in losses}
     names = dict.fromkeys(c.row.group.strategy for c in found.others)
-    safe = sorted((name for name in names if name not in hurt), key=lambda n: -_worst(found, n))
+    safe = sorted(
+        (name for name in names if name not in hurt and not _large(found, _worst(found, name))),
+        key=lambda name: -_worst(found, name),
+    )
     if not safe or not hurt:
         return []
     reasons = _reasons(found, safe)
@@ -112,6 +119,27 @@ def _worst(found: Comparison, strategy: str) -> float:
     return min(c.change for c in found.others if c.row.group.strategy == strategy)
 
 
+def _large(found: Comparison, change: float) -> bool:
+    """Say whether a change is so large that calling it none would mislead."""
+    return found.measure == "accuracy" and change < -LARGE
+
+
+def _untold(found: Comparison) -> list[Sentence]:
+    """Name the large losses that too few repeats back."""
+    lost = [c for c in found.others if not c.clear and _large(found, c.change)]
+    if not lost:
+        return []
+    cells = sorted(lost, key=lambda cell: cell.change)[:MOST]
+    each = [
+        say("{gap} by {who} on {value}", gap=_gap(found, c), who=_who(c), value=c.value)
+        for c in cells
+    ]
+    return [
+        say("{repeats} are too few to tell losses of {each} from chance.",
+            repeats=_repeats(found), each=listed(each))
+    ]  # fmt: skip
+
+
 def _bounded(found: Comparison, strategy: str) -> Sentence:
     """Name a strategy, and the most that a value costs it."""
     mine = [cell for cell in found.others if cell.row.group.strategy == strategy]
@@ -125,7 +153,7 @@ def _bounded(found: Comparison, strategy: str) -> Sentence:
 
 def _alike(found: Comparison, losses: Sequence[Cell]) -> list[Sentence]:
     """Say which values cannot be told from the reference with any strategy."""
-    hurt = {cell.value for cell in found.others if cell.clear}
+    hurt = {cell.value for cell in found.others if cell.clear or _large(found, cell.change)}
     alike = [value for value in found.values if value not in {*hurt, found.reference}]
     if not losses or not alike:
         return []
@@ -163,7 +191,7 @@ def comment(found: Comparison) -> list[Sentence]:
             reference=found.reference,
             count=facts.configurations([cell.row for cell in found.others]),
         ),
-        method("the configurations of a strategy (further down: over all configurations)"),
+        method(),
     ]  # fmt: skip
     if all(len(cell.row.runs) == 1 for cell in found.cells):
         lines = [say("Every configuration ran once, so no difference can be told from chance.")]
@@ -240,7 +268,7 @@ def _middle(found: Comparison, runs: Sequence[Run]) -> float:
     return value
 
 
-def _level(found: Comparison, row: Row) -> Fact:
+def _level(found: Comparison, row: Row) -> Sentence | Fact:
     return facts.accuracy(row) if found.measure == "accuracy" else facts.score(row)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -13,6 +14,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from manyhands.report import (
+    facts,
     option_figure,
     option_values,
     privacy_statement,
@@ -92,7 +94,7 @@ def page(summary: Summary, drawn: Sequence[Drawn], live: str = "") -> str:
         live,
         ["page.js", "watch.js"] if live else ["page.js"],
         title=" · ".join(dict.fromkeys(titles)) or "Report",
-        questions=list(dict.fromkeys(s.question for s in sources if s.question)),
+        questions=_questions(summary),
         answer=opening(summary),
         lead=[_figure(d) for d in drawn if d.chart.id == option_figure.ID],
         results=_pivot(found) if found else everything,
@@ -117,6 +119,13 @@ def _chosen(found: option_values.Comparison) -> str:
 def waiting(live: str, reason: str) -> str:
     """Return the page that is served as long as there is nothing to report."""
     return _render("waiting.html.j2", live, ["watch.js"], reason=reason)
+
+
+def _questions(summary: Summary) -> list[str]:
+    """Return what was asked, without questions about numbers of workers that never ran."""
+    ran = {run.workers for run in summary.loaded.runs}
+    asked = dict.fromkeys(source.question for source in summary.loaded.sources if source.question)
+    return [q for q in asked if {int(n) for n in re.findall(r"(\d+) workers", q)} <= ran]
 
 
 def _render(template: str, live: str, scripts: Sequence[str], **content: Any) -> str:
@@ -261,7 +270,11 @@ def _accuracy(row: Row) -> Cell:
         return Cell(NONE)
     half = row.accuracy.half
     aside = "" if half is None else f"± {100 * half:.2f}"
-    return Cell(f"{100 * row.accuracy.median:.2f}", row.accuracy.median, aside)
+    shown = f"{100 * row.accuracy.median:.2f}"
+    if row.mixed:
+        shown = f"{100 * row.accuracy.low:.2f} to {100 * row.accuracy.high:.2f}"
+        aside = facts.unlearned(row)
+    return Cell(shown, row.accuracy.median, aside)
 
 
 def _score(row: Row) -> Cell:
@@ -278,7 +291,9 @@ def _cost(row: Row) -> Cell:
     found = privacy_statement.cost(run)
     if found is None:
         return Cell(NONE)
-    return Cell(f"{found:.3f}", found, "" if privacy_statement.sound(run) else "NOT PRIVATE")
+    if not privacy_statement.sound(run):
+        return Cell("NOT PRIVATE")
+    return Cell(f"{found:.3f}", found)
 
 
 def _detail_columns() -> list[Column]:

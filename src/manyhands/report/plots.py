@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from manyhands.report import theme
 from manyhands.report.chart import Note
-from manyhands.report.formatting import beside_axis, plural
+from manyhands.report.formatting import THIN, beside_axis, plural
 from manyhands.report.groups import Group
 from manyhands.report.runs import Epoch, Run
 from manyhands.report.summary import Row, Spread, Summary
@@ -94,6 +94,18 @@ def ticks(ax: Any, places: Sequence[float]) -> None:
     ax.grid(axis="x", visible=False)
 
 
+def label_ticks(axis: Any, form: Form) -> None:
+    """Label ticks by `form`, without the zeros that a tick does not need."""
+    axis.set_major_formatter(lambda value, _: _trimmed(form(value)))
+
+
+def _trimmed(label: str) -> str:
+    number, space, unit = label.partition(THIN)
+    if "." in number:
+        number = number.rstrip("0").rstrip(".")
+    return number + space + unit
+
+
 def dots(ax: Any, summary: Summary, value: Value, form: Form) -> list[Note]:
     """Draw one line of text and a dot per configuration, where nothing varies along an axis."""
     rows = [(row, found) for row in summary.rows if (found := value(row))]
@@ -155,10 +167,10 @@ def typical_run(row: Row) -> Run:
     return ordered[(len(ordered) - 1) // 2]
 
 
-def recorded(summary: Summary, reader: Callable[[Run], T], most: int = 6) -> list[tuple[Row, T]]:
+def recorded(summary: Summary, reader: Callable[[Row], T], most: int = 6) -> list[tuple[Row, T]]:
     """Return the rows with such a record and several workers; of many those with most of them."""
     several = [row for row in summary.rows if row.workers > 1]
-    held = [(row, record) for row in several if (record := reader(typical_run(row)))]
+    held = [(row, record) for row in several if (record := reader(row))]
     kept = sorted(held, key=lambda pair: -pair[0].workers)[:most]
     return [pair for pair in held if pair in kept]
 

@@ -12,12 +12,12 @@ from manyhands.privacy import accountant
 from manyhands.report import facts, theme
 from manyhands.report.chart import Chart, Note
 from manyhands.report.formatting import count, option, percent, plural
-from manyhands.report.plots import name, place, typical_run
-from manyhands.report.privacy_statement import cost, event
+from manyhands.report.plots import label_ticks, name, place, typical_run
+from manyhands.report.privacy_statement import cost, event, sound
 from manyhands.report.runs import Run
 from manyhands.report.sentences import Fact, Name, Sentence, capitalised, fact, listed, say
 from manyhands.report.summary import Row, Spread, Summary
-from manyhands.report.values import number, text
+from manyhands.report.values import number
 
 MOST = 6  # curves in a figure
 # Two private runs that differ in other options than these are two series.
@@ -52,8 +52,7 @@ class _Curve(NamedTuple):
 def charts(summary: Summary) -> Iterator[Chart]:
     """Return the figures of private runs."""
     series = _series(summary)
-    several = sum(len(found.private) + bool(found.plain) for found in series) > 1
-    if several and any(found.private for found in series):
+    if series:
         yield Chart(
             id="privacy-accuracy", title="Accuracy against ε", x_label="ε (less is more private)",
             y_label="test accuracy", draw=lambda ax: _draw_accuracy(ax, summary),
@@ -74,7 +73,9 @@ def _lines(summary: Summary) -> list[Line]:
     for row in summary.rows:
         run = typical_run(row)
         spends, delta = event(run), number(run.privacy, "delta")
-        if spends and delta and 0 < delta < 1 and (spends, delta) not in found:
+        if not (sound(run) and spends and delta and 0 < delta < 1):
+            continue
+        if (spends, delta) not in found:
             found[spends, delta] = Line(name(summary, row), spends, delta, cost(run), (run,))
     return list(found.values())[:MOST]
 
@@ -137,21 +138,20 @@ def _comment_cost(curves: list[_Curve]) -> Iterator[Sentence]:
         part = half[1] / whole
         yield capitalised(
             say(
-                "{label}: {steps} steps spend ε = {whole}; the first {half} of them spend {part} "
-                "of it.",
+                "{label}: {steps} steps cost ε = {whole}, the first {half} of them {part} of it.",
                 label=Name(line.label), steps=stated("private steps", steps, count(steps)),
                 whole=stated("epsilon", whole, f"{whole:.2f}"),
                 half=stated("some of the private steps", half[0], count(half[0])),
                 part=stated("part of epsilon", part, percent(part), first=half[0]),
             )
         )  # fmt: skip
-    yield say(
-        "Every step has the same noise; the first ones cost most, because costs add up slowly."
-    )
 
 
 class _Series(NamedTuple):
-    """Runs that differ in their noise alone."""
+    """Runs that differ in their noise alone, with two values of it at least.
+
+    Where ε differs because of the data, the batch or the steps, accuracy differs because of them.
+    """
 
     label: str
     private: list[tuple[float, Row]]  # by epsilon
@@ -174,7 +174,7 @@ def _series(summary: Summary) -> list[_Series]:
         found.setdefault(label, _Series(label, [], beside)).private.append((spent, row))
     for series in found.values():
         series.private.sort(key=lambda pair: pair[0])
-    return list(found.values())
+    return [series for series in found.values() if len({e for e, _ in series.private}) > 1]
 
 
 def _label(summary: Summary, row: Row, without: tuple[str, ...]) -> str:
@@ -209,13 +209,13 @@ def _draw_accuracy(ax: Any, summary: Summary) -> list[Note]:
             ax.axhline(_spread(plain).median, **dashed)
             ax.plot([], [], label=f"{label}, not private", **dashed)
     ax.set_xlim(left=0)
-    ax.yaxis.set_major_formatter(lambda v, _: percent(v, 1))
+    label_ticks(ax.yaxis, lambda v: percent(v, 2))
     return notes
 
 
 def _comment_accuracy(summary: Summary) -> Iterator[Sentence]:
     for label, private, plain in _series(summary):
-        ends = [private[0], private[-1]][: len(private)]
+        ends = [private[0], private[-1]]
         shown = [
             say("{a} at ε = {e}", a=facts.accuracy(row), e=_stated(spent, row))
             for spent, row in ends
@@ -231,13 +231,6 @@ def _stated(spent: float, row: Row) -> Fact:
 
 
 def _beside(row: Row, plain: Row) -> Sentence:
-    """Compare a private configuration with the same without privacy, and with which kernels."""
+    """Compare a private configuration with the same without privacy."""
     side = "below" if _spread(plain).median >= _spread(row).median else "above"
-    mine, theirs = (text(typical_run(each).kernels, "choice") for each in (row, plain))
-    other = say("")
-    if mine and theirs and mine != theirs:
-        other = say(" (with kernels {mine}, not {theirs})", mine=Name(mine), theirs=Name(theirs))
-    return say(
-        ", {gap} {side} the run without privacy{other}", gap=facts.gap(row, plain), side=side,
-        other=other,
-    )  # fmt: skip
+    return say(", {gap} {side} the run without privacy", gap=facts.gap(row, plain), side=side)

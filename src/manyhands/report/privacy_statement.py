@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from manyhands.errors import ConfigError
@@ -53,11 +53,12 @@ def statements(summary: Summary) -> list[dict[str, Any]]:
     found: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for row in summary.rows:
         if privacy := typical_run(row).privacy:
-            found.setdefault(tuple(_lines(privacy)), []).append(name(summary, row))
+            lines = tuple(_lines(privacy, row.runs))
+            found.setdefault(lines, []).append(name(summary, row))
     return [{"title": capital(join(who[:4])), "pairs": list(lines)} for lines, who in found.items()]
 
 
-def _lines(privacy: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _lines(privacy: Mapping[str, Any], runs: Sequence[Run]) -> Iterator[tuple[str, str]]:
     if privacy.get("private") is not True:
         yield (
             "NOT PRIVATE",
@@ -67,7 +68,7 @@ def _lines(privacy: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for key, words in _WORDS.items():
         value = number(privacy, key)
         if key == "steps" and value is not None:
-            yield words, count(value)
+            yield words, f"{count(value)}{_stopped(value, runs)}"
         elif key in ("rate", "clip", "delta", "noise_multiplier") and value is not None:
             yield words, f"{value:.4g}"
         elif key.startswith("epsilon"):
@@ -78,20 +79,30 @@ def _lines(privacy: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "noise", "from the operating system's generator, safe against rounding attacks"
 
 
+def _stopped(planned: float, runs: Sequence[Run]) -> str:
+    """Say so where runs stopped before the steps that ε was calculated for."""
+    taken = sorted(run.steps for run in runs if run.steps is not None and run.steps < planned)
+    if not taken:
+        return ""
+    ends = " to ".join(dict.fromkeys((count(taken[0]), count(taken[-1]))))
+    return f" planned, and ε is the budget of these; the runs stopped after {ends}"
+
+
 def sentences(summary: Summary) -> list[Sentence]:
     """Say what all runs promise together, and what the promise does not cover."""
     runs = summary.loaded.runs
     private = [run for run in runs if run.privacy]
     if not private:
         return []
-    states = [_together(data, [r for r in private if _data(r) == data]) for data in _names(private)]
+    kept = [run for run in private if sound(run)]
+    states = [_together(data, [r for r in kept if _data(r) == data]) for data in _names(kept)]
     fixed = [run for run in private if not sound(run)]
     if fixed:
         count = facts.count(fixed)
         states.append(
             say("{count} with fixed keys: NOT PRIVATE; such runs are for tests.", count=count)
         )
-    plain = [r for r in runs if not r.privacy and _data(r) in _names(private)]
+    plain = [r for r in runs if not r.privacy and _data(r) in _names(kept)]
     if plain:
         states.append(
             say(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
-from manyhands.report.explanations import STRATEGIES, Explanation
+from manyhands.report.explanations import DP_SGD, PRIVATE, STRATEGIES, Explanation
 from manyhands.report.formatting import count, join, plural, size
 from manyhands.report.groups import IGNORED
 from manyhands.report.runs import Run
@@ -18,9 +19,17 @@ LONGEST = 600  # of a failed run's message, in letters
 
 
 def explained(summary: Summary) -> list[tuple[str, Explanation]]:
-    """Return how the strategies of the report work."""
-    names = dict.fromkeys(run.strategy for run in summary.loaded.runs)
-    return [(name, STRATEGIES[name]) for name in names if name in STRATEGIES]
+    """Return how the strategies of the report work, and where runs are private what that adds."""
+    runs = summary.loaded.runs
+    private = any(run.privacy for run in runs)
+    found = [("privacy (DP-SGD)", DP_SGD)] if private else []
+    for name in dict.fromkeys(run.strategy for run in runs):
+        if name in STRATEGIES:
+            secret = all(run.privacy for run in runs if run.strategy == name)
+            found.append(
+                (name, replace(STRATEGIES[name], **(PRIVATE.get(name, {}) if secret else {})))
+            )
+    return found
 
 
 def commands(summary: Summary) -> list[str]:
@@ -129,7 +138,7 @@ def _tasks(runs: list[Run]) -> Pairs:
 def _task(run: Run) -> Pairs:
     parameters = number(run.model, "parameters")
     pairs = [
-        ("model", text(run.model, "name")),
+        ("model", _unnamed(text(run.model, "name"))),
         ("parameters", count(parameters) if parameters else ""),
         ("type", text(run.model, "dtype")),
         ("data", text(run.data, "name")),
@@ -140,6 +149,11 @@ def _task(run: Run) -> Pairs:
     if parameters and text(run.model, "dtype") == "float32":
         pairs.insert(2, ("one vector of them", size(4 * parameters)))
     return [(key, value) for key, value in pairs if value]
+
+
+def _unnamed(name: str) -> str:
+    """Return a name; a Python function without one reads as such."""
+    return "a function without a name" if name == "<lambda>" else name
 
 
 def _settings(runs: Iterable[Run]) -> Pairs:
@@ -170,7 +184,7 @@ def _shown(value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, str):
-        return clean(value)
+        return _unnamed(clean(value))
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:g}" if isinstance(value, float) else clean(json.dumps(value, default=str))

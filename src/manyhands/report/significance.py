@@ -34,6 +34,7 @@ from manyhands.report.sentences import Fact, Sentence, fact, say
 from manyhands.report.summary import Row
 
 LEVEL = 0.05
+LARGE = 0.01  # a difference of accuracies that nobody would call none
 LOGARITHMIC = ("seconds", "seconds to target", "examples per second")
 
 
@@ -65,6 +66,15 @@ class Verdict:
         return self.p is not None and self.p <= LEVEL
 
     @property
+    def large(self) -> bool:
+        """Whether the accuracies differ so much that calling them alike would mislead."""
+        both = [values(self.measure, runs) for runs in (self.one, self.other)]
+        if self.measure != "accuracy" or not all(both):
+            return False
+        one, other = map(statistics.median, both)
+        return abs(one - other) > LARGE
+
+    @property
     def fewest(self) -> tuple[Run, ...]:
         """The runs of the configuration that has fewer of them."""
         return min(self.one, self.other, key=len)
@@ -84,13 +94,15 @@ class Verdict:
         if self.apart:
             return say(" ({p})", p=self.stated())
         if len(self.fewest) < 2:
-            return say(", and one repeat does not tell how much of that is chance")
+            return say(", in single runs")
         repeats = fact(
             "runs", len(self.fewest), how="count", runs=self.fewest,
             text=plural(len(self.fewest), "repeat"),
         )  # fmt: skip
         if self.p is None:
             return say(", and {repeats} that are all alike tell nothing of chance", repeats=repeats)
+        if self.large:
+            return say(" ({p}: {some} are too few to tell)", p=self.stated(), some=repeats)
         return say(" ({p}: not told apart with {repeats})", p=self.stated(), repeats=repeats)
 
     def brief(self) -> Sentence:
@@ -99,9 +111,10 @@ class Verdict:
             return say(" ({p})", p=self.stated())
         if len(self.fewest) < 2:
             return say(" (a single run)")
+        words = "too few repeats to tell" if self.large else "not told apart"
         if self.p is None:
-            return say(" (not told apart)")
-        return say(" ({p}: not told apart)", p=self.stated())
+            return say(" ({words})", words=words)
+        return say(" ({p}: {words})", p=self.stated(), words=words)
 
     def _fact(self, text: str) -> Fact:
         assert self.p is not None
@@ -111,16 +124,14 @@ class Verdict:
         )  # fmt: skip
 
 
-def method(pool: str = "all configurations") -> Sentence:
-    """Return the sentence that explains the test; `pool` names what the variance comes from."""
+def method() -> Sentence:
+    """Return the sentence that explains the test."""
     level = fact("level of the test", LEVEL, how="constant", text=percent(LEVEL))
     return say(
-        "Differences are claimed if a t-test (two-sided, {level}; times by their logarithms) with "
-        "the variance pooled over {pool} tells them apart, its p-value multiplied by the number of "
-        "comparisons that a sentence picks from (Bonferroni), and Welch's t-test of the two alone "
-        "does as well; p is the larger of both.",
-        level=level, pool=pool,
-    )  # fmt: skip
+        "Differences are claimed at p ≤ {level}: t-tests over the repeats, two-sided, corrected "
+        "for the number of comparisons.",
+        level=level,
+    )
 
 
 def pairs(count: int) -> int:

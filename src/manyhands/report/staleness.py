@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 from manyhands.report import facts, theme
@@ -12,12 +13,13 @@ from manyhands.report.formatting import count, percent, plural, points
 from manyhands.report.plots import name, recorded
 from manyhands.report.quantities import median, stated
 from manyhands.report.runs import Run
-from manyhands.report.sentences import Fact, Sentence, fact, listed, say
+from manyhands.report.sentences import Fact, Name, Sentence, fact, listed, say
 from manyhands.report.significance import Verdict, compare
 from manyhands.report.summary import Row, Summary
 from manyhands.report.values import mapping, number
 
 LATE = ("server", "hogwild")
+DRAWN = 0.99  # of a configuration's updates, at least, where some are much later than the rest
 MOST = 3  # changes of accuracy in one sentence
 
 
@@ -28,17 +30,35 @@ def histogram(run: Run) -> Mapping[int, float]:
 
 
 def shown(summary: Summary) -> list[tuple[Row, Mapping[int, float]]]:
-    """Return the configurations that recorded staleness, each with one repeat's histogram."""
-    return recorded(summary, histogram)
+    """Return the configurations that recorded staleness, with the updates of all repeats."""
+
+    def added(row: Row) -> Mapping[int, float]:
+        found = [histogram(run) for run in row.runs]
+        late = sorted({k for each in found for k in each})
+        return {k: sum(each.get(k, 0) for each in found) for k in late}
+
+    return recorded(summary, added)
+
+
+def _latest(summary: Summary) -> tuple[int, bool]:
+    """Return how late the updates are that are drawn, and whether that leaves some out."""
+    ends, longest = [], 0
+    for _, counts in shown(summary):
+        parts = accumulate(counts.values())
+        whole = sum(counts.values())
+        ends.append(next((k for k, n in zip(counts, parts, strict=True) if n >= DRAWN * whole), 0))
+        longest = max(longest, *counts)
+    return (max(ends), True) if longest > 3 * max(ends) + 1 else (longest, False)
 
 
 def draw(ax: Any, summary: Summary) -> list[Note]:
     """Draw which part of the updates was how late."""
     notes = []
+    latest, _ = _latest(summary)
     for i, (row, counts) in enumerate(shown(summary)):
         look = theme.style(i)
         whole = sum(counts.values()) or 1
-        late = sorted(counts)
+        late = [k for k in counts if k <= latest]
         share = [counts[k] / whole for k in late]
         label = name(summary, row)
         ax.plot(late, share, color=look.colour, marker=look.marker, label=label, markersize=5)
@@ -67,6 +87,9 @@ def comment(summary: Summary) -> list[Sentence]:
                               text=str(max(late))),
                 )
             )  # fmt: skip
+    if states and _latest(summary)[1]:
+        part = facts.threshold("part of the updates that is drawn", DRAWN, percent(DRAWN))
+        states.append(say("The figure shows at least {part} of the updates of each.", part=part))
     return states
 
 
@@ -114,16 +137,25 @@ def _product(summary: Summary, rows: Sequence[Row]) -> Iterable[Sentence]:
         if (rate := median("learning rate", row.runs)) is not None
         and (late := median("mean staleness", row.runs)) is not None
     ]
-    if not known:
-        return
-    most, row = max(known, key=lambda pair: pair[0])
-    product = fact("learning rate × mean staleness", most, how="derived", runs=row.runs,
-                   text=f"{most:.2g}")  # fmt: skip
-    yield say(
-        "Learning rate times staleness, which the bound is about, is at most {most} in finished "
-        "runs ({who}).",
-        most=product, who=facts.who(summary, row),
-    )  # fmt: skip
+    fine = [pair for pair in known if not pair[1].unlearned]
+    lost = [pair for pair in known if pair[1].unlearned]
+
+    def product(pair: tuple[float, Row]) -> Sentence:
+        value = fact("learning rate × mean staleness", pair[0], how="derived", runs=pair[1].runs,
+                     text=f"{pair[0]:.2g}")  # fmt: skip
+        return say("{value} ({who})", value=value, who=facts.who(summary, pair[1]))
+
+    if fine:
+        yield say(
+            "Learning rate times staleness, which the bound is about, is at most {most} where all "
+            "repeats learned.",
+            most=product(max(fine, key=lambda pair: pair[0])),
+        )
+    if lost:
+        yield say(
+            "It is at least {least} where repeats learned nothing.",
+            least=product(min(lost, key=lambda pair: pair[0])),
+        )
 
 
 def _trends(summary: Summary, late: Sequence[Row]) -> Iterable[Sentence]:
@@ -177,26 +209,49 @@ def _change(first: Row, last: Row) -> float:
 
 
 def _changed(first: Row, last: Row, verdict: Verdict) -> Sentence:
+    if first.unlearned or last.unlearned:
+        return say(
+            "{kind} has {start} with {few} and {end} with {many}", kind=_kind(first, last),
+            start=facts.accuracy(first), few=facts.workers(first, ""),
+            end=facts.accuracy(last), many=facts.workers(last, ""),
+        )  # fmt: skip
     gap = _change(first, last)
     amount = fact("accuracy", gap, how="difference", runs=last.runs, against=first.runs,
                   text=points(gap))  # fmt: skip
-    same = first.label == last.label  # otherwise the masters differ
     return say(
         "{kind} {verb} by {gap}, from {start} with {few} to {end} with {many}{hedge}",
-        kind=facts.label(first) if same else first.group.strategy,
+        kind=_kind(first, last),
         verb="changes" if not verdict.apart else "falls" if gap < 0 else "rises", gap=amount,
         start=facts.accuracy(first), few=facts.workers(first, ""),
         end=facts.accuracy(last), many=facts.workers(last, ""), hedge=verdict.brief(),
     )  # fmt: skip
 
 
-def _diverged(summary: Summary) -> Iterable[Sentence]:
-    """Count the asynchronous runs whose loss was no longer finite."""
-    runs = [
+def _kind(first: Row, last: Row) -> Name:
+    """Name what two rows have in common: the label, or the strategy where the masters differ."""
+    return facts.label(first) if first.label == last.label else Name(first.group.strategy)
+
+
+def title(summary: Summary) -> str:
+    """Return the topic's title: training diverges only where some run did."""
+    lost = any(row.unlearned for row in summary.rows if row.group.strategy in LATE)
+    if lost or _infinite(summary):
+        return "Why asynchronous training diverges with many workers"
+    return "How late gradients are"
+
+
+def _infinite(summary: Summary) -> list[Run]:
+    """Return the asynchronous runs whose loss was no longer finite."""
+    return [
         run
         for run in summary.failed
         if run.strategy in LATE and re.search(r"loss is (nan|inf|-inf)", run.error)
     ]
+
+
+def _diverged(summary: Summary) -> Iterable[Sentence]:
+    """Count the asynchronous runs whose loss was no longer finite."""
+    runs = _infinite(summary)
     if not runs:
         return
     cases = {(run.strategy, run.workers, median("learning rate", [run])): run for run in runs}

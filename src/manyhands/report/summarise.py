@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from manyhands.report import disturbance
-from manyhands.report.best_configuration import choose
+from manyhands.report.best_configuration import choose, with_unlearned
 from manyhands.report.groups import Group, layout
 from manyhands.report.runs import Loaded, Run
 from manyhands.report.scaling_laws import Fit, fit
@@ -29,6 +29,7 @@ def summarise(loaded: Loaded) -> Summary:
     ]
     by_workers = arranged.x == "workers"
     rows = [replace(row, scaling=_scaling(row.group.source, rows, by_workers)) for row in rows]
+    rows = with_unlearned(rows)
     metrics = {run.metric for row in rows for run in row.runs}
     metric = metrics.pop() if len(metrics) == 1 else ""
     target, given = _target(rows)
@@ -154,7 +155,7 @@ def _marked(rows: Sequence[Row], choice: Choice | None) -> tuple[list[Row], Choi
     """Mark the row that leads, and the one that is best; return both as they then are."""
     if choice is None:
         return list(rows), None
-    leader = replace(choice.leader, leads=True, best=choice.supported)
+    leader = replace(choice.leader, leads=choice.learned, best=choice.supported)
     marked = [leader if row is choice.leader else row for row in rows]
     candidates = tuple(leader if row is choice.leader else row for row in choice.candidates)
     return marked, replace(choice, leader=leader, candidates=candidates)

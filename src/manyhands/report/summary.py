@@ -11,6 +11,7 @@ from manyhands.report.runs import Loaded, Run
 from manyhands.report.scaling_laws import Fit
 from manyhands.report.values import text
 
+APART = 0.1  # half the distance between repeats that learned and repeats that did not
 _SUSPECT = 1.25  # a speed-up of so many times the workers is no parallelism
 AMOUNT = ("limit", "epochs", "max_steps")  # options that say how much is trained
 # Strategies have their own default here, or it has no effect on what is compared.
@@ -63,11 +64,23 @@ class Row:
     reached: int = 0
     leads: bool = False
     best: bool = False
+    unlearned: tuple[Run, ...] = ()  # the repeats that learned next to nothing
 
     @property
     def label(self) -> str:
         """The group's label."""
         return self.group.label
+
+    @property
+    def collapsed(self) -> bool:
+        """Whether the repeats learned next to nothing."""
+        return bool(self.unlearned) and not self.mixed
+
+    @property
+    def mixed(self) -> bool:
+        """Whether some repeats learned and others did not: a median describes none of them."""
+        some = 0 < len(self.unlearned) < len(self.runs)
+        return some and self.accuracy is not None and (self.accuracy.half or 0) > APART
 
     @property
     def implausible(self) -> bool:

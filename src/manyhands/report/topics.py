@@ -36,7 +36,7 @@ def topics(summary: Summary) -> list[Topic]:
             sentences=tuple(masters_topic.sentences(summary)),
         ),
         Topic(
-            title="Why asynchronous training diverges with many workers",
+            title=staleness.title(summary),
             reason=_reason(summary, "staleness"),
             sentences=tuple(staleness.sentences(summary)),
         ),

@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from manyhands.report import quantities, theme
+from manyhands.report import facts, quantities, theme
 from manyhands.report.chart import Note
 from manyhands.report.formatting import percent, size
 from manyhands.report.plots import place, styles, ticks
 from manyhands.report.runs import Process, Run
-from manyhands.report.sentences import Fact, Name, Sentence, fact, listed, say
+from manyhands.report.sentences import Fact, Sentence, fact, say
 from manyhands.report.summary import Row, Summary, median
 from manyhands.report.values import number
 
@@ -121,6 +121,12 @@ def _vector(run: Run, name: str) -> float | None:
     return quantities.vector(run)
 
 
+def title(summary: Summary) -> str:
+    """Return the figure's title; theory is drawn along the workers alone."""
+    theory = summary.layout.x == "workers" and any(e.expected for e in exchanges(summary))
+    return "Traffic, measured and in theory" if theory else "Traffic of one exchange"
+
+
 def draw(ax: Any, summary: Summary) -> list[Note]:
     """Draw measured bytes as markers on the lines that theory gives."""
     found = exchanges(summary)
@@ -134,10 +140,11 @@ def draw(ax: Any, summary: Summary) -> list[Note]:
             marker=look.marker, linestyle="none", label=f"{group.label}, measured",
         )  # fmt: skip
         notes += [_note(summary, e) for e in mine]
-    _theory(ax, found)
     if summary.layout.x == "workers":
-        widest = max(row.x for row in summary.rows)
-        ticks(ax, sorted({1.0, widest, *(row.x for row in summary.rows)}))
+        _theory(ax, found)
+        ticks(ax, sorted({1.0, *(row.x for row in summary.rows)}))
+    else:
+        ticks(ax, sorted({e.row.x for e in found}))
     ax.margins(x=0.06)
     ax.set_ylim(0, 1.08 * max(e.measured for e in found))
     ax.yaxis.set_major_formatter(lambda value, _: size(value))
@@ -175,7 +182,9 @@ def comment(summary: Summary) -> list[Sentence]:
             if worst.off < 0.005
             else say("Measured traffic differs from theory by up to {off}.", off=worst.off_fact())
         )
-    silent = sorted({e.algorithm or e.row.label for e in found if not e.expected})
-    if silent:
-        states.append(say("No theory is drawn for {them}.", them=listed([Name(s) for s in silent])))
+    elif found:
+        most = max(found, key=lambda e: e.measured)
+        sent = fact("bytes per exchange", most.measured, how="derived", runs=most.row.runs,
+                    text=size(most.measured))  # fmt: skip
+        states.append(say("{who} sends most, {sent}.", who=facts.who(summary, most.row), sent=sent))
     return states

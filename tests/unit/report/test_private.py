@@ -13,8 +13,12 @@ import records
 
 from manyhands.privacy.accountant import Event, compose
 from manyhands.report import build, results
+from manyhands.report.answer import answer
+from manyhands.report.figures import charts
 from manyhands.report.load import parse, read
+from manyhands.report.page import result_columns
 from manyhands.report.privacy_statement import sentences, statements
+from manyhands.report.provenance import explained
 from manyhands.report.published import published
 from manyhands.report.summarise import summarise
 from manyhands.report.summary import Summary
@@ -133,7 +137,7 @@ def test_figures_of_cost_and_accuracy(tmp_path: Path) -> None:
         assert (tmp_path / "out" / "figures" / f"{identity}.svg").exists()
         assert f'<figure id="{identity}"' in page
     assert "the run without privacy" in page
-    assert "400 steps spend ε" in page
+    assert "400 steps cost ε" in page
 
 
 def test_without_the_library_the_statement_is_still_there(
@@ -156,3 +160,66 @@ def test_runs_with_and_without_privacy_are_never_taken_for_repeats(tmp_path: Pat
     runs = [records.private("sync", 4), records.record("sync", 4)]
     labels = {row.label for row in summary(tmp_path, runs).rows}
     assert labels == {"sync · private", "sync · not private"}
+
+
+def test_the_first_sentence_says_what_privacy_costs(tmp_path: Path) -> None:
+    runs = [records.private("sync", 4, repeat=r, lr=0.5) for r in range(3)]
+    runs += [records.record("sync", 4, repeat=r, lr=0.1) for r in range(3)]
+    for i, run in enumerate(runs):
+        run["epochs"][-1]["test_accuracy"] = 0.92 + 0.0001 * i
+        if "privacy" not in run:
+            run["result"]["accuracy"] = 0.97 + 0.0001 * i
+    told = answer(summary(tmp_path, runs))[0].replace("\u202f", " ")
+    assert told == (
+        "Privacy costs 5.03 percentage points of accuracy with sync with 4 workers: 92.01 % at "
+        "ε = 1.87, 97.04 % without privacy (p < 0.0001)."
+    )
+    alone = [records.private("sync", 4, sigma=s, repeat=r) for s in (0.5, 2.0) for r in range(2)]
+    told = answer(summary(tmp_path / "alone", alone))[0]
+    assert told.startswith("At ε = 1.00 the accuracy is ")
+    assert ", at ε = 4.00 it is " in told
+    growing = [records.private("sync", 4, limit=n) for n in (7500, 15000)]
+    assert not any("ε" in s for s in answer(summary(tmp_path / "growing", growing)))
+
+
+def test_a_run_with_fixed_keys_costs_no_epsilon(tmp_path: Path) -> None:
+    runs = [records.private(repeat=r) for r in (0, 1)]
+    for run in runs:
+        run["privacy"]["private"] = False
+    found = summary(tmp_path, runs)
+    told = " ".join(sentences(found))
+    assert "NOT PRIVATE" in told
+    assert "ε" not in told
+    assert "privacy-steps" not in {chart.id for chart in charts(found)}
+    column = next(column for column in result_columns(found) if column.title == "ε")
+    assert column.cell(found.rows[0]).text == "NOT PRIVATE"
+
+
+def test_steps_that_were_not_taken_are_said_to_be_planned(tmp_path: Path) -> None:
+    runs = [records.private(repeat=r) for r in (0, 1, 2)]
+    for run, taken in zip(runs, (150, 168, 400), strict=True):
+        run["result"]["steps"] = taken
+    (block,) = statements(summary(tmp_path, runs))
+    assert dict(block["pairs"])["steps, T"] == (
+        "400 planned, and ε is the budget of these; the runs stopped after 150 to 168"
+    )
+
+
+def test_what_is_explained_is_how_private_runs_are_trained(tmp_path: Path) -> None:
+    found = summary(tmp_path / "a", [records.private("sequential", 1), records.private("sync", 2)])
+    told = dict(explained(found))
+    words = " ".join(f"{text.how} {text.benefits}" for text in told.values())
+    assert "clipping" in words
+    assert "plain minibatch SGD" not in words
+    assert "reproducible" not in words
+    assert "Up to rounding" not in words
+    plain = dict(explained(summary(tmp_path / "b", [records.record("sequential", 1)])))
+    assert list(plain) == ["sequential"]
+    assert "plain minibatch SGD" in plain["sequential"].how
+
+
+def test_examples_of_private_runs_are_expected_ones(tmp_path: Path) -> None:
+    found = summary(tmp_path, [records.private("sync", p) for p in (2, 4)])
+    chart = next(chart for chart in charts(found) if chart.id == "loss-examples")
+    assert chart.x_label == "examples seen, expected"
+    assert not any("saw" in sentence for sentence in chart.comment)

@@ -156,7 +156,7 @@ def test_every_fact_of_private_runs_is_that_of_their_records() -> None:
     told = contents(found, charts(found))
     for sentence in sentences(told):
         sentence["facts"][:] = [f for f in sentence["facts"] if f["what"] != "part of epsilon"]
-    texts = [s for s in sentences(told) if "of them spend" not in s["text"]]
+    texts = [s for s in sentences(told) if "steps cost" not in s["text"]]
     assert (
         check(
             {**told, "sections": [], "topics": [], "answer": texts, "notes": []},
