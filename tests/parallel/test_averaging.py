@@ -62,7 +62,7 @@ def test_who_waits_for_the_others_answer_whether_to_stop_notes_it(blobs, tmp_pat
     monkeypatch.setattr(Board, "note", lambda _, rank, step, what: noted.append((step, what)))
     monkeypatch.setattr(lifecycle, "steps_between", lambda pace: 4)
     train(smooth, blobs, WORLD, tmp_path, strategy="averaging", **PLAIN, max_steps=9)
-    assert [step for step, what in noted if what == "agree"] == [4, 8]
+    assert [step for step, what in noted if what == "agree"] == [1, 2, 4, 8]
 
 
 def test_nobody_waits_for_the_others_to_be_asked(blobs, tmp_path, monkeypatch):
@@ -101,8 +101,8 @@ def test_who_waits_at_a_question_is_seen_waiting(blobs, tmp_path, monkeypatch):
     )
     waited = [row["wait"] for row in measurements.step_rows(worker)]
     first = worker.comm.gather(waited)[0]
-    assert not any(first[:3] + first[4:7])
-    assert first[7] > first[3]  # at step 4 they only ask
+    assert not any(first[2:3] + first[4:7])
+    assert first[7] > first[0]  # at step 1 they only ask
 
 
 @pytest.mark.parametrize("period", [None, 1, 3])

@@ -13,7 +13,7 @@ from manyhands.errors import ConfigError
 @pytest.fixture
 def two_hosts(comm, monkeypatch):
     """A communicator whose odd ranks are on a host of another name; all share one memory."""
-    monkeypatch.setattr(neighbours, "host", lambda: f"host-{comm.rank % 2}")
+    monkeypatch.setattr(neighbours, "hostname", lambda: f"host-{comm.rank % 2}")
     made = comm.Dup()
     yield made
     made.Free()

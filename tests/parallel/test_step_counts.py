@@ -80,14 +80,14 @@ def test_the_file_of_steps_numbers_each_workers_own(blobs, folder, name):
 @pytest.mark.parametrize("name", APART)
 def test_nobody_trains_while_worker_0_evaluates(blobs, folder, name, monkeypatch):
     """Others begin no step once the message has come; half of the evaluation is time enough."""
-    judge, end_step, begun, ended = evaluation.evaluate_epoch, Worker.end_step, [], []
+    evaluate, end_step, begun, ended = evaluation.evaluate_epoch, Worker.end_step, [], []
 
     def slow(worker, epoch, params, *, alone=False, **more):
         if alone:
             begun.append(time.monotonic())
             time.sleep(0.4)
             ended.append(time.monotonic())
-        judge(worker, epoch, params, alone=alone, **more)
+        evaluate(worker, epoch, params, alone=alone, **more)
 
     steps = []
 
@@ -95,7 +95,7 @@ def test_nobody_trains_while_worker_0_evaluates(blobs, folder, name, monkeypatch
         end_step(worker, epoch)
         steps.append(time.monotonic())
 
-    monkeypatch.setattr(evaluation, "judge", slow)
+    monkeypatch.setattr(evaluation, "evaluate_epoch", slow)
     monkeypatch.setattr(Worker, "end_step", noted)
     found = trained(name, blobs, folder, epochs=40, target_accuracy=0.5)
     if len(by_worker(found)) == 1:

@@ -194,7 +194,7 @@ def test_the_line_of_one_s_own_code_is_named(tmp_path: Path) -> None:
     def loss(output: Any, target: Any) -> Any:
         return nn.functional.cross_entropy(output, target[:2])
 
-    with pytest.raises(ConfigError, match=r"ValueError: .*test_newcomers\.py, line \d+\)"):
+    with pytest.raises(ConfigError, match=r"ValueError: .*test_common_mistakes\.py, line \d+\)"):
         judged(network(), mh.Data((X, Y)), tmp_path, loss)
 
 

@@ -69,7 +69,7 @@ def whole_memory() -> int | None:
 def format_bytes(count: int) -> str:
     """Return a number of bytes for people.
 
-    >>> size(512), size(5_800_000), size(5_900_000_000)
+    >>> format_bytes(512), format_bytes(5_800_000), format_bytes(5_900_000_000)
     ('512 B', '5.8 MB', '5.9 GB')
     """
     units = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"))

@@ -111,11 +111,8 @@ def time_algorithms(comm: Any, sizes: Sequence[int], algorithms: Sequence[str]) 
         if GLOO in algorithms:
             functions[GLOO] = stack.enter_context(_gloo(comm))
         for nbytes in sizes:
-            fitting = {
-                name: function
-                for name, function in functions.items()
-                if name not in _GATHERING or comm.size**2 * nbytes <= _GATHERED_MEMORY
-            }
+            fits = comm.size**2 * nbytes <= _GATHERED_MEMORY
+            fitting = {n: f for n, f in functions.items() if fits or n not in _GATHERING}
             records += _time_size(comm, -(-nbytes // 4), fitting)
     return records
 

@@ -185,8 +185,8 @@ def test_columns_of_any_width_in_pieces_and_with_gaps_become_arrays():
 def test_reading_shards_does_not_import_pandas(shards):
     pytest.importorskip("pandas")
     program = (
-        "import sys; from pathlib import Path; from manyhands.data.shards import opened; "
-        "reader = opened(Path(sys.argv[1])); "
+        "import sys; from pathlib import Path; from manyhands.data.shards import open_shards; "
+        "reader = open_shards(Path(sys.argv[1])); "
         "assert len(reader.read(reader.groups('train')[0]).x) > 0; "
         "assert 'pandas' not in sys.modules"
     )

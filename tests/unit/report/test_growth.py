@@ -167,9 +167,9 @@ def test_shares_say_what_balancing_brought() -> None:
     found = summary(*runs)
     told = said(batch_shares.comment(found))
     assert "1.50× the examples per second of equal parts" in told
-    assert "Drawn is sync · balance speed with 4 workers" in told
+    assert "Drawn is sync · balance speed with 2 workers" in told
     notes = batch_shares.draw(Figure().subplots(), found)
-    assert {note.series for note in notes} == {f"worker {rank}" for rank in range(4)}
+    assert {note.series for note in notes} == {"worker 0", "worker 1"}
     alone = summary(shared("speed", 2, 8.0))
     assert "of equal parts" not in said(batch_shares.comment(alone))
 
@@ -177,7 +177,7 @@ def test_shares_say_what_balancing_brought() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "shown"),
     [("balance", "speed", "balance speed"), ("balance", "none", "no balance"),
-     ("slow", "1:3", "slow 1:3"), ("allreduce", "ring", "ring"), ("cut", None, "default cut"),
+     ("slow", "1:3", "worker 1 3× slower"), ("allreduce", "ring", "ring"), ("cut", None, "default cut"),
      ("limit", None, "no limit"), ("staleness", None, "any staleness")],
 )  # fmt: skip
 def test_an_option_is_named_where_its_value_alone_says_nothing(

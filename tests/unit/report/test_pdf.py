@@ -96,7 +96,7 @@ def test_the_questions_of_the_sheet_are_answered(three: list[Path], pages: list[
     words = " ".join(pages)
     for title in (
         "How sync works", "How server works", "Synchronous or asynchronous",
-        "Why the parameters are split over several", "Why asynchronous training diverges",
+        "Why the parameters are split over several", "How late gradients are",
         "How much data is sent", "Amdahl's or Gustafson's law", "Benefits.", "Drawbacks.",
     ):  # fmt: skip
         assert title in words, title

@@ -29,6 +29,7 @@ from manyhands.worker.computation import Computation
 from manyhands.worker.reporter import Reporter
 from manyhands.worker.training_state import TrainingState
 
+CLOCK = SimpleNamespace(ended=None, exchange=lambda begin, end: None)
 GROWS = {"on_failure": "continue", "checkpoint_every": "10steps", "workers": 3, "min_workers": 2}
 
 
@@ -79,7 +80,7 @@ def left(tmp_path, monkeypatch):
         )  # fmt: skip
         worker = SimpleNamespace(
             config=config, rank=0, number=0, comm=SingleProcess(), board=board, step=step,
-            training=TrainingState(), settle=lambda: None, clock=SimpleNamespace(ended=None),
+            training=TrainingState(), settle=lambda: None, clock=CLOCK,
             params=torch.zeros(3),
             computation=Computation(), reporter=Reporter(),
         )  # fmt: skip
@@ -197,7 +198,7 @@ def run(tmp_path, monkeypatch):
         folder = tmp_path / "jobs"
         folder.mkdir()
         try:
-            one._watched(job, folder, bar)
+            one._launch_with_restarts(job, folder, bar)
         finally:
             go.jobs, go.said = jobs, said
 

@@ -137,7 +137,7 @@ def test_workers_of_different_speed_ask_at_the_same_steps(lifecycle, monkeypatch
         strategy = SimpleNamespace(supports=SimpleNamespace(together=True, identical=True))
         member = SimpleNamespace(
             rank=rank, number=rank, step=100, computation=Computation(), clock=CLOCK,
-            board=SimpleNamespace(asked=lambda: 0, note=lambda *told: None),
+            board=SimpleNamespace(stop_signal=lambda: 0, note=lambda *told: None),
             comm=SimpleNamespace(maximum=maximum, size=2),
             config=SimpleNamespace(strategy=strategy, checkpoint_every=None),
         )  # fmt: skip
@@ -165,7 +165,7 @@ def test_a_question_that_takes_long_is_not_asked_more_often(lifecycle, monkeypat
     member = SimpleNamespace(
         rank=0, number=0, step=0, computation=Computation(), clock=CLOCK,
         comm=SimpleNamespace(maximum=maximum, size=2),
-        board=SimpleNamespace(asked=lambda: 0, note=lambda *told: None),
+        board=SimpleNamespace(stop_signal=lambda: 0, note=lambda *told: None),
         config=SimpleNamespace(
             checkpoint_every=None,
             strategy=SimpleNamespace(supports=SimpleNamespace(together=True, identical=True)),
@@ -191,7 +191,7 @@ class Later:
         self.pending = flags.copy()
         return self
 
-    def poke(self):
+    def progress(self):
         self.pokes += 1
 
     def result(self):
@@ -204,7 +204,7 @@ def apart(comm, asked, every=None):
     supports = SimpleNamespace(together=True, identical=False)
     return SimpleNamespace(
         rank=0, number=0, step=0, computation=Computation(), clock=CLOCK, comm=comm,
-        board=SimpleNamespace(asked=lambda: asked[0], note=lambda *told: None),
+        board=SimpleNamespace(stop_signal=lambda: asked[0], note=lambda *told: None),
         config=SimpleNamespace(
             checkpoint_every=every,
             keep=3,
