@@ -178,7 +178,8 @@ def test_shares_say_what_balancing_brought() -> None:
     ("name", "value", "shown"),
     [("balance", "speed", "balance speed"), ("balance", "none", "no balance"),
      ("slow", "1:3", "worker 1 3× slower"), ("allreduce", "ring", "ring"),
-     ("cut", None, "default cut"), ("limit", None, "no limit"), ("staleness", None, "any staleness")],
+     ("cut", None, "default cut"), ("limit", None, "no limit"),
+     ("staleness", None, "any staleness")],
 )  # fmt: skip
 def test_an_option_is_named_where_its_value_alone_says_nothing(
     name: str, value: str | None, shown: str
