@@ -400,6 +400,10 @@ def test_who_has_learned_nothing_is_told() -> None:
     own = learning_warning(of_classes(2.31, config={"loss": None}))
     assert own is not None
     assert own.endswith("try a smaller learning rate")
+    private = learning_warning(of_classes(2.29, config={**PLAIN, "private": True}))
+    assert private is not None
+    assert "is hardly better than that of guessing" in private
+    assert "an lr below" not in private
     stale = learning_warning(of_classes(40.0, strategy={"staleness": {"mean": 13.9}}))
     assert stale is not None
     assert stale.endswith("fewer workers: gradients were stale by 14 updates on average")
@@ -413,8 +417,13 @@ def test_who_has_learned_nothing_is_told() -> None:
         of_classes(2.31, data={"classes": None}),
         of_classes(2.31, config={"loss": "mse"}),
         of_classes(2.31, batch={"update": 128}),
+        of_classes(
+            0.6889,
+            data={"classes": 2},
+            result={"loss": 0.6889, "examples": 6400, "metrics": {"accuracy": 0.7875}},
+        ),
     ],
-    ids=["learned", "no test set", "no classes", "another loss", "short"],
+    ids=["learned", "no test set", "no classes", "another loss", "short", "unbalanced"],
 )
 def test_who_has_learned_or_may_not_have_is_not_doubted(seen: dict[str, Any]) -> None:
     assert learning_warning(seen) is None

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from manyhands.launch.status_board import Note
 
 _UNTAUGHT = 100  # updates that may well teach nothing
+_ABOVE_CHANCE = 0.05  # of accuracy: more than luck
 BETWEEN = 1.0  # seconds between two lines, at the least
 
 
@@ -198,12 +199,17 @@ def learning_warning(record: dict[str, Any]) -> str | None:
     likelihoods = record["config"]["loss"] in (None, "cross-entropy", "nll")
     if not classes or not likelihoods or updates < _UNTAUGHT:
         return None
-    if found["loss"] < 0.99 * math.log(classes):
+    guessing = math.log(classes)
+    if found["loss"] < 0.99 * guessing:
         return None
+    right = found.get("metrics", {}).get("accuracy")
+    if found["loss"] < guessing and right is not None and right > 1 / classes + _ABOVE_CHANCE:
+        return None  # unbalanced classes, or a model that is too sure of itself
+    better = "hardly" if found["loss"] < guessing else "no"
     told = (
-        f"nothing was learned: the test loss, {found['loss']:.4g}, is no better than that of "
-        f"guessing among {classes} classes, {math.log(classes):.4g}; try "
-        f"{_suggest_smaller_lr(record['config'])}"
+        f"nothing was learned: the test loss, {found['loss']:.4g}, is {better} better than that of "
+        f"guessing among {classes} classes, {guessing:.4g}; try "
+        f"{_suggest_remedy(record['config'])}"
     )
     stale = record["strategy"].get("staleness")
     if stale and stale["mean"] >= 1:
@@ -214,8 +220,10 @@ def learning_warning(record: dict[str, Any]) -> str | None:
     return told
 
 
-def _suggest_smaller_lr(config: Mapping[str, Any]) -> str:
+def _suggest_remedy(config: Mapping[str, Any]) -> str:
     """Suggest a smaller learning rate than the one in effect, which workers may have changed."""
+    if config.get("private"):
+        return "larger batches, more epochs or another learning rate: the noise hides small steps"
     if "lr" not in config:
         return "a smaller learning rate"
     rate = config["lr"] * lr_scale(config.get("lr_scaling", "none"), config["workers"])

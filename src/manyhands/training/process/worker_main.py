@@ -85,13 +85,19 @@ def train(worker: Worker, output: Path, ready_at: float) -> dict[str, float]:
         output: The folder for a profile, if the run asks for one.
         ready_at: When all workers were ready.
     """
+    measured = []
+
+    def run() -> None:
+        strategy_of(worker.config).run(worker)
+        measured.append((worker.clock.seconds(), usage()))  # before a profile is written
+
     if worker.config.profile:
         from manyhands.training.process.profiling import run_profiled
 
-        run_profiled(worker, output, lambda: strategy_of(worker.config).run(worker))
+        run_profiled(worker, output, run)
     else:
-        strategy_of(worker.config).run(worker)
-    seconds, after = worker.clock.seconds(), usage()
+        run()
+    ((seconds, after),) = measured
     user, system = worker.clock.processor(after)
     if worker.computation.mechanism:
         worker.computation.mechanism.close()
