@@ -55,6 +55,15 @@ def train(
     _print_result(result)
 
 
+_STOPPED = {
+    "max_steps": "--max-steps are done",
+    "budget": "the privacy budget is spent",
+    "target": "the target is reached",
+    "target_accuracy": "the target accuracy is reached",
+    "patience": "no better epoch within --patience",
+}
+
+
 def _print_result(result: Any) -> None:
     from rich.console import Console
 
@@ -73,6 +82,10 @@ def _print_result(result: Any) -> None:
         f"{''.join(judged)}{found['examples']:,} examples in [bold]{found['seconds']:.1f} s[/bold] "
         f"of training ({found['examples_per_second']:,.0f}/s)"
     )
+    if found["stopped"] in _STOPPED:
+        console.print(f"stopped early: {_STOPPED[found['stopped']]}")
+    if record["config"].get("fixed_key") is not None:
+        console.print("NOT PRIVATE: with --fixed-key sample and noise can be drawn again")
     called = f"{seconds['callbacks']:.1f} s in callbacks, " if seconds.get("callbacks") else ""
     console.print(
         f"{seconds['startup']:.1f} s to start, {seconds['evaluation']:.1f} s to evaluate, {called}"
