@@ -202,7 +202,8 @@ def test_every_step_has_all_its_times(blobs, tmp_path):
     assert (np.diff(times, axis=0) >= 0).all()
     exchanged = times[3] > times[2]
     assert exchanged[[3, 7, 9]].all()
-    assert exchanged.sum() == 3
+    # After steps 1 and 2 they also agree on whether to stop.
+    assert set(np.flatnonzero(exchanged)) <= {0, 1, 3, 7, 9}
 
 
 def test_a_target_stops_all_workers_and_the_average_is_what_is_left(blobs, tmp_path):
