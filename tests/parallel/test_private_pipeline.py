@@ -106,7 +106,7 @@ def test_pieces_chunks_and_bad_examples_change_nothing(tmp_path, monkeypatch):
     data = store(mh.Data((x, y)), tmp_path / "data")
     given = {"sigma": 0.0, "batch_size": 40, "dtype": "float64", "fixed_key": 7, "chunk_mb": 1}
     expected = alone(images, data, tmp_path, **given).params
-    monkeypatch.setattr(PoissonPlan, "largest_step", lambda self: 9)  # a sample goes through in pieces
+    monkeypatch.setattr(PoissonPlan, "largest_step", lambda self: 9)  # samples come in pieces
     monkeypatch.setattr(Layerwise, "chunk_for", lambda self, x: 2)
     worker = piped(images, data, tmp_path, **given, **WAYS["one pipeline"])
     assert worker.plan.largest_step() < max(map(len, drawn(worker)))
