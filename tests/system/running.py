@@ -76,8 +76,9 @@ def record(folder):
 def workers_alive():
     """Return the process numbers of this test's workers: their job lies in its temporary folder."""
     named = processes(lambda name: name.startswith(b"rank "), "comm")
-    born = [pid for pid in _started("manyhands.launch.fork_server") if pid in named]
-    return born + _started("manyhands.training.process.mpi_main")
+    main = "manyhands.training.process.mpi_main"
+    forked = [pid for pid in _started("manyhands.launch.fork_server", main) if pid in named]
+    return forked + _started(main)
 
 
 def anybody_alive():
@@ -86,8 +87,8 @@ def anybody_alive():
     return processes(lambda line: place in line and b"manyhands" in line)
 
 
-def _started(module):
-    begin = "\0".join([sys.executable, "-m", module, os.environ["TMPDIR"]])
+def _started(*module):
+    begin = "\0".join([sys.executable, "-m", *module, os.environ["TMPDIR"]])
     return processes(lambda line: line.startswith(begin.encode()))
 
 

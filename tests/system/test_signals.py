@@ -237,7 +237,7 @@ PHASES = {
     "dividing": (
         "call",
         "manyhands.training.process.data",
-        "plan",
+        "make_plan",
         ["partition", "--data", "blobs"],
     ),
     "reporting": ("call", "manyhands.report", "build", ["report", "folder"]),

@@ -33,10 +33,11 @@ def run_recipe(
     begin = time.monotonic()
     on_stage("finding the sources")
     run = _open_sources(recipe, place / "unpacked", spark, persist)
-    made, counts = _write_rows(run, place / "written", on_stage)
-    on_stage("gathering the shards")
+    origin = _describe_origin(recipe, spark, persist)  # once all is written, Spark may be gone
     folder = place / "shards"
     folder.mkdir()
+    made, counts = _write_rows(run, place / "written", on_stage)
+    on_stage("gathering the shards")
     manifest = Manifest(
         name=recipe.name,
         features=made.features,
@@ -45,7 +46,7 @@ def run_recipe(
         statistics={},
         learned=list(run.learned),
         parts=writing.gather(place / "written", folder),
-        made=_describe_origin(recipe, spark, persist),
+        made=origin,
     )
     _check_counts(manifest, str(recipe.path))
     on_stage("reading the shards for their statistics")
