@@ -97,15 +97,15 @@ def channel(comm: Any) -> Channel:
     if isinstance(comm, Metered):
         if comm.channel is None:
             comm.channel = Channel(_private_comm(comm.comm), comm.meter)
-        found: Channel = comm.channel
-        return found
+        cached: Channel = comm.channel
+        return cached
     return _private_comm(comm).channel
 
 
 def duplicate(comm: MPI.Comm) -> MPI.Comm | None:
     """Return the private duplicate of `comm`, if one was made."""
-    found: Any = None if _keyval is None else comm.Get_attr(_keyval)
-    return found.comm if found else None
+    cached: Any = None if _keyval is None else comm.Get_attr(_keyval)
+    return cached.comm if cached else None
 
 
 def _private_comm(comm: Any) -> PrivateComm:
@@ -116,8 +116,8 @@ def _private_comm(comm: Any) -> PrivateComm:
         from mpi4py import MPI
 
         _keyval = MPI.Comm.Create_keyval(delete_fn=lambda comm, keyval, private: private.free())
-    found = comm.Get_attr(_keyval)
-    if found is None:
-        found = PrivateComm(comm)
-        comm.Set_attr(_keyval, found)
-    return found  # type: ignore[no-any-return]
+    cached = comm.Get_attr(_keyval)
+    if cached is None:
+        cached = PrivateComm(comm)
+        comm.Set_attr(_keyval, cached)
+    return cached  # type: ignore[no-any-return]

@@ -16,46 +16,73 @@ SHARED, DISJOINT = "balanced", "by-id"
 _ACCOUNTED = Tags(commands=("privacy",))  # what the accountant's answer depends on
 
 
+def power_of_ten_below(examples: int) -> float:
+    """Return the largest power of ten that is less than 1/n."""
+    return float(f"1e-{len(str(examples))}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Privacy:
     """Train with differential privacy (DP-SGD, Abadi et al. 2016, arXiv 1607.00133).
 
     Give `epsilon`, and the noise is solved for; or `noise_multiplier`, and epsilon is stated. One
-    record more or less changes the distribution of all that others see of the run by no more than
-    (epsilon, delta); the number of records counts as public.
+    record blanked in its place changes the distribution of all that the run publishes by no more
+    than (epsilon, delta); the number of records counts as public.
+
+    Examples:
+        >>> import manyhands as mh
+        >>> private = mh.Privacy(epsilon=3.0, clip=0.5)  # for mh.fit(…, privacy=private)
+        >>> private.resolve_delta(60_000)
+        1e-05
     """
 
     epsilon: float | None = option(
-        None, "the budget: what the whole run may spend; solves sigma", POSITIVE, tags=_ACCOUNTED
+        None,
+        "privacy budget of the whole run; the noise is solved for it",
+        POSITIVE,
+        tags=Tags(commands=("privacy",), common=True),
     )
-    delta: float = option(1e-5, "the delta of (epsilon, delta)", INNER_PART, tags=_ACCOUNTED)
+    delta: float | None = option(
+        None,
+        "delta of (epsilon, delta), below 1/n for n records; by default the largest power of ten "
+        "below 1/n",
+        INNER_PART,
+        tags=_ACCOUNTED,
+    )
     clip: float = option(
-        1.0, "bound on the norm of one example's whole gradient", POSITIVE, tags=_ACCOUNTED
+        1.0, "clip each example's gradient to this norm", POSITIVE, tags=_ACCOUNTED
     )
     noise_multiplier: float | None = option(
         None,
-        "sigma: the noise's standard deviation over clip; instead of epsilon",
+        "sigma, the noise's standard deviation divided by clip; instead of epsilon",
         POSITIVE,
         tags=_ACCOUNTED,
     )
     distrust: bool = option(
         False,
-        "let each worker add all of the noise: no worker and no master is trusted",
+        "trust no other process: each worker adds the whole noise itself",
         tags=_ACCOUNTED,
     )
     secure_noise: bool = option(
-        False, "draw sample and noise from a cryptographic generator, safe against rounding"
+        False,
+        "draw samples and noise from a cryptographic generator, safe against rounding attacks",
     )
     preprocessing: Literal["none", "public"] = option(
-        "none", "public: what was learned from the data while preparing it may be known to all"
+        "none", "public: declare that values learned from the data in preparation may be published"
+    )
+    init_public: bool = option(
+        False,
+        "declare that no training record influenced the initial weights, from init or your model; "
+        "otherwise weights from a file must come from a private run on the same data, whose cost "
+        "is added",
+        tags=Tags(hashed="if changed", without=("audit", "predict")),
     )
     chunk_mb: int = option(
-        256, "megabytes that gradients of single examples may take at a time", whole(1, 2**20)
+        256, "memory for gradients of single examples, in megabytes", whole(1, 2**20)
     )
     fixed_key: int | None = option(
         None,
-        "for tests and profiles only: a sample and noise that can be guessed; the run is NOT "
-        "PRIVATE",
+        "makes sample and noise predictable, for tests and profiles; the run is NOT PRIVATE",
         SEED,
     )
 
@@ -63,13 +90,30 @@ class Privacy:
         check_declared(self)
         validate.one_of(("none", "public"), preprocessing=self.preprocessing)
         if (self.epsilon is None) == (self.noise_multiplier is None):
-            given = "neither" if self.epsilon is None else "both"
+            which = "neither" if self.epsilon is None else "both"
             raise ConfigError(
-                f"{given} of epsilon and noise_multiplier given; expected one of them: the other "
+                f"{which} of epsilon and noise_multiplier given; expected one of them: the other "
                 "follows from it"
             )
         if self.secure_noise and self.fixed_key is not None:
             raise ConfigError("fixed_key is given with secure_noise; leave one of them out")
+
+    def resolve_delta(self, examples: int) -> float:
+        """Return delta for so many records.
+
+        Raises:
+            ConfigError: If it is 1/n or more: publishing one record whole would keep to it.
+        """
+        largest = power_of_ten_below(examples)
+        if self.delta is None:
+            return largest
+        if self.delta >= 1 / examples:
+            raise ConfigError(
+                f"delta is {self.delta:g} for {examples:,} records; expected less than 1/n: with "
+                "more, a run that publishes one record whole would be called private. Give "
+                f"{largest:g} or less, or leave it out"
+            )
+        return self.delta
 
     def check_data(self, learned: Sequence[str] | None) -> None:
         """Refuse records that were prepared with what was learned from them."""

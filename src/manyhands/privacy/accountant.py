@@ -2,7 +2,8 @@
 
 One private step takes each example with probability `rate`, clips, and adds Gaussian noise of
 standard deviation `noise_multiplier` × clip to the sum. `steps` of them compose to (ε, δ)
-differential privacy under adding or removing one example. Two methods:
+differential privacy under blanking one example in its place ("zero-out": the number of examples
+stays). Two methods:
 
     pld   the privacy loss distribution (Koskela et al., arXiv 1906.03049; Doroshenko et al.,
           arXiv 2207.04380), by dp-accounting, rounded up: a bound, and a tight one
@@ -21,17 +22,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from importlib.util import find_spec
+from itertools import count
 from typing import Any, Literal
 
 import numpy as np
 
 from manyhands import validate
 from manyhands.errors import ConfigError
+from manyhands.privacy.loss import MISSING, step_loss
 
 Method = Literal["pld", "rdp"]
 
-INSTALL = "pip install 'manyhands[private]'"
-_MISSING = f"accounting for privacy needs the package dp-accounting; install it with {INSTALL}"
 # The orders that the field tries: fine where the best one usually is.
 ORDERS = (*(1 + i / 10 for i in range(1, 100)), *range(11, 64), 128, 256, 512, 1024)
 INTERVAL = 1e-4  # of the discretised privacy loss, for an epsilon between the next two
@@ -41,6 +42,10 @@ _COARSE = 1e-3  # ten times faster; for pictures and first guesses
 _LARGEST = 1e4  # an epsilon of which nothing more needs to be known
 _POINTS = 1 << 21  # an order whose integral needs more points than this is left out
 _DIGITS = 4  # of a noise multiplier that was solved for
+_MORE = 1 + 10.0**-_DIGITS  # leads from a number of so many digits to the next
+_MUCH = 1e6  # more noise than any run needs
+_STEEP = 4.0  # about the most that ε falls, as a power of the noise: answers nearby are tried first
+_SECANTS = 12  # guesses by a power law, which usually take three, before halving
 
 
 @dataclass(frozen=True)
@@ -91,9 +96,33 @@ def curve(event: Event, delta: float, points: int = 24) -> list[tuple[int, float
     return [(e.steps, _pld((e,), delta, _COARSE)) for e in events]
 
 
+def delta_curve(event: Event, epsilons: np.ndarray) -> np.ndarray:
+    """Return δ(ε) of an event by `pld`: all that it claims, not one point of it."""
+    if not event.steps or not event.rate:
+        return np.zeros_like(epsilons)
+    loss: Any = step_loss(event.rate, event.noise_multiplier, _COARSE).self_compose(event.steps)
+    return np.array([float(loss.get_delta_for_epsilon(float(each))) for each in epsilons])
+
+
+def check_budget(before: Iterable[Event], epsilon: float, delta: float) -> None:
+    """Refuse a budget that has been spent on the initial weights already."""
+    spent = compose(before, delta)
+    if spent >= epsilon:
+        raise ConfigError(
+            f"epsilon is {epsilon:g}, but the runs that made the initial weights have spent "
+            f"{spent:.4f} at delta {delta:g} on this data; give a larger epsilon, or start without "
+            "their weights"
+        )
+
+
 @lru_cache(maxsize=256)
-def noise_multiplier(epsilon: float, delta: float, rate: float, steps: int) -> float:
-    """Return the least noise, to four digits, whose epsilon by `pld` is at most the given one."""
+def noise_multiplier(
+    epsilon: float, delta: float, rate: float, steps: int, before: tuple[Event, ...] = ()
+) -> float:
+    """Return the least noise, to four digits, whose epsilon by `pld` is at most the given one.
+
+    `before` has been spent on the same data already, and counts.
+    """
     validate.positive(epsilon=epsilon)
     _check(delta)
     if Event(steps, rate, 1.0).steps == 0 or rate == 0:
@@ -101,12 +130,15 @@ def noise_multiplier(epsilon: float, delta: float, rate: float, steps: int) -> f
             f"steps is {steps} and the sampling rate {rate:g}; expected both above 0: without a "
             "step no noise is needed"
         )
-    guess = 1.0
-    for how, factor in (("rdp", 1.5), (_COARSE, 1.1), (INTERVAL, 1.001)):
-        guess = _least_sufficient(
-            partial(_keeps_budget, epsilon, delta, rate, steps, how), guess, factor
+    check_budget(before, epsilon, delta)
+    least = 1.0
+    for method in ("rdp", _COARSE, INTERVAL):  # each begins where a cheaper one ended
+        if method == "rdp" and _cost(delta, rate, steps, before, method, _MUCH) > epsilon:
+            continue  # whatever the noise: its orders do not reach so far down
+        least = _least_sufficient(
+            partial(_cost, delta, rate, steps, before, method), epsilon, near=least
         )
-    return guess
+    return least
 
 
 def _check(delta: float) -> None:
@@ -124,12 +156,12 @@ def _merged(events: Iterable[Event]) -> tuple[Event, ...]:
     return tuple(Event(n, *kind) for kind, n in sorted(steps.items()))
 
 
-def _keeps_budget(
-    epsilon: float, delta: float, rate: float, steps: int, how: str | float, sigma: float
-) -> bool:
-    """Return whether that noise keeps the budget, by `rdp` or by `pld` on a grid so fine."""
-    events = (Event(steps, rate, sigma),)
-    return (_rdp(events, delta) if how == "rdp" else _pld(events, delta, float(how))) <= epsilon
+def _cost(
+    delta: float, rate: float, steps: int, before: tuple[Event, ...], how: str | float, sigma: float
+) -> float:
+    """Return the epsilon with that noise, by `rdp` or by `pld` on a grid so fine."""
+    events = _merged((*before, Event(steps, rate, sigma)))
+    return _rdp(events, delta) if how == "rdp" else _pld(events, delta, float(how))
 
 
 @lru_cache(maxsize=4096)
@@ -148,15 +180,7 @@ def _pld(events: tuple[Event, ...], delta: float, interval: float) -> float:
     return float(composed.get_epsilon_for_delta(delta))
 
 
-@lru_cache(maxsize=64)
-def _loss(rate: float, sigma: float, interval: float) -> Any:
-    """Return the privacy loss distribution of one step, rounded up."""
-    return _library().from_gaussian_mechanism(
-        sigma,
-        sampling_prob=rate,
-        value_discretization_interval=interval,
-        pessimistic_estimate=True,
-    )
+_loss = lru_cache(maxsize=64)(step_loss)
 
 
 def expect_library() -> None:
@@ -166,15 +190,7 @@ def expect_library() -> None:
         ConfigError: What to install.
     """
     if find_spec("dp_accounting") is None:
-        raise ConfigError(_MISSING)
-
-
-def _library() -> Any:
-    try:
-        from dp_accounting.pld import privacy_loss_distribution
-    except ImportError:
-        raise ConfigError(_MISSING) from None
-    return privacy_loss_distribution
+        raise ConfigError(MISSING)
 
 
 @lru_cache(maxsize=4096)
@@ -211,22 +227,31 @@ def renyi(order: float, rate: float, sigma: float) -> float:
     return max(0.0, log_mean / (order - 1))
 
 
-def _least_sufficient(enough: Callable[[float], bool], near: float, factor: float) -> float:
-    """Return the least sufficient number of four digits, where more is sufficient, too.
+def _least_sufficient(cost: Callable[[float], float], most: float, near: float) -> float:
+    """Return the least number of four digits that costs no more than `most`.
 
     Args:
-        enough: Says so for one number; it is costly.
+        cost: Falls as the number rises, about as a power of it; each call is dear.
+        most: What it may cost.
         near: Where the answer is expected.
-        factor: How far off, at first, the answer is sought.
     """
-    low = high = _rounded(near, math.ceil)
-    while not enough(high):
-        low, high, factor = high, _rounded(high * factor, math.ceil), factor**2
-    while low == high or enough(low):
-        low, high, factor = _rounded(low / factor, math.floor), low, factor**2
-    while (middle := _rounded(math.sqrt(low * high), math.ceil)) < high:
-        low, high = (low, middle) if enough(middle) else (middle, high)
-    return high
+    low, high, now, steep = 0.0, math.inf, _rounded(near, math.ceil), _STEEP
+    last: tuple[float, float] | None = None
+    for attempt in count():
+        spent = cost(now)
+        low, high = (low, now) if spent <= most else (now, high)
+        if low and high <= _rounded(low * _MORE, math.ceil):
+            return high
+        if attempt > _SECANTS or not 0 < spent < math.inf:  # the power law does not hold
+            guess = math.sqrt(low * high) if low and high < math.inf else (2 * low or high / 2)
+        else:
+            here = math.log(now), math.log(spent)
+            if last and last[1] != here[1]:
+                steep = max(0.1, (here[1] - last[1]) / (last[0] - here[0]))
+            guess, last = now * (spent / most) ** (1 / steep), here
+        guess = max(_rounded(guess, math.ceil), _rounded(low * _MORE, math.ceil) if low else 0.0)
+        now = guess if guess < high else _rounded(high / _MORE, math.floor)
+    raise AssertionError
 
 
 def _rounded(number: float, way: Callable[[float], int]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,8 @@ from manyhands.data import batch_tree
 from manyhands.errors import ConfigError
 from manyhands.model.batchnorm import batch_norms, kind
 from manyhands.model.layers import track_forward
+
+_SAME = 1e-3  # of a gradient: more than kernels of a GPU differ from one pass to the next
 
 if TYPE_CHECKING:
     from manyhands.data.batch_tree import Tree
@@ -106,12 +109,12 @@ def refuse(module: nn.Module) -> None:
 
 
 def probe(replica: Replica, x: Tree, y: Tree) -> None:
-    """Try one example; refuse layers that vmap cannot handle or that keep traces of it."""
+    """Try two examples; refuse layers that vmap cannot handle or that keep traces of them."""
     before = {name: buffer.clone() for name, buffer in replica.module.named_buffers()}
-    out = torch.zeros_like(replica.params)
+    first, last = slice(1), slice(batch_tree.count_examples(x) - 1, None)
     with replica.undisturbed(), track_forward(replica.module) as entered:
         try:
-            PerExample(replica, chunk_mb=1).add(*batch_tree.take_examples(x, y, slice(1)), 1.0, out)
+            fresh, _, again = (_try_example(replica, x, y, row) for row in (first, last, first))
         except (RuntimeError, ValueError, NotImplementedError) as error:
             name, layer = entered[-1] if entered else ("", replica.module)
             where = f"layer {name!r} ({type(layer).__name__})" if name else type(layer).__name__
@@ -126,3 +129,17 @@ def probe(replica: Replica, x: Tree, y: Tree) -> None:
             f"buffer {changed[0]!r} of the model changes with the data and has no noise; a private "
             "model keeps no statistics: use GroupNorm, or make it a constant"
         )
+    if float((again - fresh).norm()) > _SAME * float(fresh.norm()):
+        raise ConfigError(
+            "an example's gradient is another one after the model has seen another example: the "
+            "model, or its loss, remembers examples, and what it remembers has no noise; a private "
+            "run needs one that does not"
+        )
+
+
+def _try_example(replica: Replica, x: Tree, y: Tree, row: slice) -> Tensor:
+    """Return an example's gradient, with the same random numbers each time."""
+    torch.manual_seed(0)  # `undisturbed` puts back what was
+    out = torch.zeros_like(replica.params)
+    PerExample(replica, chunk_mb=1).add(*batch_tree.take_examples(x, y, row), math.inf, out)
+    return out

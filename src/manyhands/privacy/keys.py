@@ -72,38 +72,3 @@ class _Bits:
         self._pieces += 1
         piece = hashlib.shake_256(derive_key(self._key, self._pieces))
         return np.frombuffer(piece.digest(8 * count), dtype="<u8")
-
-
-class NormalNoise:
-    """Standard normal numbers, different for each worker.
-
-    Args:
-        key: Secret, and of this worker alone; None with `secure`.
-        secure: Draw every number from the operating system's generator, as the sum of four
-            Gaussians, so that the gaps of floating-point numbers do not give the sum beneath the
-            noise away (Holohan & Braghin 2021, arXiv 2107.10138).
-    """
-
-    def __init__(self, key: bytes | None, *, secure: bool) -> None:
-        self.generator = None
-        if not secure:
-            assert key is not None
-            words = np.frombuffer(derive_key(key, "noise")[:16], dtype="<u8").astype(np.uint64)
-            self.generator = np.random.Generator(np.random.Philox(key=words))
-
-    def draw(self, count: int, dtype: type[np.floating]) -> np.ndarray:
-        """Return `count` of them; shape (count,)."""
-        if self.generator is not None:
-            kind = np.float32 if dtype == np.float32 else np.float64
-            return self.generator.standard_normal(count, dtype=kind)
-        four = np.sum([_from_system(count) for _ in range(4)], axis=0)
-        return np.asarray(four / 2, dtype=dtype)
-
-
-def _from_system(count: int) -> np.ndarray:
-    """Return standard normal numbers by Box and Muller's method; shape (count,) float64."""
-    half = (count + 1) // 2
-    words = np.frombuffer(os.urandom(16 * half), dtype="<u8").reshape(2, half)
-    u, v = ((words >> np.uint64(11)) + 1).astype(np.float64) * 2.0**-53  # in (0, 1]
-    radius = np.sqrt(-2 * np.log(u))
-    return np.concatenate([radius * np.cos(2 * np.pi * v), radius * np.sin(2 * np.pi * v)])[:count]

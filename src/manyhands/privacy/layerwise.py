@@ -18,7 +18,15 @@ from torch import Tensor, nn
 
 from manyhands.errors import ConfigError
 from manyhands.privacy.clipping import coefficients
-from manyhands.privacy.parts import POOLS, LayerGradient, Way, faster_way, is_known, layer_gradient
+from manyhands.privacy.parts import (
+    POOLS,
+    LayerGradient,
+    Way,
+    faster_way,
+    is_altered,
+    is_known,
+    layer_gradient,
+)
 
 if TYPE_CHECKING:
     from manyhands.data.batch_tree import Tree
@@ -194,7 +202,8 @@ def _identity(x: Tensor) -> Tensor:
 
 def _chain(module: nn.Module) -> Iterator[nn.Module]:
     """Yield the layers of nested `nn.Sequential`s, or of a stage, in the order of application."""
-    if isinstance(module, nn.Sequential | nn.ModuleList) and type(module) in _CHAINS:
+    plain = type(module) in _CHAINS and not is_altered(module)
+    if isinstance(module, nn.Sequential | nn.ModuleList) and plain:
         for layer in module:
             yield from _chain(layer)
     else:

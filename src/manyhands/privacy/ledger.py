@@ -1,7 +1,8 @@
 """The ledger of a private run: each step is written to disk before its noise is drawn.
 
     OUTPUT/ledger-0.jsonl
-        {"schema": 1, "run": ID, "limit": 4687, "block": 16, "terms": {…}, "hash": H0}
+        {"schema": 1, "run": ID, "limit": 4687, "block": 16, "terms": {…}, "data": NAME,
+         "fingerprint": …, "weights": …, "before": [[steps, rate, σ], …], "hash": H0}
         {"paid": 16, "hash": H1}            H1 = SHA-256(H0, the line without its hash)
         {"paid": 32, "hash": H2}            …
         {"settled": 29, "hash": H3}         a clean end: 29 were drawn, and no more will be
@@ -26,8 +27,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from manyhands import validate
+from manyhands import files, validate
 from manyhands.errors import ConfigError
+from manyhands.privacy.accountant import Event
 
 SCHEMA = 1
 BLOCK = 16  # steps paid by one flush to the disk
@@ -68,6 +70,7 @@ class Ledger:
         limit: int,
         terms: Mapping[str, Any],
         data: str = "",
+        provenance: Mapping[str, Any] | None = None,
         block: int = BLOCK,
     ) -> Ledger:
         """Open the ledger of a new run.
@@ -78,11 +81,12 @@ class Ledger:
             limit: Steps that the budget allows.
             terms: What a step costs (rate, noise multiplier, clip, delta …); it may not change.
             data: The name of what is spent on.
+            provenance: The data's fingerprint, and where the initial weights come from.
             block: Steps paid at a time.
         """
         validate.at_least(1, limit=limit, block=block)
         head = {"schema": SCHEMA, "run": run, "limit": limit, "block": block, "terms": dict(terms)}
-        head["data"] = data
+        head |= {"data": data, **(provenance or {})}
         line, chain = _seal_line(head, "")
         try:
             with path.open("xb") as file:
@@ -94,7 +98,7 @@ class Ledger:
                 f"{path} exists: the folder holds another private run; choose another output, or "
                 "go on with that run with --resume"
             ) from None
-        _flush_folder(path.parent)
+        files.flush_folder(path.parent)
         return cls(path, _open_locked(path), _LedgerFile(head, chain, 0, False, len(line)))
 
     @classmethod
@@ -178,17 +182,20 @@ class Ledger:
         (self._paid,) = entry.values()
 
 
-def read_terms(folder: Path) -> dict[str, Any] | None:
-    """Return the terms of the private run in `folder`; None without one."""
+def read_head(folder: Path) -> dict[str, Any] | None:
+    """Return the first line of a ledger of the private run in `folder`; None without one."""
     for path in sorted(folder.glob("ledger-*.jsonl")):
-        return dict(_read(path).head["terms"])
+        return dict(_read(path).head)
     return None
 
 
-def data_name(folder: Path) -> str:
-    """Return the name of the data of the private run in `folder`, if known."""
-    paths = sorted(folder.glob("ledger-*.jsonl"))
-    return str(_read(paths[0]).head.get("data", "")) if paths else ""
+def read_event(folder: Path) -> Event | None:
+    """Return what the private run in `folder` has paid for; None without a ledger."""
+    head = read_head(folder)
+    if head is None:
+        return None
+    terms = head["terms"]
+    return Event(steps_paid(folder), float(terms["rate"]), float(terms["noise_multiplier"]))
 
 
 def steps_paid(folder: Path) -> int:
@@ -248,11 +255,3 @@ def _open_locked(path: Path) -> int:
         os.close(file)
         raise ConfigError(f"{path} is in use: another process goes on with this run") from None
     return file
-
-
-def _flush_folder(path: Path) -> None:
-    file = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)

@@ -25,6 +25,9 @@ POOLS = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)
 _FREE = (*_POINTWISE, *POOLS, nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d)
 
 
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
 class LayerGradient(NamedTuple):
     """One layer's squared gradient norm per example, (n,), and its weighted sum."""
 
@@ -32,10 +35,18 @@ class LayerGradient(NamedTuple):
     add: Callable[[Tensor, Tensor], None]  # (weights (n,), the layer's slice of the vector)
 
 
+def is_altered(layer: Any) -> bool:
+    """Return whether a layer computes something else than its class says: hooks, or a `forward`.
+
+    A hook of the backward pass may mix examples as well as one of the forward pass.
+    """
+    return "forward" in vars(layer) or any(getattr(layer, name) for name in _HOOKS)
+
+
 def is_known(layer: Any) -> bool:
     """Return whether a layer is known to treat every example on its own."""
     kind: Any = type(layer)
-    if layer._forward_hooks or layer._forward_pre_hooks or getattr(layer, "inplace", False):
+    if is_altered(layer) or getattr(layer, "inplace", False):
         return False  # in place, an activation overwrites the output that is differentiated
     if kind is nn.Flatten:
         return bool(layer.start_dim >= 1)

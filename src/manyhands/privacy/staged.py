@@ -37,7 +37,7 @@ class StageClipping:
                             layer and what came back to it; s ← s ∪ squared norms, (n,)
     finish:                 s ← Σ over the stages (all-reduce);  w_j ← min(1, C / √s_j)
                             g ← Σ_j w_j ∇f_j  for the layers here, without a second pass
-                            g ← (g + N(0, σ²C²/W)) / b,  each stage the noise of its own layers
+                            g ← the noised mean of g (see `Mechanism`), each stage its own layers
     ```
 
     Guarantees:
@@ -114,8 +114,7 @@ class StageClipping:
             with spending("backward", None):
                 self._clip(squares.sqrt())
         self.squares, self.held = [], []
-        self.mechanism.cover(grad, examples)
-        grad.mul_(weight)
+        self.mechanism.cover(grad, examples, weight)
 
     def _clip(self, norms: Tensor) -> None:
         """Sum the kept gradients, each example clipped by its norm; norms: (n,)."""

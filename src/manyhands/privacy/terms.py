@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
@@ -11,25 +10,11 @@ from manyhands.errors import ConfigError
 
 if TYPE_CHECKING:
     from manyhands.config.run import RunConfig
+    from manyhands.privacy.accountant import Event
 
-RELATION = "one record added or removed; the number of records counts as public"
-# Where a record's place decides who has it, or whether it takes part, another one that came or went
-# would move it.
-IN_PLACE = "one record blanked in its place; the number of records and their order count as public"
 REDACTED = (
     "its message was printed when it failed, and is kept in no record: it may tell of the data"
 )
-SAMPLER = {
-    True: "Poisson, one secret sample of all records for each step",
-    False: "Poisson, every worker its own secret sample of its own records for each step",
-}
-TRUST = {
-    "alone": "the process that trains is trusted; what it publishes is private",
-    "sum": "the workers trust one another: partial sums on their way carry less noise",
-    "stages": "the stages trust one another: activations and their gradients carry no noise",
-    "masters": "the workers trust the masters, which see sums of clipped gradients without noise",
-    "each": "nobody is trusted: all that a worker sends carries the whole noise",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,55 +72,19 @@ def rate(config: RunConfig, examples: int) -> float:
     return found
 
 
-def solve(config: RunConfig, examples: int) -> Terms:
-    """Return a run's terms: sigma as given, or the least that keeps the budget."""
+def solve(config: RunConfig, examples: int, before: tuple[Event, ...] = ()) -> Terms:
+    """Return a run's terms: sigma as given, or the least that keeps the budget.
+
+    `before` has been spent on the initial weights, and is part of the budget.
+    """
     assert config.privacy is not None
     privacy = config.privacy
     steps = planned_steps(config, examples)
     q, sigma = rate(config, examples), privacy.noise_multiplier
+    delta = privacy.resolve_delta(examples)
     if sigma is None:
         from manyhands.privacy import accountant
 
         assert privacy.epsilon is not None
-        sigma = accountant.noise_multiplier(privacy.epsilon, privacy.delta, q, steps)
-    return Terms(
-        steps=steps, rate=q, noise_multiplier=sigma, clip=privacy.clip, delta=privacy.delta
-    )
-
-
-def statement(
-    config: RunConfig, terms: Terms, *, ids: bool = False, learned: Sequence[str] | None = None
-) -> dict[str, Any]:
-    """Return the run's privacy guarantee for its record: what holds, and by which accountant.
-
-    `ids` says whether the data brings ids of its records; otherwise their rows are their ids.
-    `learned` is what a preparation learned from the records, where that is known.
-    """
-    from manyhands.privacy import accountant
-
-    assert config.privacy is not None
-    privacy = config.privacy
-    # Where workers have disjoint records, one record touches the steps of one worker only, and all
-    # workers have the same terms: what each costs is what all cost.
-    event = accountant.Event(terms.steps, terms.rate, terms.noise_multiplier)
-    exposure = "each" if privacy.distrust else config.strategy.exposure
-    trust: str = "alone" if exposure == "sum" and config.workers == 1 else exposure
-    if config.strategy.supports.beside == "stage":
-        trust = "stages"
-    said = "none is stated; this is not checked"
-    if learned is not None and not learned:
-        said = "with declared values only; nothing was learned from the records"
-    elif privacy.preprocessing == "public":
-        said = "; ".join(["stated to be public", *(learned or ())])
-    placed = config.limit is not None or (config.partition_kind == "by-id" and not ids)
-    return {
-        "private": privacy.fixed_key is None,
-        "relation": IN_PLACE if placed else RELATION,
-        "trust": TRUST[trust],
-        "sampler": SAMPLER[config.partition_kind == "balanced"],
-        **terms.as_dict(),
-        "epsilon_pld": accountant.epsilon(event, terms.delta, "pld"),
-        "epsilon_rdp": accountant.epsilon(event, terms.delta, "rdp"),
-        "preprocessing": said,
-        "secure_noise": privacy.secure_noise,
-    }
+        sigma = accountant.noise_multiplier(privacy.epsilon, delta, q, steps, before)
+    return Terms(steps=steps, rate=q, noise_multiplier=sigma, clip=privacy.clip, delta=delta)

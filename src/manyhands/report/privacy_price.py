@@ -61,16 +61,21 @@ def _key(row: Row) -> tuple[str, str, int, str]:
 def _price(summary: Summary, pairs: Sequence[_Pair]) -> Sentence:
     """State the greatest and the least cost of privacy over the strategies."""
     ends = [pairs[-1], pairs[0]][: len(pairs)]
-    parts = [_cost(summary, pair, len(pairs)) for pair in ends]
-    return say("privacy costs {parts}.", parts=listed(parts, "; ", "; "))
+    bounds = ("at most ", "at least ") if len(ends) > 1 else ("",)
+    parts = [
+        _cost(summary, pair, len(pairs), bound) for pair, bound in zip(ends, bounds, strict=True)
+    ]
+    best = "between the most accurate configurations of a strategy, " if len(ends) > 1 else ""
+    return say("{best}privacy costs {parts}.", best=best, parts=listed(parts, "; ", "; "))
 
 
-def _cost(summary: Summary, pair: _Pair, comparisons: int) -> Sentence:
+def _cost(summary: Summary, pair: _Pair, comparisons: int, bound: str) -> Sentence:
     verdict = compare(pair.private, pair.plain, "accuracy", comparisons, summary.rows)
     gap = facts.gap(pair.private, pair.plain)
+    points = say("{bound}{gap} of accuracy", bound=bound, gap=gap)
     return say(
         "{lost} with {who}: {mine} at {epsilon}, {theirs} without privacy{hedge}",
-        lost=say("{gap} of accuracy", gap=gap) if pair.gap > 0 else say("no accuracy"),
+        lost=points if pair.gap > 0 else say("no accuracy"),
         who=_name(summary, pair.private), mine=facts.accuracy(pair.private),
         epsilon=_epsilon(pair.private), theirs=facts.accuracy(pair.plain),
         hedge=verdict.hedge(),

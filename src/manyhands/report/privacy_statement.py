@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from manyhands.errors import ConfigError
 from manyhands.privacy import accountant
+from manyhands.privacy.provenance import key_id
+from manyhands.privacy.statement import LABELS, describe
 from manyhands.report import facts
 from manyhands.report.formatting import capital, count, join, some
 from manyhands.report.plots import name, typical_run
@@ -14,13 +17,6 @@ from manyhands.report.runs import Run
 from manyhands.report.sentences import Fact, Name, Sentence, fact, say
 from manyhands.report.summary import Summary
 from manyhands.report.values import mapping, number, text
-
-_WORDS = {
-    "relation": "neighbouring data sets", "trust": "who is trusted", "sampler": "sampler",
-    "steps": "steps, T", "rate": "sampling rate, q", "noise_multiplier": "noise multiplier, σ",
-    "clip": "clipping norm, C", "delta": "δ", "epsilon_pld": "ε, by privacy loss distributions",
-    "epsilon_rdp": "ε, by Rényi divergences (looser; a check)", "preprocessing": "preprocessing",
-}  # fmt: skip
 
 
 def sound(run: Run) -> bool:
@@ -59,24 +55,10 @@ def statements(summary: Summary) -> list[dict[str, Any]]:
 
 
 def _lines(privacy: Mapping[str, Any], runs: Sequence[Run]) -> Iterator[tuple[str, str]]:
-    if privacy.get("private") is not True:
-        yield (
-            "NOT PRIVATE",
-            "sample and noise came from a fixed key and can be drawn again; the lines below say "
-            "what the same run would promise with secret keys",
-        )
-    for key, words in _WORDS.items():
-        value = number(privacy, key)
-        if key == "steps" and value is not None:
-            yield words, f"{count(value)}{_stopped(value, runs)}"
-        elif key in ("rate", "clip", "delta", "noise_multiplier") and value is not None:
-            yield words, f"{value:.4g}"
-        elif key.startswith("epsilon"):
-            yield words, "not bounded" if value is None else f"{value:.4f}"
-        elif stated := text(privacy, key):
-            yield words, stated
-    if privacy.get("secure_noise") is True:
-        yield "noise", "from the operating system's generator, safe against rounding attacks"
+    planned = number(privacy, "steps")
+    for label, words in describe(privacy):
+        more = _stopped(planned, runs) if label == LABELS["steps"] and planned is not None else ""
+        yield label, f"{words}{more}"
 
 
 def _stopped(planned: float, runs: Sequence[Run]) -> str:
@@ -95,19 +77,19 @@ def sentences(summary: Summary) -> list[Sentence]:
     if not private:
         return []
     kept = [run for run in private if sound(run)]
-    states = [_together(data, [r for r in kept if _data(r) == data]) for data in _names(kept)]
+    states = composed(summary)
     fixed = [run for run in private if not sound(run)]
     if fixed:
         count = facts.count(fixed)
         states.append(
             say("{count} with fixed keys: NOT PRIVATE; such runs are for tests.", count=count)
         )
-    plain = [r for r in runs if not r.privacy and _data(r) in _names(kept)]
-    if plain:
+    plain = [run for run in runs if not run.privacy]
+    if plain and kept:
         states.append(
             say(
-                "Beside them {count} on the same data without privacy: publishing those as well "
-                "voids the guarantee.",
+                "Beside them {count} without privacy: to publish those as well voids the guarantee "
+                "of every record that they used.",
                 count=facts.count(plain),
             )
         )
@@ -120,20 +102,42 @@ def sentences(summary: Summary) -> list[Sentence]:
     return some(*states)
 
 
-def _data(run: Run) -> str:
-    return text(run.data, "name")
+def composed(summary: Summary) -> list[Sentence]:
+    """Say what all private runs cost together, for each set of training records."""
+    kept = [run for run in summary.loaded.runs if run.privacy and sound(run)]
+    return some(*(_together(runs) for runs in _by_records(kept)))
 
 
-def _names(runs: list[Run]) -> list[str]:
-    return list(dict.fromkeys(_data(run) for run in runs))
+def _by_records(runs: list[Run]) -> list[list[Run]]:
+    """Return the runs by their training records; a name proves nothing.
+
+    Fingerprints tell records apart only if one key made all of them: if not, all runs are one set.
+    """
+    marks = [text(run.privacy, "fingerprint") for run in runs]
+    if not all(marks) or len({key_id(mark) for mark in marks}) > 1:
+        return [runs] if runs else []
+    pairs = list(zip(marks, runs, strict=True))
+    return [[run for mark, run in pairs if mark == one] for one in dict.fromkeys(marks)]
 
 
-def _together(data: str, runs: list[Run]) -> Sentence:
-    """Return the composed cost of all runs on one data set; each of them spends."""
-    events = [found for run in runs if (found := event(run))]
+def events(run: Run) -> list[accountant.Event]:
+    """Return all that a run spent: its own steps, and those behind its initial weights.
+
+    Empty where its record does not say it.
+    """
+    own, before = event(run), run.privacy.get("before", [])
+    try:
+        return [own, *(accountant.Event(*each) for each in before)] if own else []
+    except (TypeError, ConfigError):
+        return []
+
+
+def _together(runs: list[Run]) -> Sentence:
+    """Return the composed cost of all runs on one set of records; each of them spends."""
+    spent = [events(run) for run in runs]
     deltas = [d for run in runs if (d := number(run.privacy, "delta")) is not None and 0 < d < 1]
     count = facts.count(runs, "")
-    if len(events) < len(runs):
+    if not all(spent):
         return say(
             "What the {count} private runs cost together cannot be said: a record does not state "
             "its steps, its rate and its noise.",
@@ -142,8 +146,9 @@ def _together(data: str, runs: list[Run]) -> Sentence:
     if len(runs) < 2 or not deltas:
         return say("")
     delta = min(deltas)
+    names = list(dict.fromkeys(each for run in runs if (each := text(run.data, "name"))))
     try:
-        pld, rdp = (accountant.compose(events, delta, how) for how in ("pld", "rdp"))
+        pld, rdp = (accountant.compose(chain(*spent), delta, way) for way in ("pld", "rdp"))
     except ConfigError as error:
         return say(
             "What all {count} runs cost together cannot be said: {why}.", count=count,
@@ -156,7 +161,7 @@ def _together(data: str, runs: list[Run]) -> Sentence:
     return say(
         "Together the {count} private runs{on} cost ε = {pld} at δ = {delta} ({rdp} by Rényi "
         "divergences): that holds if all of them are published, or one that was chosen among them.",
-        count=count, on=say(" on {data}", data=Name(data)) if data else "",
+        count=count, on=say(" on {data}", data=Name(join(names))) if names else "",
         pld=stated("composed epsilon by pld", pld, f"{pld:.3f}"),
         rdp=stated("composed epsilon by rdp", rdp, f"{rdp:.3f}"),
         delta=stated("least delta", delta, f"{delta:g}"),

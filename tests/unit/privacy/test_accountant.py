@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -47,6 +48,39 @@ def test_solved_noise_keeps_to_the_budget_and_less_would_not(
     assert sigma == float(f"{sigma:.4g}")
     assert epsilon(Event(steps, rate, sigma), DELTA) <= wanted
     assert epsilon(Event(steps, rate, sigma * 0.998), DELTA) > wanted
+
+
+@pytest.mark.parametrize("wanted", [1e-3, 0.05, 30.0])
+@pytest.mark.parametrize(("rate", "steps"), [(0.001, 3), (0.5, 30)])
+def test_the_least_noise_is_found_far_from_the_usual(
+    wanted: float, rate: float, steps: int
+) -> None:
+    sigma = noise_multiplier(wanted, 1e-4, rate, steps)
+    assert epsilon(Event(steps, rate, sigma), 1e-4) <= wanted
+    assert epsilon(Event(steps, rate, sigma * 0.998), 1e-4) > wanted
+
+
+def test_a_run_does_not_wait_for_the_accountant(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted, not timed: few distributions are made, and none point by point in Python."""
+    from dp_accounting.pld.privacy_loss_mechanism import AdditiveNoisePrivacyLoss
+
+    from manyhands.privacy import accountant
+
+    made, whole = [], accountant._loss
+
+    def count(rate: float, sigma: float, grid: float) -> Any:
+        made.append(grid)
+        return whole(rate, sigma, grid)
+
+    def search(*args: Any) -> float:
+        raise AssertionError("the library searches each point")
+
+    monkeypatch.setattr(accountant, "_loss", count)
+    monkeypatch.setattr(AdditiveNoisePrivacyLoss, "inverse_privacy_loss", search)
+    assert noise_multiplier(3.0, DELTA, 128 / 60_000, 1405) == 0.5784
+    fine = [grid for grid in made if grid < 5e-4]
+    assert len(fine) <= 3
+    assert len(made) <= 8
 
 
 def test_it_agrees_with_the_librarys_own_accountants() -> None:
@@ -146,7 +180,7 @@ def test_events_and_budgets_are_checked() -> None:
 
 def test_without_the_library_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "dp_accounting.pld", None)
-    with pytest.raises(ConfigError, match=r"pip install 'manyhands\[private\]'"):
+    with pytest.raises(ConfigError, match=r"pip install '\.\[private\]'"):
         epsilon(Event(7, 0.123, 1.7), DELTA)
     assert epsilon(Event(7, 0.123, 1.7), DELTA, "rdp") > 0  # this method is our own
 

@@ -14,8 +14,11 @@ from manyhands.errors import ConfigError
 from manyhands.model.dropout import Masks
 from manyhands.privacy import keys, ledger, staged
 from manyhands.privacy.clipping import probe, refuse
+from manyhands.privacy.generator import seed_secretly
+from manyhands.privacy.layerwise import Layerwise
 from manyhands.privacy.ledger import Ledger
 from manyhands.privacy.mechanism import Mechanism
+from manyhands.privacy.noise import RoundedNormals
 from manyhands.privacy.sampling import PoissonPlan
 from manyhands.privacy.staged import StageClipping
 from manyhands.privacy.terms import Terms, solve, steps_per_epoch
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
     from manyhands.config.run import RunConfig
     from manyhands.data.batch_tree import Tree
     from manyhands.model.replica import Replica
+    from manyhands.privacy.accountant import Event
+    from manyhands.privacy.provenance import Provenance
     from manyhands.worker.worker import Worker
 
 
@@ -34,26 +39,29 @@ def make_private(
     replica: Replica,
     example: tuple[Tree, Tree],
     group: Communicator,
+    before: tuple[Event, ...] = (),
 ) -> tuple[PoissonPlan, Mechanism]:
     """Return the secret sampler that replaces the plan, and the mechanism that adds noise.
 
     Refuses a model that cannot be private, trying `example` on it. Keys are drawn here, shared
-    where the workers share their samples, and kept in memory only.
+    where the workers share their samples, and kept in memory only. `before` was spent on the
+    initial weights.
     """
     privacy = config.privacy
     assert privacy is not None
     refuse(replica.module)
-    probe(replica, *example)
+    if Layerwise.unknown(replica):  # known layers neither mix examples nor keep traces of them
+        probe(replica, *example)
     if config.strategy.supports.beside == "stage":
         staged.check(replica)
-    terms = _shared_terms(config, plan.examples, group)
+    terms = _shared_terms(config, plan.examples, group, before)
     shared = config.partition_kind == "balanced"
     root = keys.new_key() if privacy.fixed_key is None else keys.fixed_key(privacy.fixed_key)
     own = keys.derive_key(root, "own", group.rank)
     common = b""
     if shared:  # rank 0's; what each worker draws its noise from stays its own
-        said = keys.derive_key(root, "common").hex() if group.rank == 0 else None
-        common = bytes.fromhex(group.gather(said)[0])
+        sent = keys.derive_key(root, "common").hex() if group.rank == 0 else None
+        common = bytes.fromhex(group.gather(sent)[0])
     sample = keys.PoissonSample(common if shared else own, terms.rate, secure=privacy.secure_noise)
     split = 1 if config.strategy.supports.whole_batches else config.workers
     sampler = PoissonPlan(
@@ -67,13 +75,13 @@ def make_private(
         per_epoch=steps_per_epoch(config, plan.examples),
         partition=config.partition_kind,
     )
-    noise = keys.NormalNoise(None if privacy.secure_noise else own, secure=privacy.secure_noise)
+    noise = RoundedNormals(None if privacy.secure_noise else own, secure=privacy.secure_noise)
     # Dropout masks are secret too. They belong to records: one record more changes no other's.
     root = common if shared else own
     replica.masks = Masks(keys.derive_key(root, "dropout"), replica.params.device)
-    # The model's own random calls draw from PyTorch's generator, of which 32 bits are secret.
-    torch.manual_seed(int.from_bytes(keys.derive_key(own, "random calls")[:8], "little"))
-    return sampler, Mechanism(config, replica, terms, noise, example[0])
+    seed_secretly(keys.derive_key(own, "random calls"))  # for what masks do not cover
+    mechanism = Mechanism(config, replica, terms, noise, example[0])
+    return Mechanism.watch(mechanism, sampler) if Mechanism.watch else sampler, mechanism
 
 
 def split_mechanism(
@@ -96,19 +104,27 @@ def split_mechanism(
     part.passes = StageClipping(mechanism, part, total, chunk_mb=config.privacy.chunk_mb)
 
 
-def _shared_terms(config: RunConfig, examples: int, group: Communicator) -> Terms:
+def _shared_terms(
+    config: RunConfig, examples: int, group: Communicator, before: tuple[Event, ...]
+) -> Terms:
     """Return the terms, which rank 0 computes."""
-    mine = solve(config, examples).as_dict() if group.rank == 0 else None
+    mine = solve(config, examples, before).as_dict() if group.rank == 0 else None
     return Terms(**group.gather(mine)[0])
 
 
-def open_ledger(worker: Worker, output: Path, remembered: dict[str, Any] | None) -> None:
+def open_ledger(
+    worker: Worker,
+    output: Path,
+    remembered: dict[str, Any] | None,
+    provenance: Provenance | None = None,
+) -> None:
     """Open or resume this worker's ledger; determine how many steps the budget allows.
 
     Args:
         worker: With its mechanism, at the step it begins from.
         output: The run's folder.
         remembered: What the checkpoint says of the account; None where there is no checkpoint.
+        provenance: What the run started from.
 
     Raises:
         ConfigError: If the ledger cannot be trusted, or the budget is spent already.
@@ -129,7 +145,12 @@ def open_ledger(worker: Worker, output: Path, remembered: dict[str, Any] | None)
             )
         else:
             head = {"run": run, "limit": terms.steps, "terms": terms.as_dict()}
-            mechanism.ledger = Ledger.begin(path, **head, data=worker.data.name)
+            mechanism.ledger = Ledger.begin(
+                path,
+                **head,
+                data=worker.data.name,
+                provenance=provenance.as_dict() if provenance else None,
+            )
         spent = mechanism.ledger.spent
     if together:  # they can only end together
         spent = int(worker.comm.maximum(np.array([max(spent, before)]))[0])
