@@ -2,40 +2,80 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 
-from manyhands.report import disturbance, facts, option_cost, option_values, privacy_price
+from manyhands.report import (
+    disturbance,
+    facts,
+    input_growth,
+    option_cost,
+    option_values,
+    privacy_price,
+    privacy_statement,
+    support,
+)
 from manyhands.report.best_configuration import classes, one_answer
 from manyhands.report.facts import who
 from manyhands.report.formatting import percent, seconds
-from manyhands.report.sentences import Sentence, capitalised, fact, listed, say
+from manyhands.report.sentences import Name, Sentence, capitalised, fact, say
 from manyhands.report.significance import compare, pairs
+from manyhands.report.summarise import summarise
 from manyhands.report.summary import Choice, Row, Summary
-
-_NAMED = 3  # rivals that a sentence names
+from manyhands.report.values import text
 
 
 def opening(summary: Summary) -> tuple[str, ...]:
     """Return what page, PDF, `report.json` and terminal say first."""
     if compared := option_values.compare(summary):
-        return (*option_cost.sentences(compared), *doubts(summary))
+        spent = privacy_statement.composed(summary)
+        return (*option_cost.sentences(compared), *spent, *doubts(summary))
     return answer(summary)
 
 
 def answer(summary: Summary) -> tuple[Sentence, ...]:
     """Return the headline sentences; they say no more than the records do."""
+    spent = privacy_statement.composed(summary)
     if not summary.rows:
-        return (say("No run finished, so there is nothing to compare."),)
+        return (say("No run finished, so there is nothing to compare."), *spent)
+    if parts := _parts(summary):
+        return (*(_headed(name, part) for name, part in parts), *spent, *doubts(summary))
+    found = _conclusion(summary)
+    first = 2 if found[1:] and privacy_price.answer(summary) else 1
+    return (*found[:first], *spent, *doubts(summary), *found[first:])
+
+
+def _parts(summary: Summary) -> list[tuple[Name, Summary]]:
+    """Return the summaries of sweeps, or tasks, that are not compared with each other."""
+    runs = [run for row in summary.rows for run in row.runs]
+    keys = [Name(name) for name in dict.fromkeys(run.source for run in runs)]
+    by_source = len(keys) > 1
+    if not by_source:
+        keys = [Name(name) for name in dict.fromkeys(text(run.data, "name") for run in runs)]
+    made = []
+    for key in keys:
+        mine = [r for r in runs if key == (r.source if by_source else text(r.data, "name"))]
+        made.append((key, summarise(replace(summary.loaded, runs=tuple(mine), problems=()))))
+    apart = summary.tasks > 1 or all(len(part.rows) > 1 for _, part in made)
+    return made if len(made) > 1 and apart else []
+
+
+def _headed(name: Name, part: Summary) -> Sentence:
+    return say("{name}: {first}", name=name, first=_conclusion(part)[0])
+
+
+def _conclusion(summary: Summary) -> tuple[Sentence, ...]:
+    """Say which configuration leads, what a test tells, and what would tell more."""
     choice = summary.choice
+    price = privacy_price.answer(summary)
     if choice is None:
-        return (*privacy_price.answer(summary), *_alone(summary), *doubts(summary))
+        return price or _alone(summary)
     if not choice.learned:
         return _nothing_learned(summary, choice)
     found = (
-        *privacy_price.answer(summary),
+        *price,
         _headline(summary, choice),
-        *doubts(summary),
-        _tied(summary, choice),
+        *support.sentences(summary, choice),
+        _quicker(summary, choice),
         _caveat(summary, choice.leader),
     )
     return tuple(capitalised(sentence) for sentence in found if sentence)
@@ -50,6 +90,8 @@ def _alone(summary: Summary) -> tuple[Sentence, ...]:
     """Say what was measured where configurations cannot be compared."""
     if summary.tasks > 1:
         return (say("These runs are of different tasks, which are not compared with each other."),)
+    if grown := input_growth.comment(summary):
+        return tuple(map(capitalised, grown[:2]))
     last = summary.rows[-1]
     row = summary.of(last.group)[0]
     if row is last:
@@ -102,45 +144,54 @@ def _nothing_learned(summary: Summary, choice: Choice) -> tuple[Sentence, ...]:
 def _headline(summary: Summary, choice: Choice) -> Sentence:
     """Name the leader and the measure that it was chosen by."""
     row = choice.leader
-    gain = _gain(summary, choice)
+    gain, crown = _gain(summary, choice), _crown(summary, choice)
     if choice.measure == "seconds to target":
         arrived = facts.arrival(summary, row, choice.candidates)
         return say(
-            "{who} {crown}: it {reached} {target} accuracy first, after {time}{gain}.",
-            who=who(summary, row), crown=_crown(choice), target=facts.target(summary),
-            reached="reaches" if choice.supported else "reached", time=arrived, gain=gain,
+            "{who} {crown} to {target} accuracy: {time}{gain}.", who=who(summary, row),
+            crown=crown, target=facts.target(summary), time=arrived, gain=gain,
         )  # fmt: skip
     if choice.measure == "examples per second" and row.rate is not None:
         rates = [(each, each.rate) for each in choice.candidates if each.rate]
         most = facts.extreme(choice.measure, row, rates, True, lambda v: f"{v:,.0f}")
         return say(
-            "{who} {crown}: {rate} examples per second{gain}{at}.", crown=_crown(choice),
+            "{who} {crown}: {rate} examples per second{gain}{at}.", crown=crown,
             who=who(summary, row), rate=most, gain=gain, at=_at(row, gain),
         )  # fmt: skip
     times = [(each, each.seconds.median) for each in choice.candidates if each.seconds]
     least = facts.extreme("seconds", row, times, False, seconds)
-    if row.group.strategy == "sequential":
-        return say(
-            "One worker {crown}: {who} took {time}{at}, and no other configuration gained on it by "
-            "the rule below.",
-            crown=_crown(choice), who=who(summary, row), time=least, at=_at(row),
-        )  # fmt: skip
     return say(
         "{who} {crown}: {time} of training{gain}{at}.", who=who(summary, row), time=least,
-        crown=_crown(choice), gain=gain, at=_at(row, gain),
+        crown=crown, gain=gain, at=_at(row, gain),
     )  # fmt: skip
 
 
-def _crown(choice: Choice) -> Sentence:
-    """Say "is best here" or "leads", and in the same breath whether its runs were disturbed."""
-    verb = "is best here" if choice.supported else "leads"
-    return say("{verb}{though}", verb=verb, though=disturbance.clause(choice.leader))
+def _crown(summary: Summary, choice: Choice) -> Sentence:
+    """Say "is fastest" of what a test tells from all others, else "was fastest"; of which."""
+    verb = "is fastest" if choice.supported else "was fastest"
+    return say(
+        "{verb}{among}{though}", verb=verb, though=disturbance.clause(choice.leader),
+        among=choice.among if _beaten(summary, choice) else "",
+    )  # fmt: skip
+
+
+def _beaten(summary: Summary, choice: Choice) -> bool:
+    """Say whether something that was not a candidate was faster than the leader."""
+    if choice.measure == "seconds to target":
+        return False
+    return any(_pace(row, choice) > _pace(choice.leader, choice) for row in summary.comparable)
+
+
+def _pace(row: Row, choice: Choice) -> float:
+    if choice.measure == "examples per second":
+        return row.rate or 0.0
+    return 1 / row.seconds.median if row.seconds else 0.0
 
 
 def _gain(summary: Summary, choice: Choice) -> Sentence:
     """Say what the leader gains on its reference, by the measure that it was chosen by."""
     row = choice.leader
-    if row.shown_speedup is None or (row.by_own and row.workers == 1):
+    if row.shown_speedup is None or row.reference == row.runs:
         return say("")
     against = (
         say("{label} with one worker", label=facts.label(row))
@@ -148,7 +199,7 @@ def _gain(summary: Summary, choice: Choice) -> Sentence:
         else say("the sequential run")
     )
     if any(run.disturbed for run in row.reference) and row.reference != row.runs:
-        against = say("{against}, which was disturbed", against=against)
+        against = say("{against} (disturbed)", against=against)
     if choice.measure == "seconds to target":
         return _sooner(summary, row, against)
     if row.shown_speedup < 1.05:
@@ -167,43 +218,24 @@ def _sooner(summary: Summary, row: Row, against: Sentence) -> Sentence:
     return say(", where {against} takes {time}", against=against, time=arrived)
 
 
-def _tied(summary: Summary, choice: Choice) -> Sentence:
-    """Say which configurations the measurement does not tell from the leader."""
-    rivals = choice.rivals
-    fewest = min((choice.leader.runs, *(row.runs for row in rivals)), key=len)
-    if not rivals and len(fewest) > 1:
-        words = "Since runs that are compared were disturbed, no best is named."
-        return say(words if choice.disturbed else "")
-    if len(fewest) == 1:
-        each = "Every configuration" if _once(summary) else "Some configurations"
-        return say(
-            "{each} ran once, so that chance cannot be ruled out and no best is named.", each=each
-        )
-    count = len(choice.candidates) - 1
-    more = facts.aim(summary) if choice.measure == "seconds to target" else {}
-    tests = [
-        compare(choice.leader, row, choice.measure, count, summary.rows, **more).resting()
-        for row in rivals
-    ]
+def _quicker(summary: Summary, choice: Choice) -> Sentence:
+    """Name the most accurate of those that were faster than the leader, but not good enough."""
+    if choice.measure != "seconds" or choice.leader.seconds is None:
+        return say("")
+    kept = {id(row) for row in choice.candidates}
+    rows = [
+        row
+        for row in summary.comparable
+        if id(row) not in kept and row.seconds and row.accuracy and not row.unlearned
+        and row.seconds.median < choice.leader.seconds.median
+    ]  # fmt: skip
+    if not rows:
+        return say("")
+    row = max(rows, key=lambda each: each.accuracy.median if each.accuracy else 0.0)
     return say(
-        "With {least}{repeats} it cannot be told apart from {names}{tests}: no best is named.",
-        least="" if len({len(row.runs) for row in (choice.leader, *rivals)}) == 1 else "at least ",
-        repeats=facts.repeats(fewest), names=_some(summary, rivals),
-        tests=listed(tests, "", ""),
+        "{who} took only {time}, but its accuracy is {level}.", who=who(summary, row),
+        time=facts.time(row), level=facts.accuracy(row),
     )  # fmt: skip
-
-
-def _once(summary: Summary) -> bool:
-    return all(len(row.runs) == 1 for row in summary.rows)
-
-
-def _some(summary: Summary, rows: Sequence[Row]) -> Sentence:
-    """Name the first few configurations, and say how many others there are."""
-    if len(rows) <= _NAMED + 1:
-        return listed([who(summary, row) for row in rows])
-    rest = rows[_NAMED:]
-    names = listed([who(summary, row) for row in rows[:_NAMED]], last=", ")
-    return say("{names} and {rest} others", names=names, rest=facts.configurations(rest))
 
 
 def _caveat(summary: Summary, leader: Row) -> Sentence:
@@ -214,9 +246,9 @@ def _caveat(summary: Summary, leader: Row) -> Sentence:
     top = max(rows, key=lambda row: row.accuracy.median if row.accuracy else 0)
     assert top.accuracy is not None
     gap = top.accuracy.median - leader.accuracy.median
-    if top is leader or gap <= 0:
-        return say("No other was more accurate." if len(rows) > 1 else "")
     verdict = compare(top, leader, "accuracy", pairs(len(rows)), rows)
+    if top is leader or gap <= 0 or not (verdict.apart or verdict.large):
+        return say("")
     return say(
         "The most accurate, {who}, is {gap} above{hedge}.", who=who(summary, top),
         gap=facts.gap(top, leader), hedge=verdict.hedge(),

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from manyhands.report import facts
 from manyhands.report.best_configuration import learned
-from manyhands.report.sentences import Fact, Name, Sentence, fact, listed, say
+from manyhands.report.sentences import Name, Sentence, listed, say
 from manyhands.report.significance import compare
 from manyhands.report.summary import Row, Summary
 
@@ -24,8 +24,6 @@ def sentences(summary: Summary) -> Iterable[Sentence]:
         yield _pace(summary, row, base, 2 * len(pairs))
         if row.accuracy and base.accuracy:
             yield _quality(summary, row, base, 2 * len(pairs))
-    for kind, mine in held.items():
-        yield from _by_workers(kind, mine)
     rows = {id(row): row for pair in pairs for row in pair if "wait" in row.shares}.values()
     if rows:
         parts = [say("{part} with {who}", who=_who(summary, r), part=facts.lost(r)) for r in rows]
@@ -72,40 +70,6 @@ def _widest(pairs: Sequence[Pair]) -> list[Pair]:
     return widest
 
 
-def _by_workers(kind: str, pairs: Sequence[Pair]) -> Iterable[Sentence]:
-    """State pace and accuracy for every number of workers that both were run with."""
-    pairs = [pair for pair in pairs if pair[0].group.source == pairs[0][0].group.source]
-    counts = [row.workers for row, _ in pairs]
-    if len(counts) < 2 or len(set(counts)) < len(counts):
-        return
-    parts = []
-    for row, base in pairs:
-        part = say(
-            "{pace} times as fast with {workers}", workers=facts.workers(row),
-            pace=_ratio(row, base),
-        )  # fmt: skip
-        if row.accuracy and base.accuracy:
-            gap = facts.gap(row, base)
-            side = "above" if gap.value > 0 else "below"
-            level = say("{gap} {side}", gap=gap, side=side)
-            if row.unlearned or base.unlearned:
-                level = say("at {a}", a=facts.accuracy(row))
-            part = say("{part}, {level}", part=part, level=level)
-        parts.append(part)
-    yield say(
-        "By the number of workers, {kind} against sync, in time and in accuracy: {parts}.",
-        kind=kind, parts=listed(parts, "; ", "; "),
-    )  # fmt: skip
-
-
-def _ratio(row: Row, base: Row) -> Fact:
-    assert row.seconds
-    assert base.seconds
-    ratio = base.seconds.median / row.seconds.median
-    return fact("seconds", ratio, how="ratio", runs=row.runs, against=base.runs,
-                text=f"{ratio:.2f}")  # fmt: skip
-
-
 def _who(summary: Summary, row: Row) -> Name:
     """Name a configuration, with its place where that is not its number of workers."""
     by_workers = summary.layout.x == "workers"
@@ -113,10 +77,12 @@ def _who(summary: Summary, row: Row) -> Name:
 
 
 def _pace(summary: Summary, row: Row, base: Row, comparisons: int) -> Sentence:
-    first, second = (row, base) if _ratio(row, base).value >= 1 else (base, row)
+    first, second = (row, base) if facts.pace(row, base).value >= 1 else (base, row)
     verdict = compare(row, base, "seconds", comparisons, summary.rows)
     faster = say(
-        ": {which} is {pace} times as fast", which=_who(summary, first), pace=_ratio(first, second)
+        ": {which} is {pace} times as fast",
+        which=_who(summary, first),
+        pace=facts.pace(first, second),
     )
     return say(
         "With {workers}, {who} trains in {mine} and {base} in {theirs}{faster}{hedge}{crowded}.",
@@ -133,7 +99,7 @@ def _quality(summary: Summary, row: Row, base: Row, comparisons: int) -> Sentenc
         theirs=facts.accuracy(base), base=_who(summary, base),
     )  # fmt: skip
     if row.collapsed or not learned(row):
-        return say("{states}: it learned nothing.", states=states)
+        return say("{states}: it learned little.", states=states)
     if row.unlearned or base.unlearned:
         return say("{states}.", states=states)
     return say(

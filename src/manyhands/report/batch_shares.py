@@ -58,19 +58,15 @@ def draw(ax: Any, summary: Summary) -> list[Note]:
 
 def comment(summary: Summary) -> list[Sentence]:
     """Comment on how the shares moved, and what that brought."""
-    held = shown(summary)
-    states = [
+    row = _drawn(summary)[0]
+    runs = next(found for each, found in shown(summary) if each is row)
+    one = "one repeat of " if len(row.runs) > 1 else ""
+    return [
         say(
-            "{who}: from {first} to {last}{gained}.", who=who(summary, row),
+            "Drawn is {one}{who}: from {first} to {last}{gained}.", one=one, who=who(summary, row),
             first=_parts(runs, 0), last=_parts(runs, -1), gained=_gained(summary, row),
         )
-        for row, runs in held
     ]  # fmt: skip
-    if len(held) > 1 or len(held[0][1]) > 1:
-        row = _drawn(summary)[0]
-        one = "one repeat of " if len(row.runs) > 1 else ""
-        states.append(say("Drawn is {one}{who}.", one=one, who=who(summary, row)))
-    return states
 
 
 def _parts(runs: Sequence[Run], at: int) -> Sentence:

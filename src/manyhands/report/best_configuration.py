@@ -14,6 +14,7 @@ from manyhands.report.values import number
 TOLERANCE = 0.01  # how far below the best a model is still as good
 BARELY = 0.05  # of the way from guessing to faultless: no more than chance
 UNIFORM = 0.02  # of the loss of guessing: the model says the same of every class
+HALF = 0.5  # of the best run's gain: with less a model has lost much of what others learned
 HARDLY = 0.2  # of the way to faultless, with the loss of guessing: no more than chance either
 
 
@@ -27,19 +28,23 @@ def choose(everything: Sequence[Row], scaling: str, target: float | None) -> Cho
         each = ", in every repeat" if max(len(row.runs) for row in rows) > 1 else ""
         rule = f"the shortest time to the target accuracy{each}"
         leader = min(arrived, key=lambda row: row.to_target or math.inf)
-        return _choice(leader, rule, "seconds to target", arrived, rows)
-    fair, words = _fair(rows)
+        return _choice(leader, rule, "seconds to target", "", arrived, rows)
+    fair, among = _fair(rows)
     if scaling == "weak":
         leader = max(fair, key=lambda r: r.rate or 0)
-        return _choice(
-            leader, f"the most examples per second{words}", "examples per second", fair, rows
-        )
+        rule = f"the most examples per second{among}"
+        return _choice(leader, rule, "examples per second", among, fair, rows)
     leader = min(fair, key=lambda r: r.seconds.median if r.seconds else math.inf)
-    return _choice(leader, f"the shortest training time{words}", "seconds", fair, rows)
+    return _choice(leader, f"the shortest training time{among}", "seconds", among, fair, rows)
 
 
 def _choice(
-    leader: Row, rule: str, measure: str, candidates: Sequence[Row], pool: Sequence[Row]
+    leader: Row,
+    rule: str,
+    measure: str,
+    among: str,
+    candidates: Sequence[Row],
+    pool: Sequence[Row],
 ) -> Choice:
     others = [row for row in candidates if row is not leader]
     count = max(len(others), 1)
@@ -47,6 +52,7 @@ def _choice(
         leader=leader,
         rule=rule,
         measure=measure,
+        among=among,
         candidates=tuple(candidates),
         rivals=tuple(row for row in others if not compare(leader, row, measure, count, pool).apart),
         learned=any(learned(row) for row in candidates) and not one_answer(pool),
@@ -59,7 +65,7 @@ def _fair(rows: Sequence[Row]) -> tuple[list[Row], str]:
     if accuracies:
         floor = max(accuracies) - TOLERANCE
         fair = [row for row in rows if row.accuracy and row.accuracy.median >= floor]
-        return fair, " whose accuracy is at most one percentage point below the highest"
+        return fair, " within one percentage point of the highest accuracy"
     held = [(row, row.score.median) for row in rows if row.score]
     metrics = {(run.metric, run.higher) for row in rows for run in row.runs}
     if not held or len(metrics) > 1:
@@ -67,7 +73,7 @@ def _fair(rows: Sequence[Row]) -> tuple[list[Row], str]:
     metric, higher = metrics.pop()
     top = (max if higher else min)(value for _, value in held)
     fair = [row for row, value in held if abs(value - top) <= TOLERANCE * abs(top)]
-    return fair, f" whose {metric} is at most one per cent from the best"
+    return fair, f" within one per cent of the best {metric}"
 
 
 def with_unlearned(rows: Sequence[Row]) -> list[Row]:
@@ -87,6 +93,12 @@ def with_unlearned(rows: Sequence[Row]) -> list[Row]:
         )
         for row in rows
     ]
+
+
+def kept(row: Row, rows: Sequence[Row]) -> bool:
+    """Say whether every repeat has more than half of the best run's gain over guessing."""
+    best = max((gain for each in rows for run in each.runs if (gain := _gain(run))), default=0.0)
+    return all((gain := _gain(run)) is None or gain > HALF * best for run in row.runs)
 
 
 def _gain(run: Run) -> float | None:

@@ -7,7 +7,7 @@ from statistics import fmean
 
 from manyhands.report import facts
 from manyhands.report.facts import who
-from manyhands.report.formatting import percent, plural, seconds
+from manyhands.report.formatting import percent, plural, seconds, some
 from manyhands.report.plots import typical_run
 from manyhands.report.runs import Process, Run
 from manyhands.report.sentences import Fact, How, Sentence, fact, listed, say
@@ -15,8 +15,8 @@ from manyhands.report.summary import Row, Summary
 from manyhands.report.values import number
 
 NOTABLE = 0.1
+FREE = ("server", "hogwild")  # strategies that do not wait, but for evaluations
 MOSTLY = 0.5  # of a loss: a cause that explains less is not named
-_MOST = 6  # configurations that a figure speaks of
 
 
 def lost(row: Row) -> Sentence:
@@ -118,18 +118,16 @@ def _thread_fact(row: Row, noun: str = "") -> Fact:
 
 
 def waiting(summary: Summary) -> list[Sentence]:
-    """Say which workers wait for which, in the widest configuration of every group."""
-    states = []
-    for group in summary.groups:
-        rows = [row for row in summary.of(group) if row.workers > 1 and row.shares]
-        if not rows:
-            continue
-        fitting = [row for row in rows if not row.crowded] or rows
-        row = fitting[-1]
-        slowest = _slowest(typical_run(row)) if _same_in_all(row) else say("")
-        more = say("; {slowest}", slowest=slowest) if slowest else say("")
-        states.append(say("{who}: {lost}{more}.", who=who(summary, row), lost=lost(row), more=more))
-    return states[:_MOST] + _masters(summary)
+    """Say which configuration loses most to communication and waiting, and what masters wait."""
+    rows = [row for row in summary.rows if row.workers > 1 and str(lost(row))]
+    rows = [row for row in rows if not row.crowded] or rows
+    if not rows:
+        return _masters(summary)
+    row = max(rows, key=lambda each: each.shares["communicate"] + each.shares["wait"])
+    slowest = _slowest(typical_run(row)) if _same_in_all(row) else say("")
+    more = say("; {slowest}", slowest=slowest) if slowest else say("")
+    only = say("Most is lost by {who}", who=who(summary, row)) if rows[1:] else who(summary, row)
+    return [say("{only}: {lost}{more}.", only=only, lost=lost(row), more=more), *_masters(summary)]
 
 
 def _same_in_all(row: Row) -> bool:
@@ -244,7 +242,7 @@ def help_wanted(summary: Summary) -> list[Sentence]:
                 who=who(summary, most), share=facts.share(most, "communicate"),
             )
         )  # fmt: skip
-    if most := _largest(fitting, "wait"):
+    if most := _largest([row for row in fitting if row.group.strategy not in FREE], "wait"):
         option = " (--balance speed)" if _could_balance(typical_run(most)) else ""
         states.append(
             say(
@@ -266,4 +264,5 @@ def _largest(rows: Sequence[Row], phase: str) -> Row | None:
 
 def comment(summary: Summary) -> list[Sentence]:
     """Comment on where the time goes."""
-    return waiting(summary) + help_wanted(summary)
+    first, *masters = waiting(summary) or [say("")]
+    return some(first, *help_wanted(summary), *masters)

@@ -67,6 +67,7 @@ class Drawn:
 
     chart: Chart
     svg: str
+    alone: str  # the SVG as a file of its own
     notes: tuple[Note, ...]
 
 
@@ -172,15 +173,16 @@ def render(chart: Chart, folder: Path | None) -> Drawn:
         figure.savefig(raw, format="svg", metadata=_PLAIN)
         svg = raw.getvalue()
         hits = "".join(_hit(figure, note) for note in notes)
+        label = f"{chart.title}. {chart.alt}"
+        alone = theme.standalone(svg, chart.id, label)
         if folder is not None:
-            alone = theme.standalone(svg, chart.id, f"{chart.title}. {chart.alt}")
             files.write(folder / f"{chart.id}.svg", alone)
             FigureCanvasAgg(figure)
             with files.replacing(folder / f"{chart.id}.png") as path:
                 figure.savefig(path, format="png", dpi=2 * POINT, facecolor="white")
-    label = f"{chart.title}. {chart.alt}"
     return Drawn(
         chart=chart,
+        alone=alone,
         svg=theme.inline(svg, chart.id, label, f'<g class="hits">{hits}</g>'),
         notes=tuple(notes),
     )

@@ -125,8 +125,11 @@ def clause(row: Row) -> Sentence:
     """Return what follows a claim about a configuration whose runs were disturbed."""
     if not row.disturbed:
         return say("")
+    if len(row.runs) == 1:
+        return say(", though its run was disturbed")
+    if len(row.disturbed) == len(row.runs):
+        return say(", though all its {all} were disturbed", all=facts.count(row.runs))
     return say(
-        ", though {some} of its {all} disturbed", some=facts.count(row.disturbed, ""),
-        all=say("{runs} {were}", runs=facts.count(row.runs),
-                were="was" if len(row.runs) == 1 else "were"),
+        ", though {some} of its {all} {were} disturbed", some=facts.count(row.disturbed, ""),
+        all=facts.count(row.runs), were="was" if len(row.disturbed) == 1 else "were",
     )  # fmt: skip

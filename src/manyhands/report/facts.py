@@ -40,7 +40,7 @@ def time(row: Row) -> Fact:
 
 
 def accuracy(row: Row) -> Sentence:
-    """State an accuracy; where some repeats learned nothing, the range and how many."""
+    """State an accuracy; where some repeats learned little, the range and how many."""
     assert row.accuracy is not None
     if not row.mixed:
         value = row.accuracy.median
@@ -54,9 +54,9 @@ def accuracy(row: Row) -> Sentence:
 
 
 def unlearned(row: Row) -> Sentence:
-    """State how many repeats learned next to nothing."""
+    """State how many repeats learned little."""
     some, of = count(row.unlearned, ""), repeats(row.runs)
-    return say("{some} of {of} learned nothing", some=some, of=of)
+    return say("{some} of {of} learned little", some=some, of=of)
 
 
 def score(row: Row) -> Fact:
@@ -110,6 +110,16 @@ def against_reference(row: Row, form: Callable[[float], str] = "{:.3g}".format) 
         how="multiple" if weak else "ratio", runs=row.runs, against=row.reference,
         text=form(row.against_reference),
     )  # fmt: skip
+
+
+def pace(row: Row, other: Row) -> Fact:
+    """State how many times as long another configuration takes."""
+    assert row.seconds is not None
+    assert other.seconds is not None
+    ratio = other.seconds.median / row.seconds.median
+    return fact(
+        "seconds", ratio, how="ratio", runs=row.runs, against=other.runs, text=f"{ratio:.2f}"
+    )
 
 
 def efficiency(row: Row) -> Fact:

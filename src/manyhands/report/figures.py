@@ -31,7 +31,10 @@ from manyhands.report.runs import Epoch
 from manyhands.report.sentences import Sentence, capitalised
 from manyhands.report.summary import Summary
 
+MOST = 3  # sentences about a figure
 LABEL = 34  # letters beside an axis, on one line
+# What a comparison begins with, where it was evaluated on the way: how fast each learns, and why.
+_FIRST = ("accuracy-time", "speedup", "phases")
 
 
 def charts(summary: Summary) -> list[Chart]:
@@ -47,7 +50,15 @@ def _charts(summary: Summary) -> list[Chart]:
     along = _along(summary) if len(summary.rows) > 1 else ()
     shown = privacy_budget.charts(summary)
     made = [*along, *shown, *_curves(summary), *_inside(summary), *_special(summary)]
-    return [replace(chart, comment=tuple(map(capitalised, chart.comment))) for chart in made]
+    if len(summary.rows) > 1 and _goes_on(summary):
+        made.sort(key=lambda chart: _FIRST.index(chart.id) if chart.id in _FIRST else len(_FIRST))
+    return [replace(c, comment=tuple(map(capitalised, c.comment[:MOST]))) for c in made]
+
+
+def _goes_on(summary: Summary) -> bool:
+    """Say whether accuracy over time is a curve: some configuration has several points."""
+    timed, (value, _) = _place(True), _SHOWN["accuracy"]
+    return any(len(plots.path(row, timed, value)) > 1 for row in plots.featured(summary))
 
 
 def _along(summary: Summary) -> Iterator[Chart]:
@@ -153,29 +164,20 @@ def _alt(summary: Summary, what: str, along: str = "") -> str:
 def _curves(summary: Summary) -> Iterator[Chart]:
     kinds = (
         ("loss-time", "Loss over time", "test loss", accuracy.loss_over_time),
-        ("loss-examples", "Loss over examples", "test loss", accuracy.loss_over_examples),
+        ("loss-examples", "Loss over examples", "test loss", accuracy.amounts),
         ("accuracy-time", "Accuracy over time", "test accuracy", accuracy.to_target),
-        (
-            "accuracy-examples", "Accuracy over examples", "test accuracy",
-            accuracy.accuracy_over_examples,
-        ),
-    )  # fmt: skip
+        ("accuracy-examples", "Accuracy over examples", "test accuracy", None),
+    )
     name = summary.metric
     by_metric = (
-        ("score-time", f"{capital(name)} over time", f"test {name}", accuracy.score_over_time),
-        (
-            "score-examples",
-            f"{capital(name)} over examples",
-            f"test {name}",
-            accuracy.score_over_examples,
-        ),
+        ("score-time", f"{capital(name)} over time", f"test {name}", None),
+        ("score-examples", f"{capital(name)} over examples", f"test {name}", None),
     )
     for identity, title, unit, comment in (*kinds, *(by_metric if name else ())):
         timed, measure = identity.endswith("time"), identity.partition("-")[0]
-        sentences = comment(summary)
-        if sentences and _recorded(summary, timed, measure):
+        if _recorded(summary, timed, measure):
             yield Chart(
-                id=identity, title=title, y_label=unit, comment=sentences,
+                id=identity, title=title, y_label=unit, comment=comment(summary) if comment else [],
                 x_label="seconds of training" if timed else _seen(summary),
                 draw=_curve(summary, timed, measure), alt=_alt(summary, title.lower()),
             )  # fmt: skip

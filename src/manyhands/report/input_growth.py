@@ -84,7 +84,14 @@ def draw(ax: Any, summary: Summary) -> list[Note]:
 
 def comment(summary: Summary) -> list[Sentence]:
     """Say how the time grows with the examples, and what the speed-up does meanwhile."""
-    return [_sentence(name, rows) for name, rows in series(summary).items()]
+    found = sorted(series(summary).items(), key=lambda pair: -abs(_beyond(pair[1])))
+    return [_sentence(name, rows) for name, rows in found]
+
+
+def _beyond(rows: Sequence[Row]) -> float:
+    """Return by which part the time grows more than the examples."""
+    x, y = _examples(rows), _times(rows)
+    return y[-1] / y[0] / (x[-1] / x[0]) - 1
 
 
 def _sentence(name: str, rows: Sequence[Row]) -> Sentence:
@@ -105,7 +112,7 @@ def _sentence(name: str, rows: Sequence[Row]) -> Sentence:
         "{name}: {more} the examples take {longer} the time ({verdict}), {spent} an example at the "
         "end{gain}.",
         name=Name(name), more=multiple("examples", more), longer=multiple("seconds", longer),
-        verdict=_verdict(rows, longer / more - 1), spent=spent, gain=_gain(first, last),
+        verdict=_verdict(rows, _beyond(rows)), spent=spent, gain=_gain(first, last),
     )  # fmt: skip
 
 

@@ -17,7 +17,9 @@ _ALL, _NONE = 0.9995, 0.0005  # a serial fraction of one, of zero, to three digi
 REASON = (
     "With P workers and a part f of the work that more workers do not shorten, the speed-up is "
     "1 / (f + (1 − f) / P) by Amdahl's law, where the work is the same for every P (strong "
-    "scaling), and P − f (P − 1) by Gustafson's, where the work grows with P (weak scaling)."
+    "scaling), and P − f (P − 1) by Gustafson's, where the work grows with P (weak scaling). A "
+    "batch that grows with the workers changes the first into the second; a cheaper exchange or a "
+    "larger batch lowers f."
 )
 _APPLIES = {
     "Amdahl": "Amdahl's law applies{where}: the work is the same for every number of workers.",
@@ -69,20 +71,23 @@ def _fact(summary: Summary, group: Group, what: str, value: float, text: str) ->
 
 def _fraction(summary: Summary, group: Group, fitted: Fit) -> Sentence:
     name = Name(group.label)
-    if fitted.serial > _ALL:
+    if fitted.serial > _ALL or not _fits(summary, group, fitted):
         return say("{name}", name=name)
     serial = _fact(summary, group, "serial fraction", fitted.serial, f"{fitted.serial:.3f}")
-    off, bound = say(""), say("")
-    if fitted.residual is not None:
-        error = _fact(summary, group, "residual", fitted.residual, f"{fitted.residual:.2g}")
-        off = say(", root mean square error {error}", error=error)
+    bound = say("")
     if fitted.serial >= _NONE and _bounds(summary, group, fitted):
         limit = 1 / fitted.serial
         most = _fact(summary, group, "bound", limit, f"{limit:.3g}")
         alone = fitted_rows(summary, group)[0].workers == 1
         base = "its own run with one worker" if alone else "the reference"
-        bound = say(", at most 1 / f = {most} times as fast as {base}", most=most, base=base)
-    return say("{name} (f = {serial}{off}{bound})", name=name, serial=serial, off=off, bound=bound)
+        bound = say(", at most {most} times as fast as {base}", most=most, base=base)
+    return say("{name} (f = {serial}{bound})", name=name, serial=serial, bound=bound)
+
+
+def _fits(summary: Summary, group: Group, fitted: Fit) -> bool:
+    """Say whether the law fits at least roughly; one point cannot contradict it."""
+    most = max(row.shown_speedup or 0.0 for row in fitted_rows(summary, group))
+    return fitted.residual is None or fitted.residual <= ROUGH * most
 
 
 def _bounds(summary: Summary, group: Group, fitted: Fit) -> bool:
@@ -99,7 +104,7 @@ def _verdict(summary: Summary, group: Group, fitted: Fit) -> Sentence:
     if fitted.serial > _ALL:
         row = fitted_rows(summary, group)[-1]
         most = facts.workers(row)
-        return say("Up to {most}, where every worker has a core, more bring nothing", most=most)
+        return say("No speed-up was measured up to {most} with a core for each", most=most)
     if fitted.residual is None:
         return say("One point with several workers and a core for each cannot test {law}", law=law)
     if fitted.serial < _NONE:

@@ -230,6 +230,9 @@ def _metric(record: Mapping[str, Any]) -> tuple[str, bool]:
 
 
 def _process(worker: Mapping[str, Any]) -> Process:
+    sent, shared = number(worker, "bytes"), number(worker, "shared")
+    if "shared" not in worker and sent and number(worker, "messages") == 0:
+        sent, shared = 0.0, sent  # an older record: what no message carried, shared memory did
     return Process(
         rank=int(number(worker, "rank") or 0),
         role=text(worker, "role"),
@@ -239,8 +242,9 @@ def _process(worker: Mapping[str, Any]) -> Process:
         update=number(worker, "update"),
         communicate=number(worker, "communicate"),
         wait=number(worker, "wait"),
-        bytes=number(worker, "bytes"),
+        bytes=sent,
         messages=number(worker, "messages"),
+        shared=shared,
         operations=mapping(worker.get("operations")),
     )
 
@@ -269,17 +273,38 @@ def _epochs(
     known = not counts_differently(record)
     clock = _running([number(e, "seconds") for e in entries], seconds)
     seen = _running([number(e, "examples") for e in entries], examples)
-    return tuple(
-        Epoch(
-            epoch=int(number(entry, "epoch") or i),
-            steps=number(entry, "steps") if known else None,
-            seconds=clock[i],
-            examples=seen[i],
-            loss=number(entry, "test_loss"),
-            accuracy=number(entry, "test_accuracy"),
-            score=number(entry, "test_metrics", metric),
-        )
+    ends = [
+        _evaluation(entry, metric, i, known=known, seconds=clock[i], examples=seen[i])
         for i, entry in enumerate(entries)
+    ]
+    within = [
+        _evaluation(
+            each, metric, 0, known=known,
+            seconds=number(each, "seconds"), examples=number(each, "examples"),
+        )
+        for each in sequence(record.get("evaluations")) if isinstance(each, Mapping)
+    ]  # fmt: skip
+    return tuple(sorted([*ends, *within], key=lambda each: each.epoch) if within else ends)
+
+
+def _evaluation(
+    entry: Mapping[str, Any],
+    metric: str,
+    place: int,
+    *,
+    known: bool,
+    seconds: float | None,
+    examples: float | None,
+) -> Epoch:
+    epoch = number(entry, "epoch") or place
+    return Epoch(
+        epoch=int(epoch) if epoch == int(epoch) else epoch,
+        steps=number(entry, "steps") if known else None,
+        seconds=seconds,
+        examples=examples,
+        loss=number(entry, "test_loss"),
+        accuracy=number(entry, "test_accuracy"),
+        score=number(entry, "test_metrics", metric),
     )
 
 

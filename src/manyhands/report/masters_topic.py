@@ -62,8 +62,8 @@ def _enough(row: Row) -> Iterable[Sentence]:
             part=part,
         )
         return
-    if sum(row.shares.get(phase, 0.0) for phase in ("wait", "communicate")) > HALF:
-        return  # workers wait for masters that idle: the load does not say what is enough
+    if row.crowded or sum(row.shares.get(p, 0.0) for p in ("wait", "communicate")) > HALF:
+        return  # workers that take turns, or wait for idle masters: the load does not say
     alone = _count(row) == 1
     full = fact("workers / masters together", row.workers / load, how="derived", runs=row.runs,
                 text=count(row.workers / load))  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from manyhands.report import facts, option_values, significance, speedup
-from manyhands.report.formatting import some
+from manyhands.report.formatting import seconds, some
 from manyhands.report.sentences import Name, Sentence, listed, say
 from manyhands.report.summary import Row, Summary
 from manyhands.report.values import text
@@ -31,7 +31,7 @@ def notes(summary: Summary, found: option_values.Comparison | None = None) -> li
             )
         )
         states.append(say("") if found else significance.method())
-    states.append(spread(summary))
+    states.append(_spread(summary))
     states.append(speedup.baseline(summary) if summary.has_speedup else _no_speedup(summary))
     if summary.target is not None and not summary.target_given:
         each = "every repeat of " if summary.repeats > 1 else ""
@@ -44,9 +44,7 @@ def notes(summary: Summary, found: option_values.Comparison | None = None) -> li
             )
         )  # fmt: skip
     states += [rates(summary), kernels(summary)]
-    states.append(
-        say("Start-up and evaluation are not part of the time; they are listed further down.")
-    )
+    states.append(_apart(summary.comparable))
     return some(*states)
 
 
@@ -63,13 +61,16 @@ def _star(summary: Summary) -> Sentence:
 
 
 def _no_speedup(summary: Summary) -> Sentence:
+    """Say that there is nothing to compare with, unless there is and it was profiled, say."""
+    if any(row.reference for row in summary.rows):
+        return say("")
     return say(
         "There is neither a sequential run of the same task nor one with one worker, so that no "
         "speed-up can be given."
     )
 
 
-def spread(summary: Summary) -> Sentence:
+def _spread(summary: Summary) -> Sentence:
     """Say what is known of the spread."""
     counts = {len(row.runs) for row in summary.rows}
     if counts == {1}:
@@ -122,3 +123,17 @@ def _which(rows: Sequence[Row]) -> Sentence:
     if len(labels) <= _NAMED:
         return listed(labels)
     return say("{count} configurations", count=facts.configurations(rows))
+
+
+def _apart(rows: Sequence[Row]) -> Sentence:
+    """Say how long was spent on what is not counted."""
+    parts = []
+    for words, what in (
+        ("start-up", "startup"), ("evaluation", "evaluation"), ("callbacks", "callbacks"),
+    ):  # fmt: skip
+        known = [(row, value) for row in rows if (value := getattr(row, what)) is not None]
+        known = [(row, value) for row, value in known if value or what != "callbacks"]
+        if known:
+            span = facts.extremes(what, known, seconds)
+            parts.append(say("{words} ({span})", words=words, span=span))
+    return say("Not part of the time: {parts}.", parts=listed(parts)) if parts else say("")

@@ -218,6 +218,7 @@ def _times(found: Comparison) -> Iterable[Sentence]:
     extremes = []
     for series in found.series:
         mine = [c for v in found.values if (c := found.at(v, series)) and c.row.seconds]
+        mine = [cell for cell in mine if not cell.row.disturbed]
         if len(mine) > 1:
             slow, fast = (f(mine, key=_seconds) for f in (max, min))
             extremes.append((_seconds(slow) / _seconds(fast), slow, fast))

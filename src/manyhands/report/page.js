@@ -71,3 +71,68 @@ for (const svg of document.querySelectorAll("svg.chart")) {
   });
 }
 addEventListener("scroll", hide, { passive: true });
+
+const SPACE = 16, HEAD = 22, LINE = 15;
+const broken = (text, most) => text.split(/\s+/).reduce((lines, word) => {
+  const last = lines[lines.length - 1];
+  if (last && last.length + 1 + word.length <= most) lines[lines.length - 1] = `${last} ${word}`;
+  else if (word) lines.push(word);
+  return lines;
+}, []);
+const made = (name) => document.createElementNS(document.querySelector("svg.chart").namespaceURI, name);
+const written = (text, x, y, style) => {
+  const line = made("text");
+  line.setAttribute("x", x);
+  line.setAttribute("y", y);
+  line.setAttribute("style", style);
+  line.textContent = text;
+  return line;
+};
+// The picture as a file of its own: its title and the setting above it, colours as they are now.
+const alone = (figure) => {
+  const chart = figure.querySelector("svg.chart"), [, , width, height] = chart.getAttribute("viewBox").split(" ").map(Number);
+  const title = broken(figure.querySelector("h3").textContent, width / 9);
+  const setting = broken(document.querySelector("main").dataset.setting, width / 5.6);
+  const top = SPACE + HEAD * title.length + LINE * setting.length, colours = getComputedStyle(document.documentElement);
+  const svg = made("svg");
+  const [full, tall] = [width + 2 * SPACE, top + height + 2 * SPACE];
+  for (const [name, value] of Object.entries({ viewBox: `0 0 ${full} ${tall}`, width: full, height: tall, "font-family": "system-ui, sans-serif" })) svg.setAttribute(name, value);
+  const paper = made("rect");
+  for (const [name, value] of Object.entries({ width: full, height: tall, style: "fill: var(--paper)" })) paper.setAttribute(name, value);
+  svg.append(paper);
+  title.forEach((line, i) => svg.append(written(line, SPACE, SPACE + HEAD * (i + 0.7), "font-size: 17px; font-weight: 600; fill: var(--ink)")));
+  setting.forEach((line, i) => svg.append(written(line, SPACE, SPACE + HEAD * title.length + LINE * (i + 0.7), "font-size: 11px; fill: var(--muted)")));
+  const inner = chart.cloneNode(true);
+  inner.querySelector(".hits")?.remove();
+  for (const name of ["class", "tabindex", "role"]) inner.removeAttribute(name);
+  for (const [name, value] of Object.entries({ x: SPACE, y: top + SPACE, width, height, overflow: "visible" })) inner.setAttribute(name, value);
+  svg.append(inner);
+  const text = new XMLSerializer().serializeToString(svg);
+  return { text: text.replace(/var\((--[\w-]+)\)/g, (_, name) => colours.getPropertyValue(name).trim()), full, tall };
+};
+const handOver = (blob, name) => {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(blob);
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+};
+for (const button of document.querySelectorAll("[data-save]")) {
+  button.addEventListener("click", () => {
+    const figure = button.closest("figure"), { text, full, tall } = alone(figure);
+    if (button.dataset.save === "svg") {
+      handOver(new Blob([text], { type: "image/svg+xml" }), `${figure.id}.svg`);
+      return;
+    }
+    const image = new Image();
+    image.addEventListener("load", () => {
+      const canvas = document.createElement("canvas");
+      [canvas.width, canvas.height] = [2 * full, 2 * tall];
+      canvas.getContext("2d").drawImage(image, 0, 0, 2 * full, 2 * tall);
+      canvas.toBlob((blob) => handOver(blob, `${figure.id}.png`), "image/png");
+    });
+    image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(text)}`;
+  });
+}
+addEventListener("beforeprint", () => { for (const rest of document.querySelectorAll(".rest")) rest.open = true; });
+addEventListener("afterprint", () => { for (const rest of document.querySelectorAll(".rest")) rest.open = false; });

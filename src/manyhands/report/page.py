@@ -34,10 +34,12 @@ from manyhands.report.formatting import (
     size,
     times,
 )
+from manyhands.report.notebook import CURVES
 from manyhands.report.notes import notes
 from manyhands.report.option_table import pivot
 from manyhands.report.plots import is_curve, styles
 from manyhands.report.provenance import blocks, commands, explained, problems
+from manyhands.report.scope import scope
 from manyhands.report.summary import Row, Spread, Summary
 
 PRIVACY = "Privacy"
@@ -88,6 +90,8 @@ def page(summary: Summary, drawn: Sequence[Drawn], live: str = "") -> str:
     titles = [s.title or s.label for s in sources]
     found = option_values.compare(summary)
     shown = found.rest if found else summary
+    first = _lead(drawn)
+    others = [d for d in drawn if d not in first]
     everything = _grid(summary.rows, result_columns(summary))
     return _render(
         "page.html.j2",
@@ -95,21 +99,32 @@ def page(summary: Summary, drawn: Sequence[Drawn], live: str = "") -> str:
         ["page.js", "watch.js"] if live else ["page.js"],
         title=" · ".join(dict.fromkeys(titles)) or "Report",
         questions=_questions(summary),
+        scope=scope(summary),
         answer=opening(summary),
-        lead=[_figure(d) for d in drawn if d.chart.id == option_figure.ID],
+        setting=" ".join([f"{' · '.join(titles)}.", *map(str, scope(summary))]),
+        lead=[_figure(d) | {"wide": True} for d in first],
         results=_pivot(found) if found else everything,
         table_note=pivot(found).note if found else "",
         folded=everything if found else {"rows": []},
         details=_grid(summary.rows, _detail_columns()),
         notes=notes(summary, found),
         warnings=problems(summary),
-        sections=_sections(shown, drawn, f", with {_chosen(found)}" if found else ""),
+        sections=_sections(shown, others, f", with {_chosen(found)}" if found else ""),
         topics=topics.topics(shown),
         explained=explained(summary),
         commands=commands(summary),
         blocks=blocks(summary),
         counted=plural(len(summary.loaded.runs), "run"),
     )
+
+
+def _lead(drawn: Sequence[Drawn]) -> list[Drawn]:
+    """Return the pictures that follow the headline: of an option's values, or of the story."""
+    by_id = {d.chart.id: d for d in drawn}
+    if option_figure.ID in by_id:
+        return [by_id[option_figure.ID]]
+    curve = next((name for name in CURVES if name in by_id), None)
+    return [by_id[name] for name in (curve, "speedup", "phases") if name in by_id]
 
 
 def _chosen(found: option_values.Comparison) -> str:

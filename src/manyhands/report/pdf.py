@@ -25,6 +25,7 @@ from manyhands.report.notes import notes
 from manyhands.report.option_table import pivot
 from manyhands.report.page import Column, result_columns
 from manyhands.report.provenance import blocks, commands, explained, problems
+from manyhands.report.scope import scope
 from manyhands.report.summary import Row, Summary
 from manyhands.report.typeset import (
     A4,
@@ -44,6 +45,7 @@ PAGES = 5
 ROWS = 40  # of the table
 SIZE = 7.0  # of the table's letters
 LINES, SENTENCES = 9, 4  # of a figure's comment
+ROOMY = 120.0  # points below a column's figures, in which the text after them begins
 RESERVE = 64.0  # for naming what is left out
 # Which figures come first where not all find room; the others follow in their own order.
 FIRST = (
@@ -115,6 +117,8 @@ def _first(summary: Summary, found: option_values.Comparison | None, left: Left)
     slot.write(" · ".join(titles), 9, weight="bold")
     for question in dict.fromkeys(source.question for source in sources if source.question):
         slot.write(question, 8, 1, color=theme.MUTED, style="italic")
+    for compared in scope(summary):
+        slot.write(compared, 8, 1, color=theme.MUTED)
     slot.y += 6
     lines = opening(summary)
     slot.write(lines[0], 13, 3)
@@ -224,7 +228,10 @@ def _section(flow: Flow, title: str, paragraphs: Sequence[Paragraph], left: Left
 
 
 def _figures(flow: Flow, charts: Sequence[Chart], left: Left) -> None:
-    """Place charts with their comments; the last column is for how it was measured."""
+    """Place charts with their comments; the last column is for how it was measured.
+
+    The text after them begins where they leave room.
+    """
     order = sorted(charts, key=lambda c: FIRST.index(c.id) if c.id in FIRST else len(FIRST))
     most = flow.current
     for chart in order:
@@ -242,7 +249,8 @@ def _figures(flow: Flow, charts: Sequence[Chart], left: Left) -> None:
         slot.y += 6
         left.comments += len(chart.comment) - len(kept)
         most = max(most, flow.slots.index(slot))
-    flow.current = most
+    roomy = (i for i in range(flow.current, most) if flow.slots[i].room >= ROOMY)
+    flow.current = next(roomy, most)
 
 
 def _comment(chart: Chart) -> list[str]:

@@ -95,7 +95,15 @@ def _corners(note: Note) -> list[tuple[float, float]]:
 
 def comment(summary: Summary) -> list[Sentence]:
     """Say how much of a step the stages stand idle, beside theory, and which of them is slowest."""
-    return some(*(_sentence(summary, row) for row, _ in held(summary)))
+    rows = sorted((row for row, _ in held(summary)), key=_idle)
+    return some(*(_sentence(summary, row) for row in (rows[:1] + rows[-1:] if rows[1:] else rows)))
+
+
+def _idle(row: Row) -> float:
+    """Return which part of a step the stages stand idle, on average."""
+    stages = [mapping(stage) for stage in sequence(typical_run(row).facts.get("stages"))]
+    bubbles = [b for stage in stages if (b := number(stage, "bubble")) is not None]
+    return sum(bubbles) / len(bubbles) if bubbles else 0.0
 
 
 def _sentence(summary: Summary, row: Row) -> Sentence:
@@ -116,9 +124,9 @@ def _sentence(summary: Summary, row: Row) -> Sentence:
     idle, uneven = sum(bubbles) / len(bubbles), max(busy) / min(busy)
     batches = f"{parts:g} micro-batch{'' if parts == 1 else 'es'}"
     return say(
-        "{who}: with {parts} the stages do not compute {idle} of the time until their gradients "
-        "are there ({ideal} if all took equally long and messages took no time); the slowest "
-        "computes {uneven} as long as the fastest.",
+        "{who}: with {parts} the stages stand idle {idle} of a step's two passes ({ideal} if all "
+        "took equally long and messages took no time); the slowest computes {uneven} as long as "
+        "the fastest.",
         who=facts.who(summary, row), parts=stated("micro-batches", parts, batches),
         idle=stated("mean bubble", idle, percent(idle)),
         ideal=stated("ideal bubble", ideal, percent(ideal)),

@@ -11,11 +11,12 @@ from manyhands.report.chart import Note
 from manyhands.report.formatting import THIN, beside_axis, plural
 from manyhands.report.groups import Group
 from manyhands.report.runs import Epoch, Run
-from manyhands.report.summary import Row, Spread, Summary
+from manyhands.report.summary import AMOUNT, Row, Spread, Summary
 
 Value = Callable[[Row], Spread | None]
 Form = Callable[[float], str]
 T = TypeVar("T")
+WIDEST = 0.3  # between the curves that are kept apart at one place, of a worker
 
 
 def styles(summary: Summary) -> Mapping[Group, theme.Style]:
@@ -49,13 +50,15 @@ def along(ax: Any, summary: Summary, value: Value, form: Form, *, dodge: float =
     """Draw one line per group, with the range of the repeats; `dodge` keeps ranges apart."""
     notes: list[Note] = []
     looks = styles(summary)
+    places = sorted({row.x for row in summary.rows})
+    dodge = min(dodge, WIDEST / len(looks))
     for i, group in enumerate(looks):
         rows = [(row, found) for row in summary.of(group) if (found := value(row))]
         if not rows:
             continue
         look = looks[group]
         shift = dodge * (i - (len(looks) - 1) / 2)
-        x = [row.x + shift for row, _ in rows]
+        x = [row.x + shift * (row.x if _spread_far(places) else 1) for row, _ in rows]
         y = [found.median for _, found in rows]
         ax.plot(
             x, y, color=look.colour, marker=look.marker, linestyle=look.line, label=group.label,
@@ -71,8 +74,12 @@ def along(ax: Any, summary: Summary, value: Value, form: Form, *, dodge: float =
             Note(group.label, place(summary, row), ranged_text(found, form), (a, found.median))
             for a, (row, found) in zip(x, rows, strict=True)
         ]
-    ticks(ax, sorted({row.x for row in summary.rows}))
+    ticks(ax, places)
     return notes
+
+
+def _spread_far(places: Sequence[float]) -> bool:
+    return places[0] > 0 and places[-1] / places[0] > 8
 
 
 def ranged_text(found: Spread, form: Form) -> str:
@@ -84,7 +91,7 @@ def ranged_text(found: Spread, form: Form) -> str:
 
 def ticks(ax: Any, places: Sequence[float]) -> None:
     """Put a tick at every place that was measured; a logarithmic axis where they spread far."""
-    if places[0] > 0 and places[-1] / places[0] > 8:
+    if _spread_far(places):
         ax.set_xscale("log", base=2)
     shown = list(places)
     if len(shown) > 9:
@@ -145,16 +152,17 @@ def core_lines(ax: Any, summary: Summary) -> None:
 
 
 def featured(summary: Summary) -> tuple[Row, ...]:
-    """Choose the configurations whose curves are drawn: all, or of each group the fastest."""
+    """Choose the curves that are drawn: all, or of each group the fastest or the longest."""
     rows = [row for row in summary.rows if any(len(run.epochs) > 0 for run in row.runs)]
     if len(rows) <= 6 or len({row.group for row in rows}) == 1:
         return tuple(rows[:8])
-    fastest: dict[Group, Row] = {}
+    by_amount = summary.layout.x in AMOUNT
+    drawn: dict[Group, Row] = {}
     for row in rows:
-        held = fastest.get(row.group)
-        if held is None or _time(row) < _time(held):
-            fastest[row.group] = row
-    return tuple(fastest.values())[:8]
+        held = drawn.get(row.group)
+        if held is None or (row.x > held.x if by_amount else _time(row) < _time(held)):
+            drawn[row.group] = row
+    return tuple(drawn.values())[:8]
 
 
 def _time(row: Row) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -165,13 +165,23 @@ def _settings(runs: Iterable[Run]) -> Pairs:
     skipped = IGNORED - {"strategy", "workers", "seed", "scaling"}
     pairs = []
     for key, by_source in held.items():
-        values = list(dict.fromkeys(v for found in by_source.values() for v in found))
+        each = {source: _ordered(found) for source, found in by_source.items()}
+        values = _ordered([value for found in each.values() for value in found])
         if key not in skipped and set(values) != {""}:
-            pairs.append((clean(key).replace("_", " "), _option_values(by_source, values)))
+            pairs.append((clean(key).replace("_", " "), _option_values(each, values)))
     return pairs
 
 
-def _option_values(by_source: Mapping[str, Mapping[str, None]], values: list[str]) -> str:
+def _ordered(values: Iterable[str]) -> list[str]:
+    """Return different values: numbers by size, others as they came."""
+    found = list(dict.fromkeys(values))
+    try:
+        return sorted(found, key=float)
+    except ValueError:
+        return found
+
+
+def _option_values(by_source: Mapping[str, Sequence[str]], values: list[str]) -> str:
     """Return an option's values; those of each source where they are not the same."""
     if len({tuple(sorted(found)) for found in by_source.values()}) < 2:
         return ", ".join(values)

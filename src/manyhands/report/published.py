@@ -16,8 +16,10 @@ Record = Mapping[str, Any]
 
 # What the statement of a private run consists of, in reading order.
 STATEMENT = (
-    "private", "relation", "trust", "sampler", "steps", "rate", "noise_multiplier", "clip", "delta",
-    "epsilon_pld", "epsilon_rdp", "preprocessing", "secure_noise",
+    "private", "unit", "several", "relation", "trust", "records", "settings", "timing", "sampler",
+    "steps", "rate", "noise_multiplier", "clip", "delta", "epsilon_pld", "epsilon_rdp",
+    "preprocessing", "weights", "before", "fingerprint", "noise", "secure_noise", "sensitivity",
+    "lattice_step",
 )  # fmt: skip
 # The content hash is left out: it says whether a guessed set of records is the true one.
 _DATA = ("name", "train", "test", "classes")
@@ -27,7 +29,7 @@ _WHOLE = (
 )  # fmt: skip
 _PROCESS = (
     "rank", "role", "steps", "user", "system", "compute", "update", "communicate", "wait", "bytes",
-    "messages", "operations",
+    "messages", "shared", "operations",
 )  # fmt: skip
 _EPOCH = ("epoch", "steps", "seconds", "test_loss", "test_accuracy", "test_metrics")
 _RESULT = ("seconds", "steps", "stopped", "target", "target_accuracy", "seconds_to_target")
@@ -53,12 +55,13 @@ def published(record: Record) -> Record:
     kept = _only(record, _WHOLE)
     if record.get("status") != "finished":
         kept["error"] = REDACTED
+    moments = [_epoch(row, expected) for row in _rows(record.get("evaluations"))]
     workers = [_only(row, _PROCESS) for row in _rows(record.get("workers"))]
     promised = privacy.get("private") is not False
     facts = _only(record.get("strategy"), _FACTS if promised else _NOT_PRIVATE)
     return {
-        **kept, "data": data, "workers": workers, "epochs": epochs, "result": result,
-        "strategy": facts, "privacy": privacy,
+        **kept, "data": data, "workers": workers, "epochs": epochs,
+        "evaluations": moments, "result": result, "strategy": facts, "privacy": privacy,
     }  # fmt: skip
 
 

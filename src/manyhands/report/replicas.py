@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
@@ -94,39 +93,41 @@ def draw_distance(ax: Any, summary: Summary) -> list[Note]:
 
 
 def comment_own(summary: Summary) -> list[Sentence]:
-    """Comment on the workers alone beside their average; a claim needs all repeats."""
+    """Say where the average is worse, and better, than the best worker in every repeat."""
+    held = [(row, [run.accuracy or 0.0 for run in runs], runs) for row, runs in with_own(summary)]
+    gaps = [(row, [a - max(own(r)) for a, r in zip(each, runs, strict=True)], runs)
+            for row, each, runs in held]  # fmt: skip
+    below = [(max(gap), row, runs) for row, gap, runs in gaps if max(gap) < 0]
+    above = [(min(gap), row, runs) for row, gap, runs in gaps if min(gap) > 0]
+    ends = [(min(below, key=lambda one: one[0]), "below")] if below else []
+    ends += [(max(above, key=lambda one: one[0]), "above")] if above else []
     return [
         say(
-            "{who}: the average ({together}) is {verdict} than the best worker alone ({alone}).",
-            who=who(summary, row), verdict=_better(runs), together=facts.accuracy(row),
-            alone=over_repeats(
-                runs, "best own accuracy", lambda r: max(own(r)), lambda v: percent(v, 2)
-            ),
+            "{who}: the average ({together}) is {verdict} the best worker alone ({alone}){often}.",
+            who=who(summary, row), verdict=verdict,
+            together=over_repeats(runs, "accuracy", lambda run: run.accuracy, _percent),
+            alone=over_repeats(runs, "best own accuracy", lambda run: max(own(run)), _percent),
+            often=say(" in each of {repeats}", repeats=facts.repeats(runs)) if len(runs) > 1
+            else say(", in a single run"),
         )
-        for row, runs in with_own(summary)
+        for (_, row, runs), verdict in ends
     ]  # fmt: skip
 
 
-def _better(runs: Sequence[Run]) -> Sentence:
-    """Say whether the average is better than every worker, or in how many repeats it is."""
-    better = [run for run in runs if (run.accuracy or 0) > max(own(run))]
-    if len(better) in (0, len(runs)):
-        return say("better" if better else "not better")
-    some, whole = facts.count(better, ""), facts.repeats(runs)
-    return say("in {some} of {whole} better", some=some, whole=whole)
+def _percent(value: float) -> str:
+    return percent(value, 2)
 
 
 def comment_distance(summary: Summary) -> list[Sentence]:
-    """Comment on how far apart the replicas are."""
-    states = []
-    for row, pairs in with_distance(summary):
-        first, last = (_distance(row, pairs[at][0], at) for at in (0, -1))
-        course = say("from {first} at the first to {last} at the last measurement", first=first,
-                     last=last)  # fmt: skip
-        if len(pairs) == 1:
-            course = say("{first} at the only measurement", first=first)
-        states.append(say("{who}: {course}.", who=who(summary, row), course=course))
-    return states
+    """Say which replicas end furthest apart, and how they came there."""
+    row, pairs = max(with_distance(summary), key=lambda pair: pair[1][-1][1])
+    if pairs[-1][1] <= 0:
+        return []
+    first, last = (_distance(row, pairs[at][0], at) for at in (0, -1))
+    course = say("from {first} to {last}", first=first, last=last) if len(pairs) > 1 else last
+    return [
+        say("Furthest apart at the end: {who}, {course}.", who=who(summary, row), course=course)
+    ]
 
 
 def _distance(row: Row, step: float, at: int) -> Fact:

@@ -2,7 +2,7 @@
 
     {"schema": 1,
      "configurations": [{"name", "label", "workers", "runs"}],
-     "answer": [sentence], "notes": [sentence],
+     "scope": [sentence], "answer": [sentence], "notes": [sentence],
      "topics": [{"title", "sentences": [sentence]}],
      "sections": [{"title", "sentences": [sentence],
                    "figures": [{"id", "title", "sentences": [sentence]}]}]}
@@ -23,6 +23,7 @@ from manyhands.report.chart import Chart
 from manyhands.report.notes import notes
 from manyhands.report.page import arranged
 from manyhands.report.plots import name
+from manyhands.report.scope import scope
 from manyhands.report.sentences import as_json
 from manyhands.report.summary import Summary
 
@@ -49,6 +50,7 @@ def contents(summary: Summary, charts: Sequence[Chart]) -> Mapping[str, Any]:
             }
             for row in summary.rows
         ],
+        "scope": _sentences(scope(summary)),
         "answer": _sentences(doubts(summary) if compared else answer(summary)),
         "notes": _sentences(notes(summary, compared)),
         "topics": [

@@ -9,8 +9,9 @@ from typing import Any, overload
 
 from manyhands import files
 from manyhands.errors import ManyhandsError
+from manyhands.report import notebook
 from manyhands.report.runs import Run
-from manyhands.report.summary import Row, Spread, Summary
+from manyhands.report.summary import Row, Spread, Summary, median
 
 # What a printed table shows of each row: the column, its head, and how its values are written.
 _SHOWN = (
@@ -23,13 +24,13 @@ _SHOWN = (
 
 
 class Table(Sequence[Mapping[str, Any]]):
-    """Rows as dictionaries that all have the same keys.
+    """The table of a comparison: a sequence of dictionaries with the same keys.
 
     Attributes:
-        runs: One row for each single run.
-        report: The page that shows all of it, where one was made.
+        runs: A table with one row per run.
+        report: The path of the report, if one was written.
         answer: The headline sentences of the report.
-        doubts: Those of them that say why the times should not be relied on; often none.
+        doubts: Reasons not to rely on the times; often none.
     """
 
     def __init__(self, rows: Sequence[Mapping[str, Any]], runs: Table | None = None) -> None:
@@ -57,11 +58,7 @@ class Table(Sequence[Mapping[str, Any]]):
 
     def __str__(self) -> str:
         """Return the columns that matter most, for reading, and where the rest is."""
-        shown = [one for one in _SHOWN if any(row.get(one[0]) is not None for row in self)]
-        lines = [[head for _, head, _ in shown]]
-        for row in self:
-            cells = [(row.get(key), form) for key, _, form in shown]
-            lines.append(["–" if v is None else form.format(v) for v, form in cells])
+        lines = self._lines()
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         text = [
             "  ".join(c.rjust(w) if i else c.ljust(w) for i, (c, w) in enumerate(pairs)).rstrip()
@@ -69,6 +66,27 @@ class Table(Sequence[Mapping[str, Any]]):
         ]
         text += self.doubts
         return "\n".join([*text, f"all of it: {self.report}"] if self.report else text)
+
+    def _lines(self) -> list[list[str]]:
+        """Return the head and the rows of the columns that matter most, as text."""
+        shown = [one for one in _SHOWN if any(row.get(one[0]) is not None for row in self)]
+        lines = [[head for _, head, _ in shown]]
+        for row in self:
+            cells = [(row.get(key), form) for key, _, form in shown]
+            lines.append(["–" if v is None else form.format(v) for v, form in cells])
+        return lines
+
+    def _repr_html_(self) -> str:
+        """Show the headline, the columns that matter most and the first curve in a notebook."""
+        head, *rows = self._lines()
+        return notebook.show(self.answer, head, rows, self._folder(), f"all of it: {self.report}")
+
+    def _folder(self) -> Path | None:
+        return self.report.parent if self.report else None
+
+    def plot(self) -> Any:
+        """Return the first curve of the report, accuracy over time, as a matplotlib figure."""
+        return notebook.plot(self._folder())
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -80,7 +98,8 @@ class Table(Sequence[Mapping[str, Any]]):
         try:
             import pandas
         except ImportError:
-            raise ManyhandsError("pandas is missing: pip install 'manyhands[pandas]'") from None
+            text = "pandas is not installed: run pip install '.[pandas]' in the checkout"
+            raise ManyhandsError(text) from None
         return pandas.DataFrame(list(self._rows), columns=list(self.columns))
 
     def to_csv(self, path: Path) -> None:
@@ -125,6 +144,7 @@ def _configuration(row: Row, summary: Summary, axes: Sequence[str]) -> dict[str,
         "examples_per_second": row.rate,
         "bytes": row.bytes,
         "messages": row.messages,
+        "shared_bytes": median(run.shared for run in row.runs),
         "startup": row.startup,
         "evaluation": row.evaluation,
         "callbacks": row.callbacks,
@@ -172,6 +192,7 @@ def _run(run: Run, axes: Sequence[str]) -> dict[str, Any]:
         "seconds_to_target": run.seconds_to_target,
         "bytes": run.bytes,
         "messages": run.messages,
+        "shared_bytes": run.shared,
         "startup": run.startup,
         "evaluation": run.evaluation,
         "callbacks": run.callbacks,

@@ -32,8 +32,9 @@ class Process:
     update: float | None
     communicate: float | None
     wait: float | None
-    bytes: float | None
+    bytes: float | None  # sent in messages
     messages: float | None
+    shared: float | None  # bytes written into shared memory
     operations: Mapping[str, Any]
 
     @property
@@ -49,9 +50,9 @@ class Process:
 
 @dataclass(frozen=True, kw_only=True)
 class Epoch:
-    """The state of a run at the end of an epoch; seconds and examples since its beginning."""
+    """The state of a run at an evaluation; seconds and examples since its beginning."""
 
-    epoch: int
+    epoch: float  # the epochs done, with a fraction within one
     steps: float | None
     seconds: float | None
     examples: float | None
@@ -151,6 +152,11 @@ class Run:
     def messages(self) -> float | None:
         """In how many messages they sent it."""
         return total(process.messages for process in self.team)
+
+    @property
+    def shared(self) -> float | None:
+        """The bytes all processes together wrote into shared memory for each other."""
+        return total(process.shared for process in self.team)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,6 +34,7 @@ from manyhands.report.sentences import Fact, Sentence, fact, say
 from manyhands.report.summary import Row
 
 LEVEL = 0.05
+MOST = 20  # repeats that are worth running
 LARGE = 0.01  # a difference of accuracies that nobody would call none
 LOGARITHMIC = ("seconds", "seconds to target", "examples per second")
 
@@ -148,7 +149,7 @@ def compare(
     **parameters: float,
 ) -> Verdict:
     """Test whether two configurations differ in a measure, beside all that vary likewise."""
-    held = [row for row in pool if _sample(row, measure)]
+    held = [row for row in pool if _sample(row, measure) and _varies(row, one, other, measure)]
     pooled = _pooled([_sample(row, measure) for row in held])
     return Verdict(
         p=_larger(_sample(one, measure), _sample(other, measure), pooled, comparisons),
@@ -159,6 +160,11 @@ def compare(
         pool=tuple(row.runs for row in held),
         parameters=parameters,
     )
+
+
+def _varies(row: Row, one: Row, other: Row, measure: str) -> bool:
+    """Say whether a row's spread is noise: that of repeats of which some collapsed is not."""
+    return measure in LOGARITHMIC or not row.unlearned or row is one or row is other
 
 
 def _sample(row: Row, measure: str) -> list[float]:
@@ -222,6 +228,27 @@ def two_sided(t: float, degrees: float) -> float:
     integral = float(np.sum(weights * np.sin(x) ** (degrees - 1) * end * u))
     scale = math.exp(math.lgamma((degrees + 1) / 2) - math.lgamma(degrees / 2))
     return min(2 * scale / math.sqrt(math.pi) * integral, 1.0)
+
+
+def enough(one: Row, other: Row, found: Verdict, pool: Sequence[Row]) -> int | None:
+    """Return how many repeats would tell two configurations apart; None for more than `MOST`.
+
+    It takes the difference and the variances to stay what they are.
+    """
+    mine, theirs = _sample(one, found.measure), _sample(other, found.measure)
+    held = [sample for row in pool if (sample := _sample(row, found.measure))]
+    variance, _ = _pooled(held)
+    v1, v2 = statistics.variance(mine), statistics.variance(theirs)
+    gap = abs(statistics.fmean(mine) - statistics.fmean(theirs))
+    if v1 + v2 <= 0 or variance <= 0:
+        return None
+    ratio = (v1 + v2) ** 2 / (v1**2 + v2**2)  # Welch's degrees of freedom, over n - 1
+    for n in range(min(len(mine), len(theirs)) + 1, MOST + 1):
+        alone = two_sided(gap / math.sqrt((v1 + v2) / n), ratio * (n - 1))
+        together = two_sided(gap / math.sqrt(2 * variance / n), len(held) * (n - 1))
+        if max(alone, together * found.comparisons) <= LEVEL:
+            return n
+    return None
 
 
 def slower(row: Row, least: Row, group: Sequence[Row], pool: Sequence[Row]) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,13 +9,11 @@ import numpy as np
 
 from manyhands.report import bottlenecks, facts, theme
 from manyhands.report.chart import Note
-from manyhands.report.formatting import percent, some
+from manyhands.report.formatting import some
 from manyhands.report.plots import along, core_lines, single, styles
 from manyhands.report.sentences import Name, Sentence, listed, say
 from manyhands.report.significance import slower
 from manyhands.report.summary import Row, Summary
-
-ENOUGH = 0.7  # an efficiency that most would still pay for
 
 
 def draw(ax: Any, summary: Summary) -> list[Note]:
@@ -43,8 +40,8 @@ def draw(ax: Any, summary: Summary) -> list[Note]:
 
 
 def comment(summary: Summary) -> list[Sentence]:
-    """Comment on the speed-ups: against what, where they peak and why."""
-    return some(baseline(summary), bottlenecks.threads(summary), *_peaks(summary))
+    """Comment on the speed-ups: where they peak and why."""
+    return some(*_peaks(summary), bottlenecks.threads(summary))
 
 
 def baseline(summary: Summary) -> Sentence:
@@ -74,7 +71,6 @@ def baseline(summary: Summary) -> Sentence:
 
 def _peaks(summary: Summary) -> list[Sentence]:
     """Say where speed-ups peak and why; groups with the same answer share a sentence."""
-    rising: list[Sentence] = []
     found: dict[tuple[int, str], list[tuple[Sentence, Row, Sentence]]] = {}
     for group in summary.groups:
         rows = [row for row in summary.of(group) if row.shown_speedup is not None]
@@ -85,14 +81,10 @@ def _peaks(summary: Summary) -> list[Sentence]:
         mine = summary.of(group)
         later = [r for r in rows[rows.index(top) + 1 :] if slower(r, top, mine, summary.rows)]
         if not later:
-            rising.append(say("{peak} with {few}", peak=peak, few=facts.workers(top, "")))
             continue
         reason = bottlenecks.why_not_more(top, later[0])
         found.setdefault((top.workers, str(reason)), []).append((peak, top, reason))
-    states = [_peak(held) for held in found.values()]
-    if rising:
-        states.append(say("Highest by the number of workers: {all}.", all=listed(rising)))
-    return states
+    return [_peak(held) for held in found.values()]
 
 
 def _peak(held: Sequence[tuple[Sentence, Row, Sentence]]) -> Sentence:
@@ -106,28 +98,8 @@ def _peak(held: Sequence[tuple[Sentence, Row, Sentence]]) -> Sentence:
 
 
 def comment_efficiency(summary: Summary) -> list[Sentence]:
-    """Comment on the efficiencies: how far they hold, and where the rest goes."""
-    kept, below = [], []
-    for group in summary.groups:
-        rows = [r for r in summary.of(group) if r.efficiency is not None and r.workers > 1]
-        good = list(itertools.takewhile(lambda row: (row.efficiency or 0) >= ENOUGH, rows))
-        if good:
-            kept.append(
-                say(
-                    "{label} up to {workers} ({part})", label=Name(group.label),
-                    workers=facts.workers(good[-1], ""), part=facts.efficiency(good[-1]),
-                )
-            )  # fmt: skip
-        elif rows and all((row.efficiency or 0) < ENOUGH for row in rows):
-            below.append(Name(group.label))
-    level = facts.threshold("efficiency worth paying for", ENOUGH, percent(ENOUGH))
-    masters = any(run.team and any(not p.trains for p in run.team)
-                  for row in summary.rows for run in row.runs)  # fmt: skip
+    """Say that masters count where there are any."""
+    masters = any(not p.trains for row in summary.rows for run in row.runs for p in run.team)
     return some(
-        say("Workers that keep the efficiency at {level} or more: {kept}.", level=level,
-            kept=listed(kept)) if kept else say(""),
-        say("Below {level} with more than one worker: {below}.", level=level,
-            below=listed(below)) if below else say(""),
-        say("Efficiency is speed-up per process; masters count as well." if masters else ""),
-        bottlenecks.crowding(summary),
-    )  # fmt: skip
+        say("Efficiency is speed-up per process; masters count as well." if masters else "")
+    )

@@ -8,6 +8,7 @@ from itertools import accumulate
 from typing import Any
 
 from manyhands.report import facts, theme
+from manyhands.report.best_configuration import kept
 from manyhands.report.chart import Note
 from manyhands.report.formatting import count, percent, plural, points
 from manyhands.report.plots import name, recorded
@@ -73,23 +74,27 @@ def draw(ax: Any, summary: Summary) -> list[Note]:
 
 
 def comment(summary: Summary) -> list[Sentence]:
-    """Comment on how late updates are, over all repeats."""
+    """Say which updates are latest, over all repeats."""
+    known = [(late, row) for row, _ in shown(summary)
+             if (late := median("mean staleness", row.runs)) is not None]  # fmt: skip
     states = []
-    for row, _ in shown(summary):
-        mean = stated("mean staleness", row.runs, lambda v: f"{v:.2f}")
-        late = [k for run in row.runs for k, updates in histogram(run).items() if updates]
-        if mean is not None and late:
+    if known:
+        row = max(known, key=lambda pair: pair[0])[1]
+        held = [k for run in row.runs for k, updates in histogram(run).items() if updates]
+        states.append(
+            say(
+                "Latest of those drawn: {who}, {mean} updates on average, {most} at most.",
+                who=facts.who(summary, row),
+                mean=stated("mean staleness", row.runs, lambda v: f"{v:.2f}"),
+                most=fact("largest staleness", max(held), how="derived", runs=row.runs,
+                          text=str(max(held))),
+            )
+        )  # fmt: skip
+        if _latest(summary)[1]:
+            part = facts.threshold("part of the updates that is drawn", DRAWN, percent(DRAWN))
             states.append(
-                say(
-                    "{who}: {mean} updates late on average, {most} at most.",
-                    who=facts.who(summary, row), mean=mean,
-                    most=fact("largest staleness", max(late), how="derived", runs=row.runs,
-                              text=str(max(late))),
-                )
-            )  # fmt: skip
-    if states and _latest(summary)[1]:
-        part = facts.threshold("part of the updates that is drawn", DRAWN, percent(DRAWN))
-        states.append(say("The figure shows at least {part} of the updates of each.", part=part))
+                say("The figure shows at least {part} of the updates of each.", part=part)
+            )
     return states
 
 
@@ -129,15 +134,25 @@ def _late(rows: Sequence[Row]) -> Sentence:
     )  # fmt: skip
 
 
+def _rate(runs: Sequence[Run]) -> float | None:
+    return median("learning rate", runs)
+
+
 def _product(summary: Summary, rows: Sequence[Row]) -> Iterable[Sentence]:
-    """State the highest learning rate times staleness, which the bound is about."""
+    """State the highest η τ where all repeats learned, and the least where some did not."""
     known = [
         (rate * late, row)
         for row in rows
-        if (rate := median("learning rate", row.runs)) is not None
+        if (rate := _rate(row.runs)) is not None
         and (late := median("mean staleness", row.runs)) is not None
     ]
-    fine = [pair for pair in known if not pair[1].unlearned]
+    gone = [(r.source, r.strategy, r.workers, _rate([r])) for r in _infinite(summary)]
+    fine = [
+        (value, row)
+        for value, row in known
+        if kept(row, summary.rows) and not row.unlearned
+        and (row.group.source, row.group.strategy, row.workers, _rate(row.runs)) not in gone
+    ]  # fmt: skip
     lost = [pair for pair in known if pair[1].unlearned]
 
     def product(pair: tuple[float, Row]) -> Sentence:
@@ -147,13 +162,13 @@ def _product(summary: Summary, rows: Sequence[Row]) -> Iterable[Sentence]:
 
     if fine:
         yield say(
-            "Learning rate times staleness, which the bound is about, is at most {most} where all "
-            "repeats learned.",
+            "The learning rate times the mean staleness, η τ, is at most {most} where all repeats "
+            "learned.",
             most=product(max(fine, key=lambda pair: pair[0])),
         )
     if lost:
         yield say(
-            "It is at least {least} where repeats learned nothing.",
+            "It is at least {least} where repeats learned little.",
             least=product(min(lost, key=lambda pair: pair[0])),
         )
 
@@ -173,13 +188,16 @@ def _trends(summary: Summary, late: Sequence[Row]) -> Iterable[Sentence]:
         ]
         ends = _ends(summary, mine)
         parts = [
-            _changed(few, many, compare(few, many, "accuracy", len(ends), summary.rows))
+            _changed(few, many, verdict)
             for few, many in ends
+            if (verdict := compare(few, many, "accuracy", len(ends), summary.rows)).apart
+            or few.unlearned
+            or many.unlearned
         ]
         if parts:
             several = len(summary.loaded.sources) > 1
             yield say(
-                "Accuracy from the fewest to the most workers{where}: {parts}.",
+                "Accuracy from fewer to more workers{where}: {parts}.",
                 where=say(" of {source}", source=facts.source(ends[0][0])) if several else "",
                 parts=listed(parts[:MOST], "; ", "; "),
             )
@@ -221,7 +239,7 @@ def _changed(first: Row, last: Row, verdict: Verdict) -> Sentence:
     return say(
         "{kind} {verb} by {gap}, from {start} with {few} to {end} with {many}{hedge}",
         kind=_kind(first, last),
-        verb="changes" if not verdict.apart else "falls" if gap < 0 else "rises", gap=amount,
+        verb="falls" if gap < 0 else "rises", gap=amount,
         start=facts.accuracy(first), few=facts.workers(first, ""),
         end=facts.accuracy(last), many=facts.workers(last, ""), hedge=verdict.brief(),
     )  # fmt: skip
@@ -254,7 +272,7 @@ def _diverged(summary: Summary) -> Iterable[Sentence]:
     runs = _infinite(summary)
     if not runs:
         return
-    cases = {(run.strategy, run.workers, median("learning rate", [run])): run for run in runs}
+    cases = {(run.strategy, run.workers, _rate([run])): run for run in runs}
     yield say(
         "{count} diverged: {cases}.", count=facts.count(runs),
         cases=listed([_case(run) for run in list(cases.values())[:4]]),

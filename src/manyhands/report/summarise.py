@@ -36,7 +36,8 @@ def summarise(loaded: Loaded) -> Summary:
     rows = with_speedups(rows, by_workers)
     rows = [_with_target(row, target, given) for row in rows]
     rows.sort(key=_order(rows))
-    comparable = arranged.x not in AMOUNT and (_all_evaluated(rows) or not _amounts(rows))
+    comparable = arranged.x not in AMOUNT and not _inputs(rows)
+    comparable = comparable and (_all_evaluated(rows) or not _amounts(rows))
     choice = choose(rows, _common(rows), target if given else None) if comparable else None
     rows, choice = _marked(rows, choice)
     fits = {g: f for g in arranged.members if (f := _fit([r for r in rows if r.group is g]))}
@@ -57,9 +58,13 @@ def summarise(loaded: Loaded) -> Summary:
 
 
 def _uncompared(summary: Summary) -> Summary:
-    """Return the summary of several tasks: none of its configurations leads."""
-    rows = tuple(replace(row, leads=False, best=False) for row in summary.rows)
-    return replace(summary, rows=rows, choice=None)
+    """Return the summary of several tasks: none leads, and no target is derived from all."""
+    given = {run.target for row in summary.rows for run in row.runs}
+    target = summary.target if summary.target_given and len(given) == 1 else None
+    rows = [replace(row, leads=False, best=False) for row in summary.rows]
+    if target is None:
+        rows = [replace(row, to_target=None, arrivals=(), reached=0) for row in rows]
+    return replace(summary, rows=tuple(rows), choice=None, target=target)
 
 
 def _usable(run: Run) -> bool:
@@ -127,6 +132,17 @@ def _amounts(rows: Sequence[Row]) -> bool:
     return any(len({config.get(field) for config in configs}) > 1 for field in fields)
 
 
+def _inputs(rows: Sequence[Row]) -> bool:
+    """Say whether some were given less data, or less noise, than others: that is no merit."""
+    runs = [row.runs[0] for row in rows]
+    limits = {run.config.get("limit") for run in runs}
+    noises = {
+        (run.config.get("epsilon"), run.config.get("noise_multiplier")) if run.privacy else None
+        for run in runs
+    }
+    return (_common(rows) == "strong" and len(limits) > 1) or len(noises) > 1
+
+
 def _scaling(source: str, everything: Sequence[Row], by_workers: bool) -> str:
     """Return "weak" if the records say so, or if the work grew in step with the workers."""
     rows = [row for row in everything if row.group.source == source]
@@ -170,6 +186,8 @@ def _target(rows: Sequence[Row]) -> tuple[float | None, bool]:
     given = {run.target for row in rows for run in row.runs if run.target is not None}
     if given:
         return max(given), True
+    if _inputs(rows):
+        return None, False
     floors = sorted(row.accuracy.low for row in rows if row.accuracy)
     if len(floors) < 2:
         return None, False

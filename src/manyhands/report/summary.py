@@ -12,7 +12,7 @@ from manyhands.report.scaling_laws import Fit
 from manyhands.report.values import text
 
 APART = 0.1  # half the distance between repeats that learned and repeats that did not
-_SUSPECT = 1.25  # a speed-up of so many times the workers is no parallelism
+IMPOSSIBLE = 1.25  # a speed-up of so many times the workers is no parallelism
 AMOUNT = ("limit", "epochs", "max_steps")  # options that say how much is trained
 # Strategies have their own default here, or it has no effect on what is compared.
 _FREE = ("workers", "partition", PRIVATE)
@@ -64,7 +64,7 @@ class Row:
     reached: int = 0
     leads: bool = False
     best: bool = False
-    unlearned: tuple[Run, ...] = ()  # the repeats that learned next to nothing
+    unlearned: tuple[Run, ...] = ()  # the repeats that learned little
 
     @property
     def label(self) -> str:
@@ -73,7 +73,7 @@ class Row:
 
     @property
     def collapsed(self) -> bool:
-        """Whether the repeats learned next to nothing."""
+        """Whether the repeats learned little."""
         return bool(self.unlearned) and not self.mixed
 
     @property
@@ -86,7 +86,7 @@ class Row:
     def implausible(self) -> bool:
         """Whether the speed-up is more than so many workers can give."""
         found = self.against_reference
-        return found is not None and found >= _SUSPECT * self.workers
+        return found is not None and found >= IMPOSSIBLE * self.workers
 
     @property
     def against_reference(self) -> float | None:
@@ -134,6 +134,7 @@ class Choice:
         leader: The configuration with the best value of the measure.
         rule: What it was chosen by, in words.
         measure: "seconds", "seconds to target" or "examples per second".
+        among: What the candidates have in common that others lack, in words.
         candidates: The configurations that it was chosen among, itself included.
         rivals: The candidates that a test does not tell from it.
         learned: Whether any candidate is better than guessing.
@@ -142,6 +143,7 @@ class Choice:
     leader: Row
     rule: str
     measure: str
+    among: str
     candidates: tuple[Row, ...]
     rivals: tuple[Row, ...]
     learned: bool
@@ -187,9 +189,17 @@ class Summary:
 
     @property
     def tasks(self) -> int:
-        """How many tasks the runs are of: data and loss."""
+        """How many tasks the runs are of: data, loss, and the models that their sweep has."""
         runs = [row.runs[0] for row in self.rows]
-        return len({(text(run.data, "name"), str(run.config.get("loss"))) for run in runs})
+        models: dict[str, set[str]] = {}
+        for run in runs:
+            models.setdefault(run.source, set()).add(text(run.model, "name"))
+        return len(
+            {
+                (text(run.data, "name"), str(run.config.get("loss")), *sorted(models[run.source]))
+                for run in runs
+            }
+        )
 
     @property
     def comparable(self) -> tuple[Row, ...]:

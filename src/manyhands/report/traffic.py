@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from manyhands.report import facts, quantities, theme
+from manyhands.report import quantities, theme
 from manyhands.report.chart import Note
 from manyhands.report.formatting import percent, size
 from manyhands.report.plots import place, styles, ticks
@@ -161,30 +161,23 @@ def _note(summary: Summary, e: Exchange) -> Note:
 def _theory(ax: Any, found: tuple[Exchange, ...]) -> None:
     """Draw one dashed line for every algorithm whose traffic theory gives."""
     curves = {(e.algorithm, e.vector) for e in found if e.expected is not None}
+    kinds = [algorithm for algorithm, _ in curves]
     widest = max((e.row.workers for e in found), default=2)
     for i, (algorithm, vector) in enumerate(sorted(curves, key=str)):
         grid = np.linspace(1, widest, 50)
+        of = f" of {size(vector)}" if vector and kinds.count(algorithm) > 1 else ""
         ax.plot(
             grid, [EACH[algorithm](p) * (vector or 0) for p in grid], color=theme.MUTED,
-            linewidth=1, linestyle=theme.LINES[1 + i % 3], label=f"{algorithm}, in theory",
+            linewidth=1, linestyle=theme.LINES[1 + i % 3], label=f"{algorithm}{of}, in theory",
         )  # fmt: skip
 
 
 def comment(summary: Summary) -> list[Sentence]:
     """Comment on the traffic: measured against theory."""
-    found = exchanges(summary)
-    known = [e for e in found if e.expected]
-    states = []
-    if known:
-        worst = max(known, key=lambda e: e.off)
-        states.append(
-            say("Measured traffic is what theory says.")
-            if worst.off < 0.005
-            else say("Measured traffic differs from theory by up to {off}.", off=worst.off_fact())
-        )
-    elif found:
-        most = max(found, key=lambda e: e.measured)
-        sent = fact("bytes per exchange", most.measured, how="derived", runs=most.row.runs,
-                    text=size(most.measured))  # fmt: skip
-        states.append(say("{who} sends most, {sent}.", who=facts.who(summary, most.row), sent=sent))
-    return states
+    known = [e for e in exchanges(summary) if e.expected]
+    if not known:
+        return []
+    worst = max(known, key=lambda e: e.off)
+    if worst.off < 0.005:
+        return [say("Measured traffic is what theory says.")]
+    return [say("Measured traffic differs from theory by up to {off}.", off=worst.off_fact())]

@@ -1,13 +1,9 @@
-"""Comments on the training times: the shortest, where more workers bring nothing, the spread."""
+"""Comments on the training times: where more workers take longer, and how weak scaling goes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from manyhands.report import bottlenecks, facts
-from manyhands.report.facts import who
-from manyhands.report.formatting import percent, seconds, some
-from manyhands.report.notes import spread
+from manyhands.report.formatting import percent, some
 from manyhands.report.sentences import Name, Sentence, fact, listed, say
 from manyhands.report.significance import slower
 from manyhands.report.summary import Row, Summary
@@ -15,19 +11,7 @@ from manyhands.report.summary import Row, Summary
 
 def comment(summary: Summary) -> list[Sentence]:
     """Comment on the training times."""
-    rows = [row for row in summary.comparable if row.seconds]
-    return some(
-        say("") if summary.scaling == "weak" or summary.tasks > 1 else _fastest(summary, rows),
-        _flatness(summary), _turning(summary), bottlenecks.crowding(summary),
-        spread(summary), _apart(rows),
-    )  # fmt: skip
-
-
-def _fastest(summary: Summary, rows: Sequence[Row]) -> Sentence:
-    values = [(row, _median(row)) for row in rows]
-    fastest = min(rows, key=_median)
-    time = facts.extreme("seconds", fastest, values, False, seconds)
-    return say("{who} had the shortest time: {time}.", who=who(summary, fastest), time=time)
+    return some(_flatness(summary), _turning(summary), bottlenecks.crowding(summary))
 
 
 def _median(row: Row) -> float:
@@ -84,17 +68,3 @@ def _flatness(summary: Summary) -> Sentence:
     if not states:
         return say("")
     return say("The work grows with the workers, and {states}.", states=listed(states))
-
-
-def _apart(rows: Sequence[Row]) -> Sentence:
-    """Say how long was spent on what is not counted."""
-    parts = []
-    for words, what in (
-        ("start-up", "startup"), ("evaluation", "evaluation"), ("callbacks", "callbacks"),
-    ):  # fmt: skip
-        known = [(row, value) for row in rows if (value := getattr(row, what)) is not None]
-        known = [(row, value) for row, value in known if value or what != "callbacks"]
-        if known:
-            span = facts.extremes(what, known, seconds)
-            parts.append(say("{words} ({span})", words=words, span=span))
-    return say("Not counted: {parts}.", parts=listed(parts)) if parts else say("")

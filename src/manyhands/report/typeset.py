@@ -164,28 +164,38 @@ class Flow:
 
     def _write(self, paragraph: Paragraph) -> bool:
         lines = wrapped(paragraph.words, paragraph.size, COLUMN, **paragraph.style)
-        tall = LEADING * paragraph.size
         # A heading takes the first lines of what follows along; no column ends with a single line.
         together = len(lines) + 3 if paragraph.heading else min(len(lines), 2)
-        if self._capacity(tall) < max(len(lines), together):
+        places = self._places(len(lines), together, LEADING * paragraph.size)
+        if places is None:
             return False
-        for at, line in enumerate(lines):
-            if self.slots[self.current].room < together * tall:
-                self.current += 1
-                self.slot(self.current)
-            self.slots[self.current].line(line, paragraph.size, **paragraph.style)
-            together = 2 if at + 3 == len(lines) else 1  # the last two lines stay together
+        for line, place in zip(lines, places, strict=True):
+            self.current = place
+            slot = self.slot(place)
+            assert slot is not None
+            slot.line(line, paragraph.size, **paragraph.style)
         self.slots[self.current].y += paragraph.after
         return True
 
-    def _capacity(self, tall: float) -> int:
-        """Return how many lines fit into this column and those that may follow."""
-        if self.slot(self.current) is None:
-            return 0
-        begun = sum(int(max(s.room, 0) / tall) for s in self.slots[self.current :])
-        fresh = 2 * self.pages - len(self.slots)
-        each = (A4[1] - 2 * MARGIN) / tall
-        return begun + max(int(fresh * each - self.reserve / tall) if fresh else 0, 0)
+    def _places(self, count: int, together: int, tall: float) -> list[int] | None:
+        """Return the column of each line, of which the first few stay together, or None."""
+        places: list[int] = []
+        index, used = self.current, 0.0
+        for at in range(count):
+            needed = together if at == 0 else 2 if at == count - 2 else 1
+            while self._room(index) - used < needed * tall:
+                index, used = index + 1, 0.0
+                if index == 2 * self.pages:
+                    return None
+            places.append(index)
+            used += tall
+        return places
+
+    def _room(self, index: int) -> float:
+        """Return how much of a column is left, of one on a page that has not begun as well."""
+        if index < len(self.slots):
+            return self.slots[index].room
+        return A4[1] - 2 * MARGIN - (self.reserve if index == 2 * self.pages - 1 else 0.0)
 
     def chart(self, needed: float, last: int) -> Slot | None:
         """Return the first column before `last` with room for a chart; None where none has."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from manyhands.report import facts
 from manyhands.report.formatting import plural, size
@@ -59,7 +59,6 @@ def _reduced(found: Sequence[Exchange]) -> Iterable[Sentence]:
             everyone=everyone, mine=listed([_measured(e, 1) for e in mine]),
             all=listed([_measured(e, e.row.workers) for e in mine]), off=_off(mine),
         )  # fmt: skip
-    yield from _timed(by_kind)
 
 
 def _measured(one: Exchange, workers: int) -> Fact:
@@ -74,21 +73,6 @@ def _off(found: Sequence[Exchange]) -> Sentence:
     return (
         say("") if worst.off < EXACT else say(", up to {off} off the formula", off=worst.off_fact())
     )
-
-
-def _timed(by_kind: Mapping[str, Sequence[Exchange]]) -> Iterable[Sentence]:
-    """Compare the training times of two all-reduces where both had as many workers."""
-    if not {"naive", "ring"} <= set(by_kind):
-        return
-    ring = {e.row.workers: e.row for e in by_kind["ring"]}
-    rows = [(e.row, ring[e.row.workers]) for e in by_kind["naive"] if e.row.workers in ring]
-    parts = [
-        say("{one} and {other} with {workers}", one=facts.time(naive),
-            other=facts.time(other), workers=facts.workers(naive))
-        for naive, other in rows
-    ]  # fmt: skip
-    if parts:
-        yield say("Training by naive and by ring takes {parts}.", parts=listed(parts))
 
 
 def _uncounted(summary: Summary) -> Iterable[Sentence]:

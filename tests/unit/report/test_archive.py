@@ -45,6 +45,17 @@ def test_the_report_goes_beside_the_archive(sweep: Path, capsys: pytest.CaptureF
     assert (sweep / "report.html").is_file()
 
 
+def test_a_file_is_not_taken_for_the_folder_of_a_report(
+    sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(SystemExit) as ended:
+        main(["report", str(sweep), "--output", str(tmp_path / "notes.txt")])
+    assert ended.value.code == 2
+    assert "notes.txt is not a folder" in capsys.readouterr().err
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
 def test_the_same_records_give_the_same_bytes(sweep: Path, tmp_path: Path) -> None:
     first = pack_records.pack(sweep).read_bytes()
     again = pack_records.unpack(tmp_path / "psgd.tar.xz")

@@ -65,7 +65,7 @@ def test_late_gradients_are_stated_with_the_accuracy_that_they_cost(tmp_path: Pa
     assert "Workers of equal speed would have 1 and 5" in told
     assert "server · masters 2 falls by 20.00 percentage points" not in told  # one masters value
     assert "server falls by 20.00 percentage points, from 95.04 % with 2 to 75.04 % with" in told
-    assert "sync changes by" in told
+    assert "sync" not in told  # no test tells its accuracies apart
     topic = next(t for t in topics(found) if "late" in t.title)
     assert "η λ" in topic.reason
 
@@ -75,16 +75,14 @@ def test_a_change_of_accuracy_that_repeats_cannot_tell_is_not_claimed(tmp_path: 
         summary(tmp_path, asynchronous(drop=0.0002)),
         "How late gradients are",
     )
-    assert "falls by" not in told
-    assert ": not told apart)" in told
+    assert "Accuracy from" not in told
 
 
 def test_rows_that_differ_in_another_option_are_not_compared(tmp_path: Path) -> None:
     runs = [served(2, 1, accuracy=0.97, lr=0.01), served(8, 1, accuracy=0.1, lr=0.1)]
     runs += [served(4, 1, accuracy=0.96, lr=0.01), served(1, 1, lr=0.1)]
     told = said(summary(tmp_path, runs), DIVERGES)
-    assert "lr 0.01 changes by 1.00 percentage point, from 97.00 % with 2 to 96.00 % with 4" in told
-    assert "96.00 % with 4 (a single run)" in told
+    assert "Accuracy from" not in told  # single runs tell nothing
     assert "10.00" not in told
 
 
@@ -145,7 +143,6 @@ def test_synchronous_and_asynchronous_are_compared_at_the_same_workers(tmp_path:
     told = said(summary(tmp_path, asynchronous()), "Synchronous or asynchronous")
     assert "With 6 workers, server trains in" in told
     assert "percentage points lower (p < 0.0001)." in told  # 20 points and more are not chance
-    assert re.search(r"as fast with 2 workers, .* as fast with 6 workers", told)
 
 
 def test_runs_that_differ_in_another_option_are_not_compared(tmp_path: Path) -> None:
@@ -173,7 +170,7 @@ def test_runs_that_did_other_amounts_of_work_are_not_compared(tmp_path: Path) ->
 def test_a_model_that_learned_nothing_is_called_so(tmp_path: Path) -> None:
     found = summary(tmp_path, [records.record("sync", 2), served(2, 1, accuracy=0.11)])
     told = said(found, "Synchronous or asynchronous")
-    assert "Its accuracy is 11.00 %, against 98.66 % with sync: it learned nothing." in told
+    assert "Its accuracy is 11.00 %, against 98.66 % with sync: it learned little." in told
     assert "guessing" not in said(
         summary(tmp_path / "b", asynchronous()), "Synchronous or asynchronous"
     )
@@ -208,7 +205,6 @@ def test_the_volume_has_formula_and_measurement(tmp_path: Path) -> None:
         "measured 175 kB and 1.05 MB." in told
     )
     assert "each sends 2 n (P − 1) / P, measured 87.4 kB and 131 kB" in told
-    assert "Training by naive and by ring takes" in told
     assert "2 headers of 48 bytes" in told
     assert "off the formula" not in told
 
@@ -231,7 +227,7 @@ def test_the_law_is_named_with_its_reason(tmp_path: Path) -> None:
     strong += [records.record("sequential", 1, cores=16)]
     told = said(summary(tmp_path, strong), "Amdahl's or Gustafson's law")
     assert "Amdahl's law applies: the work is the same for every number of workers." in told
-    assert "root mean square error" in told
+    assert "f = " in told
     weak = [records.record("sync", p, cores=16, weak=True) for p in (1, 2, 4)]
     told = said(summary(tmp_path / "weak", weak), "Amdahl's or Gustafson's law")
     assert "Gustafson's law applies: the work grows with the workers." in told

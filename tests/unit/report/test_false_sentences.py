@@ -25,7 +25,9 @@ from manyhands.report import (
 )
 from manyhands.report.answer import answer
 from manyhands.report.figures import charts
+from manyhands.report.load import read
 from manyhands.report.notes import notes
+from manyhands.report.summarise import summarise
 
 
 def comment(found: Any, identity: str) -> str:
@@ -55,24 +57,6 @@ def test_stages_and_slices_are_no_masters(role: str) -> None:
     assert "masters" not in said(speedup.comment_efficiency(summary(timed("sync", 1, 20), run)))
 
 
-def test_the_first_at_the_target_is_the_first_of_all_not_of_those_drawn() -> None:
-    runs = [timed("sequential", 1, 12)]
-    for strategy in ("sync", "averaging", "hogwild"):
-        runs += [timed(strategy, p, 10 - p) for p in (2, 4, 5)]
-    for run in runs:  # all but one evaluate at the end; the one that is not drawn reaches it early
-        seconds = run["result"]["seconds"]
-        early = run["config"]["strategy"] == "sync" and run["config"]["workers"] == 2
-        reached = 3.0 if early else seconds
-        run["epochs"] = [
-            {"epoch": 1, "steps": 10, "seconds": reached, "examples": 100, "test_accuracy": 0.98,
-             "test_loss": 0.1},
-        ]  # fmt: skip
-    found = summary(*runs)
-    told = said(accuracy.to_target(found))
-    assert told.startswith("sync with 2 workers is first at 98.0 %")
-    assert "after 3.00 s (not drawn)" in told
-
-
 def test_what_is_not_drawn_is_not_said_to_be_drawn() -> None:
     names = [f"s{i}" for i in range(10)]
     found = summary(*(timed(name, p, 10 - p) for name in names for p in (1, 2)))
@@ -90,8 +74,9 @@ def test_tasks_that_differ_are_not_compared() -> None:
             run["data"]["name"] = "other"
     found = summary(*runs)
     assert found.best is None
-    (told,) = answer(found)
-    assert told == "These runs are of different tasks, which are not compared with each other."
+    told = said(answer(found))
+    assert "other: sync with 2 workers trained in 5.0" in told.lower()
+    assert "fast" not in told
     words = said(
         [
             *accuracy.final_accuracy(found),
@@ -99,9 +84,24 @@ def test_tasks_that_differ_are_not_compared() -> None:
             *training_time.comment(found),
         ]
     )
-    assert "most accurate" not in words
-    assert "lowest test loss" not in words
-    assert "shortest time" not in words
+    assert words == "Accuracies of different tasks are not compared."
+
+
+def test_sweeps_of_different_models_are_answered_one_by_one(tmp_path: Path) -> None:
+    def sweep(name: str, model: str) -> Path:
+        runs = [timed(s, p, 10.0 / p + 0.01 * i, repeat=i)
+                for i in range(3) for s, p in (("sequential", 1), ("sync", 2))]  # fmt: skip
+        for run in runs:
+            run["model"] |= {"name": model}
+        return records.sweep(tmp_path / name, runs)
+
+    folders = [sweep("convolutions", "cnn"), sweep("layers", "mlp"), sweep("again", "cnn")]
+    found = summarise(read(folders[:2]))
+    assert found.choice is None
+    told = [str(sentence) for sentence in answer(found)]
+    led = [line.partition(" with 2 workers")[0] for line in told if "times as fast" in line]
+    assert led == ["convolutions: Sync", "layers: Sync"]
+    assert summarise(read([folders[0], folders[2]])).choice is not None
 
 
 def test_the_best_is_described_by_what_it_was_chosen_by() -> None:
@@ -113,8 +113,8 @@ def test_the_best_is_described_by_what_it_was_chosen_by() -> None:
             runs.append(run)
     headline = said(answer(summary(*runs))[:1])
     assert headline == (
-        "Server with 8 workers is best here: it reaches 96.0 % accuracy first, after 4.01 s, where "
-        "the sequential run takes 9.01 s."
+        "Server with 8 workers is fastest to 96.0 % accuracy: 4.01 s, where the sequential run "
+        "takes 9.01 s."
     )
 
 
@@ -216,10 +216,9 @@ def test_what_is_said_of_a_curve_is_what_is_drawn() -> None:
 def test_a_peak_is_not_beside_more_bring_nothing() -> None:
     runs = [timed("sync", p, t, cores=2) for p, t in ((1, 12), (2, 13), (4, 4))]
     told = said(speedup.comment(summary(*runs)))
-    assert "sync at 3.00× with 4" in told
-    assert "More workers bring nothing" not in told
+    assert "peaks" not in told
     told = said(law_topic.sentences(summary(*runs)))
-    assert "Up to 2 workers, where every worker has a core, more bring nothing: sync." in told
+    assert "No speed-up was measured up to 2 workers with a core for each: sync." in told
 
 
 def test_nobody_is_best_where_nobody_learned() -> None:
@@ -245,7 +244,7 @@ def test_one_worker_is_not_crowned_for_being_faster_than_itself(tmp_path: Path) 
     assert found.choice is not None
     assert found.choice.leader.label == "hogwild"
     told = answer(found)
-    assert told[0].startswith("Hogwild with 1 worker leads: 8.08")
+    assert told[0].startswith("Hogwild with 1 worker was fastest: 8.08")
     assert told[1].startswith("Hogwild with 1 worker was 1.5 times as fast as its reference, more")
     folder = records.sweep(tmp_path / "s", runs)
     page = build([folder], tmp_path / "out").read_text(encoding="utf-8")
@@ -269,12 +268,20 @@ def test_the_sentences_and_their_facts_are_beside_the_page(tmp_path: Path) -> No
     build([records.sweep(tmp_path / "s", records.psgd(2))], tmp_path / "out")
     told = json.loads((tmp_path / "out" / "report.json").read_text(encoding="utf-8"))
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8").replace("&#39;", "'")
-    assert set(told) == {"schema", "configurations", "answer", "notes", "topics", "sections"}
+    assert set(told) == {
+        "schema",
+        "configurations",
+        "scope",
+        "answer",
+        "notes",
+        "topics",
+        "sections",
+    }
     assert told["schema"] == 1
     assert {tuple(sorted(one)) for one in told["configurations"]} == {
         ("label", "name", "runs", "workers")
     }
-    found = [*told["answer"], *told["notes"]]
+    found = [*told["scope"], *told["answer"], *told["notes"]]
     for section in told["sections"]:
         assert set(section) == {"title", "sentences", "figures"}
         found += section["sentences"]
@@ -297,12 +304,12 @@ def test_a_winner_whose_runs_were_disturbed_is_named_with_that() -> None:
     for run in runs:
         for process in run["workers"]:
             process |= {"user": process["compute"] + process["update"], "system": 0.0}
-    assert "is best here: 5.01 s" in said(answer(summary(*runs)))
+    assert "is fastest: 5.01 s" in said(answer(summary(*runs)))
     for process in runs[-1]["workers"]:
         process["user"] /= 2
     told = said(answer(summary(*runs))).partition(".")[0]
-    assert told.endswith("leads, though 1 of its 3 runs were disturbed: 5")
-    assert "Since runs that are compared were disturbed, no best is named." in answer(
+    assert told.endswith("was fastest, though 1 of its 3 runs was disturbed: 5")
+    assert "Compare again on a quiet machine: runs that are compared were disturbed." in answer(
         summary(*runs)
     )
 

@@ -83,7 +83,9 @@ def test_few_very_late_updates_do_not_set_the_axis() -> None:
 def test_staleness_is_that_of_all_repeats() -> None:
     found = summary(stale({"1": 4}), stale({"2": 4}, 1), stale({"3": 2, "5": 2}, 2))
     told = said(staleness.comment(found))
-    assert told == "hogwild with 4 workers: 2.00 updates late on average, 5 at most."
+    assert (
+        told == "Latest of those drawn: hogwild with 4 workers, 2.00 updates on average, 5 at most."
+    )
 
 
 def alone(average: float, best: float, repeat: int) -> Any:
@@ -95,11 +97,11 @@ def alone(average: float, best: float, repeat: int) -> Any:
 def test_the_average_is_better_only_where_it_is_in_every_repeat() -> None:
     agree = summary(*(alone(0.97 + 0.001 * i, 0.96, i) for i in range(3)))
     assert said(replicas.comment_own(agree)) == (
-        "averaging with 2 workers: the average (97.10 %) is better than the best worker alone "
-        "(96.00 %)."
+        "averaging with 2 workers: the average (97.10 %) is above the best worker alone (96.00 %) "
+        "in each of 3 repeats."
     )
     differ = summary(alone(0.97, 0.96, 0), alone(0.95, 0.96, 1), alone(0.99, 0.98, 2))
-    assert "is in 2 of 3 repeats better than" in said(replicas.comment_own(differ))
+    assert said(replicas.comment_own(differ)) == ""
 
 
 def test_the_shares_drawn_are_those_of_a_slow_worker() -> None:
@@ -110,3 +112,14 @@ def test_the_shares_drawn_are_those_of_a_slow_worker() -> None:
     assert "with 2 workers" in batch_shares.comment(found)[-1]
     _, axes = drawn(found, "shares")
     assert axes.get_legend_handles_labels()[1] == ["worker 0", "worker 1"]
+
+
+def test_curves_over_time_come_first_where_there_are_curves() -> None:
+    order = [chart.id for chart in charts(summary(*(timed("sync", p, 10 / p) for p in (1, 2))))]
+    assert order[:3] == ["accuracy-time", "speedup", "phases"]
+    runs = [timed("sync", p, 10 / p) for p in (1, 2)]
+    for run in runs:
+        run["epochs"] = run["epochs"][-1:]
+    single = [chart.id for chart in charts(summary(*runs))]
+    assert single[0] == "time"
+    assert single.index("speedup") < single.index("phases")

@@ -55,6 +55,17 @@ def test_reads_a_folder_of_runs(tmp_path: Path) -> None:
     assert loaded.problems == ()
 
 
+def test_evaluations_within_epochs_are_read_in_their_order() -> None:
+    record = records.record("sync", 2, epochs=2)
+    ends = parse(record, identity="1", where="here").epochs
+    row = {"epoch": 1.5, "steps": 7, "examples": 9, "seconds": 0.5, "test_loss": 0.25}
+    row |= {"test_accuracy": 0.75, "test_metrics": {"accuracy": 0.75}}
+    found = parse(record | {"evaluations": [row]}, identity="1", where="here").epochs
+    assert [each.epoch for each in found] == [1, 1.5, 2]
+    assert (found[0], found[2]) == ends
+    assert (found[1].steps, found[1].seconds, found[1].accuracy) == (7, 0.5, 0.75)
+
+
 def two_counts() -> Any:
     """Return a record of an older version: worker 0 stopped at 72 steps, others went on to 473."""
     found = records.record("server", 3, epochs=3)

@@ -13,13 +13,13 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from test_categories import sweep as partitions
 from test_conclusions import served
 
-from manyhands.report import build, theme
+from manyhands.report import build, pdf, theme
 from manyhands.report.figures import charts
 from manyhands.report.formatting import beside_axis
 from manyhands.report.load import read
 from manyhands.report.pdf import lay_out
 from manyhands.report.summarise import summarise
-from manyhands.report.typeset import A4, MARGIN
+from manyhands.report.typeset import A4, MARGIN, Flow, Paragraph, blank
 
 
 def laid_out(folders: list[Path]) -> list[Any]:
@@ -64,15 +64,48 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 @pytest.fixture(scope="module")
-def pages(three: list[Path]) -> list[str]:
-    return [words_of(page) for page in laid_out(three)]
+def sheets(three: list[Path]) -> list[Any]:
+    return laid_out(three)
 
 
-def test_three_sweeps_fit_five_pages_that_say_what_they_leave_out(pages: list[str]) -> None:
+@pytest.fixture(scope="module")
+def pages(sheets: list[Any]) -> list[str]:
+    return [words_of(page) for page in sheets]
+
+
+def test_three_sweeps_fit_five_pages_and_nothing_is_left_out(pages: list[str]) -> None:
     assert len(pages) <= 5
-    left = pages[-1].partition("Left out of these pages")[2]
-    assert "report.html" in left
-    assert "Figures, in report.html and figures/: Where the time goes." in left
+    assert not any("Left out of these pages" in page for page in pages)
+
+
+def test_no_column_before_the_last_page_has_room_for_a_section(sheets: list[Any]) -> None:
+    for page in sheets[:-1]:
+        tops = [box for _, box in boxes(page) if box[1] > MARGIN]
+        tops += [tuple(v * a for v, a in zip(ax.get_position().extents, (*A4, *A4), strict=True))
+                 for ax in page.axes]  # fmt: skip
+        for left, right in ((0, A4[0] / 2), (A4[0] / 2, A4[0])):
+            held = [bottom for x, bottom, _, _ in tops if left <= x < right]
+            assert min(held) < MARGIN + pdf.ROOMY + 40, held
+
+
+def test_a_heading_goes_on_to_the_column_that_has_room_for_its_text() -> None:
+    flow = Flow(2)
+    flow.begin(blank())
+    for slot, room in zip(flow.slots, (30.0, 12.0), strict=True):
+        slot.y = A4[1] - MARGIN - room
+    assert flow.text([Paragraph(words="Title", heading=True), Paragraph(words="word " * 60)]) == []
+    assert "Title" not in words_of(flow.sheets[0].figure)
+    assert words_of(flow.sheets[1].figure).startswith("Title word word")
+    assert flow.text([Paragraph(words="word " * 9000)])
+
+
+def test_what_finds_no_room_is_named(three: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pdf, "PAGES", 3)
+    few = [words_of(page) for page in laid_out(three)]
+    assert len(few) == 3
+    left = few[-1].partition("Left out of these pages")[2]
+    assert "Figures, in report.html and figures/: " in left
+    assert "Accuracy over examples" in left
 
 
 def test_every_configuration_can_be_told_from_the_others(pages: list[str]) -> None:

@@ -121,10 +121,52 @@ def test_a_sweep_states_the_cost_of_all_its_runs_also_failed_ones(tmp_path: Path
     assert f"({compose(events, 1e-5, 'rdp'):.3f} by Rényi divergences)" in said
 
 
+def of_records(mark: str, data: str, before: list[list[float]] | None = None) -> dict[str, Any]:
+    run = records.private()
+    run["data"]["name"] = data
+    run["privacy"] |= {"fingerprint": mark, "before": before or []}
+    return run
+
+
+@pytest.mark.parametrize(
+    ("marks", "sets"),
+    [
+        (("k1-a", "k1-a", "k1-a", "k1-a"), 1),  # the same records under two names
+        (("k1-a", "k1-a", "k1-b", "k1-b"), 2),
+        (("k1-a", "k1-a", "k2-b", "k2-b"), 1),  # by two keys: nobody can tell
+        (("k1-a", "k1-a", "k1-a", ""), 1),  # a record of an earlier version
+    ],
+)
+def test_runs_compose_by_their_records_and_not_by_a_name(
+    tmp_path: Path, marks: tuple[str, ...], sets: int
+) -> None:
+    names = ("mnist", "mnist", "renamed", "renamed")
+    found = summary(tmp_path, [of_records(*each) for each in zip(marks, names, strict=True)])
+    said = [text for text in answer(found) if "Together" in text]
+    assert len(said) == sets
+    spent = compose([Event(1600 // sets, 0.01, 1.069)], 1e-5)
+    assert all(f"the {4 // sets} private runs" in text for text in said)
+    assert all(f"cost ε = {spent:.3f}" in text for text in said)
+
+
+def test_what_initial_weights_have_cost_is_part_of_the_sum(tmp_path: Path) -> None:
+    runs = [of_records("k1-a", "mnist"), of_records("k1-a", "mnist", before=[[300, 0.01, 1.069]])]
+    spent = compose([Event(400 + 400 + 300, 0.01, 1.069)], 1e-5)
+    said = " ".join(sentences(summary(tmp_path, runs)))
+    assert f"the 2 private runs on mnist cost ε = {spent:.3f}" in said
+
+
+def test_the_answer_that_names_the_best_states_what_all_runs_cost(tmp_path: Path) -> None:
+    runs = [records.private("sync", 4, sigma=s, repeat=r) for s in (0.9, 1.8) for r in (0, 1)]
+    told = answer(summary(tmp_path, runs))
+    whole = compose([Event(800, 0.01, 0.9), Event(800, 0.01, 1.8)], 1e-5)
+    assert any(f"Together the 4 private runs on mnist cost ε = {whole:.3f}" in t for t in told)
+
+
 def test_runs_without_privacy_beside_them_are_named(tmp_path: Path) -> None:
     runs = [records.private(), records.record("sync", 4)]
     said = " ".join(sentences(summary(tmp_path, runs)))
-    assert "1 run on the same data without privacy" in said
+    assert "1 run without privacy: to publish those as well voids the guarantee" in said
     assert sentences(summary(tmp_path / "plain", [records.record()])) == []
 
 
@@ -147,7 +189,7 @@ def test_without_the_library_the_statement_is_still_there(
     runs = [records.private(sigma=s) for s in (1.234, 2.345)]
     page = build([records.sweep(tmp_path / "s", runs)], tmp_path / "out").read_text("utf-8")
     assert "who is trusted" in page
-    assert "manyhands[private]" in page
+    assert ".[private]" in page
     assert 'id="privacy-steps"' not in page
 
 
@@ -179,7 +221,8 @@ def test_the_first_sentence_says_what_privacy_costs(tmp_path: Path) -> None:
     assert told.startswith("At ε = 1.00 the accuracy is ")
     assert ", at ε = 4.00 it is " in told
     growing = [records.private("sync", 4, limit=n) for n in (7500, 15000)]
-    assert not any("ε" in s for s in answer(summary(tmp_path / "growing", growing)))
+    told = answer(summary(tmp_path / "growing", growing))
+    assert not any(s.startswith(("Privacy costs", "At ε")) for s in told)
 
 
 def test_a_run_with_fixed_keys_costs_no_epsilon(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ UNITS = {
 
 
 def sentences(told: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    yield from told["scope"]
     yield from told["answer"]
     yield from told["notes"]
     for topic in told["topics"]:

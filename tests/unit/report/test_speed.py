@@ -10,7 +10,7 @@ import records
 from test_comments import said, shares
 from test_tables import summary, timed
 
-from manyhands.report import accuracy, bottlenecks, provenance, traffic
+from manyhands.report import accuracy, bottlenecks, provenance, results_table, traffic
 from manyhands.report.answer import answer
 from manyhands.report.load import parse
 from manyhands.report.runs import Loaded, Problem
@@ -56,9 +56,19 @@ def test_what_no_message_carried_was_not_sent(strategy: str) -> None:
     found = summary(record)
     assert found.rows[0].bytes is None
     assert traffic.exchanges(found) == ()
+    assert run(record).shared == 10000
     alone = timed("sequential", 1, 10)
     alone["workers"][0] |= {"messages": 0, "bytes": 0}
     assert run(alone).bytes == 0
+
+
+def test_messages_and_shared_memory_are_counted_apart() -> None:
+    record = timed("sync", 2, 10)
+    for worker in record["workers"]:
+        worker |= {"messages": 30, "bytes": 600, "shared": 4000}
+    assert (run(record).bytes, run(record).shared) == (1200, 8000)
+    (row,) = results_table.tabulate(summary(record))
+    assert (row["bytes"], row["shared_bytes"]) == (1200, 8000)
 
 
 def test_a_private_run_without_a_core_is_seen() -> None:
