@@ -1,16 +1,18 @@
-"""What a user's own code hears of a run while it trains, and adapters for those who keep runs.
+"""Callbacks: your code runs during training; adapters log runs to MLflow and Weights & Biases.
 
-A callback is an object with any of three methods, called in worker 0's process:
+A callback is an object with any of four methods, called in worker 0's process:
 
     on_step(step)      after each of worker 0's steps: {step, epoch, loss, lr}
     on_epoch(epoch)    after each of its epochs: {epoch, steps, seconds, test_loss, test_metrics,
                        validation_loss, validation_metrics, workers}, as in the record
+    on_evaluation(row) after each evaluation within an epoch (`--evaluate-every 200steps`): {epoch,
+                       steps, examples, seconds, test_loss, test_metrics, …}, as in the record
     on_end(record)     once, with all of run.json
 
-Where workers do not step together (`hogwild`, `server`), how the model does on the test set and
-what the other workers saw is known only after training: `on_epoch` lacks it, `on_end` has all of
-it. On a GPU a step's loss is None, since to know it would be to wait. Of a private run no training
-loss is told, and `on_step` is refused: when steps end tells how many records they had.
+In `hogwild` and `server`, test figures and the other workers' losses are known only after
+training: `on_epoch` lacks them, `on_evaluation` is called at the end, and `on_end` has all of them.
+On a GPU a step's loss is None, because reading it would wait for the GPU. A private run passes no
+training loss, and refuses `on_step`: the times of steps would reveal their numbers of records.
 """
 
 from __future__ import annotations
@@ -18,24 +20,27 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
-EVENTS = ("on_step", "on_epoch", "on_end")
+EVENTS = ("on_step", "on_epoch", "on_evaluation", "on_end")
 
 
 class Callback(Protocol):
-    """Hears of a run; each of the methods may be missing."""
+    """The methods of a callback object, each of them optional."""
 
     def on_step(self, step: dict[str, Any]) -> None:
-        """Hear of one step of worker 0."""
+        """Receive a step of worker 0."""
 
     def on_epoch(self, epoch: dict[str, Any]) -> None:
-        """Hear of one epoch of worker 0."""
+        """Receive an epoch of worker 0."""
+
+    def on_evaluation(self, evaluation: dict[str, Any]) -> None:
+        """Receive an evaluation within an epoch."""
 
     def on_end(self, record: dict[str, Any]) -> None:
-        """Hear of the whole run."""
+        """Receive the record of the finished run."""
 
 
 def tell(callbacks: Iterable[Any], event: str, what: dict[str, Any]) -> None:
-    """Call a method of all callbacks that have it."""
+    """Call a method of every callback that has it."""
     for callback in callbacks:
         method = getattr(callback, event, None)
         if method:
@@ -43,19 +48,19 @@ def tell(callbacks: Iterable[Any], event: str, what: dict[str, Any]) -> None:
 
 
 def numbers(epoch: Mapping[str, Any]) -> dict[str, float]:
-    """Return what is known of an epoch as flat names and numbers.
+    """Return the known figures of an epoch, by flat names.
 
     >>> numbers({"test_loss": 0.5, "test_metrics": {"accuracy": 0.9}, "validation_loss": None})
     {'test/loss': 0.5, 'test/accuracy': 0.9}
     """
-    found: dict[str, float | None] = {}
+    values: dict[str, float | None] = {}
     for part in ("test", "validation"):
-        found[f"{part}/loss"] = epoch.get(f"{part}_loss")
+        values[f"{part}/loss"] = epoch.get(f"{part}_loss")
         metrics = epoch.get(f"{part}_metrics", {})
-        found |= {f"{part}/{name}": value for name, value in metrics.items()}
+        values |= {f"{part}/{name}": value for name, value in metrics.items()}
     for worker in epoch.get("workers", ()):
-        found[f"training_loss/worker_{worker['rank']}"] = worker["loss"]
-    return {name: value for name, value in found.items() if value is not None}
+        values[f"training_loss/worker_{worker['rank']}"] = worker["loss"]
+    return {name: value for name, value in values.items() if value is not None}
 
 
 class _Keeper:
@@ -77,7 +82,7 @@ class _Keeper:
             self.on_epoch(row)
         self._end(record)
 
-    def _tell(self, found: dict[str, float], epoch: int) -> None:
+    def _tell(self, values: dict[str, float], epoch: int) -> None:
         raise NotImplementedError
 
     def _end(self, record: dict[str, Any]) -> None:
@@ -103,14 +108,18 @@ class MLflow(_Keeper):
 
         client = MlflowClient(self.uri)
         if self._run is None:
-            found = client.get_experiment_by_name(self.experiment)
-            place = found.experiment_id if found else client.create_experiment(self.experiment)
+            experiment = client.get_experiment_by_name(self.experiment)
+            place = (
+                experiment.experiment_id
+                if experiment
+                else client.create_experiment(self.experiment)
+            )
             self._run = client.create_run(place, tags=self.tags).info.run_id
         return client
 
-    def _tell(self, found: dict[str, float], epoch: int) -> None:
+    def _tell(self, values: dict[str, float], epoch: int) -> None:
         client = self._client()
-        for name, value in found.items():
+        for name, value in values.items():
             client.log_metric(self._run, name, value, step=epoch)
 
     def _end(self, record: dict[str, Any]) -> None:
@@ -132,13 +141,13 @@ class WandB(_Keeper):
         self.options = options
         self._run: Any = None
 
-    def _tell(self, found: dict[str, float], epoch: int) -> None:
+    def _tell(self, values: dict[str, float], epoch: int) -> None:
         if self._run is None:
             import wandb
 
             self._run = wandb.init(**self.options)
             self._run.define_metric("*", step_metric="epoch")
-        self._run.log({**found, "epoch": epoch})
+        self._run.log({**values, "epoch": epoch})
 
     def _end(self, record: dict[str, Any]) -> None:
         if self._run is not None:

@@ -130,12 +130,12 @@ class Window:
 
         Making views takes longer than moving some kilobytes.
         """
-        found: Views | None = self._views.get(key)
-        if found is None:
+        views: Views | None = self._views.get(key)
+        if views is None:
             if len(self._views) >= _VIEWS:
                 self._views.clear()
-            found = self._views[key] = make()
-        return found
+            views = self._views[key] = make()
+        return views
 
     def signal(self, flag: int, value: int) -> None:
         """Publish what was written so far, and that this rank has reached `value`."""

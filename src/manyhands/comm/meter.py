@@ -13,6 +13,8 @@ class Cost:
     """The cost of one kind of operation in this process so far.
 
     `bytes` and `messages` count what this process sent; None where the MPI library does it inside.
+    `shared` counts the bytes it wrote into shared memory for other processes to read, which no
+    message carries.
     """
 
     calls: int = 0
@@ -20,6 +22,7 @@ class Cost:
     bytes: int | None = 0
     messages: int | None = 0
     seconds: float = 0.0
+    shared: int = 0
 
 
 @dataclass
@@ -56,8 +59,12 @@ class Meter:
         sent: int | None,
         messages: int | None,
         seconds: float,
+        shared: int = 0,
     ) -> None:
-        """Add one call: `payload` bytes handed over, `sent` bytes in `messages` messages."""
+        """Add one call: `payload` bytes handed over, `sent` bytes in `messages` messages.
+
+        `shared` bytes were written into shared memory besides.
+        """
         if not self.running:
             return
         operation = self.name or operation
@@ -67,10 +74,16 @@ class Meter:
         cost.calls += 1
         cost.payload += payload
         cost.seconds += seconds
+        cost.shared += shared
         cost.bytes = None if sent is None or cost.bytes is None else cost.bytes + sent
         cost.messages = (
             None if messages is None or cost.messages is None else cost.messages + messages
         )
+
+    def add_exchange(self, payload: int, others: int, seconds: float) -> None:
+        """Add an exchange in which `payload` bytes went to each of so many others."""
+        sent = others * payload
+        self.add("exchange", payload=payload, sent=sent, messages=others, seconds=seconds)
 
     def take(self, costs: Mapping[str, Mapping[str, Any]]) -> None:
         """Continue from the result of `as_dict`."""

@@ -85,9 +85,10 @@ class MPICommunicator:
         self.meter.add(
             f"allreduce {algorithm}",
             payload=payload,
-            sent=None if inside else counted.bytes + counted.shared,
+            sent=None if inside else counted.bytes,
             messages=None if inside else counted.messages,
             seconds=seconds,
+            shared=counted.shared,
         )
 
     def broadcast(self, vector: Tensor, root: int = 0) -> None:
@@ -99,11 +100,7 @@ class MPICommunicator:
         self.meter.add("broadcast", payload=array.nbytes, sent=None, messages=None, seconds=seconds)
 
     def exchange(self, vector: Tensor, received: Mapping[int, Tensor]) -> Callable[[], None]:
-        """Begin to send `vector` to the workers in `received` and to receive theirs into it.
-
-        They must do the same. Returns what ends the exchange; until it is called `vector` may be
-        read but not written, and `received` neither.
-        """
+        """Begin an exchange, as `Communicator` describes it; the result ends it."""
         array, group = vector.numpy(), channel(self.comm)
         begin = time.perf_counter()
         requests = [group.comm.Irecv(theirs.numpy(), rank) for rank, theirs in received.items()]
@@ -113,13 +110,8 @@ class MPICommunicator:
         def end() -> None:
             begin = time.perf_counter()
             group.wait(*requests)
-            self.meter.add(
-                "exchange",
-                payload=array.nbytes,
-                sent=len(received) * array.nbytes,
-                messages=len(received),
-                seconds=begun + time.perf_counter() - begin,
-            )
+            seconds = begun + time.perf_counter() - begin
+            self.meter.add_exchange(array.nbytes, len(received), seconds)
 
         return end
 
@@ -187,8 +179,8 @@ class _Maximum:
 
     def __init__(self, comm: MPI.Comm, values: np.ndarray) -> None:
         self._group = channel(comm)
-        self._given, self._found = values.copy(), np.empty_like(values)
-        self._request = self._group.comm.Iallreduce(self._given, self._found, MPI.MAX)
+        self._values, self._result = values.copy(), np.empty_like(values)
+        self._request = self._group.comm.Iallreduce(self._values, self._result, MPI.MAX)
         self._open.add(self)
 
     def progress(self) -> None:
@@ -199,4 +191,4 @@ class _Maximum:
         """Return the maximum once all workers have contributed."""
         self._group.wait(self._request)
         self._open.discard(self)
-        return self._found
+        return self._result

@@ -73,8 +73,8 @@ def compare_versions(group: Communicator) -> None:
     # How `gather` works is what all versions must share, so that they can tell each other apart.
     texts = group.gather(f"manyhands {__version__} and Python {python} on {hostname()}")
     if len({text.partition(" on ")[0] for text in texts}) > 1:
-        found = "; ".join(dict.fromkeys(texts))
-        raise LaunchError(f"the hosts differ: {found}; install the same on all of them")
+        versions = "; ".join(dict.fromkeys(texts))
+        raise LaunchError(f"the hosts differ: {versions}; install the same on all of them")
 
 
 def agree(group: Communicator, action: Callable[[], T]) -> T:
@@ -89,8 +89,8 @@ def agree(group: Communicator, action: Callable[[], T]) -> T:
         result = action()
     except ManyhandsError as error:
         failed = json.dumps([type(error).__name__, str(error)])
-    told = group.gather(failed)
-    for rank, text in enumerate(told):
+    failures = group.gather(failed)
+    for rank, text in enumerate(failures):
         if text:
             kind, message = json.loads(text)
             raise _make_error(kind, message, rank)

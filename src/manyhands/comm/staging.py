@@ -45,11 +45,7 @@ class StagedComm:
         vector.copy_(staged, non_blocking=True)
 
     def exchange(self, vector: Tensor, received: Mapping[int, Tensor]) -> Callable[[], None]:
-        """Begin to send `vector` to the workers in `received` and to receive theirs into it.
-
-        They must do the same. Returns what ends the exchange; until it is called `received` may
-        not be touched.
-        """
+        """Begin an exchange; until the result is called, `received` may not be touched."""
         staged = {rank: self._buffer(theirs, rank) for rank, theirs in received.items()}
         _wait(vector)  # what was received last has left the buffers
         arrive = self._inner.exchange(self._out(vector), staged)

@@ -109,11 +109,7 @@ class TorchCommunicator:
         self._count("broadcast", vector, begin)
 
     def exchange(self, vector: Tensor, received: Mapping[int, Tensor]) -> Callable[[], None]:
-        """Begin to send `vector` to the workers in `received` and to receive theirs into it.
-
-        They must do the same. Returns what ends the exchange; until it is called `vector` may be
-        read but not written, and `received` neither.
-        """
+        """Begin an exchange, as `Communicator` describes it; the result ends it."""
         begin = time.perf_counter()
         works = self._complete_exchange(vector, received)
         begun = time.perf_counter() - begin
@@ -123,13 +119,8 @@ class TorchCommunicator:
             for work in works:
                 if work is not None:  # what torch returns to who is not in the group
                     work.wait()
-            self.meter.add(
-                "exchange",
-                payload=vector.nbytes,
-                sent=len(received) * vector.nbytes,
-                messages=len(received),
-                seconds=begun + time.perf_counter() - begin,
-            )
+            seconds = begun + time.perf_counter() - begin
+            self.meter.add_exchange(vector.nbytes, len(received), seconds)
 
         return end
 

@@ -27,17 +27,19 @@ def array(values: Any, where: str) -> np.ndarray:
     if hasattr(values, "detach"):  # a tensor, perhaps on another device
         values = _plain_tensor(values)
     try:
-        found = np.asarray(values) if not hasattr(values, "isna") else _from_pandas(values, where)
+        converted = (
+            np.asarray(values) if not hasattr(values, "isna") else _from_pandas(values, where)
+        )
     except DataError:
         raise
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(f"{where} cannot become one array: {_reason(values, error)}") from error
-    found = _from_objects(found, where) if found.dtype.kind == "O" else found
-    if found.dtype.kind == "f" and found.itemsize > 8:
-        return found.astype(np.float64)
-    if found.dtype.kind == "u" and found.itemsize > 1:
-        return found.astype(np.int64)
-    return found.astype(found.dtype.newbyteorder("="), copy=False)
+    converted = _from_objects(converted, where) if converted.dtype.kind == "O" else converted
+    if converted.dtype.kind == "f" and converted.itemsize > 8:
+        return converted.astype(np.float64)
+    if converted.dtype.kind == "u" and converted.itemsize > 1:
+        return converted.astype(np.int64)
+    return converted.astype(converted.dtype.newbyteorder("="), copy=False)
 
 
 def _refuse_sparse(values: Any, where: str) -> None:
@@ -71,19 +73,19 @@ def _from_pandas(values: Any, where: str) -> np.ndarray:
     if missing.any():
         raise DataError(_missing(where, int(missing.argmax())))
     common = np.result_type(*(getattr(kind, "numpy_dtype", kind) for kind in kinds))
-    found: np.ndarray = values.to_numpy(dtype=common)
-    return found
+    converted: np.ndarray = values.to_numpy(dtype=common)
+    return converted
 
 
-def _from_objects(found: np.ndarray, where: str) -> np.ndarray:
+def _from_objects(objects: np.ndarray, where: str) -> np.ndarray:
     """Return Python numbers as an array of their common type; anything else stays objects."""
-    for row, value in enumerate(found.flat):
+    for row, value in enumerate(objects.flat):
         if value is None or type(value).__name__ == "NAType":
-            raise DataError(_missing(where, row // max(1, found[:1].size)))
+            raise DataError(_missing(where, row // max(1, objects[:1].size)))
     with suppress(ValueError, TypeError):
-        numbers = np.asarray(found.tolist())
-        return numbers if numbers.dtype.kind in "biuf" else found
-    return found
+        numbers = np.asarray(objects.tolist())
+        return numbers if numbers.dtype.kind in "biuf" else objects
+    return objects
 
 
 def _missing(where: str, row: int) -> str:

@@ -23,7 +23,7 @@ _MANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 def map_tensors(function: Callable[[Any], Any], tree: Tree) -> Tree:
     """Apply `function` to every tensor; a mapping becomes a dictionary.
 
-    >>> each(len, ("a", "bcd")), each(len, {"k": "ab"}), each(len, "a")
+    >>> map_tensors(len, ("a", "bcd")), map_tensors(len, {"k": "ab"}), map_tensors(len, "a")
     ((1, 3), {'k': 2}, 1)
     """
     if isinstance(tree, Mapping):
@@ -49,11 +49,11 @@ def form(tree: Tree) -> Form:
     return len(tree) if isinstance(tree, tuple) else None
 
 
-def unflatten(form: Form, found: Sequence[Any]) -> Tree:
+def unflatten(form: Form, leaves: Sequence[Any]) -> Tree:
     """Return these tensors as a tree of that form."""
     if isinstance(form, list):
-        return dict(zip(form, found, strict=True))
-    return found[0] if form is None else tuple(found)
+        return dict(zip(form, leaves, strict=True))
+    return leaves[0] if form is None else tuple(leaves)
 
 
 def count_examples(tree: Tree) -> int:
@@ -100,8 +100,8 @@ def signature_mismatch(function: Callable[..., Any], count: int) -> str:
     Returns:
         "needs (a, b)" or "takes (a)"; an empty text where it can be called so, or does not tell.
 
-    >>> misfit(lambda a, b, c=0: 0, 1), misfit(lambda a: 0, 2), misfit(lambda *a: 0, 2)
-    ('needs (a, b)', 'takes (a)', '')
+    >>> signature_mismatch(lambda a, b, c=0: 0, 1), signature_mismatch(lambda a: 0, 2)
+    ('needs (a, b)', 'takes (a)')
     """
     module = hasattr(function, "forward") and not inspect.isclass(function)
     called: Any = function

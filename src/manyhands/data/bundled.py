@@ -86,9 +86,9 @@ def _unpack(name: str) -> np.ndarray:
     lines = (PACKED / "SHA256SUMS").read_text().splitlines()
     sums = {file: digest for digest, file in map(str.split, lines)}
     header = bytes([0, 0, 0x08, array.ndim]) + np.array(array.shape, dtype=">u4").tobytes()
-    found = hashlib.sha256(header + array.tobytes()).hexdigest()
-    if found != sums[name]:
-        raise DataError(f"{PACKED / name}.gz has SHA-256 {found}; expected {sums[name]}")
+    computed = hashlib.sha256(header + array.tobytes()).hexdigest()
+    if computed != sums[name]:
+        raise DataError(f"{PACKED / name}.gz has SHA-256 {computed}; expected {sums[name]}")
     return array
 
 

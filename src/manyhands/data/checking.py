@@ -21,7 +21,7 @@ def as_classes(x: Tree, y: Tree) -> tuple[Tree, Tree]:
     return x, y.astype(np.int64) if single and y.dtype.kind == "b" else y
 
 
-def classes(parts: Mapping[str, tuple[Tree, Tree]], given: int | None, where: str) -> int | None:
+def classes(parts: Mapping[str, tuple[Tree, Tree]], declared: int | None, where: str) -> int | None:
     """Return the number of classes: as given, or the largest label + 1; None for numbers."""
     x, y = parts["train"]
     if batch_tree.count_examples(x) == 0:
@@ -29,15 +29,15 @@ def classes(parts: Mapping[str, tuple[Tree, Tree]], given: int | None, where: st
     if any(batch_tree.count_examples(x) == 0 for x, _ in parts.values()):
         raise DataError(f"{where}: the test set is empty; give None for no test set")
     single = y is not x and batch_tree.form(y) is None
-    if given is None and single and y.dtype.kind == "b":
-        given = 2
-    if given is None and single and y.dtype.kind in "iu":
+    if declared is None and single and y.dtype.kind == "b":
+        declared = 2
+    if declared is None and single and y.dtype.kind in "iu":
         whole = {part: y for part, (_, y) in parts.items() if y.dtype.kind in "iu"}
-        given = _count_classes(whole, where)
-    if given is not None and not single:
-        raise DataError(f"{where}: classes is {given}, but there is no one target to have them")
-    validate.at_least(1, classes=given)
-    return given
+        declared = _count_classes(whole, where)
+    if declared is not None and not single:
+        raise DataError(f"{where}: classes is {declared}, but there is no one target to have them")
+    validate.at_least(1, classes=declared)
+    return declared
 
 
 def _count_classes(labels: Mapping[str, np.ndarray], where: str) -> int:
@@ -155,30 +155,32 @@ def _targets(y: np.ndarray, classes: int | None, where: str) -> np.ndarray:
     return y.astype(np.int64)
 
 
-def ids(given: Sequence[object] | np.ndarray, examples: int, where: str) -> np.ndarray:
+def ids(values: Sequence[object] | np.ndarray, examples: int, where: str) -> np.ndarray:
     """Return the records' ids as an array."""
-    found = np.asarray(given)
-    if found.shape != (examples,) or found.dtype.kind not in "iuSU":
+    array = np.asarray(values)
+    if array.shape != (examples,) or array.dtype.kind not in "iuSU":
         raise DataError(
-            f"{where}: ids are {found.dtype} of shape {found.shape}; expected a whole number or a "
+            f"{where}: ids are {array.dtype} of shape {array.shape}; expected a whole number or a "
             f"text for each of {examples} training records"
         )
-    return found
+    return array
 
 
 def normalise(
-    given: tuple[float | Sequence[float], float | Sequence[float]] | None, x: Tree
+    mean_std: tuple[float | Sequence[float], float | Sequence[float]] | None, x: Tree
 ) -> Normalise | None:
     """Return mean and standard deviation, if they fit the features."""
-    if given is None:
+    if mean_std is None:
         return None
     if batch_tree.form(x) is not None:
         raise ConfigError(
             "normalise is given, but there are several features; normalise them first"
         )
-    mean, std = (np.asarray(value, dtype=np.float64) for value in given)
+    mean, std = (np.asarray(value, dtype=np.float64) for value in mean_std)
     if not (np.isfinite(mean).all() and np.isfinite(std).all() and (std > 0).all()):
-        raise ConfigError(f"normalise is {given!r}; expected finite means and deviations above 0")
+        raise ConfigError(
+            f"normalise is {mean_std!r}; expected finite means and deviations above 0"
+        )
     if x.dtype.kind in "uib" and x.dtype != np.uint8:
         raise ConfigError(
             f"normalise is given, but features are {x.dtype}; expected floats or bytes"
@@ -186,6 +188,6 @@ def normalise(
     for value in (mean, std):
         if value.ndim and (x.ndim < 2 or value.shape != x.shape[1:2]):
             raise ConfigError(
-                f"normalise is {given!r}; expected numbers, or one per channel of {x.shape[1:]}"
+                f"normalise is {mean_std!r}; expected numbers, or one per channel of {x.shape[1:]}"
             )
     return Normalise(mean.tolist(), std.tolist())

@@ -14,12 +14,12 @@ from manyhands.data import (
     batch_tree,
     bundled,
     checking,
+    free_space,
     npy,
-    room,
     shards,
-    sources,
     stored,
     streaming,
+    user_arrays,
 )
 from manyhands.errors import ConfigError, DataError, nearest
 
@@ -82,11 +82,11 @@ class Data:
         name: str | None = None,
         **unknown: Any,
     ) -> None:
-        for given in unknown:
-            aside = "val" in given
+        for extra in unknown:
+            aside = "val" in extra
             hint = " fit(validation=0.1) keeps a part of train aside." if aside else ""
             known = ("train", "test", "classes", "normalise", "ids", "name")
-            raise ConfigError(f"Data has no {given!r}.{hint or nearest(given, known)}")
+            raise ConfigError(f"Data has no {extra!r}.{hint or nearest(extra, known)}")
         self.name = name or "data"
         if train is None:
             raise ConfigError(
@@ -96,13 +96,13 @@ class Data:
         self.arrays: dict[str, np.ndarray] = {}
         _check_pair(train, test, self.name)
         trees = {
-            part: sources.to_tree(source, f"{self.name}: {part}")
+            part: user_arrays.to_tree(source, f"{self.name}: {part}")
             for part, source in (("train", train), ("test", test))
             if source is not None
         }
-        self.form = sources.form(*trees["train"])
+        self.form = user_arrays.form(*trees["train"])
         for part, halves in trees.items():
-            sources.same_form(sources.form(*halves), self.form, f"{self.name}: {part}")
+            user_arrays.same_form(user_arrays.form(*halves), self.form, f"{self.name}: {part}")
         self.classes = checking.classes(trees, classes, self.name)
         trees = {part: checking.as_classes(*halves) for part, halves in trees.items()}
         for part, (x, y) in trees.items():
@@ -115,8 +115,8 @@ class Data:
         self.normalise = checking.normalise(normalise, x)
 
     def __repr__(self) -> str:
-        said = {name: array.shape for name, array in self.arrays.items()}
-        return f"Data({self.name!r}, {', '.join(f'{n} {shape}' for n, shape in said.items())})"
+        shapes = {name: array.shape for name, array in self.arrays.items()}
+        return f"Data({self.name!r}, {', '.join(f'{n} {shape}' for n, shape in shapes.items())})"
 
     @classmethod
     def npz(cls, path: str | os.PathLike[str], **options: Any) -> Data:
@@ -156,12 +156,12 @@ class Data:
 
 def _npz_names(path: Path) -> tuple[tuple[str, ...], int]:
     """Return the names of a file's arrays, and their size in bytes."""
-    found = npy.sizes(path)
+    sizes = npy.sizes(path)
     for names in KEYS:
-        if names[0] in found and names[1] in found:
-            return names, sum(found.get(name, 0) for name in names)
+        if names[0] in sizes and names[1] in sizes:
+            return names, sum(sizes.get(name, 0) for name in names)
     raise DataError(
-        f"{path} holds {', '.join(sorted(found)) or 'nothing'}; "
+        f"{path} holds {', '.join(sorted(sizes)) or 'nothing'}; "
         "expected x, y and, for a test set, x_test, y_test; or train_x, train_y, test_x, test_y"
     )
 
@@ -216,7 +216,7 @@ def store(spec: object, folder: str | os.PathLike[str], *, stream: bool = False)
         stored.check(Path(spec))
         return Path(spec)
     if isinstance(spec, str) and spec.endswith(".npz"):
-        room.check_disk(_npz_names(Path(spec))[1], Path(folder), f"a copy of {spec}")
+        free_space.check_disk(_npz_names(Path(spec))[1], Path(folder), f"a copy of {spec}")
     return load(spec).store(folder)
 
 
@@ -224,12 +224,16 @@ def load(spec: object) -> Data:
     """Return the `Data` of a specification other than "mnist" or a stored folder."""
     if isinstance(spec, Data):
         return spec
-    if isinstance(spec, list) and sources.may_be_sets(spec) and sources.may_be_examples(*spec):
+    if (
+        isinstance(spec, list)
+        and user_arrays.may_be_sets(spec)
+        and user_arrays.may_be_examples(*spec)
+    ):
         raise DataError(
             "data is a list of two, which may be two examples or the training and the test set; "
-            f"give Data(train=…, test=…) ({sources.RULE})"
+            f"give Data(train=…, test=…) ({user_arrays.RULE})"
         )
-    if isinstance(spec, tuple) or (isinstance(spec, list) and sources.may_be_sets(spec)):
+    if isinstance(spec, tuple) or (isinstance(spec, list) and user_arrays.may_be_sets(spec)):
         if len(spec) != 2:
             raise DataError(f"data is a tuple of {len(spec)}; expected (train, test)")
         return Data(*spec)

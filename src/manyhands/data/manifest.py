@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from manyhands import files
 from manyhands.errors import DataError
 
 MANIFEST = "manifest.json"
@@ -22,7 +23,6 @@ SCHEMA = 1
 LABEL, KEY = "label", "key"
 SIDES = ("train", "test")
 _NAME = 255  # bytes that a file's name may have
-_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,10 +64,10 @@ class Manifest:
     @property
     def sha256(self) -> str:
         """The content hash: of each part, of what columns stand for, of what was learned."""
-        said = [self.name, list(self.features), self.classes and list(self.classes)]
-        said += [list(self.learned)]
-        said += [[part.file, part.rows, part.sha256] for _, part in self.every_part()]
-        return hashlib.sha256(json.dumps(said).encode()).hexdigest()
+        hashed = [self.name, list(self.features), self.classes and list(self.classes)]
+        hashed += [list(self.learned)]
+        hashed += [[part.file, part.rows, part.sha256] for _, part in self.every_part()]
+        return hashlib.sha256(json.dumps(hashed).encode()).hexdigest()
 
     def rows(self, side: str) -> int:
         """Return the number of examples of a side."""
@@ -82,8 +82,7 @@ class Manifest:
     def write(self, folder: Path) -> None:
         """Write the manifest atomically, which makes the parts of a folder valid."""
         text = json.dumps({**asdict(self), "sha256": self.sha256}, indent=1)
-        (folder / f".{MANIFEST}").write_text(text + "\n", encoding="utf-8")
-        (folder / f".{MANIFEST}").replace(folder / MANIFEST)
+        files.write(folder / MANIFEST, text + "\n")
 
     @staticmethod
     def read(folder: Path) -> Manifest:
@@ -95,12 +94,12 @@ class Manifest:
         path = folder / MANIFEST
         try:
             fields = json.loads(path.read_text(encoding="utf-8"))
-            said = fields.pop("sha256")
+            stated = fields.pop("sha256")
             fields["parts"] = {
                 side: [Part(**part) for part in parts] for side, parts in fields["parts"].items()
             }
             manifest = Manifest(**fields)
-            found = manifest.sha256
+            computed = manifest.sha256
         except FileNotFoundError:
             raise DataError(
                 f"{folder} holds no {MANIFEST}: it was not prepared, or not to the end"
@@ -109,8 +108,10 @@ class Manifest:
             raise DataError(f"{path} cannot be understood: {error}") from error
         if manifest.schema != SCHEMA:
             raise DataError(f"{path} has schema {manifest.schema}; expected {SCHEMA}")
-        if found != said:
-            raise DataError(f"{path} was changed: it states {said}, but its parts give {found}")
+        if computed != stated:
+            raise DataError(
+                f"{path} was changed: it states {stated}, but its parts give {computed}"
+            )
         _check_names(manifest, path)
         return manifest
 
@@ -119,22 +120,13 @@ def _check_names(manifest: Manifest, path: Path) -> None:
     """Refuse names that lead out of the folder, and a set without training examples."""
     for _, part in manifest.every_part():
         kinds = (str, int, int, str)
-        told = (part.file, part.rows, part.bytes, part.sha256)
-        if any(type(value) is not kind for value, kind in zip(told, kinds, strict=True)):
+        values = (part.file, part.rows, part.bytes, part.sha256)
+        if any(type(value) is not kind for value, kind in zip(values, kinds, strict=True)):
             raise DataError(f"{path} cannot be understood: it says {part}")
         if Path(part.file).name != part.file or len(part.file.encode(errors="replace")) > _NAME:
             raise DataError(f"{path} names the part {part.file!r}; expected a file beside it")
     if manifest.rows("train") == 0:
         raise DataError(f"{path} has no training examples")
-
-
-def file_hash(path: Path) -> str:
-    """Return the SHA-256 of a file."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def verify(folder: Path, manifest: Manifest) -> None:
@@ -149,8 +141,8 @@ def verify(folder: Path, manifest: Manifest) -> None:
             raise DataError(f"{path} is missing; {MANIFEST} names it")
         if (size := path.stat().st_size) != part.bytes:
             raise DataError(f"{path} has {size} bytes; {MANIFEST} says {part.bytes}")
-        if (found := file_hash(path)) != part.sha256:
+        if (digest := files.sha256(path)) != part.sha256:
             raise DataError(
-                f"{path} was changed since it was prepared: its SHA-256 is {found}, {MANIFEST} "
+                f"{path} was changed since it was prepared: its SHA-256 is {digest}, {MANIFEST} "
                 f"says {part.sha256}; prepare the data again"
             )

@@ -15,7 +15,7 @@ from typing import IO, NamedTuple
 
 import numpy as np
 
-from manyhands.data import room
+from manyhands.data.free_space import check_memory, format_bytes
 from manyhands.errors import DataError
 
 _LARGE = 1 << 30  # bytes below which an archive may hold anything
@@ -92,7 +92,7 @@ def read_npz(path: Path, names: Collection[str] | None = None) -> dict[str, np.n
         try:
             return {name: _member(archive, entry, path) for name, entry in chosen.items()}
         except MemoryError:
-            total = room.format_bytes(sum(entry.file_size for entry in chosen.values()))
+            total = format_bytes(sum(entry.file_size for entry in chosen.values()))
             raise DataError(f"{path} takes {total} of memory, more than can be had") from None
 
 
@@ -123,8 +123,8 @@ def _members(
     archive: zipfile.ZipFile, names: Collection[str] | None = None
 ) -> dict[str, zipfile.ZipInfo]:
     """Return the files of an archive by the names of their arrays; of equal ones the last."""
-    found = {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}
-    return {name: entry for name, entry in found.items() if names is None or name in names}
+    members = {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}
+    return {name: entry for name, entry in members.items() if names is None or name in names}
 
 
 def _check_memory(entries: Collection[zipfile.ZipInfo], path: Path) -> None:
@@ -137,11 +137,11 @@ def _check_memory(entries: Collection[zipfile.ZipInfo], path: Path) -> None:
     packed = sum(entry.compress_size for entry in entries)
     if total > _LARGE and total > _CONSTANT * packed:
         raise DataError(
-            f"{path} expands from {room.format_bytes(packed)} to {room.format_bytes(total)}, as "
-            "only arrays of one value do, and is not read; if that is meant, write it "
-            "uncompressed, with np.savez"
+            f"{path} expands from {format_bytes(packed)} to {format_bytes(total)}, as only "
+            "arrays of one value do, and is not read; if that is meant, write it uncompressed, "
+            "with np.savez"
         )
-    room.check_memory(total, str(path))
+    check_memory(total, str(path))
 
 
 def _member(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path) -> np.ndarray:

@@ -72,7 +72,8 @@ class Plan:
     Guarantees:
         - balanced and all shards: over the workers, an epoch holds every example exactly once.
         - balanced: an update's examples are the same set for any number of workers.
-        - Without whole batches all workers take the same number of steps, and the totals are exact.
+        - Without whole batches all workers take the same number of steps, and every total is exact:
+          `batch_size`, or what is left for an epoch's last update.
 
     Args:
         partition: One of the ways in `manyhands.data.partition`.
@@ -280,8 +281,8 @@ class Plan:
         if self.parsed.kind == "balanced":
             return self._dealt(rank) if self.whole_batches else self._split_batches(rank)
         if self.parsed.kind in SHARDED:
-            lengths = np.array([len(shard) for shard in self._shards])
-            return self._whole(lengths[rank]) if self.whole_batches else self._spread(lengths, rank)
+            length = len(self._shards[rank])
+            return self._whole(length) if self.whole_batches else self._deal_shards(rank)
         if self.whole_batches:
             return self._whole(apportion(self.examples, self.size)[rank])
         cuts = self._split_batches(rank)
@@ -305,17 +306,27 @@ class Plan:
         stop = np.minimum(start + self.batch_size, self.examples)
         return Cuts(start, stop, stop - start)
 
-    def _spread(self, lengths: np.ndarray, rank: int) -> Cuts:
-        """Spread each worker's shard over all updates of the epoch.
+    def _deal_shards(self, rank: int) -> Cuts:
+        """Cut a worker's shard by the updates that it takes part in."""
+        edges, total = self._shard_edges[:, rank], np.diff(self._shard_edges.sum(axis=1))
+        return Cuts(edges[:-1], edges[1:], total)
 
-        The longest shard has at least ceil(examples / size) examples, which is not less than the
-        updates since batch_size ≥ size: no total is zero.
+    @cached_property
+    def _shard_edges(self) -> np.ndarray:
+        """How much of each shard is used up before each update; shape (updates + 1, size).
+
+        The shards are merged in proportion to their lengths (example i of n stands at (i + ½) / n,
+        at a tie the lower rank first), and the merged order is cut into global batches: each has
+        exactly `batch_size` examples but the last, whatever the shards' lengths.
         """
-        step = np.arange(self.updates)
-        each, over = lengths // self.updates, lengths % self.updates
-        total = each.sum() + (step[:, None] < over).sum(axis=1)
-        start = step * each[rank] + np.minimum(step, over[rank])
-        return Cuts(start, start + each[rank] + (step < over[rank]), total)
+        lengths = [len(shard) for shard in self._shards]
+        places = np.concatenate([(2 * np.arange(n) + 1) / (2 * n) for n in lengths if n])
+        owner = np.repeat(np.arange(self.size), lengths)[np.argsort(places, kind="stable")]
+        step = np.arange(self.examples) // self.batch_size
+        counts = np.bincount(step * self.size + owner, minlength=self.updates * self.size)
+        edges = np.zeros((self.updates + 1, self.size), dtype=np.int64)
+        np.cumsum(counts.reshape(self.updates, self.size), axis=0, out=edges[1:])
+        return edges
 
     def _whole(self, length: int) -> Cuts:
         """Cut one worker's examples into batches of its own."""

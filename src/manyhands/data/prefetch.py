@@ -52,12 +52,12 @@ class Prefetcher(Generic[Share]):
         self._source, self._shares, self._width = source, iter(shares), width
         self._some: list[Share] = []
         self._part = slice(0)  # the last share's, of what was gathered
-        self._found: tuple[Tree, Tree] | None = None
+        self._fetched: tuple[Tree, Tree] | None = None
 
     def __iter__(self) -> Iterator[Share]:
         for first in self._shares:
             self._some = [first, *islice(self._shares, self._more(first))]
-            self._found, stop = None, 0
+            self._fetched, stop = None, 0
             for share in self._some:
                 start, stop = stop, stop + len(share.indices)
                 self._part = slice(start, stop)
@@ -77,9 +77,9 @@ class Prefetcher(Generic[Share]):
         """
         if len(self._some) == 1:
             return self._source.batch(self._some[0].indices)
-        if self._found is None:
-            self._found = self._source.batch(np.concatenate([s.indices for s in self._some]))
-        x, y = self._found
+        if self._fetched is None:
+            self._fetched = self._source.batch(np.concatenate([s.indices for s in self._some]))
+        x, y = self._fetched
         own = batch_tree.map_tensors(self._copied, x)
         return own, own if y is x else batch_tree.map_tensors(self._copied, y)
 

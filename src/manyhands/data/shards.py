@@ -55,7 +55,7 @@ def _import_parquet() -> Any:
     except ModuleNotFoundError:
         raise ConfigError(
             "the data is a folder of Parquet shards, and pyarrow is not installed: "
-            "pip install 'manyhands[spark]'"
+            "pip install '.[spark]' in the checkout"
         ) from None
     return pyarrow.parquet
 
@@ -72,16 +72,16 @@ class Reader:
 
     def groups(self, side: str) -> list[Group]:
         """Return the row groups of a side, in their order."""
-        found = []
+        listed = []
         for part in self.manifest.parts.get(side, []):
             about, first = self._open(part.file).metadata, 0
             for number in range(about.num_row_groups):
                 rows = about.row_group(number).num_rows
-                found.append(Group(part.file, number, rows, first))
+                listed.append(Group(part.file, number, rows, first))
                 first += rows
             if first != part.rows:
                 raise DataError(f"{self._path(part.file)} has {first} rows; expected {part.rows}")
-        return found
+        return listed
 
     def read(
         self, group: Group, *, threads: bool = True, keys: bool = True, x: np.ndarray | None = None
@@ -211,9 +211,9 @@ def open_shards(folder: Path) -> Reader:
     return Reader(folder, manifest)
 
 
-def row_groups(folder: Path, side: str = "train") -> np.ndarray:
-    """Return the number of rows of each row group of a side; (groups,) int64."""
-    groups = Reader(folder, Manifest.read(folder)).groups(side)
+def row_groups(folder: Path) -> np.ndarray:
+    """Return the number of rows of each row group of the training side; (groups,) int64."""
+    groups = Reader(folder, Manifest.read(folder)).groups("train")
     return np.array([group.rows for group in groups], dtype=np.int64)
 
 

@@ -150,8 +150,8 @@ class Column:
 
     def at(self, rows: Tensor) -> Tensor:
         """Return the examples at these rows, ready for the model."""
-        found = self._rows.index_select(0, rows).view(len(rows), *self.stored.shape[1:])
-        return self.ready(found)
+        values = self._rows.index_select(0, rows).view(len(rows), *self.stored.shape[1:])
+        return self.ready(values)
 
     def ready(self, values: Tensor) -> Tensor:
         """Return stored values in the form that the model takes."""

@@ -71,8 +71,8 @@ class About:
     def arrays(self) -> list[str]:
         """The names of all arrays."""
         parts = ("train", "test") if self.test else ("train",)
-        found = [key for part in parts for half in self.keys(part) for key in half]
-        return [*found, IDS] if self.ids else found
+        keys = [key for part in parts for half in self.keys(part) for key in half]
+        return [*keys, IDS] if self.ids else keys
 
     def tree(self, part: str, arrays: Mapping[str, np.ndarray]) -> tuple[Tree, Tree]:
         """Return a part's features and targets in their form."""

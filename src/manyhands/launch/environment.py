@@ -134,6 +134,11 @@ def threads_in_group(gather: Callable[[Any], list[Any]]) -> int:
     return max(1, len(mask) if bound and mask else len(cores) // len(here))
 
 
+def has_terminal() -> bool:
+    """Return whether stderr is a terminal; a daemon has none, and maybe no stderr either."""
+    return sys.stderr is not None and not sys.stderr.closed and sys.stderr.isatty()
+
+
 def flush_output() -> None:
     """Flush our output and wait until the launcher has read it, before the group is ended.
 

@@ -1,4 +1,4 @@
-"""Passes a worker's failure to the launcher as a note; the first note counts."""
+"""Passes a worker's failure to the launcher as a note, and explains why a group failed."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ import sysconfig
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from manyhands.errors import ManyhandsError
+from manyhands.errors import LaunchError, ManyhandsError, WorkerError
 from manyhands.files import PACKAGE
+from manyhands.launch import resources
+
+if TYPE_CHECKING:
+    from manyhands.launch.status_board import Board
 
 ERROR_FILE = "error.json"
 
@@ -84,10 +88,64 @@ def to_exception(note: dict[str, Any]) -> ManyhandsError:
     )
 
 
+def explain_failure(
+    folder: Path, board: Board, log: str, code: int, first: int | None, kills: int | None = None
+) -> ManyhandsError:
+    """Return why a group failed, as an error for the user.
+
+    Args:
+        folder: Where the workers leave their notes.
+        board: What they did last.
+        log: What mpiexec printed.
+        code: The exit code of mpiexec.
+        first: The rank that was seen to go first.
+        kills: `memory_kills` from before the start.
+    """
+    notes = [n for n in board.read() if n.operation != "done"]
+    pids = {n.rank: board.pid(n.rank) for n in notes}
+    if (folder / ERROR_FILE).exists():
+        note = json.loads((folder / ERROR_FILE).read_text())
+        # MPI fails on the others when somebody dies: that is what happened, and that one is silent.
+        silent = {n.rank: pids[n.rank] for n in notes if not has_reported(folder, n.rank)}
+        first = next((rank for rank in note.get("ending", ()) if rank in silent), first)
+        reported = first is not None and first not in silent
+        if not silent or reported or "mpi4py.MPI.Exception" not in note["traceback"]:
+            return to_exception(note)
+        pids = silent
+        if first is None and len(silent) == 1:
+            first = next(iter(silent))
+    else:
+        for reporter, message in board.messages():
+            return WorkerError(f"rank {reporter} failed: {message}", rank=reporter)
+    cause = resources.crash_cause(log, code, kills)
+    if not notes:
+        when = "after all workers had ended" if board.read() else "before any worker started"
+        ended = f"the group ended with {code} {when}"
+        return LaunchError(f"{ended}{cause}" if cause else f"{ended}:\n{log}")
+    where = "; ".join(f"rank {n.rank} at step {n.step} ({n.operation})" for n in notes)
+    rank = next(iter(_ranks_named_by_mpiexec(log, pids)), None) if first is None else first
+    who = "a worker" if rank is None else f"rank {rank}"
+    how = f"died without a word (the group ended with {code})"
+    if not code:
+        how = "exited without reporting an error, as os._exit(0) does in a model or callback"
+    return WorkerError(
+        f"{who} {how}; last seen: {where}{cause}",
+        rank=rank,
+    )
+
+
+def _ranks_named_by_mpiexec(log: str, workers: dict[int, int]) -> list[int]:
+    """Return the ranks that mpiexec's output names, by pid or rank."""
+    pids = {int(match[1]) for match in re.finditer(r"(?:PID|pid) (\d+)", log)}
+    by_pid = [rank for rank, pid in workers.items() if pid in pids]
+    named = [int(match[1]) for match in re.finditer(r"(?:process rank|rank:?) (\d+)", log)]
+    return by_pid + [rank for rank in named if rank in workers]
+
+
 def _user_code_location(trace: str) -> str:
     """Return the last location of a traceback in the user's own code, or ""."""
     places = map(sysconfig.get_path, ("stdlib", "purelib", "platlib"))
     ours = (str(PACKAGE), *places, "<frozen", "src/mpi4py/")
-    found = re.findall(r'File "([^"]+)", line (\d+), in (\S+)', trace)
-    own = [(file, line, name) for file, line, name in found if not file.startswith(ours)]
+    frames = re.findall(r'File "([^"]+)", line (\d+), in (\S+)', trace)
+    own = [(file, line, name) for file, line, name in frames if not file.startswith(ours)]
     return " ({}, line {}, in {})".format(*own[-1]) if own else ""

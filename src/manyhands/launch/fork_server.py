@@ -213,7 +213,7 @@ def _exit_worker() -> NoReturn:
     """Exit a worker that is done: run exit handlers, flush files, finalize MPI."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
-    for file in [found for found in gc.get_objects() if issubclass(type(found), io.IOBase)]:
+    for file in [each for each in gc.get_objects() if issubclass(type(each), io.IOBase)]:
         with suppress(OSError, ValueError):
             file.flush()
     from mpi4py import MPI

@@ -106,10 +106,10 @@ def read_hostfile(path: str) -> tuple[tuple[str, int], ...]:
     except OSError as error:
         raise ConfigError(f"hostfile is {path!r}, which cannot be read: {error.strerror}") from None
     lines = [line.partition("#")[0].strip() for line in lines]
-    found = [_slot("hostfile", re.sub(r"\s+slots\s*=\s*", ":", line)) for line in lines if line]
-    if not found:
+    slots = [_slot("hostfile", re.sub(r"\s+slots\s*=\s*", ":", line)) for line in lines if line]
+    if not slots:
         raise ConfigError(f"hostfile is {path!r}, which names no host")
-    return tuple(found)
+    return tuple(slots)
 
 
 def _slot(option: str, text: str) -> tuple[str, int]:

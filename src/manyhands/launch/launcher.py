@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -19,14 +18,13 @@ from typing import Any, BinaryIO
 from manyhands import validate
 from manyhands.errors import (
     LateSignalError,
-    LaunchError,
     ManyhandsError,
     ShortHandedError,
     WorkerError,
     stopped_by,
 )
 from manyhands.launch import resources, signals
-from manyhands.launch.failures import ERROR_FILE, has_reported, to_exception, write_failure_note
+from manyhands.launch.failures import ERROR_FILE, explain_failure, write_failure_note
 from manyhands.launch.hosts import lab_hosts
 from manyhands.launch.mpi import find_mpi, mpiexec_command
 from manyhands.launch.shm_cleanup import kill_helpers
@@ -38,6 +36,7 @@ from manyhands.launch.watchdog import START_SECONDS, Watchdog
 LOG_FILE = "group.log"  # what mpiexec says, and workers that have no log yet
 FORK_SOCKET = "fork-server"  # where clients reach the fork server
 FORK_CLIENT = Path(__file__).with_name("fork_client.py")
+MODULE_START = str(Path(__file__).with_name("module_start.py"))
 _LOOK = 0.25  # seconds between two looks at workers that run; each takes one of their cores
 _POLL = 0.05  # and at those that are to go
 _PR_SET_PDEATHSIG = 1
@@ -56,6 +55,11 @@ def launch(spec: LaunchSpec, folder: Path, watch: Watch | None = None) -> None:
     Raises:
         ManyhandsError: What the first worker to fail reported, or which one died.
     """
+    with resources.explain_removed(folder, spec.output):
+        _launch(spec, folder, watch)
+
+
+def _launch(spec: LaunchSpec, folder: Path, watch: Watch | None) -> None:
     record = spec.output / "run.json"
     before = record_version(record)
     kills = resources.memory_kills()
@@ -84,7 +88,8 @@ def launch(spec: LaunchSpec, folder: Path, watch: Watch | None = None) -> None:
     failed = bool(group.returncode) and not run_finished(record, before)
     if spec.outlives:  # what mpiexec says depends on when somebody died
         failed = not any(note.operation == "done" for note in board.read())
-    if failed or (folder / ERROR_FILE).exists():
+    unrecorded = record_version(record) in (None, before)  # as after os._exit(0) in a worker
+    if failed or unrecorded or (folder / ERROR_FILE).exists():
         raise _failure(folder, board, group.returncode, watchdog, kills)
     if board.stop_signal():  # too late for the workers, but whoever called us must hear of it
         raise LateSignalError(board.stop_signal(), str(spec.output))
@@ -97,7 +102,8 @@ def _failure(
     reported = (folder / ERROR_FILE).exists()
     if watchdog.ended and not reported:
         return stopped_by(board.stop_signal(), watchdog.ended)
-    error = _explain(folder, board, code, watchdog.died, kills)
+    log = strip_messages((folder / LOG_FILE).read_text(errors="replace")).strip()[-2000:]
+    error = explain_failure(folder, board, log, code, watchdog.died, kills)
     died = type(error) is WorkerError and not error.traceback
     if board.stop_signal() and (died or not reported or isinstance(error, ShortHandedError)):
         return stopped_by(board.stop_signal(), str(error))
@@ -107,10 +113,10 @@ def _failure(
 def record_version(record: Path) -> tuple[int, int] | None:
     """Return what distinguishes one version of a run's record from the next; None without one."""
     try:
-        found = record.stat()
+        status = record.stat()
     except OSError:
         return None
-    return found.st_ino, found.st_mtime_ns
+    return status.st_ino, status.st_mtime_ns
 
 
 def run_finished(record: Path, before: tuple[int, int] | None) -> bool:
@@ -128,7 +134,7 @@ def _start(
 ) -> subprocess.Popen[bytes]:
     """Start the workers; closing `started` ends everything that was started."""
     listener = _fork_socket(folder)
-    line, environment = _command(spec, folder, forks=listener is not None)
+    line, environment = group_command(spec, folder, forks=listener is not None)
     with signals.defer_signals():  # so that no process is forgotten
         if listener:
             with listener:
@@ -194,7 +200,8 @@ def _fork_server(
 ) -> Iterator[None]:
     """Run a fork server, which makes the workers on behalf of its clients."""
     number = listener.fileno()
-    line = [sys.executable, "-m", "manyhands.launch.fork_server", main, str(folder), str(number)]
+    fork_server = "manyhands.launch.fork_server"
+    line = [sys.executable, MODULE_START, fork_server, main, str(folder), str(number)]
     server = _start_helper(line, environment, log, number)
     try:
         yield
@@ -206,7 +213,9 @@ def _fork_server(
         server.wait()
 
 
-def _command(spec: LaunchSpec, folder: Path, *, forks: bool) -> tuple[list[str], dict[str, str]]:
+def group_command(
+    spec: LaunchSpec, folder: Path, *, forks: bool
+) -> tuple[list[str], dict[str, str]]:
     """Return the command line that starts the group, and its environment.
 
     With `forks` mpiexec starts clients of the fork server, where nothing speaks against it.
@@ -217,7 +226,8 @@ def _command(spec: LaunchSpec, folder: Path, *, forks: bool) -> tuple[list[str],
         "TMPDIR": str(folder),  # what MPI leaves there goes with it
         **spec.environment,
     }
-    worker = ["-m", spec.main, str(folder)]
+    # Another host may keep the package elsewhere.
+    worker = ["-m" if spec.hosts else MODULE_START, spec.main, str(folder)]
     if spec.alone:
         return [sys.executable, *worker], {**os.environ, **own}
     mpi = find_mpi(spec.mpi, lasting=spec.outlives)
@@ -312,49 +322,3 @@ def _is_worker(pid: int) -> bool:
         return any(name in line for name in WORKERS)
     except OSError:
         return False
-
-
-def _explain(
-    folder: Path, board: Board, code: int, first: int | None, kills: int | None = None
-) -> ManyhandsError:
-    """Return the failure as an error for the user.
-
-    `first` is the rank that was seen to go first, `kills` is `memory_kills` from before the start.
-    """
-    log = strip_messages((folder / LOG_FILE).read_text(errors="replace")).strip()[-2000:]
-    notes = [n for n in board.read() if n.operation != "done"]
-    pids = {n.rank: board.pid(n.rank) for n in notes}
-    if (folder / ERROR_FILE).exists():
-        note = json.loads((folder / ERROR_FILE).read_text())
-        # MPI fails on the others when somebody dies: that is what happened, and that one is silent.
-        silent = {n.rank: pids[n.rank] for n in notes if not has_reported(folder, n.rank)}
-        first = next((rank for rank in note.get("ending", ()) if rank in silent), first)
-        reported = first is not None and first not in silent
-        if not silent or reported or "mpi4py.MPI.Exception" not in note["traceback"]:
-            return to_exception(note)
-        pids = silent
-        if first is None and len(silent) == 1:
-            first = next(iter(silent))
-    else:
-        for reporter, message in board.messages():
-            return WorkerError(f"rank {reporter} failed: {message}", rank=reporter)
-    cause = resources.crash_cause(log, code, kills)
-    if not notes:
-        when = "after all workers had ended" if board.read() else "before any worker started"
-        ended = f"the group ended with {code} {when}"
-        return LaunchError(f"{ended}{cause}" if cause else f"{ended}:\n{log}")
-    where = "; ".join(f"rank {n.rank} at step {n.step} ({n.operation})" for n in notes)
-    rank = next(iter(_ranks_named_by_mpiexec(log, pids)), None) if first is None else first
-    who = "a worker" if rank is None else f"rank {rank}"
-    return WorkerError(
-        f"{who} died without a word (the group ended with {code}); last seen: {where}{cause}",
-        rank=rank,
-    )
-
-
-def _ranks_named_by_mpiexec(log: str, workers: dict[int, int]) -> list[int]:
-    """Return the ranks that mpiexec's output names, by pid or rank."""
-    pids = {int(match[1]) for match in re.finditer(r"(?:PID|pid) (\d+)", log)}
-    by_pid = [rank for rank, pid in workers.items() if pid in pids]
-    named = [int(match[1]) for match in re.finditer(r"(?:process rank|rank:?) (\d+)", log)]
-    return by_pid + [rank for rank in named if rank in workers]

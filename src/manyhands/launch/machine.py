@@ -57,6 +57,15 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
+def doubling_counts(most: int) -> list[int]:
+    """Return 1, 2, 4 … up to `most`, and `most` itself.
+
+    >>> doubling_counts(6)
+    [1, 2, 4, 6]
+    """
+    return sorted({*(1 << i for i in range(most.bit_length())), most})
+
+
 def cpu_name() -> str:
     """Return the processor's name; on Arm it is looked up by its part number."""
     facts: dict[str, str] = {}

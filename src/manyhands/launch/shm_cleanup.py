@@ -14,8 +14,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 SHARED = "/dev/shm/"
@@ -24,12 +24,8 @@ _NAMES = ("mpich_shm_", "mpich_shar_tmp", "sm_segment", "osc_", "ucx_shm", "sem.
 _OTHERS = ("Intel_MPI", "vader_segment", "psm_shm", "psm2_shm", "psm3_shm", "mv2", "cray-", "nccl-")
 # How torch and CUDA name what a process shares a GPU's memory by: with its number.
 _GPU_SEGMENT = re.compile(r"torch_(?P<pid>\d+)_|cuda\.shm\.[0-9a-f]+\.(?P<hex>[0-9a-f]+)\.")
-_STARTERS = (
-    b"hydra_",
-    b"mpiexec",
-    b"prte",
-    b"orte",
-)  # what MPIs call the processes that start ours
+# What MPIs call the processes that start ours.
+_STARTERS = (b"hydra_", b"mpiexec", b"prte", b"orte")
 _MULTIPROCESSING = b"from multiprocessing."  # what its fork server and resource tracker run
 _HELD = "held"  # a named pipe in a private folder: whoever has it open keeps the folder
 _PATIENCE, _LOOK = 8.0, 0.25  # seconds for workers to go after their launcher; between two looks
@@ -73,7 +69,7 @@ class CleanupProcess:
         folder: A private folder to remove once no process holds it any more (`hold_folder`).
     """
 
-    def __init__(self, folder: Path | None = None) -> None:
+    def __init__(self, folder: Path) -> None:
         reading, self._channel = _channel(folder)
         try:
             self._process = subprocess.Popen(
@@ -86,7 +82,7 @@ class CleanupProcess:
             )
         finally:
             os.close(reading)
-        plan = {"before": list_segments(), "folder": None if folder is None else str(folder)}
+        plan = {"before": list_segments(), "folder": str(folder)}
         self._write(json.dumps(plan).encode() + b"\n")
 
     def dismiss(self) -> None:
@@ -109,26 +105,14 @@ class CleanupProcess:
 _released: list[subprocess.Popen[bytes]] = []  # so that none is collected while it runs
 
 
-@contextmanager
-def cleanup_if_killed() -> Iterator[None]:
-    """Have shared memory cleaned up if this process is killed inside."""
-    one = CleanupProcess()
-    try:
-        yield
-    finally:
-        one.dismiss()
-
-
 def hold_folder(folder: Path) -> Callable[[], None]:
     """Keep another process's private folder until this process ends or calls the result."""
     channel = os.open(folder / _HELD, os.O_WRONLY)
     return lambda: os.close(channel)
 
 
-def _channel(folder: Path | None) -> tuple[int, int]:
+def _channel(folder: Path) -> tuple[int, int]:
     """Return a pipe's read and write ends; other processes find the pipe in `folder`."""
-    if folder is None:
-        return os.pipe()
     try:
         os.mkfifo(folder / _HELD, 0o600)
     except OSError:  # the file system has no named pipes
@@ -170,8 +154,8 @@ def kill_helpers(folder: Path, session: int) -> None:
 
 def _helpers(folder: Path, session: int) -> dict[int, bool]:
     """Return a group's living helpers: pid → whether it is a resource tracker."""
-    given = b"\0TMPDIR=" + os.fsencode(folder) + b"\0"
-    found = {}
+    variable = b"\0TMPDIR=" + os.fsencode(folder) + b"\0"
+    helpers = {}
     for entry in os.scandir("/proc") if os.path.isdir("/proc/self") else ():
         if entry.name.isdigit():
             with suppress(OSError):
@@ -182,20 +166,19 @@ def _helpers(folder: Path, session: int) -> dict[int, bool]:
                 )
                 helper = name.startswith(_STARTERS) or b"/manyhands/launch/fork_client.py" in line
                 helper = helper or (_MULTIPROCESSING in line and os.getsid(pid) == session)
-                if helper and given in b"\0" + place.joinpath("environ").read_bytes() + b"\0":
-                    found[pid] = b".resource_tracker" in line
-    return found
+                if helper and variable in b"\0" + place.joinpath("environ").read_bytes() + b"\0":
+                    helpers[pid] = b".resource_tracker" in line
+    return helpers
 
 
 def _main() -> None:
     plan = json.loads(sys.stdin.readline())
-    folder = Path(plan["folder"]) if plan["folder"] else None
-    if sys.stdin.readline() or (folder and not _existing(folder)):
+    folder = Path(plan["folder"])
+    if sys.stdin.readline() or not _existing(folder):
         return  # whoever made it has cleaned up
     end = time.monotonic() + _PATIENCE
     while time.monotonic() < end:
-        if folder:
-            remove_folder(folder)
+        remove_folder(folder)
         time.sleep(_LOOK)
         unlink(abandoned_segments(plan["before"]))
 
@@ -237,10 +220,10 @@ def _is_mpi(path: str) -> bool:
 
 def _is_orphaned_gpu_segment(path: str) -> bool:
     """Return whether a segment shares GPU memory of a process that is gone."""
-    found = _GPU_SEGMENT.match(path.removeprefix(SHARED))
-    if not found:
+    match = _GPU_SEGMENT.match(path.removeprefix(SHARED))
+    if not match:
         return False
-    pid = int(found["pid"]) if found["pid"] else int(found["hex"], 16)
+    pid = int(match["pid"]) if match["pid"] else int(match["hex"], 16)
     with suppress(OSError):
         return not os.path.exists(f"/proc/{pid}") and os.stat(path).st_uid == os.getuid()
     return False

@@ -35,13 +35,13 @@ class Listener:
             text = file.read()
         complete = text[: text.rfind(b"\n") + 1]
         self._offset += len(complete)
-        found: list[tuple[str, Any]] = []
+        messages: list[tuple[str, Any]] = []
         for line in complete.splitlines():
             if line.startswith(_MARK):
                 with suppress(ValueError):
                     kind, value = json.loads(line[len(_MARK) :])
-                    found.append((kind, value))
-        return found
+                    messages.append((kind, value))
+        return messages
 
 
 def strip_messages(text: str) -> str:

@@ -46,7 +46,7 @@ class Watchdog:
         end: Ends all workers at once.
         start: Seconds in which every worker must have entered, counted from now and from the last
             note of any; None where not all of them are to be seen on this board.
-        spare: Those who are left can go on: whoever hangs is ended alone, and counts as dead.
+        survivors_continue: Whoever hangs is ended alone, and counts as dead.
         group: The process that started the workers; `wait` does not outlast it.
         end_early: End at the first signal where no worker has completed a step: nothing is lost.
     """
@@ -134,15 +134,15 @@ class Watchdog:
             time.sleep(seconds)
             return
         lost = self._watch_workers(self._epoll, notes)
-        heard = self._poll_exited(self._epoll, 0.0 if lost and self.died is None else seconds)
+        exited = self._poll_exited(self._epoll, 0.0 if lost and self.died is None else seconds)
         watched, notes = set(self._pidfds.values()), self.board.read()
-        if heard:  # who has come meanwhile may have gone even before
+        if exited:  # who has come meanwhile may have gone even before
             lost += self._watch_workers(self._epoll, notes)
             later = self._poll_exited(self._epoll, 0.0)
             lost += [rank for rank in later if rank not in watched]
-            heard += [rank for rank in later if rank in watched]
+            exited += [rank for rank in later if rank in watched]
         done = {n.rank for n in notes if n.operation == "done"}  # now: who was may work again
-        gone = [rank for rank in dict.fromkeys(lost + heard) if rank not in {*done, _GROUP}]
+        gone = [rank for rank in dict.fromkeys(lost + exited) if rank not in {*done, _GROUP}]
         others = [n for n in notes if n.pid and n.rank not in done and n.rank not in gone]
         local = sum(bool(n.pid) for n in notes) == len(self.board.rows)
         self._order_unknown |= len(gone) > 1 and bool(set(lost) & set(gone))

@@ -51,10 +51,10 @@ def batch_norms(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """
     for name, layer in module.named_modules():
         if isinstance(layer, torch.jit.ScriptModule):
-            found = kind(layer) in _SCRIPTED
+            is_norm = kind(layer) in _SCRIPTED
         else:
-            found = isinstance(layer, nn.modules.batchnorm._BatchNorm)
-        if found and not isinstance(layer, nn.modules.instancenorm._InstanceNorm):
+            is_norm = isinstance(layer, nn.modules.batchnorm._BatchNorm)
+        if is_norm and not isinstance(layer, nn.modules.instancenorm._InstanceNorm):
             yield name, layer
 
 
@@ -69,13 +69,13 @@ def check(module: nn.Module) -> None:
     Raises:
         ConfigError: With the layer, if there is one.
     """
-    found = list(batch_norms(module))
-    if not found:
+    norms = list(batch_norms(module))
+    if not norms:
         raise ConfigError(
             "sync_batchnorm is True, but the model has no BatchNorm layer; it would be ignored: "
             "leave it out"
         )
-    for name, layer in found:
+    for name, layer in norms:
         if isinstance(layer, torch.jit.ScriptModule):
             raise ConfigError(
                 f"sync_batchnorm is True, but layer {name!r} ({kind(layer)}) is compiled by "
@@ -230,9 +230,9 @@ class SharedStatistics:
             )
         return output
 
-    def normalise(self, layer: _Layer, given: dict[str, Any]) -> Tensor:
+    def normalise(self, layer: _Layer, arguments: dict[str, Any]) -> Tensor:
         """Do what `F.batch_norm` does in training mode, over all workers. Collective."""
-        x, running = given["input"], (given["running_mean"], given["running_var"])
+        x, running = arguments["input"], (arguments["running_mean"], arguments["running_var"])
         count, mean, var = self._statistics(layer, x.detach(), running[0])
         if count == 1:
             raise ValueError(
@@ -243,10 +243,10 @@ class SharedStatistics:
             unbiased = var * (count / (count - 1))
             with torch.no_grad():
                 for buffer, new in zip(running, (mean, unbiased), strict=True):
-                    buffer.lerp_(torch.from_numpy(new).to(buffer), given["momentum"])
-        found = _Statistics(max(count, 1.0), mean, var, given["eps"])
+                    buffer.lerp_(torch.from_numpy(new).to(buffer), arguments["momentum"])
+        statistics = _Statistics(max(count, 1.0), mean, var, arguments["eps"])
         result: Tensor = _Normalise.apply(  # type: ignore[no-untyped-call]
-            x, given["weight"], given["bias"], found, self._back(layer, x.device)
+            x, arguments["weight"], arguments["bias"], statistics, self._back(layer, x.device)
         )
         return result
 
@@ -310,10 +310,10 @@ class _Calls(TorchFunctionMode):
         if func not in _ARGUMENTS:
             return func(*args, **kwargs)
         self.count += 1
-        given = {**_DEFAULTS, **dict(zip(_ARGUMENTS[func], args, strict=False)), **kwargs}
-        if not given["training"]:
+        arguments = {**_DEFAULTS, **dict(zip(_ARGUMENTS[func], args, strict=False)), **kwargs}
+        if not arguments["training"]:
             return func(*args, **kwargs)
-        return self.shared.normalise(self.layer, given)
+        return self.shared.normalise(self.layer, arguments)
 
 
 class _Normalise(torch.autograd.Function):
@@ -325,47 +325,53 @@ class _Normalise(torch.autograd.Function):
         x: Tensor,
         weight: Tensor | None,
         bias: Tensor | None,
-        found: _Statistics,
+        statistics: _Statistics,
         back: Callable[[np.ndarray], np.ndarray],
     ) -> Tensor:
-        mean, var, scale = _to_device(x, found.mean, found.var, 1 / np.sqrt(found.var + found.eps))
+        mean, var, scale = _to_device(
+            x, statistics.mean, statistics.var, 1 / np.sqrt(statistics.var + statistics.eps)
+        )
         ctx.save_for_backward(x, weight, mean, var, scale)
-        ctx.found, ctx.back = found, back
-        ctx.given = ctx.needs_input_grad[0], weight is not None, bias is not None
-        return F.batch_norm(x, mean, var, weight, bias, False, 0.0, found.eps)
+        ctx.statistics, ctx.back = statistics, back
+        ctx.wanted = ctx.needs_input_grad[0], weight is not None, bias is not None
+        return F.batch_norm(x, mean, var, weight, bias, False, 0.0, statistics.eps)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, given: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, output_gradient: Tensor) -> tuple[Any, ...]:
         x, weight, mean, var, scale = ctx.saved_tensors
-        wide, g, found = _at_least_float32(x), _at_least_float32(given), ctx.found
+        wide, g, statistics = (
+            _at_least_float32(x),
+            _at_least_float32(output_gradient),
+            ctx.statistics,
+        )
         ones = torch.ones_like(mean) if weight is None else weight
         _, by_weight, by_bias = torch.ops.aten.native_batch_norm_backward.default(
-            g, wide, ones, mean, var, mean, scale, False, found.eps, [False, True, True]
+            g, wide, ones, mean, var, mean, scale, False, statistics.eps, [False, True, True]
         )  # Σ∂y x̂, Σ∂y
-        inner, weighted, biased = ctx.given
+        inner, weighted, biased = ctx.wanted
         by_input = None
         if inner:
-            means = ctx.back(np.stack((_to_host(by_bias), _to_host(by_weight)))) / found.values
-            by_input = _input_gradient(wide, g, found, _to_host(ones), means).to(x.dtype)
+            means = ctx.back(np.stack((_to_host(by_bias), _to_host(by_weight)))) / statistics.values
+            by_input = _input_gradient(wide, g, statistics, _to_host(ones), means).to(x.dtype)
         return by_input, by_weight if weighted else None, by_bias if biased else None, None, None
 
 
 def _input_gradient(
-    x: Tensor, g: Tensor, found: _Statistics, weight: np.ndarray, means: np.ndarray
+    x: Tensor, g: Tensor, statistics: _Statistics, weight: np.ndarray, means: np.ndarray
 ) -> Tensor:
     """Return ∂x.
 
     Args:
         x: The layer's input.
         g: ∂y, in the same shape.
-        found: Of all workers' x.
+        statistics: Of all workers' x.
         weight: γ, (C,).
         means: Σ∂y / n and Σ∂y x̂ / n, (2, C).
     """
-    scale = 1 / np.sqrt(found.var + found.eps)
+    scale = 1 / np.sqrt(statistics.var + statistics.eps)
     factor = weight * scale
-    numbers = (found.mean, -factor * scale * means[1], -factor * means[0], factor)
+    numbers = (statistics.mean, -factor * scale * means[1], -factor * means[0], factor)
     shape = (1, -1, *[1] * (x.dim() - 2))
     mean, along, shift, times = (part.view(shape) for part in _to_device(x, *numbers))
     return (x - mean).mul_(along).add_(shift).addcmul_(g, times)
@@ -379,8 +385,8 @@ def _to_device(x: Tensor, *numbers: np.ndarray) -> tuple[Tensor, ...]:
 
 def _to_host(numbers: Tensor) -> np.ndarray:
     """Return a few numbers on the host, in float64."""
-    found: np.ndarray = numbers.detach().cpu().numpy().astype(np.float64)
-    return found
+    array: np.ndarray = numbers.detach().cpu().numpy().astype(np.float64)
+    return array
 
 
 def _at_least_float32(x: Tensor) -> Tensor:

@@ -93,11 +93,14 @@ class DropoutCall(NamedTuple):
 
 def parse(kind: DropoutKind, args: Sequence[Any], kwargs: dict[str, Any]) -> DropoutCall:
     """Return the arguments of a call, under any of PyTorch's names for them."""
-    given = dict(zip(("input", "p", "training", "inplace"), args, strict=False)) | kwargs
-    p, training = given.get("p", 0.5), given.get("training", given.get("train", kind.training))
-    x = given["input"]
+    arguments = dict(zip(("input", "p", "training", "inplace"), args, strict=False)) | kwargs
+    p, training = (
+        arguments.get("p", 0.5),
+        arguments.get("training", arguments.get("train", kind.training)),
+    )
+    x = arguments["input"]
     active = bool(training) and 0 < p < 1 and x.numel() > 0
-    return DropoutCall(x, p, active, kind.inplace or bool(given.get("inplace")))
+    return DropoutCall(x, p, active, kind.inplace or bool(arguments.get("inplace")))
 
 
 def public_key(seed: int) -> bytes:
@@ -204,8 +207,8 @@ class Masks(TorchFunctionMode):
 
     def hashes(self) -> Tensor | None:
         """Return a hash of each example and the step, (n,); None before the first step."""
-        found = self._hashed()
-        return None if found is None else torch.as_tensor(found)
+        hashed = self._hashed()
+        return None if hashed is None else torch.as_tensor(hashed)
 
     def _hashed(self) -> Any:
         if self._hashes is None and self._batch is not None:
@@ -224,13 +227,13 @@ class Masks(TorchFunctionMode):
             return self._backward(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
-    def _backward(self, tensors: Any, grad_tensors: Any = None, **given: Any) -> None:
+    def _backward(self, tensors: Any, grad_tensors: Any = None, **options: Any) -> None:
         """Stay active in nested backward passes, which reentrant checkpoints use."""
         plain = isinstance(grad_tensors, list | tuple) and all(
             isinstance(g, Tensor) for g in grad_tensors
         )
-        if not plain or any(given.values()):
-            torch.autograd.backward(tensors, grad_tensors, **given)
+        if not plain or any(options.values()):
+            torch.autograd.backward(tensors, grad_tensors, **options)
             return
         with self:
             backward_from_all(tuple(tensors), tuple(grad_tensors))
@@ -341,8 +344,8 @@ def _keep_mask(seeds: Numbers, elements: Numbers, least: int) -> Numbers:
     x *= _SECOND
     x ^= x >> 32
     x *= _THIRD
-    found: Numbers = x >= least
-    return found
+    kept: Numbers = x >= least
+    return kept
 
 
 @lru_cache(maxsize=4096)

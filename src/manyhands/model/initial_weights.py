@@ -45,8 +45,10 @@ def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
         raise _damaged(path, "its header cannot be understood") from None
     missing = max(ends, default=0) - (size - 8 - length)
     if missing:
-        told = f"{missing:,} bytes are missing" if missing > 0 else "it goes on behind its tensors"
-        raise _damaged(path, told)
+        problem = (
+            f"{missing:,} bytes are missing" if missing > 0 else "it goes on behind its tensors"
+        )
+        raise _damaged(path, problem)
     return shapes
 
 
@@ -58,14 +60,14 @@ def _damaged(path: Path, why: str) -> ConfigError:
 
 def check_shapes(path: Path, expected: Mapping[str, Any]) -> None:
     """Refuse weights that do not fit a model with these shapes, by name."""
-    found = read_shapes(path)
-    absent = [name for name in expected if name not in found]
-    extra = [name for name in found if name not in expected]
-    other = [name for name in expected if name in found and found[name] != expected[name]]
+    shapes = read_shapes(path)
+    absent = [name for name in expected if name not in shapes]
+    extra = [name for name in shapes if name not in expected]
+    other = [name for name in expected if name in shapes and shapes[name] != expected[name]]
     parts = [f"it lacks {_list_names(absent)}"] if absent else []
     parts += [f"it has {_list_names(extra)}, which the model does not"] if extra else []
     parts += [
-        f"{name} has the shape {found[name]}, and in the model {expected[name]}"
+        f"{name} has the shape {shapes[name]}, and in the model {expected[name]}"
         for name in other[:_SHOWN]
     ]
     if parts:

@@ -15,7 +15,6 @@ from typing import Any
 from manyhands.config.optimizers import SGD
 from manyhands.errors import ConfigError
 
-KINDS = ("constant", "linear", "cosine", "step")
 _POWERS = {"none": 0.0, "linear": 1.0, "sqrt": 0.5, "inverse": -1.0}
 
 

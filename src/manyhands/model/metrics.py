@@ -89,15 +89,15 @@ class FunctionMetric(SumMetric):
 
     def add(self, model: Model, x: Tree, y: Tree, output: Any) -> None:
         """Add the values of one batch."""
-        given = (model, batch_tree.join_batch(x, y)) if self.of_model else (output, y)
-        found = torch.as_tensor(self.function(*given), dtype=torch.float64)
+        arguments = (model, batch_tree.join_batch(x, y)) if self.of_model else (output, y)
+        value = torch.as_tensor(self.function(*arguments), dtype=torch.float64)
         examples = batch_tree.count_examples(x)
-        if found.shape not in ((), (examples,)):
+        if value.shape not in ((), (examples,)):
             raise ConfigError(
-                f"metric {self.name} gave a shape of {tuple(found.shape)} for {examples} examples; "
+                f"metric {self.name} gave a shape of {tuple(value.shape)} for {examples} examples; "
                 "expected a number for each, or their mean"
             )
-        whole = found.sum() if found.dim() else found * examples
+        whole = value.sum() if value.dim() else value * examples
         self._sums += np.array([float(whole), examples])
 
 
@@ -166,9 +166,9 @@ def _concatenated(state: Any, group: Communicator) -> Tensor:
     """Return every process's rows, by rank. Collective."""
     rows = torch.cat(state) if isinstance(state, list) and state else state
     mine = rows if isinstance(rows, Tensor) else torch.empty(0)
-    told = group.gather([len(mine), _TYPES.index(mine.dtype), *mine.shape[1:]])
-    ends = np.cumsum([count for count, *_ in told])
-    _, kind, *shape = max(told)  # of one who has rows, if anybody has
+    headers = group.gather([len(mine), _TYPES.index(mine.dtype), *mine.shape[1:]])
+    ends = np.cumsum([count for count, *_ in headers])
+    _, kind, *shape = max(headers)  # of one who has rows, if anybody has
     whole = np.zeros((ends[-1], *shape))
     if len(mine):
         whole[ends[group.rank] - len(mine) : ends[group.rank]] = mine.double().numpy()
@@ -178,11 +178,11 @@ def _concatenated(state: Any, group: Communicator) -> Tensor:
 _TYPES = (torch.float32, torch.float64, torch.int64, torch.int32, torch.bool)
 
 
-def build(given: Any, output: Any, y: Any, classes: int | None) -> Metric:
+def build(metric: Any, output: Any, y: Any, classes: int | None) -> Metric:
     """Return the metric for a name or a callable.
 
     Args:
-        given: "accuracy", "top-K", "f1", "mse", "mae", "auroc"; a function of (output, target) or
+        metric: "accuracy", "top-K", "f1", "mse", "mae", "auroc"; a function of (output, target) or
             of (model, batch); or a metric of torchmetrics.
         output: What the model makes of a batch; None where it gives no tensor.
         y: The batch's targets.
@@ -191,11 +191,11 @@ def build(given: Any, output: Any, y: Any, classes: int | None) -> Metric:
     Raises:
         ConfigError: If it makes no sense for this model and this data.
     """
-    if hasattr(given, "_reductions"):
-        return TorchMetric(given)
-    if callable(given):
-        return FunctionMetric(given)
-    name = str(given)
+    if hasattr(metric, "_reductions"):
+        return TorchMetric(metric)
+    if callable(metric):
+        return FunctionMetric(metric)
+    name = str(metric)
     if not isinstance(output, Tensor) or not isinstance(y, Tensor):
         raise ConfigError(
             f"metric is {name!r}, which compares one tensor with one; give a function of (output, "
@@ -260,8 +260,8 @@ def _count_correct(output: Tensor, y: Tensor) -> Sequence[Tensor | float]:
 
 def _in_top_k(k: int) -> Callable[[Tensor, Tensor], Sequence[Tensor | float]]:
     def count(output: Tensor, y: Tensor) -> Sequence[Tensor | float]:
-        found = output.topk(k, dim=1).indices == y.unsqueeze(1)
-        return [found.sum(), float(y.numel())]
+        hits = output.topk(k, dim=1).indices == y.unsqueeze(1)
+        return [hits.sum(), float(y.numel())]
 
     return count
 
@@ -270,9 +270,9 @@ def _class_counts(classes: int) -> Callable[[Tensor, Tensor], Sequence[Tensor]]:
     """Count true positives, false positives and false negatives of each class."""
 
     def count(output: Tensor, y: Tensor) -> Sequence[Tensor]:
-        given, y = output.argmax(1).flatten(), y.flatten()
-        right = torch.bincount(y[given == y], minlength=classes)
-        of_model = torch.bincount(given, minlength=classes)
+        predicted, y = output.argmax(1).flatten(), y.flatten()
+        right = torch.bincount(y[predicted == y], minlength=classes)
+        of_model = torch.bincount(predicted, minlength=classes)
         return [*right, *(of_model - right), *(torch.bincount(y, minlength=classes) - right)]
 
     return count
@@ -280,8 +280,8 @@ def _class_counts(classes: int) -> Callable[[Tensor, Tensor], Sequence[Tensor]]:
 
 def _multi_label_counts(output: Tensor, y: Tensor) -> Sequence[Tensor]:
     """Count true positives, false positives and false negatives of each label."""
-    given, there = output.flatten(1) > 0, y.flatten(1) > 0.5
-    pairs = ((given & there), (given & ~there), (~given & there))
+    predicted, there = output.flatten(1) > 0, y.flatten(1) > 0.5
+    pairs = ((predicted & there), (predicted & ~there), (~predicted & there))
     return [number for pair in pairs for number in pair.sum(0)]
 
 
@@ -297,7 +297,7 @@ def _auroc(labels: int, *, multi: bool) -> TorchMetric:
         from torchmetrics.classification import MulticlassAUROC, MultilabelAUROC
     except ImportError:
         raise ConfigError(
-            "metric is 'auroc', which needs torchmetrics: pip install 'manyhands[metrics]'"
+            "metric is 'auroc', which needs torchmetrics: pip install '.[metrics]' in the checkout"
         ) from None
     made = MultilabelAUROC(num_labels=labels) if multi else MulticlassAUROC(num_classes=labels)
     return TorchMetric(made, "auroc", whole=True, scored=_sigmoid if multi else _probabilities)

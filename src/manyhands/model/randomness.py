@@ -56,18 +56,18 @@ def prepare(config: RunConfig, replica: Replica, batch: tuple[Tree, Tree]) -> li
             undoable = config.on_failure == "continue"
             replica.norms = SharedStatistics(replica.module, undoable=undoable)
     masks, replica.masks = replica.masks, None
-    found = survey(replica, *batch)
+    surveyed = survey(replica, *batch)
     device = replica.params.device
-    if is_covered(found, device):
+    if is_covered(surveyed, device):
         replica.masks = masks or Masks(public_key(config.seed), device)
-    elif found.drops:
-        return [*found.others, "dropout that is recomputed on a GPU"]
-    return found.others
+    elif surveyed.drops:
+        return [*surveyed.others, "dropout that is recomputed on a GPU"]
+    return surveyed.others
 
 
-def is_covered(found: Survey, device: torch.device) -> bool:
+def is_covered(surveyed: Survey, device: torch.device) -> bool:
     """Return whether `Masks` computes the dropout: not where a GPU recomputes it."""
-    return found.drops and not (found.recomputed and device.type == "cuda")
+    return surveyed.drops and not (surveyed.recomputed and device.type == "cuda")
 
 
 def warning(config: RunConfig, replica: Replica, others: Sequence[str]) -> str:
@@ -150,14 +150,14 @@ class _RandomnessWatch(TorchFunctionMode):
         else:
             what = f"random numbers of {_function_name(func)}"
         before = self.drawn()  # by code that no mode sees
-        found = func(*args, **kwargs)
+        result = func(*args, **kwargs)
         if self.drawn() or kwargs.get("generator") is not None:
             self.others.append(f"{what} {self._where()}")
         if before:
             self.others.append(
                 f"random numbers drawn before {_function_name(func)} {self._where()}"
             )
-        return found
+        return result
 
     def _where(self) -> str:
         name, layer = self.entered[-1] if self.entered else ("", None)

@@ -178,18 +178,18 @@ class Replica:
         large = self.grad.numel() >= _LARGE
         moved: tuple[list[Tensor], list[Tensor]] = ([], [])
         for (_, p), view in zip(self.named, self._grads, strict=True):
-            found, p.grad = p.grad, view
-            if found is None:
+            gradient, p.grad = p.grad, view
+            if gradient is None:
                 view.zero_()
-            elif found.layout != torch.strided:
-                view.copy_(found.to_dense())
+            elif gradient.layout != torch.strided:
+                view.copy_(gradient.to_dense())
                 if large:
                     view.mul_(weight)
             elif large:
-                torch.mul(found, weight, out=view)
+                torch.mul(gradient, weight, out=view)
             else:
                 moved[0].append(view)
-                moved[1].append(found)
+                moved[1].append(gradient)
         if moved[0]:
             torch._foreach_copy_(*moved)
         if not large and weight != 1.0:
@@ -205,8 +205,8 @@ class Replica:
             loss, output = self.objective(self.forward, x, y)
         named = [p for _, p in self.named]
         with self.recomputing():
-            found = gradients(loss, torch.ones_like(loss), named, unused=True)
-        pairs = zip(named, found, strict=True)
+            computed = gradients(loss, torch.ones_like(loss), named, unused=True)
+        pairs = zip(named, computed, strict=True)
         parts = [torch.zeros_like(p) if g is None else g for p, g in pairs]
         torch.cat([part.reshape(-1) for part in parts], out=self.grad)
         return loss.detach(), self._right(output, y) if self.classifies else None
@@ -337,8 +337,8 @@ class Replica:
         parameter's name whether it is to decay.
         """
         names = [name for name, _ in self.named]
-        found = zip(names, self.reached(x, y), strict=True)
-        reached = [used and decays(name) for name, used in found]
+        pairs = zip(names, self.reached(x, y), strict=True)
+        reached = [used and decays(name) for name, used in pairs]
         used: list[nn.Parameter] = []
         unused: list[nn.Parameter] = []
         start = first = 0

@@ -1,32 +1,28 @@
-"""The strategies, by name; each one is a file or a package of this folder."""
+"""The strategies, by name; each one is a file or a package of this folder.
+
+To add one, add its row to the imports below: the help lists the strategies in this order.
+"""
 
 from __future__ import annotations
 
 from manyhands.config.options import register
-from manyhands.strategies.averaging.averaging import Averaging
-from manyhands.strategies.gossip.d_psgd import Gossip
-from manyhands.strategies.hogwild.hogwild import Hogwild
-from manyhands.strategies.pipeline.pipeline import Pipeline
-from manyhands.strategies.sequential import Sequential
-from manyhands.strategies.server.server import Server
-from manyhands.strategies.strategy import Strategy, Supports
-from manyhands.strategies.sync.sync import Sync
-from manyhands.strategies.tensor.tensor import TensorParallel
+from manyhands.strategies.strategy import Strategy as Strategy
+from manyhands.strategies.strategy import Supports as Supports
 
-_KINDS = (Sequential, Sync, Averaging, Gossip, Server, Hogwild, Pipeline, TensorParallel)
-STRATEGIES: dict[str, type[Strategy]] = {kind.name: kind for kind in _KINDS}
-register(_KINDS)
+# isort: off
+from manyhands.strategies.sequential import Sequential as Sequential
+from manyhands.strategies.sync.sync import Sync as Sync
+from manyhands.strategies.averaging.averaging import Averaging as Averaging
+from manyhands.strategies.gossip.d_psgd import Gossip as Gossip
+from manyhands.strategies.server.server import Server as Server
+from manyhands.strategies.hogwild.hogwild import Hogwild as Hogwild
+from manyhands.strategies.pipeline.pipeline import Pipeline as Pipeline
+from manyhands.strategies.tensor.tensor import TensorParallel as TensorParallel
+# isort: on
 
-__all__ = [
-    "STRATEGIES",
-    "Averaging",
-    "Gossip",
-    "Hogwild",
-    "Pipeline",
-    "Sequential",
-    "Server",
-    "Strategy",
-    "Supports",
-    "Sync",
-    "TensorParallel",
-]
+STRATEGIES: dict[str, type[Strategy]] = {
+    kind.name: kind
+    for kind in tuple(globals().values())
+    if isinstance(kind, type) and issubclass(kind, Strategy) and kind is not Strategy
+}
+register(STRATEGIES.values())

@@ -23,11 +23,11 @@ def linear_partition(sizes: Sequence[float], parts: int) -> list[tuple[int, int]
         """The largest sum when the first `stop` items make `parts` parts, and the cuts."""
         if parts == 1:
             return ends[stop], (stop,)
-        found = []
+        bounds = []
         for cut in range(parts - 1, stop):
             largest, cuts = best(cut, parts - 1)
-            found.append((max(largest, ends[stop] - ends[cut]), (*cuts, stop)))
-        return min(found)
+            bounds.append((max(largest, ends[stop] - ends[cut]), (*cuts, stop)))
+        return min(bounds)
 
     cuts = (0, *best(len(sizes), parts)[1])
     return list(pairwise(cuts))

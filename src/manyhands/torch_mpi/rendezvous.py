@@ -28,14 +28,14 @@ def install() -> None:
     world = MPI.COMM_WORLD
     host = world.Split_type(MPI.COMM_TYPE_SHARED)
     per_host = host.size
-    found = {
+    patched = {
         "RANK": world.rank,
         "WORLD_SIZE": world.size,
         "LOCAL_RANK": host.rank,
         "LOCAL_WORLD_SIZE": host.size,
     }
     host.Free()
-    for name, value in found.items():
+    for name, value in patched.items():
         os.environ.setdefault(name, str(value))
     # The package has a function of the same name as this module.
     handlers: dict[str, Any] = importlib.import_module(

@@ -259,12 +259,12 @@ def _stat(pid: int) -> tuple[str, int]:
 def _workers(job: str) -> list[int]:
     """Return the workers on this host whose launcher had `job` as its private folder."""
     mark = b"\0TMPDIR=" + os.fsencode(job) + b"/"
-    found = []
+    pids = []
     for entry in os.scandir("/proc") if os.path.isdir("/proc") else ():
         if entry.name.isdigit():
             with suppress(OSError):
                 inherits = mark in b"\0" + Path(entry.path, "environ").read_bytes()
                 line = Path(entry.path, "cmdline").read_bytes() if inherits else b""
                 if any(name in line for name in _WORKERS):
-                    found.append(int(entry.name))
-    return found
+                    pids.append(int(entry.name))
+    return pids

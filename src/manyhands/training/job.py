@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from manyhands.config import import_path
 from manyhands.config.run import RunConfig
 from manyhands.errors import LaunchError
+from manyhands.privacy.provenance import Provenance
 
 JOB_FILE = "job.pickle"
 
@@ -47,6 +49,7 @@ class Job:
     `threads` is None where the workers find out for themselves (another's mpiexec or srun).
     `checkpoint` is the folder to go on from, `story` what befell the run before. With `grows`,
     workers who have lost others end at their next checkpoint: all are started again from it.
+    `provenance` is that of a private run.
     """
 
     config: RunConfig
@@ -65,6 +68,7 @@ class Job:
     checkpoint: str | None = None
     story: tuple[dict[str, Any], ...] = ()
     grows: bool = False
+    provenance: Provenance | None = None
 
     def write(self, folder: Path) -> str:
         """Write the job into a private folder; return its SHA-256."""
@@ -81,8 +85,8 @@ class Job:
     def read(folder: Path) -> Job:
         """Read the job, if no other user could have written it."""
         for path in (folder, folder / JOB_FILE):
-            found = path.stat()
-            if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
+            status = path.stat()
+            if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
                 raise LaunchError(f"{path} is not private to this user; it is not read")
         return Job._unpickle((folder / JOB_FILE).read_bytes(), str(folder / JOB_FILE))
 
@@ -97,6 +101,7 @@ class Job:
     def _unpickle(content: bytes, what: str) -> Job:
         import cloudpickle
 
+        import_path.include_working_folder()
         job = cloudpickle.loads(content)
         if not isinstance(job, Job):
             raise LaunchError(f"{what} holds {type(job).__name__}; expected a job")

@@ -21,10 +21,11 @@ from manyhands.errors import ConfigError
 from manyhands.training import folder_lock
 from manyhands.worker.checkpoint.format import FOLDER as CHECKPOINTS
 from manyhands.worker.checkpoint.format import partial, remove, steps
+from manyhands.worker.epoch_file import NAME as EPOCHS
 
 TENSORBOARD = "tensorboard"
 _EVENTS = "events.out.tfevents.*"
-_HISTORY = re.compile(r"history-\d+")  # beside the checkpoints: losses and times by step
+_HISTORY = re.compile(rf"history-\d+|{EPOCHS.pattern}")  # beside the checkpoints: of long runs
 # Beside a run: not the run's, and never touched by it.
 _BESIDE = re.compile(r"slurm\.(sh|log|exit)|lost\+found|\.nfs.*")
 # What a run leaves that cannot be had again without training.
@@ -185,7 +186,10 @@ def check_writable(path: Path | None) -> None:
     """
     if path is None:
         return
-    there = next(each for each in (path, *path.absolute().parents) if each.exists())
+    try:
+        there = next(each for each in (path, *path.absolute().parents) if each.exists())
+    except OSError as error:  # a name too long, a loop of links
+        raise ConfigError(f"{_describe_entry(path)} cannot be made: {error.strerror}") from None
     if not there.is_dir():
         raise ConfigError(f"{_describe_entry(path)} cannot be made: {there} is not a folder")
     if not os.access(there, os.W_OK | os.X_OK):
@@ -301,10 +305,10 @@ def _check_contents(path: Path, *, killed: bool) -> None:
 def _is_record(path: Path) -> bool:
     """Return whether a file is the record of a run, of this or an older version."""
     try:
-        found = json.loads(path.read_bytes())
+        record = json.loads(path.read_bytes())
     except (OSError, ValueError):
         return False
-    return isinstance(found, dict) and {"schema", "status"} <= found.keys()
+    return isinstance(record, dict) and {"schema", "status"} <= record.keys()
 
 
 def _only_failed_run(path: Path, names: list[str], *, killed: bool) -> bool:

@@ -12,17 +12,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from manyhands.config.optimizers import SGD, Adam, AdamW
 from manyhands.config.run import LOSSES, SMALLEST_PICTURES
-from manyhands.data import batch_tree, room
+from manyhands.data import batch_tree
 from manyhands.data.shards import row_groups
 from manyhands.data.split import validation_size
 from manyhands.data.stored import About, Stored
-from manyhands.errors import ConfigError, LaunchError
-from manyhands.launch.environment import in_group
-from manyhands.launch.hosts import lab_hosts
+from manyhands.errors import ConfigError
 from manyhands.model import initial_weights
 from manyhands.privacy.terms import rate
+from manyhands.training import memory_check
 from manyhands.training.job import TrainingRequest
 from manyhands.training.process.data import make_plan, stream_plan
 
@@ -56,6 +54,7 @@ def check(run: Subject, stored: Path) -> None:
     if isinstance(run.model, str):
         _check_images(run.model, _shape(stored, about.keys("train")[0][0])[1:])
     if "torch" not in sys.modules and not _needs_trial(run, about, stored):
+        memory_check.check(run.config, None, stored, _examples(run.config, about))
         return  # the launcher of a usual run has no use for torch, and starts faster without it
     _check_module(run, stored)
 
@@ -80,7 +79,7 @@ def _check_division(config: RunConfig, about: About, stored: Path) -> None:
     if about.streamed:
         stream_plan(config, row_groups(Path(about.streamed)), rank=0)
         return
-    examples = min(about.train, config.limit or about.train)
+    examples = _examples(config, about)
     labels = np.load(stored / "train_y.npy", mmap_mode="r")[:examples] if about.classes else None
     labels = labels if labels is None or labels.ndim == 1 else None
     if config.validation:
@@ -90,6 +89,11 @@ def _check_division(config: RunConfig, about: About, stored: Path) -> None:
     make_plan(config, examples=examples, rank=0, labels=labels)
     if config.privacy:
         rate(config, examples)
+        config.privacy.resolve_delta(examples)
+
+
+def _examples(config: RunConfig, about: About) -> int:
+    return min(about.train, config.limit or about.train)
 
 
 def _check_images(model: str, shape: tuple[int, ...]) -> None:
@@ -126,7 +130,7 @@ def _check_module(run: Subject, stored: Path) -> None:
     import torch
 
     from manyhands.model import batchnorm
-    from manyhands.training import trial
+    from manyhands.training import user_model
     from manyhands.training.process import objective
 
     config, data = run.config, Stored.open(stored, dtype=run.config.dtype)
@@ -137,11 +141,11 @@ def _check_module(run: Subject, stored: Path) -> None:
         config.strategy.check_module(module)
     loss = objective.planned_loss(run, data)
     with torch.random.fork_rng([]):
-        trial.materialise_lazy(module, loss, data)
-    trial.check_optimizer(config.optimizer, module)
+        user_model.materialise_lazy(module, loss, data)
+    user_model.check_optimizer(config.optimizer, module)
     if config.sync_batchnorm:
         batchnorm.check(module)
-    _check_memory(config, module)
+    memory_check.check(config, module, stored, _examples(config, About.read(stored)))
     if config.init:
         shapes = {name: _shape_of(value) for name, value in module.state_dict().items()}
         if None not in shapes.values():  # lazy parameters have none yet
@@ -156,57 +160,13 @@ def _check_module(run: Subject, stored: Path) -> None:
     objective.try_shapes(module, data, math.ceil(config.batch_size / split), run)
 
 
-def _check_memory(config: RunConfig, module: nn.Module) -> None:
-    """Refuse a model too large for this machine's memory with all workers; warn if tight.
-
-    Counts what is certain: parameters and gradients of each worker, which holds a whole model or
-    divides one among its processes, and the optimizer's state. Data is read from mapped files.
-    """
-    if config.device != "cpu" or config.places or lab_hosts() or in_group():
-        return
-    if any(_shape_of(parameter) is None for parameter in module.parameters()):
-        return
-    need = _memory_needed(config, module)
-    free, whole = room.free_memory(), room.whole_memory()
-    lacks = whole is not None and need > whole
-    if not lacks and (free is None or need <= free):
-        return
-    have = (
-        f"this machine has {room.format_bytes(whole or 0)}"
-        if lacks
-        else f"{room.format_bytes(free or 0)} is free"
-    )
-    text = (
-        f"workers is {config.workers}, and their parameters, gradients and optimizer state take at "
-        f"least {room.format_bytes(need)} of memory, but {have}; use fewer workers, a smaller "
-        "model or an optimizer with less state, or divide the model among hosts (strategy pipeline "
-        "or tensor)"
-    )
-    if lacks:
-        raise LaunchError(text)
-    print(f"manyhands: warning: {text}", file=sys.stderr)
-
-
-def _memory_needed(config: RunConfig, module: nn.Module) -> int:
-    """Return the least bytes that the workers of a run need for their models."""
-    sizes = [(p.numel() * p.element_size(), p.requires_grad) for p in module.parameters()]
-    every, trained = sum(b for b, _ in sizes), sum(b for b, trains in sizes if trains)
-    chosen = config.optimizer
-    moments = 2 if isinstance(chosen, Adam | AdamW) else 0
-    if isinstance(chosen, SGD) and chosen.momentum:
-        moments = 1
-    # A strategy with processes beside its workers may keep the state there.
-    stepping = config.workers if config.processes == config.workers else 1
-    return config.workers * (every + trained) + stepping * moments * trained
-
-
 def _build_model(run: Subject, shape: tuple[int, ...], outputs: int) -> nn.Module | None:
     """Return the model, built here for checks; None where the workers will refuse it."""
     import torch
 
-    from manyhands.training import trial
+    from manyhands.training import user_model
 
-    trial.check_portable(run.model)
+    user_model.check_portable(run.model)
     try:
         with torch.random.fork_rng([]):
             module = run.build(shape, outputs)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import sys
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from manyhands.launch.environment import has_terminal
 from manyhands.model.lr_schedule import lr_scale
 
 if TYPE_CHECKING:
@@ -17,31 +19,39 @@ if TYPE_CHECKING:
 
 _UNTAUGHT = 100  # updates that may well teach nothing
 _ABOVE_CHANCE = 0.05  # of accuracy: more than luck
-BETWEEN = 1.0  # seconds between two lines, at the least
+_BETWEEN = 1.0  # seconds between two lines, at the least
 
 
 class Lines:
-    """Prints at most one line per second on stderr; of lines in between only the last."""
+    """Prints lines on stderr, at most once per second.
 
-    def __init__(self, between: float = BETWEEN) -> None:
-        self._between, self._last = between, -math.inf
-        self._waiting = ""
+    Lines that are kept all appear; of the others in between only the last does.
+    """
 
-    def print(self, line: str) -> None:
-        """Print a line, now or when it is due; a later one may replace it."""
-        self._waiting = line
+    def __init__(self) -> None:
+        self._last = -math.inf
+        self._waiting: list[str] = []
+        self._passing = False  # whether the last one waiting may be replaced
+
+    def print(self, line: str, *, keep: bool = False) -> None:
+        """Print a line, now or when it is due; a later one may replace it, unless it is kept."""
+        if self._passing:
+            self._waiting.pop()
+        self._waiting.append(line)
+        self._passing = not keep
         self.flush_if_due()
 
     def flush_if_due(self) -> None:
-        """Print the waiting line, if it is due."""
-        if self._waiting and time.monotonic() - self._last >= self._between:
+        """Print what is waiting, if it is due."""
+        if self._waiting and time.monotonic() - self._last >= _BETWEEN:
             self.flush()
 
     def flush(self) -> None:
-        """Print the waiting line, if there is one."""
+        """Print what is waiting."""
         if self._waiting:
-            print(self._waiting, file=sys.stderr, flush=True)
-            self._last, self._waiting = time.monotonic(), ""
+            with suppress(OSError):  # a run outlives those who read what it prints
+                print("\n".join(self._waiting), file=sys.stderr, flush=True)
+            self._last, self._waiting, self._passing = time.monotonic(), [], False
 
 
 class Progress:
@@ -55,10 +65,13 @@ class Progress:
     """
 
     def __init__(self, config: RunConfig, *, shown: bool | None, joined: bool = False) -> None:
-        terminal = sys.stderr.isatty() if shown is None else shown
+        terminal = has_terminal() if shown is None else shown
         self.shown = terminal and not joined and "ipykernel" not in sys.modules
         self.lines = Lines() if shown is not False and not self.shown else None
         self.workers, self.epochs = config.workers, config.epochs
+        share = 1 if config.strategy.supports.whole_batches else config.workers
+        self.per_step = config.batch_size / share  # examples of one worker's step
+        self.judged: dict[str, str] = {}  # the latest loss and metrics, as text
         self.title = f"{config.strategy.name} × {config.workers}"
         self.bar: Any = None
         self.task: Any = None
@@ -73,11 +86,12 @@ class Progress:
                 TimeElapsedColumn,
                 TimeRemainingColumn,
             )
+            from rich.table import Column
 
             self.bar = Progress(
-                TextColumn("[bold]{task.description}"),
-                BarColumn(),
-                TextColumn("{task.fields[state]}"),
+                TextColumn("[bold]{task.description}", table_column=Column(no_wrap=True)),
+                BarColumn(bar_width=16),
+                TextColumn("{task.fields[state]}", table_column=Column(no_wrap=True)),
                 TimeElapsedColumn(),
                 TimeRemainingColumn(),
                 console=Console(stderr=True),
@@ -85,7 +99,7 @@ class Progress:
             self.task = self.bar.add_task(self.title, total=None, state="starting")
             self.bar.start()
         elif self.lines:
-            self.lines.print(f"{self.title}: starting")
+            self.lines.print(f"{self.title}: starting", keep=True)
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -101,15 +115,26 @@ class Progress:
         else:
             print(f"manyhands: {message}", file=sys.stderr)
 
+    def _show_evaluation(self, row: Mapping[str, Any]) -> None:
+        line = evaluation_line(row, self.epochs)
+        if self.bar:
+            self.bar.console.print(line)
+        elif self.lines:
+            self.lines.print(line, keep=False)
+
     def watch(self, notes: list[Note], events: list[dict[str, Any]]) -> None:
         """Update from the workers' positions and rank 0's events."""
         for event in events:
+            self.judged |= judge(event)
             if "warning" in event:
                 self.say(event["warning"])
             elif "lost" in event:
                 self.say(death_line(event))
+            elif "evaluation" in event:
+                self._show_evaluation(event["evaluation"])
             elif self.lines:
-                self.lines.print(epoch_line(event, self.epochs))
+                line = epoch_line(event, self.epochs)
+                self.lines.print(line + pace(event, self.epochs), keep="epoch" in event)
             elif self.bar and "epoch" in event:
                 self.bar.console.print(describe_epoch(event))
         if self.lines:
@@ -120,8 +145,58 @@ class Progress:
         if notes and all(n.steps for n in notes):
             steps, total = sum(n.step for n in notes), sum(n.steps for n in notes)
             slowest = min(notes, key=lambda n: n.step)
-            state = f"step {slowest.step}/{slowest.steps} {slowest.operation}"
-            self.bar.update(self.task, completed=steps, total=total, state=state)
+            state = [f"step {slowest.step}/{slowest.steps}", *self.judged.values()]
+            if speed := self.bar.tasks[self.task].speed:
+                state.append(f"{speed * self.per_step:,.0f} examples/s")
+            state.append(slowest.operation)
+            self.bar.update(self.task, completed=steps, total=total, state=" · ".join(state))
+
+
+def judge(event: Mapping[str, Any]) -> dict[str, str]:
+    """Return the loss and the metrics that an event states, each as text to show.
+
+    >>> judge({"step": 3, "loss": 0.25, "epochs_done": 0.1})
+    {'loss': 'loss 0.25'}
+    """
+    row = event.get("evaluation", event)
+    loss, kind = row.get("test_loss"), "test loss"
+    if loss is None and "epoch" in event:  # its own loss is a sum
+        means = [a / n for a, _, n in event["workers"][:1] if a is not None and n]
+        loss, kind = (*means, None)[0], "loss"
+    elif loss is None:
+        loss, kind = row.get("loss"), "loss"
+    found = {} if loss is None else {"loss": f"{kind} {loss:.4g}"}
+    metrics = row.get("test_metrics", {}).items()
+    return found | {name: format_metric(name, value) for name, value in metrics}
+
+
+def pace(event: Mapping[str, Any], epochs: int) -> str:
+    """Return what to add to the line of an epoch: examples per second, and the time left.
+
+    >>> row = {"epoch": 1, "seconds": 2.0, "workers": [[1.0, 5, 60], [1.0, 5, 40]]}
+    >>> pace(row, 3)
+    ', 50 examples/s, about 4 s left'
+    """
+    rows = event.get("workers", ())
+    examples = sum(row[2] or 0 for row in rows if row[0] is not None)
+    if not examples or not event["seconds"] or any(row[0] is None for row in rows):
+        return ""  # the number of examples of a private run is secret
+    left = event["seconds"] / event["epoch"] * (epochs - event["epoch"])
+    rest = f", about {left:.0f} s left" if left >= 0.5 else ""
+    return f", {examples * event['epoch'] / event['seconds']:,.0f} examples/s{rest}"
+
+
+def evaluation_line(row: Mapping[str, Any], epochs: int) -> str:
+    """Return one line for an evaluation within an epoch.
+
+    >>> evaluation_line({"epoch": 0.5, "steps": 100, "test_metrics": {}, "test_loss": 0.5}, 3)
+    'step 100, 0.5 epochs of 3, test loss 0.5'
+    """
+    parts = [f"step {row['steps']:,}", f"{row['epoch']:.2g} epochs of {epochs}"]
+    parts += [f"test {format_metric(name, value)}" for name, value in row["test_metrics"].items()]
+    if row["test_loss"] is not None:
+        parts.append(f"test loss {row['test_loss']:.4g}")
+    return ", ".join(parts)
 
 
 def death_line(event: dict[str, Any]) -> str:
@@ -143,7 +218,7 @@ def death_line(event: dict[str, Any]) -> str:
 def epoch_line(event: dict[str, Any], epochs: int) -> str:
     """Return one line for an epoch, or for a step within a long one, with rank 0's loss.
 
-    >>> line({"step": 1200, "epochs_done": 3.42, "loss": 0.1234}, 10)
+    >>> epoch_line({"step": 1200, "epochs_done": 3.42, "loss": 0.1234}, 10)
     'step 1,200, 3.4 epochs of 10, loss 0.1234'
     """
     if "epoch" not in event:
@@ -192,32 +267,32 @@ def learning_warning(record: dict[str, Any]) -> str | None:
 
     That is known where classes are told apart: who knows nothing and says so has the loss log C.
     """
-    found = record["result"]
-    if found["loss"] is None:
+    result = record["result"]
+    if result["loss"] is None:
         return None
-    classes, updates = record["data"]["classes"], found["examples"] / record["batch"]["update"]
+    classes, updates = record["data"]["classes"], result["examples"] / record["batch"]["update"]
     likelihoods = record["config"]["loss"] in (None, "cross-entropy", "nll")
     if not classes or not likelihoods or updates < _UNTAUGHT:
         return None
     guessing = math.log(classes)
-    if found["loss"] < 0.99 * guessing:
+    if result["loss"] < 0.99 * guessing:
         return None
-    right = found.get("metrics", {}).get("accuracy")
-    if found["loss"] < guessing and right is not None and right > 1 / classes + _ABOVE_CHANCE:
+    right = result.get("metrics", {}).get("accuracy")
+    if result["loss"] < guessing and right is not None and right > 1 / classes + _ABOVE_CHANCE:
         return None  # unbalanced classes, or a model that is too sure of itself
-    better = "hardly" if found["loss"] < guessing else "no"
-    told = (
-        f"nothing was learned: the test loss, {found['loss']:.4g}, is {better} better than that of "
-        f"guessing among {classes} classes, {guessing:.4g}; try "
+    better = "hardly" if result["loss"] < guessing else "no"
+    message = (
+        f"nothing was learned: the test loss, {result['loss']:.4g}, is {better} better than that "
+        f"of guessing among {classes} classes, {guessing:.4g}; try "
         f"{_suggest_remedy(record['config'])}"
     )
     stale = record["strategy"].get("staleness")
     if stale and stale["mean"] >= 1:
-        told += (
+        message += (
             f", less momentum or fewer workers: gradients were stale by {stale['mean']:.0f} "
             "updates on average"
         )
-    return told
+    return message
 
 
 def _suggest_remedy(config: Mapping[str, Any]) -> str:
@@ -233,7 +308,7 @@ def _suggest_remedy(config: Mapping[str, Any]) -> str:
 def format_metric(name: str, value: float) -> str:
     """Return a metric for people: shares as percentages.
 
-    >>> said("top-5", 0.97), said("mae", 0.123456)
+    >>> format_metric("top-5", 0.97), format_metric("mae", 0.123456)
     ('top-5 97.00 %', 'mae 0.1235')
     """
     share = name == "accuracy" or name.startswith("top-")

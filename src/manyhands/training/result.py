@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from manyhands.errors import ConfigError
 from manyhands.training.progress import last_loss
+from manyhands.training.provenance import ORIGIN
 
 if TYPE_CHECKING:
     from torch import nn
@@ -17,12 +18,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a run.
+    """The result of a run, which `fit` returns.
+
+    Examples:
+        >>> import manyhands as mh
+        >>> result = mh.fit("logistic", "blobs", strategy="averaging", workers=2, epochs=1)
+        >>> sorted(result.metrics), result.record["status"]
+        (['accuracy'], 'finished')
+        >>> [name for name, _ in result.model.named_parameters()]
+        ['fc1.weight', 'fc1.bias']
 
     Attributes:
         record: All of `run.json`.
         output: The folder with the records and the model.
-        run: What was run.
+        run: The run, with its configuration, model and data.
     """
 
     record: dict[str, Any]
@@ -30,16 +39,34 @@ class Result:
     run: Run
 
     def __repr__(self) -> str:
-        """Say what came out; `record` has all of it."""
-        config, found = self.record["config"], self.record["result"]
-        said = {"strategy": config["strategy"], "workers": config["workers"], **found["metrics"]}
-        said |= {"loss": self.loss, "training_loss": self.training_loss, "seconds": self.seconds}
-        known = {name: value for name, value in said.items() if value is not None}
-        told = ", ".join(
-            f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}"
-            for name, value in known.items()
-        )
-        return f"Result({told}, output={str(self.output)!r})"
+        """Return the main figures; `record` has all of them."""
+        text = ", ".join(f"{name}={value}" for name, value in self._shown().items())
+        return f"Result({text}, output={str(self.output)!r})"
+
+    def _shown(self) -> dict[str, str]:
+        """Return the main figures that are known, as text."""
+        config, result = self.record["config"], self.record["result"]
+        shown = {"strategy": config["strategy"], "workers": config["workers"], **result["metrics"]}
+        shown |= {"loss": self.loss, "training_loss": self.training_loss, "seconds": self.seconds}
+        return {
+            name: f"{value:.4g}" if isinstance(value, float) else str(value)
+            for name, value in shown.items()
+            if value is not None
+        }
+
+    def _repr_html_(self) -> str:
+        """Show the main figures and the curve of the test set in a notebook."""
+        from manyhands.report import notebook
+
+        shown = self._shown()
+        names = [name.replace("_", " ") for name in shown]
+        return notebook.show((), names, [list(shown.values())], self.output, str(self.output))
+
+    def plot(self) -> Any:
+        """Return the curve of the test set over time as a matplotlib figure."""
+        from manyhands.report import notebook
+
+        return notebook.plot(self.output)
 
     @property
     def accuracy(self) -> float | None:
@@ -58,7 +85,7 @@ class Result:
 
     @property
     def training_loss(self) -> float | None:
-        """The mean training loss of the last epoch, over all workers; None of a private run."""
+        """The mean training loss of the last epoch over all workers; None for a private run."""
         return last_loss(self.record)
 
     @property
@@ -68,7 +95,7 @@ class Result:
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """One row per epoch: examples, seconds, test loss and accuracy, and each worker's own."""
+        """One row per epoch: examples, seconds, test loss and metrics, and figures per worker."""
         return self.record["epochs"]  # type: ignore[no-any-return]
 
     @property
@@ -78,7 +105,7 @@ class Result:
 
     @property
     def best(self) -> nn.Module:
-        """The best model on the validation part, of those at the ends of the epochs."""
+        """The model after the epoch with the best validation figure, in eval mode."""
         if self.record["result"]["best_epoch"] is None:
             raise ConfigError("there is no best model: nothing was kept aside; add validation=0.1")
         return self._load("best.safetensors")
@@ -91,4 +118,7 @@ class Result:
         module = self.run.build(tuple(about["shape"]), about["outputs"])
         module.to(getattr(torch, self.record["model"]["dtype"]))
         module.load_state_dict(load_file(self.output / name))
+        setattr(
+            module, ORIGIN, str(self.output / name)
+        )  # a private run asks where weights are from
         return module.eval()

@@ -20,46 +20,46 @@ if TYPE_CHECKING:
 
 def find_checkpoint(folder: Path, say: Callable[[str], None]) -> checkpoints.Checkpoint:
     """Return the checkpoint to resume from."""
-    found = checkpoints.newest(folder, say)
-    if found is None and (damage := checkpoints.damage(folder)):
+    checkpoint = checkpoints.newest(folder, say)
+    if checkpoint is None and (damage := checkpoints.damage(folder)):
         raise DataError(
             f"resume is {str(folder)!r}, and every checkpoint there is damaged: {damage}; restore "
             "one of them, or start a new run in another folder"
         )
-    if found is None:
+    if checkpoint is None:
         raise ConfigError(
             f"resume is {str(folder)!r}, which holds no checkpoint; give the folder of a run that "
             "was trained with checkpoint_every"
         )
-    return found
+    return checkpoint
 
 
-def check_still_newest(found: checkpoints.Checkpoint, folder: Path) -> None:
+def check_still_newest(checkpoint: checkpoints.Checkpoint, folder: Path) -> None:
     """Refuse a checkpoint that another process has resumed meanwhile."""
-    for newer in [step for step in checkpoints.steps_in(folder) if step > found.step]:
+    for newer in [step for step in checkpoints.steps_in(folder) if step > checkpoint.step]:
         with suppress(DataError):  # a damaged one was passed over before
             checkpoints.check(checkpoints.path(folder, newer))
             raise ConfigError(
                 f"resume is {str(folder)!r}, where another process has written step {newer} since "
-                f"step {found.step} was read; start the command again"
+                f"step {checkpoint.step} was read; start the command again"
             )
-    if not found.folder.is_dir():
+    if not checkpoint.folder.is_dir():
         raise ConfigError(
-            f"resume is {str(folder)!r}, where another process has removed {found.folder.name} "
-            "since it was read; start the command again"
+            f"resume is {str(folder)!r}, where another process has removed "
+            f"{checkpoint.folder.name} since it was read; start the command again"
         )
 
 
 def resumed_options(
-    found: checkpoints.Checkpoint, folder: Path, given: Mapping[str, Any]
+    checkpoint: checkpoints.Checkpoint, folder: Path, asked: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the run's options, with those given now where they may change."""
-    _check_manifest(found)
-    before: dict[str, Any] = dict(found.about["options"])
-    given = {name: value for name, value in _flat_options(given).items() if value is not None}
+    _check_manifest(checkpoint)
+    before: dict[str, Any] = dict(checkpoint.about["options"])
+    asked = {name: value for name, value in _flat_options(asked).items() if value is not None}
     private = before.get("private")
     changeable = find_tagged(RunConfig, lambda tags: tags.resume and not (private and tags.length))
-    for name, value in given.items():
+    for name, value in asked.items():
         if name in changeable:
             continue
         was, now = before.get(name), list(value) if isinstance(value, tuple) else value
@@ -68,20 +68,22 @@ def resumed_options(
                 f"{name} is {now!r}, but the run in {folder} has {was!r}; a run goes on as it was: "
                 f"leave {name} out, or start a new run"
             )
-    _check_end(found, {**before, **given})
-    workers = given.get("workers") or before["workers"]
+    _check_end(checkpoint, {**before, **asked})
+    workers = asked.get("workers") or before["workers"]
     kind = STRATEGIES.get(before["strategy"])
-    own = kind and not kind().supports.identical and not found.about.get("alike")
+    own = kind and not kind().supports.identical and not checkpoint.about.get("alike")
     if workers != before["workers"] and own:
         raise ConfigError(
             f"workers is {workers}, but the run in {folder} has {before['workers']}; with "
             f"{before['strategy']} every worker has a model of its own, so their number stays"
         )
-    _check_workers(found, before, workers)
-    return {**before, **given, **found.about["settled"], "output": str(folder)}
+    _check_workers(checkpoint, before, workers)
+    return {**before, **asked, **checkpoint.about["settled"], "output": str(folder)}
 
 
-def _check_workers(found: checkpoints.Checkpoint, options: Mapping[str, Any], workers: int) -> None:
+def _check_workers(
+    checkpoint: checkpoints.Checkpoint, options: Mapping[str, Any], workers: int
+) -> None:
     """Refuse another number of workers where it would change which worker sees what.
 
     Only balanced global batches are the same for any number. A run that went on without its dead
@@ -89,7 +91,7 @@ def _check_workers(found: checkpoints.Checkpoint, options: Mapping[str, Any], wo
     """
     kind = STRATEGIES.get(options["strategy"])
     facts = kind().supports if kind else None
-    before = began_with(found)
+    before = began_with(checkpoint)
     own = facts.partition if facts else None
     partition = options.get("partition") or own
     apart = facts and facts.whole_batches  # batches are dealt out, not cut
@@ -97,36 +99,37 @@ def _check_workers(found: checkpoints.Checkpoint, options: Mapping[str, Any], wo
         return
     why = "the data is streamed" if options.get("stream") else f"partition is {partition}"
     raise ConfigError(
-        f"{found.folder} is of data dealt over {before} workers, and {why}: with {workers} some "
-        "examples would be seen twice and others never; start a new run (init takes its weights)"
+        f"{checkpoint.folder} is of data dealt over {before} workers, and {why}: with {workers} "
+        "some examples would be seen twice and others never; start a new run (init takes its "
+        "weights)"
     )
 
 
-def began_with(found: checkpoints.Checkpoint) -> int:
+def began_with(checkpoint: checkpoints.Checkpoint) -> int:
     """Return the number of workers at the run's start, whatever happened since."""
-    return int(found.about.get("began_with", found.about["options"]["workers"]))
+    return int(checkpoint.about.get("began_with", checkpoint.about["options"]["workers"]))
 
 
-def check_processes(found: checkpoints.Checkpoint, config: RunConfig) -> None:
+def check_processes(checkpoint: checkpoints.Checkpoint, config: RunConfig) -> None:
     """Refuse a checkpoint that lacks processes beside the workers, such as masters."""
-    before = found.about["processes"]
-    alike = config.strategy.supports.identical or found.about.get("alike")
+    before = checkpoint.about["processes"]
+    alike = config.strategy.supports.identical or checkpoint.about.get("alike")
     if config.processes != before and not alike:
         raise ConfigError(
-            f"{found.folder} is of {before} processes, where {config.processes} are needed: a "
+            f"{checkpoint.folder} is of {before} processes, where {config.processes} are needed: a "
             f"{config.strategy.supports.beside} had died, and only that run knew who took over its "
             "part; start a new run (init takes its weights)"
         )
 
 
-def resumed_event(found: checkpoints.Checkpoint, config: RunConfig) -> dict[str, Any]:
+def resumed_event(checkpoint: checkpoints.Checkpoint, config: RunConfig) -> dict[str, Any]:
     """Return the `resumed` event for the run's history.
 
     The latter where the learning rate follows the length: it does from here on, by the new one.
     """
-    made: dict[str, Any] = {"resumed_from": found.step}
+    made: dict[str, Any] = {"resumed_from": checkpoint.step}
     before = {
-        name: found.about["options"].get(name)
+        name: checkpoint.about["options"].get(name)
         for name in find_tagged(RunConfig, lambda tags: tags.length)
     }
     rated = config.schedule != "constant" or config.warmup
@@ -135,10 +138,10 @@ def resumed_event(found: checkpoints.Checkpoint, config: RunConfig) -> dict[str,
     return made
 
 
-def _flat_options(given: Mapping[str, Any]) -> dict[str, Any]:
+def _flat_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options with strategy and optimizer flattened, as in checkpoints."""
     flat: dict[str, Any] = {}
-    for name, value in given.items():
+    for name, value in options.items():
         if is_dataclass(value) and not isinstance(value, type):
             flat[name] = getattr(value, "name", name)
             flat |= {f.name: getattr(value, f.name) for f in fields(value)}
@@ -147,27 +150,28 @@ def _flat_options(given: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _check_manifest(found: checkpoints.Checkpoint) -> None:
+def _check_manifest(checkpoint: checkpoints.Checkpoint) -> None:
     """Refuse a manifest with values that no run writes."""
-    options = found.about.get("options")
+    options = checkpoint.about.get("options")
     known = {"step": int, "processes": int, "epoch": int, "options": dict, "settled": dict}
-    told = {**found.about, **(options if isinstance(options, dict) else {})}
+    recorded = {**checkpoint.about, **(options if isinstance(options, dict) else {})}
     known |= {"layers": list, "workers": int, "strategy": str}
-    known |= {"began_with": int} if "began_with" in told else {}
+    known |= {"began_with": int} if "began_with" in recorded else {}
     for name, kind in known.items():
-        if type(told.get(name)) is not kind:
+        if type(recorded.get(name)) is not kind:
             raise DataError(
-                f"{found.folder}: {name} is {told.get(name)!r}; this is no checkpoint of manyhands"
+                f"{checkpoint.folder}: {name} is {recorded.get(name)!r}; this is no "
+                "checkpoint of manyhands"
             )
 
 
-def _check_end(found: checkpoints.Checkpoint, asked: Mapping[str, Any]) -> None:
+def _check_end(checkpoint: checkpoints.Checkpoint, asked: Mapping[str, Any]) -> None:
     """Refuse an end of the run that lies before the checkpoint."""
-    for name, done in (("max_steps", found.step), ("epochs", found.about["epoch"])):
+    for name, done in (("max_steps", checkpoint.step), ("epochs", checkpoint.about["epoch"])):
         limit = asked.get(name)
         if isinstance(limit, int) and limit < done:
             raise ConfigError(
-                f"{name} is {limit}, but the checkpoint {found.folder} is already at {done}; "
+                f"{name} is {limit}, but the checkpoint {checkpoint.folder} is already at {done}; "
                 f"give {name} of {done} or more"
             )
 
@@ -180,18 +184,18 @@ def data_fingerprint(worker: Worker) -> str:
     return f"{about.name}: {about.train} and {about.test} examples"
 
 
-def check_match(found: checkpoints.Checkpoint, worker: Worker, loss: str | None) -> None:
+def check_match(checkpoint: checkpoints.Checkpoint, worker: Worker, loss: str | None) -> None:
     """Refuse a checkpoint of other data, another model or another user's loss."""
-    about = found.about
+    about = checkpoint.about
     if about["loss"] != loss:
         raise ConfigError(
-            f"loss is {loss}, but {found.folder} has {about['loss']}; give the same again"
+            f"loss is {loss}, but {checkpoint.folder} has {about['loss']}; give the same again"
         )
     if about["data"] != data_fingerprint(worker):
         raise ConfigError(
-            f"the data has changed since {found.folder} was written (another content hash); "
+            f"the data has changed since {checkpoint.folder} was written (another content hash); "
             "restore it, or start a new run"
         )
     layers = [[layer.name, layer.start, layer.stop] for layer in worker.replica.layers]
     if about["layers"] != layers:
-        raise ConfigError(f"{found.folder} is of another model: its layers differ")
+        raise ConfigError(f"{checkpoint.folder} is of another model: its layers differ")

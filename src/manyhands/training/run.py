@@ -7,7 +7,7 @@ import datetime
 import json
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from manyhands.comm.rendezvous import ask_leader, check_shared_folder, host_leader
 from manyhands.config.checks import check_torch, replace_options
-from manyhands.config.options import flatten
 from manyhands.config.run import RunConfig
 from manyhands.data import store
 from manyhands.errors import (
@@ -28,19 +27,20 @@ from manyhands.errors import (
 )
 from manyhands.launch import launcher
 from manyhands.launch.host import hostname
-from manyhands.launch.machine import SCHEMA, cores, write_json
+from manyhands.launch.machine import cores
 from manyhands.launch.resources import LEAST_SPACE, check_disk_space
 from manyhands.launch.scratch import private_folder
 from manyhands.launch.signals import SignalReceived, defer_signals, describe
 from manyhands.launch.spec import LaunchSpec
-from manyhands.privacy import ledger
-from manyhands.privacy.terms import REDACTED, Terms, statement
+from manyhands.privacy.provenance import Provenance
 from manyhands.training import output_folder, preflight, resume
+from manyhands.training.failure_record import write_failure
 from manyhands.training.folder_lock import Member
 from manyhands.training.job import Job
 from manyhands.training.output_folder import Claim
 from manyhands.training.process.transfer import DIGEST, LAUNCHER
 from manyhands.training.progress import Progress
+from manyhands.training.provenance import find_provenance, share_provenance
 from manyhands.worker.checkpoint import format as checkpoints
 
 if TYPE_CHECKING:
@@ -73,6 +73,7 @@ class Run:
         with private_folder() as folder:
             # Everything that can be refused is refused before anything is written.
             stored = self._store_and_check(folder / "data", stream=config.stream is not None)
+            provenance = find_provenance(self, stored)
             if config.device == "cuda" and not config.places:
                 from manyhands.training.process.devices import check_cuda
 
@@ -86,7 +87,7 @@ class Run:
             with self._claim_output(job=str(folder)) as claim:
                 output = claim.folder
                 check_disk_space(output, LEAST_SPACE, "the record of a run", "another output")
-                job = self._make_job(stored, output, begin, threads)
+                job = self._make_job(stored, output, begin, threads, provenance)
                 if self.checkpoint:
                     checkpoints.forget_after(output, self.checkpoint.step)
                 with Progress(config, shown=progress) as bar:
@@ -102,7 +103,8 @@ class Run:
     def check(self) -> None:
         """Refuse what this run would refuse, without starting it."""
         with private_folder() as folder:
-            self._store_and_check(folder / "data", stream=self.config.stream is not None)
+            stream = self.config.stream is not None
+            find_provenance(self, self._store_and_check(folder / "data", stream=stream))
 
     def _launch_with_restarts(self, job: Job, folder: Path, bar: Progress) -> None:
         """Launch; after a worker's death, restart from the last checkpoint if requested."""
@@ -228,8 +230,9 @@ class Run:
                 lambda: str(self._store_and_check(folder / "data", stream=stream)),
                 leader=leader,
             )
-            told = ask_leader(group, lambda: self._claim_output(members=members).to_json())
-            claim = Claim.from_json(told)
+            provenance = share_provenance(group, self, Path(stored))
+            claimed = ask_leader(group, lambda: self._claim_output(members=members).to_json())
+            claim = Claim.from_json(claimed)
             if group.rank == 0:
                 own.callback(claim.release)
             output = claim.folder
@@ -238,14 +241,22 @@ class Run:
             if self.checkpoint and group.rank == 0:
                 checkpoints.forget_after(output, self.checkpoint.step)
             group.barrier()
-            job = self._make_job(Path(stored), output, begin, self.config.threads)
+            job = self._make_job(Path(stored), output, begin, self.config.threads, provenance)
             job = dataclasses.replace(job, model=_copy_module(job.model))
             leads, release = group.rank == leader, claim.release
-            found = join(job, group, folder, leader=leads, release=release, shown=progress)
-            return found, output
+            record = join(job, group, folder, leader=leads, release=release, shown=progress)
+            return record, output
 
-    def _make_job(self, data: Path, output: Path, begin: float, threads: int | None) -> Job:
+    def _make_job(
+        self,
+        data: Path,
+        output: Path,
+        begin: float,
+        threads: int | None,
+        provenance: Provenance | None,
+    ) -> Job:
         return Job(
+            provenance=provenance,
             config=self.config,
             model=self.model,
             loss=self.loss,
@@ -329,8 +340,8 @@ def _recording_deaths(deaths: list[dict[str, Any]], watch: launcher.Watch) -> la
 
 def _restart_job(job: Job, error: ManyhandsError, say: Callable[[str], None]) -> Job:
     """Return the job that continues after a death from the last checkpoint."""
-    found = checkpoints.newest(Path(job.output), say)
-    step, why = found.step if found else 0, str(error).splitlines()[0]
+    checkpoint = checkpoints.newest(Path(job.output), say)
+    step, why = checkpoint.step if checkpoint else 0, str(error).splitlines()[0]
     now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     event: dict[str, Any] = {"when": now, "restarted_from": step}
     if isinstance(error, ShortHandedError):
@@ -339,9 +350,9 @@ def _restart_job(job: Job, error: ManyhandsError, say: Callable[[str], None]) ->
     else:
         event["failed"] = why
         say(f"{why}; starting again from step {step}")
-    place = str(found.folder) if found else None
+    place = str(checkpoint.folder) if checkpoint else None
     checkpoints.forget_after(Path(job.output), step)
-    config = _with_settled(job.config, found.about["settled"]) if found else job.config
+    config = _with_settled(job.config, checkpoint.about["settled"]) if checkpoint else job.config
     return dataclasses.replace(job, config=config, checkpoint=place, story=(*job.story, event))
 
 
@@ -360,39 +371,3 @@ def _copy_module(model: Any) -> Any:
     from torch import nn
 
     return copy.deepcopy(model) if isinstance(model, nn.Module) else model
-
-
-def write_failure(
-    output: Path,
-    config: RunConfig,
-    name: str,
-    command: str,
-    error: Exception,
-    story: Sequence[dict[str, Any]] = (),
-) -> None:
-    """Write a record of a failed run, so that a comparison can list it."""
-    failure = {
-        "schema": SCHEMA,
-        "name": name,
-        "command": command,
-        "status": "interrupted" if getattr(error, "exit_code", 1) > 128 else "failed",
-        "config": flatten(config),
-        "error": REDACTED if config.privacy else str(error),
-        "story": [_redacted_event(event, config) for event in story],
-        **privacy_spent(output, config),
-    }
-    write_json(output / "run.json", failure)
-
-
-def _redacted_event(event: dict[str, Any], config: RunConfig) -> dict[str, Any]:
-    """Return an event without messages that may reveal private data."""
-    return {**event, "failed": REDACTED} if config.privacy and "failed" in event else event
-
-
-def privacy_spent(output: Path, config: RunConfig) -> dict[str, Any]:
-    """Return the privacy entries in the record of a failed private run."""
-    terms = ledger.read_terms(output) if config.privacy else None
-    if terms is None:
-        return {}
-    name = ledger.data_name(output) or config.data
-    return {"privacy": statement(config, Terms(**terms)), "data": {"name": name}}

@@ -112,9 +112,9 @@ def _name_objects(
             options[name] = user_objects.import_path(own[name])
     if own["callbacks"]:
         options["callbacks"] = user_objects.callback_paths(own["callbacks"])
-    for name, given in (("model", model), ("data", data)):
-        if given is not None:
-            options[name] = get_name(given)
+    for name, part in (("model", model), ("data", data)):
+        if part is not None:
+            options[name] = get_name(part)
     return options
 
 

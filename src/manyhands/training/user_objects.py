@@ -16,19 +16,19 @@ from manyhands.data import batch_tree
 from manyhands.errors import ConfigError, nearest
 
 
-def model(given: Any, config: RunConfig) -> Any:
-    """Return the model that `given` names or is, checked and ready to be pickled."""
-    if isinstance(given, str) and ":" not in given:
-        _check_model_name(given)
-        config.strategy.check_model(layers=MODELS[given])
-        return given
-    if isinstance(given, str):
-        return import_object(given, "model")
+def model(value: Any, config: RunConfig) -> Any:
+    """Return the model that `value` names or is, checked and ready to be pickled."""
+    if isinstance(value, str) and ":" not in value:
+        _check_model_name(value)
+        config.strategy.check_model(layers=MODELS[value])
+        return value
+    if isinstance(value, str):
+        return import_object(value, "model")
     if "torch" not in sys.modules:
-        return given
-    from manyhands.training.trial import make_portable
+        return value
+    from manyhands.training.user_model import make_portable
 
-    return make_portable(given)
+    return make_portable(value)
 
 
 def _check_model_name(model: str) -> None:
@@ -40,14 +40,14 @@ def _check_model_name(model: str) -> None:
         )
 
 
-def loss(given: Any, config: RunConfig) -> Callable[..., Any] | None:
+def loss(value: Any, config: RunConfig) -> Callable[..., Any] | None:
     """Return the user's loss, given as a function or by its import path; None for ours."""
     if isinstance(config.loss, str) and ":" in config.loss:
-        given = import_object(config.loss, "loss")
-        check_made(given, None)
-    if callable(given) and batch_tree.takes_model(given):
-        _check_model_loss(config, get_name(given))
-    return given if callable(given) else None
+        value = import_object(config.loss, "loss")
+        check_made(value, None)
+    if callable(value) and batch_tree.takes_model(value):
+        _check_model_loss(config, get_name(value))
+    return value if callable(value) else None
 
 
 def check_made(loss: Any, optimizer: Any) -> None:
@@ -108,14 +108,16 @@ def _check_model_loss(config: RunConfig, name: str) -> None:
         )
 
 
-def metrics(given: Any) -> list[Any]:
+def metrics(value: Any) -> list[Any]:
     """Return the requested metrics, names and functions, checked."""
-    if given is None:
+    if value is None:
         return []
-    found = given if isinstance(given, list | tuple) else [given]
-    found = [each for one in found for each in (one.split(",") if isinstance(one, str) else [one])]
-    labels = [get_name(each) for each in found]
-    for one in found:
+    listed = value if isinstance(value, list | tuple) else [value]
+    listed = [
+        each for one in listed for each in (one.split(",") if isinstance(one, str) else [one])
+    ]
+    labels = [get_name(each) for each in listed]
+    for one in listed:
         known = not isinstance(one, str) or one in METRICS or ":" in one
         if not known and not re.fullmatch(r"top-[1-9]\d{0,5}", one):
             raise ConfigError(
@@ -126,33 +128,33 @@ def metrics(given: Any) -> list[Any]:
             raise ConfigError(f"metric is {one!r}; expected a name or a function")
         if labels.count(get_name(one)) > 1:
             raise ConfigError(f"metric names {get_name(one)} twice; expected each once")
-    return found
+    return listed
 
 
-def resolve(given: Any, field: str) -> Any:
+def resolve(value: Any, field: str) -> Any:
     """Return the object at an import path; anything else as it is."""
-    return import_object(given, field) if isinstance(given, str) and ":" in given else given
+    return import_object(value, field) if isinstance(value, str) and ":" in value else value
 
 
-def function(given: Any, name: str | None, field: str) -> Callable[..., Any] | None:
+def function(value: Any, name: str | None, field: str) -> Callable[..., Any] | None:
     """Return a user's function, given as such or by its import path."""
-    if name is not None and not callable(given):
+    if name is not None and not callable(value):
         _expect_importable(field, [name])
-    found = given if callable(given) else resolve(name, field)
-    return found if callable(found) else None
+    resolved = value if callable(value) else resolve(name, field)
+    return resolved if callable(resolved) else None
 
 
-def callbacks(given: Any, config: RunConfig) -> tuple[Any, ...]:
+def callbacks(value: Any, config: RunConfig) -> tuple[Any, ...]:
     """Return the callback objects, built where only their import path is given."""
-    if given is None or isinstance(given, str):
+    if value is None or isinstance(value, str):
         places = config.callbacks.split(",") if config.callbacks else []
         _expect_importable("callbacks", places, ", or callbacks=[]")
-        found = [import_object(place, "callbacks")() for place in places]
-    elif isinstance(given, list | tuple):
-        found = list(given)
+        listed = [import_object(place, "callbacks")() for place in places]
+    elif isinstance(value, list | tuple):
+        listed = list(value)
     else:
-        raise ConfigError(f"callbacks is a {type(given).__name__}; expected a list of such objects")
-    for each in found:
+        raise ConfigError(f"callbacks is a {type(value).__name__}; expected a list of such objects")
+    for each in listed:
         name = type(each).__name__
         if not any(hasattr(each, event) for event in EVENTS):
             raise ConfigError(
@@ -168,7 +170,7 @@ def callbacks(given: Any, config: RunConfig) -> tuple[Any, ...]:
                 f"callbacks has a {name} in a private run: it samples what the machine does over "
                 "time, which tells of the records drawn; leave it out"
             )
-    return tuple(found)
+    return tuple(listed)
 
 
 _OBJECT = "(…)"  # after the name of a class: an object of it, made with what only its user knows
@@ -191,10 +193,10 @@ def callback_paths(callbacks: Any) -> str:
     return ",".join(import_path(type(each)) + _OBJECT for each in several)
 
 
-def import_path(given: Any) -> Any:
+def import_path(value: Any) -> Any:
     """Return a function's import path, for the record."""
-    if not callable(given):
-        return given
-    if not hasattr(given, "__qualname__"):
-        return import_path(type(given)) + _OBJECT
-    return f"{given.__module__ or type(given).__module__}:{given.__qualname__}"
+    if not callable(value):
+        return value
+    if not hasattr(value, "__qualname__"):
+        return import_path(type(value)) + _OBJECT
+    return f"{value.__module__ or type(value).__module__}:{value.__qualname__}"

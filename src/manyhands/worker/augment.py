@@ -33,16 +33,18 @@ class Augment:
         if batch_tree.count_examples(x) == 0:
             return x, y
         with _seeded(self.seed, self.worker, step):
-            found = self.function(batch_tree.join_batch(x, y))
+            augmented = self.function(batch_tree.join_batch(x, y))
         if y is x:
-            features = targets = batch_tree.map_tensors(lambda leaf: leaf, found)
-        elif isinstance(found, tuple | list) and len(found) == 2:
-            features = batch_tree.map_tensors(lambda leaf: leaf, found[0])
+            features = targets = batch_tree.map_tensors(lambda leaf: leaf, augmented)
+        elif isinstance(augmented, tuple | list) and len(augmented) == 2:
+            features = batch_tree.map_tensors(lambda leaf: leaf, augmented[0])
             targets = batch_tree.map_tensors(
-                lambda leaf: leaf[:], found[1]
+                lambda leaf: leaf[:], augmented[1]
             )  # never the same object
         else:
-            raise ConfigError(f"augment gave a {type(found).__name__}; expected (x, y) as it got")
+            raise ConfigError(
+                f"augment gave a {type(augmented).__name__}; expected (x, y) as it got"
+            )
         for name, new, old in (("features", features, x), ("targets", targets, y)):
             same = batch_tree.form(new) == batch_tree.form(old) and all(
                 isinstance(leaf, torch.Tensor) and len(leaf) == batch_tree.count_examples(old)

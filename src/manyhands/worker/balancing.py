@@ -100,9 +100,9 @@ class Balance:
     def decide(self, step: int, measured: Sequence[Sequence[float]]) -> None:
         """Choose the parts from now on, given each worker's examples and seconds of a window."""
         self.window = []
-        for sums, found in zip(self.sums, measured, strict=True):
-            if found:
-                n, t = found
+        for sums, row in zip(self.sums, measured, strict=True):
+            if row:
+                n, t = row
                 kept = KEPT if explained(n, t, *sums[:3]) else 0.0
                 new = (1.0, n, t, n * n, n * t)
                 sums[:] = [kept * old + one for old, one in zip(sums, new, strict=True)]

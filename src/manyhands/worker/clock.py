@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from manyhands.worker.columns import Column
+from manyhands.worker.step_file import Column
 
 
 @dataclass
@@ -145,6 +145,7 @@ class Epoch:
     validation_loss: float | None = None
     validation_metrics: dict[str, float] = field(default_factory=dict)
     progress: tuple[int, float] | None = None  # worker 0's, see `Asynchronous.progress`
+    due: bool = False  # a moment of `--evaluate-every` falls on its end
 
     def row(self, steps: int, workers: list[list[Any]]) -> dict[str, Any]:
         """Return what is known at the epoch's end, in the words of a run's record.
@@ -181,6 +182,44 @@ class Epoch:
     def seen(self) -> list[float | None]:
         """Return the summed loss, the number right and the count, as they are announced."""
         return [self.loss, self.correct, self.examples]
+
+
+@dataclass
+class Moment:
+    """How the model did at a moment within an epoch; the same on all workers that step together.
+
+    Attributes:
+        number: Which multiple of `--evaluate-every` it is.
+        epoch: The epochs done, with a fraction.
+        steps: The steps per worker.
+        examples: Those of all workers; None where worker 0 does not know.
+        seconds: Seconds of training.
+    """
+
+    number: int
+    epoch: float
+    steps: int
+    examples: float | None
+    seconds: float
+    test_loss: float | None = None
+    test_metrics: dict[str, float] = field(default_factory=dict)
+    validation_loss: float | None = None
+    validation_metrics: dict[str, float] = field(default_factory=dict)
+
+    def row(self, *, private: bool = False) -> dict[str, Any]:
+        """Return it in the words of a run's record; when a private step ended is not told."""
+        return {
+            "epoch": round(self.epoch, 6),
+            "steps": self.steps,
+            "examples": None if self.examples is None else round(self.examples),
+            "seconds": None if private else round(self.seconds, 6),
+            "test_loss": self.test_loss,
+            "test_accuracy": self.test_metrics.get("accuracy"),
+            "test_metrics": self.test_metrics,
+            "validation_loss": self.validation_loss,
+            "validation_accuracy": self.validation_metrics.get("accuracy"),
+            "validation_metrics": self.validation_metrics,
+        }
 
 
 def mean(rank: int, seen: list[list[Any]]) -> dict[str, Any]:

@@ -1,12 +1,12 @@
-"""Evaluates the model after each epoch, and checks that all workers evaluate the same one."""
+"""Evaluates the model within and after epochs; checks that all workers evaluate the same one."""
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
-from contextlib import nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,6 +14,8 @@ import torch
 
 from manyhands.errors import DivergedError, WorkerError
 from manyhands.worker.abilities import Asynchronous
+from manyhands.worker.clock import Moment
+from manyhands.worker.stopping import REACHED
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from manyhands.data import Split
     from manyhands.model.metrics import Metric
     from manyhands.worker.clock import Epoch
+    from manyhands.worker.evaluation_schedule import Schedule
     from manyhands.worker.stopping import Aim
     from manyhands.worker.worker import EvaluationGate, Worker
 
@@ -33,24 +36,97 @@ Consensus = Callable[["Worker"], "Tensor"]  # a strategy's: the parameters to ev
 
 @dataclass(kw_only=True)
 class Evaluation:
-    """What a worker does after each epoch: it evaluates the model, or keeps a copy for later.
+    """What a worker does at each moment: it evaluates the model, or keeps a copy for later.
 
     Attributes:
         metrics: What the model is judged by beside the loss.
         aim: What ends the run early, and which epoch is the best.
         consensus: Returns the parameters to evaluate; see `Strategy.consensus`.
+        schedule: Says when to evaluate on the test set.
         gate: Stops the others while worker 0 evaluates, where workers do not step together.
     """
 
     metrics: tuple[Metric, ...]
     aim: Aim
     consensus: Consensus
+    schedule: Schedule
     gate: EvaluationGate | None = None
+    _reaching: tuple[Tensor, Moment] | None = field(default=None, init=False)
+
+    @property
+    def acts_within_epochs(self) -> bool:
+        """Whether there is anything to do after a step."""
+        return self.schedule.every.within_epochs
 
     def after_step(self, worker: Worker, examples: int) -> None:
-        """Wait while worker 0 evaluates; a hook only where workers do not step together."""
+        """Evaluate if a moment is due; where workers do not step together, wait for worker 0."""
+        together, training = worker.config.strategy.supports.together, worker.training
         if self.gate:
             self.gate.wait()
+        over = training.stopped != "epochs" or worker.limit_reached()
+        if over or not self.acts_within_epochs or not (together or worker.rank == 0):
+            return
+        number = self.schedule.due(worker)
+        if number is None:
+            return
+        epoch = training.epochs[-1]
+        steps = worker.plan.steps(epoch.epoch)
+        if epoch.steps >= steps:  # the epoch's end evaluates
+            epoch.due = True
+            return
+        worker.settle()
+        moment = Moment(
+            number=number,
+            epoch=epoch.epoch - 1 + epoch.steps / steps,
+            steps=worker.step,
+            examples=None,
+            seconds=worker.clock.seconds(),
+        )
+        if together:
+            self._evaluate_moment_together(worker, moment)
+        else:
+            with worker.evaluating():
+                self._keep_moment(worker, moment)
+
+    def _evaluate_moment_together(self, worker: Worker, moment: Moment) -> None:
+        """Evaluate with all workers. Collective; what reaches the target becomes the run's end."""
+        training, own = worker.training, sum(e.examples for e in worker.training.epochs)
+        with worker.evaluating(), _undisturbed(worker):
+            if worker.config.strategy.supports.identical:
+                compare_replicas(worker)
+            average_buffers(worker)
+            evaluate_epoch(worker, moment, self.consensus(worker))
+            seconds, examples = zip(*worker.comm.gather([moment.seconds, own]), strict=True)
+        if self.aim.met(moment):  # the end evaluates once more, and finds the same
+            training.stopped = self.aim.reason
+            return
+        workers = worker.config.workers
+        moment.seconds, moment.examples = max(seconds[:workers]), sum(examples[:workers])
+        training.add(moment)
+        worker.reporter.end_moment(
+            moment, worker.clock, private=worker.computation.mechanism is not None
+        )
+        worker.wait_for_callbacks("on_evaluation")
+
+    def _keep_moment(self, worker: Worker, moment: Moment) -> None:
+        """Keep worker 0's copy, to be evaluated after training; or evaluate it if that may end it.
+
+        See `_keep`.
+        """
+        strategy, training = worker.config.strategy, worker.training
+        copy = self.consensus(worker).clone()
+        progress = strategy.progress(worker) if isinstance(strategy, Asynchronous) else None
+        if progress:
+            moment.steps, moment.examples = progress
+        if not self.aim.ends:
+            training.add(moment, copy)
+            return
+        with self.gate.closed() if self.gate else nullcontext(), _undisturbed(worker):
+            evaluate_epoch(worker, moment, copy, alone=True)
+            if self.aim.met(moment):
+                training.stopped, self._reaching = self.aim.reason, (copy, moment)
+                return
+        training.add(moment)
 
     def after_epoch(self, worker: Worker, epoch: Epoch) -> None:
         """Evaluate the model with all workers; where they do not step together, worker 0 keeps it.
@@ -75,13 +151,21 @@ class Evaluation:
         # A worker that takes the place of a dead worker 0 has none of the epochs before.
         strategy, training, before = worker.config.strategy, worker.training, epoch.epoch - 1
         due = _is_due(worker, epoch)
-        copy = self.consensus(worker).clone() if due or self.aim.ends else None
-        training.kept[before:] = [None] * (before - len(training.kept)) + [copy]
         epoch.progress = strategy.progress(worker) if isinstance(strategy, Asynchronous) else None
+        copy, gate = None, self.gate
+        if self._reaching:  # the target was reached within the epoch, and the others have stopped
+            (copy, moment), gate = self._reaching, None
+            epoch.seconds = moment.seconds
+            if epoch.progress and moment.examples is not None:
+                epoch.progress = moment.steps, moment.examples
+        elif due or self.aim.ends:
+            copy = self.consensus(worker).clone()
+        training.kept[before:] = [None] * (before - len(training.kept)) + [copy]
         if copy is not None and self.aim.ends:
-            with self.gate.closed() if self.gate else nullcontext():
+            with gate.closed() if gate else nullcontext():
                 evaluate_epoch(worker, epoch, copy, alone=True, test=due)
-                training.stopped = self.aim.over(training.epochs) or training.stopped
+                if training.stopped not in REACHED:
+                    training.stopped = self.aim.over(training.epochs) or training.stopped
 
     def _evaluate_together(self, worker: Worker, epoch: Epoch) -> None:
         training, reporter = worker.training, worker.reporter
@@ -105,11 +189,35 @@ class Evaluation:
 def _is_due(worker: Worker, epoch: Epoch) -> bool:
     """Say whether the epoch that has just ended is to be evaluated on the test set."""
     last = epoch.epoch == worker.config.epochs or worker.training.stopped != "epochs"
-    return last or epoch.epoch % worker.config.evaluate_every == 0
+    return last or ends_at_moment(worker, epoch)
+
+
+def ends_at_moment(worker: Worker, epoch: Epoch) -> bool:
+    """Say whether a moment of `--evaluate-every` falls on the end of an epoch."""
+    every = worker.config.evaluations
+    if every.within_epochs or every.epochs is None:
+        return epoch.due
+    return epoch.epoch % every.epochs == 0
+
+
+@contextmanager
+def _undisturbed(worker: Worker) -> Iterator[None]:
+    """Put back the model's buffers and the random numbers: training must not notice."""
+    device, buffers = worker.params.device, [b for b, _ in worker.replica.shared_buffers()]
+    before = [buffer.clone() for buffer in buffers]
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        yield
+    for buffer, old in zip(buffers, before, strict=True):
+        buffer.copy_(old)
 
 
 def evaluate_epoch(
-    worker: Worker, epoch: Epoch | None, params: Tensor, *, alone: bool = False, test: bool = True
+    worker: Worker,
+    epoch: Epoch | Moment | None,
+    params: Tensor,
+    *,
+    alone: bool = False,
+    test: bool = True,
 ) -> None:
     """Note how `params` do on the test set and on what is kept aside; see `evaluate`.
 

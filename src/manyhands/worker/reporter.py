@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from manyhands.callbacks import EVENTS, tell
-from manyhands.worker.clock import Clock, Epoch, Interval
+from manyhands.worker.clock import Clock, Epoch, Interval, Moment
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,6 +54,15 @@ class Reporter:
         if self.callbacks:
             with clock.calling_back():
                 tell(self.callbacks, "on_epoch", epoch.row(step, workers))
+
+    def end_moment(self, moment: Moment, clock: Clock, *, private: bool) -> None:
+        """Announce an evaluation within an epoch and call the callbacks, off the clock."""
+        row = moment.row(private=private)
+        if self.announce:
+            self.announce({"evaluation": row})
+        if self.callbacks:
+            with clock.calling_back():
+                tell(self.callbacks, "on_evaluation", row)
 
     def agree_on_events(self, group: Communicator) -> None:
         """Find out for which events worker 0 has callbacks. Collective."""

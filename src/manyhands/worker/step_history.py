@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from manyhands.worker.columns import TIMES, Column, StepFile
+from manyhands.worker.step_file import TIMES, Column, StepFile
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,8 +43,8 @@ def restore(
         written: How many numbers precede it in the file, and their checksum; by default none.
     """
     known = columns(worker)
-    found = [c.restore(last[n].numpy(), *written.get(n, ())) for n, c in known.items()]
-    lost = not all(found)
+    restored = [c.restore(last[n].numpy(), *written.get(n, ())) for n, c in known.items()]
+    lost = not all(restored)
     if worker.config.strategy.supports.together and worker.comm.size > 1:
         lost = bool(worker.comm.maximum(np.array([int(lost)]))[0])
     if lost:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from manyhands.worker.clock import Epoch
+    from manyhands.worker.clock import Epoch, Moment
 
 REACHED = ("target_accuracy", "target")  # why a run ended that is as good as was asked for
 
@@ -52,18 +52,22 @@ class Aim:
             return math.inf
         return -value if self.higher else value
 
-    def reached(self, found: Mapping[str, float]) -> bool:
+    def reached(self, metrics: Mapping[str, float]) -> bool:
         """Say whether these metrics are as good as the target."""
-        if self.target is None or self.metric is None or self.metric not in found:
+        if self.target is None or self.metric is None or self.metric not in metrics:
             return False
-        value = found[self.metric]
+        value = metrics[self.metric]
         return value >= self.target if self.higher else value <= self.target
+
+    def met(self, judged: Epoch | Moment) -> bool:
+        """Say whether a model is as good as the target, on what is kept aside if there is that."""
+        aside = judged.validation_loss is not None
+        return self.reached(judged.validation_metrics if aside else judged.test_metrics)
 
     def over(self, epochs: Sequence[Epoch]) -> str | None:
         """Return why the run ends after the last of its epochs, if it does."""
         last, best = epochs[-1], self.best(epochs)
-        aside = last.validation_loss is not None
-        if self.reached(last.validation_metrics if aside else last.test_metrics):
+        if self.met(last):
             return self.reason
         if self.patience is not None and best and last.epoch - best.epoch >= self.patience:
             return "patience"

@@ -219,8 +219,9 @@ class Worker:
         mechanism, graphs = self.computation.mechanism, self.computation.graphs
         with slowed(slow, self.replica, batch.x, batch.y) if slow else nullcontext():
             if mechanism:
-                mechanism.gradient(batch.x, batch.y, batch.examples)
+                mechanism.gradient(batch.x, batch.y, batch.examples, weight)
                 self.note_nothing(batch.examples)
+                weight = 1.0
             elif graphs and len(batch.x):
                 graphs.gradient(batch.x, batch.y, self.training.step + 1)
                 if graphs.full or self.comm.size > 1:
@@ -319,12 +320,16 @@ class Worker:
             with self.clock.calling_back():
                 tell(reporter.callbacks, "on_step", about)
 
+    def limit_reached(self) -> str | None:
+        """Return what allows no further step, if anything does."""
+        mechanism, step, most = self.computation.mechanism, self.step, self.config.max_steps
+        if most is not None and step >= most:
+            return "max_steps"
+        spent = mechanism and mechanism.last is not None and step >= mechanism.last
+        return "budget" if spent else None
+
     def _stop_at_last_step(self) -> None:
-        mechanism, training = self.computation.mechanism, self.training
-        if mechanism and mechanism.last is not None and training.step >= mechanism.last:
-            training.stopped = "budget"
-        if self.config.max_steps is not None and training.step >= self.config.max_steps:
-            training.stopped = "max_steps"
+        self.training.stopped = self.limit_reached() or self.training.stopped
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:

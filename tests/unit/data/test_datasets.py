@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import sys
 from collections import UserDict
 from types import MappingProxyType
@@ -14,7 +13,7 @@ import scipy.sparse
 import torch
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
-from manyhands.data import Data, Stored, datasets, partition, room, sources, store
+from manyhands.data import Data, Stored, store
 from manyhands.errors import ConfigError, DataError
 
 X = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32)
@@ -217,11 +216,6 @@ def test_unknown_data_is_refused(tmp_path, spec, message):
     with pytest.raises(ConfigError, match=message):
         store(spec, tmp_path / "d")
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("module", [datasets, partition, room, sources])
-def test_examples_run(module):
-    assert doctest.testmod(module).failed == 0
 
 
 class Encoding(UserDict):

@@ -87,7 +87,21 @@ def test_workers_step_together_and_totals_are_exact(partition, size):
     assert {len(mine) for mine in group} == {7}  # ceil(103 / 16)
     for parts in zip(*group, strict=True):
         assert {p.total for p in parts} == {sum(len(p.indices) for p in parts)}
-        assert parts[0].total > 0
+    assert [share.total for share in group[0]] == [16] * 6 + [7]
+
+
+@pytest.mark.parametrize(
+    ("size", "shares"), [(3, [0.7, 0.2, 0.1]), (3, None), (7, None), (2, [0.999, 0.001])]
+)
+def test_a_batch_of_128_is_128_whatever_the_shards_lengths(size, shares):
+    group = plans("random-partition", size, examples=60_000, batch_size=128, shares=shares)
+    totals = {plan.rank: [share.total for share in plan.epoch(0)] for plan in group}
+    assert all(mine == [128] * 468 + [96] for mine in totals.values())
+    for plan in group:
+        part = 128 * (shares[plan.rank] if shares else 1 / size)
+        counts = [len(share.indices) for share in plan.epoch(0)]
+        assert all(abs(count - part) < 1.5 for count in counts[:-1])
+        assert sum(counts) == len(plan.shard)
 
 
 def test_a_batch_is_cut_into_near_equal_parts():

@@ -14,9 +14,10 @@ import pytest
 import torch
 from shards import rows, table, write
 
+from manyhands import files
 from manyhands.config.options import configure
 from manyhands.data import Stored, Streamed, store
-from manyhands.data.manifest import Manifest, Part, _check_names, file_hash
+from manyhands.data.manifest import Manifest, Part, _check_names
 from manyhands.data.shards import _floats, _whole
 from manyhands.data.spark.statistics import statistics
 from manyhands.data.stored import About
@@ -201,7 +202,7 @@ def test_a_damaged_page_is_refused_even_if_its_hash_is_stated(tmp_path):
     content[4:120] = b"\xff" * 116
     path.write_bytes(content)
     manifest = Manifest.read(shards)
-    parts = [replace(p, sha256=file_hash(shards / p.file)) for p in manifest.parts["train"]]
+    parts = [replace(p, sha256=files.sha256(shards / p.file)) for p in manifest.parts["train"]]
     replace(manifest, parts={**manifest.parts, "train": parts}).write(shards)
     with pytest.raises(DataError, match=r"train-00001.parquet, row group 0, is damaged"):
         store(str(shards), tmp_path / "stored")

@@ -63,6 +63,17 @@ def test_an_empty_part_is_refused(folder) -> None:
         ({"evaluate_every": 0}, "evaluate_every is 0; expected 1 or more"),
         ({"evaluate_every": 2, "target": 0.9}, "the target needs the test set after every epoch"),
         ({"evaluate_every": 2, "target_accuracy": 0.9}, "or add validation"),
+        ({"evaluate_every": "2.5epochs", "target": 0.9}, "or add validation"),
+        ({"evaluate_every": "0steps"}, "evaluate_every is '0steps'; expected a whole number of"),
+        ({"evaluate_every": "0.5"}, "or such as 0.1epochs, 200steps or 10s"),
+        ({"evaluate_every": "2.5steps"}, "evaluate_every is '2.5steps'"),
+        ({"evaluate_every": "-1s"}, "evaluate_every is '-1s'"),
+        ({"evaluate_every": "often"}, "evaluate_every is 'often'"),
+        ({"evaluate_every": True}, "evaluate_every is True; expected a whole number or text"),
+        (
+            {"evaluate_every": "10s", "private": True, "epsilon": 3.0},
+            "evaluate_every is '10s' in a private run",
+        ),
     ],
 )
 def test_refuses(given: dict[str, object], told: str) -> None:

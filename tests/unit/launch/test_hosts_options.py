@@ -10,7 +10,7 @@ from manyhands.errors import ConfigError, LaunchError
 from manyhands.experiments.forecast.predict import expect_measurable
 from manyhands.launch import hosts, stderr_channel
 from manyhands.launch.hosts import Hosts
-from manyhands.launch.lab import Lab, parse_bandwidth
+from manyhands.launch.simulated_cluster import Lab
 from manyhands.launch.status_board import Board
 from manyhands.training.job import Job
 
@@ -94,15 +94,13 @@ def test_in_a_lab_its_hosts_are_used(monkeypatch):
     assert configure({"strategy": "hogwild"}).places is None
 
 
-def test_bandwidths_and_sizes_of_a_lab():
-    assert parse_bandwidth("100Mbit") == 100_000_000
-    assert parse_bandwidth("1.5Gbit") == 1_500_000_000
-    for text in ("100", "fast", "0Mbit", "100MB"):
-        with pytest.raises(ConfigError, match="expected such as 100Mbit"):
-            parse_bandwidth(text)
+def test_sizes_and_bandwidth_of_a_lab():
     for count in (0, 201):
         with pytest.raises(ConfigError, match=f"hosts is {count}"):
             Lab(hosts=count)
+    for bits in (999, 10**16):
+        with pytest.raises(ConfigError, match=f"bandwidth is {bits}"):
+            Lab(hosts=2, bandwidth=bits)
 
 
 def test_only_the_launcher_s_job_is_unpickled():

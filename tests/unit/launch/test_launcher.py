@@ -14,7 +14,13 @@ from manyhands import errors
 from manyhands.config.options import configure
 from manyhands.errors import LaunchError
 from manyhands.launch import host_watchdog, launcher
-from manyhands.launch.failures import ERROR_FILE, report_failure, to_exception, write_failure_note
+from manyhands.launch.failures import (
+    ERROR_FILE,
+    explain_failure,
+    report_failure,
+    to_exception,
+    write_failure_note,
+)
 from manyhands.launch.status_board import Board
 from manyhands.training.job import JOB_FILE, Job
 from manyhands.training.process import joined_main
@@ -38,6 +44,16 @@ HYDRA = "BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n=   PID {} RUNNIN
 PRTE = "prterun noticed that process rank {} with PID 99 on node host exited on signal 9"
 
 
+@pytest.fixture
+def board(tmp_path):
+    """Three workers that have entered, with pids 100 to 102."""
+    board = Board(tmp_path / "board", 3, create=True)
+    for rank in range(3):
+        board.enter(rank)
+        board.rows[rank, 0] = 100 + rank
+    return board
+
+
 @pytest.mark.parametrize(
     ("said", "gone", "dead"),
     [
@@ -50,13 +66,10 @@ PRTE = "prterun noticed that process rank {} with PID 99 on node host exited on 
         ("", None, None),
     ],
 )
-def test_who_died_is_known_by_what_was_seen_and_what_mpiexec_tells(tmp_path, said, gone, dead):
-    board = Board(tmp_path / "board", 3, create=True)
-    for rank in range(3):
-        board.enter(rank)
-        board.rows[rank, 0] = 100 + rank
-    (tmp_path / launcher.LOG_FILE).write_text(said)
-    found = launcher._explain(tmp_path, board, 1, gone)
+def test_who_died_is_known_by_what_was_seen_and_what_mpiexec_tells(
+    tmp_path, board, said, gone, dead
+):
+    found = explain_failure(tmp_path, board, said, 1, gone)
     who = "a worker" if dead is None else f"rank {dead}"
     assert str(found).startswith(f"{who} died without a word")
     assert found.rank == dead
@@ -72,45 +85,30 @@ def test_who_died_is_known_by_what_was_seen_and_what_mpiexec_tells(tmp_path, sai
         (0, HYDRA.format(100), "rank 1 failed"),  # who went first has spoken
     ],
 )
-def test_whose_calls_fail_because_another_died_is_not_told_of(tmp_path, gone, said, told):
+def test_whose_calls_fail_because_another_died_is_not_told_of(tmp_path, board, gone, said, told):
     """Ranks 1 and 0 have noted that MPI failed; rank 2 has said nothing."""
-    board = Board(tmp_path / "board", 3, create=True)
-    for rank in range(3):
-        board.enter(rank)
-        board.rows[rank, 0] = 100 + rank
-    (tmp_path / launcher.LOG_FILE).write_text(said)
     for rank in (1, 0):
         note = {"rank": rank, "kind": "Exception", "message": "a peer is gone", "exit_code": 1}
         write_failure_note(tmp_path, {**note, "traceback": "mpi4py.MPI.Exception: a peer is gone"})
-    assert str(launcher._explain(tmp_path, board, 1, gone)).startswith(told)
+    assert str(explain_failure(tmp_path, board, said, 1, gone)).startswith(told)
 
 
-def test_of_several_who_are_silent_none_is_named_for_another(tmp_path):
+def test_of_several_who_are_silent_none_is_named_for_another(tmp_path, board):
     """Rank 1's MPI failed; nobody saw whether 0 or 2 went first."""
-    board = Board(tmp_path / "board", 3, create=True)
-    for rank in range(3):
-        board.enter(rank)
-        board.rows[rank, 0] = 100 + rank
-    (tmp_path / launcher.LOG_FILE).write_text(HYDRA.format(101))
     note = {"rank": 1, "kind": "Exception", "message": "a peer is gone", "exit_code": 1}
     write_failure_note(tmp_path, {**note, "traceback": "mpi4py.MPI.Exception: a peer is gone"})
-    found = launcher._explain(tmp_path, board, 1, None)
+    found = explain_failure(tmp_path, board, HYDRA.format(101), 1, None)
     assert str(found).startswith("a worker died without a word")
     assert not found.traceback  # such a run may start again
 
 
 @pytest.mark.parametrize("listed", [None, 0, 1, 2])
-def test_who_was_ending_when_mpi_failed_is_named_whoever_is_listed_first(tmp_path, listed):
+def test_who_was_ending_when_mpi_failed_is_named_whoever_is_listed_first(tmp_path, board, listed):
     """Rank 1's MPI failed, and it saw rank 2 without memory; all are dead when it is told."""
-    board = Board(tmp_path / "board", 3, create=True)
-    for rank in range(3):
-        board.enter(rank)
-        board.rows[rank, 0] = 100 + rank
-    (tmp_path / launcher.LOG_FILE).write_text("")
     note = {"rank": 1, "kind": "Exception", "message": "a peer is gone", "exit_code": 1}
     note |= {"traceback": "mpi4py.MPI.Exception: a peer is gone", "ending": [1, 2]}
     write_failure_note(tmp_path, note)
-    assert str(launcher._explain(tmp_path, board, 1, listed)).startswith("rank 2 died")
+    assert str(explain_failure(tmp_path, board, "", 1, listed)).startswith("rank 2 died")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel tells of it on Linux only")
@@ -271,6 +269,8 @@ def test_a_signal_that_a_users_code_takes_during_a_run_stays_its_own(
 def test_workers_are_forked_where_pip_s_mpi_starts_them_all_on_one_host(tmp_path, given, born):
     given = dict(given)
     forks = given.pop("forks", True)
-    line, _ = launcher._command(launch_spec(a_job(tmp_path, **given).config), tmp_path, forks=forks)
+    line, _ = launcher.group_command(
+        launch_spec(a_job(tmp_path, **given).config), tmp_path, forks=forks
+    )
     assert (str(launcher.FORK_CLIENT) in line) == born
     assert ("manyhands.training.process.mpi_main" in line) != born

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from manyhands.data import stored
-from manyhands.errors import LaunchError, ResourceError
+from manyhands.errors import LaunchError, ResourceError, StoppedError, WorkerError
 from manyhands.launch import resources
 from manyhands.launch.failures import describe_failure, to_exception
 from manyhands.launch.mpi_libraries import MPILibrary
@@ -101,3 +101,27 @@ def test_a_bus_error_is_called_too_little_shared_memory(said, monkeypatch):
     assert "/dev/shm has" in resources.crash_cause(said, 1, kills=2)
     assert "for lack of memory" in resources.crash_cause(said, 1, kills=1)
     assert resources.crash_cause("Terminated (signal 15)", 15, kills=2) == ""
+
+
+def _fail(error, *removed):
+    for place in removed:
+        place.rmdir()
+    raise error
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError(2, "No such file"), WorkerError("failed")])
+def test_a_folder_that_is_removed_meanwhile_is_named(error, tmp_path):
+    places = [tmp_path / "job", tmp_path / "run", tmp_path / "never"]
+    for place in places[:2]:
+        place.mkdir()
+    with pytest.raises(type(error)), resources.explain_removed(*places):
+        _fail(error)
+    told = f"^{places[1]} has been removed while the run used it; start the run again"
+    with pytest.raises(ResourceError, match=told), resources.explain_removed(*places):
+        _fail(error, places[1])
+
+
+def test_a_request_to_stop_stays_one_where_a_folder_is_removed(tmp_path):
+    (tmp_path / "job").mkdir()
+    with pytest.raises(StoppedError), resources.explain_removed(tmp_path / "job"):
+        _fail(StoppedError(15, 4, checkpoint=False), tmp_path / "job")

@@ -18,8 +18,8 @@ pytestmark = pytest.mark.skipif(not Path(shm_cleanup.SHARED).is_dir(), reason="n
 
 LAUNCHER = """
 import sys, time
-from manyhands.launch.shm_cleanup import cleanup_if_killed
-with cleanup_if_killed():
+from manyhands.launch.scratch import private_folder
+with private_folder():
     open(sys.argv[1], "w").close()
     print("there", flush=True)
     sys.stdin.readline()

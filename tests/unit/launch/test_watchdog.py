@@ -75,14 +75,16 @@ def test_what_was_there_before_and_what_users_have_is_spared(board, tmp_path):
         folder.rmdir()
 
 
-def test_maps_are_read_only_as_long_as_a_new_file_may_be_a_workers(board, tmp_path, monkeypatch):
+def test_maps_are_read_only_as_long_as_a_new_file_may_be_a_workers(
+    board, tmp_path, monkeypatch, let_pass
+):
     read, listed = [], ["/dev/shm/old"]
     monkeypatch.setattr(guards, "_segments", lambda pid: read.append(pid) or set())
     monkeypatch.setattr(shm_cleanup, "list_segments", lambda: list(listed))
 
     def looked(guard):
         read.clear()
-        guard._checked = 0.0  # long ago
+        let_pass(1)
         guard.check()
         return read
 
@@ -94,7 +96,7 @@ def test_maps_are_read_only_as_long_as_a_new_file_may_be_a_workers(board, tmp_pa
         listed.append("/dev/shm/mpich_shm_new")
         assert looked(guard) == [os.getpid()]
         assert looked(guard) == [os.getpid()]
-        guard._unclaimed_until = 0.0
+        let_pass(3)
         assert not looked(guard)
         enter(board, 1, os.getppid(), "gradient")  # made before anybody knew who this is
         assert set(looked(guard)) == {os.getpid(), os.getppid()}
@@ -354,12 +356,12 @@ def test_a_signal_before_the_first_step_ends_at_once(board, tmp_path, signum):
     assert signal.getsignal(signum) == before
 
 
-def test_a_group_that_was_ended_while_it_started_is_not_waited_for(board, tmp_path, monkeypatch):
+def test_a_group_that_was_ended_while_it_started_is_not_waited_for(board, tmp_path, let_pass):
     """A process that is only being started may miss what ends the others."""
     with Watchdog(board, tmp_path, 100, end=lambda: None, end_early=True) as guard:
         os.kill(os.getpid(), signal.SIGTERM)
         assert not guard.overdue()
-        monkeypatch.setattr("manyhands.launch.watchdog._LEAVING", -1.0)
+        let_pass(4)
         assert guard.overdue()
 
 
@@ -385,11 +387,9 @@ def test_a_signal_that_nohup_ignores_stays_ignored(board, tmp_path):
 
 @pytest.mark.parametrize("failed", [False, True])
 def test_an_mpiexec_that_does_not_end_after_its_workers_is_not_waited_for(
-    board, tmp_path, monkeypatch, failed
+    board, tmp_path, let_pass, failed
 ):
     """They are gone, having been asked to stop; or one has failed, and the others hang in MPI."""
-    monkeypatch.setattr(guards, "_LEAVING", 0.0)
-    monkeypatch.setattr(guards, "_ABORTING", 0.0)
     pid = os.getpid() if failed else 2**22 + 1
     for rank in range(2):
         enter(board, rank, pid, "checkpoint", step=4)
@@ -397,42 +397,39 @@ def test_an_mpiexec_that_does_not_end_after_its_workers_is_not_waited_for(
         assert not guard.overdue()
         if not failed:
             board.request_stop(signal.SIGTERM)
-        guard.overdue(failed=failed)
-        time.sleep(0.01)
+        assert not guard.overdue(failed=failed)
+        let_pass(11 if failed else 4)
         assert guard.overdue(failed=failed)
 
 
-def test_who_never_enters_is_not_waited_for_for_ever(board, tmp_path):
+def test_who_never_enters_is_not_waited_for_for_ever(board, tmp_path, let_pass):
     board.announce(0)
     with Watchdog(board, tmp_path, 100, end=lambda: None, start=10) as guard:
         guard.check()
-        guard._begun -= 50
-        guard._checked = 0.0
+        let_pass(50)
         with pytest.raises(WorkerError, match=r"rank 0 \(in start, .*, rank 1 \(not heard of\)"):
             guard.check()
         board.note(0, 0, "load")  # data that is sent is a sign of life for all
-        guard._checked = 0.0
+        let_pass(1)
         guard.check()
         board.announce(0)
-        guard._checked = 0.0
+        let_pass(1)
         guard.check()
         enter(board, 0, os.getpid(), "load")
         enter(board, 1, os.getpid(), "load")
-        guard._begun -= 50
-        board.rows[:, 4] -= 50
-        guard._checked = 0.0
+        let_pass(50)
         guard.check()  # all are there: the timeout alone counts
 
 
-def test_who_waits_for_one_that_still_imports_does_not_hang(board, tmp_path):
+def test_who_waits_for_one_that_still_imports_does_not_hang(board, tmp_path, let_pass):
     enter(board, 0, 2**22 + 1, "tune")
-    board.rows[0, 4] -= 50
+    let_pass(50)
     board.announce(1)
     board.rows[1, 0] = 2**22 + 1  # nobody's, so that nobody is asked for a stack
     with Watchdog(board, tmp_path, 10, end=lambda: None, start=200) as guard:
         guard.check()
         enter(board, 1, 2**22 + 1, "tune")
-        guard._checked = 0.0
+        let_pass(1)
         with pytest.raises(WorkerError, match=r"no word for 10 s"):
             guard.check()
 
@@ -440,10 +437,17 @@ def test_who_waits_for_one_that_still_imports_does_not_hang(board, tmp_path):
 def test_an_event_that_is_half_written_is_told_with_the_next_beat(board, tmp_path):
     log = tmp_path / "log"
     events = tmp_path / EVENTS_FILE
+    told = []
     with log.open("wb") as file:
         heart = HostWatchdog(tmp_path, 2, tmp_path, 100, file.fileno())
-        for text in ('{"epoch": 1}\n{"epo', 'ch": 2}\n{broken}\n', '{"epoch": 3}\n'):
+        heart.start()
+        texts = ('{"epoch": 1}\n{"epo', 'ch": 2}\n{broken}\n', '{"epoch": 3}\n')
+        for number, text in enumerate(texts, 1):
             with events.open("a") as end:
                 end.write(text)
-            heart._send_heartbeat(file.fileno())
-    assert [value["epoch"] for _, value in Listener(log).read()] == [1, 2, 3]
+            deadline = time.monotonic() + 60
+            while len(told) < number and time.monotonic() < deadline:
+                time.sleep(0.01)
+                told = [value["epoch"] for _, value in Listener(log).read()]
+        heart.stop()
+    assert told == [1, 2, 3]

@@ -10,8 +10,9 @@ from torch.optim import lr_scheduler
 
 import manyhands as mh
 from manyhands.config.options import configure
+from manyhands.config.run import SCHEDULES
 from manyhands.errors import ConfigError
-from manyhands.model.lr_schedule import KINDS, Rate, lr_scale, tabulate
+from manyhands.model.lr_schedule import Rate, lr_scale, tabulate
 
 
 def test_cosine_is_torch_s() -> None:
@@ -37,7 +38,7 @@ def test_factors(kind: str, factors: list[float]) -> None:
     assert [Rate(kind, steps=4).at(step) for step in range(4)] == pytest.approx(factors)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SCHEDULES)
 def test_warms_up_from_above_zero_to_the_full_rate(kind: str) -> None:
     rate = Rate(kind, warmup=0.25, steps=40, scale=3.0)
     rising = [rate.at(step) for step in range(11)]

@@ -7,7 +7,7 @@ import pytest
 from manyhands.config.options import configure
 from manyhands.privacy.ledger import Ledger
 from manyhands.privacy.terms import REDACTED
-from manyhands.training.run import write_failure
+from manyhands.training.failure_record import write_failure
 from manyhands.worker.clock import Clock
 
 TERMS = {"steps": 40, "rate": 0.01, "noise_multiplier": 1.1, "clip": 0.1, "delta": 1e-5}

@@ -10,7 +10,7 @@ import torch
 from mpi4py import MPI
 
 from manyhands import errors
-from manyhands.comm.alone import SingleProcess
+from manyhands.comm.single_process import SingleProcess
 from manyhands.config.options import configure
 from manyhands.errors import ConfigError, ShortHandedError, TooFewError, WorkerError
 from manyhands.launch import launcher

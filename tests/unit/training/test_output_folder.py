@@ -219,6 +219,8 @@ def test_a_folder_that_cannot_be_made_is_refused_before_the_work(tmp_path):
     for path in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(ConfigError, match=r"cannot be made: .*file is not a folder"):
             output_folder.check_writable(path)
+    with pytest.raises(ConfigError, match="cannot be made: File name too long"):
+        output_folder.check_writable(tmp_path / ("a" * 300))
 
 
 def test_a_link_to_nothing_is_called_so(tmp_path):

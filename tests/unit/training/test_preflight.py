@@ -12,8 +12,7 @@ from torch import nn
 import manyhands as mh
 from manyhands.cli.app import main
 from manyhands.config.run import MODELS, SMALLEST_PICTURES
-from manyhands.data import room
-from manyhands.errors import ConfigError, LaunchError
+from manyhands.errors import ConfigError
 from manyhands.model import zoo
 from manyhands.strategies import STRATEGIES
 
@@ -59,6 +58,19 @@ def test_the_default_model_and_blobs(capsys: pytest.CaptureFixture[str]) -> None
         main(["train", "--data", "blobs", "--output", "out"])
     assert ended.value.code == 2
     assert "model is 'cnn', which takes square pictures" in capsys.readouterr().err
+    assert not Path("out").exists()
+
+
+def test_more_masters_than_layers_and_workers_to_be_measured(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["--data=blobs", "--model=logistic", "--strategy=server", "--masters=2"]
+    with pytest.raises(SystemExit) as ended:
+        main(["train", *words, "--workers=auto", "--output", "out"])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert "masters is 2, but the model has 1 layer" in said
+    assert "measuring" not in said
     assert not Path("out").exists()
 
 
@@ -203,42 +215,3 @@ def test_a_loss_of_another_number_of_arguments(loss: Any, told: str) -> None:
 def test_a_loss_class_by_its_place() -> None:
     told = "loss is the class CrossEntropyLoss; expected an object of it"
     refused(told, network(), mh.Data((X, Y)), loss="torch.nn:CrossEntropyLoss")
-
-
-# A layer of 7,000 parameters: 28 kB for each worker, as much for gradients, for each moment too.
-@pytest.mark.parametrize(
-    ("optimizer", "workers", "need"),
-    [("sgd", 1, 84_000), ("sgd", 3, 252_000), ("adam", 2, 224_000)],
-)
-def test_a_model_that_the_memory_cannot_hold(
-    optimizer: str,
-    workers: int,
-    need: int,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    def fit() -> None:
-        given = {"optimizer": optimizer, "workers": workers, "progress": False}
-        mh.fit(nn.Linear(6, 1000), mh.Data((X, Y)), **given)
-
-    def started(*_: object) -> None:
-        raise ConfigError("the workers were started")
-
-    monkeypatch.setattr("manyhands.launch.launcher.launch", started)
-    monkeypatch.setattr(room, "free_memory", lambda: need - 1)
-    monkeypatch.setattr(room, "whole_memory", lambda: need - 1)
-    told = (
-        f"workers is {workers}, .* take at least {need / 1000:.1f} kB of memory, but this machine"
-    )
-    with pytest.raises(LaunchError, match=told):
-        fit()
-    monkeypatch.setattr(room, "whole_memory", lambda: need)
-    with pytest.raises(ConfigError, match="the workers were started"):
-        fit()
-    assert f"{need / 1000:.1f} kB of memory, but {(need - 1) / 1000:.1f} kB is free" in (
-        capsys.readouterr().err
-    )
-    monkeypatch.setattr(room, "free_memory", lambda: need)
-    with pytest.raises(ConfigError, match="the workers were started"):
-        fit()
-    assert capsys.readouterr().err == ""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
 from manyhands.config.options import configure
+from manyhands.launch.status_board import Note
 from manyhands.training import progress
 from manyhands.training.progress import Lines, Progress
 from manyhands.worker.clock import Epoch, Interval
@@ -16,6 +18,14 @@ def epoch(number: int, *, loss: float | None = 30.0, **more: Any) -> dict[str, A
     """Return what rank 0 announces after an epoch of 60 examples."""
     found: dict[str, Any] = {"epoch": number, "seconds": 2.5, "test_loss": None, "test_metrics": {}}
     return found | {"workers": [[loss, 50, 60], [90.0, 50, 60]]} | more
+
+
+# An epoch's seconds are those since the run began: 2.5 s for one, two and three epochs.
+PACES = (
+    ", 48 examples/s, about 5 s left",
+    ", 96 examples/s, about 1 s left",
+    ", 144 examples/s",
+)
 
 
 @pytest.fixture
@@ -38,22 +48,36 @@ def test_without_a_terminal_there_is_a_line_an_epoch(
     assert err.splitlines() == [
         "sync × 2: starting",
         *(
-            f"epoch {n} of 3: 2.5 s, loss 0.5, test accuracy 90.00 %, test loss 0.25"
-            for n in (1, 2, 3)
+            f"epoch {n} of 3: 2.5 s, loss 0.5, test accuracy 90.00 %, test loss 0.25{pace}"
+            for n, pace in zip((1, 2, 3), PACES, strict=True)
         ),
     ]
 
 
-def test_there_is_one_line_a_second_and_the_last_is_not_lost(
+def test_no_epoch_is_left_out_however_short(
     capsys: pytest.CaptureFixture[str], now: list[float]
 ) -> None:
     with Progress(configure({"epochs": 100}), shown=None) as bar:
         for number in range(1, 101):
             now[0] += 0.1
             bar.watch([], [epoch(number)])
-    said = capsys.readouterr().err.splitlines()
-    assert 10 <= len(said) <= 12
-    assert said[-1].startswith("epoch 100 of 100: ")
+    shown = capsys.readouterr().err.splitlines()[1:]
+    assert [line.partition(":")[0] for line in shown] == [
+        f"epoch {n} of 100" for n in range(1, 101)
+    ]
+
+
+def test_of_steps_within_a_second_the_last_is_shown(
+    capsys: pytest.CaptureFixture[str], now: list[float]
+) -> None:
+    lines = Lines()
+    lines.print("starting", keep=True)
+    for step in range(10):
+        lines.print(f"step {step}")
+    lines.print("epoch", keep=True)
+    lines.print("step 10")
+    lines.flush()
+    assert capsys.readouterr().err.splitlines() == ["starting", "epoch", "step 10"]
 
 
 def test_a_line_that_waits_is_printed_when_it_is_time(
@@ -94,3 +118,38 @@ def test_who_wants_nothing_sees_nothing(capsys: pytest.CaptureFixture[str]) -> N
     with Progress(configure({}), shown=False) as bar:
         bar.watch([], [epoch(1), Epoch(1).status(3, 12)])
     assert capsys.readouterr() == ("", "")
+
+
+def test_a_terminal_shows_loss_accuracy_and_pace(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    with Progress(configure({"workers": 2, "epochs": 3, "batch_size": 64}), shown=True) as bar:
+        moment = {"epoch": 0.5, "steps": 9, "test_loss": 0.25, "test_metrics": {"accuracy": 0.9}}
+        bar.watch([], [{"evaluation": moment}])
+        task = bar.bar.tasks[bar.task]
+        for step in (10, 20, 30):
+            notes = [Note(rank, None, step + rank, 100, "compute", 0.0) for rank in (0, 1)]
+            bar.watch(notes, [])
+        parts = task.fields["state"].split(" · ")
+        assert parts[0] == "step 30/100"
+        assert parts[1:3] == ["test loss 0.25", "accuracy 90.00 %"]
+        assert re.fullmatch(r"[\d,]+ examples/s", parts[3])
+    assert "examples/s" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("strategy", "each"), [("sync", 16), ("averaging", 16), ("server", 64)])
+def test_a_step_of_a_worker_has_its_share_of_the_batch(strategy: str, each: int) -> None:
+    config = configure({"strategy": strategy, "workers": 4, "batch_size": 64})
+    assert Progress(config, shown=False).per_step == each
+
+
+def test_a_private_run_says_nothing_of_its_pace() -> None:
+    rows = [[None, None, 60], [None, None, 58]]
+    assert progress.pace({"epoch": 1, "seconds": 2.0, "workers": rows}, 3) == ""
+
+
+def test_the_loss_of_an_epoch_is_a_mean() -> None:
+    assert progress.judge(epoch(1)) == {"loss": "loss 0.5"}
+    assert progress.judge(epoch(1, loss=None)) == {}
+    assert progress.judge({"lost": [1], "workers": 3}) == {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import random
 from collections.abc import Callable
 
@@ -11,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyhands.config import parse
 from manyhands.config.options import configure
 from manyhands.config.parse import Slow, parse_slow
 from manyhands.data.partition import apportion
@@ -20,7 +18,6 @@ from manyhands.errors import ConfigError
 from manyhands.experiments.sweep.plan import make_schedule
 from manyhands.experiments.sweep.spec import Experiment
 from manyhands.strategies import STRATEGIES
-from manyhands.worker import balancing
 from manyhands.worker.balancing import FIRST, GAIN, LEAST, WINDOW, Balance, Line, fastest, fitted
 
 Need = Callable[[int], float]
@@ -298,8 +295,3 @@ def test_a_sweep_leaves_its_baseline_alone() -> None:
     assert told == [
         ("sequential", "none", None), ("sync", "none", "1:3"), ("sync", "speed", "1:3"),
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize("module", [balancing, parse])
-def test_examples_run(module: object) -> None:
-    assert doctest.testmod(module).failed == 0  # type: ignore[arg-type]

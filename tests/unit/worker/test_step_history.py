@@ -1,6 +1,5 @@
 """What grows with every step is in files: memory and checkpoints stay as they are."""
 
-import doctest
 import json
 import os
 
@@ -11,16 +10,12 @@ from safetensors.torch import save
 from test_lifecycle import working
 
 from manyhands.training.process import measurements
-from manyhands.worker import columns, step_history
+from manyhands.worker import step_history
 from manyhands.worker.checkpoint import format
 from manyhands.worker.checkpoint.capture import capture, restore
 from manyhands.worker.checkpoint.format import Checkpoint, CheckpointPart, Writer
 from manyhands.worker.clock import Clock
-from manyhands.worker.columns import BLOCK, Column, StepFile
-
-
-def test_doctests_pass():
-    assert doctest.testmod(columns).failed == 0
+from manyhands.worker.step_file import BLOCK, Column, StepFile
 
 
 def after(steps, folder=None, **given):
@@ -145,7 +140,7 @@ def test_a_checkpoint_of_an_older_version_has_all_of_its_history(tmp_path):
 
 def test_a_checkpoint_is_written_after_the_history_it_refers_to(tmp_path):
     order = []
-    part = CheckpointPart({}, {}, sync=lambda: order.append(sorted(os.listdir(tmp_path))))
+    part = CheckpointPart({}, {}, sync=(lambda: order.append(sorted(os.listdir(tmp_path))),))
     format._write_part(tmp_path, 0, part)
     assert order == [[]]
 

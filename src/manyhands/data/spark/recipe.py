@@ -9,18 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from manyhands.errors import ConfigError, nearest
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from manyhands.files import read_toml
 
 # What each kind takes as its value, in words; all but `join` take nothing beside it.
 KINDS = {
@@ -87,12 +82,12 @@ class Recipe:
         """Return the file and line of a step, or of an expression in it, for a message."""
         lines = self.text.splitlines()
         following = [s.line for s in self.steps if s.line > step.line] or [len(lines) + 1]
-        found = step.line
+        line = step.line
         for number in range(step.line, following[0]):
             if expression and expression in lines[number - 1]:
-                found = number
+                line = number
                 break
-        return f"{self.path}, line {found}"
+        return f"{self.path}, line {line}"
 
 
 def read_recipe(path: Path) -> Recipe:
@@ -102,35 +97,29 @@ def read_recipe(path: Path) -> Recipe:
         ConfigError: If there is no such file, or something in it is unknown, missing or of the
             wrong kind; with its line where it has one.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-        given = tomllib.loads(text)
-    except FileNotFoundError:
-        raise ConfigError(f"there is no recipe {str(path)!r}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is no valid TOML: {error}") from None
-    _known(given, _TOP, str(path))
+    text, table = read_toml(path, "recipe")
+    _known(table, _TOP, str(path))
     for name in ("name", "id", "label", "sources", "steps"):
-        if not given.get(name):
+        if not table.get(name):
             raise ConfigError(f"{path} has no {name}; every recipe needs one")
-    ids = [given["id"]] if isinstance(given["id"], str) else given["id"]
-    if not _texts(ids) or not all(isinstance(given[n], str) for n in ("name", "label")):
+    ids = [table["id"]] if isinstance(table["id"], str) else table["id"]
+    if not _texts(ids) or not all(isinstance(table[n], str) for n in ("name", "label")):
         raise ConfigError(f"{path}: expected name and label as text, id as columns' names")
-    persist, rows = given.get("persist", "MEMORY_AND_DISK"), given.get("rows_per_part", 1 << 17)
+    persist, rows = table.get("persist", "MEMORY_AND_DISK"), table.get("rows_per_part", 1 << 17)
     check_persist(persist, str(path))
     if not isinstance(rows, int) or rows < 1:
         raise ConfigError(f"{path}: rows_per_part is {rows!r}; expected 1 or more")
     recipe = Recipe(
         path=path,
         text=text,
-        name=given["name"],
+        name=table["name"],
         id=ids,
-        label=given["label"],
-        classes=given.get("classes"),
+        label=table["label"],
+        classes=table.get("classes"),
         persist=persist,
         rows_per_part=rows,
-        sources={name: _source(name, said, path) for name, said in given["sources"].items()},
-        steps=_steps(given["steps"], text, path),
+        sources={name: _source(name, source, path) for name, source in table["sources"].items()},
+        steps=_steps(table["steps"], text, path),
     )
     _check_order(recipe)
     return recipe
@@ -145,8 +134,8 @@ def check_persist(persist: object, where: str) -> None:
         )
 
 
-def _known(given: Mapping[str, Any], names: Collection[str], where: str) -> None:
-    for name in given:
+def _known(table: Mapping[str, Any], names: Collection[str], where: str) -> None:
+    for name in table:
         if name not in names:
             raise ConfigError(
                 f"{where}: unknown key {name!r}; expected {', '.join(names)}.{nearest(name, names)}"
@@ -157,42 +146,42 @@ def _texts(value: object) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(v, str) for v in value)
 
 
-def _source(name: str, said: Any, path: Path) -> Source:
+def _source(name: str, table: Any, path: Path) -> Source:
     where = f"{path}: sources.{name}"
-    if not isinstance(said, dict) or not isinstance(said.get("path"), str):
+    if not isinstance(table, dict) or not isinstance(table.get("path"), str):
         raise ConfigError(f"{where} has no path")
-    _known(said, _SOURCE, where)
-    ending = re.sub(r"\.(zip|gz|bz2)$", "", said["path"]).rpartition(".")[2].lower()
-    kind = said.get("format", {"jsonl": "json", "ndjson": "json"}.get(ending, ending))
+    _known(table, _SOURCE, where)
+    ending = re.sub(r"\.(zip|gz|bz2)$", "", table["path"]).rpartition(".")[2].lower()
+    kind = table.get("format", {"jsonl": "json", "ndjson": "json"}.get(ending, ending))
     if kind not in FORMATS:
         raise ConfigError(
-            f"{where}: the format of {said['path']!r} is not known by its ending; add format = "
+            f"{where}: the format of {table['path']!r} is not known by its ending; add format = "
             f"one of {', '.join(FORMATS)}"
         )
-    options = {key: said[key] for key in _SOURCE[2:] if key in said}
+    options = {key: table[key] for key in _SOURCE[2:] if key in table}
     if kind != "csv" and {"null", "header", "delimiter"} & set(options):
         raise ConfigError(f"{where}: null, header and delimiter are of csv, not of {kind}")
-    return Source(name=name, path=said["path"], format=kind, options=options)
+    return Source(name=name, path=table["path"], format=kind, options=options)
 
 
-def _steps(given: Any, text: str, path: Path) -> list[Step]:
+def _steps(tables: Any, text: str, path: Path) -> list[Step]:
     lines = [n for n, line in enumerate(text.splitlines(), 1) if line.strip() == "[[steps]]"]
-    if not isinstance(given, list) or len(lines) != len(given):
+    if not isinstance(tables, list) or len(lines) != len(tables):
         raise ConfigError(f"{path}: expected the steps as [[steps]], each on a line of its own")
-    return [_step(said, line, path) for said, line in zip(given, lines, strict=True)]
+    return [_step(table, line, path) for table, line in zip(tables, lines, strict=True)]
 
 
-def _step(said: dict[str, Any], line: int, path: Path) -> Step:
+def _step(table: dict[str, Any], line: int, path: Path) -> Step:
     where = f"{path}, line {line}"
-    kinds = [key for key in said if key in KINDS]
-    beside = {key: said[key] for key in said if key not in kinds}
+    kinds = [key for key in table if key in KINDS]
+    beside = {key: table[key] for key in table if key not in kinds}
     if len(kinds) != 1:
         unknown = next(iter(beside), "nothing")
         raise ConfigError(
             f"{where}: a step has one of {', '.join(KINDS)}; this one has "
             f"{' and '.join(kinds) or unknown}.{nearest(unknown, KINDS)}"
         )
-    kind, value = kinds[0], said[kinds[0]]
+    kind, value = kinds[0], table[kinds[0]]
     _known(beside, ("on", "take", "how") if kind == "join" else (), where)
     fits = {
         "select": _texts(value),

@@ -35,8 +35,8 @@ def java_version() -> int | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    found = re.search(r'version "(?:1\.)?(\d+)', done.stderr + done.stdout)
-    return int(found[1]) if found else None
+    match = re.search(r'version "(?:1\.)?(\d+)', done.stderr + done.stdout)
+    return int(match[1]) if match else None
 
 
 def require_spark() -> None:
@@ -45,13 +45,13 @@ def require_spark() -> None:
         import pyspark  # noqa: F401
     except ModuleNotFoundError:
         raise ConfigError(
-            "prepare needs Spark, which is not installed: pip install 'manyhands[spark]'"
+            "prepare needs Spark, which is not installed: pip install '.[spark]' in the checkout"
         ) from None
     version = java_version()
     if version is None or version < JAVA:
-        found = "there is none" if version is None else f"this is Java {version}"
+        installed = "there is none" if version is None else f"this is Java {version}"
         raise ConfigError(
-            f"prepare needs Java {JAVA} or newer, and {found} (JAVA_HOME, then PATH): "
+            f"prepare needs Java {JAVA} or newer, and {installed} (JAVA_HOME, then PATH): "
             f"apt install openjdk-{JAVA}-jre-headless, or brew install openjdk@{JAVA}"
         )
 
@@ -187,7 +187,7 @@ def _java_alive(seconds: float) -> bool:
 def shorten_message(message: str) -> str:
     r"""Return Spark's message without error classes, plans and stack traces.
 
-    >>> shortened("[UNRESOLVED_COLUMN] No `x`. SQLSTATE: 42703; line 1 pos 0;\n'Project …")
+    >>> shorten_message("[UNRESOLVED_COLUMN] No `x`. SQLSTATE: 42703; line 1 pos 0;\n'Project …")
     'No `x`.'
     """
     causes = re.findall(

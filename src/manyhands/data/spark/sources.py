@@ -37,13 +37,13 @@ def locate(source: Source, recipe: Recipe, unpacked: Path, *, local: bool) -> st
 
 def _package_file(spec: str, where: str) -> Path:
     package, _, inside = spec.partition("/")
-    found = importlib.util.find_spec(package)
-    if found is None or not found.submodule_search_locations:
+    located = importlib.util.find_spec(package)
+    if located is None or not located.submodule_search_locations:
         raise ConfigError(
             f"{where} is in the Python package {package}, which is not installed: "
             f"pip install {package}"
         )
-    return Path(next(iter(found.submodule_search_locations))) / inside
+    return Path(next(iter(located.submodule_search_locations))) / inside
 
 
 def _unpack(path: Path, folder: Path, where: str) -> Path:
@@ -65,20 +65,20 @@ def infers_types(source: Source) -> bool:
 
 def table(spark: Any, source: Source, address: str, recipe: Recipe) -> Any:
     """Return a source as a DataFrame; an unreadable record ends the preparation."""
-    said = source.options
+    options = source.options
     reader = spark.read.format(source.format)
     if source.format in ("csv", "json"):
         reader = reader.option("mode", "FAILFAST")
     if source.format == "csv":
-        reader = reader.option("header", said.get("header", True))
+        reader = reader.option("header", options.get("header", True))
         # Without this a column of another name, or a row too short, would go unnoticed.
         reader = reader.option("enforceSchema", False).option("columnPruning", False)
-        reader = reader.option("inferSchema", "schema" not in said)
-        if "null" in said:
-            reader = reader.option("nullValue", said["null"])
-        if "delimiter" in said:
-            reader = reader.option("delimiter", said["delimiter"])
+        reader = reader.option("inferSchema", "schema" not in options)
+        if "null" in options:
+            reader = reader.option("nullValue", options["null"])
+        if "delimiter" in options:
+            reader = reader.option("delimiter", options["delimiter"])
     with explain_spark_errors(f"{recipe.path}: sources.{source.name}"):
-        if "schema" in said:
-            reader = reader.schema(said["schema"])
+        if "schema" in options:
+            reader = reader.schema(options["schema"])
         return reader.load(address)

@@ -37,12 +37,12 @@ def statistics(folder: Path, manifest: Manifest) -> dict[str, dict[str, float]]:
     for group in reader.groups("train"):
         x = reader.read(group).x.astype(np.float64)  # (rows, features)
         whole = [merge_moments([*whole, moments(x)])]
-    said = whole[0]
+    row = whole[0]
     columns = {
-        "mean": said.mean,
-        "std": np.sqrt(said.variance),
-        "min": said.least,
-        "max": said.most,
+        "mean": row.mean,
+        "std": np.sqrt(row.variance),
+        "min": row.least,
+        "max": row.most,
     }
     return {
         name: {word: float(values[number]) for word, values in columns.items()}

@@ -194,14 +194,14 @@ def _impute(frame: DataFrame, step: Step, run: RecipeRun) -> DataFrame:
         elif how == "mode":
             wanted[column] = F.mode(column)
     if wanted:
-        found = _training(frame).agg(*(w.alias(c) for c, w in wanted.items())).first()
+        row = _training(frame).agg(*(w.alias(c) for c, w in wanted.items())).first()
         for column in wanted:
-            if found is None or found[column] is None:
+            if row is None or row[column] is None:
                 raise DataError(
                     f"{run.recipe.place(step, column)}: {column} has no value on the training "
                     "side to fill gaps with"
                 )
-            values[column] = found[column]
+            values[column] = row[column]
             run.learned.append(f"impute: {step.value[column]} of {column}")
     return frame.withColumns(
         {column: F.coalesce(F.col(column), F.lit(value)) for column, value in values.items()}
@@ -212,26 +212,26 @@ def _vocabularies(frame: DataFrame, step: Step, run: RecipeRun) -> dict[str, lis
     """Return each column's values: as declared, or those of the training side in their order."""
     _expect_columns(step.value, frame, step, run)
     learn = [column for column, values in step.value.items() if values == "learn"]
-    found: Any = None
+    row: Any = None
     if learn:
-        found = _training(frame).agg(*(F.collect_set(c).alias(c) for c in learn)).first()
+        row = _training(frame).agg(*(F.collect_set(c).alias(c) for c in learn)).first()
         run.learned += [f"{step.kind}: values of {column}" for column in learn]
-    return {c: sorted(found[c]) if c in learn else v for c, v in step.value.items()}
+    return {c: sorted(row[c]) if c in learn else v for c, v in step.value.items()}
 
 
 def _one_hot(frame: DataFrame, step: Step, run: RecipeRun) -> DataFrame:
     """Replace a column by one for each value; what is not among them has zeros in all."""
-    found, columns = _vocabularies(frame, step, run), []
+    vocabularies, columns = _vocabularies(frame, step, run), []
     for name in frame.columns:
         column = F.col(f"`{name}`")
-        if name not in found:
+        if name not in vocabularies:
             columns.append(column)
             continue
         columns += [
             F.coalesce((column == F.lit(v)).cast("float"), F.lit(0.0).cast("float")).alias(
                 f"{name}={v}"
             )
-            for v in found[name]
+            for v in vocabularies[name]
         ]
     return frame.select(*columns)
 
@@ -250,16 +250,16 @@ def _standardise(frame: DataFrame, step: Step, run: RecipeRun) -> DataFrame:
     """Bring columns to mean 0 and deviation 1, or what lies within bounds to -1 … 1."""
     _expect_columns(step.value, frame, step, run)
     learn = [column for column, bounds in step.value.items() if bounds == "learn"]
-    found: Any = {}
+    row: Any = {}
     if learn:
         sums = [f(c).alias(f"{f.__name__} {c}") for c in learn for f in (F.avg, F.stddev_pop)]
-        found = _training(frame).agg(*sums).first()
+        row = _training(frame).agg(*sums).first()
         run.learned += [f"standardise: mean and deviation of {column}" for column in learn]
     scaled = {}
     for column, bounds in step.value.items():
         value = F.col(column).cast("double")
         if bounds == "learn":
-            mean, deviation = found[f"avg {column}"], found[f"stddev_pop {column}"]
+            mean, deviation = row[f"avg {column}"], row[f"stddev_pop {column}"]
             scaled[column] = (value - F.lit(mean)) / F.lit(deviation or 1.0)
         else:
             low, high = map(float, bounds)

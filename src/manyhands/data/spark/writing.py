@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from manyhands import files
 from manyhands.data.manifest import KEY as KEY_COLUMN
-from manyhands.data.manifest import LABEL, Part, file_hash
+from manyhands.data.manifest import LABEL, Part
 from manyhands.data.spark.steps import KEY, TEST, RecipeRun, unit_hash
 from manyhands.errors import DataError, nearest
 from manyhands.launch.resources import LEAST_SPACE, size_text
@@ -117,8 +118,8 @@ def _by_side(rows: Sequence[Any], made: Labelled) -> dict[str, Any]:
         mine = [row for row in rows if row[TEST] == test]
         counts[side] = sum(row["rows"] for row in mine)
         if made.classes is not None:
-            found = {row[LABEL]: row["rows"] for row in mine}
-            counts[f"{side}_classes"] = [found.get(c, 0) for c in range(len(made.classes))]
+            rows_of = {row[LABEL]: row["rows"] for row in mine}
+            counts[f"{side}_classes"] = [rows_of.get(c, 0) for c in range(len(made.classes))]
     return counts
 
 
@@ -220,12 +221,12 @@ def gather(written: Path, folder: Path) -> dict[str, list[Part]]:
     """Rename the files that Spark wrote as parts, and hash them."""
     parts: dict[str, list[Part]] = {}
     for side, test in (("train", "false"), ("test", "true")):
-        found = sorted(
+        listed = sorted(
             (int(path.parent.name.partition("=")[2]), path)
             for path in written.glob(f"__side={test}/__part=*/*.parquet")
         )
         parts[side] = []
-        for number, (_, path) in enumerate(found):
+        for number, (_, path) in enumerate(listed):
             target = folder / f"{side}-{number:05d}.parquet"
             shutil.move(path, target)
             parts[side].append(_part(target))
@@ -236,4 +237,4 @@ def _part(path: Path) -> Part:
     import pyarrow.parquet
 
     rows = pyarrow.parquet.read_metadata(path).num_rows
-    return Part(file=path.name, rows=rows, bytes=path.stat().st_size, sha256=file_hash(path))
+    return Part(file=path.name, rows=rows, bytes=path.stat().st_size, sha256=files.sha256(path))

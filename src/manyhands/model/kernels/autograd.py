@@ -28,8 +28,8 @@ def warm_up() -> threading.Thread:
     """
     with torch.enable_grad():
         leaf = torch.zeros((), device="cpu", requires_grad=True)
-        given = (leaf + leaf, torch.ones((), device="cpu"))
-    started = threading.Thread(target=backward_from, args=given, name="waking")
+        arguments = (leaf + leaf, torch.ones((), device="cpu"))
+    started = threading.Thread(target=backward_from, args=arguments, name="waking")
     started.start()
     return started
 
@@ -63,10 +63,10 @@ def gradients(
     """
     _check(y, gradient)
     run = _engine.run_backward if y.is_cpu else _run_elsewhere
-    found: tuple[Tensor, ...] = run(
+    computed: tuple[Tensor, ...] = run(
         (y,), (gradient,), False, False, tuple(inputs), unused, accumulate_grad=False
     )
-    return found
+    return computed
 
 
 def _check(y: Tensor, gradient: Tensor) -> None:

@@ -42,7 +42,7 @@ def units(module: nn.Module, *, fuse: bool = True) -> list[Unit]:
 
     With `fuse`, a convolution and the pooling behind it are one: nobody may look between them.
     """
-    found: list[Unit] = []
+    listed: list[Unit] = []
     fused: set[int] = set()
     pairs = _pairs(list(_chain(module))) if fuse else ()
     behind = {id(conv): pool for conv, pool in pairs}
@@ -50,10 +50,10 @@ def units(module: nn.Module, *, fuse: bool = True) -> list[Unit]:
         if _convolves(layer):
             pool = behind.get(id(layer))
             fused.add(id(pool))
-            found.append(Unit(name, layer, pool))
+            listed.append(Unit(name, layer, pool))
         elif _pools(layer) and id(layer) not in fused:
-            found.append(Unit(name, None, layer))
-    return found
+            listed.append(Unit(name, None, layer))
+    return listed
 
 
 def install(parts: Iterable[Unit]) -> None:

@@ -66,9 +66,9 @@ class StepResults:
 
     def take(self, steps: int) -> tuple[list[float], int]:
         """Return and forget the losses of `steps` steps, and how many were right in all of them."""
-        found = self._losses[:steps].tolist(), int(self._right)
+        results = self._losses[:steps].tolist(), int(self._right)
         self.clear()
-        return found
+        return results
 
 
 class Graphs:

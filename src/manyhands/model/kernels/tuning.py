@@ -154,13 +154,13 @@ def choose(
         for propose in (_libraries, _own_kernels, _toggle_layers, _close_candidates):
             names = propose(offer, times)
             mine = _time(replica, timed, names) if takes_part else [0.0] * len(names)
-            for name, found in zip(names, map(float, slowest(np.array(mine))), strict=True):
-                times[name] = min(found, times.get(name, math.inf))
+            for name, seconds in zip(names, map(float, slowest(np.array(mine))), strict=True):
+                times[name] = min(seconds, times.get(name, math.inf))
         _write(path, times)
     best = _best(times)
     apply(replica, best)
-    told = {name: round(t, 3) for name, t in times.items() if math.isfinite(t)}
-    return Kernels(best, told, source)
+    stated = {name: round(t, 3) for name, t in times.items() if math.isfinite(t)}
+    return Kernels(best, stated, source)
 
 
 def _best(times: dict[str, float]) -> str:

@@ -53,10 +53,10 @@ class Averaging(AveragingSpec, Strategy, Checkpointable, Regroupable):
 
     name: ClassVar[str] = "averaging"
     period: int | None = option(
-        None, "average every so many; by default only once, at the end", AMOUNT
+        None, "steps or epochs between averages; by default one average at the end", AMOUNT
     )
-    period_unit: Unit = option("steps", "what the period counts")
-    average_optimizer: Fate = option("keep", "what becomes of momentum when weights are averaged")
+    period_unit: Unit = option("steps", "unit of period")
+    average_optimizer: Fate = option("keep", "what happens to momentum when weights are averaged")
     allreduce: AllReduce = option("auto", "how vectors are summed; auto picks by size and group")
 
     def __post_init__(self) -> None:

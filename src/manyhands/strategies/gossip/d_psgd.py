@@ -55,10 +55,12 @@ class Gossip(GossipSpec, Strategy, Regroupable):
     """
 
     name: ClassVar[str] = "gossip"
-    topology: Topology = option("ring", "who talks to whom; pairs: a random matching each step")
-    overlap: bool = option(False, "exchange while the gradient is computed (D-PSGD as printed)")
+    topology: Topology = option(
+        "ring", "who exchanges with whom; pairs: a random matching each step"
+    )
+    overlap: bool = option(False, "exchange while the gradient is computed, as in the D-PSGD paper")
     asynchronous: bool = option(
-        False, "average with one neighbour at a time, at one's own pace (AD-PSGD)"
+        False, "each worker averages with one neighbour at a time, without waiting (AD-PSGD)"
     )
 
     def __post_init__(self) -> None:

@@ -39,10 +39,10 @@ class GossipSpec(StrategySpec):
         """Refuse options that contradict each other."""
         validate.one_of(get_args(Topology), topology=self.topology)
         if self.asynchronous and (self.overlap or self.topology == "pairs"):
-            given = "overlap" if self.overlap else "topology pairs"
+            option = "overlap" if self.overlap else "topology pairs"
             raise ConfigError(
-                f"asynchronous is given with {given}, which it would ignore: averages of two while "
-                "a gradient is computed, are all that it does; leave one of them out"
+                f"asynchronous is given with {option}, which it would ignore: averages of two "
+                "while a gradient is computed, are all that it does; leave one of them out"
             )
 
     @property

@@ -50,10 +50,8 @@ class Hogwild(Strategy, Asynchronous):
 
     name: ClassVar[str] = "hogwild"
     supports: ClassVar[Supports] = Supports(
-        many=True,
         whole_batches=True,
         together=False,
-        identical=False,
         partition="random-partition",
         deterministic=False,
         shares_memory=True,
@@ -63,8 +61,8 @@ class Hogwild(Strategy, Asynchronous):
         lacks={"sync_batchnorm": "has workers that do not step together"},
     )
 
-    lock: bool = option(False, "let one worker at a time read or write (for comparison)")
-    shared_state: bool = option(False, "share momentum or Adam's moments, not only parameters")
+    lock: bool = option(False, "one worker at a time reads or writes, for comparison")
+    shared_state: bool = option(False, "share momentum or Adam's moments as well as parameters")
 
     @property
     def lr_scaling(self) -> Scaling:

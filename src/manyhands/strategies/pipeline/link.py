@@ -14,7 +14,14 @@ from manyhands.comm.messages import Messages, Parcel
 from manyhands.comm.mpi import MPICommunicator
 from manyhands.data import StreamPlan
 from manyhands.model.replica import Loss
-from manyhands.strategies.pipeline.schedule import Shape, Turn, chunks, in_flight, schedule
+from manyhands.strategies.pipeline.schedule import (
+    Shape,
+    Turn,
+    chunks,
+    in_flight,
+    largest_chunk,
+    schedule,
+)
 from manyhands.strategies.pipeline.timeline import TimedStage
 
 if TYPE_CHECKING:
@@ -137,7 +144,7 @@ class StageLink:
         """Agree with the neighbours, once, on what crosses the cuts; make room for it."""
         plan = self.worker.plan
         assert not isinstance(plan, StreamPlan), "streams are refused"
-        rows = -(-plan.largest_step() // self.pipeline.parts)
+        rows = largest_chunk(plan.largest_step(), self.pipeline.parts)
         self.room = rows * self.pipeline.parts
         held = in_flight(self._order(self.pipeline.parts))
         if self.first:

@@ -49,17 +49,17 @@ class Pipeline(PipelineSpec, Strategy, SplitsModel):
     """
 
     name: ClassVar[str] = "pipeline"
-    stages: int = option(2, "parts that the model is cut into", PROCESSES)
+    stages: int = option(2, "number of parts that the model is cut into", PROCESSES)
     cut: str | None = option(
         None,
-        "the layers at which a new stage begins (fc1, or conv2,fc1), or what to "
-        "balance: time, parameters; by default convolutions | fully connected, else time",
+        "layers that begin a new stage (fc1, or conv2,fc1), or what to balance: time, parameters; "
+        "by default convolutions | fully connected, otherwise time",
     )
     micro_batches: int | None = option(
-        None, "parts of a batch that flow one after the other; 4 by MPI", COUNT
+        None, "parts that a batch is split into; by default 4 with MPI", COUNT
     )
     order: Kind | None = option(
-        None, "gpipe: all forward passes first; 1f1b: backward as soon as possible [1f1b]"
+        None, "gpipe: all forward passes first; 1f1b (default): backward as soon as possible"
     )
     transport: Transport = option(
         "mpi", "how activations travel: MPI messages, or torch RPC from a driver"

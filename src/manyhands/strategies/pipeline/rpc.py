@@ -302,7 +302,7 @@ def _pass(worker: Worker, timeline: Timeline, batch: Batch, names: list[str], co
             _count(worker, "backward", x)  # its gradient goes back, as large
     with timeline.record("forward", 0):
         loss = stage.loss(x, batch.y)
-        noted = Loss(loss.item(), stage.correct(x, batch.y), len(batch.x))
+        measured = Loss(loss.item(), stage.correct(x, batch.y), len(batch.x))
     with timeline.record("wait", 0):
         autograd.backward(context, [loss * batch.weight])  # type: ignore[attr-defined]
-    worker.note_loss(noted)
+    worker.note_loss(measured)

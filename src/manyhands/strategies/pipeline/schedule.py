@@ -89,3 +89,14 @@ def chunks(examples: int, micro_batches: int) -> tuple[int, ...]:
     count = min(micro_batches, max(1, examples // FEWEST)) if examples else 0
     edges = [i * examples // count for i in range(count + 1)] if count else [0]
     return tuple(stop - start for start, stop in pairwise(edges))
+
+
+def largest_chunk(examples: int, micro_batches: int) -> int:
+    """Return the size of the largest micro-batch of batches of up to so many examples.
+
+    It need not be one of the largest batch: three examples are one micro-batch, eight may be four.
+    """
+    from manyhands.data.plan import FEWEST
+
+    few = range(1, FEWEST * micro_batches + 1)
+    return max(max(chunks(n, micro_batches), default=0) for n in {examples, *few})

@@ -96,7 +96,7 @@ class PipelineSpec(StrategySpec):
         if self.transport == "rpc" and config.checkpoint_every is not None:
             raise ConfigError(
                 f"checkpoint_every is {config.checkpoint_every!r} with transport rpc, whose runs "
-                "cannot go on from a checkpoint; use transport mpi, or leave it out"
+                "cannot resume from a checkpoint; use transport mpi, or leave it out"
             )
         if self.transport == "rpc" and config.workers > 1:
             raise ConfigError(
@@ -128,7 +128,7 @@ class PipelineSpec(StrategySpec):
 
     def check_module(self, module: nn.Module) -> None:
         """Refuse a module that is no chain of layers."""
-        from manyhands.strategies.blocks import blocks
+        from manyhands.strategies.model_blocks import blocks
 
         blocks(module, self.name)
 

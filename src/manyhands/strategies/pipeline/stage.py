@@ -11,7 +11,7 @@ from torch import Tensor
 
 from manyhands.model.kernels.autograd import backward_from
 from manyhands.model.replica import Loss, Replica
-from manyhands.strategies.blocks import Block, blocks
+from manyhands.strategies.model_blocks import Block, blocks
 from manyhands.strategies.model_part import ModelPart, parameter_spans
 from manyhands.strategies.pipeline.partition import cut
 

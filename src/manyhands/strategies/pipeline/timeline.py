@@ -178,10 +178,10 @@ class TimedStage:
         """Add δ ∂b/∂w_s to g_s; returns δ ∂b/∂a. The last stage has no δ: it starts from ℓ_i."""
         self.worker.board.note(self.worker.rank, self.worker.step, "gradient")
         with self.timeline.record("backward", i), self.stage.recomputing():
-            found = self.passes.backward(i, delta)
+            gradient = self.passes.backward(i, delta)
         if self.passes.records:
             self._seen.append(self.losses[i])
-        return found
+        return gradient
 
     def finish(self, batch: Batch) -> None:
         """End a step's passes, and note its loss: g_s is this pipeline's share of the gradient."""

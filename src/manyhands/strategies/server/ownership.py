@@ -49,11 +49,11 @@ def extend_optimizer(worker: Worker, span: Span) -> None:
 def _within(worker: Worker, params: list[Any], span: Span) -> list[Tensor]:
     """Return what lies within `span` of parameters that are views of the vector."""
     start, stop = span
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
     for p in params:
         first, last = p.storage_offset(), p.storage_offset() + p.numel()
         if start <= first and last <= stop:
-            found.append(p)
+            tensors.append(p)
         elif first < stop and start < last:  # a part of the flat vector
-            found.append(worker.replica.slice(max(start, first), min(stop, last)))
-    return found
+            tensors.append(worker.replica.slice(max(start, first), min(stop, last)))
+    return tensors

@@ -60,20 +60,23 @@ class Server(ServerSpec, Strategy, SnapshotCheckpoints, TakeoverRecovery):
 
     name: ClassVar[str] = "server"
 
-    masters: int = option(1, "processes that own the layers, besides the workers", PROCESSES)
+    masters: int = option(
+        1,
+        "extra processes that own the layers",
+        PROCESSES,
+        tags=Tags(decides_pace=True),
+    )
     staleness: int | None = option(
         None,
-        "steps a worker may be ahead of the slowest; 0 steps together",
+        "steps a worker may be ahead of the slowest; 0: all step together",
         whole(0, 10**12),
         tags=Tags(commands=("privacy",)),
     )
-    staleness_aware: bool = option(
-        False, "divide a push's step by its staleness", tags=Tags(without=("audit",))
+    staleness_aware: bool = option(False, "divide a push's step by its staleness")
+    prefetch: int = option(
+        0, "1: compute the next gradient before the reply to a push arrives", whole(0, 1)
     )
-    prefetch: int = option(0, "1: compute on while the answer to a push travels", whole(0, 1))
-    layerwise: bool = option(
-        False, "push each layer's gradient as soon as the backward pass has it"
-    )
+    layerwise: bool = option(False, "push each layer's gradient as soon as it is computed")
 
     def __post_init__(self) -> None:
         check_declared(self)

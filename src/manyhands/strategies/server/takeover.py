@@ -91,12 +91,12 @@ def newest(versions: Mapping[int, Sequence[int]], lost: Sequence[int]) -> list[C
             where it has not begun.
         lost: The dead masters, by index.
     """
-    found = []
+    copies = []
     for m in lost:
         seen = {rank: row[m] if row else 0 for rank, row in versions.items()}
         holder = max(sorted(seen), key=seen.__getitem__)
-        found.append(Copy(m, holder, seen[holder]))
-    return found
+        copies.append(Copy(m, holder, seen[holder]))
+    return copies
 
 
 def inherited(spans: Sequence[Span], lost: Sequence[int]) -> list[Span]:

@@ -94,7 +94,7 @@ class ShardedUpdate:
 
     def _cut(self, place: slice) -> list[Cut]:
         """Cut a piece where the optimizer's parameters end."""
-        found = []
+        cuts = []
         for group, p in self._each():
             offset = p.storage_offset()
             start, stop = max(place.start, offset), min(place.stop, offset + p.numel())
@@ -103,8 +103,8 @@ class ShardedUpdate:
                 inside = slice(start - place.start, stop - place.start)
                 state = self._state(p)
                 memory = tuple(state[name][within] for name in self._names)
-                found.append(Cut(group, inside, p.data[within], memory, state))
-        return found
+                cuts.append(Cut(group, inside, p.data[within], memory, state))
+        return cuts
 
     def gather(self) -> None:
         """Let every worker remember everything, as a checkpoint has it. Collective."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from manyhands.allreduce.buffers import cuts
 from manyhands.errors import ConfigError
 from manyhands.model.replica import Replica
-from manyhands.strategies.blocks import blocks
+from manyhands.strategies.model_blocks import blocks
 from manyhands.strategies.model_part import ModelPart, parameter_spans
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ def sliced(
     Returns:
         The modules, and what is held of each parameter that is cut, by the parameter's id.
     """
-    found = list(chain)
+    listed = list(chain)
     pieces: dict[int, Held] = {}
     size, rank = team.group.size, team.group.rank
     layers = [i for i, (_, module) in enumerate(chain) if _divisible(module)]
@@ -225,14 +225,14 @@ def sliced(
         first, last = cuts(width, size)[rank : rank + 2]
         if paired:
             outputs = Outputs(layer, first, last, team)
-            found[at] = (chain[at][0], outputs)
+            listed[at] = (chain[at][0], outputs)
             pieces[id(layer.weight)] = Held(outputs.weight, 0, first)
             if outputs.bias is not None:
                 pieces[id(layer.bias)] = Held(outputs.bias, 0, first)
             at = layers.pop(0)
             layer = cast("nn.Linear", chain[at][1])
         inputs = Inputs(layer, first, last, team, entire=not paired)
-        found[at] = (chain[at][0], inputs)
+        listed[at] = (chain[at][0], inputs)
         pieces[id(layer.weight)] = Held(inputs.weight, 1, first)
     if not pieces:
         raise ConfigError(
@@ -240,7 +240,7 @@ def sliced(
             "one of the modules that data passes through) of at least that width; use fewer "
             "slices, or pipeline"
         )
-    return found, pieces
+    return listed, pieces
 
 
 def _divisible(module: nn.Module) -> bool:

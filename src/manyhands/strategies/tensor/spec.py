@@ -52,7 +52,7 @@ class TensorSpec(StrategySpec):
 
     def check_module(self, module: nn.Module) -> None:
         """Refuse a module that is no chain of layers."""
-        from manyhands.strategies.blocks import blocks
+        from manyhands.strategies.model_blocks import blocks
 
         blocks(module, self.name)
 

@@ -45,7 +45,7 @@ def _describe_tensors(module: nn.Module) -> list[list[Any]]:
 def _first_difference(first: list[list[Any]], other: list[list[Any]], rank: int) -> str:
     """Return the first difference between worker 0's model and that of worker `rank`.
 
-    >>> _difference([["w", [8, 6], "float32"]], [["w", [9, 6], "float32"]], 1)
+    >>> _first_difference([["w", [8, 6], "float32"]], [["w", [9, 6], "float32"]], 1)
     'w has the shape (8, 6) on rank 0, and (9, 6) on rank 1'
     """
     ours, theirs = ({name: (shape, kind) for name, shape, kind in each} for each in (first, other))

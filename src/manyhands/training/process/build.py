@@ -45,7 +45,9 @@ from manyhands.worker.checkpoint.capture import restore
 from manyhands.worker.checkpoint.format import BEST, FOLDER, Checkpoint, check, put_back_best
 from manyhands.worker.checkpoint.lifecycle import Lifecycle, Mark
 from manyhands.worker.computation import Computation
+from manyhands.worker.epoch_file import EpochFile
 from manyhands.worker.evaluation import Evaluation
+from manyhands.worker.evaluation_schedule import Schedule
 from manyhands.worker.worker import Worker
 
 if TYPE_CHECKING:
@@ -98,7 +100,7 @@ class WorkerBuilder:
     def open_data(self) -> None:
         """Open the data, and plan which examples this worker uses."""
         self.board.note(self.rank, 0, "load")
-        self.found = check(Path(self.job.checkpoint)) if self.job.checkpoint else None
+        self.checkpoint = check(Path(self.job.checkpoint)) if self.job.checkpoint else None
         self.data = open_data(self.config, Path(self.job.data))
         devices.move_data(self.data, self.device)
         if self.config.privacy:
@@ -127,7 +129,12 @@ class WorkerBuilder:
         self.sampler, self.mechanism = None, None
         if isinstance(self.plan, Plan) and self.config.privacy:
             self.sampler, self.mechanism = make_private(
-                self.config, self.plan, self.replica, self.batch, self.group
+                self.config,
+                self.plan,
+                self.replica,
+                self.batch,
+                self.group,
+                self.job.provenance.before if self.job.provenance else (),
             )
 
     def choose_kernels(self) -> None:
@@ -174,7 +181,9 @@ class WorkerBuilder:
             metrics=self.metrics,
             aim=objective.make_aim(self.config, self.metrics),
             consensus=strategy_of(self.config).consensus,
+            schedule=Schedule(self.config.evaluations),
         )
+        apart = not self.strategy.supports.together
         return Worker(
             config=self.config,
             replica=self.replica,
@@ -190,15 +199,17 @@ class WorkerBuilder:
                 augment=_build_augment(self.job, self.follows),
             ),
             # Where workers do not step together, they wait while worker 0 evaluates.
-            hooks=[] if self.strategy.supports.together else [evaluation],
+            hooks=[evaluation] if apart or evaluation.acts_within_epochs else [],
         )
 
     def attach(self, made: Worker) -> None:
         """Attach the worker's hooks, and restore its checkpoint, if any."""
-        job, config, found = self.job, self.config, self.found
+        job, config, checkpoint = self.job, self.config, self.checkpoint
         # When a private step ended tells how many examples it had: on no disk under a name.
-        resumable = (config.checkpoint_every or found) and not config.privacy
+        resumable = (config.checkpoint_every or checkpoint) and not config.privacy
         step_history.keep(made, Path(job.output) / FOLDER if resumable else None)
+        if config.checkpoint_every or checkpoint:
+            made.training.epoch_file = EpochFile(Path(job.output) / FOLDER)
         if self.rank == 0:
             make_leader(job, made, self.folder)
             made.reporter.warn(self.split_warning)
@@ -212,10 +223,10 @@ class WorkerBuilder:
         _attach_slowdown_and_balance(made)
         strategy_of(config).prepare(made)
         _attach_lifecycle(job, made, self.kernels, began)
-        if found:
-            _restore(job, made, found)
+        if checkpoint:
+            _restore(job, made, checkpoint)
         if self.mechanism:
-            open_ledger(made, Path(job.output), _ledger_state(made, found))
+            open_ledger(made, Path(job.output), _ledger_state(made, checkpoint), job.provenance)
 
     def _attach_rate(self, made: Worker) -> int:
         """Attach the learning-rate schedule; return the number of workers at the run's start."""
@@ -223,7 +234,7 @@ class WorkerBuilder:
         epochs = sum(made.plan.steps(e) for e in range(1, config.epochs + 1))
         steps = min(epochs, config.max_steps or epochs)
         self.board.steps(self.rank, 0 if self.serves else steps)
-        began = began_with(self.found) if self.found else config.workers
+        began = began_with(self.checkpoint) if self.checkpoint else config.workers
         made.computation.rate = _build_rate(self.job, made.optimizer, steps, began)
         if made.computation.rate:
             made.computation.planned = self.group.gather(steps)[: config.workers]
@@ -242,8 +253,8 @@ def _trial_indices(config: RunConfig, plan: Plan | StreamPlan) -> np.ndarray:
 def _split_warning(config: RunConfig, replica: Replica, batch: tuple[Tree, Tree]) -> str:
     """Return a warning where the loss changes when a batch is split."""
     parts = split_check.count_pieces(config)
-    found = None if parts == 1 or config.privacy else split_check.compare_halves(replica, batch)
-    return split_check.warning(objective.loss_name(replica.loss), found, parts) if found else ""
+    halves = None if parts == 1 or config.privacy else split_check.compare_halves(replica, batch)
+    return split_check.warning(objective.loss_name(replica.loss), halves, parts) if halves else ""
 
 
 def _build_augment(job: Job, worker: int) -> Augment | None:
@@ -316,20 +327,20 @@ def _attach_lifecycle(job: Job, worker: Worker, kernels: tuning.Kernels, began: 
     worker.hooks.append(Lifecycle(worker, Path(job.output), about, grows=job.grows))
 
 
-def _restore(job: Job, worker: Worker, found: Checkpoint) -> None:
+def _restore(job: Job, worker: Worker, checkpoint: Checkpoint) -> None:
     """Restore the worker's checkpoint."""
-    check_match(found, worker, _user_loss_name(job.loss))
-    restore(worker, found)
-    cast("Lifecycle", worker.hook(Lifecycle)).mark = Mark(found.step)
+    check_match(checkpoint, worker, _user_loss_name(job.loss))
+    restore(worker, checkpoint)
+    cast("Lifecycle", worker.hook(Lifecycle)).mark = Mark(checkpoint.step)
     if worker.rank == 0:
-        put_back_best(found, Path(job.output))
+        put_back_best(checkpoint, Path(job.output))
 
 
-def _ledger_state(worker: Worker, found: Checkpoint | None) -> Any:
+def _ledger_state(worker: Worker, checkpoint: Checkpoint | None) -> Any:
     """Return this worker's privacy spending at the checkpoint."""
-    if found is None or worker.rank >= found.about["processes"]:
+    if checkpoint is None or worker.rank >= checkpoint.about["processes"]:
         return None
-    return found.part(worker.rank).numbers.get("privacy")
+    return checkpoint.part(worker.rank).numbers.get("privacy")
 
 
 def _user_loss_name(loss: Any) -> str | None:

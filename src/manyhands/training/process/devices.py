@@ -49,15 +49,15 @@ def place_worker(config: RunConfig, group: Communicator) -> tuple[torch.device, 
         return torch.device("cpu"), group
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     mine = [hostname(), kernel_id()]
-    found = group.gather([mine, count])
-    without = sorted({name for (name, _), gpus in found if not gpus})
+    devices = group.gather([mine, count])
+    without = sorted({name for (name, _), gpus in devices if not gpus})
     if without and config.device == "auto":
         return torch.device("cpu"), group
     if without:
         check_cuda()  # names this host and its reason
         raise ConfigError(f"device is 'cuda', but there is no GPU on {', '.join(without)}")
     shared = config.strategy.supports.shares_memory
-    before = 0 if shared else sum(where == mine for where, _ in found[: group.rank])
+    before = 0 if shared else sum(where == mine for where, _ in devices[: group.rank])
     device = torch.device("cuda", before % count)
     torch.cuda.set_device(device)
     torch.backends.cudnn.deterministic = config.deterministic

@@ -14,7 +14,7 @@ import numpy as np
 
 from manyhands import files
 from manyhands.launch.host import hostname, kernel_id
-from manyhands.worker.columns import TIMES, Column, StepFile
+from manyhands.worker.step_file import TIMES, Column, StepFile
 
 if TYPE_CHECKING:
     from manyhands.worker.worker import Worker
@@ -190,6 +190,7 @@ def worker_figures(worker: Worker, process: dict[str, float], rows: Rows) -> dic
         "memory": _held_bytes(worker),
         "bytes": None if None in sent else sum(sent),
         "messages": None if None in messages else sum(messages),
+        "shared": sum(cost["shared"] for cost in operations.values()),
         "operations": operations,
     }
 

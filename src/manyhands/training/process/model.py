@@ -18,7 +18,7 @@ from manyhands.model.kernels import tuning
 from manyhands.model.replica import Replica
 from manyhands.model.zoo import MODELS, OWN_LOSS
 from manyhands.training.process import objective
-from manyhands.training.trial import materialise_lazy
+from manyhands.training.user_model import materialise_lazy
 
 if TYPE_CHECKING:
     from manyhands.comm import Communicator
@@ -101,15 +101,15 @@ def choose_kernels(
 
 def decay_filter(patterns: str | None, replica: Replica) -> Callable[[str], bool]:
     """Return a function that tells by name whether a parameter has weight decay."""
-    given = patterns.split(",") if patterns else []
+    excluded = patterns.split(",") if patterns else []
     names = [name for name, _ in replica.named]
-    for pattern in given:
+    for pattern in excluded:
         if not any(fnmatchcase(name, pattern) for name in names):
             raise ConfigError(
                 f"no_decay has {pattern!r}, which is no parameter's name; expected some of "
                 f"{', '.join(names)}"
             )
-    return lambda name: not any(fnmatchcase(name, pattern) for pattern in given)
+    return lambda name: not any(fnmatchcase(name, pattern) for pattern in excluded)
 
 
 def build_optimizer(

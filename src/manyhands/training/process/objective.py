@@ -54,7 +54,7 @@ def planned_loss(asked: TrainingRequest, data: Stored) -> LossFunction:
 def loss_name(loss: Any) -> str:
     """Return the name of a loss: the option's for bundled losses, else its own.
 
-    >>> called(LOSSES["nll"]), called(torch.nn.L1Loss())
+    >>> loss_name(LOSSES["nll"]), loss_name(torch.nn.L1Loss())
     ('nll', 'L1Loss')
     """
     known = [name for name, function in LOSSES.items() if function is loss]
@@ -100,13 +100,13 @@ def make_metrics(
     if not replica.of_model:
         check_output(output, x, replica.loss, data)
     _check_loss_value(replica.loss, value, output, y)
-    given = job.metrics
-    if not given and not replica.of_model:
-        given = _default_metrics(replica.loss, output, y, data.classes)
-    found = tuple(build(each, output, y, data.classes) for each in given)
+    metrics = job.metrics
+    if not metrics and not replica.of_model:
+        metrics = _default_metrics(replica.loss, output, y, data.classes)
+    built = tuple(build(each, output, y, data.classes) for each in metrics)
     labelled = data.train.labelled and not replica.of_model
-    replica.classifies = labelled and any(metric.name == "accuracy" for metric in found)
-    return found
+    replica.classifies = labelled and any(metric.name == "accuracy" for metric in built)
+    return built
 
 
 def try_shapes(
@@ -226,8 +226,10 @@ def _try_loss(asked: TrainingRequest, data: Stored, output: Any, batch: tuple[Tr
         return
     _check_loss_value(chosen, value, output, batch[1])
     if all(isinstance(each, str) for each in asked.metrics):
-        given = asked.metrics or _default_metrics(chosen, output, batch[1], data.classes)
-        make_aim(asked.config, tuple(build(each, output, batch[1], data.classes) for each in given))
+        metrics = asked.metrics or _default_metrics(chosen, output, batch[1], data.classes)
+        make_aim(
+            asked.config, tuple(build(each, output, batch[1], data.classes) for each in metrics)
+        )
 
 
 def _is_cheap_to_try(module: nn.Module, x: Tree) -> bool:
@@ -262,7 +264,7 @@ def _first_batch_error(
     places = [f for f in frames if not f.filename.startswith((str(PACKAGE), _TORCH))]
     where = f" ({places[-1].filename}, line {places[-1].lineno})" if places else ""
     first = (str(error).splitlines() or [""])[0]
-    told = f"features {_describe_tensors(x)}" + (
+    shapes = f"features {_describe_tensors(x)}" + (
         "" if y is x else f", targets {_describe_tensors(y)}"
     )
     hint = ""
@@ -278,17 +280,17 @@ def _first_batch_error(
         hint = "; whole numbers reach the model as they are, for embeddings: give floats otherwise"
     return (
         f"model and loss do not fit the data: {type(error).__name__}: {first}{where}; a worker's "
-        f"part of a batch has {told}{hint}"
+        f"part of a batch has {shapes}{hint}"
     )
 
 
 def _describe_tensors(tree: Tree) -> str:
     """Return the types and shapes of a batch's tensors."""
-    said = [
+    parts = [
         f"{str(leaf.dtype).removeprefix('torch.')} {tuple(leaf.shape)}" for leaf in leaves(tree)
     ]
-    names = list(tree) if isinstance(tree, dict) else [""] * len(said)
-    return ", ".join(f"{name} {one}".strip() for name, one in zip(names, said, strict=True))
+    names = list(tree) if isinstance(tree, dict) else [""] * len(parts)
+    return ", ".join(f"{name} {one}".strip() for name, one in zip(names, parts, strict=True))
 
 
 def _default_metrics(

@@ -56,9 +56,9 @@ def _top_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{**r, "seconds": round(r["seconds"], 6), "own": round(r["own"], 6)} for r in highest]
 
 
-def _function_rows(found: cProfile.Profile) -> list[dict[str, Any]]:
+def _function_rows(profile: cProfile.Profile) -> list[dict[str, Any]]:
     """Return one row per Python function: calls, seconds with and without callees."""
-    stats: dict[Any, Any] = pstats.Stats(found).stats  # type: ignore[attr-defined]
+    stats: dict[Any, Any] = pstats.Stats(profile).stats  # type: ignore[attr-defined]
     return [
         {"name": _function_name(*where), "calls": calls, "seconds": total, "own": own}
         for where, (_, calls, own, total, _) in stats.items()

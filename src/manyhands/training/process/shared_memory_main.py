@@ -18,6 +18,7 @@ import time
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -37,6 +38,19 @@ LOCK_FILE = "lock"
 _LONGEST = 60  # bytes of a temporary folder's name in which multiprocessing can have its sockets
 
 
+def _start_fork_server(folder: Path) -> None:
+    """Start multiprocessing's fork server in a private folder; its children leave that again.
+
+    It looks for modules in its working folder first, even for those of the standard library.
+    """
+    before = os.getcwd()
+    os.chdir(folder)
+    try:
+        forkserver.ensure_running()
+    finally:
+        os.chdir(before)
+
+
 def main(folder: Path) -> int:
     """Start the workers of the job in `folder`; return the exit code of the first to fail."""
     size = int(os.environ["MANYHANDS_PROCESSES"])
@@ -51,6 +65,7 @@ def main(folder: Path) -> int:
             "manyhands.comm.memory",
         ]
     )
+    _start_fork_server(folder)
     pipes = [context.Pipe() for _ in range(1, size)]
     ends: list[Any] = [[near for near, _ in pipes], *([far] for _, far in pipes)]
     crew = [

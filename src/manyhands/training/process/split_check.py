@@ -54,9 +54,9 @@ def compare_halves(replica: Replica, batch: tuple[Tree, Tree]) -> tuple[float, f
     return None if math.isclose(whole, mean, rel_tol=_ROUNDING, abs_tol=1e-6) else (whole, mean)
 
 
-def warning(name: str, found: tuple[float, float], parts: int) -> str:
+def warning(name: str, losses: tuple[float, float], parts: int) -> str:
     """Return the warning for a loss that splitting a batch changes."""
-    whole, mean = found
+    whole, mean = losses
     return (
         f"loss {name} is no mean over examples: {whole:.4g} for a few of them, and {mean:.4g} as "
         f"the mean of their halves. This run computes it on {parts} parts of each batch, so the "

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +41,7 @@ class Scalars:
         self._ends: dict[int, float] = {}  # when each epoch ended
         self._known: set[tuple[str, int]] = set()
         self._over = False
+        self._evaluated_until = 0
         self._restored, self._told = len(worker.training.losses), 0
         config = worker.config
         steps = sum(worker.plan.steps(e) for e in range(1, config.epochs + 1))
@@ -58,6 +59,12 @@ class Scalars:
         self._steps()
         self._writer.flush()
 
+    def on_evaluation(self, row: dict[str, Any]) -> None:
+        """Write an evaluation within an epoch, by step; of a private run only at the end."""
+        if not self._worker.config.privacy:
+            self._evaluated([moment.row() for moment in self._worker.training.moments])
+            self._writer.flush()
+
     def on_end(self, record: Mapping[str, Any]) -> None:
         """Write the scalars of the whole run, and close the file."""
         self._over = True
@@ -65,6 +72,7 @@ class Scalars:
             self._judged(row["epoch"], row)
             for seen in row["workers"]:
                 self._trained(row["epoch"], seen["rank"], seen["loss"])
+        self._evaluated(record["evaluations"])
         self._steps()
         self._writer.close()
 
@@ -73,6 +81,17 @@ class Scalars:
             self._once(f"{part}/loss", row[f"{part}_loss"], epoch)
             for name, value in row[f"{part}_metrics"].items():
                 self._once(f"{part}/{name}", value, epoch)
+
+    def _evaluated(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Write the evaluations within epochs that are not written yet; their steps only rise."""
+        for row in rows:
+            if row["steps"] > self._evaluated_until:
+                self._evaluated_until = row["steps"]
+                for part in ("test", "validation"):
+                    values = {"loss": row[f"{part}_loss"], **row[f"{part}_metrics"]}
+                    for name, value in values.items():
+                        if value is not None:
+                            self._writer.add_scalar(f"{part}_by_step/{name}", value, row["steps"])
 
     def _trained(self, epoch: int, rank: int, loss: float | None) -> None:
         if not self._worker.config.privacy:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from manyhands.comm import Communicator
     from manyhands.training.job import Job
     from manyhands.training.progress import Progress
+    from manyhands.worker.clock import Epoch, Moment
     from manyhands.worker.worker import Worker
 
 
@@ -122,19 +123,29 @@ def evaluate_kept(worker: Worker) -> None:
 
     Where the run stopped at its target, the copy that reached it is the final model.
     """
+    training = worker.training
     with worker.evaluating():
         evaluation.average_buffers(worker)
-        if worker.rank == 0 and worker.training.stopped not in REACHED:
-            worker.training.kept[-1] = strategy_of(worker.config).consensus(worker).clone()
-        for each in worker.training.epochs:
+        if worker.rank == 0 and training.stopped not in REACHED:
+            training.kept[-1] = strategy_of(worker.config).consensus(worker).clone()
+        for each in training.epochs:
             each.validation_loss = None  # evaluated anew below: the best is the best of these
-        kept = worker.comm.gather([copy is not None for copy in worker.training.kept])[0]
-        for i in (i for i, there in enumerate(kept) if there):
-            mine = worker.training.kept[i] if worker.rank == 0 else None
-            params = torch.empty_like(worker.params) if mine is None else mine
-            worker.comm.broadcast(params)
-            # A target may have had copies kept that are not due on the test set.
-            due = (i + 1) % worker.config.evaluate_every == 0 or i == len(kept) - 1
-            epoch = worker.training.epochs[i] if worker.rank == 0 else None
-            evaluation.evaluate_epoch(worker, epoch, params, test=due)
-        worker.params.copy_(params)
+        # A target may have had copies kept that are not due on the test set.
+        kept = [
+            (copy, epoch, evaluation.ends_at_moment(worker, epoch) or copy is training.kept[-1])
+            for copy, epoch in zip(training.kept, training.epochs, strict=False)
+            if copy is not None
+        ]
+        moments = zip(training.copies, training.moments, strict=False)
+        mine: list[tuple[torch.Tensor, Epoch | Moment | None, bool]] = []
+        if worker.rank == 0:
+            mine = [*((copy, moment, True) for copy, moment in moments), *kept]
+        for i, due in enumerate(worker.comm.gather([due for _, _, due in mine])[0]):
+            copy, judged, _ = mine[i] if mine else (torch.empty_like(worker.params), None, due)
+            worker.comm.broadcast(copy)
+            evaluation.evaluate_epoch(worker, judged, copy, test=due)
+        worker.params.copy_(copy)
+    for moment in training.moments if worker.rank == 0 and training.copies else ():
+        worker.reporter.end_moment(
+            moment, worker.clock, private=worker.computation.mechanism is not None
+        )

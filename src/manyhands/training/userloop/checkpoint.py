@@ -19,12 +19,7 @@ from manyhands.errors import ConfigError, DataError
 from manyhands.training import folder_lock, output_folder
 from manyhands.training.folder_lock import Member
 from manyhands.training.output_folder import Claim
-from manyhands.worker.checkpoint.capture import (
-    optimizer_states,
-    restore_optimizer,
-    restore_strategy,
-    strategy_state,
-)
+from manyhands.worker.checkpoint.capture import capture_common, restore_common
 from manyhands.worker.checkpoint.format import (
     MISUNDERSTOOD,
     Checkpoint,
@@ -91,14 +86,14 @@ def load(loop: UserLoop, folder: Path, say: Any) -> dict[str, Any]:
             folder_lock.ended_holder(folder, str(folder))
         except ConfigError as error:
             say(f"{error}; loading is possible meanwhile, saving there is not")
-    found = agree(group, lambda: _find_checkpoint(loop, folder, say))
-    steps = group.gather(found.step if found else None)
+    checkpoint = agree(group, lambda: _find_checkpoint(loop, folder, say))
+    steps = group.gather(checkpoint.step if checkpoint else None)
     if len(set(steps)) > 1:
         raise ConfigError(
             f"the newest checkpoint in {folder} is that of step {steps} on the workers; every "
             "worker must see the same folder"
         )
-    position = agree(group, lambda: _restore_part(loop, found)) if found else {}
+    position = agree(group, lambda: _restore_part(loop, checkpoint)) if checkpoint else {}
     loop.folders.add(folder.resolve())
     return position
 
@@ -108,10 +103,10 @@ def _lock_folder(loop: UserLoop, folder: Path) -> None:
     group, place = loop.comm, folder.resolve()
     if place not in loop.claims:
         members = [Member(*each) for each in group.gather(Member.here())]
-        told = ask_leader(
+        locked = ask_leader(
             group, lambda: output_folder.lock_any(place, option="folder", members=members).to_json()
         )
-        loop.claims[place] = Claim.from_json(told)
+        loop.claims[place] = Claim.from_json(locked)
 
 
 def _expected_about(loop: UserLoop) -> dict[str, Any]:
@@ -149,13 +144,9 @@ def _worker_part(
     loop.check_home()
     _check_folder(loop, folder, keep)
     kept = {name: pack(value, name) for name, value in position.items()}
-    holder = cast("Any", loop)
-    tensors = {f"model.{name}": tensor.clone() for name, tensor in _tensors(loop).items()}
+    tensors, counts = capture_common(cast("Any", loop))
+    tensors |= {f"model.{name}": tensor.clone() for name, tensor in _tensors(loop).items()}
     tensors["random"] = torch.get_rng_state()
-    for index, remembered in enumerate(optimizer_states(holder)):
-        tensors |= {f"optimizer.{index}.{n}": t.detach().clone() for n, t in remembered.items()}
-    held, counts = strategy_state(holder)
-    tensors |= {f"strategy.{name}": tensor.detach().clone() for name, tensor in held.items()}
     numbers = {
         "position": kept,
         "step": loop.step,
@@ -205,16 +196,16 @@ def unpack(kept: Any) -> Any:
 def _group_options(group: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of a parameter group, its learning rate included."""
     kinds = (bool, int, float, str, tuple, type(None))
-    found = {name: value for name, value in group.items() if isinstance(value, kinds)}
+    options = {name: value for name, value in group.items() if isinstance(value, kinds)}
     rates = {name: float(v) for name, v in group.items() if isinstance(v, torch.Tensor)}
-    return {**found, **rates}
+    return {**options, **rates}
 
 
 def _find_checkpoint(loop: UserLoop, folder: Path, say: Any) -> Checkpoint | None:
     """Return the newest complete checkpoint; refuse one that does not fit."""
     loop.check_home()
-    found = newest(folder, say)
-    if found is None:
+    checkpoint = newest(folder, say)
+    if checkpoint is None:
         if damaged := damage(folder):
             raise DataError(
                 f"every checkpoint in {folder} is damaged: {damaged}; restore one of them, or "
@@ -222,42 +213,40 @@ def _find_checkpoint(loop: UserLoop, folder: Path, say: Any) -> Checkpoint | Non
             )
         return None
     for name, mine in _expected_about(loop).items():
-        if found.about.get(name) != mine:
+        if checkpoint.about.get(name) != mine:
             raise ConfigError(
-                f"the checkpoint {found.folder} is of another {name} than this loop has; expected "
-                "the one that it was saved with"
+                f"the checkpoint {checkpoint.folder} is of another {name} than this loop has; "
+                "expected the one that it was saved with"
             )
-    size = found.about["processes"]
+    size = checkpoint.about["processes"]
     if size != loop.comm.size and not loop.config.strategy.supports.identical:
         raise ConfigError(
-            f"the checkpoint {found.folder} is of {size} workers, and here are {loop.comm.size}; "
-            f"with {loop.config.strategy.name} every worker has a model of its own, so their "
-            "number stays"
+            f"the checkpoint {checkpoint.folder} is of {size} workers, and here are "
+            f"{loop.comm.size}; with {loop.config.strategy.name} every worker has a model of its "
+            "own, so their number stays"
         )
-    return found
+    return checkpoint
 
 
-def _restore_part(loop: UserLoop, found: Checkpoint) -> dict[str, Any]:
+def _restore_part(loop: UserLoop, checkpoint: Checkpoint) -> dict[str, Any]:
     """Restore this worker's state; a worker that is new takes worker 0's."""
-    known = loop.comm.rank < found.about["processes"]
-    part = found.part(loop.comm.rank if known else 0)
+    known = loop.comm.rank < checkpoint.about["processes"]
+    part = checkpoint.part(loop.comm.rank if known else 0)
     try:
         tensors, numbers = part.tensors, part.numbers
         for name, tensor in _tensors(loop).items():
             tensor.copy_(tensors[f"model.{name}"])
-        restore_optimizer(cast("Any", loop), tensors)
         for group, kept in zip(loop.optimizer.param_groups, numbers["groups"], strict=True):
             for name, value in kept.items():
                 _set_option(group, name, value)
-        held = {n[len("strategy.") :]: t for n, t in tensors.items() if n.startswith("strategy.")}
-        restore_strategy(cast("Any", loop), held, numbers["strategy"])
+        restore_common(cast("Any", loop), tensors, numbers["strategy"])
         loop.step = int(numbers["step"])
         if known:
             loop.seeded = bool(numbers["seeded"])
             torch.set_rng_state(tensors["random"])
         return {name: unpack(kept) for name, kept in numbers["position"].items()}
     except MISUNDERSTOOD as error:
-        raise DataError(f"{found.folder} cannot be understood: {error}") from None
+        raise DataError(f"{checkpoint.folder} cannot be understood: {error}") from None
 
 
 def _set_option(group: dict[str, Any], name: str, value: Any) -> None:

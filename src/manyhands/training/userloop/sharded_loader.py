@@ -133,8 +133,8 @@ class ShardedLoader:
     def _share_generators(self) -> None:
         """Set the loader's own generators to worker 0's state."""
         owners = [self.loader, getattr(self.loader, "sampler", None)]
-        found = [getattr(owner, "generator", None) for owner in owners]
-        for generator in dict.fromkeys(found):
+        generators = [getattr(owner, "generator", None) for owner in owners]
+        for generator in dict.fromkeys(generators):
             if isinstance(generator, torch.Generator):
                 state = generator.get_state()
                 self.group.broadcast(state)

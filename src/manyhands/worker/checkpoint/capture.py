@@ -14,13 +14,15 @@ from manyhands.worker import step_history
 from manyhands.worker.abilities import Checkpointable
 from manyhands.worker.balancing import Balance
 from manyhands.worker.checkpoint.format import Checkpoint, CheckpointPart
-from manyhands.worker.clock import Clock, Epoch
-from manyhands.worker.columns import TIMES
+from manyhands.worker.clock import Clock, Epoch, Moment
+from manyhands.worker.step_file import TIMES
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from manyhands.worker.worker import Worker
+
+_STRATEGY = "strategy."  # begins the names of a strategy's tensors
 
 
 def capture(worker: Worker) -> CheckpointPart:
@@ -30,9 +32,10 @@ def capture(worker: Worker) -> CheckpointPart:
     times of its steps, which tell how many examples they had.
     """
     clock, balance, written = worker.clock, worker.hook(Balance), {}
+    training = worker.training
     mechanism = worker.computation.mechanism
-    held, counts = strategy_state(worker)  # first: it may complete the others
-    tensors = {"params": _copy(worker.params)}
+    tensors, counts = capture_common(worker)  # first: it may complete the others
+    tensors["params"] = _copy(worker.params)
     if not mechanism:
         tensors["random"] = torch.get_rng_state()
         if worker.params.is_cuda:
@@ -41,14 +44,15 @@ def capture(worker: Worker) -> CheckpointPart:
             last, written[name] = column.state()
             tensors[name] = torch.from_numpy(last)
     tensors |= {f"buffer.{n}": _copy(b) for n, b in worker.replica.module.named_buffers()}
-    kept = enumerate(worker.training.kept)  # never written again
+    kept = enumerate(training.kept)  # never written again
     tensors |= {f"kept.{i}": one.cpu() for i, one in kept if one is not None}
-    for index, state in enumerate(optimizer_states(worker)):
-        tensors |= {f"optimizer.{index}.{name}": _copy(value) for name, value in state.items()}
-    tensors |= {f"strategy.{name}": _copy(value) for name, value in held.items()}
+    tensors |= {f"moment.{i}": one.cpu() for i, one in enumerate(training.copies)}
     numbers = {
+        "moments": [asdict(moment) for moment in training.moments],
+        "stride": training.stride,
+        "evaluated": training.evaluated,
         "step": worker.step,
-        "epochs": [asdict(epoch) for epoch in worker.training.epochs],
+        **training.epoch_file.state(training.epochs, worker.number, worker.step),
         "seconds": clock.seconds(),
         "evaluation": clock.evaluation,
         "callbacks": clock.callbacks,
@@ -58,11 +62,13 @@ def capture(worker: Worker) -> CheckpointPart:
         "strategy": counts,
         "balance": balance.state() if balance else None,
         "privacy": mechanism.spent() if mechanism else {},
-        "others_saw": worker.training.others_saw,
+        "others_saw": training.others_saw,
         "written": written,
     }
     # Written later, while the worker goes on.
-    return CheckpointPart(tensors, copy.deepcopy(numbers), worker.training.history.sync)
+    return CheckpointPart(
+        tensors, copy.deepcopy(numbers), (training.history.sync, training.epoch_file.sync)
+    )
 
 
 def _copy(tensor: Tensor) -> Tensor:
@@ -70,11 +76,26 @@ def _copy(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", copy=True)
 
 
-def optimizer_states(worker: Worker) -> list[dict[str, Tensor]]:
-    """Return what the optimizer remembers of each parameter, in the parameters' order."""
+def capture_common(worker: Worker) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
+    """Return copies of the optimizer's and the strategy's tensors, and the strategy's numbers.
+
+    Also for a user's own loop. Collective where workers step together.
+    """
+    strategy = worker.config.strategy
+    held, numbers = strategy.state(worker) if isinstance(strategy, Checkpointable) else ({}, {})
+    live = optimizer_tensors(worker) | {f"{_STRATEGY}{n}": t for n, t in held.items()}
+    return {name: _copy(tensor) for name, tensor in live.items()}, numbers
+
+
+def optimizer_tensors(worker: Worker) -> dict[str, Tensor]:
+    """Return what the optimizer remembers of each parameter, live, by its name in a checkpoint."""
     states = worker.optimizer.state
     params = [p for group in worker.optimizer.param_groups for p in group["params"]]
-    return [{n: torch.as_tensor(v) for n, v in states.get(p, {}).items()} for p in params]
+    return {
+        f"optimizer.{index}.{name}": torch.as_tensor(value)
+        for index, param in enumerate(params)
+        for name, value in states.get(param, {}).items()
+    }
 
 
 def restore(worker: Worker, checkpoint: Checkpoint) -> None:
@@ -93,13 +114,14 @@ def restore(worker: Worker, checkpoint: Checkpoint) -> None:
         worker.params.copy_(tensors["params"])
         for name, buffer in worker.replica.module.named_buffers():
             buffer.copy_(tensors[f"buffer.{name}"])
-    restore_optimizer(worker, tensors)
     if known and not mechanism:
         torch.set_rng_state(tensors["random"])
         if "random.cuda" in tensors:
             torch.cuda.set_rng_state(tensors["random.cuda"], worker.params.device)
     training.step = int(numbers["step"])
     training.epochs = [Epoch(**row) for row in numbers["epochs"]]
+    if known and not resized:
+        training.epoch_file.restore(numbers.get("epochs_before", {}), worker.number)
     if not known:
         training.epochs = [
             Epoch(e.epoch, steps=e.steps, seconds=e.seconds) for e in training.epochs
@@ -114,6 +136,11 @@ def restore(worker: Worker, checkpoint: Checkpoint) -> None:
     numbers_kept = [int(n.removeprefix("kept.")) for n in tensors if n.startswith("kept.")]
     held = {i: tensors[f"kept.{i}"].to(worker.params.device) for i in numbers_kept}
     training.kept = [held.get(i) for i in range(max(numbers_kept, default=-1) + 1)]
+    training.moments = [Moment(**row) for row in numbers.get("moments", ())]
+    copies = [f"moment.{i}" for i in range(len(training.moments))]
+    training.copies = [tensors[n].to(worker.params.device) for n in copies if n in tensors]
+    training.stride = numbers.get("stride", 1)  # older checkpoints do not tell
+    training.evaluated = numbers.get("evaluated", 0.0)
     times = {name: getattr(worker.clock, name) for name in TIMES}  # empty so far
     worker.clock = Clock(evaluation=numbers["evaluation"], before=numbers["seconds"], **times)
     worker.clock.callbacks = numbers.get("callbacks", 0.0)  # older checkpoints do not tell
@@ -123,12 +150,22 @@ def restore(worker: Worker, checkpoint: Checkpoint) -> None:
         worker.comm.meter.take(numbers.get("costs", {}))
     if not resized and not mechanism:
         step_history.restore(worker, tensors, numbers.get("written", {}))
-    own = {n.removeprefix("strategy."): t for n, t in tensors.items() if n.startswith("strategy.")}
-    restore_strategy(worker, own, numbers["strategy"])
+    restore_common(worker, tensors, numbers["strategy"])
+
+
+def restore_common(
+    worker: Worker, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]
+) -> None:
+    """Give the optimizer and the strategy back what `capture_common` returned."""
+    restore_optimizer(worker, tensors)
+    strategy = worker.config.strategy
+    if isinstance(strategy, Checkpointable):
+        held = {n.removeprefix(_STRATEGY): t for n, t in tensors.items() if n.startswith(_STRATEGY)}
+        strategy.restore(worker, held, numbers)
 
 
 def restore_optimizer(worker: Worker, tensors: Mapping[str, Tensor]) -> None:
-    """Give the optimizer back what it remembered, by the names that `capture` uses."""
+    """Give the optimizer back what it remembered, by the names of `optimizer_tensors`."""
     groups = worker.optimizer.param_groups
     params = [(p, group.get("capturable", False)) for group in groups for p in group["params"]]
     for index, (param, capturable) in enumerate(params):
@@ -140,18 +177,3 @@ def restore_optimizer(worker: Worker, tensors: Mapping[str, Tensor]) -> None:
                 n: t if n == "step" and not capturable else t.to(param.device)
                 for n, t in state.items()
             }
-
-
-def strategy_state(worker: Worker) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
-    """Return what the strategy has for a checkpoint. Collective where workers step together."""
-    strategy = worker.config.strategy
-    return strategy.state(worker) if isinstance(strategy, Checkpointable) else ({}, {})
-
-
-def restore_strategy(
-    worker: Worker, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]
-) -> None:
-    """Give the strategy back what `strategy_state` returned."""
-    strategy = worker.config.strategy
-    if isinstance(strategy, Checkpointable):
-        strategy.restore(worker, tensors, numbers)

@@ -4,9 +4,11 @@
         rank-0.safetensors …   what a process holds: parameters, optimizer, buffers, random state
         rank-0.json …          its numbers
         best.safetensors       the best model so far, where something is kept aside to judge by
+        checkpoint.json        written last: what this belongs to, and the SHA-256 of every file
     OUTPUT/checkpoints/history-0 …
                                losses and times by step of a long run; a part says how many are its
-        checkpoint.json        written last: what this belongs to, and the SHA-256 of every file
+    OUTPUT/checkpoints/epochs-0-500 …
+                               the first epochs of a long run; likewise
 
 Each process writes its own part from a background thread; rank 0's thread waits for all parts,
 writes `checkpoint.json` and renames the folder. What is there under its final name is therefore
@@ -17,7 +19,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import threading
 import time
@@ -29,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from manyhands import files as atomic
 from manyhands.errors import DataError
+from manyhands.worker import epoch_file
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,12 +50,12 @@ MISUNDERSTOOD = (ValueError, KeyError, IndexError, TypeError, AttributeError, Re
 class CheckpointPart:
     """What one process needs to go on: tensors by name, and numbers that JSON can hold.
 
-    `sync` puts files on the disk that the part refers to.
+    Each of `sync` puts a file on the disk that the part refers to.
     """
 
     tensors: Mapping[str, Tensor]
     numbers: Mapping[str, Any]
-    sync: Callable[[], None] = lambda: None
+    sync: tuple[Callable[[], None], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -80,8 +82,13 @@ class Checkpoint:
         path = self.folder / f"rank-{rank}"
         try:
             numbers = json.loads(atomic.read(path.with_suffix(".json")))["numbers"]
+            if before := numbers.get("epochs_before"):
+                first = epoch_file.read(self.folder.parent, before)
+                numbers["epochs"] = [*first, *numbers["epochs"]]
             atomic.expect_regular(path.with_suffix(".safetensors"))
             return CheckpointPart(load_file(path.with_suffix(".safetensors")), numbers)
+        except DataError:
+            raise
         except (OSError, *MISUNDERSTOOD, SafetensorError) as error:
             raise DataError(f"{path} cannot be understood: {error}") from None
 
@@ -160,12 +167,12 @@ class Writer:
         if best is not None:
             _write_file(temporary / BEST, best)
         files = sorted([*temporary.glob("rank-*"), *temporary.glob(BEST)])
-        about["sha256"] = {p.name: _sha256(p) for p in files if not p.name.endswith(".part")}
+        about["sha256"] = {p.name: atomic.sha256(p) for p in files if not p.name.endswith(".part")}
         _write_file(temporary / MANIFEST, _sealed(about))
         if final in steps(self.folder):  # damaged, or of a run that was abandoned here
             remove(final)
         temporary.rename(final)
-        _sync_folder(self.folder)
+        atomic.flush_folder(self.folder)
         whole = [path for path in steps(self.folder) if (path / MANIFEST).exists()]
         others = [path for path in whole if path != final]  # what is new stays
         for old in others[: max(0, len(others) + 1 - self.keep)]:
@@ -175,7 +182,8 @@ class Writer:
 def _write_part(folder: Path, rank: int, part: CheckpointPart) -> None:
     from safetensors.torch import save
 
-    part.sync()
+    for sync in part.sync:
+        sync()
     data = save({name: tensor.contiguous() for name, tensor in part.tensors.items()})
     _write_file(folder / f"rank-{rank}.safetensors", data)
     numbers = json.dumps({"numbers": dict(part.numbers)}).encode()
@@ -187,18 +195,10 @@ def _write_file(path: Path, data: bytes) -> None:
     atomic.write(path, data, flush=True)
 
 
-def put_back_best(found: Checkpoint, output: Path) -> None:
+def put_back_best(checkpoint: Checkpoint, output: Path) -> None:
     """Let the best model be that of the checkpoint: what came after it is to come again."""
-    if (found.folder / BEST).exists():
-        _write_file(output / BEST, atomic.read(found.folder / BEST))
-
-
-def _sync_folder(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    if (checkpoint.folder / BEST).exists():
+        _write_file(output / BEST, atomic.read(checkpoint.folder / BEST))
 
 
 def _await(folder: Path, names: list[str], patience: Callable[[], float]) -> None:
@@ -208,10 +208,6 @@ def _await(folder: Path, names: list[str], patience: Callable[[], float]) -> Non
         if time.monotonic() - begun > patience():
             raise OSError(f"{folder} still lacks {', '.join(missing)} after {patience():.0f} s")
         time.sleep(0.005)
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(atomic.read(path)).hexdigest()
 
 
 def _sealed(about: Mapping[str, Any]) -> bytes:
@@ -227,8 +223,8 @@ def path(output: Path, step: int) -> Path:
 
 def steps(folder: Path) -> list[Path]:
     """Return the finished checkpoints of a folder, oldest first."""
-    found = [path for path in folder.glob("step-*") if _NAME.fullmatch(path.name)]
-    own = [path for path in found if path.is_dir() and not path.is_symlink()]
+    folders = [path for path in folder.glob("step-*") if _NAME.fullmatch(path.name)]
+    own = [path for path in folders if path.is_dir() and not path.is_symlink()]
     return sorted(own, key=lambda path: int(path.name.removeprefix("step-")))
 
 
@@ -282,7 +278,7 @@ def check(folder: Path) -> Checkpoint:
             raise DataError(f"{path} is damaged: its checksum does not match")
         about = json.loads(text)
         for name, digest in about["sha256"].items():
-            if Path(name).name != name or _sha256(folder / name) != digest:
+            if Path(name).name != name or atomic.sha256(folder / name) != digest:
                 raise DataError(f"{folder / name} is damaged: its checksum does not match")
     except OSError as error:
         raise DataError(f"{folder} is not a whole checkpoint: {error}") from None

@@ -173,7 +173,7 @@ class Lifecycle:
         begin = time.monotonic()
         pace = (begin - before) / max(1, worker.step - step)  # seconds per step
         flags = np.array([asked, self._late() and worker.rank == 0, 1e6 * pace], dtype=np.int64)
-        asked, late, slowest = self._heard(worker, flags)
+        asked, late, slowest = self._agree_flags(worker, flags)
         # From here on: where an answer takes long, asking more often would only cost more.
         self._asked = (worker.step, time.monotonic())
         worker.clock.exchange(begin, self._asked[1])  # mostly waiting for the slowest
@@ -182,7 +182,7 @@ class Lifecycle:
         self._ask = worker.step + min(steps_between(slowest / 1e6), longest)
         return asked, bool(late)
 
-    def _heard(self, worker: Worker, flags: np.ndarray) -> list[int]:
+    def _agree_flags(self, worker: Worker, flags: np.ndarray) -> list[int]:
         """Return the maximum of everybody's flags, or of the flags of the last time."""
         if not _goes_on(worker):
             return list(worker.comm.maximum(flags).tolist())

@@ -92,7 +92,7 @@ def test_a_wrong_split_is_refused(tmp_path, split, message):
             "persist is 'DISK_ONY'; expected one of .* Did you mean 'DISK_",
         ),
         ("rows_per_part = 0\n" + HEAD, "rows_per_part is 0; expected 1 or more"),
-        ("name = \n" + HEAD, "is no valid TOML: .*line 1"),
+        ("name = \n" + HEAD, "cannot be read as TOML: .*line 1"),
     ],
 )
 def test_a_wrong_head_is_refused(tmp_path, head, message):

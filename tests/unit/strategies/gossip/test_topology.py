@@ -139,7 +139,7 @@ def test_what_asynchronous_gossip_would_ignore_is_refused(given):
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"checkpoint_every": "10steps"}, "cannot go on"),
+        ({"checkpoint_every": "10steps"}, "cannot resume"),
         ({"comm": "torch:gloo"}, "does not run over"),
         ({"private": True, "epsilon": 3.0}, "cannot be private"),
     ],

@@ -89,6 +89,30 @@ def test_fewer_evaluations_leave_training_as_it_is(fit, aim):
     assert all((row["validation_loss"] is not None) == bool(aim) for row in rows)
 
 
+@pytest.mark.parametrize("aim", [{}, {"target_accuracy": 1.0}], ids=["", "judged"])
+def test_evaluations_within_epochs_leave_training_as_it_is(fit, aim):
+    given = {"strategy": "hogwild", "batch_size": 50, "epochs": 2, "lr": 1e-4, **aim}
+    plain, before = fit(**given)
+    often, record = fit(**given, evaluate_every="0.25epochs")
+    assert torch.equal(often.params, plain.params)
+    assert before["evaluations"] == []
+    rows = record["evaluations"]
+    assert [row["epoch"] for row in rows] == [0.25, 0.5, 0.75, 1.25, 1.5, 1.75]
+    assert [row["steps"] for row in rows] == [10, 20, 30, 50, 60, 70]
+    assert [row["examples"] for row in rows] == [50 * row["steps"] for row in rows]
+    losses = [row["test_loss"] for row in rows]
+    assert losses == sorted(losses, reverse=True)
+    assert len(set(losses)) == len(losses)
+
+
+def test_a_target_is_reached_within_an_epoch(fit):
+    given = {"strategy": "hogwild", "batch_size": 50, "epochs": 2}
+    worker, record = fit(**given, target_accuracy=0.01, evaluate_every="7steps")
+    assert record["result"]["stopped"] == "target_accuracy"
+    assert worker.step == record["result"]["steps"] == 7
+    assert record["result"]["seconds_to_target"] == record["epochs"][0]["seconds"]
+
+
 @pytest.mark.parametrize("optimizer", ["momentum", "adam"])
 def test_shared_state_of_one_worker_is_its_own(fit, optimizer):
     given = {"batch_size": 50, **OPTIMIZERS[optimizer]}
@@ -130,7 +154,7 @@ def test_a_signal_writes_a_last_checkpoint(fit, tmp_path, monkeypatch):
     given = {"batch_size": 50, "strategy": "hogwild", "checkpoint_every": "1000steps"}
     whole, _ = fit(**given)
     monkeypatch.setattr(Board, "stop_signal", lambda board: 15 * (board.read()[0].step >= 8))
-    with pytest.raises(StoppedError, match="--resume goes on") as stopped:
+    with pytest.raises(StoppedError, match="resume from it with --resume") as stopped:
         fit(**given)
     assert stopped.value.exit_code == 143
     monkeypatch.undo()

@@ -8,10 +8,17 @@ import manyhands as mh
 from manyhands.config.options import configure
 from manyhands.model.replica import Replica
 from manyhands.model.zoo import MODELS
-from manyhands.strategies.blocks import blocks
+from manyhands.strategies.model_blocks import blocks
 from manyhands.strategies.model_part import draws
 from manyhands.strategies.pipeline.partition import cut
-from manyhands.strategies.pipeline.schedule import Turn, chunks, ideal_bubble, in_flight, schedule
+from manyhands.strategies.pipeline.schedule import (
+    Turn,
+    chunks,
+    ideal_bubble,
+    in_flight,
+    largest_chunk,
+    schedule,
+)
 from manyhands.strategies.pipeline.stage import Stage
 
 
@@ -76,6 +83,17 @@ def test_chunks_are_near_equal_and_none_has_one_example_alone():
     assert chunks(2, 4) == (2,)
     assert chunks(1, 4) == (1,)
     assert chunks(0, 4) == ()
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("examples", [1, 2, 3, 4, 7, 8, 50])
+def test_there_is_room_for_the_micro_batches_of_any_batch_and_of_its_pieces(
+    examples, micro_batches
+):
+    rows = largest_chunk(examples, micro_batches)
+    most = max(examples, rows * micro_batches)  # a larger batch goes through in pieces of so many
+    assert all(max(chunks(n, micro_batches)) <= rows for n in range(1, most + 1))
+    assert rows <= max(-(-examples // micro_batches), 3)
 
 
 @pytest.mark.parametrize("examples", [1, 4, 30, 32, 33])
@@ -233,7 +251,7 @@ def test_modules_that_may_draw_are_known(module, random):
         ({"transport": "rpc", "micro_batches": 2}, "could not be repeated"),
         ({"transport": "rpc", "order": "gpipe"}, "would be ignored"),
         ({"transport": "rpc", "workers": 2}, "one worker drives"),
-        ({"transport": "rpc", "checkpoint_every": "10steps"}, "cannot go on from a checkpoint"),
+        ({"transport": "rpc", "checkpoint_every": "10steps"}, "cannot resume from a checkpoint"),
         ({"kernels": "compile"}, "pipeline cannot use"),
         ({"clip_norm": 1.0}, "no process that knows the length"),
         ({"private": True, "epsilon": 3.0, "transport": "rpc"}, "cannot be private as it is asked"),

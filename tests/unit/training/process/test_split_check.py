@@ -8,7 +8,7 @@ from torch import nn
 from manyhands.config.options import configure
 from manyhands.model.replica import Replica
 from manyhands.model.zoo import LOSSES
-from manyhands.training.process import split_check
+from manyhands.training.process import build, split_check
 
 torch.manual_seed(0)
 X, Y = torch.randn(12, 6), torch.arange(12) % 3
@@ -84,3 +84,18 @@ def test_numbers_that_are_met_do_not(name):
 )
 def test_a_run_knows_into_how_many_parts_it_splits_a_batch(given, parts):
     assert split_check.count_pieces(configure(given)) == parts
+
+
+@pytest.mark.parametrize(
+    ("given", "warned"),
+    [
+        ({"workers": 2}, True),
+        ({"workers": 1, "accumulate": 2}, True),
+        ({"workers": 1}, False),
+        ({"workers": 2, "private": True, "epsilon": 3.0}, False),  # no record may be looked at
+    ],
+)
+def test_a_run_that_splits_batches_warns_of_such_a_loss_and_of_no_other(given, warned):
+    config = configure({"strategy": "sync", **given})
+    assert bool(build._split_warning(config, Replica(plain(), info_nce), (X, Y))) == warned
+    assert build._split_warning(config, Replica(plain(), F.cross_entropy), (X, Y)) == ""

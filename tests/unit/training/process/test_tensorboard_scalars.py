@@ -18,8 +18,8 @@ from manyhands.config.options import configure
 from manyhands.errors import ConfigError
 from manyhands.training.process import tensorboard
 from manyhands.training.process.tensorboard import Scalars
-from manyhands.worker.clock import Epoch
-from manyhands.worker.columns import Column
+from manyhands.worker.clock import Epoch, Moment
+from manyhands.worker.step_file import Column
 from manyhands.worker.training_state import TrainingState
 
 STEPS = 8  # of an epoch
@@ -30,6 +30,7 @@ def pretend(
     *,
     epochs: int,
     rows: Sequence[Any] = (),
+    moments: Sequence[Any] = (),
     **given: Any,
 ) -> None:
     """Write the events of a run in which step s of every worker has the loss s."""
@@ -46,7 +47,7 @@ def pretend(
         epoch = Epoch(number, test_loss=1.0 / number, test_metrics={"accuracy": 0.5})
         worker.training.epochs.append(epoch)
         events.on_epoch({"epoch": number, "workers": [{"rank": 0, "loss": 3.0}]})
-    events.on_end({"epochs": rows})
+    events.on_end({"epochs": rows, "evaluations": moments})
 
 
 def test_of_a_long_run_every_so_many_steps_are_shown(tmp_path: Path, monkeypatch: Any) -> None:
@@ -62,6 +63,18 @@ def test_of_a_long_run_every_so_many_steps_are_shown(tmp_path: Path, monkeypatch
 def test_a_private_run_shows_no_training_loss_even_if_there_is_one(tmp_path: Path) -> None:
     pretend(tmp_path, epochs=2, private=True, noise_multiplier=1.0)
     assert sorted(points(tmp_path)) == ["test/accuracy", "test/loss"]
+
+
+def test_evaluations_within_epochs_are_shown_by_step(tmp_path: Path) -> None:
+    moments = [
+        Moment(n, n / 4, 2 * n, None, 1.0 * n, test_loss=1 / n, test_metrics={"accuracy": 0.5})
+        for n in (1, 2, 3)
+    ]
+    pretend(tmp_path, epochs=1, moments=[moment.row() for moment in moments])
+    found = points(tmp_path)
+    assert found["test_by_step/loss"] == [(2, 1.0), (4, 0.5), (6, pytest.approx(1 / 3))]
+    assert [step for step, _ in found["test_by_step/accuracy"]] == [2, 4, 6]
+    assert "validation_by_step/loss" not in found
 
 
 def test_an_earlier_process_files_are_replaced(tmp_path: Path) -> None:
@@ -85,7 +98,7 @@ def test_a_worker_that_came_later_has_no_loss_of_earlier_epochs(tmp_path: Path) 
 
 def test_where_it_is_not_installed_the_message_says_what_to_install(monkeypatch: Any) -> None:
     monkeypatch.setattr(checks, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install 'manyhands\[tensorboard\]'"):
+    with pytest.raises(ConfigError, match=r"pip install '\.\[tensorboard\]'"):
         configure({"tensorboard": True})
     assert configure({}).tensorboard is False
 

@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import manyhands as mh
-from manyhands.comm.alone import SingleProcess
+from manyhands.comm.single_process import SingleProcess
 from manyhands.config.options import configure
 from manyhands.errors import ConfigError
 from manyhands.strategies import STRATEGIES
@@ -74,11 +74,17 @@ def test_other_strategies_point_to_fit(strategy):
         pass
 
 
+@pytest.mark.parametrize("given", [{"private": True}, {"privacy": mh.Privacy(epsilon=3)}])
+def test_a_loop_of_your_own_is_never_private(given):
+    model = network()
+    told = r"a loop of your own cannot be private.*use manyhands\.fit.*privacy=manyhands\.Privacy"
+    with pytest.raises(ConfigError, match=told), mh.join(model, sgd(model), **given):
+        pass
+
+
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        ({"private": True}, "privacy=manyhands.Privacy"),
-        ({"privacy": mh.Privacy(epsilon=3)}, "privacy=manyhands.Privacy"),
         ({"epochs": 3}, "your own loop"),
         ({"topology": "ring"}, "an option of gossip, not of sync"),
         (

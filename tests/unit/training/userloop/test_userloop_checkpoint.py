@@ -8,7 +8,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 import manyhands as mh
-from manyhands.comm.alone import SingleProcess
+from manyhands.comm.single_process import SingleProcess
 from manyhands.config.options import configure
 from manyhands.errors import ConfigError, DataError
 from manyhands.training.userloop import checkpoint

@@ -6,13 +6,13 @@ import sys
 
 import pytest
 
-from manyhands.comm.alone import SingleProcess
+from manyhands.comm.single_process import SingleProcess
 from manyhands.launch.status_board import OWN
 from manyhands.training.userloop.watched_comm import WatchedComm
 
 SIGNALLED = """
 import os, signal
-from manyhands.comm.alone import SingleProcess
+from manyhands.comm.single_process import SingleProcess
 from manyhands.training.userloop.watched_comm import WatchedComm
 
 for _ in range(2):  # the second time the signal may be the loop's own

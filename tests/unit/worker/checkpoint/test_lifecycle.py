@@ -1,6 +1,5 @@
 """Between two steps: when a checkpoint is due, and what is in it."""
 
-import doctest
 import threading
 from types import SimpleNamespace
 
@@ -9,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from manyhands.comm.alone import SingleProcess
 from manyhands.comm.communicator import Ready
+from manyhands.comm.single_process import SingleProcess
 from manyhands.errors import StoppedError
 from manyhands.model.replica import Replica
 from manyhands.strategies import STRATEGIES
@@ -20,8 +19,8 @@ from manyhands.worker.checkpoint.capture import capture, restore
 from manyhands.worker.checkpoint.format import Writer
 from manyhands.worker.checkpoint.lifecycle import Lifecycle, Mark
 from manyhands.worker.clock import Clock, Epoch
-from manyhands.worker.columns import Column
 from manyhands.worker.computation import Computation
+from manyhands.worker.step_file import Column
 from manyhands.worker.training_state import TrainingState
 
 CLOCK = SimpleNamespace(exchange=lambda begin, end: None)
@@ -79,7 +78,8 @@ def working(losses=(1.0,), mechanism=None, **given):
     replica = Replica(nn.Linear(3, 2), nn.functional.mse_loss)
     made = {
         "replica": replica, "params": replica.params, "clock": Clock(),
-        "rank": 0, "comm": SingleProcess(), "facts": {}, "state": None, "hook": lambda kind: None,
+        "rank": 0, "number": 0, "comm": SingleProcess(), "facts": {}, "state": None,
+        "hook": lambda kind: None,
         "optimizer": torch.optim.SGD(replica.module.parameters(), lr=0.1, momentum=0.9),
         "config": SimpleNamespace(strategy=STRATEGIES["gossip"]()),
     }  # fmt: skip
@@ -100,7 +100,7 @@ def test_a_loss_that_nobody_knows_is_still_unknown_after_going_on(tmp_path):
 
 def test_what_was_sent_and_computed_before_counts_after_going_on(tmp_path):
     before, writer = working(), Writer(tmp_path, 0, 1, 3)
-    before.comm.meter.add("allreduce ring", payload=8, sent=12, messages=2, seconds=0.5)
+    before.comm.meter.add("allreduce ring", payload=8, sent=12, messages=2, seconds=0.5, shared=7)
     before.clock.used = (1e4, 1e3)  # seconds
     writer.write(4, capture(before), {})
     writer.wait()
@@ -279,10 +279,6 @@ def test_a_checkpoint_that_is_late_is_asked_for_once(lifecycle, monkeypatch):
     assert comm.given == [[0, 1], *[[0, 0]] * 5]  # at steps 1, 2, 4, 8, 12 and 16
     mine._settle()
     assert comm.pending is None
-
-
-def test_examples_run():
-    assert doctest.testmod(lifecycle_module).failed == 0
 
 
 def test_a_group_that_has_become_smaller_starts_to_count_anew(lifecycle):

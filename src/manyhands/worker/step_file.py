@@ -58,14 +58,14 @@ class StepFile:
 
     def read(self, column: int, start: int, stop: int) -> np.ndarray:
         """Return numbers `start` to `stop` of a column; fewer if the file is shorter."""
-        found = []
+        rows = []
         while start < stop:
             end = min(stop, (start // BLOCK + 1) * BLOCK)
             length = (end - start) * _BYTES
             part = os.pread(self._opened(), length, _offset(column, start))
-            found.append(np.frombuffer(part[: len(part) // _BYTES * _BYTES], dtype=np.float64))
+            rows.append(np.frombuffer(part[: len(part) // _BYTES * _BYTES], dtype=np.float64))
             start = end if len(part) == length else stop
-        return np.concatenate(found) if found else np.empty(0)
+        return np.concatenate(rows) if rows else np.empty(0)
 
     def sync(self) -> None:
         """Wait until what was written is on the disk."""
@@ -147,10 +147,12 @@ class Column(Sequence[Any]):
     def restore(self, last: np.ndarray, written: int = 0, checksum: int = 0) -> bool:
         """Continue from a state; returns whether the file still has its numbers."""
         self.clear()
-        found = 0
+        computed = 0
         for start in range(0, written, BLOCK):
-            found = zlib.crc32(self._file.read(self._place, start, start + BLOCK).tobytes(), found)
-        if found != checksum:
+            computed = zlib.crc32(
+                self._file.read(self._place, start, start + BLOCK).tobytes(), computed
+            )
+        if computed != checksum:
             return False
         self._written, self._checksum = written, checksum
         self.extend(last)

@@ -112,17 +112,14 @@ def _columns(half: Any, where: str) -> Tree:
         return _stacked(half, where, halved=False)[0] if half else array(half, where)
     if not _has_parts(half):
         return array(half, where)
-    found = [
-        _columns(part, name)
-        for name, part in zip(_names(where, half), batch_tree.leaves(half), strict=True)
-    ]
-    for name, column in zip(_names(where, half), found, strict=True):
+    named = [(name, _columns(part, name)) for name, part in _named(where, half)]
+    for name, column in named:
         if _has_parts(column):
             raise DataError(
                 f"{name} has parts of its own; expected one array for each part, with a row for "
                 f"each example ({RULE})"
             )
-    return batch_tree.unflatten(batch_tree.form(half), found)
+    return batch_tree.unflatten(batch_tree.form(half), [column for _, column in named])
 
 
 def _examples(items: list[Any], where: str) -> tuple[Tree, Tree | None]:
@@ -168,7 +165,7 @@ def _check_lengths(x: Tree, y: Tree | None, where: str) -> None:
 def _check_indexes(x: Any, y: Any | None, where: str) -> None:
     """Refuse pandas columns of equal lengths whose indexes differ: rows are taken by position."""
     halves = (("x", x), ("y", y))
-    named = [pair for name, half in halves for pair in _leaves(name, half) if _has_index(pair[1])]
+    named = [pair for name, half in halves for pair in _named(name, half) if _has_index(pair[1])]
     for name, other in named[1:]:
         begin, index = named[0][1].index, other.index
         if len(begin) != len(index) or begin.equals(index):
@@ -182,16 +179,12 @@ def _check_indexes(x: Any, y: Any | None, where: str) -> None:
             )
 
 
-def _leaves(name: str, half: Any) -> list[tuple[str, Any]]:
-    return list(zip(_names(name, half), batch_tree.leaves(half), strict=True))
-
-
 def _has_index(values: Any) -> bool:
     """Return whether these are a pandas column or frame."""
     return hasattr(values, "iloc") and hasattr(values, "index")
 
 
-def _named(name: str, tree: Tree) -> list[tuple[str, np.ndarray]]:
+def _named(name: str, tree: Tree) -> list[tuple[str, Any]]:
     return list(zip(_names(name, tree), batch_tree.leaves(tree), strict=True))
 
 
@@ -209,17 +202,17 @@ def form(x: Tree, y: Tree) -> dict[str, Any]:
     return {"features": batch_tree.form(x), "targets": targets, "labelled": labelled}
 
 
-def same_form(found: dict[str, Any], expected: dict[str, Any], where: str) -> None:
+def same_form(forms: dict[str, Any], expected: dict[str, Any], where: str) -> None:
     """Refuse a test set of another form than the training set."""
-    if found != expected:
+    if forms != expected:
         raise DataError(
-            f"{where} and the training set have different forms: {where} is {_described(found)}, "
+            f"{where} and the training set have different forms: {where} is {_described(forms)}, "
             f"the training set is {_described(expected)}; give both in the same form, for instance "
             "(x, y)"
         )
 
 
-def _described(given: dict[str, Any]) -> str:
+def _described(forms: dict[str, Any]) -> str:
     """Return the form of a set in the user's notation.
 
     >>> _described({"features": None, "targets": ["a", "b"], "labelled": True})
@@ -227,9 +220,9 @@ def _described(given: dict[str, Any]) -> str:
     >>> _described({"features": 3, "targets": None, "labelled": False})
     '(array, array, array), without targets'
     """
-    features = _written(given["features"])
-    if given["labelled"]:
-        return f"({features}, {_written(given['targets'])})"
+    features = _written(forms["features"])
+    if forms["labelled"]:
+        return f"({features}, {_written(forms['targets'])})"
     return f"{features}, without targets"
 
 
@@ -257,14 +250,14 @@ def _stacked(dataset: Any, where: str, *, halved: bool) -> tuple[Tree, Tree | No
         name = f"{where}: item {row}"
         x, y = _split_pair(dataset[row], name) if halved else (dataset[row], None)
         x, y = _parts(x, name), None if y is None else _parts(y, name)
-        found = (batch_tree.form(x), None if y is None else [batch_tree.form(y)])
+        forms = (batch_tree.form(x), None if y is None else [batch_tree.form(y)])
         values = [
             array(v, name) for half in (x, y) if half is not None for v in batch_tree.leaves(half)
         ]
         if not columns:
-            like = found
+            like = forms
             columns = [np.empty((len(dataset), *value.shape), value.dtype) for value in values]
-        if found != like:
+        if forms != like:
             raise DataError(f"{where}: item {row} does not look like item 0")
         _put_example(row, values, columns, where)
     features = len(batch_tree.leaves(x))

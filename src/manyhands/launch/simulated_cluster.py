@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shlex
 import shutil
 import signal
@@ -55,20 +54,12 @@ class Lab:
     def __post_init__(self) -> None:
         whole(1, 200).check("hosts", self.hosts)
         whole(1, 1024).check("workers_per_host", self.slots)
+        whole(1000, 10**15).check("bandwidth", self.bandwidth)
 
     @property
     def names(self) -> list[str]:
         """The hosts' names."""
         return [f"host{number}" for number in range(1, self.hosts + 1)]
-
-
-def parse_bandwidth(text: str) -> int:
-    """Read "100Mbit", "1Gbit" or "512kbit" as bits per second."""
-    found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)\s*([kMG])bit", text.strip())
-    bits = round(float(found[1]) * {"k": 10**3, "M": 10**6, "G": 10**9}[found[2]]) if found else 0
-    if bits < 1000:
-        raise ConfigError(f"bandwidth is {text!r}; expected such as 100Mbit, 1Gbit or 512kbit")
-    return bits
 
 
 def obstacle() -> str | None:
@@ -112,7 +103,7 @@ def run(lab: Lab, command: list[str], traffic: Path | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="manyhands-lab-") as folder:
         plan = {**asdict(lab), "command": command}
         (Path(folder) / "plan.json").write_text(json.dumps(plan))
-        inside = [sys.executable, "-m", "manyhands.launch.lab", folder]
+        inside = [sys.executable, "-m", "manyhands.launch.simulated_cluster", folder]
         line = ["unshare", *_NAMESPACES, "--fork", "--kill-child", "--mount-proc", *inside]
         process = subprocess.Popen(line, preexec_fn=partial(end_with_parent, signal.SIGKILL))
         before: dict[int, Any] = {
@@ -127,9 +118,9 @@ def run(lab: Lab, command: list[str], traffic: Path | None = None) -> int:
             process.wait()
             for signum, handler in before.items():
                 signal.signal(signum, handler)
-        found = Path(folder) / "traffic.json"
-        if traffic and found.exists():
-            shutil.copyfile(found, traffic)
+        path = Path(folder) / "traffic.json"
+        if traffic and path.exists():
+            shutil.copyfile(path, traffic)
     return code
 
 
@@ -215,11 +206,11 @@ def _traffic(lab: Lab) -> dict[str, dict[str, int]]:
     """Return the bytes that each host sent and received, headers included."""
     listing = subprocess.run(["ip", "-j", "-s", "link"], capture_output=True, text=True, check=True)
     links = {link["ifname"]: link for link in json.loads(listing.stdout)}
-    found = {}
+    traffic = {}
     for number, name in enumerate(lab.names, 1):
         counted = links[f"card{number}"]["stats64"]  # of the bridge's end: what it got was sent
-        found[name] = {"sent": counted["rx"]["bytes"], "received": counted["tx"]["bytes"]}
-    return found
+        traffic[name] = {"sent": counted["rx"]["bytes"], "received": counted["tx"]["bytes"]}
+    return traffic
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from torch import nn
 import manyhands as mh
 from manyhands.data import Stored
 from manyhands.errors import ConfigError, DataError
-from manyhands.training import trial
+from manyhands.training import user_model
 from manyhands.training.process.objective import check_output
 from manyhands.training.run import Run
 
@@ -155,7 +155,7 @@ def test_lazy_layers_draw_what_others_draw(tmp_path, dtype):
     torch.manual_seed(3)
     plain = nn.Sequential(nn.Linear(6, 4), nn.Dropout(), nn.BatchNorm1d(4), nn.Linear(4, 2))
     torch.manual_seed(3)
-    trial.materialise_lazy(lazy, F.cross_entropy, stored(tmp_path, dtype=dtype))
+    user_model.materialise_lazy(lazy, F.cross_entropy, stored(tmp_path, dtype=dtype))
     assert lazy.training
     for name, value in plain.state_dict().items():
         found = lazy.state_dict()[name]
@@ -170,7 +170,7 @@ def test_lazy_layers_are_reached_through_a_loss_of_the_model(tmp_path):
         return F.mse_loss(model(batch["a"]), model(batch["b"]))
 
     model = nn.LazyLinear(2)
-    trial.materialise_lazy(model, loss, stored(tmp_path, {"a": X, "b": X}))
+    user_model.materialise_lazy(model, loss, stored(tmp_path, {"a": X, "b": X}))
     assert model.weight.shape == (2, 6)
 
 
@@ -185,19 +185,19 @@ class Unreached(nn.Module):
 
 def test_a_lazy_layer_that_no_batch_reaches_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"does not reach \(idle\.weight, idle\.bias\); give"):
-        trial.materialise_lazy(Unreached(), F.cross_entropy, stored(tmp_path))
+        user_model.materialise_lazy(Unreached(), F.cross_entropy, stored(tmp_path))
 
 
 def test_a_script_module_travels_with_its_weights():
     model = torch.jit.script(nn.Linear(6, 2))
-    carried = trial.make_portable(model)
+    carried = user_model.make_portable(model)
     assert isinstance(carried, partial)
     run = Run(config=None, model=carried, data=None, loss=None, command="")  # type: ignore[arg-type]
     for made in (run.build((), 0), copy.deepcopy(carried)()):
         assert made is not model
         assert torch.equal(made(torch.from_numpy(X)), model(torch.from_numpy(X)))
     plain = nn.Linear(6, 2)
-    assert trial.make_portable(plain) is plain
+    assert user_model.make_portable(plain) is plain
 
 
 def test_a_loop_of_one_s_own_needs_shapes_and_no_closure():

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from manyhands.comm.alone import SingleProcess
 from manyhands.comm.rendezvous import compare_versions, surrounding_group
+from manyhands.comm.single_process import SingleProcess
 from manyhands.config.optimizers import expect_no_closure
 from manyhands.config.options import configure, options
 from manyhands.errors import ConfigError
@@ -48,12 +48,12 @@ class Hands:
     def save(self, folder: str | Path, *, keep: int = 2, **position: Any) -> None:
         """Write a checkpoint of every worker into `folder`, atomically.
 
-        Weights, buffers, the optimizer's state and options, torch's random numbers, and what the
-        strategy remembers. Call it between two steps; all workers must see the folder.
+        It holds weights, buffers, the optimizer's state and options, torch's random state and the
+        strategy's state. Call it between two steps; all workers must see the folder.
 
         Args:
-            folder: Where checkpoints are kept; made where there is none.
-            keep: How many of them stay, the newest.
+            folder: The folder of the checkpoints; created if missing.
+            keep: The number of checkpoints to keep, the newest.
             **position: Where your loop is, which `load` gives back: `epoch=3`, or
                 `scheduler=scheduler.state_dict()`; numbers and texts, and lists, tuples and
                 dictionaries of them.
@@ -67,11 +67,11 @@ class Hands:
     def load(self, folder: str | Path) -> dict[str, Any]:
         """Resume from the newest complete checkpoint in `folder`; return your loop's position.
 
-        Where there is none yet that is an empty dictionary, so that one script begins and goes on:
-        `for epoch in range(hands.load("checkpoints").get("epoch", 0), 10):`. Saved between two
-        epochs, the end has the bits of a loop never interrupted. With `sync` the number of workers
-        may be another. Make a scheduler before, and give it its state after: it sets rates when it
-        is made.
+        Without a checkpoint the position is an empty dictionary, so one script starts and resumes:
+        `for epoch in range(hands.load("checkpoints").get("epoch", 0), 10):`. If you save between
+        two epochs, the final weights are bit-identical to an uninterrupted loop. With `sync` the
+        number of workers may change. Create a scheduler before `load`, which sets learning rates
+        when created, and restore the scheduler's state after.
         """
         return checkpoint.load(self._loop, Path(folder), self._say)
 
@@ -92,10 +92,9 @@ class Hands:
     def share(self, loader: Iterable[Any], *, evaluation: bool = False) -> Iterable[Any]:
         """Return the loader with this worker's share of each batch.
 
-        All workers give the loader of the whole data, as if they were alone. `batch_size` is then
-        that of an update, and P workers take the steps that one would take. From the first batch on
-        the workers draw different random numbers, for dropout; for the order of the data worker 0
-        draws.
+        Every worker passes the loader of the whole data, as a single process would. `batch_size`
+        is then the size of an update, and P workers take as many steps as one. From the first batch
+        on, the workers' random numbers differ, for dropout; worker 0 draws the order of the data.
 
         Args:
             loader: A DataLoader, of which each worker loads only its part, or any iterable of
@@ -115,15 +114,15 @@ class Hands:
         examples: float | None = None,
         clip_norm: float | None = None,
     ) -> None:
-        """Do one update: backward, exchange, the optimizer's step, gradients cleared.
+        """Do one update: backward pass, exchange, optimizer step, and clear the gradients.
 
         Args:
-            loss: The mean loss of this worker's batch. Without it the gradients are taken that
-                `loss.backward()` left, once or several times.
-            examples: How many examples stand behind this worker's loss; by default as many as the
-                last batch of a shared loader had, or else as many as every other worker's.
-            clip_norm: Shorten the gradient if it is longer: that of the whole update in `sync`,
-                each worker's own elsewhere.
+            loss: The mean loss of this worker's batch. Without it, `step` uses the gradients that
+                one or several calls of `loss.backward()` left.
+            examples: The number of examples in this worker's loss. By default that of the last
+                batch of a shared loader; without such a loader, all workers count equally.
+            clip_norm: Clip the gradient to this norm: the summed gradient in `sync`, each worker's
+                gradient in other strategies.
         """
         if loss is not None:
             loss.backward()  # type: ignore[no-untyped-call]
@@ -133,10 +132,10 @@ class Hands:
 
     @contextmanager
     def consensus(self) -> Iterator[None]:
-        """Give the model, inside, the parameters that represent all workers.
+        """Give the model the parameters that represent all workers, inside the `with` block.
 
-        Where workers differ between two steps (averaging, gossip) that is their average; statistics
-        of BatchNorm and the like are averaged for good. Judge and save the model inside.
+        If workers differ between two steps (averaging, gossip), these are the average. Buffers,
+        such as statistics of BatchNorm, stay averaged. Evaluate and save the model inside.
         """
         loop = self._loop
         loop.average_buffers()
@@ -158,42 +157,47 @@ def join(
     strategy: str | Strategy = "sync",
     seed: int = 0,
     timeout: float = 600.0,
-    **given: Any,
+    **options: Any,
 ) -> Iterator[Hands]:
-    """Make your own training loop one of many workers.
+    """Share the work of your own training loop among many workers.
 
-    ```
-    with manyhands.join(model, optimizer, strategy="sync") as hands:
-        for x, y in hands.share(loader):
-            hands.step(F.cross_entropy(model(x), y))
-    ```
-
-    Started by `mpiexec -n 4 python script.py`, srun or torchrun, each process is a worker; started
-    without them there is one. All begin with worker 0's weights and end with the same ones.
+    Under `mpiexec -n 4 python script.py`, srun or torchrun, each process is a worker; otherwise the
+    one process is the only worker. All start with worker 0's weights and end with equal weights.
 
     Guarantees:
-        - One worker ends with the bits of the loop without manyhands.
-        - `sync` with P workers and a shared loader ends where one ends, up to rounding, for a model
-          whose loss is a mean over examples (no dropout, no BatchNorm); so do averaging with period
-          1 and gossip on the complete graph with plain SGD.
-    Cost per step: as the strategy's, and one number more per parameter tensor.
+        - One worker is bit-identical to the loop without manyhands.
+        - `sync` with P workers and a shared loader equals one worker, up to rounding, if the loss
+          is a mean over examples and the model has no dropout and no BatchNorm. With plain SGD the
+          same holds for averaging with period 1 and for gossip on the complete graph.
+    Cost per step: that of the strategy, and one more number per parameter tensor.
 
     Args:
-        model: A module on the CPU, of one floating type; its parameters must be in their final
-            place and type.
+        model: A module on the CPU, of one floating type; do not move or convert it afterwards.
         optimizer: Any torch optimizer over the model's parameters that steps without a closure.
-        strategy: "sync", "averaging", "gossip" or "sequential", or such an object.
-        seed: Decides gossip's random pairs.
-        timeout: Seconds that a worker waits for another before all are ended, with a report of who
-            is missing and where each of them is. Your own code may take as long while nobody waits.
-        **given: The strategy's options: allreduce, period, average_optimizer, topology …
+        strategy: "sync", "averaging", "gossip" or "sequential", or a strategy object.
+        seed: Seed of gossip's random pairs.
+        timeout: Seconds that a worker waits for another. Then all are stopped, and a report names
+            the missing workers and where each one is. Only waiting counts, not your own code.
+        **options: The strategy's options: allreduce, period, average_optimizer, topology …
 
     Raises:
-        ConfigError: Where something does not fit a loop of your own; `fit` has the rest.
-        LaunchError: Where the processes do not find each other.
+        ConfigError: If an option does not work in your own loop; `fit` has all options.
+        LaunchError: If the processes cannot connect to each other.
+
+    Examples:
+        >>> import torch
+        >>> import manyhands as mh
+        >>> model = torch.nn.Linear(3, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> loader = [(torch.ones(8, 3), torch.ones(8, 1))] * 5
+        >>> with mh.join(model, optimizer, strategy="sync") as hands:
+        ...     for x, y in hands.share(loader):
+        ...         hands.step(torch.nn.functional.mse_loss(model(x), y))
+        >>> hands.size  # 2 under `mpiexec -n 2`
+        1
     """
     group = _find_group()
-    config = _configure(strategy, group, {"seed": seed, "timeout": timeout, **given})
+    config = _configure(strategy, group, {"seed": seed, "timeout": timeout, **options})
     _check_model_and_optimizer(model, optimizer)
     if group.size > 1 and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(threads_in_group(group.gather))
@@ -228,26 +232,26 @@ def _find_group() -> Communicator:
     return group
 
 
-def _configure(strategy: str | Strategy, group: Communicator, given: dict[str, Any]) -> RunConfig:
+def _configure(strategy: str | Strategy, group: Communicator, asked: dict[str, Any]) -> RunConfig:
     """Return a checked configuration with the strategy; refuse what the loop decides."""
     known: Any = strategy
     if isinstance(strategy, str):
         known = STRATEGIES[strategy]() if strategy in STRATEGIES else None
     _check_strategy(known, strategy)
-    if "privacy" in given or "private" in given:
+    if "privacy" in asked or "private" in asked:
         raise ConfigError(
             "a loop of your own cannot be private: what it samples and looks at is not accounted "
             "for; use manyhands.fit(…, privacy=manyhands.Privacy(epsilon=…))"
         )
     table = options()
-    for name in given:
+    for name in asked:
         if name in table and not table[name].is_taken_by("join"):
             raise ConfigError(
                 f"{name} is an option of manyhands.fit; here your own loop decides it: leave it out"
             )
     over = {"comm": group.name} if group.name.startswith("torch:") else {}
     run = {"strategy": strategy, "workers": group.size, "batch_size": group.size, **over}
-    config = configure({**run, **given})
+    config = configure({**run, **asked})
     _check_strategy(config.strategy, config.strategy)
     config.strategy.check_join()
     return config

@@ -29,8 +29,10 @@ class Block(NamedTuple):
 
     def parameters(self) -> list[nn.Parameter]:
         """Return the trainable parameters."""
-        found = [p for _, module in self.modules for p in module.parameters() if p.requires_grad]
-        return list(dict.fromkeys(found))
+        trainable = [
+            p for _, module in self.modules for p in module.parameters() if p.requires_grad
+        ]
+        return list(dict.fromkeys(trainable))
 
 
 def blocks(model: nn.Module, strategy: str = "pipeline") -> list[Block]:
@@ -40,16 +42,16 @@ def blocks(model: nn.Module, strategy: str = "pipeline") -> list[Block]:
         ConfigError: The model is neither sequential nor has a method `stages()`; or its stages do
             not hold every parameter exactly once.
     """
-    found: list[Block] = []
+    listed: list[Block] = []
     for place, (name, module) in enumerate(_chain(model, strategy)):
         begins = any(p.requires_grad for p in module.parameters())
-        if not found or (begins and found[-1].parameters()):
-            found.append(Block(name, []))
+        if not listed or (begins and listed[-1].parameters()):
+            listed.append(Block(name, []))
         elif begins:  # before it came only what has no parameters
-            found[-1] = Block(name, found[-1].modules)
-        found[-1].modules.append((place, module))
-    _check(model, found, strategy)
-    return found
+            listed[-1] = Block(name, listed[-1].modules)
+        listed[-1].modules.append((place, module))
+    _check(model, listed, strategy)
+    return listed
 
 
 def _chain(model: nn.Module, strategy: str) -> list[tuple[str, nn.Module]]:
@@ -74,10 +76,10 @@ def _layers(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
         yield name.rpartition(".")[0] or name, p
 
 
-def _check(model: nn.Module, found: Sequence[Block], strategy: str) -> None:
+def _check(model: nn.Module, listed: Sequence[Block], strategy: str) -> None:
     """Refuse parameters that belong to no block, or to two."""
     owner: dict[int, str] = {}
-    for block in found:
+    for block in listed:
         for p in block.parameters():
             if id(p) in owner:
                 raise ConfigError(
