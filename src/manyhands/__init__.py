@@ -31,35 +31,21 @@ if TYPE_CHECKING:
         TensorParallel,
     )
     from manyhands.training.result import Result
-    from manyhands.training.userloop.hands import join
+    from manyhands.training.userloop.join import join
 
-# Where each public name lives: imported when first asked for, so that `import manyhands` is quick.
+# The public names by their home, imported when first asked for: `import manyhands` is quick.
 _HOMES = {
-    "fit": "manyhands.api",
-    "join": "manyhands.training.userloop.hands",
-    "compare": "manyhands.experiments.sweep.compare",
-    "predict": "manyhands.experiments.forecast.predict",
-    "Result": "manyhands.training.result",
-    "Data": "manyhands.data",
-    "SGD": "manyhands.config.optimizers",
-    "Adam": "manyhands.config.optimizers",
-    "AdamW": "manyhands.config.optimizers",
-    "Privacy": "manyhands.config.privacy",
-    "Averaging": "manyhands.strategies",
-    "Gossip": "manyhands.strategies",
-    "Hogwild": "manyhands.strategies",
-    "Pipeline": "manyhands.strategies",
-    "Sequential": "manyhands.strategies",
-    "Server": "manyhands.strategies",
-    "Sync": "manyhands.strategies",
-    "TensorParallel": "manyhands.strategies",
-    "ManyhandsError": "manyhands.errors",
-    "ConfigError": "manyhands.errors",
-    "DataError": "manyhands.errors",
-    "LaunchError": "manyhands.errors",
-    "WorkerError": "manyhands.errors",
-    "DivergedError": "manyhands.errors",
-    "__version__": "manyhands._version",
+    "_version": "__version__",
+    "api": "fit",
+    "config.optimizers": "SGD Adam AdamW",
+    "config.privacy": "Privacy",
+    "data": "Data",
+    "errors": "ManyhandsError ConfigError DataError LaunchError WorkerError DivergedError",
+    "experiments.forecast.predict": "predict",
+    "experiments.sweep.compare": "compare",
+    "strategies": "Averaging Gossip Hogwild Pipeline Sequential Server Sync TensorParallel",
+    "training.result": "Result",
+    "training.userloop.join": "join",
 }
 
 __all__ = [
@@ -97,12 +83,12 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> "Any":
-    if name not in _HOMES:
+    homes = [home for home, names in _HOMES.items() if name in names.split()]
+    if not homes:
         raise AttributeError(f"module 'manyhands' has no attribute {name!r}")
     import importlib
     import sys
 
-    value = getattr(importlib.import_module(_HOMES[name]), name)
-
+    value = getattr(importlib.import_module(f"manyhands.{homes[0]}"), name)
     setattr(sys.modules[__name__], name, value)
     return value

@@ -25,7 +25,7 @@ def fit(
     callbacks: str | Sequence[Any] | None = None,
     progress: bool | None = None,
     command: str | None = None,
-    **given: Any,
+    **options: Any,
 ) -> Result:
     """Train `model` on `data` with many workers.
 
@@ -35,36 +35,44 @@ def fit(
             "package.module:factory".
         data: A `manyhands.Data`, "mnist" (the default), a path to `.npz`, or
             "package.module:factory".
-        loss: A function of (output, target); or one of (model, batch), known by its first
-            parameter being called `model` or its second `batch`; or "cross-entropy", "nll", "mse",
-            "mae", "bce". It returns the mean over the batch.
-        metric: What the model is judged by beside the loss: "accuracy", "top-K", "f1", "mse",
-            "mae", "auroc", a function as for the loss (of a value for each example, or their mean;
-            its attribute `higher_is_better` says if more is better, which is assumed), a metric of
-            torchmetrics, or several in a list; the first decides. By default accuracy for classes,
-            f1 for several labels, else none.
+        loss: "cross-entropy", "nll", "mse", "mae", "bce", or a function that returns the mean over
+            the batch. The function takes (output, target). If its first parameter is called
+            `model`, or its second `batch`, it takes (model, batch).
+        metric: "accuracy", "top-K", "f1", "mse", "mae", "auroc", a function as for the loss, a
+            metric of torchmetrics, or several in a list, of which the first decides. A function
+            returns one value per example, or their mean. Higher counts as better unless its
+            attribute `higher_is_better` is False. The default is accuracy for classes, f1 for
+            several labels per example, and none otherwise.
         schedule: "constant", "linear", "cosine", "step", or a function of (optimizer) or of
             (optimizer, steps) that returns a torch.optim.lr_scheduler; it counts updates.
-        augment: A function that gets each training batch, (x, y) or x, and returns another of the
-            same form; what it draws is decided by seed, worker and step.
-        callbacks: Objects with any of the methods `on_step`, `on_epoch` and `on_end`, which worker
-            0 calls in its process (`manyhands.callbacks`).
+        augment: A function that takes each training batch, (x, y) or x, and returns a batch of the
+            same form. Seed, worker and step determine its random numbers.
+        callbacks: Objects with any of the methods `on_step`, `on_epoch`, `on_evaluation` and
+            `on_end`, which worker 0 calls in its process (`manyhands.callbacks`).
         progress: What to show on stderr while the run trains. By default a progress bar in a
             terminal and a line for each epoch elsewhere; True: a bar; False: nothing.
-        command: How this run was asked for, for the record.
-        **given: Every other option of `manyhands train --help`, by its name with underscores:
-            strategy, workers ("auto": as many as pay here, by measuring), epochs, batch_size,
-            optimizer, lr, seed, output …; and `privacy=manyhands.Privacy(epsilon=…)`, which is
-            `private=True, epsilon=…`.
+        command: The command to write into the record.
+        **options: Every other option of `manyhands train --help-all`, with underscores in its name:
+            strategy, workers ("auto": measure, and use the fastest number), epochs, batch_size,
+            optimizer, lr, seed, output, and so on. `privacy=manyhands.Privacy(epsilon=…)` is
+            the same as `private=True, epsilon=…`.
 
     Returns:
         The result: `.model`, `.accuracy`, `.metrics`, `.loss`, `.seconds`, `.history`, `.record`.
 
     Raises:
-        ConfigError: When an option cannot work; nothing has been started or written then.
-        ManyhandsError: When a worker failed; the others have been ended.
-        KeyboardInterrupt: When Ctrl-C stopped the run; its text says after which step, and whether
+        ConfigError: If an option cannot work, before anything is started or written.
+        ManyhandsError: If a worker failed; the other workers have been stopped.
+        KeyboardInterrupt: If Ctrl-C stopped the run. The message names the step, and says whether
             a checkpoint was written.
+
+    Examples:
+        "logistic" and "blobs" are a model and a data set that come with manyhands.
+
+        >>> import manyhands as mh
+        >>> result = mh.fit("logistic", "blobs", strategy="sync", workers=2, epochs=2)
+        >>> result.accuracy > 0.9
+        True
     """
     own = {"loss": loss, "metric": metric, "schedule": schedule, "augment": augment}
     return setup.fit(
@@ -75,18 +83,18 @@ def fit(
         choose=_choose_workers,
         callbacks=callbacks,
         **own,
-        **given,
+        **options,
     )
 
 
-def _choose_workers(run: Run, model: Any, data: Any, given: dict[str, Any]) -> int:
+def _choose_workers(run: Run, model: Any, data: Any, options: dict[str, Any]) -> int:
     """Measure, and return the fastest number of workers."""
     from manyhands.experiments.forecast.predict import choose_workers, expect_measurable
 
     expect_measurable(run.config)
     run.check()  # what the run itself would refuse, before minutes of measuring
-    loss = given.get("loss") if run.loss is None else run.loss
-    return choose_workers(model, data, given, run.config, loss=loss, say=setup.warn)
+    loss = options.get("loss") if run.loss is None else run.loss
+    return choose_workers(model, data, options, run.config, loss=loss, say=setup.warn)
 
 
 _own = [p for p in inspect.signature(fit).parameters.values() if p.kind is not p.VAR_KEYWORD]

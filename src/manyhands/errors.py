@@ -6,11 +6,11 @@ ManyhandsError                 anything manyhands itself reports
 ├── LaunchError                the workers could not be started (no mpiexec, mixed MPIs …); exit 3
 ├── WorkerError                a worker failed; carries its rank and traceback; exit 1
 │   ├── DivergedError          the loss is no longer finite; carries rank and step; exit 1
-│   └── TooFewError            so many died that the others stopped, with a checkpoint; exit 1
+│   └── TooFewError            too few workers survived; they wrote a checkpoint and stopped; exit 1
 ├── ResourceError              disk, shared memory, open files or memory ran out; exit 1
-├── ShortHandedError           some died, the others ended at a checkpoint; all start again from it
+├── ShortHandedError           survivors stopped at a checkpoint; the full group restarts from it
 ├── StoppedError               a signal asked the run to stop; exit 128 + the signal's number
-└── LateSignalError            likewise, but the run had finished: its record and model are there
+└── LateSignalError            likewise, but the run had finished; its record and model are written
 
 Where that signal was SIGINT (Ctrl-C), `fit` raises a KeyboardInterrupt with the same words. A
 signal outside of training is a plain ManyhandsError with that exit code (`stopped_by`).
@@ -24,9 +24,10 @@ from collections.abc import Iterable
 
 
 class ManyhandsError(Exception):
-    """Any error that manyhands itself reports; `exit_code` is the command line's exit code.
+    """Any error that manyhands itself reports: catch it to handle them all.
 
-    Where all processes of a group raise it, `teller` is the one that tells it.
+    `exit_code` is the exit code of the command line. If all processes of a group raise it, the one
+    with rank `teller` prints it.
     """
 
     exit_code = 1
@@ -34,23 +35,34 @@ class ManyhandsError(Exception):
 
 
 class ConfigError(ManyhandsError, ValueError):
-    """An option, a file or a combination of them that cannot work."""
+    """An option, a file or a combination cannot work; the message names the remedy.
+
+    It is raised before anything starts, and is a ValueError as well.
+    """
 
     exit_code = 2
 
 
 class DataError(ConfigError):
-    """Data that is damaged, has another shape than promised, or is out of range."""
+    """Data is damaged, has another shape than expected, or is out of range.
+
+    The message names the file or the first such row.
+    """
 
 
 class LaunchError(ManyhandsError):
-    """The workers could not be started."""
+    """The workers could not be started; `manyhands doctor` checks the installation."""
 
     exit_code = 3
 
 
 class WorkerError(ManyhandsError):
-    """A worker failed; the others were ended."""
+    """A worker failed, and the others were ended.
+
+    Attributes:
+        rank: The worker that failed, if it is known.
+        traceback: That worker's own traceback, if it had one.
+    """
 
     def __init__(self, message: str, *, rank: int | None = None, traceback: str = "") -> None:
         super().__init__(message)
@@ -59,11 +71,11 @@ class WorkerError(ManyhandsError):
 
 
 class DivergedError(WorkerError):
-    """The loss is no longer a finite number."""
+    """The loss is no longer finite; try a smaller learning rate, or `clip_norm`."""
 
 
 class TooFewError(WorkerError):
-    """Fewer workers are left than the run may continue with; a checkpoint was written."""
+    """Fewer workers survive than `min_workers`; a checkpoint was written."""
 
 
 class ResourceError(ManyhandsError):
@@ -78,8 +90,8 @@ class StoppedError(ManyhandsError):
     """A signal asked the run to stop, and it stopped between two steps."""
 
     def __init__(self, signum: int, step: int, *, checkpoint: bool) -> None:
-        kept = "a checkpoint was written: --resume goes on from it"
-        lost = "no checkpoint was asked for (--checkpoint-every), so it cannot go on"
+        kept = "a checkpoint was written; resume from it with --resume"
+        lost = "without --checkpoint-every there is no checkpoint, so it cannot resume"
         fate = kept if checkpoint else lost
         name = signal.Signals(signum).name
         super().__init__(f"stopped after step {step} by {name}; {fate}")
@@ -91,8 +103,8 @@ class LateSignalError(ManyhandsError):
 
     def __init__(self, signum: int, output: object) -> None:
         super().__init__(
-            f"{signal.Signals(signum).name} came when the run had finished; its record and model "
-            f"are in {output}"
+            f"{signal.Signals(signum).name} arrived after the run had finished; its record and "
+            f"model are in {output}"
         )
         self.exit_code = 128 + signum
 
@@ -130,5 +142,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     names = {each.lower().replace("-", "_"): each for each in known}
     asked = name.lower().replace("-", "_")
     other = _ELSEWHERE.get(asked, "").replace("-", "_")
-    found = [other] if other in names else difflib.get_close_matches(asked, names, n=1, cutoff=0.6)
-    return f" Did you mean {names[found[0]]!r}?" if found else ""
+    matches = (
+        [other] if other in names else difflib.get_close_matches(asked, names, n=1, cutoff=0.6)
+    )
+    return f" Did you mean {names[matches[0]]!r}?" if matches else ""

@@ -7,11 +7,14 @@ The rename replaces a symbolic link itself, not the file that the link points to
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import stat
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from manyhands.errors import ConfigError
 
@@ -43,6 +46,15 @@ def write(path: Path, data: bytes | str, *, flush: bool = False) -> None:
             os.fsync(file.fileno())
 
 
+def flush_folder(path: Path) -> None:
+    """Write a folder's entries to the disk, so that files renamed into it survive a power cut."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def append(path: Path) -> int:
     """Open a file for appending, made if needed; return its descriptor.
 
@@ -66,6 +78,35 @@ def read(path: Path) -> bytes:
     """Return the content of a regular file; raises as `expect_regular`."""
     expect_regular(path)
     return path.read_bytes()
+
+
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of a regular file; raises as `expect_regular`."""
+    expect_regular(path)
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def read_toml(path: Path, what: str) -> tuple[str, dict[str, Any]]:
+    """Return the text and the content of a TOML file.
+
+    Raises:
+        ConfigError: There is none, or it is no TOML; `what` names its kind in the message.
+    """
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        text = path.read_text(encoding="utf-8")
+        return text, tomllib.loads(text)
+    except FileNotFoundError:
+        raise ConfigError(f"there is no {what} {str(path)!r}") from None
+    except (OSError, ValueError, RecursionError) as error:  # TOMLDecodeError is a ValueError
+        raise ConfigError(f"{path} cannot be read as TOML: {error}") from None
 
 
 def make_folder(path: Path) -> None:

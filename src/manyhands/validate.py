@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
@@ -14,45 +14,44 @@ from manyhands.errors import ConfigError, nearest
 _DIGITS = 40  # of a number that a message shows in full
 
 
-def positive(**fields: float | None) -> None:
-    """Refuse anything but a finite number above zero; None means "not given"."""
+def _refuse(fields: Mapping[str, Any], fits: Callable[[Any], bool], expected: str) -> None:
+    """Refuse values that do not fit; None means "not given"."""
     for name, value in fields.items():
-        if value is not None and not (math.isfinite(value) and value > 0):
-            raise ConfigError(f"{name} is {value!r}; expected a finite number greater than 0")
+        if value is not None and not fits(value):
+            raise ConfigError(f"{name} is {value!r}; expected {expected}")
+
+
+def positive(**fields: float | None) -> None:
+    """Refuse anything but a finite number above zero."""
+    _refuse(fields, lambda v: math.isfinite(v) and v > 0, "a finite number greater than 0")
 
 
 def non_negative(**fields: float | None) -> None:
     """Refuse anything but a finite number of zero or more."""
-    for name, value in fields.items():
-        if value is not None and not (math.isfinite(value) and value >= 0):
-            raise ConfigError(f"{name} is {value!r}; expected a finite number, 0 or more")
+    _refuse(fields, lambda v: math.isfinite(v) and v >= 0, "a finite number, 0 or more")
 
 
 def at_least(least: int, **fields: int | None) -> None:
     """Refuse whole numbers below `least`."""
-    for name, value in fields.items():
-        if value is not None and value < least:
-            raise ConfigError(f"{name} is {value!r}; expected {least} or more")
+    _refuse(fields, lambda v: bool(v >= least), f"{least} or more")
 
 
 def between(low: float, high: float, **fields: float | None) -> None:
     """Refuse numbers outside [low, high]."""
-    for name, value in fields.items():
-        if value is not None and not low <= value <= high:
-            raise ConfigError(f"{name} is {value!r}; expected a number from {low:g} to {high:g}")
+    _refuse(fields, lambda v: low <= v <= high, f"a number from {low:g} to {high:g}")
 
 
 def words(**fields: str | None) -> list[str]:
     """Split texts as a shell would; return all words."""
-    found: list[str] = []
+    parts: list[str] = []
     for name, value in fields.items():
         try:
-            found += shlex.split(value or "")
+            parts += shlex.split(value or "")
         except ValueError as error:
             raise ConfigError(
                 f"{name} is {value!r}: {error}; expected words as in a shell, every quote closed"
             ) from None
-    return found
+    return parts
 
 
 def one_of(known: Collection[str], **fields: str | None) -> None:

@@ -17,19 +17,22 @@ def allreduce(
     workers: Annotated[
         str | None,
         Parameter(
-            help="group sizes, e.g. 2,4,8 [default: 2,4; under mpiexec, srun or torchrun: theirs]"
+            help="group sizes, e.g. 2,4,8 [default: 2,4; that of the group under mpiexec or srun]"
         ),
     ] = None,
     sizes: Annotated[
-        str, Parameter(help="bytes: 1KB..64MB in steps of four, or 4KB,1MB")
+        str,
+        Parameter(help="message sizes: 1KB..64MB in factors of four, or a list such as 4KB,1MB"),
     ] = "1KB..64MB",
     algorithms: Annotated[
-        str | None, Parameter(help="some of them, timed beside MPI's own [default: all, and gloo]")
+        str | None, Parameter(help="algorithms to time beside MPI's own [default: all, and gloo]")
     ] = None,
-    mpi: Annotated[str, Parameter(help="auto, mpich, openmpi or site")] = "auto",
-    output: Annotated[Path, Parameter(help="folder for records and picture")] = Path("allreduce"),
+    mpi: Annotated[str, Parameter(help="which MPI: auto, mpich, openmpi or site")] = "auto",
+    output: Annotated[Path, Parameter(help="folder for the records and the picture")] = Path(
+        "allreduce"
+    ),
 ) -> None:
-    """Time the all-reduces against each other, MPI's and gloo's own; every result is checked."""
+    """Time the all-reduces and those of MPI and gloo; every result is checked."""
     from manyhands.experiments import allreduce_benchmark
 
     check_writable(output)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import cyclopts
 from cyclopts import App, Parameter
@@ -14,7 +15,9 @@ from cyclopts import App, Parameter
 from manyhands._version import __version__
 from manyhands.cli.allreduce import allreduce
 from manyhands.cli.audit import audit
-from manyhands.cli.compare import compare, report
+from manyhands.cli.compare import compare, demo, report
+from manyhands.cli.help import FORMAT, CommonOptions
+from manyhands.cli.new import new
 from manyhands.cli.partition import partition
 from manyhands.cli.predict import predict
 from manyhands.cli.prepare import prepare
@@ -30,12 +33,16 @@ app = App(
     name="manyhands",
     help="Train one PyTorch model with many workers, in every classic way of parallelising SGD.",
     version=__version__,
+    help_format=FORMAT,
     suppress_keyboard_interrupt=False,  # what a stopped run has to say would be lost
 )
 
 
-for command in (train, compare, report, predict, allreduce, partition, audit, privacy, prepare):
+for command in (train, compare):
+    app.command(command, help_formatter=CommonOptions())
+for command in (demo, new, report, predict, allreduce, partition, audit, privacy, prepare):
     app.command(command)
+app.register_install_completion_command(help="Install completion for this shell (bash, zsh, fish).")
 
 
 @app.command
@@ -43,37 +50,39 @@ def lab(
     *command: Annotated[
         str,
         Parameter(
-            allow_leading_hyphen=True, help="after --: train, compare, … with options; any program"
+            allow_leading_hyphen=True,
+            help="after --: a manyhands command such as train, or any program, with options",
         ),
     ],
-    hosts: Annotated[int, Parameter(help="how many hosts")] = 2,
+    hosts: Annotated[int, Parameter(help="number of hosts")] = 2,
     workers_per_host: Annotated[
-        int, Parameter(help="processes per host, where the command asks for no number of workers")
+        int, Parameter(help="processes per host, unless the command gives a number of workers")
     ] = 1,
     bandwidth: Annotated[
-        str | None, Parameter(help="of each host's network card: 100Mbit, 1Gbit; default: no limit")
+        str | None, Parameter(help="bandwidth per host: 100Mbit, 1Gbit [default: no limit]")
     ] = None,
     traffic: Annotated[
-        Path | None, Parameter(help="write the bytes each host sent and received, as JSON")
+        Path | None, Parameter(help="JSON file for the bytes that each host sent and received")
     ] = None,
 ) -> None:
-    """Run a command on a simulated cluster: hosts of this machine with a slow network between them.
+    """Run a command on simulated hosts of this machine, with a slow network between them.
 
     For example: manyhands lab --hosts 4 --bandwidth 100Mbit -- train --strategy averaging
     """
-    from manyhands.launch.lab import Lab, parse_bandwidth, run
+    from manyhands.config.parse import parse_bandwidth
+    from manyhands.launch.simulated_cluster import Lab, run
 
     if not command:
         raise ConfigError("no command is given; expected such as: manyhands lab --hosts 4 -- train")
     own = [sys.executable, "-m", "manyhands"] if command[0] in app else []
-    limit = None if bandwidth is None else parse_bandwidth(bandwidth)
+    limit = None if bandwidth is None else round(parse_bandwidth(bandwidth, in_bytes=False))
     plan = Lab(hosts=hosts, slots=workers_per_host, bandwidth=limit)
     raise SystemExit(run(plan, [*own, *command], traffic))
 
 
 @app.command
 def doctor() -> None:
-    """Say what is installed and working here, each with its remedy."""
+    """Check this installation and suggest fixes."""
     from manyhands.cli.doctor import examine
 
     raise SystemExit(examine())
@@ -117,23 +126,42 @@ def _run(arguments: Sequence[str] | None) -> None:
     except (KeyboardInterrupt, SignalReceived) as error:
         _fail(str(error) or "interrupted", 128 + signals.signal_of(error))
     except (OSError, MemoryError) as error:
-        text = shortage(error, {"output": Path.cwd(), "TMPDIR": temporary_folder()})
+        if why := _output_failure(error):
+            _fail(f"cannot write to standard output: {why}", 1)
+        try:
+            here = Path.cwd()
+        except FileNotFoundError:
+            _fail("the current folder has been removed; change to another one", 2)
+        text = shortage(error, {"output": here, "TMPDIR": temporary_folder()})
         if text is None:
             raise
         _fail(text, 1)
 
 
+def _output_failure(error: BaseException) -> str | None:
+    """Return why standard output cannot be written, if that may be the error, and give it up."""
+    if not isinstance(error, OSError) or error.filename or not sys.stdout:
+        return None
+    try:
+        os.write(sys.stdout.fileno(), b"\n")
+    except OSError as failure:
+        with open(os.devnull, "w") as nothing:  # else Python tries again at exit
+            os.dup2(nothing.fileno(), sys.stdout.fileno())
+        return failure.strerror
+    return None
+
+
 def _describe_unknown_option(error: cyclopts.UnknownOptionError) -> str:
     """Return what is wrong with an option that a command does not have, in our own words."""
-    given = (error.token.keyword or error.token.value).partition("=")[0]
-    if not given.startswith("--"):
+    flag = (error.token.keyword or error.token.value).partition("=")[0]
+    if not flag.startswith("--"):
         return str(error).strip()
     known = [name.lstrip("-") for each in error.argument_collection for name in each.names]
-    hint = nearest(given.lstrip("-"), known).replace("'", "--", 1).replace("'", "")
-    return f"Unknown option: {given}.{hint}"
+    hint = nearest(flag.lstrip("-"), known).replace("'", "--", 1).replace("'", "")
+    return f"Unknown option: {flag}.{hint}"
 
 
-def _fail(message: str, code: int, teller: int = 0) -> None:
+def _fail(message: str, code: int, teller: int = 0) -> NoReturn:
     if group_rank() == teller:
         print(f"manyhands: {message}", file=sys.stderr, flush=True)
     else:

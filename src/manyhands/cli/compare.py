@@ -1,4 +1,4 @@
-"""The commands that end in a report: `manyhands compare` and `manyhands report`."""
+"""The commands that end in a report: `manyhands compare`, `demo` and `report`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from manyhands.cli.help import HelpAll, print_every_option
 from manyhands.cli.options import make_list_flag, takes_options
 from manyhands.errors import ConfigError
 from manyhands.launch.resources import explain_shortage
+from manyhands.training.output_folder import check_writable
 from manyhands.validate import Range
+
+OUTPUT = Path("demo")
 
 
 @takes_options("compare", flag=make_list_flag)
@@ -23,61 +27,94 @@ def compare(
     /,
     *,
     strategies: Annotated[
-        str | None, Parameter(help="names separated by commas, or all [default: all]")
+        str | None,
+        Parameter(help="names of strategies, separated by commas, or all [default: all]"),
     ] = None,
     repeats: Annotated[
-        int | None, Parameter(help="runs of each combination, each with the next seed [default: 3]")
+        int | None, Parameter(help="runs per combination, each with the next seed [default: 3]")
     ] = None,
     scaling: Annotated[
         Literal["strong", "weak"] | None,
         Parameter(
-            help="strong: workers share the work; weak: limit and batch_size are one worker's, "
-            "and grow with the workers [default: strong]"
+            help="strong: workers share the work; weak: each worker has limit examples and "
+            "batch_size, so both grow with the workers [default: strong]"
         ),
     ] = None,
     baseline: Annotated[
-        bool | None, Parameter(help="run sequential as well, to measure speed-ups [default: yes]")
+        bool | None, Parameter(help="also run sequential, to measure speed-ups [default: yes]")
     ] = None,
     quick: Annotated[
-        bool, Parameter(negative="", help="the smaller size that the TOML file describes")
+        bool, Parameter(negative="", help="use the smaller size that the experiment file describes")
     ] = False,
     keep_models: Annotated[
         bool, Parameter(negative="", help="keep each run's model.safetensors")
     ] = False,
     output: Annotated[
         Path | None,
-        Parameter(help="the sweep's folder; the same command with the same folder goes on"),
+        Parameter(help="the sweep's folder; the same command resumes the sweep in it"),
     ] = None,
-    **given: Any,
+    help_all: HelpAll = False,
+    **options: Any,
 ) -> None:
     """Run every combination of strategies, workers and any option given several values, and report.
 
-    Any option takes several values, separated by commas. Finished runs are kept: a comparison that
-    was stopped goes on when the command is given again, with the same model and data.
+    Any option takes several values, separated by commas. To resume a stopped comparison, give the
+    same command again, with the same model and data; finished runs are kept.
     """
-    from manyhands.experiments.sweep.compare import describe, sweep
-    from manyhands.experiments.sweep.spec import parse_alternatives
-    from manyhands.training.setup import get_command
+    if help_all:
+        print_every_option(compare)
+        return
+    from manyhands.experiments.sweep.compare import describe
 
     described = describe(
         experiment,
         quick=quick,
         strategies=None if strategies is None else strategies.split(","),
-        options={
-            name: parse_alternatives(name, text) for name, text in given.items() if text is not None
-        },
+        options=_parse_axes(options),
         repeats=repeats,
         scaling=scaling,
         baseline=baseline,
     )
-    found = sweep(
-        described,
+    _run(described, output, keep_models)
+
+
+def demo(
+    *,
+    output: Annotated[
+        Path, Parameter(help="where to write; the same command with the same folder goes on")
+    ] = OUTPUT,
+    quick: Annotated[
+        bool, Parameter(negative="", help="fewer examples, one repeat: a first look")
+    ] = False,
+) -> None:
+    """Compare every strategy on MNIST with all cores of this machine, and write a report."""
+    from manyhands.experiments.sweep.compare import describe
+    from manyhands.experiments.sweep.spec import DEMO
+
+    _run(describe(DEMO, quick=quick, strategies=None, options={}), output)
+
+
+def _run(experiment: Any, output: Path | None, keep_models: bool = False) -> None:
+    from manyhands.experiments.sweep.compare import sweep
+    from manyhands.training.setup import get_command
+
+    comparison = sweep(
+        experiment,
         output=output,
         keep_models=keep_models,
         command=get_command("manyhands"),
         announce=_print_plan,
     )
-    _print_comparison(found)
+    _print_comparison(comparison)
+
+
+def _parse_axes(options: dict[str, str | None]) -> dict[str, Any]:
+    """Return each option's alternatives, of what was given."""
+    from manyhands.experiments.sweep.spec import parse_alternatives
+
+    return {
+        name: parse_alternatives(name, text) for name, text in options.items() if text is not None
+    }
 
 
 def _print_plan(planned: Any, folder: Path) -> None:
@@ -87,43 +124,45 @@ def _print_plan(planned: Any, folder: Path) -> None:
         print(f"left out: {reason}", file=sys.stderr)
 
 
-def _print_comparison(found: Any) -> None:
+def _print_comparison(comparison: Any) -> None:
     from rich.console import Console
     from rich.markup import escape
 
     console = Console(highlight=False, soft_wrap=True)
-    for sentence in found.table.answer:
-        style = "yellow" if sentence in found.table.doubts else "bold"
+    for sentence in comparison.table.answer:
+        style = "yellow" if sentence in comparison.table.doubts else "bold"
         console.print(f"[{style}]{escape(sentence)}[/{style}]")
-    for name, message in found.failed.items():
+    for name, message in comparison.failed.items():
         console.print(f"[red]failed: {escape(name)}[/red]: {escape(message)}")
-    console.print(f"report: {escape(str(found.report))}")
-    if found.failed:
+    console.print(f"report: {escape(str(comparison.report))}")
+    if comparison.failed:
         raise SystemExit(1)
 
 
 def report(
     *folders: Annotated[
         Path,
-        Parameter(help="sweeps' or runs' folders, or NAME.tar.xz of one; several: side by side"),
+        Parameter(help="folders of sweeps or runs, or NAME.tar.xz; several are shown side by side"),
     ],
     output: Annotated[
         Path | None,
-        Parameter(help="where to write; by default the first folder, or NAME beside NAME.tar.xz"),
+        Parameter(
+            help="folder to write to; by default the first folder, or NAME beside NAME.tar.xz"
+        ),
     ] = None,
-    pdf: Annotated[bool, Parameter(negative="", help="write report.pdf as well")] = False,
+    pdf: Annotated[bool, Parameter(negative="", help="also write report.pdf")] = False,
     watch: Annotated[
         bool,
         Parameter(
             negative="",
-            help="write nothing, but serve the page to this machine's browsers while runs go on",
+            help="serve a live page to browsers on this machine, and write nothing",
         ),
     ] = False,
     port: Annotated[
-        int | None, Parameter(help="where to serve it, 1024 to 65535 [default: any that is free]")
+        int | None, Parameter(help="port of the live page, 1024 to 65535 [default: any free port]")
     ] = None,
 ) -> None:
-    """Build the report again, from the records alone."""
+    """Rebuild a report from its records."""
     if not folders:
         raise ConfigError("no folder is given; expected a sweep's or a run's")
     Range(1024, 65535).check("port", port)
@@ -138,6 +177,7 @@ def report(
     from manyhands.report.archive import folder_beside
 
     place = output or folder_beside(folders[0])
+    check_writable(place)
     with explain_shortage(output=place):
         path = build(folders, place, pdf=pdf)
     print(f"report: {path}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import resource
@@ -17,9 +18,9 @@ from manyhands.data.spark.session import JAVA, java_version
 from manyhands.errors import LaunchError
 from manyhands.launch import mpi as mpis
 from manyhands.launch import resources
-from manyhands.launch.lab import obstacle
 from manyhands.launch.machine import cores, cpu_name
 from manyhands.launch.mpi_libraries import MPILibrary, installed_mpis
+from manyhands.launch.simulated_cluster import obstacle
 
 _ENLARGE = "enlarge /dev/shm (docker run --shm-size=1g)"
 _MANY = 8  # workers for which files must suffice, also where there are fewer cores
@@ -46,7 +47,7 @@ class Finding:
 
     what: str
     state: str
-    found: str
+    result: str
     remedy: str = ""
 
 
@@ -84,12 +85,12 @@ def _check_mpi() -> Iterator[Finding]:
     for mpi in installed_mpis():
         label = f"MPI {mpi.kind}" + (" (the default)" if mpi == chosen else "")
         problem = _try(mpi)
-        found = mpi.mpiexec if problem is None else f"two processes failed: {problem}"
+        result = mpi.mpiexec if problem is None else f"two processes failed: {problem}"
         remedy = "" if problem is None else mpis.suggest_repair(mpi.kind)
         if resources.free_shared_memory() < (need := mpi.shared_bytes(2)):
             remedy = f"{_ENLARGE}: it needs {resources.size_text(need)}"
         worst = "broken" if mpi == chosen else "missing"
-        yield Finding(label, "ok" if problem is None else worst, found, remedy)
+        yield Finding(label, "ok" if problem is None else worst, result, remedy)
 
 
 def _try(mpi: MPILibrary) -> str | None:
@@ -108,22 +109,22 @@ def _try(mpi: MPILibrary) -> str | None:
 
 def _check_mpiexec() -> Finding:
     """Compare plain `mpiexec` with the library that mpi4py loads in a script of the user's own."""
-    found = shutil.which("mpiexec")
-    if found is None:
+    program = shutil.which("mpiexec")
+    if program is None:
         remedy = "only needed to start scripts of your own"
         return Finding("mpiexec", "missing", "not on the PATH", remedy)
-    starts = "Open MPI" if MPILibrary("system", found, None).is_openmpi else "MPICH"
+    starts = "Open MPI" if MPILibrary("system", program, None).is_openmpi else "MPICH"
     line = [sys.executable, "-c", _LOADED]
     done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
     loads = "Open MPI" if "Open MPI" in done.stdout else "MPICH"  # or one with MPICH's interface
     if done.returncode or starts == loads:
-        return Finding("mpiexec", "ok", f"{found}, of {starts}")
+        return Finding("mpiexec", "ok", f"{program}, of {starts}")
     fitting = [m.mpiexec for m in installed_mpis() if m.is_openmpi == (loads == "Open MPI")]
     start = f"start scripts that import mpi4py with {fitting[0]}, or " if fitting else ""
     return Finding(
         "mpiexec",
         "missing",
-        f"{found} is of {starts}, but mpi4py loads {loads}",
+        f"{program} is of {starts}, but mpi4py loads {loads}",
         f"{start}import manyhands.torch_mpi or manyhands.allreduce before mpi4py",
     )
 
@@ -151,8 +152,11 @@ def _starting_bytes() -> int:
 def _check_room(what: str, free: float, need: float, remedy: str) -> Finding:
     """Compare what is free of a resource with what a worker on each core needs."""
     workers = "1 worker needs" if cores() == 1 else f"{cores()} workers need"
-    enough = free >= need
     text = f"{resources.size_text(free)} free; {workers} {resources.size_text(need)}"
+    return _compare(what, free >= need, text, remedy)
+
+
+def _compare(what: str, enough: bool, text: str, remedy: str) -> Finding:
     return Finding(what, "ok" if enough else "missing", text, "" if enough else remedy)
 
 
@@ -161,14 +165,13 @@ def _check_descriptors() -> Finding:
     need = resources.files_needed(max(cores(), _MANY))
     enough = soft == resource.RLIM_INFINITY or soft >= need
     text = f"at most {soft}; {max(cores(), _MANY)} workers need {need}"
-    return Finding(
-        "open files", "ok" if enough else "missing", text, "" if enough else "ulimit -n 1024"
-    )
+    return _compare("open files", enough, text, "ulimit -n 1024")
 
 
 def _check_memory() -> Finding:
     need = cores() * resources.MEMORY_PER_WORKER
-    return _check_room("memory", resources.memory_left(), need, "use fewer workers")
+    free = resources.free_memory()
+    return _check_room("memory", math.inf if free is None else free, need, "use fewer workers")
 
 
 def _check_folders() -> Iterator[Finding]:
@@ -176,10 +179,9 @@ def _check_folders() -> Iterator[Finding]:
     places = {"TMPDIR": resources.temporary_folder(), "current folder": Path.cwd()}
     for name, folder in places.items():
         free = shutil.disk_usage(folder).free
-        enough = free >= _SPACE
         text = f"{folder}, {resources.size_text(free)} free"
-        remedy = "" if enough else "free some space, or set TMPDIR or --output to another folder"
-        yield Finding(name, "ok" if enough else "missing", text, remedy)
+        remedy = "free some space, or set TMPDIR or --output to another folder"
+        yield _compare(name, free >= _SPACE, text, remedy)
 
 
 def _check_user() -> Finding:
@@ -203,8 +205,8 @@ def _check_cuda() -> Finding:
 
 
 def _check_slurm() -> Finding:
-    if found := shutil.which("srun"):
-        return Finding("Slurm", "ok", found)
+    if program := shutil.which("srun"):
+        return Finding("Slurm", "ok", program)
     return Finding("Slurm", "missing", "no srun", "only needed on clusters that have it")
 
 
@@ -215,19 +217,19 @@ def _check_lab() -> Finding:
 
 
 def _check_java() -> Finding:
-    found = java_version()
-    if found is None:
+    version = java_version()
+    if version is None:
         return Finding("Java", "missing", "not installed", "only needed to prepare data on Spark")
-    if found < JAVA:
+    if version < JAVA:
         remedy = f"to prepare data on Spark: apt install openjdk-{JAVA}-jre-headless"
-        return Finding("Java", "missing", f"{found}, too old for Spark", remedy)
-    return Finding("Java", "ok", str(found))
+        return Finding("Java", "missing", f"{version}, too old for Spark", remedy)
+    return Finding("Java", "ok", str(version))
 
 
 def _check_spark() -> Finding:
     if version := _get_version("pyspark"):
         return Finding("Spark", "ok", version)
-    remedy = "to prepare large data: pip install 'manyhands[spark]'"
+    remedy = "to prepare large data: pip install '.[spark]' in the checkout"
     return Finding("Spark", "missing", "not installed", remedy)
 
 
@@ -255,8 +257,8 @@ def check_all() -> list[Finding]:
     """Look at everything."""
     seen: list[Finding] = []
     for check in _CHECKS:
-        found = check()
-        seen += [found] if isinstance(found, Finding) else list(found)
+        finding = check()
+        seen += [finding] if isinstance(finding, Finding) else list(finding)
     return seen
 
 
@@ -269,6 +271,6 @@ def examine() -> int:
     table = Table("", "what", "found", "remedy", box=None)
     marks = {"ok": "[green]✓[/green]", "missing": "[yellow]–[/yellow]", "broken": "[red]✗[/red]"}
     for finding in seen:
-        table.add_row(marks[finding.state], finding.what, finding.found, finding.remedy)
+        table.add_row(marks[finding.state], finding.what, finding.result, finding.remedy)
     Console().print(table)
     return int(any(finding.state == "broken" for finding in seen))

@@ -21,6 +21,12 @@ _GROUPS = {
 }
 
 
+def is_common(flag: str) -> bool:
+    """Say whether the short help shows a flag: a common option of a run, or none of a run's."""
+    option = options().get(flag.removeprefix("--").replace("-", "_"))
+    return option is None or option.tags.common
+
+
 def make_flag(option: Option) -> inspect.Parameter:
     """Turn an option into a flag; None means "not given": defaults stay where they are declared."""
     owners = "" if option.owners == ("run",) else f" ({', '.join(option.owners)})"

@@ -26,33 +26,33 @@ READABLE = 240  # cells of the picture that can hold a number each
 @takes_options("partition")
 def partition(
     *,
-    epoch: Annotated[int, Parameter(help="which epoch to look at")] = 1,
+    epoch: Annotated[int, Parameter(help="the epoch to show")] = 1,
     json_: Annotated[
         bool, Parameter(name="--json", negative="", help="print the partition as one JSON object")
     ] = False,
     output: Annotated[
         Path | None, Parameter(help="folder for partition.json and the picture (PNG, SVG)")
     ] = None,
-    **given: Any,
+    **options: Any,
 ) -> None:
     """Show who would see which examples, without training."""
     check_writable(output)
-    found = divide(epoch, **given)
+    division = divide(epoch, **options)
     if output is not None:
-        write(found, output)
+        write(division, output)
     if json_:
-        print(json.dumps(found))
+        print(json.dumps(division))
         return
     from rich.console import Console
 
     console = Console(highlight=False)
-    console.print(make_table(found))
-    console.print(describe_coverage(found), soft_wrap=True)
+    console.print(make_table(division))
+    console.print(describe_coverage(division), soft_wrap=True)
     if output is not None:
         console.print(f"record and picture: {output}", soft_wrap=True)
 
 
-def divide(epoch: int = 1, **given: Any) -> dict[str, Any]:
+def divide(epoch: int = 1, **values: Any) -> dict[str, Any]:
     """Divide the data as a run with these options would, in that epoch.
 
     Returns:
@@ -66,26 +66,26 @@ def divide(epoch: int = 1, **given: Any) -> dict[str, Any]:
     from manyhands.training.process.data import make_plan
 
     EPOCHS.check("epoch", epoch)
-    config = configure(given)
+    config = configure(values)
     with tempfile.TemporaryDirectory(prefix="manyhands-") as place:
         data = Stored.open(store(config.data, Path(place) / "data"), train_limit=config.limit)
         train = data.train
         made = make_plan(config, examples=len(train), rank=0, labels=train.labels, ids=data.ids)
-        found = made.describe(epoch, classes=data.classes)
+        division = made.describe(epoch, classes=data.classes)
         about = {"data": data.name, "train": len(train), "classes": data.classes}
-    workers: Any = found["workers"]
+    workers: Any = division["workers"]
     for worker, far in zip(workers, skew([w["classes"] for w in workers]), strict=True):
         worker["skew"] = far
     options = {"strategy": config.strategy.name, "seed": config.seed, "shares": config.shares}
-    return {**about, **options, "batch_size": config.batch_size, **found}
+    return {**about, **options, "batch_size": config.batch_size, **division}
 
 
-def make_table(found: Mapping[str, Any]) -> Table:
+def make_table(division: Mapping[str, Any]) -> Table:
     """Return one row per worker: how many examples, how many unique, and its mix of classes."""
     from rich.table import Table
 
-    workers, classes = found["workers"], found["classes"]
-    shown = Table(title=f"{found['data']}, {found['train']:,} examples, {found['kind']}")
+    workers, classes = division["workers"], division["classes"]
+    shown = Table(title=f"{division['data']}, {division['train']:,} examples, {division['kind']}")
     for head in ("worker", "examples", "of all", "unique"):
         shown.add_column(head, justify="right")
     if classes:
@@ -94,7 +94,7 @@ def make_table(found: Mapping[str, Any]) -> Table:
     most = max((max(w["classes"]) for w in workers), default=0) if classes else 0
     for worker in workers:
         cells = [str(worker["rank"]), f"{worker['examples']:,}"]
-        cells += [f"{worker['examples'] / found['train']:.1%}", f"{worker['unique']:,}"]
+        cells += [f"{worker['examples'] / division['train']:.1%}", f"{worker['unique']:,}"]
         if classes:
             cells += [f"{worker['skew']:.3f}", _draw_counts(worker["classes"], most)]
         shown.add_row(*cells)
@@ -107,24 +107,24 @@ def _draw_counts(counts: list[int], most: int) -> str:
     return "".join(HEIGHTS[-(-top * count // most) if most else 0] for count in counts)
 
 
-def describe_coverage(found: Mapping[str, Any]) -> str:
+def describe_coverage(division: Mapping[str, Any]) -> str:
     """Say how much of the set an epoch covers, and how much of it twice."""
-    whole = found["train"]
+    whole = division["train"]
     return (
-        f"epoch {found['epoch']}: {found['seen']:,} of {whole:,} examples are seen "
-        f"({found['seen'] / whole:.1%}), {found['twice']:,} more than once "
-        f"({found['twice'] / whole:.1%})"
+        f"epoch {division['epoch']}: {division['seen']:,} of {whole:,} examples are seen "
+        f"({division['seen'] / whole:.1%}), {division['twice']:,} more than once "
+        f"({division['twice'] / whole:.1%})"
     )
 
 
-def write(found: Mapping[str, Any], folder: Path) -> None:
+def write(division: Mapping[str, Any], folder: Path) -> None:
     """Write the partition as JSON, and its picture as PNG and SVG."""
     from manyhands.launch.machine import write_json
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / "partition.json", found)
-        canvas = draw_picture(found)
+        write_json(folder / "partition.json", division)
+        canvas = draw_picture(division)
         for kind in ("png", "svg"):
             canvas.savefig(folder / f"partition.{kind}", dpi=144)
     except OSError as error:
@@ -133,13 +133,13 @@ def write(found: Mapping[str, Any], folder: Path) -> None:
         ) from None
 
 
-def draw_picture(found: Mapping[str, Any]) -> Any:
+def draw_picture(division: Mapping[str, Any]) -> Any:
     """Draw each worker's examples, class by class: the darker, the more."""
     import numpy as np
     from matplotlib.figure import Figure
 
-    workers = found["workers"]
-    labelled = found["classes"] is not None
+    workers = division["workers"]
+    labelled = division["classes"] is not None
     counts = np.array([w["classes"] if labelled else [w["examples"]] for w in workers])
     wide = 2.6 + 0.55 * counts.shape[1]
     canvas = Figure(figsize=(max(wide, 5), 1.4 + 0.4 * len(counts)), layout="constrained")
@@ -148,7 +148,9 @@ def draw_picture(found: Mapping[str, Any]) -> Any:
     axes.set_yticks(range(len(workers)), [f"worker {w['rank']}" for w in workers])
     axes.set_xticks(range(counts.shape[1]) if labelled and counts.shape[1] <= 40 else [])
     axes.set_xlabel("class" if labelled else "examples")
-    axes.set_title(f"{found['data']}, {found['kind']}: examples in an epoch", fontsize="medium")
+    axes.set_title(
+        f"{division['data']}, {division['kind']}: examples in an epoch", fontsize="medium"
+    )
     if counts.size <= READABLE:
         for (row, column), count in np.ndenumerate(counts):
             ink = "white" if count > 0.6 * counts.max() else "black"

@@ -17,31 +17,32 @@ from manyhands.training.output_folder import check_writable
 def predict(
     *,
     strategies: Annotated[
-        str | None, Parameter(help="names separated by commas, or all [default: all]")
+        str | None,
+        Parameter(help="names of strategies, separated by commas, or all [default: all]"),
     ] = None,
     workers: Annotated[
         str | None,
-        Parameter(help="up to how many, or a list such as 1,3,5 [default: up to the cores]"),
+        Parameter(
+            help="largest number of workers, or a list such as 1,3,5 [default: up to the cores]"
+        ),
     ] = None,
     scaling: Annotated[
         Literal["strong", "weak"],
-        Parameter(help="strong: workers share batch_size; weak: it is every worker's own"),
+        Parameter(help="strong: workers share batch_size; weak: each worker has batch_size"),
     ] = "strong",
     latency: Annotated[
-        str | None, Parameter(help="of a network between hosts, e.g. 20us [default: one host]")
+        str | None, Parameter(help="network latency between hosts, e.g. 20us [default: one host]")
     ] = None,
     bandwidth: Annotated[
-        str | None, Parameter(help="of each host's link, e.g. 100Gbit or 12.5GB per second")
+        str | None, Parameter(help="network bandwidth per host and second, e.g. 100Gbit or 12.5GB")
     ] = None,
-    per_host: Annotated[
-        int | None, Parameter(help="workers on each host of that network [default: 1]")
-    ] = None,
+    per_host: Annotated[int | None, Parameter(help="workers per host [default: 1]")] = None,
     calibration: Annotated[
-        Path | None, Parameter(help="an earlier prediction.json, instead of measuring again")
+        Path | None, Parameter(help="an earlier prediction.json to use instead of measuring")
     ] = None,
     against: Annotated[
         Path | None,
-        Parameter(help="a sweep's folder: predict its runs, and state the error"),
+        Parameter(help="a sweep's folder: predict its runs and report the error"),
     ] = None,
     json_: Annotated[
         bool, Parameter(name="--json", negative="", help="print the forecast as one JSON object")
@@ -49,7 +50,7 @@ def predict(
     output: Annotated[Path, Parameter(help="folder for the records and the picture")] = Path(
         "prediction"
     ),
-    **given: Any,
+    **options: Any,
 ) -> None:
     """Predict time per step, speed-up and the best number of workers, from short measurements."""
     from manyhands.experiments.forecast.predict import report
@@ -66,7 +67,7 @@ def predict(
         bandwidth=bandwidth,
         per_host=per_host,
         calibration=calibration,
-        **given,
+        **options,
     )
 
 

@@ -73,7 +73,7 @@ class Batch:
 
 
 def train(
-    given: Mapping[str, Any],
+    run_options: Mapping[str, Any],
     also: list[str],
     *,
     asked: bool,
@@ -83,7 +83,7 @@ def train(
     """Do `manyhands train` with these options as a batch job; returns its exit code.
 
     Args:
-        given: The options of the run.
+        run_options: The options of the run.
         also: Flags of `manyhands train` that are none of the run's.
         asked: Whether Slurm was asked for; without, the other two would be ignored.
         nodes: How many nodes.
@@ -94,34 +94,34 @@ def train(
             "nodes or sbatch_options is given without slurm; add slurm, or leave it out"
         )
     PROCESSES.check("nodes", nodes)
-    given = {name: value for name, value in given.items() if value is not None}
-    if given.get("workers") == "auto":
+    run_options = {name: value for name, value in run_options.items() if value is not None}
+    if run_options.get("workers") == "auto":
         raise ConfigError(
             "workers is 'auto', which measures this machine, not Slurm's nodes; give a number"
         )
-    config, folder = _configure_run(given)
-    if "resume" not in given:
-        given["output"] = str(folder)
+    config, folder = _configure_run(run_options)
+    if "resume" not in run_options:
+        run_options["output"] = str(folder)
     batch = Batch(
         config=config,
         folder=folder,
-        arguments=[*format_flags(given), *also],
+        arguments=[*format_flags(run_options), *also],
         nodes=nodes,
         options=options,
     )
     return submit(batch)
 
 
-def _configure_run(given: Mapping[str, Any]) -> tuple[RunConfig, Path]:
+def _configure_run(options: Mapping[str, Any]) -> tuple[RunConfig, Path]:
     """Return the run that the options describe, as its checkpoint has it if it goes on."""
-    if "resume" in given:
-        folder = Path(given["resume"]).absolute()
+    if "resume" in options:
+        folder = Path(options["resume"]).absolute()
         output_folder.check_resumed(folder)
-        now = {name: value for name, value in given.items() if name != "resume"}
+        now = {name: value for name, value in options.items() if name != "resume"}
         return configure(
             resume.resumed_options(resume.find_checkpoint(folder, warn), folder, now)
         ), folder
-    config = configure(given)
+    config = configure(options)
     if config.output is None:
         return config, output_folder.unique_path("slurm")
     folder = Path(config.output).absolute()
@@ -129,10 +129,10 @@ def _configure_run(given: Mapping[str, Any]) -> tuple[RunConfig, Path]:
     return config, folder
 
 
-def format_flags(given: Mapping[str, Any]) -> list[str]:
+def format_flags(options: Mapping[str, Any]) -> list[str]:
     """Return options as the command line takes them."""
     words: list[str] = []
-    for name, value in given.items():
+    for name, value in options.items():
         flag = name.replace("_", "-")
         if isinstance(value, bool):
             words.append(f"--{flag}" if value else f"--no-{flag}")

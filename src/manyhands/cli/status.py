@@ -7,7 +7,7 @@ import threading
 import time
 from typing import Any
 
-from manyhands.launch.environment import group_rank
+from manyhands.launch.environment import group_rank, has_terminal
 
 FIRST, STILL = 3.0, 30.0  # seconds before a stage is named, and before it is named again
 
@@ -39,7 +39,7 @@ class Status:
 
     def __enter__(self) -> Status:
         self._begun = self._last = time.monotonic()
-        if self.shown and sys.stderr.isatty():
+        if self.shown and has_terminal():
             from rich.console import Console
             from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 

@@ -34,7 +34,7 @@ def check(config: RunConfig) -> None:
         check_torch(config, f"comm is {config.comm!r}")
     if config.tensorboard and find_spec("tensorboard") is None:
         raise ConfigError(
-            "tensorboard is given, but is not installed: pip install 'manyhands[tensorboard]'"
+            "tensorboard is not installed: run pip install '.[tensorboard]' in the checkout"
         )
     if config.privacy:
         _check_privacy(config, config.privacy)
@@ -77,13 +77,13 @@ def _check_validation(config: RunConfig) -> None:
     if config.validation is None:
         if config.patience is not None:
             raise ConfigError(
-                f"patience is {config.patience}, but nothing is kept aside to judge by; add "
+                f"patience is {config.patience}, but there is no validation part; add "
                 "validation, e.g. 0.1"
             )
     elif config.privacy:
         raise ConfigError(
-            f"validation is {config.validation} in a private run: how the model does on records "
-            "of the training set tells about them; keep public data aside as the test set"
+            f"validation is {config.validation} in a private run: validation figures would reveal "
+            "training records; use public data as the test set"
         )
 
 
@@ -125,7 +125,7 @@ def _check_steps(config: RunConfig) -> None:
     if config.accumulate > max(1, config.batch_size // split):
         raise ConfigError(
             f"accumulate is {config.accumulate}, but a worker's part of a batch has "
-            f"{config.batch_size // split} examples; expected that many pieces at the most"
+            f"{config.batch_size // split} examples; expected at most that many pieces"
         )
     if config.no_decay is not None and not getattr(config.optimizer, "weight_decay", 0.0):
         raise ConfigError(
@@ -157,7 +157,9 @@ def _check_target(config: RunConfig) -> None:
             "target, or accuracy as the first metric"
         )
     aims = config.target is not None or config.target_accuracy is not None
-    if config.evaluate_every > 1 and aims and config.validation is None:
+    every = config.evaluations
+    rare = every.epochs is not None and every.epochs > 1
+    if rare and aims and config.validation is None:
         raise ConfigError(
             f"evaluate_every is {config.evaluate_every}, but the target needs the test set after "
             "every epoch; leave one of them out, or add validation, e.g. 0.1"
@@ -171,13 +173,13 @@ def _check_profile(config: RunConfig) -> None:
     if config.max_steps is None or config.max_steps > PROFILED:
         raise ConfigError(
             f"profile is given with max_steps {config.max_steps}; every operation is kept, so "
-            f"expected max_steps of {PROFILED} at the most"
+            f"expected max_steps of at most {PROFILED}"
         )
     if config.privacy and config.privacy.fixed_key is None:
         raise ConfigError(
-            "profile is given in a private run, where how long a step took tells how many "
-            "records were drawn; leave it out, or add fixed_key: the run spends its time alike, "
-            "and its record calls it NOT PRIVATE"
+            "profile is given in a private run, where the time of a step reveals how many records "
+            "were drawn; leave it out, or add fixed_key: the run takes the same time, and its "
+            "record calls it NOT PRIVATE"
         )
 
 
@@ -216,7 +218,7 @@ def _check_lifecycle(config: RunConfig) -> None:
         if not config.strategy.supports.resume:
             raise ConfigError(
                 f"checkpoint_every is {config.checkpoint_every!r}, but {config.strategy.name} runs "
-                "cannot go on from a checkpoint; leave it out"
+                "cannot resume from a checkpoint; leave it out"
             )
     elif config.on_failure == "restart":
         raise ConfigError("on_failure is 'restart'; that needs checkpoint_every, e.g. 200steps")
@@ -247,7 +249,7 @@ def _find_survival_obstacle(config: RunConfig) -> str:
     algorithm = getattr(config.strategy, "allreduce", "auto")
     restart = "use on_failure='restart'"
     if not config.strategy.supports.outlives:
-        return f"{config.strategy.name} cannot go on without one of its processes; {restart}"
+        return f"{config.strategy.name} cannot continue without one of its processes; {restart}"
     if config.privacy:
         return f"in a private run every worker's noise is part of the promise; {restart}"
     if config.mpi == "mpich":
@@ -275,7 +277,9 @@ def _check_device(config: RunConfig) -> None:
         if config.kernels == "graphs":
             raise ConfigError("kernels is 'graphs', which is for GPUs; add device cuda")
         if config.deterministic:
-            raise ConfigError("deterministic is for GPUs, CPUs are anyway; add device cuda")
+            raise ConfigError(
+                "deterministic is for GPUs; runs on CPUs need no option for it; add device cuda"
+            )
         return
     if config.device == "cuda" and not config.strategy.on_gpu(config):
         another, so = "strategy", ""
@@ -359,6 +363,11 @@ def _check_privacy(config: RunConfig, privacy: Privacy) -> None:
         raise ConfigError(
             f"balance is {config.balance!r}, which measures and tells how many examples a "
             "worker takes; in a private run that is secret: leave it out"
+        )
+    if config.evaluations.seconds is not None:
+        raise ConfigError(
+            f"evaluate_every is {config.evaluate_every!r} in a private run: after how many steps "
+            "so much time has passed tells how many records they had; use steps or epochs"
         )
     for f in fields(config):
         reason = f.metadata["tags"].not_private if "tags" in f.metadata else ""

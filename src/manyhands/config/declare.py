@@ -51,10 +51,12 @@ class Tags:
             private run resumes with the same value.
         divides: It decides how workers divide the work: without meaning for a single worker.
         decides_kernels: The choice of the fastest kernels depends on it.
+        decides_pace: A step takes longer or shorter with another value.
         code: It may be the user's own code or data: an object, or `package.module:name`.
         file: It may name a file or a folder.
         commas: One value may hold commas, so that alternatives stand between semicolons.
         feature: A strategy may lack it (`Supports.lacks`).
+        common: `--help` shows it; the others are shown by `--help-all`.
         not_private: Why a private run cannot have it; empty if it can.
     """
 
@@ -67,10 +69,12 @@ class Tags:
     length: bool = False
     divides: bool = False
     decides_kernels: bool = False
+    decides_pace: bool = False
     code: bool = False
     file: bool = False
     commas: bool = False
     feature: bool = False
+    common: bool = False
     not_private: str = ""
 
 

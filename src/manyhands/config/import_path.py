@@ -16,15 +16,13 @@ def import_object(spec: str, field: str) -> Any:
     module_name, _, attribute = spec.partition(":")
     if not attribute or not all(part.isidentifier() for part in module_name.split(".")):
         raise ConfigError(f"{field} is {spec!r}; expected package.module:factory")
-    # Like `python -m`: a user's own module lies where the command is given.
-    if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.insert(0, os.getcwd())
+    include_working_folder()
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise
-        known = [found.name for found in pkgutil.iter_modules([os.getcwd()])]
+        known = [listed.name for listed in pkgutil.iter_modules([os.getcwd()])]
         raise ConfigError(
             f"{field} is {spec!r}; there is no module {error.name!r}.{nearest(error.name, known)}"
         ) from error
@@ -34,6 +32,12 @@ def import_object(spec: str, field: str) -> Any:
             f"{nearest(attribute, dir(module))}"
         )
     return getattr(module, attribute)
+
+
+def include_working_folder() -> None:
+    """Look for modules in the working folder too, like `python -m`: a user's own may be there."""
+    if "" not in sys.path and (folder := os.getcwd()) not in sys.path:
+        sys.path.insert(0, folder)
 
 
 def get_name(part: Any) -> str:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from manyhands.config.declare import NON_NEGATIVE, POSITIVE, check_declared, option
+from manyhands.config.declare import NON_NEGATIVE, POSITIVE, Tags, check_declared, option
 from manyhands.errors import ConfigError
 from manyhands.validate import Range
 
@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 
 _SGD_LR, _ADAM_LR = 0.02, 0.001
 _LR = (
-    f"learning rate; by default {_SGD_LR} for sgd, which lr_scaling divides by the number of "
-    f"workers where they update independently, and {_ADAM_LR} for adam and adamw"
+    f"learning rate; by default {_ADAM_LR} for adam and adamw, and {_SGD_LR} for sgd, divided by "
+    "the number of workers where workers update independently (see lr_scaling)"
 )
+_COMMON = Tags(common=True)
 _DECAY = "weight decay"
 _MOMENTUM = Range(0.0, 1.0, whole=False, below=True)  # at 1 no gradient is ever forgotten
 
@@ -36,7 +37,7 @@ class SGD:
     """Stochastic gradient descent, with momentum if asked for."""
 
     name: ClassVar[str] = "sgd"
-    lr: float = option(_SGD_LR, _LR, POSITIVE)
+    lr: float = option(_SGD_LR, _LR, POSITIVE, _COMMON)
     momentum: float = option(0.9, "momentum of SGD", _MOMENTUM)
     nesterov: bool = option(False, "Nesterov's momentum")
     weight_decay: float = option(0.0, _DECAY, NON_NEGATIVE)
@@ -58,7 +59,7 @@ class Adam:
     """Adam (Kingma & Ba 2015)."""
 
     name: ClassVar[str] = "adam"
-    lr: float = option(_ADAM_LR, _LR, POSITIVE)
+    lr: float = option(_ADAM_LR, _LR, POSITIVE, _COMMON)
     weight_decay: float = option(0.0, _DECAY, NON_NEGATIVE)
 
     def __post_init__(self) -> None:
@@ -78,7 +79,7 @@ class AdamW:
     """Adam with decoupled weight decay (Loshchilov & Hutter 2019)."""
 
     name: ClassVar[str] = "adamw"
-    lr: float = option(_ADAM_LR, _LR, POSITIVE)
+    lr: float = option(_ADAM_LR, _LR, POSITIVE, _COMMON)
     weight_decay: float = option(0.01, _DECAY, NON_NEGATIVE)
 
     def __post_init__(self) -> None:

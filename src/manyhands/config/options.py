@@ -79,7 +79,7 @@ def _list_commands(owner: str) -> tuple[Command, ...]:
         return ("train", "compare", "predict", "audit", "join")
     if owner == _PRIVATE:
         return ("train", "compare", "predict", "audit")
-    return ("train", "compare", "predict") if owner in OPTIMIZERS else ("train", "compare")
+    return ("train", "compare", "predict", "audit") if owner in OPTIMIZERS else ("train", "compare")
 
 
 def _read_declarations(kind: type, owner: str) -> list[Option]:
@@ -124,16 +124,16 @@ def options() -> Mapping[str, Option]:
         raise RuntimeError("no strategy is registered: import manyhands.strategies first")
     choices = (
         _make_choice(
-            "strategy", _strategies, "how SGD is made parallel", "sync",
-            commands=("audit", "partition", "privacy"), in_sweep="strategies",
+            "strategy", _strategies, "how SGD is parallelised", "sync",
+            commands=("audit", "partition", "privacy"), in_sweep="strategies", common=True,
         ),
         _make_choice(
             "optimizer", OPTIMIZERS, "how a gradient becomes an update", SGD.name,
-            commands=("predict",), code=True,
+            commands=("audit", "predict"), code=True, common=True,
         ),
         Option(
             _PRIVATE, bool, False, "train with differential privacy", ("run",), None,
-            Tags(decides_kernels=True), "Training",
+            Tags(commands=("audit",), decides_kernels=True, common=True), "Training",
         ),
     )  # fmt: skip
     table = {option.name: option for option in (*choices, *_read_declarations(RunConfig, "run"))}
@@ -158,29 +158,29 @@ def find_tagged(holds: Callable[[Tags], object]) -> tuple[str, ...]:
     return tuple(name for name, option in options().items() if holds(option.tags))
 
 
-def configure(given: Mapping[str, Any]) -> RunConfig:
+def configure(values: Mapping[str, Any]) -> RunConfig:
     """Build the configuration from flat options; None means "not given".
 
     `strategy` and `optimizer` are names or objects; an object brings its own options, and so does
     `privacy`.
     """
-    given = {name: value for name, value in given.items() if value is not None}
+    values = {name: value for name, value in values.items() if value is not None}
     table = options()
-    whole = given.pop("privacy", None)
-    for name, value in given.items():
+    whole = values.pop("privacy", None)
+    for name, value in values.items():
         if name not in table:
             raise ConfigError(f"unknown option {name!r}.{nearest(name, table)}")
         if name not in _RUN_ONLY:
             table[name].check(value)
-    strategy = _build_part("strategy", given, _strategies, "sync", table)
-    privacy = _build_privacy(whole, given, table)
-    if given.get("optimizer", SGD.name) == SGD.name and "lr" not in given:
-        given = {"lr_scaling": strategy.lr_scaling, **given}
-    given = presets.apply(given)
-    optimizer = _build_part("optimizer", given, OPTIMIZERS, SGD.name, table)
+    strategy = _build_part("strategy", values, _strategies, "sync", table)
+    privacy = _build_privacy(whole, values, table)
+    if values.get("optimizer", SGD.name) == SGD.name and "lr" not in values:
+        values = {"lr_scaling": strategy.lr_scaling, **values}
+    values = presets.apply(values)
+    optimizer = _build_part("optimizer", values, OPTIMIZERS, SGD.name, table)
     mine = {getattr(strategy, "name", None), getattr(optimizer, "name", None), "run"}
     mine |= {_PRIVATE} if privacy else set()
-    for name in given:
+    for name in values:
         owners = table[name].owners
         if not mine & set(owners):
             otherwise = ", or add private" if _PRIVATE in owners else ""
@@ -189,7 +189,7 @@ def configure(given: Mapping[str, Any]) -> RunConfig:
                 f"{get_name(optimizer)}; it would be ignored: leave it out{otherwise}"
             )
     parts = (*_RUN_ONLY, _PRIVATE)
-    run = {n: v for n, v in given.items() if table[n].owners == ("run",) and n not in parts}
+    run = {n: v for n, v in values.items() if table[n].owners == ("run",) and n not in parts}
     run = {"workers": _choose_workers(run, strategy), **run}
     config = RunConfig(strategy=strategy, optimizer=optimizer, privacy=privacy, **run)
     check(config)
@@ -210,15 +210,15 @@ def _choose_workers(run: Mapping[str, Any], strategy: Any) -> int:
 
 
 def _build_privacy(
-    whole: Any, given: Mapping[str, Any], table: Mapping[str, Option]
+    whole: Any, values: Mapping[str, Any], table: Mapping[str, Option]
 ) -> Privacy | None:
     """Return the privacy that the options describe, if any."""
-    own = {n: v for n, v in given.items() if _PRIVATE in table[n].owners}
+    own = {n: v for n, v in values.items() if _PRIVATE in table[n].owners}
     if whole is None:
-        return Privacy(**own) if given.get(_PRIVATE) else None
+        return Privacy(**own) if values.get(_PRIVATE) else None
     if not isinstance(whole, Privacy):
         raise ConfigError(f"privacy is {whole!r}; expected manyhands.Privacy(epsilon=…)")
-    if own or _PRIVATE in given:
+    if own or _PRIVATE in values:
         beside = next(iter(own), _PRIVATE)
         raise ConfigError(f"{beside} is given beside privacy={whole!r}; give it to that object")
     return whole
@@ -226,17 +226,17 @@ def _build_privacy(
 
 def _build_part(
     role: str,
-    given: Mapping[str, Any],
+    values: Mapping[str, Any],
     known: Mapping[str, Any],
     default: str,
     table: Mapping[str, Option],
 ) -> Any:
     """Return the strategy or the optimizer that the options describe."""
-    chosen = given.get(role, default)
+    chosen = values.get(role, default)
     if not isinstance(chosen, str):
         if role == "strategy" and not hasattr(chosen, "supports"):
             raise ConfigError(f"strategy is {chosen!r}; expected a name, or e.g. manyhands.Sync()")
-        own = [n for n in given if getattr(chosen, "name", "") in table[n].owners]
+        own = [n for n in values if getattr(chosen, "name", "") in table[n].owners]
         if own:
             raise ConfigError(f"{own[0]} is given beside {role}={chosen!r}; give it to that object")
         return chosen
@@ -244,7 +244,7 @@ def _build_part(
         raise ConfigError(
             f"{role} is {chosen!r}; expected one of {', '.join(known)}.{nearest(chosen, known)}"
         )
-    return known[chosen](**{n: v for n, v in given.items() if chosen in table[n].owners})
+    return known[chosen](**{n: v for n, v in values.items() if chosen in table[n].owners})
 
 
 def flatten(config: RunConfig) -> dict[str, Any]:
@@ -262,9 +262,9 @@ def flatten(config: RunConfig) -> dict[str, Any]:
 
 
 def _is_number(kind: Any) -> bool:
-    """Say whether values of a type are numbers, or lists of them."""
+    """Say whether values of a type are numbers, or lists of them, and never texts."""
     if get_origin(kind) in (Union, types.UnionType, tuple):
-        return any(_is_number(arm) for arm in get_args(kind))
+        return str not in get_args(kind) and any(_is_number(arm) for arm in get_args(kind))
     return kind in (int, float)
 
 

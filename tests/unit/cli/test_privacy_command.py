@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import manyhands as mh
 from manyhands.cli.app import main
-from manyhands.cli.privacy import compute_budget, format_budget, write
+from manyhands.cli.privacy import compute_budget, write
+from manyhands.config.options import configure
 from manyhands.errors import ConfigError
+from manyhands.experiments.sweep.plan import make_schedule
+from manyhands.experiments.sweep.spec import read
+from manyhands.privacy.terms import solve
 
 RECIPE: dict[str, Any] = {"examples": 60_000, "batch_size": 512, "epochs": 40}
 FLAGS = ["privacy", "--examples", "60000", "--batch-size", "512", "--epochs", "40"]
@@ -57,21 +63,41 @@ def test_it_is_the_cost_of_the_strategy_that_would_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "trusted"), [((), "nobody"), (("--staleness", "0"), "the workers trust the masters")]
+    ("flags", "trusted"),
+    [
+        ((), "a reader of messages need not"),
+        (("--staleness", "0"), "the workers trust the masters"),
+    ],
 )
 def test_whom_a_server_asks_to_trust(
     capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], trusted: str
 ) -> None:
     call("--noise-multiplier", "4", "--strategy", "server", "--workers", "4", *flags)
-    assert f"trust: {trusted}" in capsys.readouterr().out
+    assert f"who is trusted: {trusted}" in capsys.readouterr().out
 
 
-def test_a_delta_that_gives_a_record_away_is_noted() -> None:
-    assert any("use a smaller delta" in line for line in format_budget(compute_budget(
-        examples=1000, batch_size=100, epochs=1, noise_multiplier=4.0, delta=1e-3
-    )))  # fmt: skip
-    careful = format_budget(compute_budget(**RECIPE, noise_multiplier=4.0))
-    assert not any("note" in line for line in careful)
+def test_command_file_and_python_ask_for_the_same_noise(tmp_path: Path) -> None:
+    shared = {"batch_size": 512, "epochs": 40, "workers": 4}
+    asked = compute_budget(60_000, **shared, epsilon=3.0, strategy="averaging")
+    file = tmp_path / "mine.toml"
+    file.write_text(
+        'strategies = ["averaging"]\n[options]\nprivate = true\nepsilon = 3.0\n'
+        "batch_size = 512\nepochs = 40\nworkers = 4\n"
+    )
+    (run,) = make_schedule(replace(read(file), repeats=1, baseline=False)).runs
+    python = {**shared, "strategy": "averaging", "privacy": mh.Privacy(epsilon=3.0)}
+    for config in (configure(run.options), configure(python)):
+        terms = solve(config, 60_000)
+        assert terms.as_dict() == {name: asked[name] for name in terms.as_dict()}
+        assert terms.delta == 1e-5
+
+
+def test_a_delta_that_gives_a_record_away_is_refused() -> None:
+    with pytest.raises(ConfigError, match="expected less than 1/n"):
+        compute_budget(
+            examples=1000, batch_size=100, epochs=1, noise_multiplier=4.0, delta=1e-3
+        )  # fmt: skip
+    assert compute_budget(1000, batch_size=100, epochs=1, noise_multiplier=4.0)["delta"] == 1e-4
 
 
 def test_what_cannot_be_answered_is_refused() -> None:

@@ -31,6 +31,16 @@ def test_a_delta_of_one_is_refused():
     refused("delta is 1.0", delta=1.0)
 
 
+@pytest.mark.parametrize(
+    ("records", "delta"),
+    [(9, 0.1), (10, 0.01), (999, 1e-3), (1000, 1e-4), (60_000, 1e-5), (100_000, 1e-6)],
+)
+def test_the_default_delta_is_the_largest_power_of_ten_below_one_over_n(records, delta):
+    assert mh.Privacy(epsilon=3).resolve_delta(records) == delta < 1 / records
+    with pytest.raises(ConfigError, match="expected less than 1/n"):
+        mh.Privacy(epsilon=3, delta=1 / records).resolve_delta(records)
+
+
 def test_budget_and_noise_are_one_or_the_other():
     refused("both of epsilon and noise_multiplier", noise_multiplier=1.0)
     with pytest.raises(ConfigError, match="neither of epsilon and noise_multiplier"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from manyhands.experiments.forecast.calibration import Calibration
 from manyhands.experiments.forecast.model import Forecast
-from manyhands.experiments.forecast.network import Network, parse_bandwidth, parse_latency
+from manyhands.experiments.forecast.network import Network
 from manyhands.experiments.forecast.placement import Placement
 
-__all__ = ["Calibration", "Forecast", "Network", "Placement", "parse_bandwidth", "parse_latency"]
+__all__ = ["Calibration", "Forecast", "Network", "Placement"]

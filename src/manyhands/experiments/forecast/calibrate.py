@@ -8,7 +8,7 @@ from typing import Any, get_args
 from manyhands.config.options import options
 from manyhands.experiments.forecast import Calibration
 from manyhands.experiments.forecast.probe import Probe
-from manyhands.launch.machine import cores
+from manyhands.launch.machine import cores, doubling_counts
 from manyhands.launch.scratch import private_folder
 from manyhands.launch.signals import raise_on_signals
 from manyhands.strategies.sync.sync import AllReduce
@@ -23,12 +23,6 @@ DECIDING = tuple(
 )
 
 
-def list_sizes() -> tuple[int, ...]:
-    """Return the groups to measure: 1, 2, 4 … up to the cores, two at least."""
-    most = max(2, cores())
-    return tuple(sorted({1 << i for i in range(most.bit_length()) if 1 << i <= most} | {most}))
-
-
 def calibrate(
     model: Any = None,
     data: Any = None,
@@ -37,7 +31,7 @@ def calibrate(
     groups: Sequence[int] | None = None,
     seconds: float = SECONDS,
     say: Callable[[str], None] | None = None,
-    **given: Any,
+    **options: Any,
 ) -> Calibration:
     """Measure a model's step on this machine, alone and beside others, and what talking costs.
 
@@ -45,18 +39,19 @@ def calibrate(
         model: As in `fit`.
         data: As in `fit`.
         loss: As in `fit`.
-        groups: How many workers at once; by default 1, 2, 4 … up to the cores.
+        groups: How many workers at once; by default 1, 2, 4 … up to the cores, two at
+            least.
         seconds: Time for one measurement, about.
         say: Called with what is being measured.
-        **given: The options of `fit` that decide a step: batch_size, optimizer, threads …
+        **options: The options of `fit` that decide a step: batch_size, optimizer, threads …
     """
-    given = {name: value for name, value in given.items() if value is not None}
+    options = {name: value for name, value in options.items() if value is not None}
     records = []
     with raise_on_signals(), private_folder() as folder:
-        for size in groups or list_sizes():
+        for size in groups or doubling_counts(max(2, cores())):
             if say:
                 say(f"measuring {size} worker{'s' if size > 1 else ''}")
-            probe = _make_probe(size, given, seconds)
+            probe = _make_probe(size, options, seconds)
             result = fit(
                 model,
                 data,
@@ -67,18 +62,18 @@ def calibrate(
                 max_steps=1,
                 epochs=1,
                 output=str(folder / str(size)),
-                **{"threads": max(probe.threads), **given},
+                **{"threads": max(probe.threads), **options},
             )
             records.append(result.record)
-            given["kernels"] = result.record["kernels"]["choice"]  # one choice for all
-    return merge(records, threads=given.get("threads"))
+            options["kernels"] = result.record["kernels"]["choice"]  # one choice for all
+    return merge(records, threads=options.get("threads"))
 
 
-def _make_probe(size: int, given: Mapping[str, Any], seconds: float) -> Probe:
-    batch = int(given.get("batch_size") or options()["batch_size"].default)
+def _make_probe(size: int, asked: Mapping[str, Any], seconds: float) -> Probe:
+    batch = int(asked.get("batch_size") or options()["batch_size"].default)
     batches = {batch, -(-batch // size), max(1, batch // 4), max(1, batch // 16), 1}
-    threads = {given.get("threads") or max(1, cores() // size)}
-    if not given.get("threads"):  # a process more leaves each fewer threads
+    threads = {asked.get("threads") or max(1, cores() // size)}
+    if not asked.get("threads"):  # a process more leaves each fewer threads
         threads |= {max(1, cores() // (size + 1)), 1}
     kind: Any = Probe  # a protocol's empty methods count as abstract
     return kind(  # type: ignore[no-any-return]

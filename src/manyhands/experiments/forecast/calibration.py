@@ -140,17 +140,17 @@ class Calibration:
         return {"schema": SCHEMA, **asdict(self)}
 
     @staticmethod
-    def from_dict(found: Mapping[str, Any]) -> Calibration:
+    def from_dict(record: Mapping[str, Any]) -> Calibration:
         """Return what `as_dict` gave, after a way through JSON."""
         try:
-            if found["schema"] != SCHEMA:
+            if record["schema"] != SCHEMA:
                 raise ValueError("of another version")
-            plain = {f.name: found[f.name] for f in fields(Calibration) if f.name != "held_out"}
-            plain["held_out"] = tuple(HeldOut(**row) for row in found.get("held_out", ()))
-            plain["layers"] = tuple(found["layers"])
-            plain["curves"] = tuple(_curve(row) for row in found["curves"])
-            plain["groups"] = tuple(Group(**row) for row in found["groups"])
-            plain["service"] = Service(**found["service"]) if found["service"] else None
+            plain = {f.name: record[f.name] for f in fields(Calibration) if f.name != "held_out"}
+            plain["held_out"] = tuple(HeldOut(**row) for row in record.get("held_out", ()))
+            plain["layers"] = tuple(record["layers"])
+            plain["curves"] = tuple(_curve(row) for row in record["curves"])
+            plain["groups"] = tuple(Group(**row) for row in record["groups"])
+            plain["service"] = Service(**record["service"]) if record["service"] else None
             return Calibration(**plain)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ConfigError(

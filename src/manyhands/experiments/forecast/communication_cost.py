@@ -84,8 +84,8 @@ def _interpolate_measured(
         raise ConfigError(f"{algorithm} was not measured by this calibration; calibrate again")
     sizes = [1.0, *(float(g.workers) for g in groups)]
     times = [0.0, *(g.allreduce[algorithm] for g in groups)]
-    found = interpolate(size, sizes, times, beyond=False)
-    return found * compute_factor(growth, size, sizes[-1])
+    seconds = interpolate(size, sizes, times, beyond=False)
+    return seconds * compute_factor(growth, size, sizes[-1])
 
 
 def estimate_exchange(known: Calibration, placement: Placement, neighbours: int) -> float:

@@ -258,8 +258,8 @@ def estimate_spread(known: Calibration, batch: int, here: int) -> tuple[float, .
 def _at(known: Calibration, batch: int, here: int, threads: int, value: Any) -> float:
     """Return a value between the batch sizes and the numbers of workers that were measured."""
     curves = _curves(known, threads)
-    found = [_on(curve.points, batch, value) for curve in curves]
-    between = interpolate(here, [c.workers for c in curves], found, beyond=False)
+    values = [_on(curve.points, batch, value) for curve in curves]
+    between = interpolate(here, [c.workers for c in curves], values, beyond=False)
     return between * max(1.0, here / max(known.cores, curves[-1].workers))
 
 

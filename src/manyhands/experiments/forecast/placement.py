@@ -47,7 +47,8 @@ class Placement:
 def compute_factor(growth: Growth, size: float, most: float) -> float:
     """Return how much more talking costs `size` workers than the most that were measured.
 
-    >>> [round(factor(growth, 1024, 4), 1) for growth in ("level", "log", "linear", "usual")]
+    >>> growths = ("level", "log", "linear", "usual")
+    >>> [round(compute_factor(growth, 1024, 4), 1) for growth in growths]
     [1.0, 5.0, 256.0, 256.0]
     """
     if size <= most or growth == "level":

@@ -14,15 +14,9 @@ from manyhands import validate
 from manyhands.config.declare import PROCESSES
 from manyhands.config.optimizers import OPTIMIZERS
 from manyhands.config.options import check_number, configure, options
+from manyhands.config.parse import parse_bandwidth, parse_latency
 from manyhands.errors import ConfigError
-from manyhands.experiments.forecast import (
-    Calibration,
-    Network,
-    parse_bandwidth,
-    parse_latency,
-    presentation,
-    validation,
-)
+from manyhands.experiments.forecast import Calibration, Network, presentation, validation
 from manyhands.experiments.forecast.calibrate import DECIDING, calibrate
 from manyhands.experiments.forecast.strategy_models import (
     Case,
@@ -33,7 +27,7 @@ from manyhands.experiments.forecast.strategy_models import (
 )
 from manyhands.experiments.forecast.uncertainty import Uncertainty, estimate_uncertainty
 from manyhands.launch.environment import group_size
-from manyhands.launch.machine import cores, write_json
+from manyhands.launch.machine import cores, doubling_counts, write_json
 from manyhands.strategies import STRATEGIES
 
 if TYPE_CHECKING:
@@ -42,12 +36,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What is to be expected.
+    """The predicted step times and speed-ups; `predict` returns it.
 
     Attributes:
-        rows: One dictionary for each strategy and number of workers: step, speedup, staleness …
-        missing: Which combinations are left out, and why.
-        case: What it was computed from.
+        rows: One dictionary per strategy and number of workers: step, speedup, staleness …
+        missing: The combinations that are left out, with reasons.
+        case: The measurements and settings behind the prediction.
     """
 
     rows: tuple[Mapping[str, Any], ...]
@@ -66,25 +60,25 @@ class Prediction:
 
     @property
     def doubt(self) -> Uncertainty:
-        """What is known of the error."""
+        """The estimated error of the prediction."""
         return estimate_uncertainty(self.case.known)
 
     def lines(self) -> list[str]:
-        """Return what was found in words: the error first, then which row is the best."""
+        """Return the result in sentences: its error, then the best row."""
         network = self.case.network is not None
-        said = presentation.describe_error(
+        printed = presentation.describe_error(
             self.doubt, self.case.known.most, self.rows, network=network
         )
         return [
-            *said,
+            *printed,
             *presentation.describe_best(self.best, self.best_fresh, self.case.batch_size),
         ]
 
     def best_of_each(self) -> list[Mapping[str, Any]]:
         """Return the best row of each strategy, the fastest first."""
         labels = dict.fromkeys(row["label"] for row in self.rows)
-        found = [best([r for r in self.rows if r["label"] == name]) for name in labels]
-        return sorted((r for r in found if r), key=lambda r: -r["examples_per_second"])
+        winners = [best([r for r in self.rows if r["label"] == name]) for name in labels]
+        return sorted((r for r in winners if r), key=lambda r: -r["examples_per_second"])
 
     def as_dict(self) -> dict[str, Any]:
         """Return rows, error and network as JSON can hold them."""
@@ -123,31 +117,46 @@ def predict(
     per_host: int | None = None,
     calibration: Calibration | str | os.PathLike[str] | None = None,
     say: Callable[[str], None] | None = None,
-    **given: Any,
+    **asked: Any,
 ) -> Prediction:
     """Predict time per step, speed-up and staleness of each strategy, from short measurements.
 
-    Speed only: how many updates a strategy needs to a given accuracy is not predicted.
+    It predicts speed only, not how many updates a strategy needs for an accuracy.
 
     Args:
         model: As in `fit`; by default "cnn".
         data: As in `fit`; by default "mnist".
-        strategies: Names; by default all, and sync with every all-reduce.
-        workers: How many, or up to how many (1, 2, 4 …); by default up to the cores.
-        scaling: "strong": `batch_size` is shared out; "weak": it is every worker's own.
-        latency: The network's, e.g. "20us"; without one, all workers are on this machine.
-        bandwidth: The network's, of each host: "100Gbit" or "12.5GB" per second.
-        per_host: Workers on each host of that network; by default 1.
-        calibration: What was measured earlier (or its file), instead of measuring.
-        say: Called with what is being measured.
-        **given: The options of `fit` that decide a step or belong to a strategy: `batch_size`,
+        strategies: Names; by default all strategies, and sync with every all-reduce.
+        workers: A list of numbers, or the largest of 1, 2, 4 …; by default the number of cores.
+        scaling: "strong": workers share `batch_size`; "weak": each worker has `batch_size`.
+        latency: Network latency, e.g. "20us"; without it, all workers are on this machine.
+        bandwidth: Network bandwidth per host and second: "100Gbit" or "12.5GB".
+        per_host: Workers per host; by default 1.
+        calibration: An earlier measurement, or its file, to use instead of measuring.
+        say: A function that receives progress messages.
+        **asked: Options of `fit` that affect a step or belong to a strategy: `batch_size`,
             `optimizer`, `threads`, `masters`, `period`, `allreduce` …
+
+    Returns:
+        The prediction: `.rows`, one dictionary for each strategy and number of workers; `.best`,
+        the row with the most examples per second; `.lines()`, the same in words.
+
+    Raises:
+        ConfigError: When an option cannot work, before anything is measured.
+
+    Examples:
+        >>> import manyhands as mh
+        >>> prediction = mh.predict("logistic", "blobs", strategies="averaging", workers=4)
+        >>> [row["workers"] for row in prediction.rows]
+        [1, 2, 4]
+        >>> prediction.best["speedup"] > 0
+        True
     """
     validate.one_of(("strong", "weak"), scaling=scaling)
-    given = {name: value for name, value in given.items() if value is not None}
+    asked = {name: value for name, value in asked.items() if value is not None}
     tried = list_counts(workers)
     names = _list_names(strategies)
-    own, shared = _split_options(given, names)
+    own, shared = _split_options(asked, names)
     network = _make_network(latency, bandwidth, per_host)
     loss = shared.pop("loss", None)
     if calibration is None:
@@ -169,8 +178,8 @@ def predict(
         batch_size=shared.get("batch_size") or known.options["batch_size"],
         epochs=shared.get("epochs") or options()["epochs"].default,
     )
-    found, missing = rows(list_variants(names, own), case, tried)
-    return Prediction(tuple(found), tuple(missing), case)
+    predicted, missing = rows(list_variants(names, own), case, tried)
+    return Prediction(tuple(predicted), tuple(missing), case)
 
 
 def _check_same(known: Calibration, asked: Mapping[str, Any]) -> None:
@@ -190,20 +199,20 @@ def _list_names(strategies: str | Sequence[str] | None) -> list[str]:
 
 
 def _split_options(
-    given: Mapping[str, Any], names: Sequence[str]
+    asked: Mapping[str, Any], names: Sequence[str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the options of the strategies, and those of every run; refuse senseless numbers."""
     table = options()
-    for name in given:
+    for name in asked:
         if name not in table:
             raise ConfigError(f"unknown option {name!r}; expected options of `manyhands predict`")
-        check_number(name, given[name])
-    of = {name: set(table[name].owners) & set(STRATEGIES) for name in given}
+        check_number(name, asked[name])
+    of = {name: set(table[name].owners) & set(STRATEGIES) for name in asked}
     for name, owners in of.items():
         if owners and not owners & set(names):
             raise ConfigError(f"{name} is an option of {', '.join(sorted(owners))}; leave it out")
-    own = {name: value for name, value in given.items() if of[name]}
-    return own, {name: value for name, value in given.items() if not of[name]}
+    own = {name: value for name, value in asked.items() if of[name]}
+    return own, {name: value for name, value in asked.items() if not of[name]}
 
 
 def _make_network(
@@ -219,7 +228,7 @@ def _make_network(
         raise ConfigError("a network has a latency and a bandwidth; expected both, or neither")
     return Network(
         latency=parse_latency(latency),
-        bandwidth=parse_bandwidth(bandwidth),
+        bandwidth=parse_bandwidth(bandwidth) / 8,
         per_host=1 if per_host is None else per_host,
     )
 
@@ -233,16 +242,16 @@ def list_counts(workers: int | Sequence[int] | None) -> list[int]:
         return sorted(set(workers))
     most = cores() if workers is None else workers
     PROCESSES.check("workers", most)
-    return sorted({1 << i for i in range(most.bit_length()) if 1 << i <= most} | {most})
+    return doubling_counts(most)
 
 
 def read_calibration(path: Path) -> Calibration:
     """Read a calibration, or the one inside a prediction."""
     try:
-        found = json.loads(path.read_text())
+        record = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise ConfigError(f"calibration is {str(path)!r}, which cannot be read: {error}") from None
-    return Calibration.from_dict(found.get("calibration", found))
+    return Calibration.from_dict(record.get("calibration", record))
 
 
 def expect_measurable(config: RunConfig) -> None:
@@ -267,7 +276,7 @@ def expect_measurable(config: RunConfig) -> None:
 def choose_workers(
     model: Any,
     data: Any,
-    given: Mapping[str, Any],
+    asked: Mapping[str, Any],
     config: RunConfig,
     *,
     loss: Any,
@@ -278,21 +287,21 @@ def choose_workers(
     Args:
         model: As in `fit`.
         data: As in `fit`.
-        given: The options of the run.
+        asked: The options of the run.
         config: The run with one worker; `expect_measurable` has taken it.
         loss: As in `fit`.
         say: Told what is measured, and what was found.
     """
     strategy = config.strategy
     table = options()
-    mine = {n for n in given if n in DECIDING or set(table[n].owners) & set(OPTIMIZERS)}
-    deciding = {n: given[n] for n in mine - {"model", "data", "loss"}}
+    mine = {n for n in asked if n in DECIDING or set(table[n].owners) & set(OPTIMIZERS)}
+    deciding = {n: asked[n] for n in mine - {"model", "data", "loss"}}
     deciding["batch_size"] = config.batch_size  # a preset may have one
     known = calibrate(model, data, loss=loss, say=say, **deciding)
     case = Case(known=known, batch_size=known.options["batch_size"])
     masters = strategy.processes(1) - 1
-    found, missing = rows([strategy], case, range(1, max(1, cores() - masters) + 1))
-    chosen = best(found)
+    predicted, missing = rows([strategy], case, range(1, max(1, cores() - masters) + 1))
+    chosen = best(predicted)
     if chosen is None:
         raise ConfigError(f"workers is 'auto', but {missing[0]}; give a number")
     many = f"{chosen['workers']} worker{'s' if chosen['workers'] > 1 else ''}"

@@ -44,20 +44,20 @@ def describe_error(
 ) -> list[str]:
     """Return what is known of the error, and from where on forecasts are extrapolations."""
     if doubt.largest is None or doubt.median is None:
-        said = ["error: unknown, since this calibration has nothing to hold out; measure again"]
+        lines = ["error: unknown, since this calibration has nothing to hold out; measure again"]
     else:
-        said = [
+        lines = [
             f"error at {len(doubt.errors)} measurements that were held out: median "
             f"{100 * doubt.median:.0f} %, largest {100 * doubt.largest:.0f} %, which the ranges "
             "allow for"
         ]
     if any(row["extrapolated"] for row in rows):
         where = "on a network" if network else f"beyond the {most} processes that were measured"
-        said.append(
+        lines.append(
             f"{where} all is extrapolated; the ranges span every growth of the cost of talking "
             f"that explains the measurements ({', '.join(doubt.growths)})"
         )
-    return said
+    return lines
 
 
 def describe_best(top: Row | None, fresh: Row | None, batch_size: int) -> list[str]:
@@ -74,13 +74,13 @@ def describe_best(top: Row | None, fresh: Row | None, batch_size: int) -> list[s
         return [f"best: {_describe_row(top, batch_size)}"]
     old = round(top["staleness"])
     cost = "it may diverge" if old >= DIVERGING else "updates are worth less; how much is unknown"
-    said = [
+    lines = [
         f"fastest: {_describe_row(top, batch_size)}; but a gradient would be {old:,} "
         f"update{'s' if old > 1 else ''} old on average: {cost}"
     ]
     if fresh is not None:
-        said.append(f"best without stale gradients: {_describe_row(fresh, batch_size)}")
-    return said
+        lines.append(f"best without stale gradients: {_describe_row(fresh, batch_size)}")
+    return lines
 
 
 def _is_stale(row: Row) -> bool:
@@ -89,13 +89,13 @@ def _is_stale(row: Row) -> bool:
 
 def _describe_row(row: Row, batch_size: int) -> str:
     many = f"{row['workers']:,} worker{'s' if row['workers'] > 1 else ''}"
-    said = f"{row['label']} with {many}, {_format_times(row['speedup'])} times the sequential"
-    said += f" ({format_range(row)}{', extrapolated' if row['extrapolated'] else ''})"
+    text = f"{row['label']} with {many}, {_format_times(row['speedup'])} times the sequential"
+    text += f" ({format_range(row)}{', extrapolated' if row['extrapolated'] else ''})"
     if row["grown"]:
-        said += f", with {row['update']:,} examples behind an update instead of {batch_size:,}"
+        text += f", with {row['update']:,} examples behind an update instead of {batch_size:,}"
     if row["workers"] > 1 and row["low"] <= 1:
-        said += "; within the error it may be no faster than one worker"
-    return said
+        text += "; within the error it may be no faster than one worker"
+    return text
 
 
 def tabulate_speedups(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:

@@ -78,11 +78,11 @@ class Probe(Strategy):
             points = [self._alone(worker, batch) for batch in sorted(set(self.batches))]
             curves.append({"workers": worker.comm.size, "threads": threads, "points": points})
         torch.set_num_threads(usual)
-        found: dict[str, Any] = {"curves": curves, "held_out": [self._synced(worker)]}
-        found["add_per_byte"] = _adding(worker)
-        found["group"] = self._talking(worker)
-        found["service"] = self._serving(worker) if worker.comm.size == 2 else None
-        return found
+        measured: dict[str, Any] = {"curves": curves, "held_out": [self._synced(worker)]}
+        measured["add_per_byte"] = _adding(worker)
+        measured["group"] = self._talking(worker)
+        measured["service"] = self._serving(worker) if worker.comm.size == 2 else None
+        return measured
 
     def _alone(self, worker: Worker, batch: int) -> dict[str, Any]:
         """Time steps on `batch` examples, all workers at once and each for itself."""
@@ -153,14 +153,14 @@ class Probe(Strategy):
                 talk()
                 times[row, i] = time.perf_counter() - begin
         medians = np.median(comm.maximum(times), axis=1).tolist()  # of the slowest worker
-        found = dict(zip(talks, medians, strict=True))
+        seconds = dict(zip(talks, medians, strict=True))
         neighbours = len({(worker.rank + 1) % size, (worker.rank - 1) % size} - {worker.rank})
-        extra = max(0.0, found.get("large", 0.0) - found.get("small", 0.0))
+        extra = max(0.0, seconds.get("large", 0.0) - seconds.get("small", 0.0))
         return {
             "workers": size,
-            "allreduce": {name: found[name] for name in sums},
-            "agree": found["agree"],
-            "latency": found.get("small", 0.0),
+            "allreduce": {name: seconds[name] for name in sums},
+            "agree": seconds["agree"],
+            "latency": seconds.get("small", 0.0),
             "per_byte": extra / (_LARGE * max(1, neighbours)),
         }
 

@@ -182,10 +182,10 @@ def row(
     strategy: StrategySpec, case: Case, workers: int, base: float, doubt: Uncertainty | None = None
 ) -> dict[str, Any]:
     """Return one row of the table; `base` is the sequential rate, in examples per second."""
-    found = make_forecast(strategy, case, workers)
+    forecast = make_forecast(strategy, case, workers)
     processes = strategy.processes(workers)
     beyond = processes > case.known.most or (case.network is not None and workers > 1)
-    low, high = found.rate / base, found.rate / base
+    low, high = forecast.rate / base, forecast.rate / base
     if doubt and beyond:
         for growth in doubt.growths:
             other = make_forecast(strategy, replace(case, growth=growth), workers).rate / base
@@ -199,21 +199,21 @@ def row(
         "strategy": strategy.name,
         "workers": workers,
         "processes": processes,
-        "step": found.step,
-        "examples_per_second": found.rate,
-        "speedup": found.rate / base,
-        "low": 0.0 if found.bound else low,
+        "step": forecast.step,
+        "examples_per_second": forecast.rate,
+        "speedup": forecast.rate / base,
+        "low": 0.0 if forecast.bound else low,
         "high": high,
         "extrapolated": beyond,
-        "bound": found.bound,
+        "bound": forecast.bound,
         "grown": _grows(strategy, case, workers),
         "update": strategy.examples_per_update(_batch(strategy, case, workers), workers),
-        "efficiency": found.rate / base / processes,
-        "compute": found.compute,
-        "wait": found.wait,
-        "communicate": found.communicate,
-        "staleness": found.staleness,
-        "notes": [*found.notes, *_list_notes(strategy, case, workers, found)],
+        "efficiency": forecast.rate / base / processes,
+        "compute": forecast.compute,
+        "wait": forecast.wait,
+        "communicate": forecast.communicate,
+        "staleness": forecast.staleness,
+        "notes": [*forecast.notes, *_list_notes(strategy, case, workers, forecast)],
     }
 
 
@@ -229,7 +229,7 @@ def _grows(strategy: StrategySpec, case: Case, workers: int) -> bool:
     return shared and workers > case.batch_size
 
 
-def _list_notes(strategy: StrategySpec, case: Case, workers: int, found: Forecast) -> list[str]:
+def _list_notes(strategy: StrategySpec, case: Case, workers: int, forecast: Forecast) -> list[str]:
     """Return what changes with so many workers, and what was not measured."""
     notes = []
     if _grows(strategy, case, workers):
@@ -237,7 +237,7 @@ def _list_notes(strategy: StrategySpec, case: Case, workers: int, found: Forecas
             f"beyond {case.batch_size:,} workers, which share the {case.batch_size:,} examples of "
             "a batch, batches grow to one example a worker: an update then is another"
         )
-    if found.bound:
+    if forecast.bound:
         notes.append(
             f"{strategy.name}: an upper bound, with equal parts and free messages between them"
         )
@@ -250,41 +250,41 @@ def rows(
     """Return a row for each strategy and number of workers, and why some are missing."""
     base = make_forecast(STRATEGIES["sequential"](), case, 1).rate
     doubt = estimate_uncertainty(case.known)
-    found, missing = [], []
+    predicted, missing = [], []
     counts = sorted(set(workers))
     for strategy in strategies:
         for count in counts if strategy.supports.many else [1]:
             try:
-                found.append(row(strategy, case, count, base, doubt))
+                predicted.append(row(strategy, case, count, base, doubt))
             except ConfigError as error:
                 missing.append(f"{label(strategy)}: {error}")
                 break  # more workers would fail as well
-    return found, missing
+    return predicted, missing
 
 
-def best(found: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+def best(candidates: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
     """Return the row with the most examples per second; of nearly equal ones the smallest.
 
     What has an upper bound only is left out, unless there is nothing else.
     """
-    found = [r for r in found if not r.get("bound")] or found
-    if not found:
+    candidates = [r for r in candidates if not r.get("bound")] or candidates
+    if not candidates:
         return None
-    top = max(r["examples_per_second"] for r in found)
-    near = [r for r in found if r["examples_per_second"] >= (1 - NEAR) * top]
+    top = max(r["examples_per_second"] for r in candidates)
+    near = [r for r in candidates if r["examples_per_second"] >= (1 - NEAR) * top]
     return min(near, key=lambda r: (r["processes"], -r["examples_per_second"]))
 
 
 def label(strategy: StrategySpec) -> str:
     """Return a strategy's name with the options that differ from their defaults."""
     plain = type(strategy)()
-    told = [
+    settings = [
         _format_option(strategy, name, getattr(strategy, name))
         for name in options()
         if strategy.name in options()[name].owners
         and (strategy.name == "sync" or getattr(strategy, name) != getattr(plain, name))
     ]
-    return " ".join([strategy.name, *filter(None, told)])
+    return " ".join([strategy.name, *filter(None, settings)])
 
 
 def _format_option(strategy: Any, name: str, value: Any) -> str:
@@ -299,17 +299,17 @@ def _format_option(strategy: Any, name: str, value: Any) -> str:
     return f"{value} {name}" if name == "masters" else f"{name.replace('_', ' ')} {value}"
 
 
-def list_variants(names: Sequence[str], given: Mapping[str, Any]) -> list[StrategySpec]:
+def list_variants(names: Sequence[str], asked: Mapping[str, Any]) -> list[StrategySpec]:
     """Return the strategies asked for, with the options given; sync with every all-reduce."""
     table = options()
-    found: list[StrategySpec] = []
+    variants: list[StrategySpec] = []
     for name in names:
         if name not in STRATEGIES:
             raise ConfigError(f"strategy is {name!r}; expected one of {', '.join(STRATEGIES)}")
-        own = {n: v for n, v in given.items() if name in table[n].owners}
+        own = {n: v for n, v in asked.items() if name in table[n].owners}
         if name == "sync" and "allreduce" not in own:
             kind: Any = STRATEGIES[name]
-            found += [kind(allreduce=a) for a in get_args(AllReduce)]
+            variants += [kind(allreduce=a) for a in get_args(AllReduce)]
         else:
-            found.append(STRATEGIES[name](**own))
-    return found
+            variants.append(STRATEGIES[name](**own))
+    return variants

@@ -59,13 +59,13 @@ def _error(known: Calibration, held: HeldOut) -> float:
 
 def _left_out(points: Sequence[Point]) -> list[float]:
     """Return the error at each inner batch size, as the others would have predicted it."""
-    found = []
+    errors = []
     for i in range(1, len(points) - 1):
         others = [*points[:i], *points[i + 1 :]]
         batches, seconds = [float(p.batch) for p in others], [p.seconds for p in others]
         predicted = interpolate(points[i].batch, batches, seconds, beyond=True)
-        found.append(predicted / points[i].seconds - 1)
-    return found
+        errors.append(predicted / points[i].seconds - 1)
+    return errors
 
 
 def list_explaining(known: Calibration, tolerance: float) -> tuple[Growth, ...]:
@@ -74,7 +74,7 @@ def list_explaining(known: Calibration, tolerance: float) -> tuple[Growth, ...]:
     Where two sizes or fewer were measured, every growth does.
     """
     sizes = [(g.workers, g.allreduce["auto"]) for g in known.groups if "auto" in g.allreduce]
-    found = [
+    fitting = [
         growth
         for growth in GROWTHS
         if all(
@@ -82,4 +82,4 @@ def list_explaining(known: Calibration, tolerance: float) -> tuple[Growth, ...]:
             for (smaller, before), (size, seconds) in pairwise(sizes)
         )
     ]
-    return tuple(found or GROWTHS)
+    return tuple(fitting or GROWTHS)

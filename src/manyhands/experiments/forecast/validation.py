@@ -53,11 +53,11 @@ def read_measurements(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]
             strategy = _build_strategy(run.config)
             rate = float(run.examples or 0) / float(run.seconds or 1)
             groups.setdefault((strategy, run.workers), []).append(rate)
-    found = [
+    measurements = [
         {"strategy": strategy, "workers": workers, "rate": statistics.median(rates)}
         for (strategy, workers), rates in groups.items()
     ]
-    return {n: v for n, v in shared.items() if v is not None}, found
+    return {n: v for n, v in shared.items() if v is not None}, measurements
 
 
 def _build_strategy(config: Mapping[str, Any]) -> StrategySpec:
@@ -84,16 +84,16 @@ def compare_speedups(case: Case, measured: Sequence[Mapping[str, Any]]) -> list[
         if strategy.name == "sequential":
             continue
         predicted = make_forecast(strategy, case, workers).rate / alone
-        found = row["rate"] / base[0]
+        speedup = row["rate"] / base[0]
         rows.append(
             {
                 "label": label(strategy),
                 "strategy": strategy.name,
                 "workers": workers,
                 "processes": strategy.processes(workers),
-                "measured": found,
+                "measured": speedup,
                 "speedup": predicted,
-                "error": predicted / found - 1,
+                "error": predicted / speedup - 1,
             }
         )
     return sorted(rows, key=lambda r: (r["label"], r["workers"]))

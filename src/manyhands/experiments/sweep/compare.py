@@ -2,7 +2,7 @@
 
 A sweep's folder holds `sweep.json`, `runs/ID/` and the report. The same call with the same folder
 goes on where the last one ended: finished runs are kept, failed ones are tried once more. A run is
-the same if its options are, and the user's own code and data behind them (see `contents`).
+the same if its options are, and the user's own code and data behind them (see `content_hash`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from manyhands.experiments.sweep.plan import Schedule, make_schedule, uses_worke
 from manyhands.experiments.sweep.run import Sweep
 from manyhands.experiments.sweep.spec import ALL, Experiment, list_alternatives, read
 from manyhands.launch.environment import group_size
-from manyhands.launch.machine import cores
+from manyhands.launch.machine import cores, doubling_counts
 from manyhands.launch.signals import raise_on_signals
 from manyhands.training.setup import get_command
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a sweep gave: the table, the report's page, and the failed runs with what they said."""
+    """The outcome of a sweep: its table, its report, and the errors of failed runs by run id."""
 
     table: Table
     report: Path
@@ -48,7 +48,7 @@ def compare(
     scaling: str | None = None,
     baseline: bool | None = None,
     output: str | os.PathLike[str] | None = None,
-    **given: Any,
+    **options: Any,
 ) -> Table:
     """Train with every combination of the options, and compare.
 
@@ -58,35 +58,45 @@ def compare(
         experiment: A TOML file to start from (see docs/experiments.md); all else overrides it.
         quick: Use the smaller size that the file describes under [quick].
         strategies: Names ("sync,gossip" or a list) or objects such as `Sync(allreduce="ring")`; by
-            default all there are.
-        repeats: How often each combination is run, each time with the next seed; by default 3.
-        scaling: "strong" (the default): the work stays the same, workers share it. "weak": `limit`
-            and `batch_size` are one worker's and are multiplied by the workers, so that examples
-            and batch per worker stay the same (`batch_size` stays where it is a worker's already).
-        baseline: Run `sequential` as well, which speed-ups are measured against; by default yes.
+            default all strategies.
+        repeats: Runs per combination, each with the next seed; by default 3.
+        scaling: "strong" (the default): the work stays the same, and the workers share it. "weak":
+            `limit` and `batch_size` are multiplied by the number of workers, so that each worker's
+            examples and batch stay the same. In `hogwild` and `server`, where `batch_size` is a
+            worker's already, only `limit` is.
+        baseline: Also run `sequential`, the baseline of speed-ups; by default yes.
         output: The sweep's folder; by default runs/NAME-DIGEST, the same for the same comparison.
-        **given: `loss`, `keep_models` (keep every run's model.safetensors), `progress`, `title`,
-            `question`, and every option of `fit` by name; a list is an axis: `workers=[1, 2, 4]`.
-            An option that a strategy does not have is left out for that strategy.
+        **options: `loss`, `keep_models` (keep every run's model.safetensors), `progress`, `title`,
+            `question`, and every option of `fit`. A list means several values:
+            `workers=[1, 2, 4]`. A strategy ignores options that belong to other strategies.
 
     Returns:
-        One row for each combination, as dictionaries; printed, the columns that matter most;
-        `.to_pandas()`; `.runs` for the single runs; `.report`, the page.
+        A table with one dictionary per combination. Printing it shows the main columns.
+        `.to_pandas()` converts it; `.runs` has the single runs; `.report` is the page's path.
 
     Raises:
-        ConfigError: When a combination cannot work, before anything is started; or when `output`
+        ConfigError: If a combination cannot work, before anything is started; or if `output`
             holds another sweep.
-        ManyhandsError: When no run finished.
+        ManyhandsError: If no run finished.
+
+    Examples:
+        >>> import manyhands as mh
+        >>> options = {"workers": 2, "epochs": 1, "repeats": 1, "progress": False}
+        >>> table = mh.compare("logistic", "blobs", strategies=["sync"], **options)
+        >>> [(row["strategy"], row["workers"]) for row in table]
+        [('sequential', 1), ('sync', 2)]
+        >>> table.report.name
+        'report.html'
     """
-    own = {name: given.pop(name, None) for name in ("loss", "keep_models", "progress", "command")}
-    about = {name: given.pop(name, None) for name in ("title", "question")}
+    own = {name: options.pop(name, None) for name in ("loss", "keep_models", "progress", "command")}
+    about = {name: options.pop(name, None) for name in ("title", "question")}
     about |= {"repeats": repeats, "scaling": scaling, "baseline": baseline}
     parts = {"model": model, "data": data}
     objects = {name: part for name, part in parts.items() if not _is_name(part)}
     if callable(own["loss"]):
         objects["loss"] = own.pop("loss")
     named = {name: part for name, part in parts.items() if part is not None and name not in objects}
-    asked = {**given, **named, "loss": own.pop("loss", None)}
+    asked = {**options, **named, "loss": own.pop("loss", None)}
     described = describe(
         experiment,
         quick=quick,
@@ -129,15 +139,9 @@ def describe(
         experiment = replace(experiment, strategies=(ALL,))
     known = {**experiment.options, **options}
     if "workers" not in known and any(map(uses_workers, experiment.strategies)):
-        options = {"workers": _list_counts(), **options}
+        options = {"workers": tuple(doubling_counts(cores())), **options}
     experiment = experiment.with_options(options)
     return replace(experiment, **{name: v for name, v in about.items() if v is not None})
-
-
-def _list_counts() -> tuple[int, ...]:
-    """Return 1, 2, 4 … up to the cores there are."""
-    most = cores()
-    return tuple(sorted({1 << i for i in range(most.bit_length()) if 1 << i <= most} | {most}))
 
 
 def sweep(
@@ -178,6 +182,8 @@ def sweep(
         titles = {run.id: run.title for run in planned.runs}
         failed = {titles[n]: first_line(r) for n, r in records.items() if r["status"] != "finished"}
         if len(failed) == len(records):
-            name, said = next(iter(failed.items()))
-            raise ManyhandsError(f"none of the {len(records)} runs finished; {name} said: {said}")
+            name, message = next(iter(failed.items()))
+            raise ManyhandsError(
+                f"none of the {len(records)} runs finished; {name} said: {message}"
+            )
         return Comparison(report.results([folder]), report.build([folder], folder), failed)

@@ -21,14 +21,11 @@ from typing import Any
 
 import numpy as np
 
-from manyhands.config.declare import find_tagged
+import manyhands.strategies  # noqa: F401  (registers their options)
 from manyhands.config.import_path import import_object
-from manyhands.config.run import RunConfig
+from manyhands.config.options import find_tagged, options
 from manyhands.files import PACKAGE
 
-# Options that may hold code or data, as an object, as `package.module:name` or as a path.
-_HOLDING = (*find_tagged(RunConfig, lambda tags: tags.code or tags.file), "optimizer")
-_FILES = find_tagged(RunConfig, lambda tags: tags.file)
 _ABOUT = ("manifest.json", "data.json")  # what says all of a folder: it has the hashes of its files
 _PLACES = ("stdlib", "platstdlib", "purelib", "platlib")
 _LIBRARIES = (str(PACKAGE), *(str(Path(sysconfig.get_path(n))) for n in _PLACES))
@@ -40,17 +37,17 @@ class ContentHashes:
     def __init__(self) -> None:
         self._known: dict[tuple[str, object, bool], tuple[Any, str | None]] = {}
 
-    def of(self, given: Mapping[str, Any]) -> dict[str, str]:
+    def of(self, options: Mapping[str, Any]) -> dict[str, str]:
         """Return a mark for each option whose name alone does not say what it holds.
 
         In a private run only the form of arrays and files counts: a hash would tell who knows a
         data set that it was this one.
         """
-        found, hidden = {}, bool(given.get("private") or given.get("privacy"))
-        for field in _HOLDING:
-            if mark := self._hash_option(field, given.get(field), hidden=hidden):
-                found[field] = mark
-        return found
+        hashes, hidden = {}, bool(options.get("private") or options.get("privacy"))
+        for field in find_tagged(lambda tags: tags.code or tags.file):
+            if mark := self._hash_option(field, options.get(field), hidden=hidden):
+                hashes[field] = mark
+        return hashes
 
     def _hash_option(self, field: str, value: Any, *, hidden: bool) -> str | None:
         key = (field, value if isinstance(value, str) else id(value), hidden)
@@ -76,7 +73,7 @@ def _resolve(field: str, name: str) -> Any:
     """Return what a name stands for: an object or a file; None where it is one of ours."""
     if ":" in name and all(part.isidentifier() for part in name.partition(":")[0].split(".")):
         return import_object(name, field)
-    return Path(name) if field in _FILES and Path(name).exists() else None
+    return Path(name) if options()[field].tags.file and Path(name).exists() else None
 
 
 class _Hasher:

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-# What decides how long a run takes, beside its strategy and its workers.
-_KIND = ("strategy", "workers", "masters", "model", "batch_size", "threads")
+from manyhands.config.options import find_tagged
 
 
 @dataclass
@@ -24,10 +23,10 @@ class Estimate:
 
     def note(self, config: Mapping[str, Any], record: Mapping[str, Any]) -> None:
         """Learn from a finished run."""
-        found = record.get("seconds")
-        if found and record.get("status") == "finished":
-            training = float(found["training"])
-            self._seen.append((config, training, float(found["total"]) - training))
+        seconds = record.get("seconds")
+        if seconds and record.get("status") == "finished":
+            training = float(seconds["training"])
+            self._seen.append((config, training, float(seconds["total"]) - training))
 
     def seconds(self, config: Mapping[str, Any]) -> float | None:
         """Return how long a run of this configuration will take in all; None before any run."""
@@ -52,7 +51,9 @@ class Estimate:
 
 
 def _get_kind(config: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(config.get(name) for name in _KIND)
+    """Return what decides how long a run takes, but for how much it trains."""
+    deciding = find_tagged(lambda tags: tags.decides_pace or tags.decides_kernels)
+    return tuple(config.get(name) for name in ("strategy", *deciding))
 
 
 def _count_examples(config: Mapping[str, Any]) -> float:

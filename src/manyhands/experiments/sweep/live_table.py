@@ -9,6 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from manyhands.launch.environment import has_terminal
+from manyhands.report.best_configuration import TOLERANCE
+from manyhands.report.summary import IMPOSSIBLE
 from manyhands.training.progress import format_metric
 
 if TYPE_CHECKING:
@@ -26,6 +29,7 @@ class Score:
     repeats: int
     seconds: float | None
     speedup: float | None
+    accuracy: float | None
     judged: str
     failed: int
 
@@ -49,7 +53,7 @@ class LiveTable:
     _since: float = 0.0
 
     def __enter__(self) -> LiveTable:
-        if self.shown and sys.stderr.isatty():
+        if self.shown and has_terminal():
             from rich.console import Console
             from rich.live import Live
 
@@ -73,6 +77,9 @@ class LiveTable:
     def begin(self, run: PlannedRun) -> None:
         """Say that a run begins."""
         self._running, self._since = run, time.monotonic()
+        if self.shown and not self._live and not self.records:
+            total = len(self.schedule.runs)
+            print(f"[0/{total}] now {run.title}", file=sys.stderr, flush=True)
 
     def end(self, run: PlannedRun, record: Mapping[str, Any]) -> None:
         """Take in a run that has just ended."""
@@ -110,19 +117,24 @@ class LiveTable:
             repeats=len(self._results(runs[0].case)),
             seconds=self._median(runs[0].case, "seconds"),
             speedup=self.speedup(runs[0]),
+            accuracy=self._median(runs[0].case, "accuracy"),
             judged=self._judged(runs[0].case),
             failed=sum(self.records[run.id]["status"] != "finished" for run in runs),
         )
 
     def speedup(self, run: PlannedRun) -> float | None:
-        """Return how much faster the run's case is than its baseline; in weak scaling, by rate."""
+        """Return how much faster the run's case is than its baseline; in weak scaling, by rate.
+
+        None also where it is more than so many workers can give: the report does not show it.
+        """
         if run.baseline is None:
             return None
         key = "examples_per_second" if self.scaling == "weak" else "seconds"
         own, base = self._median(run.case, key), self._median(run.baseline, key)
         if not own or not base:
             return None
-        return own / base if self.scaling == "weak" else base / own
+        found = own / base if self.scaling == "weak" else base / own
+        return found if found < IMPOSSIBLE * (run.config.get("workers") or 1) else None
 
     def _results(self, case: str) -> list[Mapping[str, Any]]:
         ended = [
@@ -131,10 +143,10 @@ class LiveTable:
         return [record["result"] for record in ended if record["status"] == "finished"]
 
     def _judged(self, case: str) -> str:
-        found = [first for result in self._results(case) if (first := _first(result))]
+        firsts = [first for result in self._results(case) if (first := _first(result))]
         return (
-            format_metric(found[0][0], statistics.median(value for _, value in found))
-            if found
+            format_metric(firsts[0][0], statistics.median(value for _, value in firsts))
+            if firsts
             else ""
         )
 
@@ -142,16 +154,37 @@ class LiveTable:
         known = [r[key] for r in self._results(case) if r[key] is not None]
         return statistics.median(known) if known else None
 
+    def leading(self) -> Score | None:
+        """Return the fastest case that is about as accurate as the best so far; None of one case.
+
+        That is how the report chooses; without accuracies it is the fastest. In weak scaling, where
+        more workers do more, none leads by its time; nor when all runs have ended, since then the
+        report says what is best.
+        """
+        scores = [s for s in self.scores() if s.seconds is not None]
+        ended = len(self.records) == len(self.schedule.runs)
+        if len(scores) < 2 or self.scaling == "weak" or ended:
+            return None
+        known = [s.accuracy for s in scores if s.accuracy is not None]
+        fair = [
+            s for s in scores if s.accuracy is not None and s.accuracy >= max(known) - TOLERANCE
+        ]
+        return min(fair or scores, key=lambda score: score.seconds or 0.0)
+
     def _line(self, run: PlannedRun, record: Mapping[str, Any]) -> str:
         name = run.title
         left = self.left()
         rest = f"; about {duration(left)} left" if left else ""
+        leader = self.leading()
+        rest += f"; leading: {leader.label}" if leader else ""
+        to_come = next((r for r in self.schedule.runs if r.id not in self.records), None)
+        rest += f"; now {to_come.title}" if to_come else ""
         if record["status"] != "finished":
             return f"{name}: failed: {first_line(record)}{rest}"
-        found, speedup = record["result"], self.speedup(run)
-        parts = [f"{found['seconds']:.1f} s"]
+        result, speedup = record["result"], self.speedup(run)
+        parts = [f"{result['seconds']:.1f} s"]
         parts += [f"speed-up {speedup:.2f}"] if speedup else []
-        parts += [format_metric(*first)] if (first := _first(found)) else []
+        parts += [format_metric(*first)] if (first := _first(result)) else []
         return f"{name}: {', '.join(parts)}{rest}"
 
     def _draw(self) -> Any:
@@ -171,6 +204,8 @@ class LiveTable:
         state = f"{len(self.records)} of {total} runs"
         if left is not None and len(self.records) < total:
             state += f", about {duration(left)} left"
+        if leader := self.leading():
+            state += f"; leading: {leader.label}"
         bar = Table.grid(padding=(0, 1))
         bar.add_row(ProgressBar(total=1.0, completed=self._share(left), width=40), state)
         parts: list[Any] = [table, Text(), bar]

@@ -25,7 +25,14 @@ from manyhands.config.options import configure, flatten, options
 from manyhands.config.run import MODELS
 from manyhands.errors import ConfigError
 from manyhands.experiments.sweep.content_hash import ContentHashes
-from manyhands.experiments.sweep.spec import ALL, Alternatives, Experiment
+from manyhands.experiments.sweep.spec import (
+    ALL,
+    DOUBLING,
+    Alternatives,
+    Experiment,
+    most_of_cores,
+)
+from manyhands.launch.machine import cores, doubling_counts
 from manyhands.strategies import STRATEGIES
 
 BASELINE = "sequential"
@@ -39,7 +46,7 @@ class PlannedRun:
         id: Names its folder; made from the configuration, the seed included.
         case: The same for all repeats of one configuration.
         baseline: The case that its speed-up is measured against; None without one.
-        given: The options to run it with.
+        options: The options to run it with.
         config: Every option by its flat name, as the record will hold it.
     """
 
@@ -48,7 +55,7 @@ class PlannedRun:
     baseline: str | None
     label: str
     repeat: int
-    given: Mapping[str, Any]
+    options: Mapping[str, Any]
     config: Mapping[str, Any]
 
     @property
@@ -83,7 +90,7 @@ class _Product:
 class _Combination:
     """One strategy with one value for each option that it takes, and what its baseline takes."""
 
-    given: Mapping[str, Any]
+    options: Mapping[str, Any]
     baseline: Mapping[str, Any] | None
     named: tuple[str, ...]
 
@@ -92,7 +99,7 @@ class _Combination:
 class _Accepted:
     """A combination that can be run, with every option."""
 
-    given: Mapping[str, Any]
+    options: Mapping[str, Any]
     config: Mapping[str, Any]
     baseline: str | None
     label: str
@@ -115,11 +122,11 @@ def make_schedule(
     """
     products = _list_products(experiment)
     tried = [choice for product in products for choice in _list_combinations(product, experiment)]
-    _refuse_ignored(products, [choice.given for choice in tried])
+    _refuse_ignored(products, [choice.options for choice in tried])
     accepted, left_out = _accept(tried, carried, lenient=ALL in experiment.strategies)
     runs: dict[str, PlannedRun] = {}
     marks = ContentHashes()
-    made_of = [marks.of({**one.given, **(objects or {})}) for one in accepted]
+    made_of = [marks.of({**one.options, **(objects or {})}) for one in accepted]
     for repeat in range(experiment.repeats):
         for one, contents in zip(accepted, made_of, strict=True):
             run = _plan_run(one, repeat, contents)
@@ -133,7 +140,7 @@ def _accept(
     tried: list[_Combination], carried: Mapping[str, str] | None, *, lenient: bool
 ) -> tuple[list[_Accepted], tuple[str, ...]]:
     """Return what can be run, baselines first, and what was left out with the reason."""
-    found: list[_Accepted] = []
+    accepted: list[_Accepted] = []
     bases: dict[str, _Accepted] = {}
     left_out: dict[str, None] = {}
     for choice in tried:
@@ -141,30 +148,62 @@ def _accept(
         key = _hash(base) if base else None
         if base and key and key not in bases:
             flat = _check_and_flatten(base, carried)
-            other = base.get("batch_size") != choice.given.get("batch_size")
+            other = base.get("batch_size") != choice.options.get("batch_size")
             named = (*choice.named, "batch_size") if other else choice.named
             bases[key] = _Accepted(base, flat, _hash_case(flat), _make_label(base, named))
-        label = _make_label(choice.given, choice.named)
+        label = _make_label(choice.options, choice.named)
         try:
-            flat = _check_and_flatten(choice.given, carried)
+            flat = _check_and_flatten(choice.options, carried)
         except ConfigError as error:
             if not lenient:
                 raise ConfigError(f"{label}: {error}") from None
             left_out[f"{label}: {error}"] = None
         else:
-            found.append(_Accepted(choice.given, flat, bases[key].baseline if key else None, label))
-    return [*bases.values(), *found], tuple(left_out)
+            accepted.append(
+                _Accepted(choice.options, flat, bases[key].baseline if key else None, label)
+            )
+    return [*bases.values(), *accepted], tuple(left_out)
 
 
 def _list_products(experiment: Experiment) -> list[_Product]:
     """Return each strategy with the alternatives that it is combined with."""
-    varied = tuple(name for name, values in experiment.options.items() if len(values) > 1)
-    found = [_Product(s, experiment.options, varied) for s in _expand(experiment.strategies)]
-    fixed = {name: v for name, v in experiment.options.items() if name not in varied}
+    whole = _count_workers(experiment.options)
+    varied = tuple(name for name, values in whole.items() if len(values) > 1)
+    products = [_Product(s, whole, varied) for s in _expand(experiment.strategies)]
+    fixed = {name: v for name, v in whole.items() if name not in varied}
     for case in experiment.cases:
-        own = {name: values for name, values in case.items() if name != "strategy"}
-        found += [_Product(s, {**fixed, **own}, tuple(own)) for s in _expand(case["strategy"])]
-    return found
+        own = _count_workers({n: values for n, values in case.items() if n != "strategy"})
+        products += [_Product(s, {**fixed, **own}, tuple(own)) for s in _expand(case["strategy"])]
+    return products
+
+
+def _count_workers(values: Mapping[str, Alternatives]) -> dict[str, Alternatives]:
+    """Return the alternatives with "doubling" as the numbers that it stands for here."""
+    filled = dict(values)
+    for name in {"workers"} & set(filled):
+        counts = [doubling_counts(cores()) if v == DOUBLING else [v] for v in filled[name]]
+        filled[name] = tuple(dict.fromkeys(itertools.chain(*counts)))
+    return filled
+
+
+def _fit_to_cores(own: dict[str, Any]) -> dict[str, Any]:
+    """Replace "cores" by the most workers that the machine's cores and the strategy allow.
+
+    Stages and slices of a model compute like workers, and need cores of their own; masters do not.
+    """
+    here = cores()
+    allowed = most_of_cores(own.get("workers"), here)
+    if allowed is None:
+        return own
+    strategy = configure({**own, "workers": 1}).strategy
+    most = allowed if strategy.supports.many else 1
+    if not strategy.supports.whole_batches:
+        stated = presets.apply(own).get("batch_size", options()["batch_size"].default)
+        most = min(most, stated)
+    if strategy.supports.beside != "master":
+        fitting = (w for w in range(most, 0, -1) if strategy.processes(w) <= here)
+        most = next(fitting, 1)
+    return {**own, "workers": most}
 
 
 def _expand(strategies: Alternatives) -> list[Any]:
@@ -174,21 +213,23 @@ def _expand(strategies: Alternatives) -> list[Any]:
 
 def _list_combinations(product: _Product, experiment: Experiment) -> Iterator[_Combination]:
     for combination in itertools.product(*product.values.values()):
-        given = dict(zip(product.values, combination, strict=True))
-        own = _select_options(product.strategy, given)
+        values = dict(zip(product.values, combination, strict=True))
+        own = _fit_to_cores(_select_options(product.strategy, values))
         weak = experiment.scaling == "weak"
-        base = _make_baseline(own, given, grows=weak) if experiment.baseline else None
+        base = _make_baseline(own, values, grows=weak) if experiment.baseline else None
         if weak:
             own = _scale_up(own)
         yield _Combination(own, base, product.named)
 
 
-def _make_baseline(own: dict[str, Any], given: Mapping[str, Any], *, grows: bool) -> dict[str, Any]:
+def _make_baseline(
+    own: dict[str, Any], values: Mapping[str, Any], *, grows: bool
+) -> dict[str, Any]:
     """Return the options of the sequential run of the same task.
 
     As many examples stand behind its updates, unless the batch `grows` with the workers on purpose.
     """
-    base = _select_options(BASELINE, given)
+    base = _select_options(BASELINE, values)
     with suppress(ConfigError):  # refused when all are, by name
         config = configure(own)
         behind = config.strategy.examples_per_update(config.batch_size, config.workers)
@@ -197,12 +238,12 @@ def _make_baseline(own: dict[str, Any], given: Mapping[str, Any], *, grows: bool
     return base
 
 
-def _select_options(strategy: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+def _select_options(strategy: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return what of the options this strategy takes; where it is alone, nothing is divided."""
-    optimizer = given.get("optimizer", "sgd")
+    optimizer = values.get("optimizer", "sgd")
     takers = {"run", get_name(strategy), get_name(optimizer)}
-    takers |= {"private"} if given.get("private") else set()
-    taken = {name: value for name, value in given.items() if takers & set(options()[name].owners)}
+    takers |= {"private"} if values.get("private") else set()
+    taken = {name: value for name, value in values.items() if takers & set(options()[name].owners)}
     if not uses_workers(strategy):
         taken = {n: v for n, v in taken.items() if not options()[n].tags.divides} | {"workers": 1}
     return {"strategy": strategy, **taken}
@@ -214,32 +255,33 @@ def uses_workers(strategy: Any) -> bool:
     return kind is None or kind().supports.many
 
 
-def _scale_up(given: dict[str, Any]) -> dict[str, Any]:
+def _scale_up(values: dict[str, Any]) -> dict[str, Any]:
     """Return the options for weak scaling: what is stated is for one worker.
 
     Each worker keeps `limit` examples an epoch and `batch_size` examples an update, so both are
     multiplied by the workers; where a batch belongs to one worker already, `batch_size` stays.
     """
-    if given.get("limit") is None:
+    if values.get("limit") is None:
         raise ConfigError(
             "scaling is 'weak', which needs limit: the training examples of one worker"
         )
-    kind = STRATEGIES.get(get_name(given["strategy"]))
-    workers = given.get("workers", options()["workers"].default)
-    grown = {**given, "limit": given["limit"] * workers}
+    kind = STRATEGIES.get(get_name(values["strategy"]))
+    workers = values.get("workers", options()["workers"].default)
+    grown = {**values, "limit": values["limit"] * workers}
     if kind is None or not kind().supports.whole_batches:
-        stated = presets.apply(given).get("batch_size", options()["batch_size"].default)
+        stated = presets.apply(values).get("batch_size", options()["batch_size"].default)
         grown["batch_size"] = stated * workers
     return grown
 
 
 def _refuse_ignored(products: list[_Product], taken: list[Mapping[str, Any]]) -> None:
     """Refuse an option that no run takes."""
-    used = {name for given in taken for name in given}
-    several = any(given.get("workers", 2) > 1 for given in taken)
+    used = {name for values in taken for name in values}
+    several = any(values.get("workers", 2) > 1 for values in taken)
     for product in products:
         for name, alternatives in product.values.items():
-            idle = name == "workers" and not several and alternatives != (1,)
+            fixed = [v for v in alternatives if v != 1 and most_of_cores(v, 1) is None]
+            idle = name == "workers" and not several and fixed
             if taken and (name not in used or idle):
                 owners = options()[name].owners
                 whose = "runs with several workers" if owners == ("run",) else ", ".join(owners)
@@ -259,16 +301,16 @@ def _plan_run(one: _Accepted, repeat: int, contents: Mapping[str, str]) -> Plann
         baseline=one.baseline,
         label=one.label,
         repeat=repeat,
-        given={**one.given, "seed": seed},
+        options={**one.options, "seed": seed},
         config=config,
     )
 
 
 def _check_and_flatten(
-    given: Mapping[str, Any], carried: Mapping[str, str] | None
+    values: Mapping[str, Any], carried: Mapping[str, str] | None
 ) -> dict[str, Any]:
     """Return every option of a run; refuses what cannot work."""
-    config = configure({**given, **(carried or {})})
+    config = configure({**values, **(carried or {})})
     if "model" not in (carried or {}) and ":" not in config.model:
         validate.one_of(MODELS, model=config.model)
         config.strategy.check_model(layers=MODELS[config.model])
@@ -285,9 +327,12 @@ def _hash(value: Any) -> str:
     return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
 
 
-def _make_label(given: Mapping[str, Any], named: tuple[str, ...]) -> str:
+def _make_label(values: Mapping[str, Any], named: tuple[str, ...]) -> str:
     """Return the strategy, its workers, and what else varies, for people."""
-    shown = dict.fromkeys(n for n in named if n in given and n not in ("workers", "seed"))
-    name, workers = get_name(given["strategy"]), given.get("workers", options()["workers"].default)
+    shown = dict.fromkeys(n for n in named if n in values and n not in ("workers", "seed"))
+    name, workers = (
+        get_name(values["strategy"]),
+        values.get("workers", options()["workers"].default),
+    )
     first = name if name == BASELINE else f"{name} × {workers}"
-    return ", ".join([first, *(f"{option} {given[option]}" for option in shown)])
+    return ", ".join([first, *(f"{option} {values[option]}" for option in shown)])

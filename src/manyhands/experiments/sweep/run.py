@@ -25,8 +25,8 @@ from manyhands.launch.machine import SCHEMA, cores, cpu_name, write_json
 from manyhands.launch.signals import SignalReceived
 from manyhands.privacy.terms import REDACTED
 from manyhands.training import output_folder
+from manyhands.training.failure_record import privacy_spent
 from manyhands.training.output_folder import Claim
-from manyhands.training.run import privacy_spent
 from manyhands.training.setup import fit
 
 
@@ -156,10 +156,10 @@ class Sweep:
         """Do one run; a failure is recorded and does not end the sweep."""
         place = self.folder / "runs" / run.id
         self._clear(run)  # what an interrupted or failed run left
-        given = {**run.given, **self.objects, "kernels": kernels}
+        options = {**run.options, **self.objects, "kernels": kernels}
         try:
             fit(
-                **given,
+                **options,
                 output=str(place),
                 name=run.label,
                 command=self.command,
@@ -200,7 +200,7 @@ class Sweep:
             "status": "failed",
             "config": _to_json(run.config),
             "error": REDACTED if run.config.get("private") else f"{kind}{error}",
-            **(privacy_spent(place, configure(run.given)) if run.config.get("private") else {}),
+            **(privacy_spent(place, configure(run.options)) if run.config.get("private") else {}),
         }
 
     def _read_finished(self, run: PlannedRun) -> Mapping[str, Any] | None:
@@ -229,12 +229,12 @@ class Sweep:
 
 def _read_sweep(path: Path) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = json.loads(path.read_text())
-        if found["schema"] != SCHEMA or not all("id" in p for p in found["planned"]):
+        sweep: dict[str, Any] = json.loads(path.read_text())
+        if sweep["schema"] != SCHEMA or not all("id" in p for p in sweep["planned"]):
             raise ValueError("of another kind")
     except (OSError, ValueError, KeyError, TypeError):
         raise ConfigError(f"{path} cannot be read; choose another folder for the sweep") from None
-    return found
+    return sweep
 
 
 def _to_json(value: Any) -> Any:

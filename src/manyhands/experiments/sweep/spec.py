@@ -10,6 +10,9 @@ baseline = true                  add the sequential run that speed-ups are measu
 [axes]                           run options that vary, each a list
 [[cases]]                        more runs, each with a strategy and options of its own (a list
                                  varies), taken with [options] but without [axes]
+                                 workers may be "cores" (as many as the machine has, or as the
+                                 strategy allows), "cores:4" (the same, at most 4) and
+                                 "doubling" (1, 2, 4 … up to the cores)
 [quick]                          what `--quick` puts in place of the above: option names,
                                  strategies, repeats, cases
 [[source]]                       published figures to show beside: label, workers, seconds,
@@ -18,9 +21,9 @@ baseline = true                  add the sequential run that speed-ups are measu
 
 from __future__ import annotations
 
-import sys
+import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -29,17 +32,16 @@ import manyhands.strategies  # noqa: F401  (registers their options)
 from manyhands import validate
 from manyhands.config.options import check_number, options
 from manyhands.errors import ConfigError, nearest
+from manyhands.files import read_toml
 from manyhands.validate import whole
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 Alternatives = tuple[Any, ...]
 
+DEMO = Path(__file__).with_name("demo.toml")  # what `manyhands demo` runs
+
 ALL = "all"
 SCALINGS = ("strong", "weak")
+DOUBLING = "doubling"
 REPEATS = whole(1, 10_000)
 _SOURCE = {"label": str, "workers": int, "seconds": (int, float), "accuracy": (int, float)}
 _KINDS = {
@@ -49,6 +51,21 @@ _KINDS = {
     dict: "a table",
     list: "a list",
 }
+
+
+def most_of_cores(value: Any, cores: int) -> int | None:
+    """Return the most workers that "cores" or "cores:4" stands for; None of any other value.
+
+    >>> most_of_cores("cores", 16), most_of_cores("cores:4", 16), most_of_cores("cores:4", 2)
+    (16, 4, 2)
+    """
+    match = re.fullmatch(r"cores(?::([1-9]\d{0,5}))?", value) if isinstance(value, str) else None
+    return min(cores, int(match[1] or cores)) if match else None
+
+
+def is_decided_here(value: Any) -> bool:
+    """Return whether the machine decides the number of workers."""
+    return value == DOUBLING or most_of_cores(value, 1) is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,10 +93,11 @@ class Experiment:
     def __post_init__(self) -> None:
         REPEATS.check("repeats", self.repeats)
         validate.one_of(SCALINGS, scaling=self.scaling)
-        for given in (self.options, *self.cases):
-            for name, values in given.items():
+        for alternatives in (self.options, *self.cases):
+            for name, values in alternatives.items():
                 for value in values:
-                    check_number(name, value)
+                    if name != "workers" or not is_decided_here(value):
+                        check_number(name, value)
 
     @property
     def axes(self) -> dict[str, list[Any]]:
@@ -88,17 +106,18 @@ class Experiment:
         named = [str(getattr(s, "name", s)) for s in self.strategies]
         return ({"strategy": named} if len(named) > 1 else {}) | several
 
-    def with_options(self, given: Mapping[str, Alternatives]) -> Experiment:
+    def with_options(self, alternatives: Mapping[str, Alternatives]) -> Experiment:
         """Return this experiment with these alternatives in place of its own, in cases as well."""
         cases = tuple(
-            {**case, **{name: given[name] for name in given if name in case}} for case in self.cases
+            {**case, **{name: alternatives[name] for name in alternatives if name in case}}
+            for case in self.cases
         )
-        return replace(self, options={**self.options, **given}, cases=cases)
+        return replace(self, options={**self.options, **alternatives}, cases=cases)
 
-    def with_strategies(self, given: Alternatives) -> Experiment:
+    def with_strategies(self, names: Alternatives) -> Experiment:
         """Return this experiment with these strategies; cases of other strategies are left out."""
-        kept = tuple(case for case in self.cases if set(case["strategy"]) & set(given))
-        return replace(self, strategies=given, cases=kept)
+        kept = tuple(case for case in self.cases if set(case["strategy"]) & set(names))
+        return replace(self, strategies=names, cases=kept)
 
 
 def read(path: Path, *, quick: bool = False) -> Experiment:
@@ -107,24 +126,19 @@ def read(path: Path, *, quick: bool = False) -> Experiment:
     Raises:
         ConfigError: If there is no such file, it is no TOML, or something in it is unknown.
     """
+    _, table = read_toml(path, "experiment")
     try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"there is no experiment {str(path)!r}") from None
-    except (OSError, ValueError, RecursionError) as error:  # TOMLDecodeError is a ValueError
-        raise ConfigError(f"{path} cannot be read as TOML: {error}") from None
-    try:
-        experiment = _read_experiment(path.stem, found)
-        faster = _apply_quick(experiment, _get_typed(found, "quick", dict, {}))
+        experiment = _read_experiment(path.stem, table)
+        faster = _apply_quick(experiment, _get_typed(table, "quick", dict, {}))
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
     return faster if quick else experiment
 
 
-def _read_experiment(name: str, found: Mapping[str, Any]) -> Experiment:
-    known = ["title", "question", "strategies", "repeats", "scaling", "baseline"]
-    _refuse_unknown(found, [*known, "options", "axes", "cases", "quick", "source"], "key")
-    fixed, varied = _get_typed(found, "options", dict, {}), _get_typed(found, "axes", dict, {})
+def _read_experiment(name: str, table: Mapping[str, Any]) -> Experiment:
+    known = [f.name for f in fields(Experiment) if f.name != "name"]
+    _refuse_unknown(table, [*known, "axes", "quick"], "key")
+    fixed, varied = _get_typed(table, "options", dict, {}), _get_typed(table, "axes", dict, {})
     _check_names([*fixed, *varied])
     for axis, values in varied.items():
         if not isinstance(values, list) or not values:
@@ -134,35 +148,35 @@ def _read_experiment(name: str, found: Mapping[str, Any]) -> Experiment:
         raise ConfigError(f"{twice[0]} is both under [options] and under [axes]; keep one")
     return Experiment(
         name=name,
-        title=_get_typed(found, "title", str, name),
-        question=_get_typed(found, "question", str, ""),
-        strategies=_read_strategies(found.get("strategies", [])),
-        repeats=_get_typed(found, "repeats", int, 3),
-        scaling=_get_typed(found, "scaling", str, "strong"),
-        baseline=_get_typed(found, "baseline", bool, True),
+        title=_get_typed(table, "title", str, name),
+        question=_get_typed(table, "question", str, ""),
+        strategies=_read_strategies(table.get("strategies", [])),
+        repeats=_get_typed(table, "repeats", int, 3),
+        scaling=_get_typed(table, "scaling", str, "strong"),
+        baseline=_get_typed(table, "baseline", bool, True),
         options=list_alternatives(fixed) | {axis: tuple(values) for axis, values in varied.items()},
-        cases=_read_cases(_get_typed(found, "cases", list, [])),
-        source=tuple(_read_published(row) for row in _get_typed(found, "source", list, [])),
+        cases=_read_cases(_get_typed(table, "cases", list, [])),
+        source=tuple(_read_published(row) for row in _get_typed(table, "source", list, [])),
     )
 
 
-def _apply_quick(experiment: Experiment, found: Mapping[str, Any]) -> Experiment:
+def _apply_quick(experiment: Experiment, table: Mapping[str, Any]) -> Experiment:
     """Apply the [quick] table; new cases are taken as they are."""
     own = {"repeats", "strategies", "cases"}
     faster = experiment.with_options(
-        list_alternatives({k: found[k] for k in found if k not in own})
+        list_alternatives({k: table[k] for k in table if k not in own})
     )
-    if "strategies" in found:
-        faster = faster.with_strategies(_read_strategies(found["strategies"]))
-    if "cases" in found:
-        faster = replace(faster, cases=_read_cases(_get_typed(found, "cases", list, [])))
-    repeats = _get_typed(found, "repeats", int, experiment.repeats)
+    if "strategies" in table:
+        faster = faster.with_strategies(_read_strategies(table["strategies"]))
+    if "cases" in table:
+        faster = replace(faster, cases=_read_cases(_get_typed(table, "cases", list, [])))
+    repeats = _get_typed(table, "repeats", int, experiment.repeats)
     return replace(faster, name=f"{experiment.name}-quick", repeats=repeats)
 
 
-def _read_cases(found: Iterable[Any]) -> tuple[dict[str, Alternatives], ...]:
+def _read_cases(tables: Iterable[Any]) -> tuple[dict[str, Alternatives], ...]:
     cases = []
-    for number, case in enumerate(found, 1):
+    for number, case in enumerate(tables, 1):
         if not isinstance(case, dict) or "strategy" not in case:
             raise ConfigError(f"case {number} is {case!r}; expected a table with a strategy")
         own = list_alternatives({name: case[name] for name in case if name != "strategy"})
@@ -170,10 +184,10 @@ def _read_cases(found: Iterable[Any]) -> tuple[dict[str, Alternatives], ...]:
     return tuple(cases)
 
 
-def _read_strategies(found: Any) -> Alternatives:
-    names = [found] if isinstance(found, str) else found
+def _read_strategies(value: Any) -> Alternatives:
+    names = [value] if isinstance(value, str) else value
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ConfigError(f"strategies is {found!r}; expected a list of names")
+        raise ConfigError(f"strategies is {value!r}; expected a list of names")
     return tuple(names)
 
 
@@ -187,39 +201,39 @@ def _read_published(row: Any) -> dict[str, Any]:
     return row
 
 
-def _get_typed(found: Mapping[str, Any], name: str, kind: type, default: Any) -> Any:
-    value = found.get(name, default)
+def _get_typed(table: Mapping[str, Any], name: str, kind: type, default: Any) -> Any:
+    value = table.get(name, default)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise ConfigError(f"{name} is {value!r}; expected {_KINDS[kind]}")
     return value
 
 
-def _refuse_unknown(found: Iterable[str], known: Iterable[str], what: str) -> None:
+def _refuse_unknown(names: Iterable[str], known: Iterable[str], what: str) -> None:
     known = list(known)
-    for name in found:
+    for name in names:
         if name not in known:
             raise ConfigError(f"unknown {what} {name!r}.{nearest(name, known)}")
 
 
-def list_alternatives(given: Mapping[str, Any]) -> dict[str, Alternatives]:
+def list_alternatives(values_of: Mapping[str, Any]) -> dict[str, Alternatives]:
     """Return for each option its alternatives: a list holds several, anything else is one.
 
     An option that is itself a list (`shares`) varies where it is given a list of lists.
     """
-    _check_names(given)
-    found: dict[str, Alternatives] = {}
-    for name, value in given.items():
+    _check_names(values_of)
+    alternatives: dict[str, Alternatives] = {}
+    for name, value in values_of.items():
         several = isinstance(value, list | tuple)
         if several and _is_list(options()[name].type):
             several = any(isinstance(v, list | tuple) for v in value)
-        found[name] = tuple(value) if several else (value,)
-        if not found[name]:
+        alternatives[name] = tuple(value) if several else (value,)
+        if not alternatives[name]:
             raise ConfigError(f"{name} is an empty list; expected at least one value")
-    return found
+    return alternatives
 
 
-def _check_names(given: Iterable[str]) -> None:
-    for name in given:
+def _check_names(names: Iterable[str]) -> None:
+    for name in names:
         _refuse_unknown([name], options(), "option")
         if instead := options()[name].tags.in_sweep:
             raise ConfigError(f"{name} is no option of one run here; use {instead}")
@@ -231,6 +245,9 @@ def parse_alternatives(name: str, text: str) -> Alternatives:
     Where one value is itself a list (`shares`, `metric`), alternatives stand between semicolons.
     """
     kind = options()[name].type
+    if name == "workers":
+        parts = [part.strip() for part in text.split(",")]
+        return tuple(p if is_decided_here(p) else _parse_value(name, p, kind) for p in parts)
     if options()[name].tags.commas:
         return tuple(_parse_value(name, part.strip(), kind) for part in text.split(";"))
     if _is_list(kind):

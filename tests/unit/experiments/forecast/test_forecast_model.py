@@ -10,14 +10,7 @@ import pytest
 
 from manyhands.allreduce import cost
 from manyhands.errors import ConfigError
-from manyhands.experiments.forecast import (
-    Calibration,
-    Network,
-    Placement,
-    parse_bandwidth,
-    parse_latency,
-    strategy_models,
-)
+from manyhands.experiments.forecast import Calibration, Network, Placement, strategy_models
 from manyhands.experiments.forecast import model as forecast
 from manyhands.experiments.forecast.calibration import Curve, Group, Point, Service, interpolate
 from manyhands.experiments.forecast.communication_cost import estimate_allreduce
@@ -255,18 +248,6 @@ def test_the_best_is_the_fastest_and_among_equals_the_smallest():
     ]
     assert strategy_models.best(rows)["workers"] == 2
     assert strategy_models.best([]) is None
-
-
-def test_units():
-    assert parse_latency("20us") == pytest.approx(2e-5)
-    assert parse_bandwidth("100Gbit") == pytest.approx(12.5e9)
-    assert parse_bandwidth("12.5GB/s") == pytest.approx(12.5e9)
-    for text in ("20", "fast", "-1us", "1.2.3us", "0us"):
-        with pytest.raises(ConfigError, match="latency is"):
-            parse_latency(text)
-    for text in ("100", "100Gb its", "0Gbit"):
-        with pytest.raises(ConfigError, match="bandwidth is"):
-            parse_bandwidth(text)
 
 
 def test_up_to_or_exactly():

@@ -10,9 +10,16 @@ import pytest
 
 from manyhands.errors import ConfigError
 from manyhands.experiments.sweep.plan import make_schedule
-from manyhands.experiments.sweep.spec import Experiment, list_alternatives, parse_alternatives, read
+from manyhands.experiments.sweep.spec import (
+    DEMO,
+    Experiment,
+    list_alternatives,
+    parse_alternatives,
+    read,
+)
 
-FILES = sorted((Path(__file__).parents[4] / "experiments").glob("*.toml"))
+FOLDER = Path(__file__).parents[4] / "experiments"
+FILES = [DEMO, *sorted(FOLDER.glob("*.toml"))]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -44,14 +51,15 @@ NAMED = {
 
 
 def test_the_page_lists_every_experiment_and_no_other() -> None:
-    page = (FILES[0].parents[1] / "docs" / "experiments.md").read_text()
+    page = (FOLDER.parent / "docs" / "experiments.md").read_text()
+    page = page.split("## The files that come with manyhands")[1]
     rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
     assert sorted(re.findall(r"`([\w-]+)`", " ".join(rows))) == sorted(p.stem for p in FILES)
     assert {path.stem for path in FILES} >= NAMED
 
 
 def test_the_private_experiment_has_every_fashion() -> None:
-    runs = make_schedule(read(FILES[0].parent / "private.toml")).runs
+    runs = make_schedule(read(FOLDER / "private.toml")).runs
     shown = {
         (c["strategy"], c.get("allreduce"), c.get("staleness")) for c in (r.config for r in runs)
     }
@@ -65,7 +73,7 @@ def test_the_private_experiment_has_every_fashion() -> None:
 
 
 def test_growing_inputs_are_trained_on_with_and_without_privacy() -> None:
-    runs = make_schedule(read(FILES[0].parent / "input-scaling.toml")).runs
+    runs = make_schedule(read(FOLDER / "input-scaling.toml")).runs
     shown = {
         p: [
             (r.config["workers"], r.config["limit"])

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from manyhands.config.optimizers import SGD
 from manyhands.errors import ConfigError
+from manyhands.experiments.sweep import plan
 from manyhands.experiments.sweep.plan import Schedule, make_schedule
 from manyhands.experiments.sweep.spec import Experiment
 from manyhands.strategies import STRATEGIES, Sync
@@ -71,7 +72,7 @@ def test_a_preset_may_be_one_of_several_values() -> None:
         "sync × 2, preset none",
         "sync × 2, preset one-cycle",
     ]
-    assert [run.given["preset"] for run in found[2:]] == ["none", "one-cycle"]
+    assert [run.options["preset"] for run in found[2:]] == ["none", "one-cycle"]
     assert [run.baseline for run in found[2:]] == [run.case for run in found[:2]]
     assert planned("sync", workers=2).runs[1].id == found[2].id  # the name makes no other run
 
@@ -253,3 +254,60 @@ def test_an_option_that_is_newer_than_a_sweep_changes_its_ids_only_if_it_is_give
     (other,) = planned("sequential", baseline=False, evaluate_every=2).runs[:1]
     assert "evaluate_every" not in plain.config
     assert plain.id == same.id != other.id
+
+
+@pytest.mark.parametrize(
+    ("strategy", "workers"),
+    [
+        ("sync", 6),
+        ("averaging", 6),
+        ("gossip", 6),
+        ("hogwild", 6),
+        ("server", 6),  # its master mostly waits
+        ("pipeline", 3),  # of two stages each
+        ("tensor", 3),
+        ("sequential", 1),
+    ],
+)
+def test_cores_are_as_many_workers_as_fit(
+    strategy: str, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "cores", lambda: 6)
+    found = planned(strategy, cases=({"strategy": (strategy,), "workers": ("cores",)},))
+    assert found.runs[-1].config["workers"] == workers
+
+
+def test_cores_are_no_more_workers_than_a_batch_has_examples(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(plan, "cores", lambda: 64)
+    (run,) = planned("sync", workers="cores", batch_size=48, baseline=False).runs
+    assert run.config["workers"] == 48
+
+
+def test_a_machine_with_one_core_runs_one_worker_or_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "cores", lambda: 1)
+    found = planned("sync", "pipeline", workers=("doubling", "cores"), baseline=False)
+    assert labels(found) == ["sync × 1", "pipeline × 1"]
+
+
+def test_doubling_is_up_to_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "cores", lambda: 6)
+    found = planned("sync", workers=("doubling",), baseline=False)
+    assert labels(found) == ["sync × 1", "sync × 2", "sync × 4", "sync × 6"]
+    cases = ({"strategy": ("sync",), "workers": ("cores", "doubling", 3)},)
+    found = planned(cases=cases, baseline=False)
+    assert labels(found) == [f"sync × {n}" for n in (6, 1, 2, 4, 3)]
+
+
+@pytest.mark.parametrize("value", ["core", "cores:0", "cores:", "cores:x", "auto", "2", -1])
+def test_other_words_for_workers_are_refused(value: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"workers is {value!r}; expected"):
+        planned("sync", workers=value)
+
+
+@pytest.mark.parametrize(("cores", "workers"), [(2, 2), (3, 3), (64, 3)])
+def test_cores_may_have_a_limit(monkeypatch: pytest.MonkeyPatch, cores: int, workers: int) -> None:
+    monkeypatch.setattr(plan, "cores", lambda: cores)
+    (run,) = planned("server", workers="cores:3", baseline=False).runs
+    assert run.config["workers"] == workers

@@ -337,11 +337,13 @@ def test_plain_lines_say_what_each_run_gave(
     tmp_path: Path, runs: Runs, capsys: pytest.CaptureFixture[str]
 ) -> None:
     small(tmp_path / "s", progress=True, repeats=1)
-    lines = capsys.readouterr().err.splitlines()
+    begin, *lines = capsys.readouterr().err.splitlines()
+    assert begin == "[0/3] now sequential (repeat 1)"
     assert lines[0].startswith("[1/3] sequential (repeat 1): ")
     assert "speed-up 1.00" in lines[0]
-    assert lines[0].endswith(" left")
+    assert lines[0].endswith(" left; now sync × 1 (repeat 1)")
     assert lines[2].startswith("[3/3] sync × 2 (repeat 1): ")
+    assert "; leading: " in lines[1]
     assert lines[2].endswith(" %")
 
 
