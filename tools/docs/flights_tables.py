@@ -31,8 +31,8 @@ def _lines(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 def preparing(found: dict[str, Any]) -> str:
     """Return what each way of preparing took, by the copies of the flights."""
-    head = ("copies", "way", "records", "seconds of processors", "records a second of them")
-    head += ("peak memory", "seconds on the clock", "load before, after")
+    head = ("copies", "way", "records", "processor seconds", "records per processor second")
+    head += ("peak memory", "wall-clock seconds", "load before, after")
     kept = sorted(found["preparing"], key=lambda r: (r["scale"], WAYS.index(r["way"])))
     return _lines(head, map(_prepared, kept))
 
@@ -52,8 +52,8 @@ def training(found: dict[str, Any]) -> str:
     """Return examples per second from memory, mapped and streamed, and their share of memory's."""
     rows = []
     units = {
-        "on the clock": ("examples_per_second", "shares"),
-        "of processors": ("examples_per_cpu_second", "cpu_shares"),
+        "wall clock": ("examples_per_second", "shares"),
+        "processor time": ("examples_per_cpu_second", "cpu_shares"),
     }
     for kind in found["training"]:
         for unit, (rates, shares) in units.items():

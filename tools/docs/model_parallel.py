@@ -44,8 +44,8 @@ class Way:
 
     @property
     def accuracy(self) -> float:
-        """The mean accuracy."""
-        return statistics.fmean(self.each("result", "accuracy"))
+        """The median accuracy."""
+        return statistics.median(self.each("result", "accuracy"))
 
     @property
     def splits(self) -> bool:
@@ -128,7 +128,8 @@ def spent(folder: Path) -> str:
         stages = run["strategy"].get("stages", [])
         held = next((s["layers"] for s in stages if s["rank"] == worker["rank"]), None)
         what = "drives" if held == [] else ", ".join(held) if held else worker["role"]
-        sent = None if worker["bytes"] is None else worker["bytes"] / max(1, worker["steps"])
+        counted = worker["bytes"] is not None and (worker["messages"] or run["processes"] == 1)
+        sent = worker["bytes"] / max(1, worker["steps"]) if counted else None
         return [
             way.name if worker["rank"] == 0 else "",
             what,
@@ -172,7 +173,7 @@ def _accuracy(found: Sequence[Way]) -> str:
     return (
         f"**Accuracy.** {100 * low.accuracy:.2f} % ({low.name}) to {100 * high.accuracy:.2f} % "
         f"({high.name}): {100 * (high.accuracy - low.accuracy):.2f} percentage points between the "
-        "lowest and the highest mean."
+        "lowest and the highest."
     )
 
 

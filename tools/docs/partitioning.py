@@ -16,14 +16,11 @@ from typing import Any
 from matplotlib.figure import Figure
 from sweeps import rows_of
 
-from manyhands.config.parse import LABELLED
 from manyhands.data.partition import skew
 from manyhands.report.load import read
 from manyhands.report.option_cost import comment, sentences
 from manyhands.report.option_values import compare
 from manyhands.report.summarise import summarise
-
-SKEWED = ("dirichlet", "by-label")  # the others give every worker the same mix of classes
 
 
 @dataclass(frozen=True)
@@ -39,14 +36,9 @@ class Cell:
     speedup: float | None
 
     @property
-    def skewed(self) -> bool:
-        """Whether the workers' mixes of classes differ by design."""
-        return self.partition.startswith(SKEWED)
-
-    @property
-    def mean(self) -> float:
-        """The mean accuracy."""
-        return statistics.fmean(self.accuracy)
+    def median(self) -> float:
+        """The median accuracy."""
+        return statistics.median(self.accuracy)
 
 
 @cache
@@ -97,12 +89,12 @@ def _pivot(folder: Path, value: Callable[[Cell], str]) -> str:
 
 def accuracy(folder: Path) -> str:
     """Return the accuracies, and the picture that `picture` draws of them."""
-    shown = _pivot(folder, lambda c: f"{100 * c.mean:.2f}{_range(c.accuracy, 100, 2)}")
+    shown = _pivot(folder, lambda c: f"{100 * c.median:.2f}{_range(c.accuracy, 100, 2)}")
     return f"{shown}\n\n![accuracy by partition](images/partitioning.png)"
 
 
 def loss(folder: Path) -> str:
-    return _pivot(folder, lambda c: f"{statistics.fmean(c.loss):.3f}{_range(c.loss, 1, 3)}")
+    return _pivot(folder, lambda c: f"{statistics.median(c.loss):.3f}{_range(c.loss, 1, 3)}")
 
 
 def time(folder: Path) -> str:
@@ -164,13 +156,11 @@ def _by(found: Iterable[Cell]) -> dict[tuple[str, int], list[Cell]]:
 
 
 def _drops(found: Sequence[Cell]) -> list[tuple[Cell, float]]:
-    """Return each skewed cell, and how far it is below the even ones."""
+    """Return each other way of dividing, and how far it is below the balanced one."""
     drops = []
     for mine in _by(found).values():
-        even = [a for c in mine if not c.skewed for a in c.accuracy]
-        for cell in (c for c in mine if c.skewed and even):
-            drop = statistics.fmean(even) - cell.mean
-            drops.append((cell, drop))
+        even = next((c for c in mine if c.partition == "balanced"), None)
+        drops += [(c, even.median - c.median) for c in mine if even and c is not even]
     return drops
 
 
@@ -240,9 +230,9 @@ def picture(folder: Path, path: Path) -> None:
         for i, workers in enumerate(counts):
             mine = [c for c in found if (c.strategy, c.workers) == (name, workers)]
             x = [kinds.index(c.partition) + 0.16 * (i - (len(counts) - 1) / 2) for c in mine]
-            y = [100 * c.mean for c in mine]
-            low = [100 * (c.mean - min(c.accuracy)) for c in mine]
-            high = [100 * (max(c.accuracy) - c.mean) for c in mine]
+            y = [100 * c.median for c in mine]
+            low = [100 * (c.median - min(c.accuracy)) for c in mine]
+            high = [100 * (max(c.accuracy) - c.median) for c in mine]
             panel.errorbar(x, y, [low, high], fmt="o^Ds"[i % 4], label=f"P = {workers}", ms=5)
         panel.set_title(name)
         panel.set_xticks(range(len(kinds)), kinds, rotation=60, ha="right")
@@ -252,7 +242,6 @@ def picture(folder: Path, path: Path) -> None:
     canvas.savefig(path, dpi=110)
 
 
-assert set(SKEWED) <= set(LABELLED)
 WRITERS: dict[str, Callable[[Path], str]] = {
     "accuracy": accuracy,
     "loss": loss,

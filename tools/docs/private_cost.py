@@ -2,7 +2,7 @@
 
 The loss due to the strategy is the accuracy of the sequential run less that of the strategy,
 neither private; the loss due to privacy is that of the strategy's own run less that of its private
-one. Both compare runs with the same batch per update, in percentage points, means over the seeds.
+one. Both compare runs with the same batch per update, in percentage points, medians over the seeds.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ def _values(found: list[float]) -> str:
     if not found:
         return "–"
     spread = f" ({min(found):.2f} to {max(found):.2f})" if len(found) > 1 else ""
-    return f"{statistics.mean(found):.2f} %{spread}"
+    return f"{statistics.median(found):.2f} %{spread}"
 
 
 def _loss(before: list[float], after: list[float]) -> str:
     if not before or not after:
         return "–"
-    return f"{statistics.mean(before) - statistics.mean(after):.2f}"
+    return f"{statistics.median(before) - statistics.median(after):.2f}"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from statistics import fmean
+from statistics import median
 from typing import Any
 
 from sweeps import rows_of
 
 
 def table(folder: Path) -> str:
-    """Return the table as Markdown: means, with the range where there are several seeds."""
+    """Return the table as Markdown: medians, with the range where there are several seeds."""
     _, runs = rows_of(folder)
     rates = sorted({run["lr"] for run in runs})
     lines = ["| strategy | " + " | ".join(f"{rate:g}" for rate in rates) + " |"]
@@ -35,7 +35,7 @@ def _told(accuracies: list[float]) -> str:
     if not accuracies:
         return "–"
     extent = f" ({min(accuracies):.2f} to {max(accuracies):.2f})" if len(accuracies) > 1 else ""
-    return f"{fmean(accuracies):.2f} %{extent}"
+    return f"{median(accuracies):.2f} %{extent}"
 
 
 WRITERS = {"rates": table}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import statistics
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -58,7 +59,7 @@ def table(name: str) -> str:
         source = sources.get(row["workers"]) if row["strategy"] == shown else None
         told = f" {source['seconds']:g} s, {100 * source['accuracy']:.2f} % |" if source else " |"
         mine = [r["accuracy"] for r in runs if all(r[k] == row[k] for k in key)]
-        lines.append(_line(row, sum(mine) / len(mine)) + (told if sources else ""))
+        lines.append(_line(row, statistics.median(mine)) + (told if sources else ""))
     return "\n".join(lines)
 
 
@@ -103,11 +104,14 @@ def write_defaults(text: str, results: Path = MEASURED) -> str:
     return re.sub(pattern, make_table, text, flags=re.S)
 
 
-def pictures(name: str) -> None:
-    """Draw the pictures of one sweep."""
+def pictures(name: str, page: str) -> None:
+    """Draw the pictures of one sweep that the page shows."""
+    shown = [figure for figure in FIGURES if f"(images/{name}-{figure}.png)" in page]
+    if not shown:
+        return
     with tempfile.TemporaryDirectory() as place:
         build([folder_of(DOCS / "records" / name)], Path(place))
-        for figure in FIGURES:
+        for figure in shown:
             picture = Path(place) / "figures" / f"{figure}.png"
             if picture.exists():
                 shutil.copy(picture, DOCS / "images" / f"{name}-{figure}.png")
@@ -117,7 +121,7 @@ def main() -> int:
     text = (DOCS / "results.md").read_text()
     for name in re.findall(r"<!-- table (\S+) -->", text):
         if (folder_of(DOCS / "records" / name) / "runs").is_dir():
-            pictures(name)
+            pictures(name, text)
     for page in PAGES:
         path = DOCS / page
         path.write_text(write_defaults(flights_tables.write(write(path.read_text()))))
