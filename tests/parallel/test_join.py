@@ -17,7 +17,7 @@ from torch.utils.data import (
 )
 
 import manyhands as mh
-from manyhands.comm.alone import SingleProcess
+from manyhands.comm.single_process import SingleProcess
 from manyhands.config.options import configure
 from manyhands.errors import ConfigError
 from manyhands.training.userloop import checkpoint

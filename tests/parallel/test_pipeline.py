@@ -167,6 +167,15 @@ def test_micro_batches_equal_sequential_up_to_rounding(blobs, tmp_path):
     assert distance(split, alone.params) < 1e-12
 
 
+@pytest.mark.parametrize(("batch_size", "limit"), [(4, 20), (7, 20), (8, 19)])
+def test_batches_of_few_examples_equal_sequential(blobs, tmp_path, batch_size, limit):
+    """A batch of three is one micro-batch, larger than any of a batch of eight."""
+    given = {"dtype": "float64", "batch_size": batch_size, "limit": limit, "epochs": 2}
+    _, split = piped(certain, blobs, tmp_path / "split", micro_batches=4, **given)
+    alone = _sequential(certain, blobs, tmp_path / "alone", **given)
+    assert distance(split, alone.params) < 1e-12
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_several_pipelines_equal_sequential(blobs, tmp_path, optimizer):
     """Every stage has one twin in each pipeline, and the twins stay equal."""

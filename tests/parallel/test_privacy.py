@@ -137,6 +137,21 @@ def test_dropout_masks_are_those_of_one_worker_with_the_same_key(
     assert distance(alone, trained("other", WORLD, 8)) > 1e-4
 
 
+def test_a_chain_of_known_layers_starts_without_the_compiler(blobs, tmp_path, monkeypatch):
+    """torch.func imports torch._dynamo: seconds of each worker's start. Other models need it."""
+
+    def imported(*args, **given):
+        raise AssertionError("torch.func was called")
+
+    for name in ("grad", "vmap"):
+        monkeypatch.setattr(torch.func, name, imported)
+    for strategy in ("sync", "averaging"):
+        (tmp_path / strategy).mkdir()
+        private(dropping, blobs, WORLD, tmp_path / strategy, strategy=strategy, batch_size=50)
+    with pytest.raises(AssertionError, match=r"torch\.func was called"):
+        private(Branched, blobs, WORLD, tmp_path, strategy="sync", batch_size=50)
+
+
 def test_masks_of_a_private_run_do_not_follow_from_its_seed(blobs, tmp_path):
     used = []
     for name in ("one", "other"):
@@ -147,6 +162,25 @@ def test_masks_of_a_private_run_do_not_follow_from_its_seed(blobs, tmp_path):
     assert used[0] != used[1]
     assert public_key(0) not in used
     assert len(set(WORLD.allgather(used[0]))) == 1  # the workers share each sample of all
+
+
+def test_what_masks_do_not_cover_is_drawn_from_a_whole_secret_state(blobs, tmp_path, monkeypatch):
+    """A seed of 32 bits makes each word of the generator's state of the word before it."""
+    states, make = [], build.make_private
+
+    def noted(*args):
+        made = make(*args)
+        states.append(torch.get_rng_state().numpy()[24 : 24 + 8 * 624].view("<u8").tolist())
+        return made
+
+    monkeypatch.setattr(build, "make_private", noted)
+    private(dropping, blobs, WORLD, tmp_path, strategy="sync", batch_size=50)
+    (state,) = states
+    made = [
+        (1812433253 * (word ^ (word >> 30)) + i) % 2**32 for i, word in enumerate(state[:-1], 1)
+    ]
+    assert sum(a == b for a, b in zip(made, state[1:], strict=True)) < 3
+    assert len({tuple(one) for one in WORLD.allgather(state)}) == WORLD.size
 
 
 def test_one_worker_and_many_see_the_same_samples_with_the_same_key(blobs, tmp_path):

@@ -84,6 +84,7 @@ def newest_of(place):
 
 def at(folder, step):
     """Return the checkpoint of that step, as if the later ones had not been written."""
+    WORLD.Barrier()  # others may still look at the later ones
     if WORLD.rank == 0:
         for path in sorted(Path(folder).glob("checkpoints/step-*")):
             if int(path.name.removeprefix("step-")) > step:
@@ -133,6 +134,21 @@ def test_going_on_draws_the_same_augmentation_and_follows_the_same_scheduler(fol
     assert evaluated(resumed) == evaluated(whole)
 
 
+@pytest.mark.parametrize("every", ["7steps", "0.3epochs"])
+@pytest.mark.parametrize("strategy", ["sync", mh.Averaging(period=7)], ids=str)
+def test_going_on_keeps_the_moments_of_evaluation(folder, strategy, every):
+    given = {"strategy": strategy, "checkpoint_every": "10steps", "keep": 9}
+    whole = train(folder, **given, evaluate_every=every)
+    resumed = train(folder, checkpoint=at(folder, 20), **given, evaluate_every=every)
+
+    def judged(worker):
+        return [(m.steps, m.examples, m.test_loss) for m in worker.training.moments]
+
+    assert len(judged(whole)) > 5
+    assert judged(resumed) == judged(whole)
+    assert torch.equal(resumed.params, whole.params)
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", pytest.param("adam", marks=UP_TO_THREE)])
 @pytest.mark.parametrize("strategy", [s for kinds in STRATEGIES.values() for s in kinds], ids=repr)
 def test_going_on_is_never_having_stopped(folder, strategy, optimizer):
@@ -166,7 +182,7 @@ def test_going_on_with_synchronised_batchnorm_ends_where_one_worker_ends(folder)
 @UP_TO_THREE
 @pytest.mark.parametrize("strategy", ["sync", "gossip"])
 def test_a_long_run_s_checkpoints_are_as_large_as_a_short_one_s(folder, strategy, monkeypatch):
-    monkeypatch.setattr("manyhands.worker.columns.BLOCK", 16)  # steps that make a run long
+    monkeypatch.setattr("manyhands.worker.step_file.BLOCK", 16)  # steps that make a run long
     given = {"strategy": strategy, "checkpoint_every": "16steps", "keep": 9, "max_steps": 64}
     given |= {"epochs": 4, "optimizer": "adam"}
     whole = train(folder, **given)

@@ -130,7 +130,7 @@ def test_a_signal_writes_a_last_checkpoint_on_all(folder, monkeypatch):
         due(self, worker, examples)
 
     monkeypatch.setattr(Lifecycle, "after_step", asked)
-    with pytest.raises(StoppedError, match="--resume goes on"):
+    with pytest.raises(StoppedError, match="resume from it with --resume"):
         train(folder, **given)
     monkeypatch.undo()
     found = newest_of(folder)

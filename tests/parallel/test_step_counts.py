@@ -109,6 +109,10 @@ def test_nobody_trains_while_worker_0_evaluates(blobs, folder, name, monkeypatch
     if name.startswith("server"):
         per_worker = result["examples"] / batch / len(by_worker(found))
         assert result["steps"] == pytest.approx(per_worker, abs=1)
-    # The others' clocks stand still meanwhile, as worker 0's does.
-    evaluated = [row["evaluation"] for row in found["workers"] if row["role"] == "worker"]
-    assert min(evaluated) > 0.3 * len(waits)
+    # The others' clocks stand still meanwhile, as worker 0's does: from the end of the step in
+    # which the message came, give or take half (a busy machine delays the message).
+    idle = sum(stop - max([start, *(s for s in steps if s < stop)]) for start, stop in waits)
+    idle_by_rank = WORLD.allgather(idle)
+    for row in found["workers"]:
+        if row["role"] == "worker":
+            assert row["evaluation"] > 0.5 * idle_by_rank[row["rank"]]

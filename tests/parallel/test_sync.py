@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from training import once
 
 import manyhands as mh
+from manyhands.allreduce.cost import cost
 from manyhands.config.options import configure
 from manyhands.data import Data, store
 from manyhands.errors import WorkerError
@@ -258,3 +259,17 @@ def test_a_replica_that_differs_is_an_error_that_names_the_rank(stored, tmp_path
         worker.params[3] += 1e-3
     with pytest.raises(WorkerError, match="rank 1 differ from rank 0's"):
         evaluation.compare_replicas(worker)
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "shared-memory"])
+def test_messages_and_shared_memory_are_counted_as_the_formulas_say(stored, tmp_path, algorithm):
+    given = {"allreduce": algorithm, "max_steps": 3, "batch_size": 32}
+    worker = train(smooth, stored["blobs"], WORLD, tmp_path, **given)
+    if WORLD.size == 1:
+        assert not worker.comm.meter.costs
+        return
+    each = cost(algorithm, worker.replica.dim, WORLD.size)
+    counted = worker.comm.meter.costs[f"allreduce {algorithm}"]
+    per_step = (counted.messages / 3, counted.bytes / 3, counted.shared / 3)
+    assert per_step == (each.messages[WORLD.rank], each.bytes[WORLD.rank], each.shared[WORLD.rank])
+    assert (counted.shared > 0) == (algorithm == "shared-memory")

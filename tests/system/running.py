@@ -10,6 +10,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools/faults"))
 from processes import processes
 
+from manyhands.launch import launcher
+
 PATIENCE = 200  # seconds until a command, or what must come true, counts as hung
 MANYHANDS = [sys.executable, "-m", "manyhands"]
 
@@ -88,7 +90,7 @@ def anybody_alive():
 
 
 def _started(*module):
-    begin = "\0".join([sys.executable, "-m", *module, os.environ["TMPDIR"]])
+    begin = "\0".join([sys.executable, launcher.MODULE_START, *module, os.environ["TMPDIR"]])
     return processes(lambda line: line.startswith(begin.encode()))
 
 

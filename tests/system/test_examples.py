@@ -1,5 +1,7 @@
 """The examples run as they stand."""
 
+import copy
+import re
 import runpy
 import sys
 from pathlib import Path
@@ -7,10 +9,11 @@ from pathlib import Path
 import nbformat
 import numpy as np
 import pytest
-from nbclient import NotebookClient
-from running import PATIENCE, ran
+from running import ran
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools/docs"))
+import execute_notebook
 import shards
 
 from manyhands.launch import mpi as mpis
@@ -100,10 +103,18 @@ def test_ddp_over_mpi(mpi):
     assert share > 97
 
 
-def test_the_notebook_runs_in_a_kernel_of_its_own(tmp_path):
-    notebook = nbformat.read(EXAMPLES / "notebook.ipynb", as_version=4)
-    NotebookClient(
-        notebook, timeout=PATIENCE, resources={"metadata": {"path": str(tmp_path)}}
-    ).execute()
-    outputs = [o["text"] for cell in notebook.cells for o in cell.get("outputs", []) if "text" in o]
-    assert any("largest difference" in text for text in outputs)
+def printed(notebook):
+    """Return what each cell printed, with numbers left out: times and last digits differ."""
+    return [
+        re.sub(r"\d+", "N", "".join(o.text for o in cell.outputs if o.get("name") == "stdout"))
+        for cell in notebook.cells
+        if cell.cell_type == "code"
+    ]
+
+
+def test_the_notebook_prints_what_it_shows():
+    kept = nbformat.read(execute_notebook.NOTEBOOK, as_version=4)
+    again = copy.deepcopy(kept)
+    execute_notebook.execute(again)
+    assert printed(again) == printed(kept)
+    assert any("the same weights up to rounding: True" in text for text in printed(kept))

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from running import MANYHANDS, PATIENCE, eventually, processes, ran, record
 
-from manyhands.launch import lab
 from manyhands.launch import mpi as mpis
+from manyhands.launch import simulated_cluster
 from manyhands.testing import Faults
 
 SMALL = ["--data", "blobs", "--model", "mlp", "--epochs", "1", "--kernels", "default"]
 
-_WHY_NOT = lab.obstacle()
+_WHY_NOT = simulated_cluster.obstacle()
 pytestmark = pytest.mark.skipif(_WHY_NOT is not None, reason=f"no simulated hosts: {_WHY_NOT}")
 
 

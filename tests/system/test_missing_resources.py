@@ -150,7 +150,7 @@ def test_a_report_on_a_full_disk_names_the_folder(tmp_path):
 
 @needs_mounts
 def test_preparing_on_a_full_disk_names_the_folder_and_what_is_needed(tmp_path):
-    pytest.importorskip("pyspark", reason="pip install 'manyhands[spark]'")
+    pytest.importorskip("pyspark", reason="pip install '.[spark]'")
     if (java_version() or 0) < JAVA:
         pytest.skip(f"there is no Java {JAVA} or newer here")
     place = tmp_path / "small"

@@ -40,3 +40,12 @@ def test_a_valid_line_that_fails_is_named(monkeypatch):
     (failing,) = commands.failing_bases(["audit"])
     assert failing.code == 2
     assert "canaries" in failing.said
+
+
+def test_a_run_that_is_resumed_and_packed_records_are_varied_too(tmp_path):
+    commands.furnish(tmp_path)
+    assert list((tmp_path / "stopped/checkpoints").glob("step-*"))
+    assert commands.failing_bases(["resume", "report archive"]) == []
+    damaged = commands.run(commands.Line(0, "report archive", ["report", "cut.tar.xz"]))
+    assert (damaged.code, damaged.defects) == (2, [])
+    assert "cut.tar.xz" in damaged.said

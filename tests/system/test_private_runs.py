@@ -11,7 +11,8 @@ from running import MANYHANDS, PATIENCE, eventually, manyhands
 
 import manyhands as mh
 from manyhands.errors import ConfigError, ManyhandsError
-from manyhands.experiments.privacy_audit import audit
+from manyhands.experiments.audit.recipes import CLIPPING
+from manyhands.experiments.audit.run import audit, fired
 from manyhands.testing import Faults
 
 PRIVATE = ["--private", "--noise-multiplier", "1.5", "--clip", "0.5"]
@@ -28,8 +29,10 @@ def test_a_private_run_states_its_promise_and_shows_nothing_else(tmp_path):
     record = json.loads((tmp_path / "run" / "run.json").read_text())
     said = record["privacy"]
     assert (said["private"], said["steps"], said["rate"]) == (True, 31, 0.064)
-    assert (said["noise_multiplier"], said["clip"], said["delta"]) == (1.5, 0.5, 1e-5)
+    assert (said["noise_multiplier"], said["clip"], said["delta"]) == (1.5, 0.5, 1e-4)
     assert 0 < said["epsilon_pld"] < said["epsilon_rdp"]
+    assert 0.5 < said["sensitivity"] < 0.505  # what rounding adds to the clip, σ multiplies too
+    assert 0 < said["lattice_step"] < 0.5 / 1000
     for name in ("relation", "trust", "sampler", "preprocessing"):
         assert said[name]
     for epoch, steps in zip(record["epochs"], (15, 16), strict=True):  # 2000 / 128 = 15 5/8
@@ -59,7 +62,9 @@ def test_every_strategy_trains_privately(tmp_path, strategy):
         **SMALL, strategy=strategy, privacy=QUIET, output=str(tmp_path / "run"), progress=False
     )
     assert result.accuracy > 0.5
-    assert "nobody" in result.record["privacy"]["trust"]
+    said = result.record["privacy"]
+    assert "a reader of messages need not be trusted" in said["trust"]
+    assert said["records"] == "every process of this run can read all training records, on one host"
 
 
 def test_a_split_model_trains_privately_and_every_stage_keeps_a_ledger(tmp_path):
@@ -170,14 +175,35 @@ def each_stage_clips_alone():
     StageClipping.finish = finish
 
 
+def a_silent_worker():
+    from manyhands.launch.environment import group_rank
+    from manyhands.privacy.mechanism import Mechanism
+
+    if group_rank() == 1:
+        Mechanism._add_noise = lambda self, vector, deviation: None
+
+
+def a_sampler_that_takes_everyone():
+    import numpy as np
+
+    from manyhands.privacy import keys
+
+    keys.PoissonSample.draw = lambda self, count, *step: np.arange(count)
+
+
 BUGS = [None, noise_left_out, noise_divided_by_the_workers, clipping_left_out]
-SYNC, AVERAGING, SERVER = ({"strategy": n, "workers": 2} for n in ("sync", "averaging", "server"))
+SYNC, AVERAGING, SERVER, GOSSIP = (
+    {"strategy": n, "workers": 2} for n in ("sync", "averaging", "server", "gossip")
+)
 TRUSTED = {**SERVER, "staleness": 0}
 STAGES = {"strategy": "pipeline", "workers": 1}
 CASES = [(way, "layers", bug) for way in (SYNC, AVERAGING, SERVER) for bug in BUGS]
 CASES += [(TRUSTED, "layers", bug) for bug in BUGS[:2]]
 CASES += [(SYNC, "vmap", bug) for bug in (None, clipping_left_out)]  # the noise is the same code
 CASES += [(STAGES, "stages", bug) for bug in (*BUGS, each_stage_clips_alone)]
+CASES += [({**SYNC, "workers": 4}, "layers", bug) for bug in (None, a_silent_worker)]
+CASES += [(AVERAGING, "layers", a_silent_worker), (GOSSIP, "layers", a_silent_worker)]
+CASES += [(SYNC, "layers", a_sampler_that_takes_everyone)]
 
 
 def told(part):
@@ -190,17 +216,22 @@ def told(part):
 @pytest.mark.usefixtures("_bugs_travel")
 @pytest.mark.parametrize(("way", "clipping", "bug"), CASES, ids=told)
 def test_the_audit_fires_on_bugs_and_on_nothing_else(way, clipping, bug):
-    found = audit(way, canaries=6000, clipping=clipping, before=bug, progress=False)
-    assert found.clipping == clipping
-    assert found.broken == (bug is not None)
+    found = audit(way, clipping=clipping, before=bug, progress=False)
+    assert CLIPPING[clipping] in found.recipe
+    assert bool(fired([found])) == (bug is not None)
 
 
-def test_mislabelled_digits_are_guessed_better_than_by_a_coin_and_within_the_claim():
-    way = {"strategy": "sync", "workers": 2, "clip": 0.1}
-    found = audit(way, kind="examples", canaries=2000, progress=False)
-    made, right = found.guesses
-    assert right > made / 2 + 1.5 * made**0.5  # three standard deviations
-    assert not found.broken
+@pytest.mark.usefixtures("_bugs_travel")
+@pytest.mark.parametrize("bug", [None, a_silent_worker, clipping_left_out], ids=told)
+def test_the_audit_is_of_the_users_own_run(bug):
+    way = {**AVERAGING, "model": "mlp", "data": "blobs", "epochs": 2, "batch_size": 40,
+           "epsilon": 5.0, "clip": 0.05, "optimizer": "adam"}  # fmt: skip
+    found = audit(way, before=bug, progress=False)
+    assert (found.terms.steps, found.terms.rate) == (100, 0.02)  # 40 of 2,000 records
+    assert found.attack.canaries > 900
+    tests = {each.test for each in fired([found])}
+    assert bool(tests) == (bug is not None)
+    assert ("variance of the noise" in tests) == (bug is a_silent_worker)
 
 
 def test_the_command_leaves_sound_code_in_peace(tmp_path):
@@ -210,4 +241,9 @@ def test_the_command_leaves_sound_code_in_peace(tmp_path):
     assert "nothing speaks against the claim" in sound.stdout
     found = json.loads((tmp_path / "audit" / "audit.json").read_text())
     assert found["broken"] is False
-    assert [one["clipping"] for one in found["audits"]] == ["layers", "vmap"]
+    ways = [one["recipe"] for one in found["audits"]]
+    assert ["layer by layer" in ways[0], "by vmap" in ways[1], len(ways)] == [True, True, 2]
+    for test in ("variance of the noise", "independence of the noises", "inclusion frequency",
+                 "norm of a contribution", "coverage of a parameter", "reachability",
+                 "guesses of the canaries"):  # fmt: skip
+        assert f"\n  {test} " in sound.stdout

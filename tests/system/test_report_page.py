@@ -6,11 +6,13 @@ import base64
 import fcntl
 import json
 import os
+import re
 import select
 import shutil
 import subprocess
 import sys
 import time
+import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 import records
 
-from manyhands.report import build
+from manyhands.report import build, theme
 from manyhands.report.live_server import serving
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -189,13 +191,114 @@ def test_tables_sort_on_click(browser: Browser, page: Path) -> None:
     assert browser.evaluate(sorts) == "descending"
 
 
-@pytest.mark.parametrize("width", [320, 390, 768, 1280])
-def test_no_sideways_scroll(browser: Browser, page: Path, width: int) -> None:
-    browser.open(page, width=width)
+# Opens all that is folded, and returns what reaches beyond the window; what scrolls may.
+BEYOND = """(() => {
+  for (const folded of document.querySelectorAll("details")) folded.open = true;
+  const held = (e) => e.closest(".table") && !e.matches(".table");
+  return [...document.querySelectorAll("body *")].filter((e) => !held(e) && e.id !== "tip")
+    .map((e) => [e.tagName, e.textContent.slice(0, 40), e.getBoundingClientRect()])
+    .filter(([, , box]) => box.width && (box.left < -0.5 || box.right > innerWidth + 0.5))
+    .map(([name, text]) => `${name}: ${text}`);
+})()"""
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [320, 400, 768, 1400])
+def test_nothing_reaches_beyond_the_window(
+    browser: Browser, page: Path, width: int, dark: bool
+) -> None:
+    browser.open(page, width=width, dark=dark)
     for step in ("", "document.querySelector('.more').click();"):
         script = f"{step}[document.documentElement.scrollWidth, innerWidth]"
         inside, outside = browser.evaluate(script)
         assert inside <= outside == width
+        assert browser.evaluate(BEYOND) == []
+
+
+def test_the_story_comes_first(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    shown = browser.evaluate("[...document.querySelectorAll('figure')].map(f => f.id)")
+    assert shown[:3] == ["accuracy-time", "speedup", "phases"]
+    assert len(shown) == len(set(shown))
+    spoken = browser.evaluate(
+        "[...document.querySelectorAll('figcaption')].map(c => c.querySelectorAll(':scope > p:not("
+        ".save)').length)"
+    )
+    assert set(spoken) <= {0, 1}  # a sentence; others are folded
+    assert spoken.count(1) > spoken.count(0)
+
+
+def test_it_is_small(page: Path) -> None:
+    assert page.stat().st_size < 500_000
+
+
+def press(browser: Browser, key: str, code: str, text: str = "") -> None:
+    browser.call(
+        "Input.dispatchKeyEvent", type="keyDown", key=key, code=code, text=text,
+        windowsVirtualKeyCode={"Tab": 9, "Enter": 13, "Space": 32}[code],
+    )  # fmt: skip
+    browser.call("Input.dispatchKeyEvent", type="keyUp", key=key, code=code)
+
+
+@pytest.mark.parametrize("width", [400, 1400])
+def test_every_control_is_reached_and_works_by_keyboard(
+    browser: Browser, page: Path, width: int
+) -> None:
+    browser.open(page, width=width)
+    expected = browser.evaluate("""(() => {
+      window.used = new Set();
+      const shown = [...document.querySelectorAll("button, summary, svg.chart")]
+        .filter((e) => e.checkVisibility());
+      shown.forEach((e, i) => { e.dataset.number = i; });
+      for (const e of shown) {
+        if (e.matches("button")) e.addEventListener("click", (event) => {
+          window.used.add(e.dataset.number);
+          if (e.matches("[data-save]")) event.stopImmediatePropagation();
+        }, true);
+        else if (e.matches("summary"))
+          e.parentElement.addEventListener("toggle", () => window.used.add(e.dataset.number));
+      }
+      return shown.length;
+    })()""")
+    assert expected > 30
+    seen = []
+    for _ in range(expected):
+        press(browser, "Tab", "Tab")
+        number, kind = browser.evaluate(
+            "[document.activeElement.dataset.number, document.activeElement.tagName]"
+        )
+        seen.append(int(number))
+        if kind in ("BUTTON", "SUMMARY"):
+            press(browser, "Enter", "Enter", "\r")
+            press(browser, "Enter", "Enter", "\r")  # back again
+    assert sorted(seen) == list(range(expected))
+    idle = "[...document.querySelectorAll(':is(button, summary)[data-number]')]"
+    idle += ".map(e => e.dataset.number).filter(number => !window.used.has(number))"
+    assert browser.evaluate(idle) == []
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_a_picture_is_saved_with_its_title_and_setting(
+    browser: Browser, page: Path, tmp_path: Path, dark: bool
+) -> None:
+    browser.open(page, dark=dark)
+    browser.call("Page.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
+    for kind in ("svg", "png"):
+        browser.evaluate(f"document.querySelector('#speedup [data-save={kind}]').click()")
+    files = [tmp_path / "speedup.svg", tmp_path / "speedup.png"]
+    for _ in range(300):
+        if all(file.exists() and file.stat().st_size for file in files):
+            break
+        time.sleep(0.1)
+    text = files[0].read_text(encoding="utf-8")
+    ET.fromstring(text)
+    words = " ".join(re.findall(r"<text[^>]*>([^<]*)</text>", text))
+    assert "Speed-up" in words
+    assert "Compared: " in words
+    assert "var(" not in text
+    assert theme.COLOURS["paper"][dark] in text
+    assert files[1].read_bytes().startswith(b"\x89PNG")
+    assert browser.complaints() == []
 
 
 def test_text_in_charts_is_readable_on_a_phone(browser: Browser, page: Path) -> None:

@@ -233,7 +233,7 @@ importlib.import_module("manyhands.__main__").main()
 """
 PHASES = {
     "training, data stored": ("call", "manyhands.training.preflight", "check", ["train", *SMALL]),
-    "auditing": ("call", "manyhands.experiments.privacy_audit", "fit", ["audit"]),
+    "auditing": ("call", "manyhands.experiments.audit.run", "fit", ["audit"]),
     "dividing": (
         "call",
         "manyhands.training.process.data",

@@ -23,7 +23,7 @@ from manyhands.data.spark import prepare
 from manyhands.data.spark.session import java_version, spark_session
 from manyhands.errors import ConfigError, DataError
 
-pytest.importorskip("pyspark", reason="pip install 'manyhands[spark]'")
+pytest.importorskip("pyspark", reason="pip install '.[spark]'")
 from py4j.protocol import Py4JJavaError
 
 if (java_version() or 0) < 17:

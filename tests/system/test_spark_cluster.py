@@ -16,8 +16,8 @@ from running import eventually, manyhands
 from manyhands.data.manifest import Manifest
 from manyhands.data.spark.session import java_version
 
-pytest.importorskip("pyspark", reason="pip install 'manyhands[spark]'")
-parquet = pytest.importorskip("pyarrow.parquet", reason="pip install 'manyhands[spark]'")
+pytest.importorskip("pyspark", reason="pip install '.[spark]'")
+parquet = pytest.importorskip("pyarrow.parquet", reason="pip install '.[spark]'")
 
 if (java_version() or 0) < 17:
     pytest.skip("there is no Java 17 or newer here", allow_module_level=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from running import PATIENCE, eventually, ran
 
-from manyhands.launch import lab
+from manyhands.launch import simulated_cluster
 from manyhands.testing import Faults
 
 ROOT = Path(__file__).parents[2]
@@ -141,7 +141,10 @@ raise SystemExit(second.wait(60) or first.returncode)
 """
 
 
-@pytest.mark.skipif(lab.obstacle() is not None, reason=f"no simulated hosts: {lab.obstacle()}")
+@pytest.mark.skipif(
+    simulated_cluster.obstacle() is not None,
+    reason=f"no simulated hosts: {simulated_cluster.obstacle()}",
+)
 def test_two_hosts_each_with_a_copy_of_the_data(environment, tmp_path):
     (tmp_path / "both.py").write_text(TWO_HOSTS)
     line = [sys.executable, "-m", "manyhands", "lab", "--hosts", "2", "--", sys.executable]

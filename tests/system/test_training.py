@@ -84,7 +84,8 @@ def test_a_log_shows_a_line_an_epoch(tmp_path, strategy):
     assert json.loads(done.stdout)["stopped"] == "epochs"
     first, *_, last = done.stderr.splitlines()
     assert first == f"{strategy} × 2: starting"
-    assert re.fullmatch(r"epoch 2 of 2: [\d.]+ s, loss [\d.e-]+(, test .*)?", last)
+    pattern = r"epoch 2 of 2: [\d.]+ s, loss [\d.e-]+(, test .*)?, [\d,]+ examples/s"
+    assert re.fullmatch(pattern, last)
     quiet = manyhands(*run, "--output", tmp_path / "quiet", "--quiet")
     assert (quiet.returncode, quiet.stderr) == (0, "")
 

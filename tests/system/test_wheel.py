@@ -70,3 +70,15 @@ def test_it_trains_on_the_data_inside(installed, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["accuracy"] > 0.3
+
+
+def test_the_demo_and_the_new_project_are_inside(installed, tmp_path):
+    code = "from manyhands.experiments.sweep.spec import DEMO, read; print(DEMO, read(DEMO).title)"
+    line = [str(installed / "bin/python"), "-c", code]
+    done = subprocess.run(line, capture_output=True, text=True, env=environment(), check=True)
+    assert done.stdout.startswith(str(installed))
+    line = [str(installed / "bin/manyhands"), "new", "mine"]
+    subprocess.run(line, cwd=tmp_path, env=environment(), check=True)
+    assert {path.name for path in (tmp_path / "mine").iterdir()} == {
+        "README.md", "data.py", "model.py", "test_train.py", "train.py",
+    }  # fmt: skip

@@ -12,7 +12,7 @@ from manyhands.privacy import accountant
 
 Record = Mapping[str, Any]
 CONSTANTS = {
-    "efficiency worth paying for": 0.7, "part of the updates that is drawn": 0.99,
+    "most repeats": 20, "fewest repeats": 2, "part of the updates that is drawn": 0.99,
     "level of the test": 0.05, "near the steps of theory": 0.15,
 }  # fmt: skip
 PHASES = ("compute", "update", "communicate", "wait")
@@ -34,6 +34,7 @@ class Raw:
             others = {
                 str((run.get("kernels") or {}).get("choice")), str(run["config"].get("allreduce")),
                 str((run.get("data") or {}).get("name")),
+                str((run.get("model") or {}).get("name")),
                 *(operation.removeprefix("allreduce").strip() for operation in operations),
                 *(value for value in run["config"].values() if isinstance(value, str)),
                 *(where.partition("/")[0] for where in self.records),
@@ -87,6 +88,32 @@ def probability(what: str, sides: Sequence[Sequence[Record]], more: Mapping[str,
     t2 = gap**2 / (within / degrees * (1 / len(mine) + 1 / len(theirs)))
     together = _beta(degrees / (degrees + t2), degrees / 2, 0.5)
     return max(alone, min(1.0, together * more["comparisons"]))
+
+
+def enough(
+    mine: Sequence[Record],
+    theirs: Sequence[Record],
+    pool: Sequence[Sequence[Record]],
+    more: Mapping[str, Any],
+) -> float:
+    """Return the least number of repeats with which both tests would tell two sides apart."""
+
+    def sample(side: Sequence[Record]) -> list[float]:
+        found = [one(run, more["measure"], more) for run in side]
+        return [math.log(value) for value in found if value is not None]
+
+    first, second, *rest = map(sample, (mine, theirs, *pool))
+    within = sum(len(s) * statistics.pvariance(s) for s in rest) / sum(len(s) - 1 for s in rest)
+    a, b = statistics.variance(first), statistics.variance(second)
+    gap = statistics.fmean(first) - statistics.fmean(second)
+    for n in range(3, 21):
+        free = (n - 1) * (a + b) ** 2 / (a * a + b * b)
+        alone = _beta(free / (free + gap**2 * n / (a + b)), free / 2, 0.5)
+        free = len(rest) * (n - 1)
+        together = _beta(free / (free + gap**2 * n / (2 * within)), free / 2, 0.5)
+        if n > min(len(first), len(second)) and alone <= 0.05 >= together * more["comparisons"]:
+            return n
+    raise AssertionError("twenty repeats would not tell them apart")
 
 
 def private(run: Record) -> bool:
@@ -295,6 +322,8 @@ def derived(
             max(abs(t - statistics.median(times)) for t in times) / statistics.median(times)
             for times in ([one(run, "seconds", more) for run in each] for each in among)
         )
+    if what == "repeats that would tell them apart":
+        return enough(runs, against, among, more)
     if what == "seconds per example":
         return typical(runs, "seconds", more) / typical(runs, "examples", more)
     if what == "seconds beyond proportion to examples":
@@ -333,6 +362,8 @@ def derived(
     if what in ("composed epsilon by pld", "composed epsilon by rdp", "least delta"):
         delta = min(run["privacy"]["delta"] for run in runs)
         events = [event(run["privacy"]) for run in runs]
+        for run in runs:
+            events += [accountant.Event(*each) for each in run["privacy"].get("before", ())]
         return delta if what == "least delta" else accountant.compose(events, delta, what[-3:])
     return of_one_run(what, runs[0], more)
 

@@ -4,7 +4,8 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 
-from manyhands.data.manifest import Manifest, Part, file_hash
+from manyhands import files
+from manyhands.data.manifest import Manifest, Part
 
 FEATURES = ["a", "b", "c"]
 
@@ -35,7 +36,7 @@ def write(folder, parts, test=None, group=16, learned=(), tables=None, classes=(
                 file=path.name,
                 rows=len(part[0]),
                 bytes=path.stat().st_size,
-                sha256=file_hash(path),
+                sha256=files.sha256(path),
             )
         )
     manifest = Manifest(

@@ -27,7 +27,10 @@ class HearsSteps(Hears):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"callbacks": [object()]}, "a object with none of on_step, on_epoch, on_end"),
+        (
+            {"callbacks": [object()]},
+            "a object with none of on_step, on_epoch, on_evaluation, on_end",
+        ),
         (
             {"callbacks": [Hears(), HearsSteps()], "private": True, "epsilon": 3.0},
             "a HearsSteps with on_step in a private run",

@@ -44,6 +44,8 @@ COMMANDS = {  # the words that each command needs before any flag
     "report": ["folder"],
     "prepare": ["recipe.toml"],
     "doctor": [],
+    "demo": [],
+    "new": ["my_project"],
 }
 # Numbers inside texts: flag, and values that cannot work.
 TEXTS = {

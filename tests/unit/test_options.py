@@ -228,7 +228,7 @@ def test_only_labels_and_what_other_options_say_stay_out_of_a_sweep_s_ids():
 @pytest.mark.parametrize(
     ("command", "taken", "left"),
     [
-        ("audit", {"workers", "staleness", "epsilon"}, {"epochs", "lr", "staleness_aware"}),
+        ("audit", {"workers", "lr", "epsilon", "model"}, {"init", "resume", "callbacks"}),
         ("compare", {"workers", "lr", "epsilon"}, {"strategy", "name", "output", "hosts"}),
         ("join", {"seed", "timeout", "period"}, {"epochs", "lr", "epsilon"}),
         ("partition", {"data", "shares"}, {"epochs", "lr", "period", "epsilon"}),

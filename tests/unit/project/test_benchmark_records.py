@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -13,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "studies"))
 sys.path.insert(0, str(Path(__file__).parents[3] / "tools/docs"))
 import performance
 import prediction
+import ratio_chart
 import run
 import to_target
 import turns
@@ -122,6 +124,7 @@ def test_every_part_is_a_script_of_its_own_name():
 @pytest.mark.parametrize("where", ["small", "small-x86"])
 def test_the_page_has_what_was_measured(where, tmp_path, monkeypatch):
     monkeypatch.setattr(performance, "HERE", tmp_path)
+    monkeypatch.setattr(performance, "IMAGES", tmp_path)
     folder = tmp_path / "results" / where
     folder.mkdir(parents=True)
     machine = {"cores": 2, "cpu": "X", "torch": "2", "numpy": "2", "mpi": "mpich", "python": "3"}
@@ -132,13 +135,40 @@ def test_the_page_has_what_was_measured(where, tmp_path, monkeypatch):
     assert "| a step, against theirs (ms) | 100 | 200 | 2.00 |" in page
     assert "2 of 2 bars reached." in page
     assert "old" not in page
-    assert page.startswith(f"before\n<!-- bars {where} -->\n2 cores, X; PyTorch 2")
+    assert page.startswith(f"before\n<!-- bars {where} -->\n![Ratios of the rows below]")
+    assert "\n2 cores, X; PyTorch 2" in page
+    assert ">a step, against theirs (ms)</text>" in (
+        tmp_path / f"performance-{where}.svg"
+    ).read_text(encoding="utf-8")
     assert page.endswith("<!-- end -->\nafter\n")
 
 
-def test_the_committed_page_is_that_of_the_committed_records():
+def test_the_committed_page_is_that_of_the_committed_records(tmp_path, monkeypatch):
+    images = sorted(performance.IMAGES.glob("performance-*.svg"))
+    monkeypatch.setattr(performance, "IMAGES", tmp_path)
     text = performance.PAGE.read_text()
     assert performance.write(text) == text
+    assert [p.name for p in images] == sorted(p.name for p in tmp_path.iterdir())
+    assert all((tmp_path / p.name).read_text() == p.read_text() for p in images)
+
+
+def test_a_machine_shows_ten_rows_at_the_most_and_folds_the_others():
+    for section in performance.PAGE.read_text().split("<!-- bars ")[1:]:
+        shown = section.partition("<details")[0]
+        assert 5 <= len([line for line in shown.splitlines() if line.startswith("| ")]) <= 10
+
+
+def test_bars_of_a_chart_begin_at_one():
+    good, bad = (
+        ("a", "1", "2", "2.00", "", "≥ 1.50", "pass"),
+        ("b", "2", "1", "0.50", "", "≥ 1", "x"),
+    )
+    chart = ratio_chart.draw([good, bad], title="two")
+    one = re.search(r'x1="([\d.]+)"[^>]* stroke="black"', chart)[1]
+    first, second = re.findall(r'<rect x="([\d.]+)" y="\d+" width="([\d.]+)"', chart)
+    assert float(first[0]) == float(one)
+    assert float(second[0]) + float(second[1]) == pytest.approx(float(one), abs=0.2)
+    assert float(first[1]) == pytest.approx(float(second[1]), abs=0.2)
 
 
 def test_several_calibrations_become_their_medians():

@@ -50,6 +50,13 @@ def test_the_page_names_what_failed_and_when_cases_were_struck_again(record):
     assert "2 cores, one, 2026-11-15; some cases again on 2026-11-17" in text
 
 
+def test_the_page_is_what_the_record_says():
+    project = Path(__file__).parents[3]
+    about, kept = matrix.before(project / "docs/records/faults.json", "nothing of the kind")
+    page_text = (project / "docs/reliability.md").read_text()
+    assert page_text == page.written(list(kept.values()), about["rows"], about)
+
+
 def test_every_case_has_a_name_of_its_own():
     names = [str(case) for case in cases.cases()]
     assert len(set(names)) == len(names) > 200

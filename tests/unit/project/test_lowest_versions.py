@@ -17,7 +17,7 @@ lowest: Any = runpy.run_path(str(SCRIPT))["lowest"]
 def test_every_dependency_and_extra_is_pinned_to_its_bound() -> None:
     project = {
         "dependencies": ["numpy>=1.26", "tomli>=2.0; python_version < '3.11'"],
-        "optional-dependencies": {"a": ["Scipy>=1.10"], "b": ["numpy>=1.26"]},
+        "optional-dependencies": {"a": ["Scipy[all]>=1.10"], "b": ["numpy>=1.26"]},
     }
     expected = ["numpy==1.26", "Scipy==1.10", "tomli==2.0; python_version < '3.11'"]
     assert lowest(project) == expected

@@ -58,6 +58,10 @@ def test_readme_names_the_commands(command: str) -> None:
     assert command in text("README.md")
 
 
+def test_readme_stays_short() -> None:
+    assert len(text("README.md").splitlines()) <= 120
+
+
 @pytest.mark.parametrize("platform", ["Linux", "macOS", "WSL", "CPU-only"])
 def test_readme_names_the_platforms(platform: str) -> None:
     assert platform in text("README.md")
@@ -157,7 +161,7 @@ def test_make_help_describes_every_target() -> None:
 
 def test_ci_runs_lint_and_all_tests() -> None:
     ran = re.findall(r"^make (\S+)$", text(".ci/run"), re.MULTILINE)
-    assert ran == ["lint", "test", "test-system"]
+    assert ran == ["lint", "docs", "test", "test-system"]
     assert "bash .ci/run" in text(".github/workflows/ci.yml")
 
 
@@ -185,3 +189,16 @@ def test_licences_are_stated() -> None:
 def test_fit_needs_no_mpi_to_be_imported() -> None:
     code = "import sys; sys.modules['mpi4py'] = None; import manyhands; manyhands.fit"
     subprocess.run([sys.executable, "-c", code], check=True, env=dict(os.environ))
+
+
+def test_no_tracked_file_holds_a_conflict_marker() -> None:
+    marker = r"^(<{7}|[|]{7}|>{7})( |$)"
+    found = subprocess.run(
+        ["git", "-C", str(ROOT), "grep", "-nIE", marker],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if found.returncode > 1:
+        pytest.skip(f"not a git checkout: {found.stderr}")
+    assert found.stdout == ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -301,8 +302,8 @@ def test_training_from_shards_is_told_beside_memory() -> None:
     kind |= {"examples_per_cpu_second": rates, "cpu_shares": shares}
     lines = flights_tables.training({"training": [kind]}).splitlines()
     assert lines[0] == "| workers | examples a second | memory | streamed |"
-    assert lines[2] == "| 2 | on the clock | 200 | 180 (0.90) |"
-    assert lines[3] == "| 2 | of processors | 200 | 180 (0.90) |"
+    assert lines[2] == "| 2 | wall clock | 200 | 180 (0.90) |"
+    assert lines[3] == "| 2 | processor time | 200 | 180 (0.90) |"
 
 
 def test_profiles_stand_side_by_side(tmp_path: Path) -> None:
@@ -399,3 +400,16 @@ def test_a_text_that_differs_from_the_report_s_is_replaced() -> None:
     assert "M masters (parameter servers) hold the parameters" in made
     assert "\n\n**Benefits.** No worker waits" in made
     assert made.endswith("<!-- end -->\nb\n")
+
+
+def test_the_partitioning_page_states_one_figure_for_one_loss() -> None:
+    page = (results.DOCS / "partitioning.md").read_text(encoding="utf-8")
+    for told, ranked in (
+        (r"averaging with 4 workers loses", r"averaging ([\d.]+) points \(by-label, P=4\)"),
+        (r"- Sync \(at most", r"sync ([\d.]+) points \(random-sampling:replace, P=2\)"),
+    ):
+        stated = re.search(told + r" ([\d.]+) percentage points", page)
+        listed = re.search(r"\*\*Robustness.*" + ranked, page)
+        assert stated
+        assert listed
+        assert stated[1] == listed[1]
