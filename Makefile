@@ -9,31 +9,37 @@ LANES := -n 2 --dist loadfile
 # What is computed in these depends on how many compute.
 SIZED := $(patsubst %,tests/parallel/test_%.py,allreduce neighbours sync averaging gossip server pipeline tensor torch_mpi)
 DEV := $(VENV)/.ready-dev
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# uv where it is there, else pip; either shows what it does.
+UV := $(shell command -v uv 2>/dev/null)
+INSTALL := $(if $(UV),$(UV) pip install --python $(BIN)/python,$(BIN)/python -m pip install --disable-pip-version-check)
+PIP := $(INSTALL) -c constraints.txt
+# auto: PyTorch's CPU build on Linux without an NVIDIA GPU; cpu: always; pypi: never.
+TORCH ?= auto
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-gpu test-system lint format bench bench-large results faults audit-deps wheel clean
+.PHONY: help setup demo test test-gpu test-system lint format bench bench-large results docs docs-serve faults audit-deps wheel clean
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if v >= (3, 10) else "manyhands needs Python 3.10 or newer; $(PYTHON) is %d.%d: try make PYTHON=python3.12" % v)'
-	@echo "Setting up $(VENV): PyTorch, MPI and manyhands (one to three minutes, once; pip is silent meanwhile) …"
+	@echo "Setting up $(VENV), once: PyTorch, MPI and manyhands …"
 	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python tools/setup/cpu_torch.py $(TORCH) $(INSTALL)
 	@$(PIP) -e .
 	@touch $@
 
 $(DEV): $(READY)
-	@echo "Adding what the tests and checks need (one to three minutes, once) …"
+	@echo "Adding what the tests and checks need, once …"
 	@$(PIP) -e '.[dev]'
 	@touch $@
 
 setup: $(READY)  ## make the environment in .venv (the others do it when needed)
 
 demo: $(READY)  ## compare the strategies on MNIST and write a report
-	@$(BIN)/manyhands compare experiments/demo.toml --output demo
+	@$(BIN)/manyhands demo
 
 test: $(DEV)  ## run the unit tests, then the parallel ones under mpiexec
 	$(BIN)/python -m pytest $(LANES) tests/unit
@@ -70,6 +76,14 @@ bench-large: $(DEV)  ## the same on a machine of sixteen cores
 
 results: $(DEV)  ## write the tables and pictures of docs again, from the committed records
 	$(BIN)/python tools/docs/results.py
+
+docs: $(DEV)  ## build the documentation site into build/site
+	@$(PIP) -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
+docs-serve: $(DEV)  ## show the documentation site at http://127.0.0.1:8000, and follow edits
+	@$(PIP) -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --watch README.md --watch src
 
 faults: $(DEV)  ## strike workers in every phase of every strategy, and say what became of it
 	$(BIN)/python tools/faults/matrix.py --out docs/records/faults.json --page docs/reliability.md

@@ -22,13 +22,15 @@ PROJECT = Path(__file__).parents[1] / "pyproject.toml"
 def lowest(project: dict[str, Any]) -> list[str]:
     """Return each requirement of the project and its extras, pinned to its lower bound.
 
+    pip takes no extras in constraints: `name[extra]>=1` becomes `name==1`.
+
     Raises:
         ValueError: A requirement has no lower bound, or two that differ.
     """
     pins: dict[str, str] = {}
     extras = project.get("optional-dependencies", {}).values()
     for text in [*project["dependencies"], *(each for extra in extras for each in extra)]:
-        found = re.fullmatch(r"([A-Za-z0-9._-]+)>=([0-9][^,;\s]*)\s*(;.*)?", text)
+        found = re.fullmatch(r"([A-Za-z0-9._-]+)(?:\[.*\])?>=([0-9][^,;\s]*)\s*(;.*)?", text)
         if not found:
             raise ValueError(f"{text!r} has no lower bound; expected name>=version")
         name, pin = found[1].lower(), f"{found[1]}=={found[2]}{found[3] or ''}"

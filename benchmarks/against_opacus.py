@@ -36,12 +36,14 @@ SIGMA, CLIP, LR, MOMENTUM = 1.23, 0.1, 0.5, 0.9
 Step = Callable[[Batch], None]
 
 
-def our_worker(folder: Path, batch_size: int, *, private: bool) -> tuple[Worker, str]:
+def our_worker(
+    folder: Path, batch_size: int, *, private: bool, secure: bool = False
+) -> tuple[Worker, str]:
     """Build the product's own worker, with the kernels it chooses here."""
     given = {"strategy": "sequential", "workers": 1, "batch_size": batch_size, "epochs": 40}
     given |= {"lr": LR, "momentum": MOMENTUM, "model": "tanh-cnn"}
     if private:
-        given |= {"private": True, "noise_multiplier": SIGMA, "clip": CLIP}
+        given |= {"private": True, "noise_multiplier": SIGMA, "clip": CLIP, "secure_noise": secure}
     folder.mkdir()
     Board(folder / BOARD_FILE, 1, create=True)
     job = Job(
@@ -122,7 +124,8 @@ def opacus_ghost_step(
 
 def made(name: str, folder: Path, batch_size: int) -> tuple[str, Step, list[Batch]]:
     """Return one way: its kernels, its step, and the batches that all share."""
-    worker, choice = our_worker(folder, batch_size, private=name != "without privacy")
+    private, secure = name != "without privacy", name == SECURE
+    worker, choice = our_worker(folder, batch_size, private=private, secure=secure)
     count = batch_size * 8
     rows = torch.arange(count).view(8, batch_size)
     batches = [
@@ -136,8 +139,10 @@ def made(name: str, folder: Path, batch_size: int) -> tuple[str, Step, list[Batc
     return choice, our_step(worker), batches
 
 
+SECURE = "ours, --secure-noise"
 WAYS = (
     "ours",
+    SECURE,
     "without privacy",
     "opacus, our kernels",
     "opacus, ghost clipping, our kernels",
@@ -211,10 +216,12 @@ def main() -> None:
         "opacus as it comes": (2.8, False),
         "without privacy": (1.05, True),
     }
+    secure = {"ours": (1.1, True), "opacus, our kernels": (1.35, False)}
     limit = {"opacus, our kernels": (1.0, True)}
     write(
         asked.out,
         record(what, found, unit="ms", bars=bars, **facts),
+        record(f"{what}, --secure-noise", found, unit="ms", bars=secure, ours=SECURE, **facts),
         record(f"peak memory of a {what}", grown, unit="MB", bars=limit, **facts),
     )
 

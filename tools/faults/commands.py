@@ -12,7 +12,10 @@ refused for the same reason, and tests nothing.
 from __future__ import annotations
 
 import argparse
+import atexit
+import functools
 import json
+import math
 import os
 import random
 import re
@@ -20,6 +23,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 from collections import Counter
@@ -40,6 +44,7 @@ from manyhands.config.options import options
 from manyhands.data.spark.session import JAVA, java_version
 from manyhands.launch.machine import cores
 
+SLOWEST = 5  # lines that a record names
 LIMIT = 200.0  # seconds after which a command counts as hung
 MARK = "MANYHANDS_FUZZ_LINE"  # in the environment of a command and of all that it starts
 DEFECTS = ("traceback", "hung", "orphans", "left", "wrote", "unclear", "crashed")
@@ -63,6 +68,7 @@ TEXTS += [
 ]
 PLACES = ["nosuch", "nosuch:thing", "os:getcwd", "math:pi", "json:nosuch", "own.py", ":", "a:b:c"]
 PATHS = ["/", ".", "..", "/dev/null", "/proc/self/status", "nosuch/file.npz", "folder", "text.npz"]
+PATHS += ["cut.tar.xz", "runs.tar.xz", "runs", "stopped", "stopped/model.safetensors"]
 PATHS += ["good.npz", "empty.npz", "pickle.npz", "ragged.npz", "latin.toml", "good.toml", "fifo"]
 TIMES = [
     "0steps",
@@ -88,7 +94,9 @@ BASES = {
     "compare file": "compare good.toml --repeats 1 --max-steps 3 --limit 96",
     "predict": "predict --data blobs --model logistic --limit 96 --batch-size 8 --strategies sync "
     "--workers 2",
+    "resume": "train --resume stopped --workers 2 --max-steps 6",
     "report": "report runs",
+    "report archive": "report runs.tar.xz",
     "allreduce": "allreduce --workers 2 --sizes 1KB,4KB --algorithms ring",
     "partition": "partition --data blobs --limit 96 --workers 2",
     "privacy": "privacy --examples 1000 --epochs 1 --batch-size 10 --noise-multiplier 1.1",
@@ -245,8 +253,24 @@ def furnish(folder: Path) -> None:
     (folder / "folder").mkdir()
     (folder / "folder/mine.txt").write_text("the user's own")
     records.sweep(folder / "runs", [records.record("sync", workers) for workers in (1, 2)])
+    with tarfile.open(folder / "runs.tar.xz", "w:xz") as archive:
+        archive.add(folder / "runs", "runs")
+    packed = (folder / "runs.tar.xz").read_bytes()
+    (folder / "cut.tar.xz").write_bytes(packed[: len(packed) // 2])
+    shutil.copytree(stopped_run(), folder / "stopped")
     write_recipe(folder, rows=300)
     os.mkfifo(folder / "fifo")
+
+
+@functools.cache
+def stopped_run() -> Path:
+    """Return the folder of a run that has left checkpoints: made once, removed at the end."""
+    top = tempfile.TemporaryDirectory(prefix="commands-stopped-")
+    atexit.register(top.cleanup)
+    words = f"train {SMALL} --workers 2 --checkpoint-every 1step --output stopped"
+    command = [sys.executable, "-m", "manyhands", *words.split()]
+    subprocess.run(command, cwd=top.name, check=True, capture_output=True, timeout=LIMIT)
+    return Path(top.name) / "stopped"
 
 
 def write_recipe(folder: Path, rows: int) -> Path:
@@ -330,33 +354,51 @@ def judged(one: Line, output: str) -> list[str]:
     return defects
 
 
-def failing_bases(kinds: Iterable[str] = BASES) -> list[Line]:
+def failing_bases(kinds: Iterable[str] = BASES, jobs: int = 1) -> list[Line]:
     """Run the valid lines as they are; return those that do not exit 0, or have a defect."""
     able = (java_version() or 0) >= JAVA
     chosen = [kind for kind in kinds if able or kind != "prepare"]
-    lines = [run(Line(-1, kind, BASES[kind].split())) for kind in chosen]
+    with ThreadPoolExecutor(jobs) as pool:
+        lines = list(pool.map(lambda kind: run(Line(-1, kind, BASES[kind].split())), chosen))
     return [one for one in lines if one.code != 0 or one.defects]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--lines", type=int, default=1000, help="how many command lines")
+    parser.add_argument("--first", type=int, default=0, help="the number of the first line")
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="begin no line later than that"
+    )
     parser.add_argument("--only", default="", help="only these numbers, separated by commas")
     parser.add_argument("--jobs", type=int, default=cores(), help="commands at once")
     parser.add_argument("--out", type=Path, required=True, help="write what was found as JSON")
     given = parser.parse_args()
-    numbers = [int(n) for n in given.only.split(",")] if given.only else range(given.lines)
-    if not given.only and (failing := failing_bases()):
+    numbers = range(given.first, given.first + given.lines)
+    if given.only:
+        numbers = [int(n) for n in given.only.split(",")]
+    begin = time.monotonic()
+    stopped_run()
+    if not given.only and (failing := failing_bases(jobs=given.jobs)):
         for one in failing:
             print(f"the valid line of {one.kind!r} exits {one.code}:", *one.words, one.said)
         return 1
-    begin = time.monotonic()
+
+    def do(number: int) -> Line | None:
+        in_time = time.monotonic() - begin < 60 * given.minutes
+        return run(line(number)) if in_time else None
+
     with ThreadPoolExecutor(given.jobs) as pool:
-        lines = list(pool.map(lambda number: run(line(number)), numbers))
+        lines = [one for one in pool.map(do, numbers) if one is not None]
     counts = {kind: _counts([one for one in lines if one.kind == kind]) for kind in BASES}
-    found = page.about() | {"command": f"python tools/faults/commands.py --lines {len(lines)}"}
+    command = f"python tools/faults/commands.py --lines {len(lines)}"
+    command += f" --first {given.first}" if given.first else ""
+    found = page.about() | {"command": command, "left_out": len(numbers) - len(lines)}
     found |= {"seconds": round(time.monotonic() - begin), "limit_seconds": LIMIT, "kinds": counts}
     found["defects"] = [asdict(one) for one in lines if one.defects]
+    found["slowest"] = [
+        asdict(one) for one in sorted(lines, key=lambda one: -one.seconds)[:SLOWEST]
+    ]
     given.out.write_text(json.dumps(found, indent=1) + "\n")
     for one in lines:
         if one.defects:

@@ -74,7 +74,7 @@ def counts(outcomes: list[Outcome]) -> list[str]:
 def table(first: str, lines: dict[str, list[Outcome]]) -> str:
     """Return a table with a line for each entry."""
     heads = [first, "faults", "as promised", "hung", "orphans", "left in shared memory"]
-    heads += ["went on rightly", "most steps lost"]
+    heads += ["continued correctly", "most steps lost"]
     rows = [heads, ["---"] * len(heads)]
     rows += [[name, *counts(outcomes)] for name, outcomes in lines.items() if outcomes]
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
@@ -183,8 +183,10 @@ def commands() -> str:
         rows.append(f"| {kind} | " + " | ".join(str(counts[name]) for name in counts) + " |")
     tried = sum(counts["tried"] for counts in found["kinds"].values())
     again = found.get("struck_again", [])
-    mended = f"; lines {', '.join(map(str, again))} again, after they were mended" if again else ""
-    where = f"{tried:,} command lines in {found['seconds']} s ({_machine(found)}{mended}):"
+    mended = f"; lines {', '.join(map(str, again))} were run again after a fix" if again else ""
+    short = found.get("left_out", 0)
+    left = f"; {short} more were not begun in time" if short else ""
+    where = f"{tried:,} command lines in {found['seconds']} s ({_machine(found)}{mended}{left}):"
     return "\n".join([where, "", *rows])
 
 
@@ -214,5 +216,5 @@ def summary(outcomes: list[Outcome], tested: list[dict[str, Any]]) -> str:
     rows = f"{sum(map(holds, tested))} of {len(tested)} rows of other faults hold"
     return (
         f"{tried} faults: {kept} as promised, {hung} hung, {left} orphans, {residue} left in "
-        f"shared memory, went on rightly {back}, at most {lost} steps lost\n{rows}"
+        f"shared memory, continued correctly {back}, at most {lost} steps lost\n{rows}"
     )
