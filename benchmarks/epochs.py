@@ -1,10 +1,10 @@
 """After how many epochs the CNN reaches 98 % on MNIST, by batch size, learning rate and schedule.
 
 `python benchmarks/epochs.py --rounds 12 --out FILE.json`. Each round has the next seed. One worker
-alone, on one core, and as many at a time as there are cores: with many workers the numbers are
-rounded otherwise and dropout's masks are others, so that a seed's run is another, but one of the
-same kind. Runs have the default of three epochs; docs/performance.md has the table. What a setting
-is worth where there are few examples, and so few updates, is told beside it.
+trains alone on one core, and as many run at a time as the machine has cores. Many workers would
+round differently, so a single seed would end elsewhere, but the distribution would be the same.
+Runs have the default of three epochs. docs/performance.md has the table. Its last column has the
+accuracy with few examples, and so few updates.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def table(path: Path) -> str:
         return "No records yet."
     found = json.loads(path.read_text())["records"][0]
     lines = [
-        "| batch | learning rate | schedule | 2 epochs or fewer | 3 | more | accuracy after 3 | "
-        f"of {FEW:,} examples |",
+        "| batch | learning rate | schedule | seeds with 2 epochs or fewer | with 3 | with more "
+        f"| accuracy after 3 epochs | the same with {FEW:,} examples |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for one in found["settings"]:

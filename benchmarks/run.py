@@ -1,9 +1,9 @@
 """Run the benchmarks and print one table: `make bench`, and `make bench-large` on sixteen cores.
 
-Every figure is a ratio within one run. Prints what, ours, theirs, ratio, bar, and whether the bar
-is reached; the records go to benchmarks/results/small or large, of which `make results` makes
-docs/performance.md. They also say how long they took: with `--minutes` a part is left out that
-would not fit into what is left of them.
+Every figure is a ratio within one run. Each row has both sides, their ratio, its target ("bar") and
+whether the ratio reaches it. The records go to benchmarks/results/small or large; `make results`
+writes docs/performance.md from them. A record includes the time that its part took. With
+`--minutes`, a part that would not fit into the remaining time is left out.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def number(value: float) -> str:
 
 
 LIMIT = "of a part: begin no round that would end after these; not for parts under mpiexec"
-HEAD = ("what", "ours", "theirs", "ratio", "quartiles", "bar", "")
+HEAD = ("comparison", "ours", "theirs", "ratio", "quartiles", "target", "result")
 
 
 def machine() -> dict[str, Any]:
@@ -170,8 +170,8 @@ def main() -> int:
         parser.error(f"no parts {', '.join(unknown)}; expected some of {', '.join(known)}")
     out: Path = (asked.out or HERE / "results" / asked.machine).resolve()
     out.mkdir(parents=True, exist_ok=True)
-    print(f"{cores()} cores, {cpu_name()}; ratios within one run; > 1 means that ours is faster,")
-    print("but for the rows with ≤: there it says how much longer ours takes")
+    print(f"{cores()} cores, {cpu_name()}; each ratio compares two sides of one run")
+    print("target ≥: higher is better, times as fast; target ≤: lower is better, times as long")
     table, failed, left_out = Table(*HEAD), [], []
     end = time.monotonic() + 60 * (asked.minutes or math.inf)
     for name in names:
@@ -197,10 +197,10 @@ def main() -> int:
         print(f"{name}: {took} s", flush=True)
     Console(width=120).print(table)
     verdicts = list(table.columns[-1].cells)
-    print(f"{verdicts.count('pass')} of {len(verdicts)} bars reached; records in {out}")
+    print(f"{verdicts.count('pass')} of {len(verdicts)} targets reached; records in {out}")
     if left_out:
         again = f"--machine {asked.machine} --parts {','.join(left_out)}"
-        print(f"left out for want of time: python benchmarks/run.py {again}")
+        print(f"left out, as time was short: python benchmarks/run.py {again}")
     print(*failed, sep="\n")
     return 1 if failed else 0
 

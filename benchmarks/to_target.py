@@ -1,11 +1,11 @@
 """Seconds of training until 98 % on MNIST: ours in two settings, and a repaired student solution.
 
 `python benchmarks/to_target.py --workers 2 --out FILE.json`. Ours runs with the defaults and with
-`--preset one-cycle`; theirs is `solution.py` with the settings of its source, which nobody tuned.
-The records name the settings of every run. A time to a target consists of two things, which the
-records keep apart: how many epochs the settings need, and how many steps per second the program
-takes. Tests, which all do after each epoch, and start-up are left out of all times. Each round has
-the next seed: whether an epoch ends just above the target or just below is luck.
+`--preset one-cycle`. Theirs is `solution.py` with the settings of its source, which nobody tuned.
+The records name the settings of every run. A time to a target depends on two things, which the
+records keep apart: the epochs that the settings need, and the steps per second of the program. No
+time includes start-up or the test after each epoch. Each round has the next seed, since chance
+decides whether an epoch ends just above the target or just below.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def _line(found: Record, name: str) -> str:
     rates = found.get("steps_per_second", {}).get(name, [])
     ratios = found["ratios"][THEIRS] if name != THEIRS else []
     cells = (
-        name,
+        "the reference solution" if name == THEIRS else name,
         ", ".join(f"{n} {v}" for n, v in settings.items()) or "not in the record",
         f"{found['medians'][name]:.4g}",
         f"{statistics.median(ratios):.2f}" if ratios else "–",

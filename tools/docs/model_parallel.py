@@ -1,6 +1,6 @@
 """The analysis of docs/model-parallel.md, from its records: tables and conclusions.
 
-A conclusion is a rule over the records: it says what they say, whatever that is.
+Rules write the conclusions from the records.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def split(folder: Path) -> str:
             str(len(way.runs)),
         ]
 
-    heads = ["way", "processes", "seconds", "speed-up", "accuracy", "repeats"]
+    heads = ["variant", "processes", "seconds", "speed-up", "accuracy", "repeats"]
     return _table(heads, map(row, found))
 
 
@@ -138,7 +138,8 @@ def spent(folder: Path) -> str:
         ]
 
     rows = [row(way, worker) for way in ways(folder) for worker in way.runs[0]["workers"]]
-    heads = ["way", "process", "computes", "waits", "communicates", "updates", "bytes sent a step"]
+    heads = ["variant", "process", "computes", "waits", "communicates", "updates"]
+    heads += ["bytes sent per step"]
     return _table(heads, rows)
 
 
@@ -157,7 +158,8 @@ def memory(folder: Path) -> str:
         most = max(w["peak_rss_bytes"] for run in way.runs for w in run["workers"])
         return [way.name, f"{model / 1e3:,.1f}", f"{activations / 1e3:,.1f}", f"{most / 1e6:,.0f}"]
 
-    heads = ["way", "parameters, gradients, optimizer (kB)", "activations (kB)", "all of it (MB)"]
+    heads = ["variant", "parameters, gradients, optimizer (kB)", "activations (kB)"]
+    heads += ["whole process (MB)"]
     return _table(heads, map(row, ways(folder)))
 
 
@@ -171,9 +173,9 @@ def told(folder: Path) -> str:
 def _accuracy(found: Sequence[Way]) -> str:
     low, high = (f(found, key=lambda way: way.accuracy) for f in (min, max))
     return (
-        f"**Accuracy.** {100 * low.accuracy:.2f} % ({low.name}) to {100 * high.accuracy:.2f} % "
-        f"({high.name}): {100 * (high.accuracy - low.accuracy):.2f} percentage points between the "
-        "lowest and the highest."
+        f"**Accuracy.** The lowest is {100 * low.accuracy:.2f} % ({low.name}), the highest "
+        f"{100 * high.accuracy:.2f} % ({high.name}). They differ by "
+        f"{100 * (high.accuracy - low.accuracy):.2f} percentage points."
     )
 
 
@@ -187,9 +189,18 @@ def _micro(found: Sequence[Way]) -> str:
         return ""
     best = min(mine, key=lambda way: way.seconds)
     one = next((way for way in mine if way.config["micro_batches"] == 1), None)
-    times = ", ".join(f"{w.config['micro_batches']}: {w.seconds:.1f} s" for w in mine)
-    gain = f", {one.seconds / best.seconds:.2f} times as fast as a whole batch" if one else ""
-    return f"**Micro-batches.** {times}. Best are {best.config['micro_batches']}{gain}."
+    numbers = _join(str(w.config["micro_batches"]) for w in mine)
+    times = _join(f"{w.seconds:.1f}" for w in mine)
+    gain = f", {one.seconds / best.seconds:.2f} times as fast as whole batches" if one else ""
+    return (
+        f"**Micro-batches.** With {numbers} micro-batches training takes {times} s. The best "
+        f"number is {best.config['micro_batches']}{gain}."
+    )
+
+
+def _join(parts: Iterable[str]) -> str:
+    *others, last = parts
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def _transports(found: Sequence[Way]) -> str:
@@ -199,10 +210,15 @@ def _transports(found: Sequence[Way]) -> str:
         return ""
     best = min(mpi, key=lambda way: way.seconds)
     whole = [way for way in mpi if way.config["micro_batches"] == 1]
-    alike = f", with whole batches {rpc[0].seconds / whole[0].seconds:.2f} times" if whole else ""
+    alike = (
+        f" With whole batches, as RPC has, MPI is {rpc[0].seconds / whole[0].seconds:.2f} times as "
+        "fast."
+        if whole
+        else ""
+    )
     return (
-        f"**Transport.** MPI with {best.config['micro_batches']} micro-batches is "
-        f"{rpc[0].seconds / best.seconds:.2f} times as fast as RPC{alike}."
+        f"**Transport.** With {best.config['micro_batches']} micro-batches, MPI is "
+        f"{rpc[0].seconds / best.seconds:.2f} times as fast as RPC.{alike}"
     )
 
 
@@ -221,11 +237,13 @@ def _cuts(found: Sequence[Way]) -> str:
             return "within the fully connected layers"
         by = way.config["cut"]
         place = ", ".join(way.runs[0]["strategy"]["cut"])
-        return f"{'conv | fc' if by is None else f'by {by}'} (at {place})"
+        between = "between convolutions and fully connected layers"
+        return f"{between if by is None else f'balanced by {by}'} (at {place})"
 
     ranked = sorted(mine, key=lambda way: way.seconds)
-    times = "; ".join(f"{where(way)} {way.seconds:.1f} s" for way in ranked)
-    return f"**Ways of cutting, the fastest first.** {times}."
+    times = [f"{where(way)}: {way.seconds:.1f} s" for way in ranked]
+    head = "**Where to cut.** Training times by place of the cut (pipelines: 4 micro-batches):"
+    return "\n    - ".join([head, *times])
 
 
 def _data(found: Sequence[Way]) -> str:
@@ -233,11 +251,11 @@ def _data(found: Sequence[Way]) -> str:
     mine = sorted((way for way in found if way.splits), key=lambda way: way.seconds)
     if not data or not mine:
         return ""
-    times = "; ".join(f"{way.name} {way.seconds:.1f} s" for way in data)
+    times = "".join(f"\n    - {way.name}: {way.seconds:.1f} s" for way in data)
     return (
-        f"**Data parallelism on as many processes.** {times}. The fastest is "
+        f"**Data parallelism with as many processes.** The fastest `sync` run is "
         f"{mine[0].seconds / data[0].seconds:.2f} times as fast as the fastest split model "
-        f"({mine[0].name})."
+        f"({mine[0].name}):{times}"
     )
 
 
@@ -248,9 +266,9 @@ def _memory(found: Sequence[Way]) -> str:
         return ""
     least = min(mine, key=lambda way: sum(held(way)))
     return (
-        f"**Memory.** The largest process of {least.name} holds "
-        f"{100 * sum(held(least)) / sum(held(whole)):.0f} % of what an unsplit one holds, the "
-        "least of all ways; Python, torch and the data are not in that."
+        f"**Memory.** {least.name} needs least. Its largest process holds "
+        f"{100 * sum(held(least)) / sum(held(whole)):.0f} % of what the unsplit process holds, not "
+        "counting Python, torch and the data."
     )
 
 

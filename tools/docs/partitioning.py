@@ -1,6 +1,6 @@
 """The analysis of docs/partitioning.md, from its records: tables, a picture, conclusions.
 
-A conclusion is a rule over the records; what a partition costs is said in the report's sentences.
+Rules write the conclusions from the records. What a partition costs is in the report's sentences.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from manyhands.data.partition import skew
 from manyhands.report.load import read
 from manyhands.report.option_cost import comment, sentences
 from manyhands.report.option_values import compare
+from manyhands.report.significance import method
 from manyhands.report.summarise import summarise
 
 
@@ -111,8 +112,11 @@ def _range(values: Sequence[float], scale: float, digits: int) -> str:
 
 
 def division(folder: Path) -> str:
-    """Return who saw what: the same for every strategy, so one run of each kind and P will do."""
-    heads = ["partition", "P", "examples of a worker", "seen", "more than once", "skew"]
+    """Return the examples of each worker, from one run of each partition and number of workers.
+
+    They are the same for every strategy.
+    """
+    heads = ["partition", "workers", "examples per worker", "used", "used more than once", "skew"]
     lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
     told: dict[tuple[str, int], dict[str, Any]] = {}
     for path in sorted(folder.glob("runs/*/run.json")):
@@ -130,22 +134,31 @@ def division(folder: Path) -> str:
 
 
 def conclusion(folder: Path) -> str:
-    """Return what the records say of performance, efficiency, scalability and robustness."""
+    """Return conclusions on performance, efficiency, scalability and robustness."""
     found = [c for c in cells(folder) if c.strategy != "sequential"]
     several = [c for c in found if c.workers > 1]
     told = [
-        *((None if i else "Performance", said) for i, said in enumerate(_performance(folder))),
+        ("Performance", _performance(folder)),
         ("Efficiency", _efficiency(several)),
         ("Scalability", _scalability(several)),
         ("Robustness", _robustness(several)),
     ]
-    return "\n".join(f"- {f'**{head}.** ' if head else ''}{text}" for head, text in told if text)
+    return "\n".join(f"- **{head}.** {text}" for head, text in told if text)
 
 
-def _performance(folder: Path) -> list[str]:
+def _performance(folder: Path) -> str:
     """Return the report's own sentences, so that page and report cannot differ."""
     compared = compare(summarise(read([folder])))
-    return [] if compared is None else [*sentences(compared), *comment(compared)[:2]]
+    if compared is None:
+        return ""
+    first, *more = sentences(compared)
+    if all(len(cell.row.runs) == 1 for cell in compared.cells):
+        return _nest(first, [*more, comment(compared)[0]])
+    tested = (
+        f"Each difference from {compared.reference} was tested as one of {len(compared.others)} "
+        f"comparisons. {method()}"
+    )
+    return _nest(first, [*more, tested])
 
 
 def _by(found: Iterable[Cell]) -> dict[tuple[str, int], list[Cell]]:
@@ -176,10 +189,10 @@ def _efficiency(found: Sequence[Cell]) -> str:
         return ""
     (strategy, workers), (ratio, slow, fast) = max(ratios.items(), key=lambda item: item[1][0])
     return (
-        f"The largest difference in time is {strategy} with {workers} workers: {slow} takes "
-        f"{ratio:.2f} times as long as {fast}. Over all strategies and workers the slowest "
-        f"partition takes {statistics.median(r for r, _, _ in ratios.values()):.2f} times as long "
-        "as the fastest (median)."
+        f"The partition changes the time most for {strategy} with {workers} workers: {slow} takes "
+        f"{ratio:.2f} times as long as {fast}. In the median over strategies and numbers of "
+        "workers, the slowest partition takes "
+        f"{statistics.median(r for r, _, _ in ratios.values()):.2f} times as long as the fastest."
     )
 
 
@@ -194,10 +207,15 @@ def _scalability(found: Sequence[Cell]) -> str:
                 if (c.strategy, c.workers) == (strategy, workers) and c.speedup
             ]
             if ups:
-                parts.append(f"{min(ups):.2f} to {max(ups):.2f} with {workers}")
+                parts.append(f"{min(ups):.2f} to {max(ups):.2f} with {workers} workers")
         if parts:
-            said.append(f"{strategy} {', '.join(parts)}")
-    return f"Speed-up over the partitions: {'; '.join(said)}." if said else ""
+            said.append(f"{strategy}: {', '.join(parts)}")
+    return _nest("The lowest and the highest speed-up over the partitions:", said) if said else ""
+
+
+def _nest(head: str, items: Sequence[str]) -> str:
+    """Return a line with a list below it."""
+    return "\n    - ".join([head, *items])
 
 
 def _robustness(found: Sequence[Cell]) -> str:
@@ -212,10 +230,11 @@ def _robustness(found: Sequence[Cell]) -> str:
         return ""
     ranked = sorted(worst.items(), key=lambda item: item[1][1])
     parts = [
-        f"{s} {100 * drop:.2f} points ({cell.partition}, P={cell.workers})"
+        f"{s}: {100 * drop:.2f} ({cell.partition}, {cell.workers} workers)"
         for s, (cell, drop) in ranked
     ]
-    return f"What the worst way of dividing costs, least first: {'; '.join(parts)}."
+    head = "A partition costs each strategy at most, in percentage points, least first:"
+    return _nest(head, parts)
 
 
 def picture(folder: Path, path: Path) -> None:

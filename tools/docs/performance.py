@@ -1,4 +1,4 @@
-"""Writes the tables of docs/performance.md again, from benchmarks/results: `make results`."""
+"""Writes the tables of docs/performance.md from benchmarks/results: `make results`."""
 
 from __future__ import annotations
 
@@ -13,21 +13,37 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import epochs
 import to_target
 from ratio_chart import draw
-from run import HEAD, PARTS, rows
+from run import PARTS, rows
 from turns import HERE
 
 PAGE = HERE.parent / "docs" / "performance.md"
 IMAGES = PAGE.parent / "images"
 MOST = 10  # rows of a machine that are shown; all others are folded
+HEAD = ("comparison", "ours", "theirs", "ratio", "better", "quartiles", "target", "result")
+# What the records call the other side, and what the page calls it.
+NAMES = {
+    "never talk": "no communication",
+    "the solution": "the reference solution",
+    "DDP as it comes": "DDP with its defaults",
+    "opacus as it comes": "Opacus with its defaults",
+    "opacus, our kernels": "Opacus, our kernels",
+    "opacus, ghost clipping, our kernels": "Opacus with ghost clipping, our kernels",
+    "MPI's or gloo's": "MPI or gloo",
+    "the best of all": "the fastest of all",
+    "without": "without them",
+    "rpc, whole batches": "torch's RPC, whole batches",
+    "torchrun + DDP": "torchrun with DDP",
+    "DDP, DataLoader": "DDP with a DataLoader",
+}
 # The first row that each of these finds is shown, in this order, as far as the machine has it.
 SHOWN = (
     r"step, cnn, .*DDP at its best",
     r"step, mlp-11m, .*DDP at its best",
     r"step, resnet-18, .*DDP at its best",
-    r"step, cnn, .*never talk",
+    r"step, cnn, .*no communication",
     r"time to 98 %",
-    r"all-reduce, .*1 MB, .*MPI's",
-    r"private step, .*opacus, our kernels",
+    r"all-reduce, .*1 MB, .*MPI or gloo",
+    r"private step, .*Opacus, our kernels",
     r"3× slower, balanced",
     r"dist.all_reduce, 1 MB",
     r"server",
@@ -36,7 +52,7 @@ SHOWN = (
 
 
 def table(machine: str) -> str:
-    """Return one machine's bars as Markdown, in the order of the benchmarks.
+    """Return one machine's rows as Markdown, in the order of the benchmarks.
 
     Args:
         machine: The folder with its records: its kind, and behind a dash what tells it from others.
@@ -46,24 +62,33 @@ def table(machine: str) -> str:
     kept: list[dict[str, Any]] = [json.loads(p.read_text()) for p in found if p.exists()]
     if not kept:
         return "No records yet."
-    cells = [row for part in kept for record in part["records"] for row in rows(record)]
+    cells = [name_row(row) for p in kept for record in p["records"] for row in rows(record)]
     shown = choose(cells)
     (IMAGES / f"performance-{machine}.svg").write_text(draw(shown, title=name_machine(kept)))
     missed = [row[0] for row in cells if row[-1] != "pass"]
     lines = [f"![Ratios of the rows below](images/performance-{machine}.svg)", "", *layout(shown)]
-    lines += ["", f"{len(cells) - len(missed)} of {len(cells)} bars reached."]
+    lines += ["", f"{len(cells) - len(missed)} of {len(cells)} targets reached."]
     lines += ["", "Missed:", "", *(f"- {name}" for name in missed)] if missed else []
-    title = f"All {len(cells)} rows, and what they were measured with"
+    lines += list_without_target(kept)
+    others = [row for row in cells if row not in shown]
+    title = f"The other {len(others)} rows, the versions and the dates"
     head = f"<details markdown='1'><summary>{title}</summary>"
-    lines += list_without_bar(kept)
-    folded = [told(kept), "", *layout(cells), ""]
+    folded = [told(kept), "", *layout(others), ""]
     return "\n".join([*lines, "", head, "", *folded, "</details>"])
 
 
-def list_without_bar(kept: list[dict[str, Any]]) -> list[str]:
-    """Return a line for each of Opacus' ways that was measured and has no bar."""
+def name_row(row: tuple[str, ...]) -> tuple[str, ...]:
+    """Return a row with the page's name for the other side."""
+    what, _, theirs = row[0].partition(", against ")
+    name, _, unit = theirs.rpartition(" (")
+    return (f"{what}, against {NAMES.get(name, name)} ({unit}", *row[1:])
+
+
+def list_without_target(kept: list[dict[str, Any]]) -> list[str]:
+    """Return a line for each of Opacus' ways that was measured and has no target."""
     return [
-        f"\nWithout a bar: {record['what']}, against {name}: {statistics.median(ratios):.2f}."
+        f"\nWithout a target, higher is better: {record['what']}, against {NAMES[name]}: "
+        f"{statistics.median(ratios):.2f}."
         for part in kept
         for record in part["records"]
         for name, ratios in record["ratios"].items()
@@ -80,7 +105,11 @@ def choose(cells: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
 def layout(cells: list[tuple[str, ...]]) -> list[str]:
     """Return the lines of a table in Markdown."""
     lines = ["|" + "|".join(HEAD) + "|", "|" + "---|" * len(HEAD)]
-    return [*lines, *("| " + " | ".join(row) + " |" for row in cells)]
+    for what, ours, theirs, ratio, quartiles, target, result in cells:
+        better = "lower" if "≤" in target else "higher"
+        row = (what, ours, theirs, ratio, better, quartiles, target, result)
+        lines.append("| " + " | ".join(row) + " |")
+    return lines
 
 
 def name_machine(kept: list[dict[str, Any]]) -> str:

@@ -14,7 +14,7 @@ STYLE = 'font-family="sans-serif" font-size="12"'
 def draw(rows: Sequence[Sequence[str]], *, title: str) -> str:
     """Return the chart of rows whose first cell is a name, and whose fourth is a ratio.
 
-    Where a ratio says how much longer ours takes (its bar is "≤ …"), the row is grey.
+    The bar is blue where a higher ratio is better, grey where a lower one is (target "≤ …").
     """
     ratios = [float(row[3].replace(",", "")) for row in rows]
     low = min(-1, *(math.floor(math.log2(ratio)) for ratio in ratios))
@@ -39,7 +39,7 @@ def draw(rows: Sequence[Sequence[str]], *, title: str) -> str:
         ]
     for number, (row, ratio) in enumerate(zip(rows, ratios, strict=True)):
         parts += _draw_bar(row, ROW * (number + 1) + 6, place(1.0), place(ratio))
-    note = "blue: ours is so many times as fast; grey: ours takes so many times as long"
+    note = "blue: higher is better; grey: lower is better"
     parts += [f'<text x="{TEXT}" y="{bottom + 32}">{note}</text>', "</svg>"]
     return "\n".join(parts) + "\n"
 

@@ -34,8 +34,8 @@ def _costliest(found: Comparison, losses: Sequence[Cell]) -> Sentence:
     if not losses:
         most = min(found.others, key=lambda cell: cell.change)
         return say(
-            "No {option} costs {measure} that {repeats} can tell: the largest loss against "
-            "{reference} is {gap} ({who} with {value}).",
+            "No {option} costs {measure} that {repeats} can tell from chance: the largest loss "
+            "against {reference} is {gap} ({who} with {value}).",
             option=found.spoken, measure=found.metric, repeats=_repeats(found),
             reference=found.reference, gap=_gap(found, most), who=_who(most), value=most.value,
         )  # fmt: skip
@@ -86,11 +86,12 @@ def _why(found: Comparison, losses: Sequence[Cell]) -> list[Sentence]:
         apart = fact("largest possible skew", most, how="derived", runs=worst.row.runs,
                      text=f"{most:.2f}")  # fmt: skip
         measured = say(
-            " Skew (zero: all workers have the same mix of classes; {apart}: no two have a class "
-            "in common) is {skewed} for {value} and {even} for {reference}.", apart=apart,
+            " Skew is {skewed} for {value} and {even} for {reference}. It is zero if all workers "
+            "have the same mix of classes, and {apart} if no two have a class in common.",
+            apart=apart,
             skewed=skewed, even=even, value=worst.value, reference=found.reference,
         )  # fmt: skip
-    return [say("The reason: {reasons}.{measured}", reasons=listed(reasons, "; ", "; "),
+    return [say("The reason is that {reasons}.{measured}", reasons=listed(reasons, "; ", "; "),
                 measured=measured)]  # fmt: skip
 
 
@@ -105,14 +106,19 @@ def _immune(found: Comparison, losses: Sequence[Cell]) -> list[Sentence]:
     if not safe or not hurt:
         return []
     reasons = _reasons(found, safe)
-    lines = say(
-        "{who} {verb} nothing that {repeats} can tell, whatever the {option}{why}.",
-            who=listed([_bounded(found, name) for name in safe]),
-            verb="loses" if len(safe) == 1 else "lose",
-            repeats=_repeats(found), option=found.spoken,
-            why=say(": {reasons}", reasons=listed(reasons, "; ", "; ")) if reasons else "",
-        )  # fmt: skip
-    return [capitalised(lines)]
+    bounds = [_bounded(found, name) for name in safe if _worst(found, name) < 0]
+    return [
+        say(
+            "With {who}, no {option} costs {measure} that {repeats} can tell from chance."
+            "{why}{most}",
+            who=listed(safe), option=found.spoken, measure=found.metric,
+            repeats=_repeats(found),
+            why=say(" The reason is that {reasons}.", reasons=listed(reasons, "; ", "; "))
+            if reasons else "",
+            most=say(" The largest {loss} {bounds}.", bounds=listed(bounds),
+                     loss="loss is" if len(bounds) == 1 else "losses are") if bounds else "",
+        )
+    ]  # fmt: skip
 
 
 def _worst(found: Comparison, strategy: str) -> float:
@@ -135,20 +141,16 @@ def _untold(found: Comparison) -> list[Sentence]:
         for c in cells
     ]
     return [
-        say("{repeats} are too few to tell losses of {each} from chance.",
+        say("{repeats} cannot tell these losses from chance: {each}.",
             repeats=_repeats(found), each=listed(each))
     ]  # fmt: skip
 
 
 def _bounded(found: Comparison, strategy: str) -> Sentence:
-    """Name a strategy, and the most that a value costs it."""
+    """State the most that a value costs a strategy."""
     mine = [cell for cell in found.others if cell.row.group.strategy == strategy]
     most = min(mine, key=lambda cell: cell.change)
-    if most.change >= 0:
-        return say("{who}", who=strategy)
-    words = "{who} (at most {gap}: {value} with {workers})"
-    return say(words, who=strategy, gap=_gap(found, most), value=most.value,
-               workers=facts.workers(most.row))  # fmt: skip
+    return say("{gap} ({who} on {value})", gap=_gap(found, most), who=_who(most), value=most.value)
 
 
 def _alike(found: Comparison, losses: Sequence[Cell]) -> list[Sentence]:
@@ -161,9 +163,10 @@ def _alike(found: Comparison, losses: Sequence[Cell]) -> list[Sentence]:
     most = max(mine, key=lambda cell: abs(cell.change))
     return [
         say(
-            "{alike} cannot be told from {reference} with {repeats}: they differ by at most {gap} "
-            "({who} on {value}){seen}.",
-            alike=capitalised(listed(alike)), reference=found.reference, repeats=_repeats(found),
+            "{alike} {differ} from {reference} by no more than chance may explain with {repeats}. "
+            "The largest difference is {gap} ({who} on {value}){seen}.",
+            alike=capitalised(listed(alike)), differ="differ" if len(alike) > 1 else "differs",
+            reference=found.reference, repeats=_repeats(found),
             gap=_gap(found, most), who=_who(most), value=most.value, seen=_seen(mine),
         )
     ]  # fmt: skip

@@ -132,8 +132,9 @@ def test_the_page_has_what_was_measured(where, tmp_path, monkeypatch):
     kept = {"machine": {**machine, "date": "2026-01-01"}, "records": records}
     (folder / "overhead.json").write_text(json.dumps(kept))
     page = performance.write(f"before\n<!-- bars {where} -->\nold\n<!-- end -->\nafter\n")
-    assert "| a step, against theirs (ms) | 100 | 200 | 2.00 |" in page
-    assert "2 of 2 bars reached." in page
+    assert "| a step, against theirs (ms) | 100 | 200 | 2.00 | higher | 1.50–2.50 |" in page
+    assert "| a step, against alone (ms) | 100 | 100 | 1.00 | lower | 1.00–1.50 |" in page
+    assert "2 of 2 targets reached." in page
     assert "old" not in page
     assert page.startswith(f"before\n<!-- bars {where} -->\n![Ratios of the rows below]")
     assert "\n2 cores, X; PyTorch 2" in page
@@ -200,5 +201,5 @@ def test_the_time_to_a_target_names_the_settings_of_both_sides_and_what_it_consi
     assert to_target.table(path).splitlines()[2:] == [
         "| ours, defaults | batch_size 128, lr 0.02 | 3 | 8.33 | 3, 3 | 469 |",
         "| ours, preset one-cycle | batch_size 192, lr 0.06 | 2 | 12.50 | 2, 2 | 313 |",
-        "| the solution | lr 0.01 | 25 | – | 9, 9 | 175.9 |",
+        "| the reference solution | lr 0.01 | 25 | – | 9, 9 | 175.9 |",
     ]
