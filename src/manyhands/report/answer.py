@@ -73,6 +73,7 @@ def _conclusion(summary: Summary) -> tuple[Sentence, ...]:
         return _nothing_learned(summary, choice)
     found = (
         *price,
+        support.tied(summary, choice),
         _headline(summary, choice),
         *support.sentences(summary, choice),
         _quicker(summary, choice),
@@ -167,11 +168,13 @@ def _headline(summary: Summary, choice: Choice) -> Sentence:
 
 
 def _crown(summary: Summary, choice: Choice) -> Sentence:
-    """Say "is fastest" of what a test tells from all others, else "was fastest"; of which."""
+    """Say "is fastest" of what a test tells from all others, else what was measured; of which."""
     verb = "is fastest" if choice.supported else "was fastest"
+    if choice.tied:
+        verb = "has the best median"
     return say(
         "{verb}{among}{though}", verb=verb, though=disturbance.clause(choice.leader),
-        among=choice.among if _beaten(summary, choice) else "",
+        among=f" of those{choice.among}" if _beaten(summary, choice) else "",
     )  # fmt: skip
 
 

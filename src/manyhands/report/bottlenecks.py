@@ -20,16 +20,22 @@ MOSTLY = 0.5  # of a loss: a cause that explains less is not named
 
 
 def lost(row: Row) -> Sentence:
-    """Say which part of the workers' time was not computing; nothing if it was not measured."""
-    if row.shares.get("wait") is None or row.shares.get("communicate") is None or row.workers < 2:
+    """Say which part of the time was not computing; nothing if it was not measured."""
+    if row.shares.get("wait") is None or row.shares.get("communicate") is None or not _several(row):
         return say("")
     rest = 1 - sum(row.shares.values())
     other = fact("unmeasured share", rest, how="derived", runs=row.runs, text=percent(rest))
     return say(
-        "{communicate} of the workers' time is communication and {wait} waiting{other}",
+        "{communicate} of {whose} time is communication and {wait} waiting{other}",
+        whose="the workers'" if row.workers > 1 else "its processes'",
         communicate=facts.share(row, "communicate"), wait=facts.share(row, "wait"),
         other=say("; {rest} is in no phase that is measured", rest=other) if rest > NOTABLE else "",
     )  # fmt: skip
+
+
+def _several(row: Row) -> bool:
+    """Say whether several processes compute: workers, stages or slices."""
+    return sum(process.trains for process in row.runs[0].team) > 1
 
 
 def why_not_more(row: Row, following: Row) -> Sentence:
@@ -119,7 +125,7 @@ def _thread_fact(row: Row, noun: str = "") -> Fact:
 
 def waiting(summary: Summary) -> list[Sentence]:
     """Say which configuration loses most to communication and waiting, and what masters wait."""
-    rows = [row for row in summary.rows if row.workers > 1 and str(lost(row))]
+    rows = [row for row in summary.rows if str(lost(row))]
     rows = [row for row in rows if not row.crowded] or rows
     if not rows:
         return _masters(summary)
@@ -152,8 +158,9 @@ def _slowest(run: Run) -> Sentence:
         "rank that computes longest", slow.rank, how="derived", runs=[run], text=str(slow.rank)
     )
     return say(
-        "worker {rank} computes longest ({longest}, the others {usual} on average), and the others "
+        "{role} {rank} computes longest ({longest}, the others {usual} on average), and the others "
         "wait {waits} on average",
+        role="worker" if run.workers > 1 else "process",
         rank=rank, longest=stated("longest computing", longest),
         usual=stated("computing of the others", usual),
         waits=stated("waiting of the others", waits),

@@ -21,11 +21,12 @@ from manyhands.report import (
     speedup,
     staleness,
     steps_to_target,
+    theme,
     traffic,
     training_time,
 )
 from manyhands.report.chart import Chart, Note
-from manyhands.report.formatting import capital, count, percent, seconds
+from manyhands.report.formatting import capital, count, percent, seconds, times
 from manyhands.report.plots import Form, Value, single
 from manyhands.report.runs import Epoch
 from manyhands.report.sentences import Sentence, capitalised
@@ -71,8 +72,13 @@ def _along(summary: Summary) -> Iterator[Chart]:
         seconds,
         training_time.comment,
     )
-    curve = plots.is_curve(summary) and summary.layout.x == "workers"
-    if curve and any(row.shown_speedup is not None for row in summary.rows):
+    curve, workers = plots.is_curve(summary), summary.layout.x == "workers"
+    if workers and not curve and summary.has_speedup:
+        yield _measure(
+            summary, "speedup", "Speed-up", "times as fast as the baseline",
+            lambda r: single(r.shown_speedup), times, speedup.comment_places,
+        )  # fmt: skip
+    if workers and curve and summary.has_speedup:
         yield Chart(
             id="speedup", title="Speed-up", x_label="workers", y_label="times as fast",
             draw=lambda ax: speedup.draw(ax, summary),
@@ -126,6 +132,8 @@ def _measure(
             notes = plots.dots(ax, summary, value, form)
             if identity != "time":
                 plots.label_ticks(ax.xaxis, form)
+            if identity == "speedup":
+                ax.axvline(1, color=theme.MUTED, linewidth=1, zorder=1)
             return notes
         notes = plots.along(ax, summary, value, form, dodge=dodge)
         plots.core_lines(ax, summary)
@@ -230,7 +238,8 @@ def _inside(summary: Summary) -> Iterator[Chart]:
     rows = phases.shown(summary)
     if rows:
         yield Chart(
-            id="phases", title="Where the time goes", x_label="seconds", y_label="",
+            id="phases", title="Where the time goes", y_label="",
+            x_label="seconds, in one typical repeat" if summary.repeats > 1 else "seconds",
             draw=lambda ax: phases.draw(ax, summary), comment=bottlenecks.comment(summary),
             alt="seconds that each process spends computing, updating, communicating and waiting",
             height=phases.tall(rows),

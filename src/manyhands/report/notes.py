@@ -49,12 +49,17 @@ def notes(summary: Summary, found: option_values.Comparison | None = None) -> li
 
 
 def _star(summary: Summary) -> Sentence:
-    """Say what the star means; it stands for the best, or for what leads without support."""
+    """Say what marks the best, the tied, or what leads without support."""
     choice = summary.choice
     if choice is None or not choice.learned:
         return say("")
     if choice.supported:
         return say("★ best: {rule}.", rule=choice.rule)
+    if choice.tied:
+        return say(
+            "≈ tied: the repeats do not tell these from {who}, which has {rule}.",
+            who=facts.who(summary, choice.leader), rule=choice.rule,
+        )  # fmt: skip
     return say(
         "★ leads: {rule}; the measurement does not support that it is best.", rule=choice.rule
     )

@@ -177,13 +177,15 @@ def _grid(rows: Iterable[Row], columns: Sequence[Column]) -> dict[str, Any]:
         "columns": columns,
         "minor": any(column.minor for column in columns),
         "rows": [
-            {"star": _stars(row), "cells": [_placed(column, row) for column in columns]}
+            {"star": _mark(row), "cells": [_placed(column, row) for column in columns]}
             for row in rows
         ],
     }
 
 
-def _stars(row: Row) -> str:
+def _mark(row: Row) -> str:
+    if row.tied:
+        return "≈ tied"
     return "★ best" if row.best else "★ leads" if row.leads else ""
 
 

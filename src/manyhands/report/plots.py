@@ -42,8 +42,10 @@ def single(value: float | None) -> Spread | None:
 
 
 def is_curve(summary: Summary) -> bool:
-    """Whether any group has more than one place on the axis."""
-    return any(len(summary.of(group)) > 1 for group in summary.groups)
+    """Whether lines can be drawn: few groups but the sequential one have one place on the axis."""
+    places = [len(summary.of(g)) for g in summary.groups if g.strategy != "sequential"]
+    lines = sum(number > 1 for number in places)
+    return lines > 0 and 2 * lines >= len(places)
 
 
 def along(ax: Any, summary: Summary, value: Value, form: Form, *, dodge: float = 0) -> list[Note]:

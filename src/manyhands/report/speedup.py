@@ -17,19 +17,20 @@ from manyhands.report.summary import Row, Summary
 
 
 def draw(ax: Any, summary: Summary) -> list[Note]:
-    """Draw speed-ups, the ideal line, the fitted law and the number of cores."""
+    """Draw speed-ups, the ideal line, laws fitted to several points and the number of cores."""
     widest = max(row.x for row in summary.rows)
     grid = np.linspace(1, widest, 60)
     notes = along(ax, summary, lambda row: single(row.shown_speedup), lambda v: f"{v:.2f}×")
     ax.plot(grid, grid, color=theme.MUTED, linewidth=1, linestyle=(0, (6, 3)), label="ideal")
     looks = styles(summary)
-    for group, fit in summary.fits.items():
+    fits = {group: fit for group, fit in summary.fits.items() if fit.points > 1}
+    for group, fit in fits.items():
         ax.plot(
             grid, [fit.at(p) for p in grid], color=looks[group].colour, linewidth=1.1,
             linestyle=(0, (1, 2)), zorder=2,
         )  # fmt: skip
-    if summary.fits:
-        law = " or ".join(sorted({fit.law for fit in summary.fits.values()}))
+    if fits:
+        law = " or ".join(sorted({fit.law for fit in fits.values()}))
         ax.plot(
             [], [], color=theme.MUTED, linewidth=1.1, linestyle=(0, (1, 2)), label=f"{law}, fitted"
         )
@@ -42,6 +43,11 @@ def draw(ax: Any, summary: Summary) -> list[Note]:
 def comment(summary: Summary) -> list[Sentence]:
     """Comment on the speed-ups: where they peak and why."""
     return some(*_peaks(summary), bottlenecks.threads(summary))
+
+
+def comment_places(summary: Summary) -> list[Sentence]:
+    """Say what single places, of which none peaks, are against."""
+    return some(baseline(summary), bottlenecks.threads(summary))
 
 
 def baseline(summary: Summary) -> Sentence:

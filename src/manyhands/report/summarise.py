@@ -61,7 +61,7 @@ def _uncompared(summary: Summary) -> Summary:
     """Return the summary of several tasks: none leads, and no target is derived from all."""
     given = {run.target for row in summary.rows for run in row.runs}
     target = summary.target if summary.target_given and len(given) == 1 else None
-    rows = [replace(row, leads=False, best=False) for row in summary.rows]
+    rows = [replace(row, leads=False, best=False, tied=False) for row in summary.rows]
     if target is None:
         rows = [replace(row, to_target=None, arrivals=(), reached=0) for row in rows]
     return replace(summary, rows=tuple(rows), choice=None, target=target)
@@ -168,13 +168,23 @@ def _grows(rows: Sequence[Row]) -> bool | None:
 
 
 def _marked(rows: Sequence[Row], choice: Choice | None) -> tuple[list[Row], Choice | None]:
-    """Mark the row that leads, and the one that is best; return both as they then are."""
+    """Mark the row that leads, the one that is best, or those that are tied, in rows and choice."""
     if choice is None:
         return list(rows), None
-    leader = replace(choice.leader, leads=choice.learned, best=choice.supported)
-    marked = [leader if row is choice.leader else row for row in rows]
-    candidates = tuple(leader if row is choice.leader else row for row in choice.candidates)
-    return marked, replace(choice, leader=leader, candidates=candidates)
+    tied = {id(row) for row in (choice.leader, *choice.rivals)} if choice.tied else set()
+
+    def mark(row: Row) -> Row:
+        leads = row is choice.leader and choice.learned
+        best = row is choice.leader and choice.supported
+        return replace(row, leads=leads, best=best, tied=choice.learned and id(row) in tied)
+
+    marked = {id(row): mark(row) for row in rows}
+    return [*marked.values()], replace(
+        choice,
+        leader=marked[id(choice.leader)],
+        candidates=tuple(marked[id(row)] for row in choice.candidates),
+        rivals=tuple(marked[id(row)] for row in choice.rivals),
+    )
 
 
 def _target(rows: Sequence[Row]) -> tuple[float | None, bool]:

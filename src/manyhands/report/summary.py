@@ -64,6 +64,7 @@ class Row:
     reached: int = 0
     leads: bool = False
     best: bool = False
+    tied: bool = False  # the leader, or not told from it by repeats
     unlearned: tuple[Run, ...] = ()  # the repeats that learned little
 
     @property
@@ -153,6 +154,11 @@ class Choice:
         """Whether the measurement supports that the leader is best."""
         repeated = len(self.leader.runs) > 1
         return self.learned and repeated and not self.rivals and not self.disturbed
+
+    @property
+    def tied(self) -> bool:
+        """Whether repeats were tested, and do not tell the leader from all others."""
+        return bool(self.rivals) and all(len(r.runs) > 1 for r in (self.leader, *self.rivals))
 
     @property
     def disturbed(self) -> bool:

@@ -19,7 +19,7 @@ _NAMED = 2  # rivals that a sentence names
 
 def sentences(summary: Summary, choice: Choice) -> tuple[Sentence, ...]:
     """Return what stands below the headline."""
-    return gains(summary, choice), tied(summary, choice), what_next(summary, choice)
+    return gains(summary, choice), what_next(summary, choice)
 
 
 def gains(summary: Summary, choice: Choice) -> Sentence:
@@ -69,14 +69,14 @@ def _among(summary: Summary, choice: Choice, count: int) -> str:
 
 
 def tied(summary: Summary, choice: Choice) -> Sentence:
-    """Say which configurations the measurement does not tell from the leader."""
+    """Say which configurations the repeats do not tell from the leader: there is no winner."""
     rivals = choice.rivals
-    fewest = min((choice.leader.runs, *(row.runs for row in rivals)), key=len)
-    if not rivals or len(fewest) < 2:
+    if not choice.tied:
         return say("")
+    fewest = min((choice.leader.runs, *(row.runs for row in rivals)), key=len)
     tests = [_against(summary, choice, row).resting() for row in rivals]
     return say(
-        "With {least}{repeats} {who} cannot be told apart from {names}{tests}.",
+        "No single winner: with {least}{repeats} {who} cannot be told apart from {names}{tests}.",
         least="" if len({len(row.runs) for row in (choice.leader, *rivals)}) == 1 else "at least ",
         repeats=facts.repeats(fewest), who=who(summary, choice.leader),
         names=_some(summary, rivals),

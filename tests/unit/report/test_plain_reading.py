@@ -38,7 +38,8 @@ def test_fastest_says_of_which_where_others_took_less() -> None:
     assert "is fastest: " in said(answer(summary(*several(*cases))))
     told = said(answer(summary(*several(*cases, ("averaging", 4, 3.0, 0.9)))))
     assert told.startswith(
-        "Sync with 4 workers is fastest within one percentage point of the highest accuracy: 6.06"
+        "Sync with 4 workers is fastest of those within one percentage point of the highest "
+        "accuracy: 6.06"
     )
     assert "2 of 2 configurations with several workers within one percentage point" in told
 
