@@ -208,6 +208,17 @@ def test_who_waits_for_whom() -> None:
     assert "computes longest" not in said(bottlenecks.waiting(summary(record)))
 
 
+def test_what_stages_wait_for_each_other_is_told_too() -> None:
+    gossip = shares(timed("gossip", 2, 10), compute=0.8, wait=0.1, communicate=0.1)
+    cut = timed("pipeline", 1, 50)
+    first = cut["workers"][0] | {"compute": 45.0, "wait": 2.0, "communicate": 3.0}
+    second = first | {"rank": 1, "role": "stage", "compute": 5.0, "wait": 43.0, "communicate": 2.0}
+    cut["workers"] = [first, second]
+    told = said(bottlenecks.waiting(summary(gossip, cut)))
+    assert told.startswith("Most is lost by pipeline with 1 worker: 5 % of its processes' time is ")
+    assert "communication and 45 % waiting; process 0 computes longest" in told
+
+
 def test_idle_masters_are_told() -> None:
     told = said(bottlenecks.waiting(summary(timed("server", 2, 10, masters=2))))
     assert "The masters wait 70 % of their time." in told

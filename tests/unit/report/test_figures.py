@@ -123,3 +123,17 @@ def test_curves_over_time_come_first_where_there_are_curves() -> None:
     single = [chart.id for chart in charts(summary(*runs))]
     assert single[0] == "time"
     assert single.index("speedup") < single.index("phases")
+
+
+def test_speedups_of_single_places_are_a_list_and_no_curve() -> None:
+    pairs = [("sequential", 1, 12), ("sync", 1, 12), ("sync", 2, 7)]
+    curve = summary(*(timed(s, p, t) for s, p, t in pairs))
+    _, axes = drawn(curve, "speedup")
+    assert "ideal" in axes.get_legend_handles_labels()[1]
+    assert not any("fitted" in label for label in axes.get_legend_handles_labels()[1])  # one point
+    others = [timed(strategy, 2, 8) for strategy in ("gossip", "averaging", "hogwild")]
+    single = summary(*(timed(s, p, t) for s, p, t in pairs), *others)
+    chart, axes = drawn(single, "speedup")
+    assert chart.x_label == "times as fast as the baseline"
+    assert len(axes.get_yticks()) == len(single.rows)
+    assert "against the sequential run" in said(chart.comment)

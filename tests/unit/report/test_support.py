@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
+import records
 from test_comments import several, summary, timed
 
+from manyhands.report import build
 from manyhands.report.answer import answer
 from manyhands.report.scope import scope
 from manyhands.report.significance import compare
@@ -55,3 +60,35 @@ def test_a_faster_configuration_that_lost_accuracy_is_named() -> None:
     cases = (("sequential", 1, 12, 0.98), ("sync", 4, 6, 0.98), ("averaging", 4, 3, 0.9))
     told = said(answer(summary(*several(*cases))))
     assert "Averaging with 4 workers took only 3.03 s, but its accuracy is 90.01 %." in told
+
+
+def test_where_repeats_tie_the_headline_names_no_winner_and_the_table_marks_all(
+    tmp_path: Path,
+) -> None:
+    cases = (("sequential", 1, 12, 0.98), ("sync", 2, 7, 0.98), ("averaging", 2, 7.01, 0.98))
+    runs = several(*cases)
+    headline, second, *_ = answer(summary(*runs))
+    assert headline.startswith("No single winner: with 3 repeats sync with 2 workers cannot be ")
+    assert second.startswith("Sync with 2 workers has the best median: 7.07")
+    page = build([records.sweep(tmp_path / "s", runs)], tmp_path / "out").read_text("utf-8")
+    marked = re.findall(r'</span>(\w+)<span class="star">(.*?)</span>', page)
+    assert sorted(marked) == [("averaging", "≈ tied"), ("sync", "≈ tied")]
+    assert "★" not in page
+    assert "≈ tied: the repeats do not tell these from sync with 2 workers" in page
+
+
+def test_single_runs_are_not_said_to_tie() -> None:
+    cases = (("sequential", 1, 12, 0.98), ("sync", 2, 7, 0.98), ("averaging", 2, 7.01, 0.98))
+    found = summary(*several(*cases, repeats=1))
+    assert answer(found)[0].startswith("Sync with 2 workers was fastest: ")
+    assert not any(row.tied for row in found.rows)
+
+
+def test_each_strategy_has_its_line_before_the_pictures(tmp_path: Path) -> None:
+    runs = several(("sequential", 1, 12, 0.98), ("hogwild", 2, 7, 0.98))
+    page = build([records.sweep(tmp_path / "s", runs)], tmp_path / "out").read_text("utf-8")
+    lines = re.search(r'<dl class="lines">(.*?)</dl>', page)
+    assert lines
+    assert re.findall(r"<dt>(\w+)</dt>", lines[1]) == ["sequential", "hogwild"]
+    assert "shared memory, without locks" in lines[1]
+    assert lines.start() < page.index("<figure")
