@@ -171,7 +171,7 @@ def _crown(summary: Summary, choice: Choice) -> Sentence:
     """Say "is fastest" of what a test tells from all others, else what was measured; of which."""
     verb = "is fastest" if choice.supported else "was fastest"
     if choice.tied:
-        verb = "has the best median"
+        verb = "leads by the median"
     return say(
         "{verb}{among}{though}", verb=verb, though=disturbance.clause(choice.leader),
         among=f" of those{choice.among}" if _beaten(summary, choice) else "",

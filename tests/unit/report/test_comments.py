@@ -306,7 +306,7 @@ def test_the_answer_admits_a_tie() -> None:
     found = summary(*several(("sync", 2, 4, 0.98), ("averaging", 2, 4.01, 0.98)))
     told = said(answer(found))
     assert told.startswith("No single winner: with 3 repeats sync with 2 workers cannot be told ")
-    assert "Sync with 2 workers has the best median: 4.04 s of training" in told
+    assert "Sync with 2 workers leads by the median: 4.04 s of training" in told
     assert " cannot be told apart from averaging with 2 workers." in told
     assert "0 % behind, and 20 repeats would not tell: take them as equal." in told
     assert found.best is None

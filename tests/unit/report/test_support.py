@@ -69,7 +69,7 @@ def test_where_repeats_tie_the_headline_names_no_winner_and_the_table_marks_all(
     runs = several(*cases)
     headline, second, *_ = answer(summary(*runs))
     assert headline.startswith("No single winner: with 3 repeats sync with 2 workers cannot be ")
-    assert second.startswith("Sync with 2 workers has the best median: 7.07")
+    assert second.startswith("Sync with 2 workers leads by the median: 7.07")
     page = build([records.sweep(tmp_path / "s", runs)], tmp_path / "out").read_text("utf-8")
     marked = re.findall(r'</span>(\w+)<span class="star">(.*?)</span>', page)
     assert sorted(marked) == [("averaging", "≈ tied"), ("sync", "≈ tied")]
