@@ -26,7 +26,8 @@ def lost(row: Row) -> Sentence:
     rest = 1 - sum(row.shares.values())
     other = fact("unmeasured share", rest, how="derived", runs=row.runs, text=percent(rest))
     return say(
-        "{communicate} of {whose} time is communication and {wait} waiting{other}",
+        "{communicate} of {whose} time{over} is communication and {wait} waiting{other}",
+        over=", over all repeats," if len(row.runs) > 1 else "",
         whose="the workers'" if row.workers > 1 else "its processes'",
         communicate=facts.share(row, "communicate"), wait=facts.share(row, "wait"),
         other=say("; {rest} is in no phase that is measured", rest=other) if rest > NOTABLE else "",
@@ -126,13 +127,17 @@ def _thread_fact(row: Row, noun: str = "") -> Fact:
 def waiting(summary: Summary) -> list[Sentence]:
     """Say which configuration loses most to communication and waiting, and what masters wait."""
     rows = [row for row in summary.rows if str(lost(row))]
-    rows = [row for row in rows if not row.crowded] or rows
     if not rows:
         return _masters(summary)
+    roomy = [row for row in rows if not row.crowded] or rows
+    most = "Most is lost by {who}"
+    if len(roomy) < len(rows):
+        most = "Where each process has a core, most is lost by {who}"
+    rows = roomy
     row = max(rows, key=lambda each: each.shares["communicate"] + each.shares["wait"])
     slowest = _slowest(typical_run(row)) if _same_in_all(row) else say("")
     more = say("; {slowest}", slowest=slowest) if slowest else say("")
-    only = say("Most is lost by {who}", who=who(summary, row)) if rows[1:] else who(summary, row)
+    only = say(most, who=who(summary, row)) if rows[1:] else who(summary, row)
     return [say("{only}: {lost}{more}.", only=only, lost=lost(row), more=more), *_masters(summary)]
 
 
@@ -238,7 +243,12 @@ def help_wanted(summary: Summary) -> list[Sentence]:
     if crowded:
         least = min(crowded, key=lambda row: row.cores or 0)
         states.append(
-            say("use no more processes than the {cores} there are", cores=facts.cores(least))
+            say(
+                "use no more processes than the {cores} there are ({who} has {processes})",
+                cores=facts.cores(least),
+                who=who(summary, least),
+                processes=facts.processes(least),
+            )
         )
     fitting = [row for row in summary.rows if row.workers > 1 and not row.crowded]
     if most := _largest(fitting, "communicate"):

@@ -42,7 +42,12 @@ def read(folders: Sequence[Path]) -> Loaded:
     labels = _labels(sources, runs)
     named = [replace(run, source=labels[int(run.source)]) for run in runs]
     kept = {
-        label: replace(source, label=label) for label, source in zip(labels, sources, strict=True)
+        label: replace(
+            source,
+            label=label,
+            title=source.title or _title(source, [run for run in named if run.source == label]),
+        )
+        for label, source in zip(labels, sources, strict=True)
     }
     return Loaded(tuple(kept.values()), tuple(named), tuple(problems))
 

@@ -218,10 +218,11 @@ def _alone(found: Comparison) -> Iterable[Sentence]:
 
 def _times(found: Comparison) -> Iterable[Sentence]:
     """State the largest ratio of times between two values of one strategy and worker count."""
-    extremes = []
+    extremes, quiet = [], True
     for series in found.series:
-        mine = [c for v in found.values if (c := found.at(v, series)) and c.row.seconds]
-        mine = [cell for cell in mine if not cell.row.disturbed]
+        timed = [c for v in found.values if (c := found.at(v, series)) and c.row.seconds]
+        mine = [cell for cell in timed if not cell.row.disturbed]
+        quiet = quiet and len(mine) == len(timed)
         if len(mine) > 1:
             slow, fast = (f(mine, key=_seconds) for f in (max, min))
             extremes.append((_seconds(slow) / _seconds(fast), slow, fast))
@@ -229,8 +230,9 @@ def _times(found: Comparison) -> Iterable[Sentence]:
         return
     ratio, slow, fast = max(extremes, key=lambda pair: pair[0])
     yield say(
-        "In time, {option} makes the largest difference with {who}: {slow} takes {one}, {ratio} "
-        "times as long as {fast}{hedge}.",
+        "In time{among}, {option} makes the largest difference with {who}: {slow} takes {one}, "
+        "{ratio} times as long as {fast}{hedge}.",
+        among="" if quiet else " and among undisturbed runs",
         option=found.spoken, who=_who(slow), slow=slow.value, fast=fast.value,
         one=facts.time(slow.row),
         ratio=fact("seconds", ratio, how="ratio", runs=fast.row.runs, against=slow.row.runs,

@@ -8,7 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from manyhands.report import asynchronous_topic, law_topic, masters_topic, staleness, volume_topic
+from manyhands.report import (
+    asynchronous_topic,
+    law_topic,
+    masters_topic,
+    single_option_topic,
+    staleness,
+    volume_topic,
+)
 from manyhands.report.explanations import STRATEGIES
 from manyhands.report.sentences import Sentence, capitalised
 from manyhands.report.summary import Summary
@@ -39,6 +46,10 @@ def topics(summary: Summary) -> list[Topic]:
             title=staleness.title(summary),
             reason=_reason(summary, "staleness"),
             sentences=tuple(staleness.sentences(summary)),
+        ),
+        Topic(
+            title="What one option changes",
+            sentences=tuple(single_option_topic.sentences(summary)),
         ),
         Topic(title="How much data is sent", sentences=tuple(volume_topic.sentences(summary))),
         Topic(

@@ -249,3 +249,20 @@ def test_every_strategy_is_explained() -> None:
         for words in vars(text).values():
             assert not words.startswith(" ")
             assert "  " not in words
+
+
+def test_what_one_option_changes_is_told_with_all_else_alike(tmp_path: Path) -> None:
+    runs = [records.record("sequential", 1)]
+    runs[0]["result"]["seconds"] = 11.0
+    for number, time in ((1, 13.0), (2, 12.0), (8, 33.0)):
+        run = records.record("pipeline", 1, micro_batches=number, cut="fc1")
+        run["result"]["seconds"] = time
+        runs.append(run)
+    other = records.record("pipeline", 1, micro_batches=8, cut="time")
+    other["result"]["seconds"] = 30.0
+    told = said(summary(tmp_path, [*runs, other]), "What one option changes")
+    assert "micro batches 1 · fc1 with 1 worker takes 13.0 s; all else alike, 12.0 s with " in told
+    assert "12.0 s with micro batches 2 and 33.0 s with micro batches 8, in single runs." in told
+    assert "fc1 with 1 worker takes 33.0 s; all else alike, 30.0 s with cut time" in told
+    assert "The fastest way of splitting the model, pipeline" in told
+    assert said(summary(tmp_path, runs[:2]), "What one option changes") == ""

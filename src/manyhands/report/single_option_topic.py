@@ -1,0 +1,96 @@
+"""What one option alone changes in time: how a model is cut, micro-batches, balance; a topic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from manyhands.report import facts
+from manyhands.report.formatting import option
+from manyhands.report.sentences import Name, Sentence, fact, listed, say
+from manyhands.report.significance import compare, pairs
+from manyhands.report.summary import Row, Summary
+
+OPTIONS = ("cut", "micro_batches", "transport", "slices", "balance")
+SPLIT = ("pipeline", "tensor")  # strategies that divide the model
+
+
+def sentences(summary: Summary) -> Iterable[Sentence]:
+    """Say what splitting the model costs, and what each option changes where all else is alike."""
+    found = [sentence for name in OPTIONS if (sentence := _changed(summary, name))]
+    if found:
+        yield from _split(summary)
+    yield from found
+
+
+def _split(summary: Summary) -> Iterable[Sentence]:
+    """Compare the fastest way of splitting the model with the sequential run."""
+    rows = []
+    for row in summary.rows:
+        base = summary.row_of(row.reference)
+        if row.group.strategy in SPLIT and row.shown_speedup and base and row.seconds:
+            rows.append((row.seconds.median, row, base))
+    rows = [held for held in rows if held[2].group.strategy == "sequential"]
+    if not rows:
+        return
+    _, row, base = min(rows, key=lambda held: held[0])
+    yield say(
+        "The fastest way of splitting the model, {who}, takes {time}, and the sequential run "
+        "{other}{hedge}.",
+        who=facts.who(summary, row), time=facts.time(row), other=facts.time(base),
+        hedge=compare(row, base, "seconds", len(rows), summary.rows).hedge(),
+    )  # fmt: skip
+
+
+def _changed(summary: Summary, name: str) -> Sentence:
+    """State the times for all values of an option, where they differ most."""
+    held = list(_alike(summary, name))
+    if not held:
+        return say("")
+    rows = max(held, key=lambda rows: (len(rows), _times(rows)[-1] / _times(rows)[0]))
+    first, *others = rows
+    slow, fast = (f(rows, key=_seconds) for f in (max, min))
+    verdict = compare(slow, fast, "seconds", len(held) * pairs(len(rows)), summary.rows)
+    return say(
+        "{who} takes {time}; all else alike, {others}{hedge}.", who=facts.who(summary, first),
+        time=facts.time(first), hedge=verdict.hedge(),
+        others=listed([
+            say("{t} with {value}", t=facts.time(row), value=_value(row, name)) for row in others
+        ]),
+    )  # fmt: skip
+
+
+def _alike(summary: Summary, name: str) -> Iterator[Sequence[Row]]:
+    """Return the undisturbed rows of several values of an option that agree in all else."""
+    sets: dict[object, list[Row]] = {}
+    for row in summary.rows:
+        if name in row.group.options and row.seconds and not row.disturbed:
+            rest = tuple((k, str(v)) for k, v in row.group.options.items() if k != name)
+            key = (row.group.source, row.group.strategy, row.x, rest)
+            sets.setdefault(key, []).append(row)
+    for rows in sets.values():
+        if len({str(row.group.options[name]) for row in rows}) > 1:
+            yield sorted(rows, key=lambda row: _order(row.group.options[name]))
+
+
+def _order(value: object) -> tuple[bool, float, str]:
+    number = float(value) if isinstance(value, int | float) else 0.0
+    return value not in (None, "none"), number, str(value)
+
+
+def _value(row: Row, name: str) -> object:
+    """Name an option's value; a number is a fact of the runs."""
+    value, spoken = row.group.options[name], name.replace("_", " ")
+    if isinstance(value, str) and value != "none":
+        return say("{spoken} {value}", spoken=spoken, value=Name(value))
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return option(name, value)
+    number = fact("option", value, runs=row.runs, text=f"{value:g}", parameters={"name": name})
+    return say("{spoken} {number}", spoken=spoken, number=number)
+
+
+def _seconds(row: Row) -> float:
+    return row.seconds.median if row.seconds else 0.0
+
+
+def _times(rows: Sequence[Row]) -> list[float]:
+    return sorted(map(_seconds, rows))
