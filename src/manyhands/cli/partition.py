@@ -1,4 +1,4 @@
-"""The command `manyhands partition`: which worker would see which examples, without training."""
+"""The command `manyhands partition`: which worker would train on which examples."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from manyhands.errors import ConfigError
 from manyhands.training.output_folder import check_writable
 
 if TYPE_CHECKING:
+    import numpy as np
     from rich.table import Table
 
+INDICES = "partition.npz"
 HEIGHTS = " ▁▂▃▄▅▆▇█"
 READABLE = 240  # cells of the picture that can hold a number each
 
@@ -31,15 +33,19 @@ def partition(
         bool, Parameter(name="--json", negative="", help="print the partition as one JSON object")
     ] = False,
     output: Annotated[
-        Path | None, Parameter(help="folder for partition.json and the picture (PNG, SVG)")
+        Path | None,
+        Parameter(
+            help="folder for partition.json, the picture (PNG, SVG), and partition.npz with the "
+            "indices of each worker's examples (arrays worker-0, worker-1, …)"
+        ),
     ] = None,
     **options: Any,
 ) -> None:
-    """Show who would see which examples, without training."""
+    """Show which worker would train on which examples, without training."""
     check_writable(output)
-    division = divide(epoch, **options)
+    division, rows = divide_rows(epoch, **options)
     if output is not None:
-        write(division, output)
+        write(division, rows, output)
     if json_:
         print(json.dumps(division))
         return
@@ -49,7 +55,9 @@ def partition(
     console.print(make_table(division))
     console.print(describe_coverage(division), soft_wrap=True)
     if output is not None:
-        console.print(f"record and picture: {output}", soft_wrap=True)
+        console.print(f"record and picture: {output}", markup=False, soft_wrap=True)
+        path = output / INDICES
+        console.print(f"each worker's example indices: {path}", markup=False, soft_wrap=True)
 
 
 def divide(epoch: int = 1, **values: Any) -> dict[str, Any]:
@@ -61,23 +69,38 @@ def divide(epoch: int = 1, **values: Any) -> dict[str, Any]:
     Raises:
         ConfigError: If the data cannot be divided so.
     """
+    return divide_rows(epoch, **values)[0]
+
+
+def divide_rows(epoch: int = 1, **values: Any) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Divide the data like `divide`, and return also the examples of each worker, `worker-0` on.
+
+    Examples are rows of the whole training set, also with a limit, in the order of use.
+    """
     from manyhands.data import Stored, store
     from manyhands.data.partition import skew
+    from manyhands.data.stored import About, kept_rows
     from manyhands.training.process.data import make_plan
 
     EPOCHS.check("epoch", epoch)
     config = configure(values)
     with tempfile.TemporaryDirectory(prefix="manyhands-") as place:
-        data = Stored.open(store(config.data, Path(place) / "data"), train_limit=config.limit)
+        folder = store(config.data, Path(place) / "data")
+        data = Stored.open(folder, train_limit=config.limit)
         train = data.train
         made = make_plan(config, examples=len(train), rank=0, labels=train.labels, ids=data.ids)
         division = made.describe(epoch, classes=data.classes)
         about = {"data": data.name, "train": len(train), "classes": data.classes}
+        whole = About.read(folder).train
     workers: Any = division["workers"]
     for worker, far in zip(workers, skew([w["classes"] for w in workers]), strict=True):
         worker["skew"] = far
     options = {"strategy": config.strategy.name, "seed": config.seed, "shares": config.shares}
-    return {**about, **options, "batch_size": config.batch_size, **division}
+    rows = {f"worker-{w['rank']}": made.indices(epoch, w["rank"]) for w in workers}
+    if config.limit is not None:
+        kept = kept_rows(whole, config.limit)
+        rows = {name: kept[indices] for name, indices in rows.items()}
+    return {**about, **options, "batch_size": config.batch_size, **division}, rows
 
 
 def make_table(division: Mapping[str, Any]) -> Table:
@@ -117,13 +140,17 @@ def describe_coverage(division: Mapping[str, Any]) -> str:
     )
 
 
-def write(division: Mapping[str, Any], folder: Path) -> None:
-    """Write the partition as JSON, and its picture as PNG and SVG."""
+def write(division: Mapping[str, Any], rows: Mapping[str, np.ndarray], folder: Path) -> None:
+    """Write the partition as JSON, each worker's examples as arrays, and the picture."""
+    import numpy as np
+
     from manyhands.launch.machine import write_json
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / "partition.json", division)
+        arrays: dict[str, Any] = dict(rows)
+        np.savez_compressed(folder / INDICES, **arrays)
         canvas = draw_picture(division)
         for kind in ("png", "svg"):
             canvas.savefig(folder / f"partition.{kind}", dpi=144)

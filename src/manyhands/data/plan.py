@@ -208,7 +208,7 @@ class Plan:
         times = np.zeros(self.examples, dtype=np.int64)
         workers = []
         for rank in self.alive or range(self.size):
-            mine = np.bincount(self._examples(epoch, rank, shares), minlength=self.examples)
+            mine = np.bincount(self.indices(epoch, rank, shares), minlength=self.examples)
             times += mine
             counts = None
             if self.labels is not None:
@@ -229,7 +229,8 @@ class Plan:
             "twice": int(np.count_nonzero(times > 1)),
         }
 
-    def _examples(self, epoch: int, rank: int, shares: Shares | None) -> np.ndarray:
+    def indices(self, epoch: int, rank: int, shares: Shares | None = None) -> np.ndarray:
+        """Return the examples that a worker uses in an epoch, in their order; (count,) int64."""
         parts = [share.indices for share in self._taken(rank, epoch, 0, shares)]
         return np.concatenate([np.empty(0, dtype=np.int64), *parts])
 

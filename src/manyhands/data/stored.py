@@ -272,6 +272,11 @@ class Stored:
         )
 
 
+def kept_rows(examples: int, limit: int, part: str = "train") -> np.ndarray:
+    """Return the rows of a set that a limit keeps, in their new order; (limit,)."""
+    return permutation(examples, LIMIT_SEED, "limit", part)[:limit]
+
+
 def _limit(about: About, arrays: dict[str, np.ndarray], **limits: int | None) -> About:
     fields = dict(about.__dict__)
     for part, limit in limits.items():
@@ -282,7 +287,7 @@ def _limit(about: About, arrays: dict[str, np.ndarray], **limits: int | None) ->
             raise ConfigError(
                 f"{part}_limit is {limit}; {about.name} has {fields[part]} {part} examples"
             )
-        kept = permutation(fields[part], LIMIT_SEED, "limit", part)[:limit]
+        kept = kept_rows(fields[part], limit, part)
         if part == "train":
             arrays.setdefault(IDS, np.arange(fields[part]))
         for name in (n for n in arrays if n.startswith(part)):

@@ -195,9 +195,14 @@ def to_target(summary: Summary) -> list[Sentence]:
     never = [who(summary, row) for row in judged if row.reached == 0]
     partly = [who(summary, row) for row in judged if 0 < row.reached < len(row.runs)]
     target = facts.target(summary)
+    of = "" if len(drawn) == len(summary.rows) else ", of the curves drawn"
     return some(
-        say("Never at {target}: {who}.", target=target, who=listed(never)) if never else say(""),
-        say("At {target} in some repeats only: {who}.", target=target, who=listed(partly))
+        say("Never at {target}{of}: {who}.", of=of, target=target, who=listed(never))
+        if never
+        else say(""),
+        say(
+            "At {target} in some repeats only{of}: {who}.", of=of, target=target, who=listed(partly)
+        )
         if partly
         else say(""),
         chosen(summary),
@@ -217,7 +222,7 @@ def chosen(summary: Summary) -> Sentence:
         return say("Drawn are the first {number} configurations.",
                    number=facts.configurations(drawn))  # fmt: skip
     if len(drawn) == len(summary.groups):
-        return say("Drawn is {which} of each curve above.", which=which)
+        return say("Drawn is {which} of each curve.", which=which)
     number = facts.configurations(drawn)
     if len({row.group for row in drawn}) < len(drawn):
         return say("Drawn are {number} configurations, the first that were evaluated.",

@@ -236,7 +236,10 @@ def _quicker(summary: Summary, choice: Choice) -> Sentence:
         return say("")
     row = max(rows, key=lambda each: each.accuracy.median if each.accuracy else 0.0)
     return say(
-        "{who} took only {time}, but its accuracy is {level}.", who=who(summary, row),
+        "{which} took only {time}, but its accuracy is {level}.",
+        which=say("The most accurate of the faster ones, {who},", who=who(summary, row))
+        if len(rows) > 1
+        else who(summary, row),
         time=facts.time(row), level=facts.accuracy(row),
     )  # fmt: skip
 

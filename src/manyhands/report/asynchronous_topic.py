@@ -20,10 +20,12 @@ def sentences(summary: Summary) -> Iterable[Sentence]:
     """Compare asynchronous with synchronous training where both had as many workers."""
     held = {kind: _pairs(summary, kind) for kind in ASYNCHRONOUS}
     pairs = [pair for mine in held.values() for pair in _widest(mine)][:MOST]
+    chosen_among = len(summary.choice.candidates) - 1 if summary.choice else 0  # one p on a page
+    comparisons = max(2 * len(pairs), chosen_among)
     for row, base in pairs:
-        yield _pace(summary, row, base, 2 * len(pairs))
+        yield _pace(summary, row, base, comparisons)
         if row.accuracy and base.accuracy:
-            yield _quality(summary, row, base, 2 * len(pairs))
+            yield _quality(summary, row, base, comparisons)
     rows = {id(row): row for pair in pairs for row in pair if "wait" in row.shares}.values()
     if rows:
         parts = [say("{part} with {who}", who=_who(summary, r), part=facts.lost(r)) for r in rows]

@@ -60,10 +60,12 @@ def comment(summary: Summary) -> list[Sentence]:
     """Comment on how the shares moved, and what that brought."""
     row = _drawn(summary)[0]
     runs = next(found for each, found in shown(summary) if each is row)
-    one = "one repeat of " if len(row.runs) > 1 else ""
+    drawn = say("Drawn is {who}: from", who=who(summary, row))
+    if len(row.runs) > 1:
+        drawn = say("Drawn is one repeat of {who}; in the median from", who=who(summary, row))
     return [
         say(
-            "Drawn is {one}{who}: from {first} to {last}{gained}.", one=one, who=who(summary, row),
+            "{drawn} {first} to {last}{gained}.", drawn=drawn,
             first=_parts(runs, 0), last=_parts(runs, -1), gained=_gained(summary, row),
         )
     ]  # fmt: skip

@@ -25,8 +25,9 @@ def choose(everything: Sequence[Row], scaling: str, target: float | None) -> Cho
         return None
     arrived = [row for row in rows if row.to_target is not None]
     if target is not None and arrived:
-        each = ", in every repeat" if max(len(row.runs) for row in rows) > 1 else ""
-        rule = f"the shortest time to the target accuracy{each}"
+        rule = "the shortest time to the target accuracy"
+        if max(len(row.runs) for row in rows) > 1:
+            rule = "the shortest median time to the target among those that always reached it"
         leader = min(arrived, key=lambda row: row.to_target or math.inf)
         return _choice(leader, rule, "seconds to target", "", arrived, rows)
     fair, among = _fair(rows)

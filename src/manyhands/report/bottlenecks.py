@@ -156,6 +156,8 @@ def _slowest(run: Run) -> Sentence:
     if longest - usual < MOSTLY * waits:
         return say("")
 
+    many = sum(process.trains for process in run.team) > 2
+
     def stated(what: str, value: float) -> Fact:
         return fact(what, value, how="derived", runs=[run], text=seconds(value))
 
@@ -163,8 +165,10 @@ def _slowest(run: Run) -> Sentence:
         "rank that computes longest", slow.rank, how="derived", runs=[run], text=str(slow.rank)
     )
     return say(
-        "{role} {rank} computes longest ({longest}, the others {usual} on average), and the others "
-        "wait {waits} on average",
+        "{role} {rank} computes longest ({longest}, {others} {usual}{mean}), and {others} {wait} "
+        "{waits}{mean}",
+        others="the others" if many else "the other", wait="wait" if many else "waits",
+        mean=" on average" if many else "",
         role="worker" if run.workers > 1 else "process",
         rank=rank, longest=stated("longest computing", longest),
         usual=stated("computing of the others", usual),
@@ -239,17 +243,10 @@ def _could_balance(run: Run) -> bool:
 def help_wanted(summary: Summary) -> list[Sentence]:
     """Say what would help, from what was measured; nothing where nothing stands out."""
     states = []
-    crowded = [row for row in summary.rows if row.crowded]
+    crowded = [row for row in summary.rows if row.crowded and _slowed(summary, row)]
     if crowded:
         least = min(crowded, key=lambda row: row.cores or 0)
-        states.append(
-            say(
-                "use no more processes than the {cores} there are ({who} has {processes})",
-                cores=facts.cores(least),
-                who=who(summary, least),
-                processes=facts.processes(least),
-            )
-        )
+        states.append(say("use no more processes than the {cores}", cores=facts.cores(least)))
     fitting = [row for row in summary.rows if row.workers > 1 and not row.crowded]
     if most := _largest(fitting, "communicate"):
         states.append(
@@ -263,14 +260,20 @@ def help_wanted(summary: Summary) -> list[Sentence]:
         option = " (--balance speed)" if _could_balance(typical_run(most)) else ""
         states.append(
             say(
-                "wait less ({who} spends {share} of its time on it): give slow workers less to "
-                "do{option}, or use a strategy that does not wait",
+                "wait less ({who} spends {share} of its time on it): less work for slow workers"
+                "{option}, or use a strategy that does not wait",
                 who=who(summary, most), share=facts.share(most, "wait"), option=option,
             )
         )  # fmt: skip
     if not states:
         return []
     return [say("What would help here: {states}.", states=listed(states, "; ", "; "))]
+
+
+def _slowed(summary: Summary, row: Row) -> bool:
+    """Say whether the same strategy is faster where each process has a core."""
+    times = [r.seconds.median for r in summary.of(row.group) if r.seconds and not r.crowded]
+    return row.seconds is not None and any(time < row.seconds.median for time in times)
 
 
 def _largest(rows: Sequence[Row], phase: str) -> Row | None:

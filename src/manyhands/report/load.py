@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from manyhands.report.archive import ArchiveError, is_archive, unpacked
+from manyhands.report.formatting import plural
 from manyhands.report.published import published
 from manyhands.report.runs import Epoch, Loaded, Problem, Process, Run, Source
 from manyhands.report.values import clean, mapping, number, sequence, text, total
@@ -41,12 +42,9 @@ def read(folders: Sequence[Path]) -> Loaded:
             runs += [replace(run, source=str(len(sources) - 1)) for run in found]
     labels = _labels(sources, runs)
     named = [replace(run, source=labels[int(run.source)]) for run in runs]
+    titles = {label: _title(label, labels, sources, named) for label in labels}
     kept = {
-        label: replace(
-            source,
-            label=label,
-            title=source.title or _title(source, [run for run in named if run.source == label]),
-        )
+        label: replace(source, label=label, title=source.title or titles[label])
         for label, source in zip(labels, sources, strict=True)
     }
     return Loaded(tuple(kept.values()), tuple(named), tuple(problems))
@@ -54,17 +52,18 @@ def read(folders: Sequence[Path]) -> Loaded:
 
 def _read_source(path: Path) -> tuple[Source | None, list[Run], list[Problem]]:
     if not is_archive(path):
-        return _read_folder(path)
+        return _read_folder(path, path)
     try:
         with unpacked(path) as folder:
-            source, runs, problems = _read_folder(folder)
+            source, runs, problems = _read_folder(folder, path)
             named = [replace(p, where=p.where.replace(str(folder), str(path))) for p in problems]
             return source, runs, named
     except ArchiveError as error:
         return None, [], [Problem(str(path), error.reason)]
 
 
-def _read_folder(folder: Path) -> tuple[Source | None, list[Run], list[Problem]]:
+def _read_folder(folder: Path, given: Path) -> tuple[Source | None, list[Run], list[Problem]]:
+    """Read a folder, which may be unpacked from the archive that was given."""
     if not folder.is_dir():
         return None, [], [Problem(str(folder), "is not a folder")]
     problems: list[Problem] = []
@@ -86,6 +85,9 @@ def _read_folder(folder: Path) -> tuple[Source | None, list[Run], list[Problem]]
     source = Source(
         label="runs" if single else text(sweep, "name") or clean(folder.resolve().name),
         title=text(sweep, "title"),
+        folder=""
+        if sweep
+        else clean((given.resolve().parent if single else folder.resolve()).name),
         question=text(sweep, "question"),
         command=text(sweep, "command"),
         scaling=text(sweep, "scaling"),
@@ -117,6 +119,36 @@ def _labels(sources: Sequence[Source], runs: Sequence[Run]) -> list[str]:
         else label
         for i, label in enumerate(labels)
     ]
+
+
+def _title(
+    label: str, labels: Sequence[str], sources: Sequence[Source], runs: Sequence[Run]
+) -> str:
+    """Return a title for runs without a sweep: what one run is, or how many there are and where."""
+    folders = {source.folder for own, source in zip(labels, sources, strict=True) if own == label}
+    mine = [run for run in runs if run.source == label]
+    if not mine or "" in folders:
+        return ""
+    if len(mine) == 1:
+        return _describe(mine[0])
+    place = f" in {folders.pop()}" if len(folders) == 1 else ""
+    return f"{plural(len(mine), 'run')}{place}"
+
+
+def _describe(run: Run) -> str:
+    """Return what one run is, such as "sync with 2 workers: cnn on mnist"."""
+    shown = run.strategy
+    trains = sum(process.trains for process in run.team)
+    if trains > run.workers:  # stages or slices of a model, which a worker shares
+        shown += f" with {trains} processes"
+    elif run.strategy != "sequential":
+        shown += f" with {plural(run.workers, 'worker')}"
+    model, data = (
+        text(known, "name") or text(run.config, kind)
+        for kind, known in (("model", run.model), ("data", run.data))
+    )
+    task = " on ".join(name for name in (model, data) if name)
+    return f"{shown}: {task}" if task else shown
 
 
 def _host(run: Run) -> str:

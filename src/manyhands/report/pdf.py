@@ -44,9 +44,13 @@ from manyhands.report.typeset import (
 PAGES = 5
 ROWS = 40  # of the table
 SIZE = 7.0  # of the table's letters
-LINES, SENTENCES = 9, 4  # of a figure's comment
+LINES, SENTENCES = 10, 4  # of a figure's comment
 ROOMY = 120.0  # points below a column's figures, in which the text after them begins
 RESERVE = 64.0  # for naming what is left out
+NEVER = (
+    "Start-up, evaluation, messages and phases of every configuration, and the figures' values: "
+    "in report.html."
+)
 # Which figures come first where not all find room; the others follow in their own order.
 FIRST = (
     "speedup", "time", "accuracy", "score", "privacy-accuracy", "growth", "arrival",
@@ -284,8 +288,8 @@ def _measured(summary: Summary) -> Iterable[tuple[str, list[Paragraph]]]:
 
 
 def _end(flow: Flow, left: Left) -> None:
-    """Name what was left out, at the end of the last column."""
+    """Name what was left out, and what never has room, at the end of the last column."""
     flow.release()
     lines = left.sentences()
-    if lines:
-        _section(flow, "Left out of these pages", [_body(line) for line in lines], Left())
+    title = "Left out of these pages" if lines else "More in report.html"
+    _section(flow, title, [_body(line) for line in (*lines, NEVER)], Left())

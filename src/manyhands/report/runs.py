@@ -165,6 +165,7 @@ class Source:
 
     label: str
     title: str = ""
+    folder: str = ""  # that holds the runs, where they are no sweep's
     question: str = ""
     command: str = ""
     scaling: str = ""

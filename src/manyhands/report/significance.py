@@ -129,8 +129,9 @@ def method() -> Sentence:
     """Return the sentence that explains the test."""
     level = fact("level of the test", LEVEL, how="constant", text=percent(LEVEL))
     return say(
-        "Differences are claimed at p ≤ {level}: t-tests over the repeats, two-sided, corrected "
-        "for the number of comparisons.",
+        "A difference is claimed if two t-tests over the repeats give p ≤ {level}: one with the "
+        "spread pooled over all configurations, corrected for the number of comparisons, and "
+        "Welch's of the two alone. The larger p is stated.",
         level=level,
     )
 

@@ -109,7 +109,8 @@ def what_next(summary: Summary, choice: Choice) -> Sentence:
     rival = min(rivals, key=lambda row: _behind(choice, row))
     test = _against(summary, choice, rival)
     behind = fact(
-        choice.measure, _behind(choice, rival), how="excess", text=percent(_behind(choice, rival)),
+        choice.measure, _behind(choice, rival), how="excess",
+        text=percent(_behind(choice, rival), 0 if _behind(choice, rival) >= 0.01 else 1),
         runs=(choice.leader if choice.measure in HIGHER else rival).runs,
         against=(rival if choice.measure in HIGHER else choice.leader).runs,
     )  # fmt: skip

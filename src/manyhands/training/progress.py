@@ -69,6 +69,7 @@ class Progress:
         self.shown = terminal and not joined and "ipykernel" not in sys.modules
         self.lines = Lines() if shown is not False and not self.shown else None
         self.workers, self.epochs = config.workers, config.epochs
+        self.max_steps = config.max_steps
         share = 1 if config.strategy.supports.whole_batches else config.workers
         self.per_step = config.batch_size / share  # examples of one worker's step
         self.judged: dict[str, str] = {}  # the latest loss and metrics, as text
@@ -134,7 +135,8 @@ class Progress:
                 self._show_evaluation(event["evaluation"])
             elif self.lines:
                 line = epoch_line(event, self.epochs)
-                self.lines.print(line + pace(event, self.epochs), keep="epoch" in event)
+                also = pace(event, self.epochs, self.max_steps) if "epoch" in event else ""
+                self.lines.print(line + also, keep="epoch" in event)
             elif self.bar and "epoch" in event:
                 self.bar.console.print(describe_epoch(event))
         if self.lines:
@@ -170,20 +172,25 @@ def judge(event: Mapping[str, Any]) -> dict[str, str]:
     return found | {name: format_metric(name, value) for name, value in metrics}
 
 
-def pace(event: Mapping[str, Any], epochs: int) -> str:
+def pace(event: Mapping[str, Any], epochs: int, max_steps: int | None = None) -> str:
     """Return what to add to the line of an epoch: examples per second, and the time left.
 
-    >>> row = {"epoch": 1, "seconds": 2.0, "workers": [[1.0, 5, 60], [1.0, 5, 40]]}
+    >>> row = {"epoch": 1, "seconds": 2.0, "trained": 100, "step": 10, "stopped": "epochs"}
     >>> pace(row, 3)
     ', 50 examples/s, about 4 s left'
+    >>> pace(row, 3, max_steps=15)
+    ', 50 examples/s, about 1 s left'
     """
-    rows = event.get("workers", ())
-    examples = sum(row[2] or 0 for row in rows if row[0] is not None)
-    if not examples or not event["seconds"] or any(row[0] is None for row in rows):
+    if not event["trained"] or not event["seconds"]:
         return ""  # the number of examples of a private run is secret
-    left = event["seconds"] / event["epoch"] * (epochs - event["epoch"])
+    left = 0.0
+    if event["stopped"] == "epochs":
+        times = epochs / event["epoch"]  # as long as so far
+        if max_steps is not None and event["step"]:
+            times = min(times, max_steps / event["step"])
+        left = event["seconds"] * (times - 1)
     rest = f", about {left:.0f} s left" if left >= 0.5 else ""
-    return f", {examples * event['epoch'] / event['seconds']:,.0f} examples/s{rest}"
+    return f", {event['trained'] / event['seconds']:,.0f} examples/s{rest}"
 
 
 def evaluation_line(row: Mapping[str, Any], epochs: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -138,7 +138,10 @@ class Evaluation:
         elif worker.rank == 0 and worker.training.stopped != "signal":
             with worker.evaluating():
                 self._keep(worker, epoch)
-                worker.reporter.announce_epoch(epoch, [epoch.seen()])
+                trained = trained_examples(worker)
+                worker.reporter.announce_epoch(
+                    epoch, [epoch.seen()], worker.training, trained=trained
+                )
             worker.reporter.end_epoch(epoch, worker.step, [epoch.seen()], worker.clock)
 
     def _keep(self, worker: Worker, epoch: Epoch) -> None:
@@ -180,10 +183,36 @@ class Evaluation:
                 training.stopped = self.aim.over(training.epochs) or training.stopped
                 if not due and training.stopped != "epochs":  # this epoch is the last
                     epoch.test_loss, epoch.test_metrics = evaluate(worker, params, worker.data.test)
-            seen = worker.comm.gather(epoch.seen())
-            reporter.announce_epoch(epoch, seen)
-        reporter.end_epoch(epoch, worker.step, seen[: worker.config.workers], worker.clock)
+            own = epoch.seen(), sum(e.examples for e in training.epochs)
+            # Stages, slices and masters come after the workers, and train no further examples.
+            rows, counts = zip(*worker.comm.gather(own)[: worker.config.workers], strict=True)
+            trained = trained_examples(worker, counts)
+            reporter.announce_epoch(epoch, rows, training, trained=trained)
+        reporter.end_epoch(epoch, worker.step, list(rows), worker.clock)
         worker.wait_for_callbacks("on_epoch")
+
+
+def trained_examples(worker: Worker, counts: Sequence[float] = ()) -> float | None:
+    """Return the examples that all workers have trained up to the end of the current epoch.
+
+    None in a private run, which keeps it secret. Where workers do not step together, it is what
+    the strategy knows of; otherwise each counts as having done as many epochs as worker 0.
+
+    Args:
+        worker: Worker 0.
+        counts: What each worker has trained, where worker 0 knows that.
+    """
+    training, plan = worker.training, worker.plan
+    epoch = training.epochs[-1]
+    if worker.computation.mechanism:
+        return None
+    if epoch.progress:
+        return epoch.progress[1]
+    if counts and not training.others_saw:
+        return sum(counts)
+    steps = plan.steps(epoch.epoch)  # all workers' epochs together hold as many as the set
+    part = epoch.steps / steps if epoch.steps < steps else 1.0
+    return plan.examples * (epoch.epoch - 1 + part)
 
 
 def _is_due(worker: Worker, epoch: Epoch) -> bool:

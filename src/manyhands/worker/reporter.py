@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from manyhands.comm import Communicator
     from manyhands.model.replica import Replica
+    from manyhands.worker.training_state import TrainingState
 
 
 @dataclass
@@ -43,11 +44,27 @@ class Reporter:
             self.announce({"warning": warning})
             print(f"manyhands: {warning}", file=sys.stderr)
 
-    def announce_epoch(self, epoch: Epoch, workers: list[Any]) -> None:
-        """Announce the end of an epoch, with what each worker has seen in it."""
+    def announce_epoch(
+        self,
+        epoch: Epoch,
+        workers: Sequence[Any],
+        training: TrainingState,
+        *,
+        trained: float | None,
+    ) -> None:
+        """Announce the end of an epoch.
+
+        Args:
+            epoch: Worker 0's.
+            workers: What each worker has seen in it.
+            training: Worker 0's position in the run.
+            trained: Examples that all workers together have trained since the run began; None
+                where that is secret.
+        """
         if self.announce:
             self.silence.begin()
-            self.announce({**asdict(epoch), "workers": workers})
+            done = {"step": training.step, "stopped": training.stopped, "trained": trained}
+            self.announce({**asdict(epoch), "workers": list(workers), **done})
 
     def end_epoch(self, epoch: Epoch, step: int, workers: list[Any], clock: Clock) -> None:
         """Call the callbacks at the end of an epoch, off the training clock."""

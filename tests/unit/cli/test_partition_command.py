@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 
 from manyhands.cli.app import main
-from manyhands.cli.partition import describe_coverage, divide, draw_picture, make_table
+from manyhands.cli.partition import (
+    describe_coverage,
+    divide,
+    divide_rows,
+    draw_picture,
+    make_table,
+)
 from manyhands.data import Data, Plan, Stored, store
 from manyhands.data.partition import skew
 
@@ -78,7 +84,34 @@ def test_json_and_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "<svg" in (tmp_path / "p" / "partition.svg").read_text()
     with pytest.raises(SystemExit):
         main(line)
-    assert "2,000 of 2,000 examples are seen" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "2,000 of 2,000 examples are seen" in shown
+    assert f"each worker's example indices: {tmp_path / 'p' / 'partition.npz'}" in shown
+
+
+@pytest.mark.parametrize("limit", [(), ("--limit", "500")])
+def test_output_holds_the_examples_of_every_worker(tmp_path: Path, limit: tuple[str, ...]) -> None:
+    line = ["partition", "--data", "blobs", "--workers", "3", "--partition", "by-label", *limit]
+    with pytest.raises(SystemExit) as ended:
+        main([*line, "--output", str(tmp_path / "p")])
+    assert ended.value.code == 0
+    found = json.loads((tmp_path / "p" / "partition.json").read_text())
+    labels = Stored.open(store("blobs", tmp_path / "d")).train.labels
+    assert labels is not None
+    with np.load(tmp_path / "p" / "partition.npz") as rows:
+        assert list(rows) == ["worker-0", "worker-1", "worker-2"]
+        each = [rows[f"worker-{w['rank']}"] for w in found["workers"]]
+    counts = [np.bincount(labels[mine], minlength=found["classes"]).tolist() for mine in each]
+    assert counts == [w["classes"] for w in found["workers"]]
+    assert len(np.unique(np.concatenate(each))) == found["seen"] == found["train"]
+
+
+def test_the_indices_are_those_of_a_run_in_their_order(tmp_path: Path) -> None:
+    _, rows = divide_rows(epoch=2, data="blobs", workers=2, seed=4)
+    for rank in range(2):
+        plan = Plan("balanced", examples=2000, batch_size=128, rank=rank, size=2, seed=4)
+        used = np.concatenate([share.indices for share in plan.epoch(2)])
+        assert rows[f"worker-{rank}"].tolist() == used.tolist()
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def test_what_is_not_drawn_is_not_said_to_be_drawn() -> None:
     found = summary(*(timed(name, p, 10 - p) for name in names for p in (1, 2)))
     assert "of each of the first 8 curves above" in accuracy.chosen(found)
     few = summary(*(timed(name, p, 10 - p) for name in names[:4] for p in (1, 2)))
-    assert accuracy.chosen(few) == "Drawn is the fastest configuration of each curve above."
+    assert accuracy.chosen(few) == "Drawn is the fastest configuration of each curve."
     one = summary(*(timed("sync", p, 10 / p) for p in range(1, 11)))
     assert accuracy.chosen(one).startswith("Drawn are 8 configurations")
 
@@ -125,7 +125,7 @@ def test_two_repeats_claim_no_difference_that_a_test_does_not() -> None:
     assert "falls" not in told
     assert "not told apart with 2 repeats" in told
     assert "more than the repeats" not in told
-    assert "claimed at p ≤ 5 %: t-tests over the repeats" in said(notes(summary(*runs)))
+    assert "claimed if two t-tests over the repeats give p ≤ 5 %" in said(notes(summary(*runs)))
 
 
 def test_a_difference_is_claimed_after_correction_for_all_that_could_be_picked() -> None:

@@ -44,6 +44,38 @@ def test_reads_single_runs_together(tmp_path: Path) -> None:
     loaded = read(folders)
     assert [run.workers for run in loaded.runs] == [1, 2]
     assert {run.source for run in loaded.runs} == {"runs"}
+    assert [source.title for source in loaded.sources] == [f"2 runs in {tmp_path.name}"]
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_one_run_is_titled_by_what_it_is(
+    tmp_path: Path, inside: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = write(tmp_path / "runs" / "one", records.record("sync", 2))
+    (source,) = read([tmp_path / "runs" if inside else place]).sources
+    assert source.title == "sync with 2 workers: cnn on mnist"
+    monkeypatch.chdir(place)
+    assert read([Path()]).sources[0].title == source.title
+
+
+def test_a_title_counts_the_processes_that_share_a_model(tmp_path: Path) -> None:
+    record = records.record("pipeline", 1)
+    record["workers"].append({**record["workers"][0], "rank": 1, "role": "stage"})
+    loaded = read([write(tmp_path / "a", record)])
+    assert loaded.sources[0].title == "pipeline with 2 processes: cnn on mnist"
+    alone = read([write(tmp_path / "b", records.record("sequential", 1))])
+    assert alone.sources[0].title == "sequential: cnn on mnist"
+
+
+def test_single_runs_of_several_folders_are_counted(tmp_path: Path) -> None:
+    folders = [write(tmp_path / str(p) / "run", records.record("sync", p)) for p in (1, 2)]
+    (source,) = read(folders).sources
+    assert source.title == "2 runs"
+
+
+def test_a_sweep_keeps_its_name(tmp_path: Path) -> None:
+    (source,) = read([records.sweep(tmp_path / "psgd", records.psgd(1))]).sources
+    assert (source.label, source.title) == ("psgd", "")
 
 
 def test_reads_a_folder_of_runs(tmp_path: Path) -> None:
@@ -53,6 +85,7 @@ def test_reads_a_folder_of_runs(tmp_path: Path) -> None:
     loaded = read([tmp_path / "all"])
     assert len(loaded.runs) == 2
     assert loaded.problems == ()
+    assert [source.title for source in loaded.sources] == ["2 runs in all"]
 
 
 def test_evaluations_within_epochs_are_read_in_their_order() -> None:

@@ -15,8 +15,9 @@ from manyhands.worker.clock import Epoch, Interval
 
 
 def epoch(number: int, *, loss: float | None = 30.0, **more: Any) -> dict[str, Any]:
-    """Return what rank 0 announces after an epoch of 60 examples."""
+    """Return what rank 0 announces after an epoch of 60 examples per worker, in 10 steps."""
     found: dict[str, Any] = {"epoch": number, "seconds": 2.5, "test_loss": None, "test_metrics": {}}
+    found |= {"step": 10 * number, "stopped": "epochs", "trained": 120 * number}
     return found | {"workers": [[loss, 50, 60], [90.0, 50, 60]]} | more
 
 
@@ -145,8 +146,31 @@ def test_a_step_of_a_worker_has_its_share_of_the_batch(strategy: str, each: int)
 
 
 def test_a_private_run_says_nothing_of_its_pace() -> None:
-    rows = [[None, None, 60], [None, None, 58]]
-    assert progress.pace({"epoch": 1, "seconds": 2.0, "workers": rows}, 3) == ""
+    assert progress.pace(epoch(1, loss=None, trained=None), 3) == ""
+
+
+def test_the_pace_is_of_the_examples_that_the_group_trained() -> None:
+    """Of an asynchronous group worker 0 knows only its own row."""
+    own = epoch(2, workers=[[30.0, 50, 60]], trained=500)
+    assert progress.pace(own, 2) == ", 200 examples/s"
+
+
+@pytest.mark.parametrize(
+    ("max_steps", "left"),
+    [(None, ", about 5 s left"), (40, ", about 5 s left"), (26, ", about 4 s left"), (10, "")],
+)
+def test_the_time_left_ends_at_the_last_step(max_steps: int | None, left: str) -> None:
+    assert progress.pace(epoch(1), 3, max_steps) == f", 48 examples/s{left}"
+
+
+def test_max_steps_reach_the_lines(capsys: pytest.CaptureFixture[str], now: list[float]) -> None:
+    with Progress(configure({"epochs": 100, "max_steps": 20}), shown=None) as bar:
+        bar.watch([], [epoch(1)])
+    assert capsys.readouterr().err.endswith("48 examples/s, about 2 s left\n")  # rounds to even
+
+
+def test_a_run_that_has_stopped_has_no_time_left() -> None:
+    assert progress.pace(epoch(1, stopped="target_accuracy"), 3) == ", 48 examples/s"
 
 
 def test_the_loss_of_an_epoch_is_a_mean() -> None:

@@ -22,6 +22,8 @@ class Point:
         update: The part of it that the update takes.
         met: Time per step if all meet after every so many, by that number: the slowest counts.
         spread: Quantiles of a step's time over its mean, from the lowest to the highest.
+        without_core: The largest part of these steps in which a worker had no core; None in
+            calibrations of older versions.
     """
 
     batch: int
@@ -29,6 +31,7 @@ class Point:
     update: float
     met: Mapping[int, float]
     spread: tuple[float, ...]
+    without_core: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +137,20 @@ class Calibration:
     def nbytes(self) -> int:
         """Bytes of the model's vector."""
         return self.parameters * self.itemsize
+
+    @property
+    def without_core(self) -> float | None:
+        """The largest part of a measurement in which a worker had no core, though enough exist.
+
+        None where it was not measured.
+        """
+        parts = [
+            point.without_core
+            for curve in self.curves
+            for point in curve.points
+            if point.without_core is not None and curve.workers * curve.threads <= self.cores
+        ]
+        return max(parts, default=None)
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as JSON can hold it."""

@@ -109,23 +109,34 @@ def forecast_apart(known: Calibration, placement: Placement) -> Forecast:
 
 
 def forecast_divided(
-    known: Calibration, placement: Placement, *, parts: int, bubble: float = 0.0
+    known: Calibration, placement: Placement, *, parts: int, alone: float, bubble: float = 0.0
 ) -> Forecast:
     """Return the least time of a model that is divided between `parts` processes.
 
-    Each takes an equal part of the computing, what they send each other is free, and `bubble` is
-    the part of a step in which a process has nothing to do. None of this was measured.
+    Each takes an equal part of the computing, and what they send each other is free. None of this
+    was measured. No process does more examples per second than one that trains alone, even where
+    one with fewer threads was measured to be faster.
+
+    Args:
+        known: What was measured.
+        placement: The groups of `parts` processes, as its workers.
+        parts: Processes of a group.
+        alone: Examples per second of one process that trains alone.
+        bubble: The part of a step in which a process has nothing to do.
     """
     here = placement.here() * parts
     whole = estimate_compute(known, placement.batch, here, _threads(known, placement, here))
     compute = whole / parts
     talking = estimate_allreduce(known, placement, "auto")[0] / parts
-    step = compute / (1 - bubble) + talking
+    idle = compute / (1 - bubble) - compute
+    least = placement.examples / (placement.workers * parts * alone)
+    compute += max(0.0, least - (compute + idle + talking))
+    step = compute + idle + talking
     return Forecast(
         step=step,
         rate=placement.examples / step,
         compute=compute,
-        wait=compute / (1 - bubble) - compute,
+        wait=idle,
         communicate=talking,
         notes=_crowding(known, here),
         bound=True,

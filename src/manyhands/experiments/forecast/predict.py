@@ -69,9 +69,10 @@ class Prediction:
         printed = presentation.describe_error(
             self.doubt, self.case.known.most, self.rows, network=network
         )
+        bounds = [row for row in self.best_of_each() if row["bound"]]
         return [
             *printed,
-            *presentation.describe_best(self.best, self.best_fresh, self.case.batch_size),
+            *presentation.describe_best(self.best, self.best_fresh, self.case.batch_size, bounds),
         ]
 
     def best_of_each(self) -> list[Mapping[str, Any]]:
@@ -94,6 +95,7 @@ class Prediction:
                 "held_out": list(doubt.errors),
                 "median": doubt.median,
                 "largest": doubt.largest,
+                "without_core": doubt.without_core,
                 "measured_processes": case.known.most,
                 "growths": list(doubt.growths),
             },
@@ -305,6 +307,8 @@ def choose_workers(
     if chosen is None:
         raise ConfigError(f"workers is 'auto', but {missing[0]}; give a number")
     many = f"{chosen['workers']} worker{'s' if chosen['workers'] > 1 else ''}"
+    for warning in presentation.describe_disturbance(estimate_uncertainty(known), predicted):
+        say(warning)
     say(f"{many}: {chosen['speedup']:.2f} times the sequential strategy is expected")
     return int(chosen["workers"])
 
@@ -339,6 +343,8 @@ def report(
         print(presentation.align(head, presentation.tabulate_errors(shown)))
         worst = max(abs(row["error"]) for row in shown)
         print(f"largest error of a speed-up: {100 * worst:.1f} %")
+        for warning in presentation.describe_disturbance(prediction.doubt, prediction.rows):
+            print(warning)
     else:
         _print_forecast(prediction)
     print("speed only: how many updates an accuracy takes is not predicted")

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from manyhands.report.summary import IMPOSSIBLE
+
 if TYPE_CHECKING:
     from manyhands.experiments.forecast.uncertainty import Uncertainty
 
@@ -57,21 +59,47 @@ def describe_error(
             f"{where} all is extrapolated; the ranges span every growth of the cost of talking "
             f"that explains the measurements ({', '.join(doubt.growths)})"
         )
+    return [*lines, *describe_disturbance(doubt, rows)]
+
+
+def describe_disturbance(doubt: Uncertainty, rows: Sequence[Row]) -> list[str]:
+    """Return why the measurements should not be relied on; nothing where they may be."""
+    lines = []
+    if doubt.disturbed and doubt.without_core is not None:
+        lines.append(
+            "warning: measured on a busy machine: forecasts may be wrong by more than stated. "
+            f"Other programs had a worker's core for up to {100 * doubt.without_core:.0f} % of a "
+            "measurement; measure again on a quiet machine"
+        )
+    ratios = [(row["speedup"] / row["processes"], row) for row in rows if not row["bound"]]
+    ratio, row = max(ratios, key=lambda pair: pair[0], default=(0.0, None))
+    if row is not None and ratio >= IMPOSSIBLE:
+        lines.append(
+            f"warning: {_name(row)} would be {_format_times(row['speedup'])} times as fast as the "
+            f"sequential, more than {_count(row['processes'], 'process', 'es')} can give. "
+            "Something slowed the measurement of the sequential; measure again on a quiet machine, "
+            "or with --threads 1"
+        )
     return lines
 
 
-def describe_best(top: Row | None, fresh: Row | None, batch_size: int) -> list[str]:
-    """Return which row is the best, and what speaks against it.
+def describe_best(
+    top: Row | None, fresh: Row | None, batch_size: int, bounds: Sequence[Row] = ()
+) -> list[str]:
+    """Return which row is the best, what speaks against it, and which faster rows it skips.
 
     Args:
         top: The fastest row.
         fresh: The fastest without stale gradients.
         batch_size: What was asked for.
+        bounds: The fastest row of each strategy that has only an upper bound.
     """
     if top is None:
         return []
+    if top["bound"]:
+        return [f"no forecast; the highest upper bound: {_describe_row(top, batch_size)}"]
     if not _is_stale(top):
-        return [f"best: {_describe_row(top, batch_size)}"]
+        return [f"best: {_describe_row(top, batch_size)}", *_describe_skipped(bounds, top)]
     old = round(top["staleness"])
     cost = "it may diverge" if old >= DIVERGING else "updates are worth less; how much is unknown"
     lines = [
@@ -79,8 +107,22 @@ def describe_best(top: Row | None, fresh: Row | None, batch_size: int) -> list[s
         f"update{'s' if old > 1 else ''} old on average: {cost}"
     ]
     if fresh is not None:
-        lines.append(f"best without stale gradients: {_describe_row(fresh, batch_size)}")
-    return lines
+        kind = "highest upper bound" if fresh["bound"] else "best"
+        lines.append(f"{kind} without stale gradients: {_describe_row(fresh, batch_size)}")
+    return [*lines, *_describe_skipped(bounds, fresh or top)]
+
+
+def _describe_skipped(bounds: Sequence[Row], named: Row) -> list[str]:
+    """Name the upper bounds above the row that was named, and why they are not considered."""
+    above = [r for r in bounds if r["speedup"] > named["speedup"]]
+    if not above or named["bound"]:
+        return []
+    skipped = " and ".join(f"{_name(r)} ({_format_times(r['speedup'])} times)" for r in above)
+    kind = "this is an upper bound" if len(above) == 1 else "these are upper bounds"
+    return [
+        f"skipped: {skipped}; {kind} only, since the messages within such a worker were not "
+        "measured"
+    ]
 
 
 def _is_stale(row: Row) -> bool:
@@ -88,14 +130,21 @@ def _is_stale(row: Row) -> bool:
 
 
 def _describe_row(row: Row, batch_size: int) -> str:
-    many = f"{row['workers']:,} worker{'s' if row['workers'] > 1 else ''}"
-    text = f"{row['label']} with {many}, {_format_times(row['speedup'])} times the sequential"
+    text = f"{_name(row)}, {_format_times(row['speedup'])} times the sequential"
     text += f" ({format_range(row)}{', extrapolated' if row['extrapolated'] else ''})"
     if row["grown"]:
         text += f", with {row['update']:,} examples behind an update instead of {batch_size:,}"
     if row["workers"] > 1 and row["low"] <= 1:
         text += "; within the error it may be no faster than one worker"
     return text
+
+
+def _name(row: Row) -> str:
+    return f"{row['label']} with {_count(row['workers'], 'worker')}"
+
+
+def _count(number: int, noun: str, plural: str = "s") -> str:
+    return f"{number:,} {noun}{plural if number > 1 else ''}"
 
 
 def tabulate_speedups(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:

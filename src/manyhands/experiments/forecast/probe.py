@@ -89,10 +89,12 @@ class Probe(Strategy):
         steps = self.count(worker, lambda: _step(worker, batch, 0), _STEPS)
         times, updates = np.empty(steps), np.empty(steps)
         worker.comm.barrier()
+        cpu = time.thread_time()
         for i in range(steps):
             begin = time.perf_counter()
             updates[i] = _step(worker, batch, i)
             times[i] = time.perf_counter() - begin
+        without_core = part_without_core(time.thread_time() - cpu, float(times.sum()))
         everyones = np.array(worker.comm.gather(times.tolist()))  # (P, steps)
         mean = float(everyones.mean())
         levels = np.linspace(0, 1, _QUANTILES)
@@ -102,6 +104,7 @@ class Probe(Strategy):
             "update": float(np.mean(worker.comm.gather(float(updates.mean())))),
             "met": {every: met(everyones, every) for every in _MEETINGS if every <= steps},
             "spread": [round(q, 5) for q in np.quantile(everyones / mean, levels).tolist()],
+            "without_core": max(worker.comm.gather(without_core)),
         }
 
     def _synced(self, worker: Worker) -> dict[str, Any]:
@@ -263,6 +266,20 @@ def _adding(worker: Worker) -> float:
         one.add_(other)
         times.append(time.perf_counter() - begin)
     return float(np.mean(worker.comm.gather(float(np.median(times))))) / _LARGE
+
+
+def part_without_core(cpu: float, wall: float) -> float:
+    """Return the part of `wall` seconds of computing in which a thread had no core.
+
+    Args:
+        cpu: The thread's own CPU seconds. It must be the one that computes: while it waits for
+            helper threads it spins, except when these have no core either.
+        wall: Seconds that passed.
+
+    >>> part_without_core(0.5, 2.0)
+    0.75
+    """
+    return max(0.0, 1.0 - cpu / wall) if wall > 0 else 0.0
 
 
 def met(times: np.ndarray, every: int) -> float:

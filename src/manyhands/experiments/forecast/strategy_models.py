@@ -127,14 +127,14 @@ def _server(strategy: Any, case: Case, workers: int) -> Forecast:
 
 
 def _pipeline(strategy: Any, case: Case, workers: int) -> Forecast:
-    placement, parts = case.placement(workers, whole=False), strategy.parts
-    bubble = ideal_bubble(strategy.stages, parts)
-    return model.forecast_divided(case.known, placement, parts=strategy.stages, bubble=bubble)
+    placement, stages = case.placement(workers, whole=False), strategy.stages
+    bubble, alone = ideal_bubble(stages, strategy.parts), _sequential(strategy, case, 1).rate
+    return model.forecast_divided(case.known, placement, parts=stages, alone=alone, bubble=bubble)
 
 
 def _tensor(strategy: Any, case: Case, workers: int) -> Forecast:
-    placement = case.placement(workers, whole=False)
-    return model.forecast_divided(case.known, placement, parts=strategy.slices)
+    placement, alone = case.placement(workers, whole=False), _sequential(strategy, case, 1).rate
+    return model.forecast_divided(case.known, placement, parts=strategy.slices, alone=alone)
 
 
 _EXPECTED: Mapping[str, Callable[[Any, Case, int], Forecast]] = {
@@ -194,6 +194,8 @@ def row(
         doubt and doubt.largest is not None and strategy.supports.many
     ):  # not what others are held to
         low, high = low / (1 + doubt.largest), high * (1 + doubt.largest)
+    if forecast.bound:
+        low, high = 0.0, max(forecast.rate / base, min(high, float(processes)))
     return {
         "label": label(strategy),
         "strategy": strategy.name,
@@ -202,7 +204,7 @@ def row(
         "step": forecast.step,
         "examples_per_second": forecast.rate,
         "speedup": forecast.rate / base,
-        "low": 0.0 if forecast.bound else low,
+        "low": low,
         "high": high,
         "extrapolated": beyond,
         "bound": forecast.bound,
@@ -239,7 +241,8 @@ def _list_notes(strategy: StrategySpec, case: Case, workers: int, forecast: Fore
         )
     if forecast.bound:
         notes.append(
-            f"{strategy.name}: an upper bound, with equal parts and free messages between them"
+            f"{strategy.name}: an upper bound, with equal parts and free messages between them, "
+            "and at most the number of processes"
         )
     return notes
 

@@ -13,6 +13,7 @@ from manyhands.experiments.forecast.model import forecast_together
 from manyhands.experiments.forecast.placement import GROWTHS, Growth, Placement, compute_factor
 
 _TOLERANCE = 0.1  # a way of growing explains a point if it is no further off, or than the error
+DISTURBED = 0.15  # so much of a measurement without a core is more than a quiet machine takes
 _NEVER = 1 << 30  # steps between two questions, where nobody asks
 
 
@@ -23,10 +24,18 @@ class Uncertainty:
     Attributes:
         errors: Of each measurement held out: predicted over measured time, minus one.
         growths: The ways of growing beyond the measured workers that explain the measurements.
+        without_core: The largest part of a measurement in which a worker had no core; None:
+            unknown.
     """
 
     errors: tuple[float, ...]
     growths: tuple[Growth, ...]
+    without_core: float | None = None
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether other programs had the cores during a measurement."""
+        return self.without_core is not None and self.without_core > DISTURBED
 
     @property
     def largest(self) -> float | None:
@@ -44,7 +53,8 @@ def estimate_uncertainty(known: Calibration) -> Uncertainty:
     steps = [_error(known, held) for held in known.held_out]
     errors = [*steps, *(e for curve in known.curves for e in _left_out(curve.points))]
     largest = max(map(abs, errors), default=0.0)
-    return Uncertainty(tuple(errors), list_explaining(known, max(_TOLERANCE, largest)))
+    growths = list_explaining(known, max(_TOLERANCE, largest))
+    return Uncertainty(tuple(errors), growths, known.without_core)
 
 
 def _error(known: Calibration, held: HeldOut) -> float:
