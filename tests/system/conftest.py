@@ -1,5 +1,6 @@
 """What all system tests share: they start processes, which takes seconds, and many when busy."""
 
+import signal
 import tempfile
 from pathlib import Path
 
@@ -11,6 +12,11 @@ SECONDS = 300  # longer than any wait within a test, so that the test itself say
 # Files that take minutes, which begin first: so no lane is left alone with one of them.
 LONG = [f"test_{name}" for name in ("private_runs", "training", "spark", "faults", "examples")]
 LONG += [f"test_{name}" for name in ("hosts", "survival", "slow_workers", "spark_cluster")]
+
+# As in the unit tests: what a shell or nohup ignores, processes of tests would inherit.
+for signum, usual in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
+    if signal.getsignal(signum) is signal.SIG_IGN:
+        signal.signal(signum, usual)
 
 
 def pytest_collection_modifyitems(items):

@@ -74,7 +74,9 @@ class Raw:
 
 
 def probability(what: str, sides: Sequence[Sequence[Record]], more: Mapping[str, Any]) -> float:
-    """Return the larger of Welch's and the pooled p-value; the first two sides are compared."""
+    """Return the larger of both p-values; the first two sides are compared."""
+    if "rounds" in more:
+        return within_rounds(what, sides, more)
     samples = [[v for run in side if (v := one(run, what, more)) is not None] for side in sides]
     if "second" in what:
         samples = [[math.log(v) for v in side] for side in samples]
@@ -90,6 +92,37 @@ def probability(what: str, sides: Sequence[Sequence[Record]], more: Mapping[str,
     return max(alone, min(1.0, together * more["comparisons"]))
 
 
+def in_turn(side: Sequence[Record], what: str, more: Mapping[str, Any]) -> list[float]:
+    """Return the logarithms of a measure, in the order in which the runs began."""
+    return [math.log(one(run, what, more)) for run in sorted(side, key=lambda r: r["started"])]
+
+
+def within_rounds(what: str, sides: Sequence[Sequence[Record]], more: Mapping[str, Any]) -> float:
+    """Return the larger p-value of a paired t-test and of a two-way table's residual."""
+    mine, theirs, *table = (in_turn(side, what, more) for side in sides)
+    n, k = len(mine), len(table)
+    assert n == more["rounds"]
+    gaps = [a - b for a, b in zip(mine, theirs, strict=True)]
+    gap = statistics.fmean(gaps)
+    free = n - 1
+    t2 = gap**2 * n / statistics.variance(gaps)
+    alone = _beta(free / (free + t2), free / 2, 0.5)
+    within = unexplained(table)
+    free = (k - 1) * (n - 1)
+    t2 = gap**2 * n / (2 * within / free)
+    return max(alone, min(1.0, _beta(free / (free + t2), free / 2, 0.5) * more["comparisons"]))
+
+
+def unexplained(table: Sequence[Sequence[float]]) -> float:
+    """Return the sum of squares that rows and columns leave: all, less rows', less columns'."""
+    n, k = len(table[0]), len(table)
+    mean = statistics.fmean(v for row in table for v in row)
+    everything = math.fsum((v - mean) ** 2 for row in table for v in row)
+    rows = n * math.fsum((statistics.fmean(row) - mean) ** 2 for row in table)
+    columns = zip(*table, strict=True)
+    return everything - rows - k * math.fsum((statistics.fmean(c) - mean) ** 2 for c in columns)
+
+
 def enough(
     mine: Sequence[Record],
     theirs: Sequence[Record],
@@ -97,6 +130,9 @@ def enough(
     more: Mapping[str, Any],
 ) -> float:
     """Return the least number of repeats with which both tests would tell two sides apart."""
+
+    if "rounds" in more:
+        return enough_rounds(mine, theirs, pool, more)
 
     def sample(side: Sequence[Record]) -> list[float]:
         found = [one(run, more["measure"], more) for run in side]
@@ -112,6 +148,26 @@ def enough(
         free = len(rest) * (n - 1)
         together = _beta(free / (free + gap**2 * n / (2 * within)), free / 2, 0.5)
         if n > min(len(first), len(second)) and alone <= 0.05 >= together * more["comparisons"]:
+            return n
+    raise AssertionError("twenty repeats would not tell them apart")
+
+
+def enough_rounds(
+    mine: Sequence[Record],
+    theirs: Sequence[Record],
+    pool: Sequence[Sequence[Record]],
+    more: Mapping[str, Any],
+) -> float:
+    first, second, *table = (in_turn(side, more["measure"], more) for side in (mine, theirs, *pool))
+    gaps = [a - b for a, b in zip(first, second, strict=True)]
+    gap, alone = statistics.fmean(gaps), statistics.variance(gaps)
+    rows = len(table) - 1
+    within = unexplained(table) / (rows * (len(gaps) - 1))
+    for n in range(len(gaps) + 1, 21):
+        own = _beta((n - 1) / (n - 1 + gap**2 * n / alone), (n - 1) / 2, 0.5)
+        free = rows * (n - 1)
+        together = _beta(free / (free + gap**2 * n / (2 * within)), free / 2, 0.5)
+        if own <= 0.05 >= together * more["comparisons"]:
             return n
     raise AssertionError("twenty repeats would not tell them apart")
 

@@ -51,7 +51,8 @@ def record(
     return {
         "schema": 1, "manyhands": "0.1.0", "name": f"{strategy}-{workers}", "status": "finished",
         "command": f"manyhands train --strategy {strategy} --workers {workers}",
-        "started": started(rng), "config": options,
+        "started": started(f"{strategy}-{workers}-{sorted(config.items())}", repeat),
+        "config": options,
         "machine": machine(host, cores, processes),
         "kernels": {"choice": "native", "milliseconds": {"default": 4.2, "native": 2.9},
                     "source": "measured"},
@@ -73,10 +74,11 @@ def record(
     }  # fmt: skip
 
 
-def started(rng: random.Random) -> str:
-    """Return a time at which no other run is likely to be under way."""
+def started(case: str, repeat: int) -> str:
+    """Return a time at which hardly any other run is under way; repeats are not interleaved."""
     first = datetime(2026, 3, 1, 10, tzinfo=timezone.utc)
-    return (first + timedelta(hours=rng.randrange(10**6))).isoformat()
+    hours = 100 * random.Random(case).randrange(10**4) + repeat
+    return (first + timedelta(hours=hours)).isoformat()
 
 
 def defaults(strategy: str, workers: int, epochs: int) -> dict[str, Any]:

@@ -30,7 +30,7 @@ def notes(summary: Summary, found: option_values.Comparison | None = None) -> li
                 measure=measure,
             )
         )
-        states.append(say("") if found else significance.method())
+        states.append(say("") if found else significance.method(summary.rows))
     states.append(_spread(summary))
     states.append(speedup.baseline(summary) if summary.has_speedup else _no_speedup(summary))
     if summary.target is not None and not summary.target_given:

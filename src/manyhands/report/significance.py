@@ -16,6 +16,13 @@ Two configurations are told apart if both hold:
 m, v, n: mean, variance (of n - 1) and number of the repeats. In the first test v1 = v2 is the
 pooled variance, and df is the number of all repeats less the number of configurations. Times and
 rates are compared by their logarithms, since their noise is in proportion to them.
+
+A machine that is slow for a while slows a whole round of interleaved runs. So where every first
+repeat began before any second one, and so on, times and rates are compared within the rounds (a
+randomised block design; Box, Hunter and Hunter, Statistics for Experimenters, 2005, chapter 4):
+the pooled variance is that of what configuration and round together leave unexplained, with
+(k - 1) (n - 1) degrees of freedom for k configurations, and the second test is the paired t-test of
+the two configurations, with n - 1. Whether runs were interleaved is known before their times are.
 """
 
 from __future__ import annotations
@@ -24,6 +31,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -36,6 +44,7 @@ from manyhands.report.summary import Row
 LEVEL = 0.05
 MOST = 20  # repeats that are worth running
 LARGE = 0.01  # a difference of accuracies that nobody would call none
+ROUNDS = ("seconds", "examples per second")  # compared within rounds of interleaved runs
 LOGARITHMIC = ("seconds", "seconds to target", "examples per second")
 
 
@@ -125,14 +134,17 @@ class Verdict:
         )  # fmt: skip
 
 
-def method() -> Sentence:
-    """Return the sentence that explains the test."""
+def method(rows: Sequence[Row] = ()) -> Sentence:
+    """Return the sentence that explains the test; times of interleaved runs have another one."""
     level = fact("level of the test", LEVEL, how="constant", text=percent(LEVEL))
     return say(
         "A difference is claimed if two t-tests over the repeats give p ≤ {level}: one with the "
         "spread pooled over all configurations, corrected for the number of comparisons, and "
-        "Welch's of the two alone. The larger p is stated.",
+        "Welch's of the two alone. The larger p is stated.{within}",
         level=level,
+        within=" Times are compared within rounds, as the repeats of all configurations took turns."
+        if interleaved(rows)
+        else "",
     )
 
 
@@ -151,9 +163,15 @@ def compare(
 ) -> Verdict:
     """Test whether two configurations differ in a measure, beside all that vary likewise."""
     held = [row for row in pool if _sample(row, measure) and _varies(row, one, other, measure)]
-    pooled = _pooled([_sample(row, measure) for row in held])
+    if measure in ROUNDS and interleaved(held):
+        rounds = [_rounds(row, measure) for row in held]
+        p = _larger_within(_rounds(one, measure), _rounds(other, measure), rounds, comparisons)
+        parameters["rounds"] = len(rounds[0])
+    else:
+        pooled = _pooled([_sample(row, measure) for row in held])
+        p = _larger(_sample(one, measure), _sample(other, measure), pooled, comparisons)
     return Verdict(
-        p=_larger(_sample(one, measure), _sample(other, measure), pooled, comparisons),
+        p=p,
         one=one.runs,
         other=other.runs,
         measure=measure,
@@ -174,6 +192,53 @@ def _sample(row: Row, measure: str) -> list[float]:
     if measure in LOGARITHMIC:
         return [math.log(value) for value in sample if value > 0]
     return sample
+
+
+def interleaved(rows: Sequence[Row]) -> bool:
+    """Say whether each repeat of all configurations began before the next one of any."""
+    times = [sorted(run.started for run in row.runs) for row in rows]
+    count = {len(each) for each in times}
+    if len(rows) < 2 or len(count) != 1 or count == {1} or not all(map(all, times)):
+        return False
+    rounds = list(zip(*times, strict=True))
+    return all(max(now) < min(after) for now, after in pairwise(rounds))
+
+
+def _rounds(row: Row, measure: str) -> list[float]:
+    """Return the logarithms of what the repeats measured, in the order in which they ran."""
+    ordered = sorted(row.runs, key=lambda run: run.started)
+    return [math.log(value) for value in values(measure, ordered) if value > 0]
+
+
+def _larger_within(
+    one: Sequence[float],
+    other: Sequence[float],
+    rounds: Sequence[Sequence[float]],
+    comparisons: int,
+) -> float | None:
+    """Return the larger p-value of both tests within rounds; None where nothing varies."""
+    if {len(one), len(other), *map(len, rounds)} != {len(one)}:
+        return None
+    gaps = [mine - theirs for mine, theirs in zip(one, other, strict=True)]
+    gap, alone = statistics.fmean(gaps), statistics.variance(gaps)
+    if alone <= 0:
+        return 1.0 if gap == 0 else None
+    n = len(gaps)
+    p = two_sided(abs(gap) / math.sqrt(alone / n), n - 1)
+    variance, degrees = _unexplained(rounds)
+    if variance <= 0:
+        return p
+    return max(
+        p, min(1.0, two_sided(abs(gap) / math.sqrt(2 * variance / n), degrees) * comparisons)
+    )
+
+
+def _unexplained(rounds: Sequence[Sequence[float]]) -> tuple[float, int]:
+    """Return the variance that configuration and round leave, and its degrees of freedom."""
+    table = np.array(rounds)  # (configurations, rounds)
+    rest = table - table.mean(axis=1, keepdims=True) - table.mean(axis=0) + table.mean()
+    degrees = (table.shape[0] - 1) * (table.shape[1] - 1)
+    return float(np.square(rest).sum()) / degrees, degrees
 
 
 def _pooled(samples: Sequence[Sequence[float]]) -> tuple[float, int]:
@@ -236,6 +301,8 @@ def enough(one: Row, other: Row, found: Verdict, pool: Sequence[Row]) -> int | N
 
     It takes the difference and the variances to stay what they are.
     """
+    if "rounds" in found.parameters:
+        return _enough_rounds(one, other, found, pool)
     mine, theirs = _sample(one, found.measure), _sample(other, found.measure)
     held = [sample for row in pool if (sample := _sample(row, found.measure))]
     variance, _ = _pooled(held)
@@ -248,6 +315,23 @@ def enough(one: Row, other: Row, found: Verdict, pool: Sequence[Row]) -> int | N
         alone = two_sided(gap / math.sqrt((v1 + v2) / n), ratio * (n - 1))
         together = two_sided(gap / math.sqrt(2 * variance / n), len(held) * (n - 1))
         if max(alone, together * found.comparisons) <= LEVEL:
+            return n
+    return None
+
+
+def _enough_rounds(one: Row, other: Row, found: Verdict, pool: Sequence[Row]) -> int | None:
+    """Return how many rounds would tell two configurations apart; None for more than `MOST`."""
+    pairs_of = zip(_rounds(one, found.measure), _rounds(other, found.measure), strict=True)
+    gaps = [mine - theirs for mine, theirs in pairs_of]
+    rounds = [_rounds(row, found.measure) for row in pool if _sample(row, found.measure)]
+    gap, alone = abs(statistics.fmean(gaps)), statistics.variance(gaps)
+    variance, _ = _unexplained(rounds)
+    if alone <= 0 or variance <= 0:
+        return None
+    for n in range(len(gaps) + 1, MOST + 1):
+        own = two_sided(gap / math.sqrt(alone / n), n - 1)
+        together = two_sided(gap / math.sqrt(2 * variance / n), (len(rounds) - 1) * (n - 1))
+        if max(own, together * found.comparisons) <= LEVEL:
             return n
     return None
 

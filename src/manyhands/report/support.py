@@ -125,7 +125,9 @@ def what_next(summary: Summary, choice: Choice) -> Sentence:
     repeats = fact(
         "repeats that would tell them apart", number, how="derived", text=str(number),
         runs=choice.leader.runs, against=rival.runs, among=test.pool,
-        parameters={"comparisons": test.comparisons, "measure": choice.measure},
+        parameters={
+            "comparisons": test.comparisons, "measure": choice.measure, **test.parameters,
+        },
     )  # fmt: skip
     return say(
         "{who} is {behind} behind: --repeats {repeats} would tell, if the spread stays.",

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import random
 import statistics
+from typing import Any
 
 import pytest
 from test_tables import summary, timed
 
+from manyhands.report import significance
 from manyhands.report.significance import compare, pairs, two_sided, welch
 
 
@@ -73,3 +75,47 @@ def test_steady_repeats_of_others_do_not_tell_two_unsteady_ones_apart() -> None:
     rows = summary(*steady, *far).rows
     gossip = next(row for row in rows if row.label == "gossip")
     assert compare(gossip, rows[0], "accuracy", pairs(4), rows).apart
+
+
+def drifting(turns: bool) -> list[Any]:
+    """Return runs on a machine that gets faster; in turns, or each configuration by itself."""
+    runs = []
+    cases = (("sequential", 1, 8.0), ("sync", 2, 6.0), ("hogwild", 2, 5.0))
+    for i, drift in enumerate((1.0, 0.7, 0.5)):
+        for j, (strategy, workers, time) in enumerate(cases):
+            noise = 1 + 0.01 * ((i * 7 + j * 5) % 4)
+            run = timed(strategy, workers, time * drift * noise, repeat=i)
+            if turns:
+                run["started"] = f"2026-03-01T{10 + i}:{10 + j}:00+00:00"
+            runs.append(run)
+    return runs
+
+
+def test_interleaved_runs_are_compared_within_their_rounds() -> None:
+    apart, alone = summary(*drifting(True)), summary(*drifting(False))
+    assert significance.interleaved(apart.rows)
+    assert not significance.interleaved(alone.rows)
+    for found, told in ((apart, True), (alone, False)):
+        first, *_, last = found.rows
+        assert compare(first, last, "seconds", 2, found.rows).apart is told
+    assert "took turns" in str(significance.method(apart.rows))
+    assert "took turns" not in str(significance.method(alone.rows))
+
+
+def test_rounds_that_overlap_are_no_rounds() -> None:
+    runs = drifting(True)
+    runs[2]["started"] = "2026-03-01T11:30:00+00:00"
+    assert not significance.interleaved(summary(*runs).rows)
+
+
+def test_the_paired_part_is_that_of_scipy() -> None:
+    stats = pytest.importorskip("scipy.stats")
+    one, other = [2.0, 1.5, 1.1, 0.9], [1.1, 1.0, 0.8, 0.3]
+    same = [one, other, [1.0, 0.5, 0.1, -0.1]]  # a third that only shares the rounds
+    found = significance._larger_within(one, other, same, 1)
+    gap = [a - b for a, b in zip(one, other, strict=True)]
+    variance, degrees = significance._unexplained(same)
+    t = statistics.fmean(gap) / math.sqrt(variance / 2)
+    assert found == pytest.approx(
+        max(stats.ttest_rel(one, other).pvalue, 2 * stats.t.sf(t, degrees)), rel=1e-6
+    )
