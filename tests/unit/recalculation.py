@@ -106,7 +106,7 @@ def within_rounds(what: str, sides: Sequence[Sequence[Record]], more: Mapping[st
     gap = statistics.fmean(gaps)
     free = n - 1
     t2 = gap**2 * n / statistics.variance(gaps)
-    alone = _beta(free / (free + t2), free / 2, 0.5)
+    alone = _beta(free / (free + t2), free / 2, 0.5) if n > 2 else 0.0
     within = unexplained(table)
     free = (k - 1) * (n - 1)
     t2 = gap**2 * n / (2 * within / free)

@@ -239,7 +239,7 @@ def _inside(summary: Summary) -> Iterator[Chart]:
     if rows:
         yield Chart(
             id="phases", title="Where the time goes", y_label="",
-            x_label="seconds, in one typical repeat" if summary.repeats > 1 else "seconds",
+            x_label="seconds" + (", in the median repeat or the one below" * (summary.repeats > 1)),
             draw=lambda ax: phases.draw(ax, summary), comment=bottlenecks.comment(summary),
             alt="seconds that each process spends computing, updating, communicating and waiting",
             height=phases.tall(rows),

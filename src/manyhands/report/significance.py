@@ -22,7 +22,8 @@ repeat began before any second one, and so on, times and rates are compared with
 randomised block design; Box, Hunter and Hunter, Statistics for Experimenters, 2005, chapter 4):
 the pooled variance is that of what configuration and round together leave unexplained, with
 (k - 1) (n - 1) degrees of freedom for k configurations, and the second test is the paired t-test of
-the two configurations, with n - 1. Whether runs were interleaved is known before their times are.
+the two configurations, with n - 1. Of two rounds it would have a single degree of freedom, which
+tells hardly anything, so it needs three. Whether runs were interleaved is known before their times.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ from manyhands.report.summary import Row
 LEVEL = 0.05
 MOST = 20  # repeats that are worth running
 LARGE = 0.01  # a difference of accuracies that nobody would call none
+FEWEST = 3  # rounds for a paired test
 ROUNDS = ("seconds", "examples per second")  # compared within rounds of interleaved runs
 LOGARITHMIC = ("seconds", "seconds to target", "examples per second")
 
@@ -142,10 +144,16 @@ def method(rows: Sequence[Row] = ()) -> Sentence:
         "spread pooled over all configurations, corrected for the number of comparisons, and "
         "Welch's of the two alone. The larger p is stated.{within}",
         level=level,
-        within=" Times are compared within rounds, as the repeats of all configurations took turns."
-        if interleaved(rows)
-        else "",
+        within=_within(rows),
     )
+
+
+def _within(rows: Sequence[Row]) -> str:
+    """Say how times are compared where the repeats of all configurations took turns."""
+    if not interleaved(rows):
+        return ""
+    second = " the first test decides" if len(rows[0].runs) < FEWEST else " the second is paired"
+    return f" The repeats took turns, so times are compared within each round, and{second}."
 
 
 def pairs(count: int) -> int:
@@ -228,9 +236,8 @@ def _larger_within(
     variance, degrees = _unexplained(rounds)
     if variance <= 0:
         return p
-    return max(
-        p, min(1.0, two_sided(abs(gap) / math.sqrt(2 * variance / n), degrees) * comparisons)
-    )
+    together = two_sided(abs(gap) / math.sqrt(2 * variance / n), degrees) * comparisons
+    return min(1.0, together if n < FEWEST else max(p, together))
 
 
 def _unexplained(rounds: Sequence[Sequence[float]]) -> tuple[float, int]:

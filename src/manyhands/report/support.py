@@ -73,6 +73,8 @@ def tied(summary: Summary, choice: Choice) -> Sentence:
     rivals = choice.rivals
     if not choice.tied:
         return say("")
+    if choice.measure != "seconds to target":
+        rivals = tuple(sorted(rivals, key=lambda row: _behind(choice, row)))
     fewest = min((choice.leader.runs, *(row.runs for row in rivals)), key=len)
     tests = [_against(summary, choice, row).resting() for row in rivals]
     return say(

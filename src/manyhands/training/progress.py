@@ -181,7 +181,7 @@ def pace(event: Mapping[str, Any], epochs: int, max_steps: int | None = None) ->
     >>> pace(row, 3, max_steps=15)
     ', 50 examples/s, about 1 s left'
     """
-    if not event["trained"] or not event["seconds"]:
+    if not event.get("trained") or not event["seconds"]:
         return ""  # the number of examples of a private run is secret
     left = 0.0
     if event["stopped"] == "epochs":

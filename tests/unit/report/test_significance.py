@@ -99,7 +99,16 @@ def test_interleaved_runs_are_compared_within_their_rounds() -> None:
         first, *_, last = found.rows
         assert compare(first, last, "seconds", 2, found.rows).apart is told
     assert "took turns" in str(significance.method(apart.rows))
+    assert "the second is paired" in str(significance.method(apart.rows))
     assert "took turns" not in str(significance.method(alone.rows))
+
+
+def test_two_rounds_are_judged_by_the_spread_of_all() -> None:
+    found = summary(*drifting(True)[:6])
+    first, *_, last = found.rows
+    assert compare(first, last, "seconds", 2, found.rows).apart
+    assert compare(first, first, "seconds", 2, found.rows).p == 1
+    assert "the first test decides" in str(significance.method(found.rows))
 
 
 def test_rounds_that_overlap_are_no_rounds() -> None:
