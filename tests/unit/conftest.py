@@ -4,6 +4,7 @@ import signal
 import time
 
 import pytest
+import torch
 from hypothesis import HealthCheck, settings
 
 import manyhands.strategies  # noqa: F401  (registers their options)
@@ -25,3 +26,12 @@ def let_pass(monkeypatch):
     real, passed = time.monotonic, []
     monkeypatch.setattr(time, "monotonic", lambda: real() + sum(passed))
     return passed.append
+
+
+@pytest.fixture
+def one_thread():
+    """Let torch compute with one thread, as workers do."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

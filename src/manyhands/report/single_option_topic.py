@@ -24,20 +24,20 @@ def sentences(summary: Summary) -> Iterable[Sentence]:
 
 def _split(summary: Summary) -> Iterable[Sentence]:
     """Compare the fastest way of splitting the model with the sequential run."""
-    rows = []
-    for row in summary.rows:
-        base = summary.row_of(row.reference)
-        if row.group.strategy in SPLIT and row.shown_speedup and base and row.seconds:
-            rows.append((row.seconds.median, row, base))
-    rows = [held for held in rows if held[2].group.strategy == "sequential"]
-    if not rows:
+    found = [
+        (row, base)
+        for row in summary.rows
+        if row.group.strategy in SPLIT and row.shown_speedup and row.seconds
+        and (base := summary.row_of(row.reference)) and base.group.strategy == "sequential"
+    ]  # fmt: skip
+    if not found:
         return
-    _, row, base = min(rows, key=lambda held: held[0])
+    row, base = min(found, key=lambda pair: _seconds(pair[0]))
     yield say(
         "The fastest way of splitting the model, {who}, takes {time}, and the sequential run "
         "{other}{hedge}.",
         who=facts.who(summary, row), time=facts.time(row), other=facts.time(base),
-        hedge=compare(row, base, "seconds", len(rows), summary.rows).hedge(),
+        hedge=compare(row, base, "seconds", len(found), summary.rows).hedge(),
     )  # fmt: skip
 
 
@@ -46,7 +46,7 @@ def _changed(summary: Summary, name: str) -> Sentence:
     held = list(_alike(summary, name))
     if not held:
         return say("")
-    rows = max(held, key=lambda rows: (len(rows), _times(rows)[-1] / _times(rows)[0]))
+    rows = max(held, key=lambda rows: (len(rows), _ratio(rows)))
     first, *others = rows
     slow, fast = (f(rows, key=_seconds) for f in (max, min))
     verdict = compare(slow, fast, "seconds", len(held) * pairs(len(rows)), summary.rows)
@@ -92,5 +92,6 @@ def _seconds(row: Row) -> float:
     return row.seconds.median if row.seconds else 0.0
 
 
-def _times(rows: Sequence[Row]) -> list[float]:
-    return sorted(map(_seconds, rows))
+def _ratio(rows: Sequence[Row]) -> float:
+    times = [_seconds(row) for row in rows]
+    return max(times) / min(times)

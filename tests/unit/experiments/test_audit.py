@@ -23,13 +23,7 @@ from manyhands.privacy.layerwise import Layerwise
 from manyhands.privacy.mechanism_tests import Finding, rejected
 from manyhands.privacy.terms import Terms
 
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.parametrize("name", ["init", "resume", "checkpoint_every", "callbacks", "validation"])

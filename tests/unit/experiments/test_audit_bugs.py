@@ -20,6 +20,8 @@ from manyhands.privacy.mechanism import Mechanism
 from manyhands.privacy.noise import RoundedNormals
 from manyhands.privacy.parts import LayerGradient
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 ALPHA, STEPS, RECORDS = 1e-4, 30, 600
 VARIANCE, SHAPE = "variance of the noise", "distribution of the noise"
 INDEPENDENCE, REPETITION = "independence of the noises", "repetition of the noise"
@@ -34,14 +36,6 @@ SETTINGS = {
     "server": {"strategy": "server", "workers": 2, "batch_size": 30},
     "masters": {"strategy": "server", "staleness": 0, "workers": 2, "batch_size": 30},
 }
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def build():
