@@ -152,7 +152,7 @@ class Evaluation:
         """
         # A run that is resumed past its last step has kept this epoch's copy already.
         # A worker that takes the place of a dead worker 0 has none of the epochs before.
-        strategy, training, before = worker.config.strategy, worker.training, epoch.epoch - 1
+        strategy, training = worker.config.strategy, worker.training
         due = _is_due(worker, epoch)
         epoch.progress = strategy.progress(worker) if isinstance(strategy, Asynchronous) else None
         copy, gate = None, self.gate
@@ -163,7 +163,7 @@ class Evaluation:
                 epoch.progress = moment.steps, moment.examples
         elif due or self.aim.ends:
             copy = self.consensus(worker).clone()
-        training.kept[before:] = [None] * (before - len(training.kept)) + [copy]
+        training.keep(epoch.epoch, copy)
         if copy is not None and self.aim.ends:
             with gate.closed() if gate else nullcontext():
                 evaluate_epoch(worker, epoch, copy, alone=True, test=due)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 MOST_MOMENTS = 1000  # evaluations within epochs that a run remembers …
 MOST_COPIES = 32  # … and copies of the parameters, which are large
+BYTES_OF_COPIES = 256 * 2**20  # … of the ends of epochs more, where they fit into this
 
 
 @dataclass
@@ -66,6 +67,19 @@ class TrainingState:
         stays = [each.number % self.stride == 0 for each in self.moments]
         self.moments = list(compress(self.moments, stays))
         self.copies = list(compress(self.copies, stays))
+
+    def keep(self, epoch: int, copy: Tensor | None) -> None:
+        """Keep the copy of an epoch's end; where they take too much memory, drop one.
+
+        It is the one whose neighbours are nearest to each other: those that stay lie about evenly.
+        The first and the last stay.
+        """
+        self.kept[epoch - 1 :] = [None] * (epoch - 1 - len(self.kept)) + [copy]
+        held = [i for i, each in enumerate(self.kept) if each is not None]
+        most = max(MOST_COPIES, BYTES_OF_COPIES // copy.nbytes) if copy is not None else len(held)
+        if len(held) > most:
+            apart = [held[i + 1] - held[i - 1] for i in range(1, len(held) - 1)]
+            self.kept[held[1 + apart.index(min(apart))]] = None
 
     @property
     def early(self) -> bool:
