@@ -1,7 +1,8 @@
 """Hooks of MkDocs: pages made from the program and the repository, links that leave docs/.
 
-The start page is README.md; the command line's page is what `manyhands` says of itself; a file of
-the repository that a page links to gets a page of its own, so that the site works offline.
+The start page is README.md; the command line's page is what `manyhands` says of itself; the gallery
+holds reports of the committed records. A file of the repository that a page links to gets a page of
+its own, so that the site works offline.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from command_tables import describe_commands
+from gallery import describe_gallery, make_entries
 from notebook_page import describe_notebook
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -104,6 +106,12 @@ def on_files(files: Any, config: Any) -> Any:
         "reference/command-line.md": (describe_commands(app), DOCS / "reference"),
         "tutorials/notebook.md": (describe_notebook(NOTEBOOK), NOTEBOOK.parent),
     }
+    entries = make_entries()
+    todo["gallery/index.md"] = (describe_gallery(entries), DOCS / "gallery")
+    for entry in entries:
+        for ending, content in ((".html", entry.page), (".svg", entry.picture)):
+            place = f"gallery/{entry.name}{ending}"
+            files.append(File.generated(config, place, content=content))
     for file in files.documentation_pages():
         path = Path(file.abs_src_path)
         todo[file.src_uri] = (path.read_text(), path.parent)

@@ -24,10 +24,11 @@ ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
 sys.path.insert(0, str(ROOT / "tools/docs"))
 import command_tables  # noqa: E402
+import gallery  # noqa: E402
 import notebook_page  # noqa: E402
 import site_pages  # noqa: E402
 
-MADE = {"index.md", "reference/command-line.md", "tutorials/notebook.md"}
+MADE = {"index.md", "reference/command-line.md", "tutorials/notebook.md", "gallery/index.md"}
 MODULES = {"allreduce", "callbacks", "testing", "torch_mpi"}
 RETURNED = {  # by public functions, or raised; no user makes them
     "training.userloop.join.Hands",
@@ -210,3 +211,27 @@ def test_a_page_that_loads_from_another_host_is_refused():
     assert site_pages.on_post_page(good, Page, {}) == good
     with pytest.raises(ValueError, match=r"a\.md loads"):
         site_pages.on_post_page('<script src="https://cdn.org/a.js"></script>', Page, {})
+
+
+def test_the_gallery_shows_committed_experiments():
+    for name in gallery.SHOWN:
+        assert (ROOT / f"experiments/{name}.toml").exists(), name
+        assert (DOCS / f"records/{name}.tar.xz").exists(), name
+
+
+def test_an_entry_of_the_gallery_is_the_records_own_report():
+    entry = gallery.make_entry("staleness")
+    assert entry.question in entry.page
+    assert entry.answer in entry.page
+    assert entry.picture.startswith("<svg")
+    listed = gallery.describe_gallery((entry,))
+    assert "](staleness.html)" in listed
+    assert entry.answer in listed
+
+
+def test_a_report_that_cannot_be_made_is_named(monkeypatch, tmp_path):
+    monkeypatch.setattr(gallery, "ROOT", tmp_path)
+    (tmp_path / "experiments").mkdir()
+    (tmp_path / "experiments/lost.toml").write_text('title = "Lost"\nquestion = "Where?"\n')
+    with pytest.raises(ValueError, match=r"no report of lost\.tar\.xz: .*lost"):
+        gallery.make_entry("lost")
