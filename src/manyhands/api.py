@@ -53,9 +53,9 @@ def fit(
             terminal and a line for each epoch elsewhere; True: a bar; False: nothing.
         command: The command to write into the record.
         **options: Every other option of `manyhands train --help-all`, with underscores in its name:
-            strategy, workers ("auto": measure, and use the fastest number), epochs, batch_size,
-            optimizer, lr, seed, output, and so on. `privacy=manyhands.Privacy(epsilon=…)` is
-            the same as `private=True, epsilon=…`.
+            strategy, workers ("cores": one per core; "auto": measure, and use the fastest number),
+            epochs, batch_size, optimizer, lr, seed, output, and so on.
+            `privacy=manyhands.Privacy(epsilon=…)` is the same as `private=True, epsilon=…`.
 
     Returns:
         The result: `.model`, `.accuracy`, `.metrics`, `.loss`, `.seconds`, `.history`, `.record`.

@@ -35,6 +35,8 @@ NAMES = {
     "torchrun + DDP": "torchrun with DDP",
     "DDP, DataLoader": "DDP with a DataLoader",
 }
+# The rows whose own side is a library that runs over our backend for torch.distributed.
+OVER_OURS = re.compile(r"^(DDP|dist\.all_reduce), ")
 # The first row that each of these finds is shown, in this order, as far as the machine has it.
 SHOWN = (
     r"step, cnn, .*DDP at its best",
@@ -45,7 +47,7 @@ SHOWN = (
     r"all-reduce, .*1 MB, .*MPI or gloo",
     r"private step, .*Opacus, our kernels",
     r"3× slower, balanced",
-    r"dist.all_reduce, 1 MB",
+    r"dist.all_reduce over torch-mpi, 1 MB",
     r"server",
     r"hogwild",
 )
@@ -78,21 +80,33 @@ def table(machine: str) -> str:
 
 
 def name_row(row: tuple[str, ...]) -> tuple[str, ...]:
-    """Return a row with the page's name for the other side."""
+    """Return a row with the page's names for both sides."""
     what, _, theirs = row[0].partition(", against ")
     name, _, unit = theirs.rpartition(" (")
-    return (f"{what}, against {NAMES.get(name, name)} ({unit}", *row[1:])
+    return (f"{name_ours(what)}, against {NAMES.get(name, name)} ({unit}", *row[1:])
+
+
+def name_ours(what: str) -> str:
+    """Return the page's name for our side.
+
+    >>> name_ours("DDP, batch 16, P=2"), name_ours("step, cnn, P=2, batch 16")
+    ('DDP over torch-mpi, batch 16, P=2', 'step, cnn, P=2, batch 16')
+    """
+    return OVER_OURS.sub(r"\1 over torch-mpi, ", what)
 
 
 def list_without_target(kept: list[dict[str, Any]]) -> list[str]:
     """Return a line for each of Opacus' ways that was measured and has no target."""
     return [
-        f"\nWithout a target, higher is better: {record['what']}, against {NAMES[name]}: "
-        f"{statistics.median(ratios):.2f}."
+        f"\nWithout a target, {better} is better: {record['what']}, against {NAMES[name]}: "
+        f"{statistics.median(shown):.2f}."
         for part in kept
         for record in part["records"]
         for name, ratios in record["ratios"].items()
         if "ghost" in name and name not in record["bars"]
+        for better, shown in [
+            ("lower", [1 / r for r in ratios]) if record["unit"] == "MB" else ("higher", ratios)
+        ]
     ]
 
 

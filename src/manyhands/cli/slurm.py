@@ -95,9 +95,10 @@ def train(
         )
     PROCESSES.check("nodes", nodes)
     run_options = {name: value for name, value in run_options.items() if value is not None}
-    if run_options.get("workers") == "auto":
+    if run_options.get("workers") in ("auto", "cores"):
         raise ConfigError(
-            "workers is 'auto', which measures this machine, not Slurm's nodes; give a number"
+            f"workers is {run_options['workers']!r}, which is about this machine, not Slurm's "
+            "nodes; give a number"
         )
     config, folder = _configure_run(run_options)
     if "resume" not in run_options:

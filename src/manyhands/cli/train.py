@@ -19,10 +19,10 @@ from manyhands.config.options import options
 def train(
     *,
     workers: Annotated[
-        int | Literal["auto"] | None,
+        int | Literal["auto", "cores"] | None,
         Parameter(
-            help=f"{options()['workers'].help}; auto: measure, and use the fastest number "
-            f"[default: {options()['workers'].default}]",
+            help=f"{options()['workers'].help}; auto: measure, and use the fastest number; "
+            f"cores: one per core [default: {options()['workers'].default}]",
             show_default=False,
         ),
     ] = None,

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from manyhands.comm.rendezvous import agree, compare_versions, surrounding_group
+from manyhands.config.core_counts import CORES, fit_to_cores
 from manyhands.config.declare import find_tagged
 from manyhands.config.import_path import get_name
 from manyhands.config.options import configure
 from manyhands.config.run import RunConfig
-from manyhands.errors import ManyhandsError
+from manyhands.errors import ConfigError, ManyhandsError
 from manyhands.launch.environment import group_rank, group_size
 from manyhands.launch.mpi_libraries import load_matching
 from manyhands.launch.signals import raise_on_signals
@@ -83,7 +84,7 @@ def _prepare(
     choose: ChooseWorkers | None,
 ) -> Run:
     """Return the run that the arguments of `fit` describe; `own` may be functions."""
-    options = _name_objects(model, data, own, options)
+    options = _count_cores(_name_objects(model, data, own, options))
     checkpoint, options = _load_checkpoint(options)
     automatic = options.get("workers") == "auto" and choose is not None
     config = configure({**options, "workers": 1} if automatic else options)
@@ -96,6 +97,22 @@ def _prepare(
         if "planned" in resume.resumed_event(checkpoint, run.config):
             warn("the learning rate follows the new length of the run from here on")
     return run
+
+
+def _count_cores(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options with a number for `workers="cores"`; refuse it where others decide."""
+    if options.get("workers") != CORES:
+        return options
+    reason = None
+    if group_size() is not None:
+        reason = "the group is there already; leave workers out"
+    elif options.get("hosts") or options.get("hostfile"):
+        reason = "that counts this machine alone, and hosts or hostfile is given; leave workers out"
+    elif options.get("resume") is not None:
+        reason = "a resumed run has its number of workers; leave workers out, or give a number"
+    if reason:
+        raise ConfigError(f"workers is 'cores', but {reason}")
+    return fit_to_cores({name: v for name, v in options.items() if v is not None})
 
 
 def _name_objects(

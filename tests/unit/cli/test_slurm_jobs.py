@@ -57,9 +57,10 @@ def test_the_number_of_workers_reaches_the_job(submitted, monkeypatch, words, co
     assert ("--workers 3" in batch.script) == (count == 3)
 
 
-def test_workers_that_this_machine_would_choose_are_refused(submitted):
+@pytest.mark.parametrize("workers", ["auto", "cores"])
+def test_workers_that_this_machine_would_choose_are_refused(submitted, workers):
     with pytest.raises(ConfigError, match="not Slurm's nodes"):
-        by_slurm({"workers": "auto"})
+        by_slurm({"workers": workers})
 
 
 @pytest.mark.parametrize(("given", "count"), [({}, 3), ({"workers": 5}, 5)])

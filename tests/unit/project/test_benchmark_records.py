@@ -144,6 +144,25 @@ def test_the_page_has_what_was_measured(where, tmp_path, monkeypatch):
     assert page.endswith("<!-- end -->\nafter\n")
 
 
+@pytest.mark.parametrize(
+    ("unit", "told"), [("ms", "higher is better: a step, against {}: 2.00."),
+                       ("MB", "lower is better: a step, against {}: 0.50.")],
+)  # fmt: skip
+def test_a_ratio_without_a_target_says_which_way_is_better(unit, told):
+    ghost = "opacus, ghost clipping, our kernels"
+    found = {"ours": [1.0, 1.0, 1.0], ghost: [2.0, 1.0, 3.0]}
+    kept = [{"records": [turns.record("a step", found, unit=unit, bars={})]}]
+    (line,) = performance.list_without_target(kept)
+    assert line == f"\nWithout a target, {told.format(performance.NAMES[ghost])}"
+
+
+def test_a_row_names_our_side_where_a_library_runs_over_ours():
+    row = ("DDP, batch 16, P=2, against gloo (ms)", "1", "2")
+    assert performance.name_row(row)[0] == "DDP over torch-mpi, batch 16, P=2, against gloo (ms)"
+    row = ("step, cnn, P=2, against DDP as it comes (ms)", "1", "2")
+    assert performance.name_row(row)[0] == "step, cnn, P=2, against DDP with its defaults (ms)"
+
+
 def test_the_committed_page_is_that_of_the_committed_records(tmp_path, monkeypatch):
     images = sorted(performance.IMAGES.glob("performance-*.svg"))
     monkeypatch.setattr(performance, "IMAGES", tmp_path)

@@ -148,7 +148,7 @@ def test_a_command_has_a_row_for_each_declared_option(sections, command):
 
 def test_choices_and_switches_are_told_apart(sections):
     assert read_row(sections["train"], "dtype")[1] == "`float32`, `float64`"
-    assert read_row(sections["train"], "workers")[1] == "`N`, `auto`"
+    assert read_row(sections["train"], "workers")[1] == "`N`, `auto`, `cores`"
     assert read_row(sections["train"], "shares")[1] == "`X,X,…`"
     assert read_row(sections["train"], "private")[1:3] == ["", "off"]
     assert "'*.bias,*norm*'" in read_row(sections["train"], "no_decay")[3]

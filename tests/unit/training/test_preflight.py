@@ -15,6 +15,7 @@ from manyhands.config.run import MODELS, SMALLEST_PICTURES
 from manyhands.errors import ConfigError
 from manyhands.model import zoo
 from manyhands.strategies import STRATEGIES
+from manyhands.training import setup
 
 X = np.random.default_rng(0).normal(size=(60, 6)).astype(np.float32)
 Y = np.arange(60) % 3
@@ -165,6 +166,36 @@ def test_nothing_is_measured_for_a_run_that_would_be_refused(
         "manyhands.experiments.forecast.calibrate.fit", lambda *_, **__: pytest.fail("measured")
     )
     refused(told, model, mh.Data((X, Y)), **{"workers": "auto", **given})
+
+
+@pytest.mark.parametrize(
+    ("given", "workers"),
+    [({}, 6), ({"strategy": "pipeline"}, 3), ({"batch_size": 4, "shares": [0.5] * 2}, 4)],
+)
+def test_one_worker_for_each_core(
+    given: dict[str, Any], workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("manyhands.config.core_counts.cores", lambda: 6)
+    assert setup._count_cores({"workers": "cores", **given})["workers"] == workers
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"hosts": "a:2,b:2"}, "hosts or hostfile is given; leave workers out"),
+        ({"resume": "runs/before"}, "a resumed run has its number of workers"),
+        ({"strategy": "sinc"}, "strategy is 'sinc'"),
+    ],
+)
+def test_cores_that_do_not_decide(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        mh.fit("mlp", "blobs", workers="cores", **given)
+
+
+def test_cores_in_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(setup, "group_size", lambda: 2)
+    with pytest.raises(ConfigError, match="the group is there already"):
+        setup._count_cores({"workers": "cores"})
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

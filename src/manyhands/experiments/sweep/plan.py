@@ -20,6 +20,7 @@ from typing import Any
 
 from manyhands import validate
 from manyhands.config import presets
+from manyhands.config.core_counts import fit_to_cores, most_of_cores
 from manyhands.config.import_path import get_name
 from manyhands.config.options import configure, flatten, options
 from manyhands.config.run import MODELS
@@ -30,7 +31,6 @@ from manyhands.experiments.sweep.spec import (
     DOUBLING,
     Alternatives,
     Experiment,
-    most_of_cores,
 )
 from manyhands.launch.machine import cores, doubling_counts
 from manyhands.strategies import STRATEGIES
@@ -186,26 +186,6 @@ def _count_workers(values: Mapping[str, Alternatives]) -> dict[str, Alternatives
     return filled
 
 
-def _fit_to_cores(own: dict[str, Any]) -> dict[str, Any]:
-    """Replace "cores" by the most workers that the machine's cores and the strategy allow.
-
-    Stages and slices of a model compute like workers, and need cores of their own; masters do not.
-    """
-    here = cores()
-    allowed = most_of_cores(own.get("workers"), here)
-    if allowed is None:
-        return own
-    strategy = configure({**own, "workers": 1}).strategy
-    most = allowed if strategy.supports.many else 1
-    if not strategy.supports.whole_batches:
-        stated = presets.apply(own).get("batch_size", options()["batch_size"].default)
-        most = min(most, stated)
-    if strategy.supports.beside != "master":
-        fitting = (w for w in range(most, 0, -1) if strategy.processes(w) <= here)
-        most = next(fitting, 1)
-    return {**own, "workers": most}
-
-
 def _expand(strategies: Alternatives) -> list[Any]:
     named = [list(STRATEGIES) if s == ALL else [s] for s in strategies]
     return list(dict.fromkeys(itertools.chain(*named)))
@@ -214,7 +194,7 @@ def _expand(strategies: Alternatives) -> list[Any]:
 def _list_combinations(product: _Product, experiment: Experiment) -> Iterator[_Combination]:
     for combination in itertools.product(*product.values.values()):
         values = dict(zip(product.values, combination, strict=True))
-        own = _fit_to_cores(_select_options(product.strategy, values))
+        own = fit_to_cores(_select_options(product.strategy, values))
         weak = experiment.scaling == "weak"
         base = _make_baseline(own, values, grows=weak) if experiment.baseline else None
         if weak:

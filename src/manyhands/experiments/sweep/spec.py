@@ -21,7 +21,6 @@ baseline = true                  add the sequential run that speed-ups are measu
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -30,6 +29,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import manyhands.strategies  # noqa: F401  (registers their options)
 from manyhands import validate
+from manyhands.config.core_counts import most_of_cores
 from manyhands.config.options import check_number, options
 from manyhands.errors import ConfigError, nearest
 from manyhands.files import read_toml
@@ -51,16 +51,6 @@ _KINDS = {
     dict: "a table",
     list: "a list",
 }
-
-
-def most_of_cores(value: Any, cores: int) -> int | None:
-    """Return the most workers that "cores" or "cores:4" stands for; None of any other value.
-
-    >>> most_of_cores("cores", 16), most_of_cores("cores:4", 16), most_of_cores("cores:4", 2)
-    (16, 4, 2)
-    """
-    match = re.fullmatch(r"cores(?::([1-9]\d{0,5}))?", value) if isinstance(value, str) else None
-    return min(cores, int(match[1] or cores)) if match else None
 
 
 def is_decided_here(value: Any) -> bool:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from manyhands.config import core_counts
 from manyhands.config.optimizers import SGD
 from manyhands.errors import ConfigError
 from manyhands.experiments.sweep import plan
@@ -256,6 +257,11 @@ def test_an_option_that_is_newer_than_a_sweep_changes_its_ids_only_if_it_is_give
     assert plain.id == same.id != other.id
 
 
+def pretend_cores(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    for module in (plan, core_counts):
+        monkeypatch.setattr(module, "cores", lambda: count)
+
+
 @pytest.mark.parametrize(
     ("strategy", "workers"),
     [
@@ -272,7 +278,7 @@ def test_an_option_that_is_newer_than_a_sweep_changes_its_ids_only_if_it_is_give
 def test_cores_are_as_many_workers_as_fit(
     strategy: str, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plan, "cores", lambda: 6)
+    pretend_cores(monkeypatch, 6)
     found = planned(strategy, cases=({"strategy": (strategy,), "workers": ("cores",)},))
     assert found.runs[-1].config["workers"] == workers
 
@@ -280,19 +286,19 @@ def test_cores_are_as_many_workers_as_fit(
 def test_cores_are_no_more_workers_than_a_batch_has_examples(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(plan, "cores", lambda: 64)
+    pretend_cores(monkeypatch, 64)
     (run,) = planned("sync", workers="cores", batch_size=48, baseline=False).runs
     assert run.config["workers"] == 48
 
 
 def test_a_machine_with_one_core_runs_one_worker_or_stage(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "cores", lambda: 1)
+    pretend_cores(monkeypatch, 1)
     found = planned("sync", "pipeline", workers=("doubling", "cores"), baseline=False)
     assert labels(found) == ["sync × 1", "pipeline × 1"]
 
 
 def test_doubling_is_up_to_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "cores", lambda: 6)
+    pretend_cores(monkeypatch, 6)
     found = planned("sync", workers=("doubling",), baseline=False)
     assert labels(found) == ["sync × 1", "sync × 2", "sync × 4", "sync × 6"]
     cases = ({"strategy": ("sync",), "workers": ("cores", "doubling", 3)},)
@@ -308,6 +314,6 @@ def test_other_words_for_workers_are_refused(value: Any) -> None:
 
 @pytest.mark.parametrize(("cores", "workers"), [(2, 2), (3, 3), (64, 3)])
 def test_cores_may_have_a_limit(monkeypatch: pytest.MonkeyPatch, cores: int, workers: int) -> None:
-    monkeypatch.setattr(plan, "cores", lambda: cores)
+    pretend_cores(monkeypatch, cores)
     (run,) = planned("server", workers="cores:3", baseline=False).runs
     assert run.config["workers"] == workers
