@@ -95,6 +95,8 @@ def test_a_private_model(script):
     (question,) = commands("private-model.md")
     done = ran([sys.executable, "-m", *question])
     assert done.returncode == 0, done.stderr
+    (shown,) = blocks("private-model.md", "console")
+    assert done.stdout.splitlines()[:3] == shown.splitlines()[1:]
     run = runpy.run_path(str(script("private-model.md")), run_name="__main__")
     assert 0 < run["stated"]["epsilon_pld"] <= 3.0
     assert f"σ = {run['stated']['noise_multiplier']}" in done.stdout

@@ -32,9 +32,11 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
 from manyhands.report.formatting import percent, plural
 from manyhands.report.quantities import values
@@ -295,12 +297,18 @@ def two_sided(t: float, degrees: float) -> float:
     if t == 0:
         return 1.0
     end = math.atan2(math.sqrt(degrees), t)
-    nodes, weights = np.polynomial.legendre.leggauss(100)
+    nodes, weights = _quadrature()
     u = (nodes + 1) / 2
     x = end * u**2  # the square smooths the power's beginning at zero
     integral = float(np.sum(weights * np.sin(x) ** (degrees - 1) * end * u))
     scale = math.exp(math.lgamma((degrees + 1) / 2) - math.lgamma(degrees / 2))
     return min(2 * scale / math.sqrt(math.pi) * integral, 1.0)
+
+
+@cache
+def _quadrature() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the nodes and weights of Gauss and Legendre's rule, which are slow to compute."""
+    return np.polynomial.legendre.leggauss(100)
 
 
 def enough(one: Row, other: Row, found: Verdict, pool: Sequence[Row]) -> int | None:

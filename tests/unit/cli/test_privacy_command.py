@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,10 @@ from manyhands.config.options import configure
 from manyhands.errors import ConfigError
 from manyhands.experiments.sweep.plan import make_schedule
 from manyhands.experiments.sweep.spec import read
+from manyhands.privacy.statement import LABELS
 from manyhands.privacy.terms import solve
+
+PAGE = Path(__file__).parents[3] / "docs" / "privacy.md"
 
 RECIPE: dict[str, Any] = {"examples": 60_000, "batch_size": 512, "epochs": 40}
 FLAGS = ["privacy", "--examples", "60000", "--batch-size", "512", "--epochs", "40"]
@@ -34,6 +39,16 @@ def test_which_noise(capsys: pytest.CaptureFixture[str]) -> None:
     assert "σ = 1.069" in said
     assert "ε = 2.9954 at δ = 1e-05 by PLD; 3.2753 by RDP" in said
     assert "4,687 steps" in said
+
+
+def test_the_page_shows_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    """The block of docs/privacy.md with the whole statement, line by line."""
+    (shown,) = re.findall(r"```console\n\$ manyhands (.*?)\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    command, printed = shown
+    with pytest.raises(SystemExit):
+        main(shlex.split(command))
+    assert capsys.readouterr().out == printed
+    assert all(f"  {label}: " in printed for label in LABELS.values())
 
 
 def test_which_promise_as_json(capsys: pytest.CaptureFixture[str]) -> None:

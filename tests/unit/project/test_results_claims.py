@@ -1,0 +1,142 @@
+"""What docs/results.md compares follows its rule; the exercises take what the records took."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import committed_records
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "tools/docs"))
+import tell_apart
+
+DOCS = Path(__file__).parents[3] / "docs"
+RESULTS = (DOCS / "results.md").read_text(encoding="utf-8")
+TEACHING = (DOCS / "how-to" / "teaching.md").read_text(encoding="utf-8")
+Key = tuple[str, int]
+# Sweeps of whose accuracies the page says that no two are told apart, and how it says so.
+ALIKE = {
+    "synchronous": "tell no two accuracies apart",
+    "psgd": "tell no two accuracies for P = 1 to 5 apart",
+    "hogwild": "tell no two accuracies apart",
+    "server-cnn": "tell no two accuracies apart",
+    "private-distributed": "tell no two accuracies apart",
+    "default-rate": "tell no two of these accuracies apart",
+    "learning-rate": "tell no two of these accuracies apart",
+}
+SAID = {  # what the page says of single pairs, with the words
+    ("synchronous", "seconds", ("sync", 5), ("sequential", 1)): (True, "Five workers are 2.8"),
+    ("synchronous", "seconds", ("sync", 5), ("sync", 4)): (False, "do not tell them from four"),
+    ("hogwild", "seconds", ("hogwild", 5), ("sequential", 1)): (True, "Five workers are 3.5"),
+    **{
+        ("sync-scaling", "seconds", ("sync · ring", p), ("sync · mpi", p)): (
+            False,
+            "do not tell their times apart with 4, 8 or 16 workers",
+        )
+        for p in (4, 8, 16)
+    },
+    ("allreduce", "seconds", ("sync · auto", 8), ("sequential", 1)): (True, "told from one worker"),
+    **{
+        ("server-cnn", "seconds", (f"server · masters {m}", w), ("sync", w)): (
+            False,
+            "do not tell the two strategies apart in time",
+        )
+        for m, w in ((2, 2), (2, 6), (4, 4))
+    },
+    ("server", "accuracy", ("server · masters 4", 12), ("sync", 12)): (
+        True,
+        "below that of every other row except",
+    ),
+    ("server", "accuracy", ("server · masters 4", 12), ("server · masters 2", 6)): (
+        False,
+        "except its own with six",
+    ),
+    ("server", "seconds", ("sync", 12), ("sequential", 1)): (
+        False,
+        "do not tell synchronous SGD from one worker in time",
+    ),
+    ("server-cnn-two-cores", "accuracy", ("server", 12), ("sync", 12)): (
+        False,
+        "which three seeds do not tell apart (p = 7 %)",
+    ),
+    ("balance", "seconds",
+     ("sync · balance speed · worker 1 3× slower", 2),
+     ("sync · no balance · worker 1 3× slower", 2)): (True, "With balance the run takes only"),
+    ("balance", "seconds",
+     ("sync · balance speed · no slow worker", 2),
+     ("sync · no balance · no slow worker", 2)): (False, "two seeds show no cost of balance"),
+    ("balance", "seconds",
+     ("sync · balance speed · no slow worker", 4),
+     ("sync · no balance · no slow worker", 4)): (False, "two seeds show no cost of balance"),
+}  # fmt: skip
+EXERCISES = re.findall(r"^\| .*? \| (`manyhands compare .*?) \| (.*?) \| .* \|$", TEACHING, re.M)
+RECORDS = {"private": "private-distributed"}  # where the record has another name than the file
+
+
+def section(mark: str) -> str:
+    """Return the section of the page that has a mark, without its line breaks."""
+    (found,) = (part for part in re.split(r"\n##+ ", RESULTS) if f" {mark} -->" in part)
+    return " ".join(found.split())
+
+
+def row(name: str, key: Key) -> tell_apart.Row:
+    (found,) = (row for row in tell_apart.rows(name) if (row.label, row.workers) == key)
+    return found
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_accuracies_that_are_called_alike_are_not_told_apart(name: str) -> None:
+    assert ALIKE[name] in section(name)
+    assert tell_apart.apart(name, "accuracy") == []
+
+
+@pytest.mark.parametrize("name", ["private-strategies", "private-strategies-cnn"])
+def test_privacy_costs_what_the_page_says(name: str) -> None:
+    """Rows of private runs have an ε; a strategy's pair differs in that alone."""
+
+    def private(row: tell_apart.Row) -> bool:
+        return bool(row.runs[0].config.get("private"))
+
+    def kind(row: tell_apart.Row) -> tuple[object, ...]:
+        config = row.runs[0].config
+        return config["strategy"], config["batch_size"], config.get("staleness")
+
+    found = tell_apart.apart(name, "accuracy")
+    costly = {kind(a) for a, b, _ in found if kind(a) == kind(b) and private(a) != private(b)}
+    every = {kind(row) for row in tell_apart.rows(name)}
+    alike = {strategy for strategy, *_ in every - costly}
+    within = {
+        a.runs[0].config["strategy"] if "averaging" in a.label else b.runs[0].config["strategy"]
+        for a, b, _ in found
+        if private(a) == private(b)
+    }
+    if name.endswith("cnn"):
+        assert (alike, within) == ({"averaging", "gossip", "server"}, set())
+    else:
+        assert (alike, within) == (set(), {"averaging"})
+    assert "it is told for all but averaging, gossip and the asynchronous server" in " ".join(
+        RESULTS.split()
+    )
+
+
+@pytest.mark.parametrize(("said", "stated"), SAID.items(), ids=[" ".join(k[:2]) for k in SAID])
+def test_a_pair_is_told_apart_if_the_page_says_so(
+    said: tuple[str, str, Key, Key], stated: tuple[bool, str]
+) -> None:
+    name, measure, one, other = said
+    differ, words = stated
+    assert words in section(name)
+    assert tell_apart.verdict(name, measure, row(name, one), row(name, other)).apart == differ
+
+
+def test_every_exercise_has_the_time_of_its_record() -> None:
+    assert len(EXERCISES) == 10
+    for commands, told in EXERCISES:
+        stated = []
+        for name in re.findall(r"experiments/([\w-]+)\.toml", commands):
+            runs = committed_records.runs(RECORDS.get(name, name)).values()
+            minutes = sum(run["seconds"]["total"] for run in runs if "seconds" in run) / 60
+            stated.append(f"{minutes:.0f} min, {len(runs)} runs")
+        assert told == "; ".join(stated)
