@@ -16,6 +16,7 @@ import records
 from manyhands.errors import ManyhandsError
 from manyhands.report import results
 from manyhands.report.output.results_table import Table
+from manyhands.report.records import load
 from manyhands.training.result import Result
 
 
@@ -90,3 +91,23 @@ def test_without_the_folder_the_figures_remain(table: Table, result: Result) -> 
         assert "<img" not in html
         with pytest.raises(ManyhandsError, match="there is no curve"):
             one.plot()
+
+
+def test_records_are_read_once_until_one_of_them_changes(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads, read = [], load.read
+
+    def counted(folders: Any) -> Any:
+        reads.append(folders)
+        return read(folders)
+
+    monkeypatch.setattr(load, "read", counted)
+    table._repr_html_()
+    table.plot()
+    assert len(reads) == 1
+    assert table.report
+    record = next(table.report.parent.glob("runs/*/run.json"))
+    record.write_text(record.read_text() + "\n")
+    table.plot()
+    assert len(reads) == 2
