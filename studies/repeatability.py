@@ -18,8 +18,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from manyhands.report.load import read
-from manyhands.report.summarise import summarise
+from manyhands.report.analysis.summarise import summarise
+from manyhands.report.records.load import read
 
 BAR = 0.05
 

@@ -22,8 +22,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 import records
 
-from manyhands.report import build, theme
-from manyhands.report.live_server import serving
+from manyhands.report import build
+from manyhands.report.figures import theme
+from manyhands.report.output.live_server import serving
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 BROWSER = next(filter(None, map(shutil.which, NAMES)), None)

@@ -14,8 +14,8 @@ from recalculation import Raw
 from test_recalculated_facts import check
 
 from manyhands.report import _summary
-from manyhands.report.figures import charts
-from manyhands.report.report_json import contents
+from manyhands.report.figures.all_figures import charts
+from manyhands.report.output.report_json import contents
 
 
 @pytest.mark.timeout(600)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from manyhands.report.load import read
-from manyhands.report.steps_to_target import curves
-from manyhands.report.summarise import summarise
+from manyhands.report.analysis.summarise import summarise
+from manyhands.report.figures.steps_to_target import curves
+from manyhands.report.records.load import read
 
 
 def table(folder: Path) -> str:

@@ -20,7 +20,7 @@ from typing import Any
 import pack_records
 
 from manyhands.launch import mpi
-from manyhands.report.archive import SUFFIX
+from manyhands.report.records.archive import SUFFIX
 
 ROOT = Path(__file__).parents[2]
 RECORDS = ROOT / "docs" / "records" / "examples"

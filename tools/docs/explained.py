@@ -9,7 +9,7 @@ import re
 import textwrap
 from pathlib import Path
 
-from manyhands.report.explanations import STRATEGIES
+from manyhands.report.wording.explanations import STRATEGIES
 
 FOLDER = Path(__file__).parents[2] / "docs" / "algorithms"
 HEADS = {"sends": "Data sent", "benefits": "Benefits", "drawbacks": "Drawbacks"}

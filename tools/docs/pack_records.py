@@ -15,7 +15,7 @@ import sys
 import tarfile
 from pathlib import Path
 
-from manyhands.report.archive import SUFFIX, folder_beside, unpacked
+from manyhands.report.records.archive import SUFFIX, folder_beside, unpacked
 
 
 def tar(folder: Path) -> bytes:

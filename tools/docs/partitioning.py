@@ -17,11 +17,11 @@ from matplotlib.figure import Figure
 from sweeps import rows_of
 
 from manyhands.data.partition import skew
-from manyhands.report.load import read
-from manyhands.report.option_cost import comment, sentences
-from manyhands.report.option_values import compare
-from manyhands.report.significance import method
-from manyhands.report.summarise import summarise
+from manyhands.report.analysis.option_values import compare
+from manyhands.report.analysis.significance import method
+from manyhands.report.analysis.summarise import summarise
+from manyhands.report.figures.option_cost import comment, sentences
+from manyhands.report.records.load import read
 
 
 @dataclass(frozen=True)

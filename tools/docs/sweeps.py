@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from manyhands.report import results
-from manyhands.report.archive import SUFFIX, unpacked
+from manyhands.report.records.archive import SUFFIX, unpacked
 
 _UNPACKED = ExitStack()
 atexit.register(_UNPACKED.close)

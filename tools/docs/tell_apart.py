@@ -13,10 +13,10 @@ from pathlib import Path
 
 from sweeps import folder_of
 
-from manyhands.report.load import read
-from manyhands.report.significance import Verdict, compare, pairs
-from manyhands.report.summarise import summarise
-from manyhands.report.summary import Row
+from manyhands.report.analysis.significance import Verdict, compare, pairs
+from manyhands.report.analysis.summarise import summarise
+from manyhands.report.analysis.summary import Row
+from manyhands.report.records.load import read
 
 RECORDS = Path(__file__).parents[2] / "docs" / "records"
 MEASURES = ("seconds", "accuracy")

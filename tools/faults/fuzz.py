@@ -247,7 +247,7 @@ def _packed() -> list[bytes]:
 
 
 def _unpack(path: Path) -> None:
-    from manyhands.report.archive import unpacked
+    from manyhands.report.records.archive import unpacked
 
     with unpacked(path):
         pass

@@ -174,7 +174,7 @@ def report(
     if output is None and len(folders) > 1:
         raise ConfigError("several folders are given; say with --output where their report goes")
     from manyhands.report import build
-    from manyhands.report.archive import folder_beside
+    from manyhands.report.records.archive import folder_beside
 
     place = output or folder_beside(folders[0])
     check_writable(place)
@@ -189,6 +189,6 @@ def _watch(folders: tuple[Path, ...], output: Path | None, pdf: bool, port: int 
         raise ConfigError(
             f"{unused} is given with watch, which writes nothing; leave one of them out"
         )
-    from manyhands.report.live_server import watch
+    from manyhands.report.output.live_server import watch
 
     watch(folders, port or 0, partial(print, flush=True))

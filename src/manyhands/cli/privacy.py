@@ -105,8 +105,8 @@ def format_budget(budget: Budget) -> list[str]:
 def write(budget: Budget, folder: Path) -> None:
     """Write the answer as JSON and the cost over the steps as PNG and SVG."""
     from manyhands.privacy.accountant import Event
-    from manyhands.report.chart import render
-    from manyhands.report.privacy_budget import Line, cost_chart
+    from manyhands.report.figures.chart import render
+    from manyhands.report.figures.privacy_budget import Line, cost_chart
 
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "privacy.json").write_text(json.dumps(budget, indent=1) + "\n", encoding="utf-8")

@@ -6,8 +6,7 @@ import shutil
 from pathlib import Path
 
 from manyhands.errors import DataError
-from manyhands.launch.resources import free_memory as free_memory
-from manyhands.launch.resources import whole_memory as whole_memory
+from manyhands.launch import resources
 
 
 def check_memory(needed: int, what: str) -> None:
@@ -16,7 +15,7 @@ def check_memory(needed: int, what: str) -> None:
     Raises:
         DataError: With both numbers.
     """
-    free = free_memory()
+    free = resources.free_memory()
     if free is not None and needed > free:
         raise DataError(
             f"{what} takes {format_bytes(needed)} of memory, but {format_bytes(free)} is "

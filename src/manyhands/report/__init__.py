@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from manyhands.report.results_table import Table
-    from manyhands.report.summary import Summary
+    from manyhands.report.analysis.summary import Summary
+    from manyhands.report.output.results_table import Table
 
 __all__ = ["build", "results"]
 
@@ -31,12 +31,12 @@ def build(folders: Sequence[Path], output: Path, *, pdf: bool = False, live: str
         ConfigError: None of the folders holds a record that can be read.
     """
     from manyhands import files
-    from manyhands.report import report_json
-    from manyhands.report.chart import render
-    from manyhands.report.figures import charts
-    from manyhands.report.page import page
-    from manyhands.report.pdf import write_pdf
-    from manyhands.report.results_table import tabulate
+    from manyhands.report.figures.all_figures import charts
+    from manyhands.report.figures.chart import render
+    from manyhands.report.output import report_json
+    from manyhands.report.output.page import page
+    from manyhands.report.output.pdf import write_pdf
+    from manyhands.report.output.results_table import tabulate
 
     summary = _summary(folders)
     figures = output / "figures"
@@ -56,8 +56,9 @@ def build(folders: Sequence[Path], output: Path, *, pdf: bool = False, live: str
 
 def results(folders: Sequence[Path]) -> Table:
     """Return one row per configuration, as dictionaries; `.runs` has one row per run."""
-    from manyhands.report.answer import doubts, opening
-    from manyhands.report.results_table import tabulate
+    from manyhands.report.output.results_table import tabulate
+    from manyhands.report.sections.answer import opening
+    from manyhands.report.sections.doubts import doubts
 
     summary = _summary(folders)
     table = tabulate(summary)
@@ -67,8 +68,8 @@ def results(folders: Sequence[Path]) -> Table:
 
 def _summary(folders: Sequence[Path]) -> Summary:
     from manyhands.errors import ConfigError
-    from manyhands.report.load import read
-    from manyhands.report.summarise import summarise
+    from manyhands.report.analysis.summarise import summarise
+    from manyhands.report.records.load import read
 
     loaded = read(folders)
     if not loaded.runs:

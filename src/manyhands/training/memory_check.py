@@ -17,6 +17,7 @@ import numpy as np
 from manyhands.config.optimizers import SGD, Adam, AdamW
 from manyhands.data import free_space
 from manyhands.errors import LaunchError
+from manyhands.launch import resources
 from manyhands.launch.environment import in_group
 from manyhands.launch.hosts import lab_hosts
 
@@ -73,7 +74,7 @@ def check(config: RunConfig, module: nn.Module | None, stored: Path, examples: i
     if config.places or lab_hosts() or in_group():
         return
     needs = count(config, module if config.device == "cpu" else None, stored, examples)
-    free, whole = free_space.free_memory(), free_space.whole_memory()
+    free, whole = resources.free_memory(), resources.whole_memory()
     held = _own_memory() + _in_memory(stored)  # as long as the run lasts
     lacks = whole is not None and needs.total + held > whole
     if not lacks and (free is None or needs.total <= free):

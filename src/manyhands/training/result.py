@@ -56,7 +56,7 @@ class Result:
 
     def _repr_html_(self) -> str:
         """Show the main figures and the curve of the test set in a notebook."""
-        from manyhands.report import notebook
+        from manyhands.report.output import notebook
 
         shown = self._shown()
         names = [name.replace("_", " ") for name in shown]
@@ -64,7 +64,7 @@ class Result:
 
     def plot(self) -> Any:
         """Return the curve of the test set over time as a matplotlib figure."""
-        from manyhands.report import notebook
+        from manyhands.report.output import notebook
 
         return notebook.plot(self.output)
 

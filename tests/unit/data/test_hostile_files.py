@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manyhands.data import Data, free_space, idx, npy, store
+from manyhands.data import Data, idx, npy, store
 from manyhands.errors import DataError
 from manyhands.launch import resources
 
@@ -272,11 +272,11 @@ def test_arrays_that_are_not_asked_for_are_not_read(tmp_path):
 def test_data_larger_than_memory_or_disk_is_refused_before_it_is_read(tmp_path, monkeypatch):
     path = npz(tmp_path / "mine.npz", x=np.ones((1000, 1000)), y=np.zeros(1000, int))
     with monkeypatch.context() as patched:
-        patched.setattr(free_space, "free_memory", lambda: 7_000_000)
+        patched.setattr(resources, "free_memory", lambda: 7_000_000)
         message = r"mine\.npz takes 8\.0 MB of memory, but 7\.0 MB is available; .*stream shards"
         assert peak_of_refused(path, message) < 1 << 22
     with monkeypatch.context() as patched:
-        patched.setattr(free_space, "free_memory", lambda: 9_000_000)
+        patched.setattr(resources, "free_memory", lambda: 9_000_000)
         assert len(Data.npz(path).arrays["train_x"]) == 1000
     usage = SimpleNamespace(free=7_000_000)
     monkeypatch.setattr("manyhands.data.free_space.shutil.disk_usage", lambda _: usage)
@@ -300,8 +300,8 @@ def test_free_memory_is_the_least_that_any_limit_leaves(tmp_path, monkeypatch, l
     (proc / "meminfo").write_text("MemTotal: 9000 kB\nMemAvailable:   5000 kB\n")
     monkeypatch.setattr(resources, "_PROC", proc)
     monkeypatch.setattr(resources, "_CGROUPS", groups)
-    assert free_space.free_memory() == 5000 * 1024
-    assert free_space.whole_memory() == 9000 * 1024
+    assert resources.free_memory() == 5000 * 1024
+    assert resources.whole_memory() == 9000 * 1024
     (proc / "self" / "cgroup").write_text(f"{line}\n")
     job = groups / base / "job"
     (job / "step").mkdir(parents=True)
@@ -309,12 +309,12 @@ def test_free_memory_is_the_least_that_any_limit_leaves(tmp_path, monkeypatch, l
         (job / name).write_text(f"{value}\n")
         (job / "step" / name).write_text("max\n")
     (job / "memory.stat").write_text("anon 7\nactive_file 300\ninactive_file 40\n")
-    assert free_space.free_memory() == 1_000_340
-    assert free_space.whole_memory() == 3_000_000
+    assert resources.free_memory() == 1_000_340
+    assert resources.whole_memory() == 3_000_000
     with (proc / "meminfo").open("a") as file:
         file.write("SwapTotal: 1000 kB\n")
-    assert free_space.whole_memory() == 3_000_000 + 1000 * 1024
+    assert resources.whole_memory() == 3_000_000 + 1000 * 1024
     (proc / "meminfo").unlink()
     (proc / "self" / "cgroup").unlink()
-    assert free_space.free_memory() is None
-    assert free_space.whole_memory() is None
+    assert resources.free_memory() is None
+    assert resources.whole_memory() is None

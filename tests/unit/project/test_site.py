@@ -17,7 +17,7 @@ from manyhands.cli.app import app
 from manyhands.config.options import options
 from manyhands.experiments.forecast.predict import Prediction
 from manyhands.experiments.sweep import spec
-from manyhands.report.results_table import Table
+from manyhands.report.output.results_table import Table
 from manyhands.training.userloop.join import Hands
 
 ROOT = Path(__file__).parents[3]

@@ -13,12 +13,12 @@ from committed_records import packed, run_at
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from recalculation import Raw
-from test_tables import summary
+from report_cases import summary
 
 from manyhands.report import _summary
-from manyhands.report.figures import charts
-from manyhands.report.report_json import contents
-from manyhands.report.summary import Summary
+from manyhands.report.analysis.summary import Summary
+from manyhands.report.figures.all_figures import charts
+from manyhands.report.output.report_json import contents
 
 CONSTANT = re.compile(r"1/P|1 / f|\(P − 1\)|\b2 n\b|\b2 (?=\()")  # digits of formulas
 LOOSE = {"part of epsilon": 0.03}  # the picture is drawn on a coarser grid

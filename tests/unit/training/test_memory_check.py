@@ -12,8 +12,8 @@ import pytest
 from torch import nn
 
 import manyhands as mh
-from manyhands.data import free_space
 from manyhands.errors import ConfigError, LaunchError
+from manyhands.launch import resources
 from manyhands.training import memory_check
 from manyhands.training.memory_check import PROCESS
 
@@ -33,8 +33,8 @@ def _nothing_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def machine(monkeypatch: pytest.MonkeyPatch, *, free: int, whole: int) -> None:
-    monkeypatch.setattr(free_space, "free_memory", lambda: free)
-    monkeypatch.setattr(free_space, "whole_memory", lambda: whole)
+    monkeypatch.setattr(resources, "free_memory", lambda: free)
+    monkeypatch.setattr(resources, "whole_memory", lambda: whole)
 
 
 def starts(**options: Any) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from manyhands.report.summary import IMPOSSIBLE
+from manyhands.report.analysis.summary import IMPOSSIBLE
 
 if TYPE_CHECKING:
     from manyhands.experiments.forecast.uncertainty import Uncertainty

@@ -31,7 +31,7 @@ def read_measurements(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]
         The options that decide a step, and one dictionary for each strategy and number of workers:
         `strategy` (an object), `workers`, `rate` (examples per second) and `machine`.
     """
-    from manyhands.report.load import read
+    from manyhands.report.records.load import read
 
     runs = [run for run in read([folder]).runs if run.finished and run.seconds and run.examples]
     if not runs:

@@ -25,7 +25,7 @@ from manyhands.launch.signals import raise_on_signals
 from manyhands.training.setup import get_command
 
 if TYPE_CHECKING:
-    from manyhands.report.results_table import Table
+    from manyhands.report.output.results_table import Table
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from manyhands.launch.environment import has_terminal
-from manyhands.report.best_configuration import TOLERANCE
-from manyhands.report.summary import IMPOSSIBLE
+from manyhands.report.analysis.best_configuration import TOLERANCE
+from manyhands.report.analysis.summary import IMPOSSIBLE
 from manyhands.training.progress import format_metric
 
 if TYPE_CHECKING:

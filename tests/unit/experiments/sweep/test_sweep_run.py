@@ -23,7 +23,7 @@ from manyhands.experiments.sweep.eta import Estimate
 from manyhands.experiments.sweep.live_table import duration
 from manyhands.experiments.sweep.spec import Experiment
 from manyhands.privacy.ledger import Ledger
-from manyhands.report.published import published
+from manyhands.report.records.published import published
 
 BUILD = report.build
 

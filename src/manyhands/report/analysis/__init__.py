@@ -1,0 +1,1 @@
+"""What is calculated from the records: groups, medians, speed-ups, laws and tests."""

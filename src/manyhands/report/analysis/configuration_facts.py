@@ -1,0 +1,275 @@
+"""What is known of a configuration (time, accuracy, speed-up …), as facts to state."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+
+from manyhands.report.analysis.configurations import name, place
+from manyhands.report.analysis.summary import Row, Summary
+from manyhands.report.records.runs import Run
+from manyhands.report.wording.formatting import (
+    exact_percent,
+    percent,
+    plural,
+    points,
+    seconds,
+    times,
+)
+from manyhands.report.wording.sentences import Fact, Name, Sentence, fact, listed, say
+
+
+def who(summary: Summary, row: Row) -> Name:
+    """Name a configuration."""
+    return Name(name(summary, row))
+
+
+def label(row: Row) -> Name:
+    """Name the curve that a configuration is on."""
+    return Name(row.label)
+
+
+def source(row: Row) -> Name:
+    """Name the sweep that a configuration belongs to."""
+    return Name(row.group.source)
+
+
+def where(summary: Summary, row: Row) -> Name:
+    """Name a configuration's place on the axis."""
+    return Name(place(summary, row))
+
+
+def time(row: Row) -> Fact:
+    """State a training time."""
+    assert row.seconds is not None
+    return fact("seconds", row.seconds.median, runs=row.runs, text=seconds(row.seconds.median))
+
+
+def accuracy(row: Row) -> Sentence:
+    """State an accuracy; where some repeats learned little, the range and how many."""
+    assert row.accuracy is not None
+    if not row.mixed:
+        value = row.accuracy.median
+        return say("{a}", a=fact("accuracy", value, runs=row.runs, text=percent(value, 2)))
+    known = [(run.accuracy, run) for run in row.runs if run.accuracy is not None]
+    low, high = (
+        fact("accuracy", value, runs=[run], text=percent(value, 2))
+        for value, run in (f(known, key=lambda pair: pair[0]) for f in (min, max))
+    )
+    return say("{low} to {high} ({some})", low=low, high=high, some=unlearned(row))
+
+
+def unlearned(row: Row) -> Sentence:
+    """State how many repeats learned little."""
+    some, of = count(row.unlearned, ""), repeats(row.runs)
+    return say("{some} of {of} learned little", some=some, of=of)
+
+
+def score(row: Row) -> Fact:
+    """State the value of the metric that runs were judged by."""
+    assert row.score is not None
+    value = row.score.median
+    return fact("score", value, runs=row.runs, text=f"{value:.4g}")
+
+
+def gap(row: Row, other: Row, what: str = "accuracy") -> Fact:
+    """State by how many percentage points two accuracies differ, without the sign."""
+    assert row.accuracy is not None
+    assert other.accuracy is not None
+    value = row.accuracy.median - other.accuracy.median
+    return fact(
+        what, value, how="difference", runs=row.runs, against=other.runs, text=points(value)
+    )
+
+
+def workers(row: Row, noun: str = "worker") -> Fact:
+    """State "4 workers"; without a noun "4"."""
+    text = plural(row.workers, noun) if noun else str(row.workers)
+    return fact("workers", row.workers, runs=row.runs, text=text)
+
+
+def processes(row: Row, noun: str = "processes") -> Fact:
+    """State "5 processes", the most of any repeat; without a noun "5"."""
+    text = f"{row.processes} {noun}".strip()
+    return fact("processes", row.processes, runs=row.runs, text=text)
+
+
+def cores(row: Row, noun: str = "core") -> Fact:
+    """State the cores of all hosts."""
+    count = row.cores or 0
+    text = plural(count, noun) if noun else str(count)
+    return fact("cores", count, runs=row.runs, text=text)
+
+
+def speedup(row: Row, form: Callable[[float | None], str] = times) -> Fact:
+    """State the speed-up that is shown, against the group's one reference."""
+    assert row.shown_speedup is not None
+    return against_reference(row, form)
+
+
+def against_reference(row: Row, form: Callable[[float], str] = "{:.3g}".format) -> Fact:
+    """State how many times as fast a configuration is as its reference, plausible or not."""
+    assert row.against_reference is not None
+    weak = row.scaling == "weak"
+    return fact(
+        "examples per second" if weak else "seconds", row.against_reference,
+        how="multiple" if weak else "ratio", runs=row.runs, against=row.reference,
+        text=form(row.against_reference),
+    )  # fmt: skip
+
+
+def pace(row: Row, other: Row) -> Fact:
+    """State how many times as long another configuration takes."""
+    assert row.seconds is not None
+    assert other.seconds is not None
+    ratio = other.seconds.median / row.seconds.median
+    return fact(
+        "seconds", ratio, how="ratio", runs=row.runs, against=other.runs, text=f"{ratio:.2f}"
+    )
+
+
+def efficiency(row: Row) -> Fact:
+    """State the speed-up per process."""
+    assert row.efficiency is not None
+    what = "efficiency by examples per second" if row.scaling == "weak" else "efficiency"
+    return fact(
+        what, row.efficiency, how="derived", runs=row.runs, against=row.reference,
+        text=percent(row.efficiency),
+    )  # fmt: skip
+
+
+def rate(row: Row) -> Fact:
+    """State the examples per second."""
+    assert row.rate is not None
+    return fact("examples per second", row.rate, runs=row.runs, text=f"{row.rate:,.0f}")
+
+
+def share(row: Row, phase: str) -> Fact:
+    """State which part of the workers' time a phase took, over all repeats."""
+    value = row.shares.get(phase, 0.0)
+    return fact(f"{phase} share", value, how="derived", runs=row.runs, text=percent(value))
+
+
+def lost(row: Row) -> Fact:
+    """State which part of the workers' time was communication or waiting, over all repeats."""
+    value = row.shares.get("communicate", 0.0) + row.shares.get("wait", 0.0)
+    return fact(
+        "communicate and wait share", value, how="derived", runs=row.runs, text=percent(value)
+    )
+
+
+def target(summary: Summary) -> Fact:
+    """State the target accuracy: the one asked for, or the one that half of all reached."""
+    assert summary.target is not None
+    runs = [run for row in summary.rows for run in row.runs]
+    what = "target accuracy" if summary.target_given else "accuracy that half reached"
+    among = () if summary.target_given else tuple(row.runs for row in summary.rows if row.accuracy)
+    return fact(
+        what, summary.target, how="derived", runs=runs, among=among,
+        text=exact_percent(summary.target),
+    )  # fmt: skip
+
+
+def arrival(summary: Summary, row: Row, among: Iterable[Row] = ()) -> Fact:
+    """State when a configuration reached the target; the least of some, where they are given."""
+    assert row.to_target is not None
+    assert summary.target is not None
+    others = tuple(each.runs for each in among)
+    return fact(
+        "seconds to target", row.to_target, how="least" if others else "median", runs=row.runs,
+        among=others, text=seconds(row.to_target),
+        parameters=aim(summary),
+    )  # fmt: skip
+
+
+def aim(summary: Summary) -> dict[str, float]:
+    """Return what a fact about the target needs: the target, and whether it was asked for."""
+    return {"target": summary.target or 0.0, "asked": float(summary.target_given)}
+
+
+def repeats(runs: Sequence[Run]) -> Fact:
+    """State "3 repeats"."""
+    return fact("runs", len(runs), how="count", runs=runs, text=plural(len(runs), "repeat"))
+
+
+def count(runs: Sequence[Run], noun: str = "run") -> Fact:
+    """State "3 runs"; without a noun "3"."""
+    text = plural(len(runs), noun) if noun else str(len(runs))
+    return fact("runs", len(runs), how="count", runs=runs, text=text)
+
+
+def configurations(rows: Sequence[Row]) -> Fact:
+    """State how many configurations there are."""
+    among = [row.runs for row in rows]
+    return fact("configurations", len(rows), how="count", among=among, text=str(len(rows)))
+
+
+def axis(summary: Summary, row: Row) -> Fact:
+    """State a configuration's value on the axis."""
+    if summary.layout.x == "workers":
+        return workers(row, "")
+    return fact(
+        "option", row.x, runs=row.runs, parameters={"name": summary.layout.x}, text=f"{row.x:g}"
+    )
+
+
+def threshold(what: str, value: float, text: str) -> Fact:
+    """State a constant of the report."""
+    return fact(what, value, how="constant", text=text)
+
+
+def extreme(
+    what: str,
+    row: Row,
+    values: Sequence[tuple[Row, float]],
+    most: bool,
+    form: Callable[[float], str],
+) -> Fact:
+    """State a configuration's value as the most, or the least, of some configurations' values."""
+    value = next(each for other, each in values if other is row)
+    return fact(
+        what, value, how="most" if most else "least", runs=row.runs,
+        among=[other.runs for other, _ in values], text=form(value),
+    )  # fmt: skip
+
+
+def extremes(
+    what: str, values: Sequence[tuple[Row, float]], form: Callable[[float], str]
+) -> Sentence:
+    """State "1.20 s", or "1.20 s to 3.40 s": the least and the most of some configurations."""
+    low, high = (f(values, key=lambda pair: pair[1])[0] for f in (min, max))
+    least, most = (extreme(what, row, values, row is high, form) for row in (low, high))
+    if least.text == most.text:
+        return say("{value}", value=least)
+    return say("{least} to {most}", least=least, most=most)
+
+
+def numbers(rows: Sequence[Row], each: Callable[[Row], Fact]) -> Sentence:
+    """List the different values of a fact, in order: "2, 4 and 8"."""
+    stated = {(f := each(row)).value: f for row in rows}
+    return listed([stated[value] for value in sorted(stated)])
+
+
+def guessing(classes: int, runs: Sequence[Run]) -> tuple[Fact, Fact]:
+    """State the accuracy and the loss of a model that guesses among so many classes."""
+    chance, loss = 1 / classes, math.log(classes)
+    return (
+        fact("accuracy of guessing", chance, how="derived", runs=runs, text=percent(chance, 1)),
+        fact("loss of guessing", loss, how="derived", runs=runs, text=f"{loss:.4f}"),
+    )
+
+
+def over_repeats(
+    runs: Sequence[Run],
+    what: str,
+    value: Callable[[Run], float | None],
+    form: Callable[[float], str],
+    **parameters: float,
+) -> Fact:
+    """State the median over the repeats that recorded it."""
+    known = [(run, v) for run in runs if (v := value(run)) is not None]
+    found = statistics.median(v for _, v in known)
+    return fact(
+        what, found, runs=[run for run, _ in known], text=form(found), parameters=parameters
+    )

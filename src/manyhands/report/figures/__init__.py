@@ -1,0 +1,1 @@
+"""What is drawn: one file per figure, with the comment beside it."""

@@ -1,0 +1,269 @@
+"""Comments on what was learned, one function per figure: accuracy, loss or another metric."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from manyhands.report.analysis import configuration_facts as facts
+from manyhands.report.analysis.configuration_facts import extreme, who
+from manyhands.report.analysis.significance import Verdict, compare, pairs
+from manyhands.report.analysis.summary import AMOUNT, Row, Summary
+from manyhands.report.figures.plots import featured, path
+from manyhands.report.records.runs import Epoch
+from manyhands.report.wording.formatting import count, percent, some
+from manyhands.report.wording.sentences import Sentence, listed, say
+
+VISIBLE = 0.001  # a change of accuracy worth a sentence
+_MOST = 2  # sentences about curves that change
+
+
+def final_accuracy(summary: Summary) -> list[Sentence]:
+    """Comment on the accuracies: their range, what did not learn, what a test tells apart."""
+    rows = [row for row in summary.comparable if row.accuracy]
+    if summary.tasks > 1:
+        return [say("Accuracies of different tasks are not compared.")]
+    learned = [row for row in rows if not row.unlearned]
+    values = [(row, _accuracy(row)) for row in learned]
+    return some(
+        _unlearned(summary, rows), *_trends(summary),
+        _range(summary, values, "accuracy", "accuracy", _percent), same(summary),
+    )  # fmt: skip
+
+
+def final_score(summary: Summary) -> list[Sentence]:
+    """Comment on the metric at the end: its range, and whether a test tells the ends apart."""
+    values = [(row, row.score.median) for row in summary.rows if row.score]
+    better = say(f"{'More' if summary.higher else 'Less'} is better.")
+    return some(_range(summary, values, "score", summary.metric, _short), better)
+
+
+def _range(
+    summary: Summary,
+    values: Sequence[tuple[Row, float]],
+    what: str,
+    name: str,
+    form: Callable[[float], str],
+) -> Sentence:
+    """State the lowest and the highest value, and whether a test tells them apart."""
+    if not values:
+        return say("")
+    (low, least), (top, most) = (f(values, key=lambda pair: pair[1]) for f in (min, max))
+    if least == most:
+        words = (
+            "The {name} is {value}." if len(values) == 1 else "Everywhere the {name} is {value}."
+        )
+        return say(words, name=name, value=extreme(what, top, values, True, form))
+    pool = [row for row, _ in values]
+    some_lost = what == "accuracy" and any(row.unlearned for row in summary.comparable)
+    return say(
+        "{of} {name} ranges from {least} with {low} to {most} with {top}{hedge}.", name=name,
+        of="Apart from these, the" if some_lost else "The",
+        low=who(summary, low), least=extreme(what, low, values, False, form),
+        top=who(summary, top), most=extreme(what, top, values, True, form),
+        hedge=compare(top, low, what, pairs(len(pool)), pool).hedge(),
+    )  # fmt: skip
+
+
+def _unlearned(summary: Summary, rows: Sequence[Row]) -> Sentence:
+    """Name the configurations that learned little, in all repeats or in some."""
+    lost = [
+        say("{who} ({a})", who=who(summary, row), a=facts.accuracy(row))
+        for row in rows
+        if row.collapsed
+    ]
+    split = [
+        say("{who}, {a}", who=who(summary, row), a=facts.accuracy(row)) for row in rows if row.mixed
+    ]
+    return listed(
+        some(
+            say("Little was learned by {lost}.", lost=listed(lost)) if lost else say(""),
+            say("Not every repeat learned: {split}.", split=listed(split, "; ", "; "))
+            if split
+            else say(""),
+        ),
+        " ",
+        " ",
+    )
+
+
+def _percent(value: float) -> str:
+    return percent(value, 2)
+
+
+def _short(value: float) -> str:
+    return f"{value:.4g}"
+
+
+def _accuracy(row: Row) -> float:
+    assert row.accuracy is not None
+    return row.accuracy.median
+
+
+def _trends(summary: Summary) -> list[Sentence]:
+    """Say where a test tells the accuracy with most workers from that with fewest."""
+    if summary.layout.x != "workers":
+        return []
+    curves = [
+        [row for row in summary.of(group) if row.accuracy and not row.unlearned and not row.overran]
+        for group in summary.groups
+    ]
+    curves = [rows for rows in curves if len(rows) > 1]
+    states = []
+    for rows in curves:
+        first, last = rows[0], rows[-1]
+        verdict = compare(first, last, "accuracy", len(curves), summary.rows)
+        change = _accuracy(last) - _accuracy(first)
+        if verdict.apart and abs(change) > VISIBLE:
+            states.append(
+                say(
+                    "{label} {verb} from {one} to {other} between {few} and {many} ({p}).",
+                    label=facts.label(first), verb="falls" if change < 0 else "rises",
+                    one=facts.accuracy(first), other=facts.accuracy(last),
+                    few=facts.workers(first, ""), many=facts.workers(last),
+                    p=verdict.stated(),
+                )
+            )  # fmt: skip
+    return states[:_MOST]
+
+
+def same(summary: Summary) -> Sentence:
+    """Compare the strategies at the same number of workers, against sync where it is there."""
+    held = {
+        g: {row.workers: row for row in summary.of(g) if not row.overran} for g in summary.groups
+    }
+    held = {
+        g: rows
+        for g, rows in held.items()
+        if max(rows, default=1) > 1 and g.strategy != "sequential"
+    }
+    if summary.layout.x != "workers" or len({g.strategy for g in held}) < 2:
+        return say("")
+    common = set.intersection(*(set(rows) for rows in held.values())) - {1}
+    if not common:
+        return say("")
+    roomy = [p for p in common if not any(rows[p].crowded for rows in held.values())]
+    at = max(roomy or common)
+    reference = next((g for g in held if g.strategy == "sync"), next(iter(held)))
+    base = held[reference][at]
+    others = [rows[at] for g, rows in held.items() if g is not reference]
+    if any(len(row.runs) < 2 for row in (base, *others)):
+        return say("")
+    tests = [
+        (row, measure, compare(row, base, measure, 2 * len(others), summary.rows))
+        for row in others
+        for measure in ("seconds", "accuracy")
+        if getattr(row, measure) is not None and getattr(base, measure) is not None
+    ]
+    if not tests:
+        return say("")
+    parts = [_told(row, base, measure, test) for row, measure, test in tests if test.apart]
+    if not parts:
+        return say(
+            "With {workers}, no time and no accuracy can be told from that of {base}{tests}.",
+            workers=facts.workers(base), base=facts.label(base),
+            tests=listed([test.resting() for _, _, test in tests], "", ""),
+        )  # fmt: skip
+    return say(
+        "With {workers}, against {base}: {parts}.", workers=facts.workers(base),
+        base=facts.label(base), parts=listed(parts, "; ", "; "),
+    )  # fmt: skip
+
+
+def _told(row: Row, base: Row, measure: str, test: Verdict) -> Sentence:
+    """State a difference in time or in accuracy that a test has told."""
+    label, p = facts.label(row), test.stated()
+    if measure == "accuracy":
+        gap = facts.gap(row, base)
+        side = "above" if gap.value > 0 else "below"
+        words = "{label} has an accuracy {gap} {side} ({p})"
+        return say(words, label=label, gap=gap, side=side, p=p)
+    assert row.seconds is not None
+    assert base.seconds is not None
+    faster = row.seconds.median < base.seconds.median
+    one, other = (row, base) if faster else (base, row)
+    pace = facts.pace(one, other)
+    words = "is {pace} times as fast" if faster else "takes {pace} times as long"
+    return say("{label} " + words + " ({p})", label=label, pace=pace, p=p)
+
+
+def to_target(summary: Summary) -> list[Sentence]:
+    """Comment on accuracy over time: which of the drawn configurations miss the target."""
+    drawn = featured(summary)
+    judged = [row for row in drawn if row.accuracy and not row.overran]
+    if summary.target is None or not any(row.reached for row in judged):
+        return some(chosen(summary))
+    never = [who(summary, row) for row in judged if row.reached == 0]
+    partly = [who(summary, row) for row in judged if 0 < row.reached < len(row.runs)]
+    target = facts.target(summary)
+    of = "" if len(drawn) == len(summary.rows) else ", of the curves drawn"
+    return some(
+        say("Never at {target}{of}: {who}.", of=of, target=target, who=listed(never))
+        if never
+        else say(""),
+        say(
+            "At {target} in some repeats only{of}: {who}.", of=of, target=target, who=listed(partly)
+        )
+        if partly
+        else say(""),
+        chosen(summary),
+    )
+
+
+def chosen(summary: Summary) -> Sentence:
+    """Say which configurations are drawn, where it is not all of them."""
+    drawn = featured(summary)
+    if len(drawn) == len(summary.rows):
+        return say("")
+    by_amount = summary.layout.x in AMOUNT
+    spoken = summary.layout.x.replace("_", " ")
+    largest = f"the configuration with the largest {spoken}"
+    which = largest if by_amount else "the fastest configuration"
+    if len(summary.groups) == len(summary.rows):
+        return say("Drawn are the first {number} configurations.",
+                   number=facts.configurations(drawn))  # fmt: skip
+    if len(drawn) == len(summary.groups):
+        return say("Drawn is {which} of each curve.", which=which)
+    number = facts.configurations(drawn)
+    if len({row.group for row in drawn}) < len(drawn):
+        return say("Drawn are {number} configurations, the first that were evaluated.",
+                   number=number)  # fmt: skip
+    return say(
+        "Drawn is {which} of each of the first {number} curves above.", which=which, number=number
+    )
+
+
+def loss_over_time(summary: Summary) -> list[Sentence]:
+    """Say whose loss rises again, from the values that are drawn."""
+    held = [(row, [v for _, v in path(row, _when, _loss)]) for row in featured(summary)]
+    rising = [who(summary, row) for row, heights in held if _rises(heights)]
+    return [say("The test loss rises again: {names}.", names=listed(rising))] if rising else []
+
+
+def _when(epoch: Epoch) -> float | None:
+    return epoch.seconds
+
+
+def _loss(epoch: Epoch) -> float | None:
+    return epoch.loss
+
+
+def _rises(heights: Sequence[float]) -> bool:
+    """Say whether a curve ends well above its lowest point, and still goes up."""
+    return len(heights) > 1 and heights[-1] > max(1.1 * min(heights), heights[-2])
+
+
+def amounts(summary: Summary) -> list[Sentence]:
+    """Say what saw most examples, where some saw more; of private runs only the mean is known."""
+    seen = [(row, row.examples) for row in featured(summary) if row.examples]
+    if not seen or summary.tasks > 1 or any(run.privacy for row, _ in seen for run in row.runs):
+        return []
+    (most, high), (least, low) = (f(seen, key=lambda pair: pair[1]) for f in (max, min))
+    if high <= 1.01 * low:
+        return []
+    return [
+        say(
+            "Of those drawn {most} saw most, {top} examples, and {least} fewest, {low}.",
+            most=who(summary, most), top=extreme("examples", most, seen, True, count),
+            least=who(summary, least), low=extreme("examples", least, seen, False, count),
+        )
+    ]  # fmt: skip

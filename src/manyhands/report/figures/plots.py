@@ -1,0 +1,208 @@
+"""Plots along the workers (or another option): one function per kind, each drawn on given axes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from manyhands.report.analysis.configurations import name, place
+from manyhands.report.analysis.run_groups import Group
+from manyhands.report.analysis.summary import AMOUNT, Row, Spread, Summary
+from manyhands.report.figures import theme
+from manyhands.report.figures.chart import Note
+from manyhands.report.records.runs import Epoch, Run
+from manyhands.report.wording.formatting import THIN, beside_axis
+
+Value = Callable[[Row], Spread | None]
+Form = Callable[[float], str]
+WIDEST = 0.3  # between the curves that are kept apart at one place, of a worker
+
+
+def styles(summary: Summary) -> Mapping[Group, theme.Style]:
+    """Give every group its style; the sequential one is black."""
+    found: dict[Group, theme.Style] = {}
+    for group in summary.groups:
+        plain = group.strategy == "sequential" and theme.SEQUENTIAL not in found.values()
+        taken = sum(s is not theme.SEQUENTIAL for s in found.values())
+        found[group] = theme.SEQUENTIAL if plain else theme.style(taken)
+    return found
+
+
+def single(value: float | None) -> Spread | None:
+    """Wrap a number that has no spread of its own."""
+    return None if value is None else Spread(value, value, value, 1)
+
+
+def is_curve(summary: Summary) -> bool:
+    """Whether lines can be drawn: few groups but the sequential one have one place on the axis."""
+    places = [len(summary.of(g)) for g in summary.groups if g.strategy != "sequential"]
+    lines = sum(number > 1 for number in places)
+    return lines > 0 and 2 * lines >= len(places)
+
+
+def along(ax: Any, summary: Summary, value: Value, form: Form, *, dodge: float = 0) -> list[Note]:
+    """Draw one line per group, with the range of the repeats; `dodge` keeps ranges apart."""
+    notes: list[Note] = []
+    looks = styles(summary)
+    places = sorted({row.x for row in summary.rows})
+    dodge = min(dodge, WIDEST / len(looks))
+    for i, group in enumerate(looks):
+        rows = [(row, found) for row in summary.of(group) if (found := value(row))]
+        if not rows:
+            continue
+        look = looks[group]
+        shift = dodge * (i - (len(looks) - 1) / 2)
+        x = [row.x + shift * (row.x if _spread_far(places) else 1) for row, _ in rows]
+        y = [found.median for _, found in rows]
+        ax.plot(
+            x, y, color=look.colour, marker=look.marker, linestyle=look.line, label=group.label,
+            markeredgecolor=theme.PAPER, markeredgewidth=0.8, zorder=3,
+        )  # fmt: skip
+        ranged = [(a, f) for a, (_, f) in zip(x, rows, strict=True) if f.high > f.low]
+        if ranged:
+            ax.vlines(
+                [a for a, _ in ranged], [f.low for _, f in ranged], [f.high for _, f in ranged],
+                color=look.colour, linewidth=1.4, zorder=2.5,
+            )  # fmt: skip
+        notes += [
+            Note(group.label, place(summary, row), ranged_text(found, form), (a, found.median))
+            for a, (row, found) in zip(x, rows, strict=True)
+        ]
+    ticks(ax, places)
+    return notes
+
+
+def _spread_far(places: Sequence[float]) -> bool:
+    return places[0] > 0 and places[-1] / places[0] > 8
+
+
+def ranged_text(found: Spread, form: Form) -> str:
+    """Return a median and, where several repeats differ, their range."""
+    if found.high == found.low:
+        return form(found.median)
+    return f"{form(found.median)} ({form(found.low)} to {form(found.high)})"
+
+
+def ticks(ax: Any, places: Sequence[float]) -> None:
+    """Put a tick at every place that was measured; a logarithmic axis where they spread far."""
+    if _spread_far(places):
+        ax.set_xscale("log", base=2)
+    shown = list(places)
+    if len(shown) > 9:
+        shown = shown[:: -(-len(shown) // 9)]
+    ax.set_xticks(shown, [f"{p:g}" for p in shown])
+    ax.set_xticks([], minor=True)
+    ax.grid(axis="x", visible=False)
+
+
+def label_ticks(axis: Any, form: Form) -> None:
+    """Label ticks by `form`, without the zeros that a tick does not need."""
+    axis.set_major_formatter(lambda value, _: _trimmed(form(value)))
+
+
+def _trimmed(label: str) -> str:
+    number, space, unit = label.partition(THIN)
+    if "." in number:
+        number = number.rstrip("0").rstrip(".")
+    return number + space + unit
+
+
+def dots(ax: Any, summary: Summary, value: Value, form: Form) -> list[Note]:
+    """Draw one line of text and a dot per configuration, where nothing varies along an axis."""
+    rows = [(row, found) for row in summary.rows if (found := value(row))]
+    looks = styles(summary)
+    notes = []
+    for i, (row, found) in enumerate(rows):
+        look = looks[row.group]
+        ax.hlines(i, found.low, found.high, color=look.colour, linewidth=2)
+        ax.plot([found.median], [i], marker=look.marker, color=look.colour, markersize=8)
+        notes.append(Note(name(summary, row), "", ranged_text(found, form), (found.median, i)))
+    ax.set_yticks(range(len(rows)), [beside_axis(name(summary, row)) for row, _ in rows])
+    ax.set_ylim(len(rows) - 0.4, -0.6)
+    ax.margins(x=0.12)
+    ax.locator_params(axis="x", nbins=5)
+    return notes
+
+
+def core_lines(ax: Any, summary: Summary) -> None:
+    """Mark the number of cores where the axis reaches it."""
+    if summary.layout.x != "workers":
+        return
+    widest = max(row.x for row in summary.rows)
+    for cores in sorted({row.cores for row in summary.rows if row.cores}):
+        if 1 < cores <= widest:
+            ax.axvline(cores, color=theme.MUTED, linewidth=1, linestyle=(0, (3, 3)), zorder=1)
+            ax.text(
+                cores, 1.0, f"{cores} cores ", transform=ax.get_xaxis_transform(), ha="right",
+                va="bottom", fontsize=9.5, color=theme.MUTED,
+            )  # fmt: skip
+
+
+def featured(summary: Summary) -> tuple[Row, ...]:
+    """Choose the curves that are drawn: all, or of each group the fastest or the longest."""
+    rows = [row for row in summary.rows if any(len(run.epochs) > 0 for run in row.runs)]
+    if len(rows) <= 6 or len({row.group for row in rows}) == 1:
+        return tuple(rows[:8])
+    by_amount = summary.layout.x in AMOUNT
+    drawn: dict[Group, Row] = {}
+    for row in rows:
+        held = drawn.get(row.group)
+        if held is None or (row.x > held.x if by_amount else _time(row) < _time(held)):
+            drawn[row.group] = row
+    return tuple(drawn.values())[:8]
+
+
+def _time(row: Row) -> float:
+    return row.seconds.median if row.seconds else float("inf")
+
+
+def path(
+    row: Row, x: Callable[[Epoch], float | None], y: Callable[[Epoch], float | None]
+) -> list[tuple[float, float]]:
+    """Return the curve of a configuration: medians over the repeats at each evaluation.
+
+    It has the evaluations that all repeats have; a repeat without any is left out.
+    """
+    found = [pairs for run in row.runs if (pairs := _pairs(run, x, y))]
+    return [
+        (median(a for a, _ in those), median(b for _, b in those))
+        for those in zip(*found, strict=False)
+    ]
+
+
+def _pairs(
+    run: Run, x: Callable[[Epoch], float | None], y: Callable[[Epoch], float | None]
+) -> list[tuple[float, float]]:
+    return [(a, b) for e in run.epochs if (a := x(e)) is not None and (b := y(e)) is not None]
+
+
+def curves(
+    ax: Any,
+    summary: Summary,
+    x: Callable[[Epoch], float | None],
+    y: Callable[[Epoch], float | None],
+    forms: tuple[Form, Form],
+) -> list[Note]:
+    """Draw how runs went: the medians over the repeats boldly, the single repeats thinly."""
+    notes: list[Note] = []
+    rows = featured(summary)
+    looks = styles(summary)
+    alone = len({row.group for row in rows}) < len(rows)
+    for i, row in enumerate(rows):
+        look = theme.style(i) if alone else looks[row.group]
+        shared = {"color": look.colour, "linestyle": look.line}
+        found = path(row, x, y)
+        if not found:
+            continue
+        for run in row.runs if len(row.runs) > 1 else ():
+            if pairs := _pairs(run, x, y):
+                ax.plot(*zip(*pairs, strict=True), linewidth=0.8, alpha=0.45, zorder=2, **shared)
+        ax.plot(
+            *zip(*found, strict=True), marker=look.marker, markersize=4.5, linewidth=1.8,
+            label=name(summary, row), zorder=3, **shared,
+        )  # fmt: skip
+        notes += [Note(name(summary, row), forms[0](a), forms[1](b), (a, b)) for a, b in found]
+    ax.set_xlim(left=0)
+    ax.grid(axis="x", visible=False)
+    return notes

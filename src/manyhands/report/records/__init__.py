@@ -1,0 +1,1 @@
+"""Reading and checking run records, from folders and from packed archives."""

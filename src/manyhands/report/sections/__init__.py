@@ -1,0 +1,1 @@
+"""What is said of all runs: the answer, the topics, privacy, machines and problems."""

@@ -1,0 +1,106 @@
+"""Why times and speed-ups should not be relied on: disturbed, profiled, implausible runs."""
+
+from __future__ import annotations
+
+from manyhands.report.analysis import configuration_facts as facts
+from manyhands.report.analysis.summary import Row, Summary
+from manyhands.report.records.runs import Run
+from manyhands.report.wording.formatting import percent, some
+from manyhands.report.wording.sentences import Sentence, capitalised, fact, listed, say
+
+
+def doubts(summary: Summary) -> tuple[Sentence, ...]:
+    """Return why times and speed-ups should not be relied on; page and `compare` say the same."""
+    states = some(
+        _implausible(summary), _robbed(summary), _beside(summary), _profiled(summary),
+        _references(summary),
+    )  # fmt: skip
+    return tuple(capitalised(state) for state in states)
+
+
+def _runs(summary: Summary) -> list[Run]:
+    return [run for row in summary.rows for run in row.runs]
+
+
+def _implausible(summary: Summary) -> Sentence:
+    """Name the speed-ups that are more than so many workers can give."""
+    rows = [row for row in summary.rows if row.implausible]
+    if not rows:
+        return say("")
+    most = max(rows, key=lambda row: (row.against_reference or 0) / row.workers)
+    return say(
+        "{who} was {pace} times as fast as its reference, more than {workers} can give: something "
+        "else slowed the reference. Such speed-ups are not shown. Compare again with one thread "
+        "per worker (--threads) on a quiet machine.",
+        who=facts.who(summary, most), workers=facts.workers(most),
+        pace=facts.against_reference(most),
+    )  # fmt: skip
+
+
+def _robbed(summary: Summary) -> Sentence:
+    """Say so if other programs had the cores while runs were timed."""
+    runs = _runs(summary)
+    robbed = [run for run in runs if run.starved]
+    if not robbed:
+        return say("")
+    most = max(run.robbed for run in robbed)
+    return say(
+        "In {some} of {all} a worker was without a core for up to {most} of the time in which it "
+        "computed, though there were enough cores: other programs ran beside it. Times and "
+        "speed-ups of such runs say little.",
+        some=facts.count(robbed, ""), all=facts.count(runs),
+        most=fact(
+            "computing without a core", most, how="derived", runs=robbed, text=percent(most)
+        ),
+    )  # fmt: skip
+
+
+def _beside(summary: Summary) -> Sentence:
+    """Say so if several of the runs shared a machine."""
+    runs = _runs(summary)
+    beside = [run for run in runs if run.beside]
+    if not beside:
+        return say("")
+    return say(
+        "In {some} of {all} another one ran on the same machine at the same time; they shared its "
+        "memory and its caches.",
+        some=facts.count(beside, ""), all=facts.count(runs),
+    )  # fmt: skip
+
+
+def _profiled(summary: Summary) -> Sentence:
+    profiled = [run for run in _runs(summary) if run.profiled]
+    if not profiled:
+        return say("")
+    return say(
+        "{some} profiled: most of such a time can be the profiler's, and no speed-up is shown.",
+        some=say("{runs} {were}", runs=facts.count(profiled),
+                 were="was" if len(profiled) == 1 else "were"),
+    )  # fmt: skip
+
+
+def _references(summary: Summary) -> Sentence:
+    """Name the configurations that speed-ups are against and that were disturbed."""
+    bases = [summary.row_of(row.reference) for row in summary.rows
+             if row.shown_speedup is not None and row.reference != row.runs]  # fmt: skip
+    rows = list({id(base): base for base in bases if base and base.disturbed}.values())
+    if not rows:
+        return say("")
+    return say(
+        "Speed-ups against {names} rest on disturbed runs.",
+        names=listed([facts.who(summary, row) for row in rows]),
+    )
+
+
+def disturbed_clause(row: Row) -> Sentence:
+    """Return what follows a claim about a configuration whose runs were disturbed."""
+    if not row.disturbed:
+        return say("")
+    if len(row.runs) == 1:
+        return say(", though its run was disturbed")
+    if len(row.disturbed) == len(row.runs):
+        return say(", though all its {all} were disturbed", all=facts.count(row.runs))
+    return say(
+        ", though {some} of its {all} {were} disturbed", some=facts.count(row.disturbed, ""),
+        all=facts.count(row.runs), were="was" if len(row.disturbed) == 1 else "were",
+    )  # fmt: skip

@@ -1,0 +1,128 @@
+"""What a report says of speed: no more than its records and its own tests support."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import records
+from report_cases import said, shares, summary, timed
+
+from manyhands.report.analysis.exchanges import exchanges
+from manyhands.report.figures import accuracy, bottlenecks
+from manyhands.report.output import results_table
+from manyhands.report.records.load import parse
+from manyhands.report.records.runs import Loaded, Problem
+from manyhands.report.sections.answer import answer
+from manyhands.report.sections.problems import problems
+
+
+def run(record: dict[str, Any]) -> Any:
+    return parse(record, identity="r", where="r/run.json")
+
+
+def test_idling_until_the_slowest_has_finished_is_waiting() -> None:
+    record = timed("averaging", 3, 10)
+    for worker, compute in zip(record["workers"], (9.0, 7.0, 6.0), strict=True):
+        worker |= {"compute": compute, "update": 0.5, "communicate": 0.0, "wait": 0.0}
+    told = said(bottlenecks.waiting(summary(record)))
+    assert "0 % of the workers' time is communication and 17 % waiting" in told
+    assert "no phase" not in told
+    assert "worker 0 computes longest (9.00 s, the others 6.50 s on average)" in told
+
+
+def test_time_in_no_phase_is_named_where_it_is_much() -> None:
+    record = shares(timed("sync", 2, 10), compute=0.1, update=0.0, communicate=0.02, wait=0.03)
+    told = said(bottlenecks.waiting(summary(record)))
+    assert "3 % waiting; 85 % is in no phase that is measured." in told
+
+
+def test_the_slowest_worker_is_named_where_it_is_the_same_in_every_repeat() -> None:
+    runs = []
+    for i, computes in enumerate(((4.0, 8.0), (8.0, 4.0))):
+        record = timed("sync", 2, 10, repeat=i)
+        for worker, compute in zip(record["workers"], computes, strict=True):
+            worker |= {"compute": compute, "wait": 8 - compute, "communicate": 1.0}
+        runs.append(record)
+    assert "computes longest" not in said(bottlenecks.waiting(summary(*runs)))
+    assert "computes longest" in said(bottlenecks.waiting(summary(runs[0])))
+
+
+@pytest.mark.parametrize("strategy", ["sync", "hogwild", "pipeline"])
+def test_what_no_message_carried_was_not_sent(strategy: str) -> None:
+    record = timed(strategy, 2, 10)
+    for worker in record["workers"]:
+        worker |= {"messages": 0, "bytes": 5000}
+        worker["operations"] = {"allreduce auto": {"calls": 10, "bytes": 5000, "messages": 0}}
+    found = summary(record)
+    assert found.rows[0].bytes is None
+    assert exchanges(found) == ()
+    assert run(record).shared == 10000
+    alone = timed("sequential", 1, 10)
+    alone["workers"][0] |= {"messages": 0, "bytes": 0}
+    assert run(alone).bytes == 0
+
+
+def test_messages_and_shared_memory_are_counted_apart() -> None:
+    record = timed("sync", 2, 10)
+    for worker in record["workers"]:
+        worker |= {"messages": 30, "bytes": 600, "shared": 4000}
+    assert (run(record).bytes, run(record).shared) == (1200, 8000)
+    (row,) = results_table.tabulate(summary(record))
+    assert (row["bytes"], row["shared_bytes"]) == (1200, 8000)
+
+
+def test_a_private_run_without_a_core_is_seen() -> None:
+    record = records.private("sync", 2)
+    for worker in record["workers"]:
+        worker["user"] = 0.5 * (worker["compute"] + worker["update"]) - worker["system"]
+    assert run(record).robbed == pytest.approx(0.5)
+
+
+def test_a_record_that_was_read_in_part_is_not_said_to_be_unreadable() -> None:
+    found = summary(timed("sync", 2, 10))
+    odd = Loaded(found.loaded.sources, found.loaded.runs, (Problem("a", "counts", read=True),))
+    (told,) = problems(replace(found, loaded=odd))
+    assert told["title"] == "1 record could be read in part"
+
+
+def test_runs_at_the_same_time_on_one_machine_are_disturbed() -> None:
+    runs = [
+        timed("sync", p, t + 0.01 * i, repeat=i) for p, t in ((1, 10), (2, 5)) for i in range(3)
+    ]
+    assert not any("same machine" in sentence for sentence in answer(summary(*runs)))
+    assert summary(*runs).best is not None
+    runs[0]["started"] = runs[1]["started"]
+    told = said(answer(summary(*runs)))
+    assert "In 2 of 6 runs another one ran on the same machine at the same time" in told
+    assert "Speed-ups against sync with 1 worker rest on disturbed runs." in told
+    assert summary(*runs).best is None
+    runs[0]["machine"]["hosts"] = ["another"]
+    assert summary(*runs).best is not None
+
+
+def test_a_profiled_run_has_no_speedup() -> None:
+    runs = [timed("sequential", 1, 10, profile=True), timed("sync", 2, 6, profile=True)]
+    told = said(answer(summary(*runs)))
+    assert "2 runs were profiled" in told
+    assert "times as fast" not in told
+
+
+def test_workers_that_trained_on_during_evaluations_neither_lead_nor_are_compared() -> None:
+    runs = [timed("sequential", 1, 10), timed("sync", 2, 6), timed("server", 2, 3, 0.99, masters=1)]
+    for one in runs:
+        one["result"]["target_accuracy"] = 0.95
+    runs[2]["epochs"][-1]["steps"] = runs[2]["workers"][0]["steps"] = 9999
+    found = summary(*runs)
+    assert found.choice is not None
+    assert found.choice.leader.label == "sync"
+    told = said([*answer(found), *accuracy.final_accuracy(found)])
+    assert "server" not in told.lower()
+    assert [row.to_target for row in found.rows if row.label == "server"] == [None]
+
+
+def test_a_timeout_names_no_configuration() -> None:
+    runs = [timed("sync", 2, 10, timeout=t, repeat=i) for i, t in enumerate((600, 3000))]
+    (row,) = summary(*runs).rows
+    assert row.label == "sync"
