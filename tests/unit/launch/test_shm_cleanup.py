@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -102,7 +103,7 @@ def test_a_janitor_survives_the_signal_that_ends_the_others(aged: Path) -> None:
 def aged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A temporary folder, in which every private folder counts as old enough to be judged."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(scratch.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(shm_cleanup, "_YOUNG", 0.0)
     return tmp_path
 
