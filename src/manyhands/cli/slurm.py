@@ -22,6 +22,7 @@ from manyhands.config.options import configure
 from manyhands.config.run import RunConfig
 from manyhands.errors import ConfigError, LaunchError
 from manyhands.launch import signals
+from manyhands.launch.mpi import find_mpi
 from manyhands.training import output_folder, resume
 from manyhands.training.setup import warn
 
@@ -57,7 +58,7 @@ class Batch:
         about = {"nodes": str(self.nodes)} if self.nodes else {}
         about |= {"ntasks": str(config.processes), "cpus-per-task": str(cores)}
         head = [f"#SBATCH --{name}={value}" for name, value in about.items()]
-        pmi = "pmix" if config.mpi == "openmpi" else "pmi2"
+        pmi = "pmix" if find_mpi(config.mpi).is_openmpi else "pmi2"
         line = ["srun", f"--mpi={pmi}", "--kill-on-bad-exit", f"--cpus-per-task={cores}"]
         line += [sys.executable, "-m", "manyhands", "train", *self.arguments]
         note = shlex.quote(str(self.folder / EXIT_FILE))

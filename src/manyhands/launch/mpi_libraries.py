@@ -63,7 +63,7 @@ def installed_mpis() -> list[MPILibrary]:
     libraries = []
     home = os.environ.get("MPI_HOME") or os.environ.get("I_MPI_ROOT") or os.environ.get("MPI_ROOT")
     on_path = shutil.which("mpiexec")
-    library = os.environ.get("MPI4PY_LIBMPI")
+    library = os.environ.get("MPI4PY_LIBMPI") or (_site_library(Path(home)) if home else None)
     if (home or library) and on_path:
         mpiexec = Path(home, "bin", "mpiexec") if home else Path(on_path)
         libraries.append(MPILibrary("site", str(mpiexec if mpiexec.exists() else on_path), library))
@@ -95,6 +95,21 @@ def _wheels(prefix: Path) -> list[MPILibrary]:
     return libraries
 
 
+def _site_library(home: Path) -> str | None:
+    """Return the MPI library under a site's prefix; mpi4py alone would load pip's first."""
+    for folder in ("lib", "lib64", "lib/release"):
+        for name in ("libmpi.so.12", "libmpi.so.40", "libmpi.so", "libmpi.dylib"):
+            if (home / folder / name).exists():
+                return str(home / folder / name)
+    return None
+
+
+def _soname_kind(library: str) -> str | None:
+    """Return "mpich" (and what is compatible with it) or "openmpi"; None if the name hides it."""
+    name = Path(library).resolve().name
+    return "mpich" if ".so.12" in name else "openmpi" if ".so.40" in name else None
+
+
 def _library(prefix: Path, version: int) -> str | None:
     for name in (f"libmpi.so.{version}", f"libmpi.{version}.dylib"):
         if (prefix / "lib" / name).exists():
@@ -117,7 +132,10 @@ def load_matching() -> None:
         return
     installed = {mpi.kind: mpi for mpi in installed_mpis()}
     chosen = os.environ.get("MPI4PY_LIBMPI")
-    if chosen is None and kind in installed and "site" not in installed:
+    own = installed["site"].library if "site" in installed else None
+    if chosen is None and own and _soname_kind(own) in (kind, None):
+        chosen = os.environ["MPI4PY_LIBMPI"] = own
+    if chosen is None and kind in installed and (own or "site" not in installed):
         for name, value in installed[kind].environment.items():
             os.environ.setdefault(name, value)
         chosen = os.environ["MPI4PY_LIBMPI"] = installed[kind].library or ""
@@ -125,7 +143,7 @@ def load_matching() -> None:
         if mpi.kind == kind and mpi.library == chosen:
             _expect_shared_memory(mpi)
     mpich = installed["mpich"].library if "mpich" in installed else None
-    loads_mpich = chosen == mpich or (chosen is None and "site" not in installed)
+    loads_mpich = chosen == mpich or (chosen is None and (own or "site" not in installed))
     if kind == "openmpi" and mpich and loads_mpich:
         raise LaunchError(
             "this group was started by Open MPI's mpiexec (or srun --mpi=pmix), but the MPI "

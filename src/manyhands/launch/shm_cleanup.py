@@ -6,6 +6,7 @@ small process that runs this very file and imports nothing else.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -29,6 +30,7 @@ _STARTERS = (b"hydra_", b"mpiexec", b"prte", b"orte")
 _MULTIPROCESSING = b"from multiprocessing."  # what its fork server and resource tracker run
 _HELD = "held"  # a named pipe in a private folder: whoever has it open keeps the folder
 _PATIENCE, _LOOK = 8.0, 0.25  # seconds for workers to go after their launcher; between two looks
+_YOUNG = 60.0  # seconds in which a private folder may not be held yet
 _CLEANING, _SOON = 2.0, 0.01  # seconds for a resource tracker to end; between two looks at helpers
 
 
@@ -111,6 +113,26 @@ def hold_folder(folder: Path) -> Callable[[], None]:
     return lambda: os.close(channel)
 
 
+def is_abandoned(folder: Path) -> bool:
+    """Return whether no process of this kernel holds a private folder, and none will remove it."""
+    pipe = folder / _HELD
+    if time.time() - pipe.stat().st_mtime < _YOUNG:
+        return False
+    try:
+        os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
+        return False  # a cleanup process reads it
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            return False
+    reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        return os.read(reading, 1) == b""  # the end, where no process has it open for writing
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(reading)
+
+
 def _channel(folder: Path) -> tuple[int, int]:
     """Return a pipe's read and write ends; other processes find the pipe in `folder`."""
     try:
@@ -172,6 +194,8 @@ def _helpers(folder: Path, session: int) -> dict[int, bool]:
 
 
 def _main() -> None:
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(signum, signal.SIG_IGN)  # scancel sends it to all; we go after the others
     plan = json.loads(sys.stdin.readline())
     folder = Path(plan["folder"])
     if sys.stdin.readline() or not _existing(folder):

@@ -28,6 +28,7 @@ from manyhands.errors import (
 from manyhands.launch import launcher
 from manyhands.launch.host import hostname
 from manyhands.launch.machine import cores
+from manyhands.launch.mpi import expect_site
 from manyhands.launch.resources import LEAST_SPACE, check_disk_space
 from manyhands.launch.scratch import private_folder
 from manyhands.launch.signals import SignalReceived, defer_signals, describe
@@ -186,6 +187,8 @@ class Run:
                     "an MPI; leave it out, or use an mpiexec"
                 )
             check_torch(self.config, "this group was started by torchrun")
+        elif self.config.mpi == "site":
+            expect_site()
         workers = self._workers_for(group.size, chosen=chosen)
         config = replace_options(self.config, workers=workers)
         return dataclasses.replace(self, config=config)._train_in_group(group, progress)

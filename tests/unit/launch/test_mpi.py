@@ -91,6 +91,45 @@ def test_a_site_s_own_mpi_goes_first(clean, tmp_path):
     clean.setenv("MPI_HOME", str(tmp_path / "site"))
     clean.setenv("PATH", str(mpiexec.parent))
     assert find_mpi() == mpis.MPILibrary("site", str(mpiexec), None)
+    library = tmp_path / "site/lib64/libmpi.so.40"
+    library.parent.mkdir()
+    library.touch()
+    assert find_mpi() == mpis.MPILibrary("site", str(mpiexec), str(library))
+
+
+@pytest.mark.parametrize(
+    ("site", "rank", "loaded"),
+    [
+        ("libmpi.so.12", "PMI_RANK", "site/lib/libmpi.so.12"),
+        ("libmpi.so.40", "PMIX_RANK", "site/lib/libmpi.so.40"),
+        ("libmpi.so.40", "PMI_RANK", "venv/lib/libmpi.so.12"),
+    ],
+)
+def test_in_a_group_the_site_s_library_goes_first_where_its_kind_fits(
+    clean, tmp_path, site, rank, loaded
+):
+    clean.setattr(mpis.sys, "prefix", str(tmp_path / "venv"))
+    clean.delitem(mpis.sys.modules, "mpi4py.MPI", raising=False)
+    wheel(tmp_path / "venv", "mpich")
+    library, mpiexec = tmp_path / "site/lib" / site, tmp_path / "site/bin/mpiexec"
+    for path in (library, mpiexec):
+        path.parent.mkdir(parents=True)
+        path.touch(mode=0o755)
+    clean.setenv("MPI_HOME", str(tmp_path / "site"))
+    clean.setenv("PATH", str(mpiexec.parent))
+    clean.setenv(rank, "0")
+    mpi_libraries.load_matching()
+    assert mpi_libraries.os.environ["MPI4PY_LIBMPI"] == str(tmp_path / loaded)
+    if loaded.startswith("site"):
+        mpis.expect_site()
+    else:
+        with pytest.raises(LaunchError, match=r"this process loads .*venv/lib/libmpi\.so\.12"):
+            mpis.expect_site()
+
+
+def test_a_group_under_the_site_s_mpi_needs_one(clean):
+    with pytest.raises(LaunchError, match="set MPI_HOME"):
+        mpis.expect_site()
 
 
 def test_the_library_follows_the_mpiexec_that_started_us(clean, tmp_path):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 from manyhands.comm.communicator import Ready
 from manyhands.comm.rendezvous import ask_leader, host_leader
 from manyhands.launch.host_watchdog import TURN, HostWatchdog, dump_stack_on_signal
-from manyhands.launch.scratch import new_name
+from manyhands.launch.scratch import make_folder, new_name, remove_abandoned
 from manyhands.launch.shm_cleanup import CleanupProcess, hold_folder
 from manyhands.launch.status_board import AFTER, BOARD_FILE, OWN, Board
 
@@ -75,9 +75,9 @@ class WatchedComm:
 
     def _make(self) -> Path:
         """Make a folder with an empty board, and the process that removes it after a kill."""
+        remove_abandoned()
         folder = new_name()
-        folder.mkdir(mode=0o700)
-        self._cleanup = CleanupProcess(folder)
+        self._cleanup = make_folder(folder)
         Board(folder / BOARD_FILE, self.size, create=True)
         return folder
 
