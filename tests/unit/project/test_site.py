@@ -32,7 +32,7 @@ MADE = {"index.md", "reference/command-line.md", "tutorials/notebook.md", "galle
 MODULES = {"allreduce", "callbacks", "testing", "torch_mpi"}
 RETURNED = {  # by public functions, or raised; no user makes them
     "training.userloop.join.Hands",
-    "report.results_table.Table",
+    "report.output.results_table.Table",
     "experiments.forecast.predict.Prediction",
     "errors.TooFewError",
     "errors.ResourceError",

@@ -14,6 +14,7 @@ from records import record
 
 from manyhands import report
 from manyhands.cli.app import main
+from manyhands.config import core_counts
 from manyhands.config.parse import parse_evaluate_every
 from manyhands.experiments.sweep import plan, run
 from manyhands.experiments.sweep.eta import Estimate
@@ -25,8 +26,13 @@ from manyhands.strategies import STRATEGIES
 CORES = (1, 2, 4, 16)
 
 
+def pretend(cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (plan, core_counts):
+        monkeypatch.setattr(module, "cores", lambda: cores)
+
+
 def planned(cores: int, monkeypatch: pytest.MonkeyPatch) -> Schedule:
-    monkeypatch.setattr(plan, "cores", lambda: cores)
+    pretend(cores, monkeypatch)
     return make_schedule(read(DEMO))
 
 
@@ -82,7 +88,7 @@ class Runs:
 def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
     made = Runs()
     monkeypatch.setattr(run, "fit", made)
-    monkeypatch.setattr(plan, "cores", lambda: 2)
+    pretend(2, monkeypatch)
     monkeypatch.setattr(report, "build", lambda folders, output: output / "report.html")
     return made
 
