@@ -65,6 +65,28 @@ def mlp_dropout() -> nn.Module:
     )  # fmt: skip
 
 
+class Transformer(nn.Module):
+    """Two encoder layers of width 128 over 64 tokens, classified by their mean: 0.5 million."""
+
+    def __init__(self, tokens: int = 1000, width: int = 128) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(tokens, width)
+        layer = nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2)
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the scores of the classes."""
+        return self.head(self.encoder(self.embedding(x)).mean(1))
+
+
+def texts() -> mh.Data:
+    """Return random texts of 64 tokens with random classes: only their shape matters here."""
+    torch.manual_seed(0)
+    x, y = torch.randint(1000, (8192, 64)), torch.randint(10, (8192,))
+    return mh.Data(train=(x, y), test=(x[:16], y[:16]))
+
+
 def images() -> mh.Data:
     """Return random images of 32×32 with random classes: only their shape matters here."""
     torch.manual_seed(0)
@@ -78,4 +100,5 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any]]] = {
     "mlp-dropout": (mlp_dropout, lambda: "mnist"),
     "mlp-11m": (mlp11m, lambda: "mnist"),
     "resnet-18": (resnet18, images),
+    "transformer": (Transformer, texts),
 }
