@@ -190,12 +190,16 @@ def read_head(folder: Path) -> dict[str, Any] | None:
 
 
 def read_event(folder: Path) -> Event | None:
-    """Return what the private run in `folder` has paid for; None without a ledger."""
+    """Return what the private run in `folder` costs; None without a ledger.
+
+    A run that ended early costs what it planned: what its model showed may have ended it, and the
+    accountants' bounds hold for numbers of steps that are fixed beforehand.
+    """
     head = read_head(folder)
     if head is None:
         return None
     terms = head["terms"]
-    return Event(steps_paid(folder), float(terms["rate"]), float(terms["noise_multiplier"]))
+    return Event(int(head["limit"]), float(terms["rate"]), float(terms["noise_multiplier"]))
 
 
 def steps_paid(folder: Path) -> int:

@@ -40,10 +40,13 @@ SETTINGS = {
     False: "rank 0 computes σ, C and T and sends them; the other processes use what they receive",
 }
 TIMING = {
-    True: "how long the process computes depends on the secret samples; ε does not cover an "
-    "observer of its running time",
-    False: "when a process sends a message, and how long it computes, depend on the secret "
-    "samples; ε does not cover an observer of either",
+    "alone": "how long the process computes depends on the secret samples; ε does not cover an "
+    "observer of its running time, or the times in the record",
+    "together": "when a process sends a message, and how long it computes, depend on the secret "
+    "samples; ε does not cover an observer of either, or the times in the record",
+    "apart": "when a process sends a message, and how long it computes, depend on the secret "
+    "samples; ε does not cover an observer of either, the times in the record, or the order in "
+    "which updates reach the model",
 }
 
 
@@ -57,6 +60,7 @@ def describe_trust(config: RunConfig, hosts: int | None) -> dict[str, str]:
     if config.strategy.supports.beside == "stage":
         kind = "stages"
     alone = config.processes == 1
+    apart = config.strategy.exposure == "each" and not config.strategy.supports.deterministic
     messages = MESSAGES["alone" if alone else kind]
     if config.partition_kind == "balanced" and not alone:
         messages += SAMPLE_KEY
@@ -64,7 +68,7 @@ def describe_trust(config: RunConfig, hosts: int | None) -> dict[str, str]:
         "trust": messages,
         "records": _describe_holders(config, hosts),
         "settings": SETTINGS[alone],
-        "timing": TIMING[alone],
+        "timing": TIMING["alone" if alone else "apart" if apart else "together"],
     }
 
 

@@ -6,6 +6,7 @@ import math
 import sys
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -104,6 +105,30 @@ def test_one_unsampled_step_is_the_gaussian_mechanism() -> None:
     exact, four = gaussian_epsilon(1 / 4, DELTA), gaussian_epsilon(2 / 4, DELTA)
     assert exact <= epsilon(Event(1, 1.0, 4.0), DELTA) <= exact * 1.0005
     assert epsilon(Event(4, 1.0, 4.0), DELTA) == pytest.approx(four, rel=5e-4)
+
+
+@pytest.mark.parametrize(
+    "event", [Event(40, 0.05, 1.0), Event(100, 0.01, 0.7), Event(30, 0.3, 2.0)]
+)
+def test_simulated_losses_fail_as_often_as_delta_says(event: Event) -> None:
+    """Independent of both accountants, and it sees an ε that is too small: δ by its definition.
+
+    With the record present a step's sum is N(1, σ²) with probability q, else N(0, σ²).
+    """
+    delta, runs, variance = 0.01, 100_000, event.noise_multiplier**2
+    claimed = math.exp(epsilon(event, delta))
+    rng = np.random.default_rng(0)
+    present, absent = np.zeros(runs), np.zeros(runs)
+    for _ in range(event.steps):
+        drawn = rng.random(runs) < event.rate
+        noise = rng.normal(scale=event.noise_multiplier, size=runs)
+        for losses, sums in ((present, drawn + noise), (absent, noise)):
+            odds = np.exp((sums - 0.5) / variance)
+            losses += np.log1p(event.rate * (odds - 1))
+    failures = [np.maximum(0, 1 - claimed * np.exp(-losses)) for losses in (present, -absent)]
+    error = max(f.std() for f in failures) / math.sqrt(runs)
+    assert max(f.mean() for f in failures) == pytest.approx(delta, abs=4 * error)
+    assert error < delta / 20
 
 
 @pytest.mark.parametrize("order", [2, 3, 8])

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manyhands.errors import ConfigError
-from manyhands.privacy.ledger import Ledger
+from manyhands.privacy.accountant import Event
+from manyhands.privacy.ledger import Ledger, read_event
 
 TERMS = {"rate": 512 / 60_000, "noise_multiplier": 1.069, "clip": 0.1, "delta": 1e-5}
 
@@ -64,6 +65,15 @@ def test_a_clean_end_gives_back_what_was_not_drawn(path: Path) -> None:
     again = resume(path, at_least=3)
     assert again.spent == 3
     again.close()
+
+
+def test_a_run_that_ended_early_costs_all_of_its_plan(path: Path) -> None:
+    """A stop that looked at the model cannot lower the cost: bounds hold for fixed numbers."""
+    assert read_event(path.parent) is None
+    ledger = begin(path, limit=1000, block=16)
+    ledger.pay(16)
+    ledger.close()
+    assert read_event(path.parent) == Event(1000, TERMS["rate"], TERMS["noise_multiplier"])
 
 
 def test_after_a_crash_the_whole_block_counts(path: Path) -> None:
