@@ -12,6 +12,7 @@ import json
 import statistics
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -117,7 +118,7 @@ def main() -> None:
             ONE: ours(model, batch_size, 1, folder),
             WORKERS: ours(model, batch_size, cores(), folder),
         }
-        ways = {name: (lambda timed=timed: timed(steps)) for name, timed in timers.items()}
+        ways = {name: partial(timed, steps) for name, timed in timers.items()}
         found = in_turns(ways, in_time(asked.rounds, asked.seconds))
         what = f"threads, {model}, batch {batch_size}"
         facts = {"model": model, "batch_size": batch_size, "workers": cores()}

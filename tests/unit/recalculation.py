@@ -269,6 +269,7 @@ MEASURED: Mapping[str, Callable[[Record], Any]] = {
     "bytes of the parameters": lambda run: run["model"]["parameters"]
     * {"float32": 4, "float64": 8}[run["model"]["dtype"]],
     "learning rate": rate,
+    "limit of staleness": lambda run: run["config"]["staleness"],
     "seconds of computing": lambda run: sum(
         (p.get("compute") or 0) + (p.get("update") or 0)
         for p in run["workers"]

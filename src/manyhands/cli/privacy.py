@@ -81,7 +81,13 @@ def compute_budget(
     stated = statement(config, terms)
     on_stage(f"computing ε over {terms.steps:,} steps")
     spent = [[steps, round(cost, 6)] for steps, cost in accountant.curve(event, terms.delta)]
-    asked = {"examples": examples, "batch_size": config.batch_size, "epochs": config.epochs}
+    asked = {
+        "examples": examples,
+        "batch_size": config.batch_size,
+        "epochs": config.epochs,
+        "strategy": config.strategy.name,
+        "workers": config.workers,
+    }
     return {**asked, **stated, "curve": spent}
 
 
@@ -89,12 +95,13 @@ def format_budget(budget: Budget) -> list[str]:
     """Return the answer in words: the number asked for, then the statement of such a run."""
     from manyhands.privacy.statement import describe
 
+    many = "1 worker" if budget["workers"] == 1 else f"{budget['workers']} workers"
     lines = [
         f"noise multiplier σ = {budget['noise_multiplier']:g}: noise of σ × clip on every sum",
         f"ε = {budget['epsilon_pld']:.4f} at δ = {budget['delta']:g} by PLD; "
         f"{budget['epsilon_rdp']:.4f} by RDP, a looser check",
         f"{budget['steps']:,} steps, each record in a step with probability {budget['rate']:.6g}",
-        "such a run would state:",
+        f"such a run ({budget['strategy']}, {many}) would state:",
         *(f"  {label}: {text}" for label, text in describe(budget)),
     ]
     if budget["epsilon_pld"] > 10:

@@ -135,6 +135,7 @@ QUANTITIES: dict[str, Quantity] = {
     "bytes of the parameters": vector,
     "mean staleness": staleness,
     "learning rate": rate,
+    "limit of staleness": lambda run: number(run.config, "staleness"),
     "masters": masters,
     "bytes per push": push_bytes,
     "seconds per push": push_seconds,

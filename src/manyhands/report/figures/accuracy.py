@@ -54,14 +54,22 @@ def _range(
         )
         return say(words, name=name, value=extreme(what, top, values, True, form))
     pool = [row for row, _ in values]
-    some_lost = what == "accuracy" and any(row.unlearned for row in summary.comparable)
     return say(
         "{of} {name} ranges from {least} with {low} to {most} with {top}{hedge}.", name=name,
-        of="Apart from these, the" if some_lost else "The",
+        of=_which(summary, what),
         low=who(summary, low), least=extreme(what, low, values, False, form),
         top=who(summary, top), most=extreme(what, top, values, True, form),
         hedge=compare(top, low, what, pairs(len(pool)), pool).hedge(),
     )  # fmt: skip
+
+
+def _which(summary: Summary, what: str) -> str:
+    """Return the words for the configurations that a range is of."""
+    if what == "accuracy" and any(row.unlearned for row in summary.comparable):
+        return "Apart from these, the"
+    if what == "accuracy" and any(row.overran and row.accuracy for row in summary.rows):
+        return "Among runs that did not train on while they were evaluated, the"
+    return "The"
 
 
 def _unlearned(summary: Summary, rows: Sequence[Row]) -> Sentence:

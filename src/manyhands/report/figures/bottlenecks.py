@@ -130,7 +130,7 @@ def waiting(summary: Summary) -> list[Sentence]:
     if not rows:
         return _masters(summary)
     roomy = [row for row in rows if not row.crowded] or rows
-    most = "Most is lost by {who}"
+    most = _in_typical(summary, "most is lost by {who}")
     if len(roomy) < len(rows):
         most = "Where each process has a core, most is lost by {who}"
     rows = roomy
@@ -139,6 +139,11 @@ def waiting(summary: Summary) -> list[Sentence]:
     more = say("; {slowest}", slowest=slowest) if slowest else say("")
     only = say(most, who=who(summary, row)) if rows[1:] else who(summary, row)
     return [say("{only}: {lost}{more}.", only=only, lost=lost(row), more=more), *_masters(summary)]
+
+
+def _in_typical(summary: Summary, words: str) -> str:
+    """Return a sentence with the runs that it is of, where there are repeats."""
+    return f"In typical runs {words}" if summary.repeats > 1 else words[0].upper() + words[1:]
 
 
 def _same_in_all(row: Row) -> bool:
@@ -208,10 +213,12 @@ def _masters(summary: Summary) -> list[Sentence]:
     least = min(idle.values(), key=lambda pair: pair[0])
     most = max(idle.values(), key=lambda pair: pair[0])
     if percent(least[0]) == percent(most[0]):
-        return [say("The masters wait {part} of their time.", part=stated(most, "most"))]
+        words = _in_typical(summary, "the masters wait {part} of their time.")
+        return [say(words, part=stated(most, "most"))]
+    words = "the masters wait between {least} ({one}) and {most} ({other}) of their time."
     return [
         say(
-            "The masters wait between {least} ({one}) and {most} ({other}) of their time.",
+            _in_typical(summary, words),
             least=stated(least, "least"), one=who(summary, least[1]), most=stated(most, "most"),
             other=who(summary, most[1]),
         )

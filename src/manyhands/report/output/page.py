@@ -260,10 +260,10 @@ def _speedup(summary: Summary) -> Callable[[Row], Cell]:
     bases = {tuple(run.where for run in row.reference) for row in shown}
 
     def cell(row: Row) -> Cell:
-        if row.implausible or row.speedup is None:
+        if row.implausible or row.by_own or row.speedup is None:
             return Cell(NONE)
         base = summary.row_of(row.reference)
-        against = base.seconds.median if base and base.seconds and not row.by_own else None
+        against = base.seconds.median if base and base.seconds else None
         aside = f"of {seconds(against)}" if len(bases) > 1 and against else ""
         return Cell(times(row.speedup), row.speedup, aside)
 

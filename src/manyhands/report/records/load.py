@@ -25,7 +25,8 @@ from manyhands.report.wording.formatting import plural
 SCHEMA = 1
 DIFFERENT = (
     "counts steps in two ways: an older version let the other workers train while worker 0 "
-    "evaluated; its steps by epoch are left out. Run it again to have them"
+    "evaluated. Its steps by epoch, speed-up and time to the target are left out. Run it again to "
+    "have them"
 )
 
 

@@ -30,8 +30,9 @@ def _implausible(summary: Summary) -> Sentence:
     most = max(rows, key=lambda row: (row.against_reference or 0) / row.workers)
     return say(
         "{who} was {pace} times as fast as its reference, more than {workers} can give: something "
-        "else slowed the reference. Such speed-ups are not shown. Compare again with one thread "
-        "per worker (--threads) on a quiet machine.",
+        "else slowed the reference, or it ran on another machine. Speed-ups that exceed the "
+        "workers by a quarter or more are not shown. Compare again with one thread per worker "
+        "(--threads) on a quiet machine.",
         who=facts.who(summary, most), workers=facts.workers(most),
         pace=facts.against_reference(most),
     )  # fmt: skip

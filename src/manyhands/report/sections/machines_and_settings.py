@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -74,27 +75,50 @@ def _spent(row: Mapping[str, Any]) -> str:
 
 
 def _machine(runs: list[Run]) -> Pairs:
-    machine = runs[0].machine
-    memory = number(machine, "memory_bytes")
-    hosts = [clean(str(host)) for host in sequence(machine.get("hosts"))]
+    """Return machines and versions; where runs differ, every value with its number of runs."""
     threads = sorted({int(t) for r in runs if (t := number(r.machine, "threads_per_worker"))})
     started = sorted(run.started for run in runs if run.started)
+    found: dict[str, Counter[str]] = {}
+    for run in runs:
+        for key, value in _facts_of_machine(run):
+            found.setdefault(key, Counter())[value] += 1
     pairs = [
+        *((key, _counted(values)) for key, values in found.items()),
+        ("threads per worker", join([str(t) for t in threads])),
+        ("kernels", _kernels(runs)),
+        ("started", " to ".join(dict.fromkeys((started[0], started[-1]))) if started else ""),
+    ]
+    return [(key, value) for key, value in pairs if value]
+
+
+def _facts_of_machine(run: Run) -> Pairs:
+    machine = run.machine
+    memory = number(machine, "memory_bytes")
+    hosts = [clean(str(host)) for host in sequence(machine.get("hosts"))]
+    return [
         ("host", join(hosts)),
         ("processor", text(machine, "cpu")),
         ("cores", _shown(machine.get("cores"))),
         ("memory", f"{memory / 2**30:.0f} GiB" if memory else ""),
         ("system", text(machine, "system")),
-        ("manyhands", join(list(dict.fromkeys(r.version for r in runs if r.version)))),
+        ("manyhands", run.version),
         *(
             (key, text(machine, key))
             for key in ("python", "torch", "numpy", "mpi", "mpi4py", "launcher")
         ),
-        ("threads per worker", join([str(t) for t in threads])),
-        ("kernels", _kernels(runs)),
-        ("measured", " to ".join(dict.fromkeys((started[0], started[-1]))) if started else ""),
     ]
-    return [(key, value) for key, value in pairs if value]
+
+
+def _counted(values: Counter[str]) -> str:
+    """Return the only value, or each with the number of its runs.
+
+    >>> _counted(Counter({"1": 18, "4": 63})), _counted(Counter({"2": 5}))
+    ('4 (63 runs), 1 (18 runs)', '2')
+    """
+    known = [(value, runs) for value, runs in values.most_common() if value]
+    if len(known) < 2:
+        return known[0][0] if known else ""
+    return ", ".join(f"{value} ({plural(runs, 'run')})" for value, runs in known)
 
 
 def _kernels(runs: Iterable[Run]) -> str:

@@ -24,8 +24,9 @@ def sentences(summary: Summary) -> Iterable[Sentence]:
     roomy = [row for row in rows if not row.crowded] or rows
     row = max(roomy, key=lambda one: median("masters together", one.runs) or 0)
     yield say(
-        "Measured with {workers} and {masters}, where masters have most to do: a master needs "
-        "{each} for a push, and the busiest works {busy} of the time{crowded}.",
+        "Measured with {workers} and {masters}, where all masters together work for the largest "
+        "part of the training time: a master needs {each} for a push, and the busiest works "
+        "{busy} of that time{crowded}.",
         workers=facts.workers(row), masters=_masters(row),
         each=stated("seconds per push", row.runs, seconds),
         busy=stated("busiest master", row.runs, lambda v: percent(v, 1)),

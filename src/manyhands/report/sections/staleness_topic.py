@@ -25,8 +25,7 @@ def sentences(summary: Summary) -> Iterable[Sentence]:
         for row in summary.rows
         if row.group.strategy in LATE and median("mean staleness", row.runs) is not None
     ]
-    # A limit on staleness is a remedy, not what happens without one.
-    rows = [r for r in rows if r.workers > 1 and r.runs[0].config.get("staleness") is None]
+    rows = [r for r in rows if r.workers > 1 and not _remedied(r.runs[0])]
     if rows:
         yield _late(rows)
         yield from _product(summary, rows)
@@ -54,19 +53,28 @@ def _late(rows: Sequence[Row]) -> Sentence:
     )  # fmt: skip
 
 
+def _remedied(run: Run) -> bool:
+    """Whether the run limited staleness or divided its rates by it: not what happens without."""
+    return run.config.get("staleness") is not None or bool(run.config.get("staleness_aware"))
+
+
 def _rate(runs: Sequence[Run]) -> float | None:
     return median("learning rate", runs)
 
 
 def _product(summary: Summary, rows: Sequence[Row]) -> Iterable[Sentence]:
-    """State the highest η τ where all repeats learned, and the least where some did not."""
+    """State the highest η τ where every repeat learned, and the least where some did not."""
     known = [
         (rate * late, row)
         for row in rows
         if (rate := _rate(row.runs)) is not None
         and (late := median("mean staleness", row.runs)) is not None
     ]
-    gone = [(r.source, r.strategy, r.workers, _rate([r])) for r in _infinite(summary)]
+    gone = [
+        (r.source, r.strategy, r.workers, _rate([r]))
+        for r in _infinite(summary)
+        if not _remedied(r)
+    ]
     fine = [
         (value, row)
         for value, row in known
@@ -82,8 +90,8 @@ def _product(summary: Summary, rows: Sequence[Row]) -> Iterable[Sentence]:
 
     if fine:
         yield say(
-            "The learning rate times the mean staleness, η τ, is at most {most} where all repeats "
-            "learned.",
+            "The learning rate times the mean staleness, η τ, is at most {most} where every repeat "
+            "got more than half as far from guessing as the best run.",
             most=product(max(fine, key=lambda pair: pair[0])),
         )
     if lost:
@@ -201,7 +209,9 @@ def _diverged(summary: Summary) -> Iterable[Sentence]:
 
 def _case(run: Run) -> Sentence:
     rate: Fact | str = stated("learning rate", [run], lambda v: f"{v:g}") or "unknown"
+    limit = stated("limit of staleness", [run], lambda v: f"{v:g}")
     return say(
-        "{strategy} with {workers}, learning rate {rate}", strategy=run.strategy, rate=rate,
+        "{strategy} with {workers}, learning rate {rate}{limit}", strategy=run.strategy, rate=rate,
+        limit=say(", staleness at most {limit}", limit=limit) if limit else "",
         workers=fact("workers", run.workers, runs=[run], text=plural(run.workers, "worker")),
     )  # fmt: skip

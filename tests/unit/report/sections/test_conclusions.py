@@ -76,6 +76,19 @@ def test_diverged_runs_are_counted(tmp_path: Path) -> None:
     assert "1 run diverged: server with 8 workers, learning rate 0.1." in told
 
 
+def test_remedies_for_staleness_do_not_count_as_what_happens_without(tmp_path: Path) -> None:
+    plain = served(8, 1, accuracy=0.1, lr=0.05)
+    aware = served(8, 1, accuracy=0.97, lr=0.1, staleness_aware=True)
+    limited = served(8, 1, lr=0.01, staleness=1)
+    limited |= {"status": "failed", "error": "the loss is nan at step 3"}
+    learned = served(8, 1, accuracy=0.97, lr=0.01)
+    told = said(summary(tmp_path, [plain, aware, limited, learned]), DIVERGES)
+    tau = learned["strategy"]["staleness"]["mean"]
+    assert f"is at most {0.01 * tau:.2g} (" in told
+    assert f"at least {0.05 * tau:.2g} (" in told
+    assert "server with 8 workers, learning rate 0.01, staleness at most 1." in told
+
+
 def test_masters_are_judged_by_how_busy_they_were(tmp_path: Path) -> None:
     runs = [served(6, 2, repeat, cores=16) for repeat in range(2)]
     found = summary(tmp_path, runs)

@@ -22,6 +22,7 @@ from manyhands.report.figures import (
     training_time,
 )
 from manyhands.report.figures.all_figures import charts
+from manyhands.report.output.page import result_columns
 from manyhands.report.records.load import read
 from manyhands.report.sections import law_topic
 from manyhands.report.sections.answer import answer
@@ -152,6 +153,10 @@ def test_speedups_of_a_curve_are_against_one_reference() -> None:
     group = next(group for group in slow.groups if group.strategy == "sync")
     assert {row.by_own for row in slow.of(group)} == {True}
     assert "is against its own run with one worker" in speedup.baseline(slow)
+    shown = {column.title: column.cell for column in result_columns(slow)}
+    rows = slow.of(group)
+    assert {shown["speed-up"](row).text for row in rows} == {"–"}
+    assert shown["own speed-up"](rows[-1]).text == "1.44×"
 
 
 def private(epsilon: float, sigma: float, **more: Any) -> Any:
