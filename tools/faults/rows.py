@@ -161,7 +161,7 @@ ROWS = [
     ),
     Row(
         "bytes from outside",
-        "no worker listens beyond the host; nothing is unpickled",
+        "on one host no worker listens beyond it; others' jobs and pickled arrays are refused",
         (
             SYSTEM + "test_faults.py::test_no_worker_listens_beyond_the_host",
             LAUNCHER + "test_a_job_that_others_could_have_written_is_not_read",
