@@ -474,6 +474,8 @@ def _part(privacy: Record, first: int) -> float:
 def waited(run: Record, process: Record) -> float:
     """Return a worker's waiting, with what it idles until the slowest has finished."""
     team = [p for p in run["workers"] if p.get("role") != "master"]
+    if not run.get("privacy") and all("training" in p for p in team):
+        return process["wait"] + max(p["training"] for p in team) - process["training"]
     rest = [
         max(one(run, "seconds", {}) - sum(p.get(phase) or 0 for phase in PHASES), 0) for p in team
     ]

@@ -276,6 +276,7 @@ def _process(worker: Mapping[str, Any]) -> Process:
         role=text(worker, "role"),
         steps=number(worker, "steps"),
         cpu=total(number(worker, name) for name in ("user", "system")),
+        training=number(worker, "training"),
         compute=number(worker, "compute"),
         update=number(worker, "update"),
         communicate=number(worker, "communicate"),
@@ -290,13 +291,18 @@ def _process(worker: Mapping[str, Any]) -> Process:
 def _waiting_to_the_end(team: Sequence[Process], seconds: float | None) -> tuple[Process, ...]:
     """Count as waiting what a worker idles until the slowest has finished as well.
 
-    No phase is recorded then. The worker with the least such time shows what is not idling.
+    No phase is recorded then. Where a record does not say when each worker finished (private runs
+    do not), the worker with the least time outside of its phases shows what is not idling.
     """
-    rest = {
-        p.rank: max((seconds or 0.0) - math.fsum(part or 0.0 for part in p.phases), 0.0)
-        for p in team
-        if p.trains and p.wait is not None
-    }
+    mine = [p for p in team if p.trains and p.wait is not None]
+    ends = [p.training for p in mine if p.training is not None]
+    if len(ends) == len(mine):
+        rest = {p.rank: -(p.training or 0.0) for p in mine}
+    else:
+        rest = {
+            p.rank: max((seconds or 0.0) - math.fsum(part or 0.0 for part in p.phases), 0.0)
+            for p in mine
+        }
     least = min(rest.values(), default=0.0)
     return tuple(
         replace(p, wait=(p.wait or 0.0) + rest[p.rank] - least) if p.rank in rest else p

@@ -28,6 +28,7 @@ class Process:
     role: str
     steps: float | None
     cpu: float | None
+    training: float | None  # until its own last step
     compute: float | None
     update: float | None
     communicate: float | None
