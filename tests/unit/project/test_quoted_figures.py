@@ -21,14 +21,17 @@ CHOOSE = (DOCS / "how-to" / "choosing-a-strategy.md").read_text(encoding="utf-8"
 PICTURE = re.compile(r"!\[[^\]]*\]\((?:docs/|\.\./)*images/([\w.-]+)\)")
 # A row of the page "Choose a strategy": the table behind it, and that table's row and baseline.
 MEASURED = {
-    "CNN, 16 cores | `sync`": ("table synchronous", "sync | 5"),
-    "CNN, 16 cores | `averaging`, once at the end": ("table psgd", "averaging | 5"),
+    "CNN, 5 cores of 16 | `sync`": ("table synchronous", "sync | 5"),
+    "CNN, 5 cores of 16 | `averaging`, once at the end": ("table psgd", "averaging | 5"),
     "CNN, batch 512, 16 cores | `sync`": ("table sync-scaling", "sync · mpi | 16"),
-    "CNN, Adam, batch 32 per worker | `hogwild`": ("table hogwild", "hogwild | 5"),
+    "CNN, Adam, batch 32 per worker, 5 cores of 16 | `hogwild`": ("table hogwild", "hogwild | 5"),
     "CNN, 8 cores | `gossip`, ring": ("table gossip", "gossip · ring | 8"),
     "CNN, 8 cores | `server`, 2 masters": ("table server-cnn", "server · masters 2 | 6"),
-    "MLP with a step below 2 ms | `sync`": ("table server", "sync | 12"),
-    "MLP with a step below 2 ms | `server`, 4 masters": ("table server", "server · masters 4 | 12"),
+    "MLP with a step below 2 ms, 16 cores | `sync`": ("table server", "sync | 12"),
+    "MLP with a step below 2 ms, 16 cores | `server`, 4 masters": (
+        "table server",
+        "server · masters 4 | 12",
+    ),
     "CNN, 2 cores, split in two | `pipeline`, 2 micro-batches": (
         "split model-parallel",
         "2 stages, MPI, 2 micro-batches | 2",
@@ -42,13 +45,18 @@ PAGES = {  # of the tables that are not in results.md
     "table flights-private": "spark.md",
 }
 BEST = "DDP at its best, our kernels"
+PLAIN = "DDP, our kernels"
 DDP = {
     "CNN, 9,840 parameters, batch 128 | 16 cores, x86": "large/step-cnn-16-128",
     "CNN, batch 1024 | 16 cores, x86": "large/step-cnn-16-1024",
     "MLP, 11 million parameters | 16 cores, x86": "large/step-mlp-11m-8-256",
     "ResNet-18 | 16 cores, x86": "large/step-resnet-18-8-128",
+    "CNN, batch 16 | 2 cores, Arm": "small/step-cnn-2-16",
+    "CNN, batch 16 | 2 cores, x86": "small-x86/step-cnn-2-16",
     "CNN, batch 128 | 2 cores, Arm": "small/step-cnn-2-128",
     "CNN, batch 128 | 2 cores, x86": "small-x86/step-cnn-2-128",
+    "MLP, 11 million parameters | 2 cores, Arm": "small/step-mlp-11m-2-64",
+    "MLP, 11 million parameters | 2 cores, x86": "small-x86/step-mlp-11m-2-64",
     "ResNet-18 | 2 cores, Arm": "small/step-resnet-18-2-32",
     "ResNet-18 | 2 cores, x86": "small-x86/step-resnet-18-2-32",
 }
@@ -77,9 +85,9 @@ def quoted(title: str) -> dict[str, list[str]]:
     return {" | ".join(row[:2]): row[2:] for row in rows(section(title))}
 
 
-def ddp_record(name: str) -> dict[str, Any]:
+def ddp_record(name: str, way: str = BEST) -> dict[str, Any]:
     kept = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
-    (found,) = (record for record in kept["records"] if BEST in record["ratios"])
+    (found,) = (record for record in kept["records"] if way in record["ratios"])
     return dict(found)
 
 
@@ -106,10 +114,12 @@ def test_a_speed_up_and_its_accuracies_are_those_of_the_records(row: str) -> Non
 
 @pytest.mark.parametrize("row", DDP)
 def test_a_ratio_to_ddp_has_the_median_and_quartiles_of_its_record(row: str) -> None:
-    workers, ratio = quoted("When it beats DDP, and when it does not")[row]
+    workers, *stated = quoted("When it beats DDP, and when it does not")[row]
     assert workers == str(ddp_record(DDP[row])["workers"])
-    low, high = quartiles(ddp_record(DDP[row])["ratios"][BEST])
-    assert ratio == f"{ddp_ratio(DDP[row])} ({low:.2f}–{high:.2f})"
+    for ratio, way in zip(stated, (BEST, PLAIN), strict=True):
+        ratios = ddp_record(DDP[row], way)["ratios"][way]
+        low, high = quartiles(ratios)
+        assert ratio == f"{statistics.median(ratios):.2f} ({low:.2f}–{high:.2f})"
 
 
 def test_two_and_five_workers_on_two_cores_are_those_of_the_record() -> None:

@@ -116,7 +116,7 @@ def test_privacy_costs_what_the_page_says(name: str) -> None:
         assert (alike, within) == ({"averaging", "gossip", "server"}, set())
     else:
         assert (alike, within) == (set(), {"averaging"})
-    assert "it is told for all but averaging, gossip and the asynchronous server" in " ".join(
+    assert "the loss by privacy is significant for all but averaging, gossip and the asynchronous server" in " ".join(
         RESULTS.split()
     )
 

@@ -77,7 +77,7 @@ STRATEGIES = {
         "2 n (P − 1) / P, once in the whole run or once per period.",
         benefits="Almost no communication and no waiting, so it is fast on slow networks.",
         drawbacks="Each copy sees 1/P of the examples between averagings and the mean of the "
-        "copies is an approximation: the model gets worse with P, and more where shards differ.",
+        "copies is an approximation: the model can get worse with P, and more where shards differ.",
         division="lets each worker learn alone from its own shard. Where shards hold different "
         "classes, each model learns a different task, and the mean of such models can be worse "
         "than any of them",
