@@ -116,9 +116,8 @@ def test_privacy_costs_what_the_page_says(name: str) -> None:
         assert (alike, within) == ({"averaging", "gossip", "server"}, set())
     else:
         assert (alike, within) == (set(), {"averaging"})
-    assert "the loss by privacy is significant for all but averaging, gossip and the asynchronous server" in " ".join(
-        RESULTS.split()
-    )
+    words = "the loss by privacy is significant for all but averaging, gossip and the "
+    assert words + "asynchronous server" in " ".join(RESULTS.split())
 
 
 @pytest.mark.parametrize(("said", "stated"), SAID.items(), ids=[" ".join(k[:2]) for k in SAID])
