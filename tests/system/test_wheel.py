@@ -53,6 +53,14 @@ def test_it_comes_from_the_wheel(installed):
     assert done.stdout.startswith(str(installed))
 
 
+def test_it_has_no_start_up_hooks(installed):
+    """Other programs of the environment start as before: nothing of ours runs in them."""
+    (site,) = (installed / "lib").glob("python*/site-packages")
+    hooks = {path.name for kind in ("*.pth", "*customize.py") for path in site.glob(kind)}
+    own = {"dependencies.pth", "distutils-precedence.pth"}  # the fixture's, and setuptools'
+    assert hooks <= own
+
+
 def test_it_answers_help(installed):
     line = [str(installed / "bin/manyhands"), "--help"]
     done = subprocess.run(line, capture_output=True, text=True, env=environment(), check=True)

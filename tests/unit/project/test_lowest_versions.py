@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 SCRIPT = Path(__file__).parents[3] / ".ci" / "lowest.py"
 lowest: Any = runpy.run_path(str(SCRIPT))["lowest"]
@@ -44,3 +45,18 @@ def test_this_project_has_a_bound_for_everything() -> None:
     assert any(pin.startswith("torch==") for pin in pins)
     # Earlier ones lack Parameter(n_tokens=…), without which no command starts.
     assert "cyclopts==4.3" in pins
+
+
+def test_the_weekly_workflow_tests_the_lowest_and_the_newest_versions() -> None:
+    path = SCRIPT.parents[1] / ".github" / "workflows" / "versions.yml"
+    workflow = yaml.safe_load(path.read_text(encoding="utf-8"))
+    job = workflow["jobs"]["versions"]
+    assert {each["versions"] for each in job["strategy"]["matrix"]["include"]} == {
+        "lowest",
+        "newest",
+    }
+    assert workflow[True]["schedule"]  # YAML reads the key "on" as true
+    runs = {step.get("if", ""): step.get("run", "") for step in job["steps"]}
+    assert ".ci/lowest.py > bounds.txt" in runs["matrix.versions == 'lowest'"]
+    assert "--upgrade-strategy eager" in runs["matrix.versions == 'newest'"]
+    assert any("pytest tests/unit" in step.get("run", "") for step in job["steps"])
