@@ -52,8 +52,8 @@ LINES, SENTENCES = 10, 4  # of a figure's comment
 ROOMY = 120.0  # points below a column's figures, in which the text after them begins
 RESERVE = 64.0  # for naming what is left out
 NEVER = (
-    "Start-up, evaluation, messages and phases of every configuration, and the figures' values: "
-    "in report.html."
+    "How sequential works; start-up, evaluation, messages and phases of every configuration; the "
+    "figures' values: in report.html."
 )
 # Which figures come first where not all find room; the others follow in their own order.
 FIRST = (
