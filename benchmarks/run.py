@@ -62,6 +62,7 @@ SMALL = (
     Part("balance", "balance.py", ("--workers", 2, "--rounds", 3, "--batch", 128)),
     Part("to-98", "to_target.py", ("--workers", 2, "--rounds", 1)),
     Part("yardstick", "yardstick.py", ("--workers", 2, "--rounds", 2, "--steps", 900)),
+    Part("threads", "threads.py", ("--rounds", 3)),
 )
 LARGE = (
     steps(16, "cnn", 128, "--rounds", 40, "--steps", 20),
@@ -88,6 +89,7 @@ LARGE = (
     Part("balance", "balance.py", ("--workers", 4)),
     Part("hogwild", "hogwild_example.py", ("--workers", 2, "--rounds", 3, "--steps", 150)),
     Part("pipeline", "pipeline.py", ("--rounds", 3, "--steps", 200)),
+    Part("threads", "threads.py", ("--rounds", 5)),
 )
 PARTS = {"small": SMALL, "large": LARGE}
 ROUNDS = re.compile(r" --rounds (\d+)")

@@ -9,6 +9,7 @@ thread per core, which separates what our step saves from what the workers bring
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import tempfile
 from collections.abc import Callable
@@ -107,12 +108,17 @@ def table(path: Path) -> str:
 
 
 def main() -> None:
-    asked = parser(__doc__, rounds=5, steps=100).parse_args()
+    options = parser(__doc__, rounds=5, steps=100)
+    options.add_argument("--models", default=",".join(SAID), help="only these")
+    asked = options.parse_args()
+    os.environ.pop("OMP_NUM_THREADS", None)  # the other benchmarks' one thread
     torch.set_num_threads(cores())
     made = []
     for model, batch_size in CASES:
+        if model not in asked.models.split(","):
+            continue
         folder = Path(tempfile.mkdtemp(prefix="manyhands-"))
-        steps = 6 if model == "resnet-18" else asked.steps // (batch_size // 64)
+        steps = max(1, asked.steps // (16 if model == "resnet-18" else batch_size // 64 or 1))
         timers = {
             PLAIN: plain(model, batch_size, folder),
             ONE: ours(model, batch_size, 1, folder),

@@ -15,6 +15,7 @@ SHORTER = {
     "allreduce": ("--sizes", "256B..1KB"),
     "torch-mpi": ("--sizes", "10", "--batches", "16"),
     "yardstick": ("--ways", "averaging,sync,server"),
+    "threads": ("--models", "cnn"),
 }
 LONG = {
     "step-cnn-2-128": "the script is that of the other steps",

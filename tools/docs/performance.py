@@ -11,12 +11,14 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import epochs
+import threads
 import to_target
 from ratio_chart import draw
 from run import PARTS, rows
 from turns import HERE
 
 PAGE = HERE.parent / "docs" / "performance.md"
+CHOOSING = PAGE.parent / "how-to" / "choosing-a-strategy.md"
 IMAGES = PAGE.parent / "images"
 MOST = 10  # rows of a machine that are shown; all others are folded
 HEAD = ("comparison", "ours", "theirs", "ratio", "better", "quartiles", "target", "result")
@@ -144,8 +146,8 @@ def told(kept: list[dict[str, Any]]) -> str:
 
 def write(text: str) -> str:
     """Return the page with everything between its marks made anew."""
-    pattern = r"(<!-- (bars|epochs|to-98) ([\w-]+) -->\n)(.*?)(<!-- end -->)"
-    tables = {"epochs": epochs.table, "to-98": to_target.table}
+    pattern = r"(<!-- (bars|epochs|to-98|threads) ([\w-]+) -->\n)(.*?)(<!-- end -->)"
+    tables = {"epochs": epochs.table, "to-98": to_target.table, "threads": threads.table}
 
     def made(mark: re.Match[str]) -> str:
         kind, machine = mark[2], mark[3]
@@ -155,8 +157,9 @@ def write(text: str) -> str:
     return re.sub(pattern, made, text, flags=re.S)
 
 
-def main(page: Path = PAGE) -> int:
-    page.write_text(write(page.read_text()))
+def main() -> int:
+    for page in (PAGE, CHOOSING):
+        page.write_text(write(page.read_text()))
     return 0
 
 
