@@ -80,7 +80,7 @@ def test_the_target_stops_all_workers(tmp_path):
 
 def test_nobody_trains_while_worker_0_evaluates(tmp_path):
     def slow(output, target):
-        time.sleep(0.3)
+        time.sleep(1)
         return (output.argmax(1) == target).float().mean()
 
     given = {**SMALL, "epochs": 100, "target_accuracy": 0.8, "metric": ["accuracy", slow]}
@@ -89,9 +89,10 @@ def test_nobody_trains_while_worker_0_evaluates(tmp_path):
     assert record["result"]["stopped"] == "target_accuracy"
     assert record["result"]["steps"] == record["epochs"][-1]["steps"]
     assert record["result"]["examples"] == record["epochs"][-1]["examples"]
-    # Beyond what is behind the copy there are the steps that others were in, one or two each.
+    # Beyond what is behind the copy there are the steps that others were in, and those of a time
+    # slice if worker 0 lost its core before it asked them to wait. In a second they make thousands.
     beyond = sum(w["steps"] for w in record["workers"]) - 3 * record["result"]["steps"]
-    assert 0 <= beyond <= 2 + 2 * 2
+    assert 0 <= beyond < record["result"]["steps"]
 
 
 def test_a_diverging_run_ends_all(tmp_path):
