@@ -182,8 +182,8 @@ def commands() -> str:
     for kind, counts in found["kinds"].items():
         rows.append(f"| {kind} | " + " | ".join(str(counts[name]) for name in counts) + " |")
     tried = sum(counts["tried"] for counts in found["kinds"].values())
-    again = found.get("struck_again", [])
-    mended = f"; lines {', '.join(map(str, again))} were run again after a fix" if again else ""
+    again, why = found.get("struck_again", []), found.get("struck_again_why", "after a fix")
+    mended = f"; lines {', '.join(map(str, again))} were run again {why}" if again else ""
     short = found.get("left_out", 0)
     left = f"; {short} more were not begun in time" if short else ""
     where = f"{tried:,} command lines in {found['seconds']} s ({_machine(found)}{mended}{left}):"
