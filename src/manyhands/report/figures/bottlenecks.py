@@ -130,7 +130,7 @@ def waiting(summary: Summary) -> list[Sentence]:
     if not rows:
         return _masters(summary)
     roomy = [row for row in rows if not row.crowded] or rows
-    most = _in_typical(summary, "most is lost by {who}")
+    most = "Most is lost by {who}"
     if len(roomy) < len(rows):
         most = "Where each process has a core, most is lost by {who}"
     rows = roomy
