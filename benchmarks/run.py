@@ -45,6 +45,12 @@ def steps(processes: int, model: str, batch: int, *more: object) -> Part:
     return Part(f"step-{model}-{processes}-{batch}", "against_ddp.py", arguments, processes)
 
 
+def loops(processes: int, model: str, batch: int, *more: object) -> Part:
+    """Return the comparison of your own loop, for one model and batch size."""
+    arguments = ("--model", model, "--batch-size", batch, *more)
+    return Part(f"own-loop-{model}-{processes}", "own_loop.py", arguments, processes)
+
+
 SMALL = (
     steps(2, "cnn", 128, "--rounds", 11, "--steps", 20),
     steps(2, "cnn", 16, "--rounds", 11, "--steps", 50),
@@ -63,6 +69,7 @@ SMALL = (
     Part("to-98", "to_target.py", ("--workers", 2, "--rounds", 1)),
     Part("yardstick", "yardstick.py", ("--workers", 2, "--rounds", 2, "--steps", 900)),
     Part("threads", "threads.py", ("--rounds", 3)),
+    loops(2, "gpt", 16, "--rounds", 5, "--steps", 5),
 )
 LARGE = (
     steps(16, "cnn", 128, "--rounds", 40, "--steps", 20),
@@ -90,6 +97,9 @@ LARGE = (
     Part("hogwild", "hogwild_example.py", ("--workers", 2, "--rounds", 3, "--steps", 150)),
     Part("pipeline", "pipeline.py", ("--rounds", 3, "--steps", 200)),
     Part("threads", "threads.py", ("--rounds", 5)),
+    loops(16, "gpt", 128),
+    loops(16, "cnn", 128, "--rounds", 20, "--steps", 40),
+    loops(8, "resnet-18", 128, "--rounds", 5, "--steps", 3),
 )
 PARTS = {"small": SMALL, "large": LARGE}
 ROUNDS = re.compile(r" --rounds (\d+)")

@@ -80,6 +80,33 @@ class Transformer(nn.Module):
         return self.head(self.encoder(self.embedding(x)).mean(1))
 
 
+class GPT(nn.Module):
+    """A decoder of four blocks of width 256 over 64 tokens, tied embeddings: 4.2 million."""
+
+    def __init__(self, tokens: int = 4096, width: int = 256, depth: int = 4) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(tokens, width)
+        self.position = nn.Parameter(torch.zeros(64, width))
+        layer = nn.TransformerEncoderLayer(
+            width, 4, 4 * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+        )
+        self.blocks = nn.TransformerEncoder(layer, depth, enable_nested_tensor=False)
+        self.norm = nn.LayerNorm(width)
+        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the scores of the next token, at every place; (batch, tokens, places)."""
+        hidden = self.blocks(self.embedding(x) + self.position, mask=self.mask, is_causal=True)
+        return (self.norm(hidden) @ self.embedding.weight.T).transpose(1, 2)
+
+
+def tokens() -> mh.Data:
+    """Return random texts of 64 tokens, and the next token of each: only their shape matters."""
+    torch.manual_seed(0)
+    x = torch.randint(4096, (2048, 65))
+    return mh.Data(train=(x[:, :-1], x[:, 1:]), test=(x[:16, :-1], x[:16, 1:]))
+
+
 def texts() -> mh.Data:
     """Return random texts of 64 tokens with random classes: only their shape matters here."""
     torch.manual_seed(0)
@@ -101,4 +128,5 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any]]] = {
     "mlp-11m": (mlp11m, lambda: "mnist"),
     "resnet-18": (resnet18, images),
     "transformer": (Transformer, texts),
+    "gpt": (GPT, tokens),
 }
