@@ -97,9 +97,9 @@ LARGE = (
     Part("hogwild", "hogwild_example.py", ("--workers", 2, "--rounds", 3, "--steps", 150)),
     Part("pipeline", "pipeline.py", ("--rounds", 3, "--steps", 200)),
     Part("threads", "threads.py", ("--rounds", 5)),
-    loops(16, "gpt", 128),
+    loops(16, "gpt", 128, "--rounds", 5),
     loops(16, "cnn", 128, "--rounds", 20, "--steps", 40),
-    loops(8, "resnet-18", 128, "--rounds", 5, "--steps", 3),
+    loops(8, "resnet-18", 128, "--rounds", 3, "--steps", 2),
 )
 PARTS = {"small": SMALL, "large": LARGE}
 ROUNDS = re.compile(r" --rounds (\d+)")

@@ -7,8 +7,10 @@ and its owner and mode are checked before it is read.
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import stat
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,7 +79,7 @@ class Job:
         folder.chmod(0o700)
         path = folder / JOB_FILE
         with os.fdopen(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600), "wb") as file:
-            content = cloudpickle.dumps(self)
+            content = cloudpickle.dumps(_module_folders()) + cloudpickle.dumps(self)
             file.write(content)
         return hashlib.sha256(content).hexdigest()
 
@@ -101,8 +103,20 @@ class Job:
     def _unpickle(content: bytes, what: str) -> Job:
         import cloudpickle
 
-        import_path.include_working_folder()
-        job = cloudpickle.loads(content)
+        stream = io.BytesIO(content)
+        job = folders = cloudpickle.load(stream)
+        if isinstance(folders, list):
+            sys.path[:] = [*folders, *(each for each in sys.path if each not in folders)]
+            import_path.include_working_folder()
+            job = cloudpickle.load(stream)
         if not isinstance(job, Job):
             raise LaunchError(f"{what} holds {type(job).__name__}; expected a job")
         return job
+
+
+def _module_folders() -> list[str]:
+    """Return where this process looks for modules, as absolute paths.
+
+    The workers look there too: a script's siblings are found from every working folder.
+    """
+    return [os.path.abspath(each) for each in sys.path if isinstance(each, str)]

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import traceback
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -135,6 +136,20 @@ def test_a_job_travels(tmp_path):
     job = a_job(tmp_path, workers=3)
     job.write(tmp_path)
     assert Job.read(tmp_path) == job
+
+
+def test_a_job_finds_the_modules_beside_the_script_from_another_folder(tmp_path, monkeypatch):
+    (tmp_path / "beside_the_script.py").write_text("def model():\n    pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    from beside_the_script import model
+
+    private = tmp_path / "private"
+    private.mkdir()
+    replace(a_job(tmp_path), model=model).write(private)
+    line = "from manyhands.training.job import Job; import sys, pathlib\n"
+    line += "print(Job.read(pathlib.Path(sys.argv[1])).model.__module__)"
+    read = [sys.executable, "-c", line, str(private)]
+    assert subprocess.check_output(read, cwd="/", text=True).strip() == "beside_the_script"
 
 
 @pytest.mark.parametrize("open_to_others", ["folder", "file"])
