@@ -7,6 +7,8 @@ one thread and `--batch-size` examples divided by the workers.
 
 from __future__ import annotations
 
+import json
+import statistics
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -29,6 +31,11 @@ from manyhands.data import Stored, store
 COMM = MPI.COMM_WORLD
 ALONE = "never talk"
 BEST = {"gradient_as_bucket_view": True, "static_graph": True}
+SAID = {
+    "cnn": "CNN, 9,840 parameters",
+    "gpt": "GPT, 4.2 million",
+    "resnet-18": "ResNet-18, 11 million",
+}
 Batches = Iterator[tuple[Tensor, Tensor]]
 Step = Callable[[Tensor, Tensor], object]
 
@@ -74,6 +81,25 @@ def batches(model: str, batch_size: int) -> Batches:
     own = torch.arange(COMM.rank * share, 16 * batch_size, batch_size)
     kept = [train.batch(torch.arange(begin, begin + share) % len(train)) for begin in own.tolist()]
     yield from cycle(kept)
+
+
+def table(folder: Path) -> str:
+    """Return the table of all records of this benchmark in a machine's folder, as Markdown."""
+    lines = [
+        "| model, workers, batch | `join` | DDP with its defaults | DDP at its best "
+        "| no communication | `join` is … times as fast as DDP at its best (range), rounds |",
+        "|---|---|---|---|---|---|",
+    ]
+    for path in sorted(folder.glob("own-loop-*.json")):
+        [each] = json.loads(path.read_text())["records"]
+        ratios = each["ratios"]["DDP at its best"]
+        ratio = f"{statistics.median(ratios):.2f} ({min(ratios):.2f}–{max(ratios):.2f})"
+        model = each["what"].split(", ")[1]
+        ways = ("ours", "DDP as it comes", "DDP at its best", ALONE)
+        times = " | ".join(f"{each['medians'][name]:.3g} ms" for name in ways)
+        what = f"{SAID[model]}, {each['workers']}, {each['batch_size']}"
+        lines.append(f"| {what} | {times} | {ratio}, {len(ratios)} |")
+    return "\n".join(lines)
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import epochs
+import own_loop
 import threads
 import to_target
 from ratio_chart import draw
@@ -146,11 +147,13 @@ def told(kept: list[dict[str, Any]]) -> str:
 
 def write(text: str) -> str:
     """Return the page with everything between its marks made anew."""
-    pattern = r"(<!-- (bars|epochs|to-98|threads) ([\w-]+) -->\n)(.*?)(<!-- end -->)"
+    pattern = r"(<!-- (bars|epochs|to-98|threads|own-loop) ([\w-]+) -->\n)(.*?)(<!-- end -->)"
     tables = {"epochs": epochs.table, "to-98": to_target.table, "threads": threads.table}
 
     def made(mark: re.Match[str]) -> str:
         kind, machine = mark[2], mark[3]
+        if kind == "own-loop":
+            return f"{mark[1]}{own_loop.table(HERE / 'results' / machine)}\n{mark[5]}"
         path = HERE / "results" / machine / f"{kind}.json"
         return f"{mark[1]}{tables[kind](path) if kind in tables else table(machine)}\n{mark[5]}"
 
