@@ -95,8 +95,8 @@ def test_runs_at_the_same_time_on_one_machine_are_disturbed() -> None:
     assert summary(*runs).best is not None
     runs[0]["started"] = runs[1]["started"]
     told = said(answer(summary(*runs)))
-    assert "In 2 of 6 runs another one ran on the same machine at the same time" in told
-    assert "Speed-ups against sync with 1 worker rest on disturbed runs." in told
+    assert "During 2 of 6 runs, another run used the same machine." in told
+    assert "The speed-ups compare with disturbed runs: sync with 1 worker." in told
     assert summary(*runs).best is None
     runs[0]["machine"]["hosts"] = ["another"]
     assert summary(*runs).best is not None
