@@ -41,8 +41,10 @@ def answer(summary: Summary) -> tuple[Sentence, ...]:
     if parts := _parts(summary):
         return (*(_headed(name, part) for name, part in parts), *spent, *doubts(summary))
     found = _conclusion(summary)
-    tied = summary.choice is not None and summary.choice.tied
-    first = 1 + tied + bool(privacy_price.answer(summary))
+    choice = summary.choice
+    first = 1 + bool(privacy_price.answer(summary))
+    if choice is not None and choice.learned:
+        first += choice.tied + bool(privacy_price.leader(summary, choice))
     return (*found[:first], *doubts(summary), *found[first:], *spent)
 
 
