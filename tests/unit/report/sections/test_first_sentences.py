@@ -21,7 +21,7 @@ def said(sentences: object) -> str:
 def test_the_page_says_what_was_compared() -> None:
     found = summary(*several(("sequential", 1, 12, 0.98), ("sync", 4, 4, 0.98)))
     told = said(what_was_compared(found))
-    assert told.startswith("Compared: sequential and sync with 1 and 4 workers; model ")
+    assert told.startswith("Compared: sequential, sync with 4 workers; model ")
     assert told.endswith("; 4 cores; 3 repeats.")
 
 
@@ -41,7 +41,7 @@ def test_the_repeats_that_would_tell_rivals_apart_are_named() -> None:
     told = said(answer(summary(*runs)))
     tie = "No clear winner: 3 repeats cannot separate sync with 4 workers from averaging"
     assert told.startswith(tie)
-    assert "Averaging with 4 workers is 5 % behind: --repeats " in told
+    assert "Averaging with 4 workers is 5 % behind; --repeats " in told
     assert " should separate them if the spread stays." in told
 
 
