@@ -74,7 +74,7 @@ def test_where_repeats_tie_the_headline_names_no_winner_and_the_table_marks_all(
     marked = re.findall(r'</span>(\w+)<span class="star">(.*?)</span>', page)
     assert sorted(marked) == [("averaging", "≈ tied"), ("sync", "≈ tied")]
     assert "★" not in page
-    assert "≈ tied: the repeats do not tell these from sync with 2 workers" in page
+    assert "≈ tied: the repeats of these and of sync with 2 workers" in page
 
 
 def test_single_runs_are_not_said_to_tie() -> None:
