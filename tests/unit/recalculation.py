@@ -15,6 +15,7 @@ CONSTANTS = {
     "most repeats": 20, "fewest repeats": 2, "part of the updates that is drawn": 0.99,
     "level of the test": 0.05, "near the steps of theory": 0.15,
 }  # fmt: skip
+TIMED = ("seconds", "examples per second", "seconds of computing")  # compared within rounds
 PHASES = ("compute", "update", "communicate", "wait")
 
 
@@ -58,7 +59,7 @@ class Raw:
         if how == "fit":
             return fitted(what, runs, against, among, more)
         if how == "p-value":
-            return probability(what, [runs, against, *among], more)
+            return probability(what, runs, against, more)
         mine = typical(runs, what, more)
         if how in ("least", "most"):
             others = [typical(each, what, more) for each in among]
@@ -66,108 +67,93 @@ class Raw:
             assert mine == (min if how == "least" else max)(others), (fact, others)
         if how in ("median", "least", "most"):
             return mine
-        other = typical(against, what, more)
-        return {
-            "ratio": lambda: other / mine, "multiple": lambda: mine / other,
-            "excess": lambda: mine / other - 1, "difference": lambda: mine - other,
-        }[how]()  # fmt: skip
+        if how == "difference":
+            return mine - typical(against, what, more)
+        if what not in TIMED:
+            other = typical(against, what, more)
+            return other / mine if how == "ratio" else mine / other
+        if how == "ratio":
+            return quotient(what, against, runs, more)
+        return quotient(what, runs, against, more) - (how == "excess")
 
 
-def probability(what: str, sides: Sequence[Sequence[Record]], more: Mapping[str, Any]) -> float:
-    """Return the larger of both p-values; the first two sides are compared."""
-    if "rounds" in more:
-        return within_rounds(what, sides, more)
-    samples = [[v for run in side if (v := one(run, what, more)) is not None] for side in sides]
-    if "second" in what:
-        samples = [[math.log(v) for v in side] for side in samples]
-    mine, theirs, *pool = samples
-    alone = welch(mine, theirs)
-    degrees = sum(len(side) - 1 for side in pool)
-    within = sum(sum((v - statistics.fmean(side)) ** 2 for v in side) for side in pool)
-    if within <= 0:
-        return alone
-    gap = statistics.fmean(mine) - statistics.fmean(theirs)
-    t2 = gap**2 / (within / degrees * (1 / len(mine) + 1 / len(theirs)))
-    together = _beta(degrees / (degrees + t2), degrees / 2, 0.5)
-    return max(alone, min(1.0, together * more["comparisons"]))
+def probability(
+    what: str, mine: Sequence[Record], theirs: Sequence[Record], more: Mapping[str, Any]
+) -> float:
+    """Return the p-value of Welch's test, or within rounds of the paired one, corrected."""
+    first, second = (in_turn(side, what, more) for side in (mine, theirs))
+    paired = "second" in what and len(mine) > 2 and took_turns(mine, theirs)
+    if paired and len(mine) == len(first) == len(second):
+        assert more["rounds"] == len(first)
+        p = one_sample([a - b for a, b in zip(first, second, strict=True)])
+    else:
+        assert "rounds" not in more
+        p = welch(first, second)
+    return min(1.0, p * more["comparisons"])
+
+
+def took_turns(one: Sequence[Record], other: Sequence[Record]) -> bool:
+    """Say whether the n-th repeat of both began before the next of either."""
+    if len(one) != len(other) or not all(run.get("started") for run in (*one, *other)):
+        return False
+    first, second = (sorted(run["started"] for run in side) for side in (one, other))
+    ends = zip(first[:-1], second[:-1], first[1:], second[1:], strict=True)
+    return len(one) > 1 and all(max(a, b) < min(c, d) for a, b, c, d in ends)
 
 
 def in_turn(side: Sequence[Record], what: str, more: Mapping[str, Any]) -> list[float]:
-    """Return the logarithms of a measure, in the order in which the runs began."""
-    return [math.log(one(run, what, more)) for run in sorted(side, key=lambda r: r["started"])]
+    """Return a measure in the order in which the runs began; of times and rates the logarithms."""
+    found = [one(run, what, more) for run in sorted(side, key=lambda r: r["started"])]
+    known = [value for value in found if value is not None]
+    return [math.log(value) for value in known] if "second" in what else known
 
 
-def within_rounds(what: str, sides: Sequence[Sequence[Record]], more: Mapping[str, Any]) -> float:
-    """Return the larger p-value of a paired t-test and of a two-way table's residual."""
-    mine, theirs, *table = (in_turn(side, what, more) for side in sides)
-    n, k = len(mine), len(table)
-    assert n == more["rounds"]
-    gaps = [a - b for a, b in zip(mine, theirs, strict=True)]
-    gap = statistics.fmean(gaps)
-    free = n - 1
-    t2 = gap**2 * n / statistics.variance(gaps)
-    alone = _beta(free / (free + t2), free / 2, 0.5) if n > 2 else 0.0
-    within = unexplained(table)
-    free = (k - 1) * (n - 1)
-    t2 = gap**2 * n / (2 * within / free)
-    return max(alone, min(1.0, _beta(free / (free + t2), free / 2, 0.5) * more["comparisons"]))
+def one_sample(gaps: Sequence[float]) -> float:
+    """Return the two-sided p-value that the mean of the differences is zero."""
+    free, gap = len(gaps) - 1, statistics.fmean(gaps)
+    variance = statistics.variance(gaps)
+    if variance == 0:
+        assert gap == 0
+        return 1.0
+    t2 = gap**2 * len(gaps) / variance
+    return _beta(free / (free + t2), free / 2, 0.5)
 
 
-def unexplained(table: Sequence[Sequence[float]]) -> float:
-    """Return the sum of squares that rows and columns leave: all, less rows', less columns'."""
-    n, k = len(table[0]), len(table)
-    mean = statistics.fmean(v for row in table for v in row)
-    everything = math.fsum((v - mean) ** 2 for row in table for v in row)
-    rows = n * math.fsum((statistics.fmean(row) - mean) ** 2 for row in table)
-    columns = zip(*table, strict=True)
-    return everything - rows - k * math.fsum((statistics.fmean(c) - mean) ** 2 for c in columns)
-
-
-def enough(
-    mine: Sequence[Record],
-    theirs: Sequence[Record],
-    pool: Sequence[Sequence[Record]],
-    more: Mapping[str, Any],
+def quotient(
+    what: str, mine: Sequence[Record], theirs: Sequence[Record], more: Mapping[str, Any]
 ) -> float:
-    """Return the least number of repeats with which both tests would tell two sides apart."""
+    """Return the value of some repeats divided by that of others, or an end of its range."""
+    first, second = (
+        [
+            v
+            for run in sorted(side, key=lambda r: r.get("started") or "")
+            if (v := one(run, what, more)) is not None
+        ]
+        for side in (mine, theirs)
+    )
+    complete = (len(first), len(second)) == (len(mine), len(theirs))
+    if complete and (mine == theirs or took_turns(mine, theirs)):
+        found = [a / b for a, b in zip(first, second, strict=True)]
+        middle = statistics.median(found)
+    else:
+        found = [a / b for a in first for b in second]
+        middle = statistics.median(first) / statistics.median(second)
+    return {"low": min(found), "high": max(found)}.get(more.get("end", ""), middle)
 
-    if "rounds" in more:
-        return enough_rounds(mine, theirs, pool, more)
 
-    def sample(side: Sequence[Record]) -> list[float]:
-        found = [one(run, more["measure"], more) for run in side]
-        return [math.log(value) for value in found if value is not None]
-
-    first, second, *rest = map(sample, (mine, theirs, *pool))
-    within = sum(len(s) * statistics.pvariance(s) for s in rest) / sum(len(s) - 1 for s in rest)
-    a, b = statistics.variance(first), statistics.variance(second)
+def enough(mine: Sequence[Record], theirs: Sequence[Record], more: Mapping[str, Any]) -> float:
+    """Return the least number of repeats with which the test would tell two sides apart."""
+    first, second = (in_turn(side, more["measure"], more) for side in (mine, theirs))
     gap = statistics.fmean(first) - statistics.fmean(second)
-    for n in range(3, 21):
-        free = (n - 1) * (a + b) ** 2 / (a * a + b * b)
-        alone = _beta(free / (free + gap**2 * n / (a + b)), free / 2, 0.5)
-        free = len(rest) * (n - 1)
-        together = _beta(free / (free + gap**2 * n / (2 * within)), free / 2, 0.5)
-        if n > min(len(first), len(second)) and alone <= 0.05 >= together * more["comparisons"]:
-            return n
-    raise AssertionError("twenty repeats would not tell them apart")
-
-
-def enough_rounds(
-    mine: Sequence[Record],
-    theirs: Sequence[Record],
-    pool: Sequence[Sequence[Record]],
-    more: Mapping[str, Any],
-) -> float:
-    first, second, *table = (in_turn(side, more["measure"], more) for side in (mine, theirs, *pool))
-    gaps = [a - b for a, b in zip(first, second, strict=True)]
-    gap, alone = statistics.fmean(gaps), statistics.variance(gaps)
-    rows = len(table) - 1
-    within = unexplained(table) / (rows * (len(gaps) - 1))
-    for n in range(len(gaps) + 1, 21):
-        own = _beta((n - 1) / (n - 1 + gap**2 * n / alone), (n - 1) / 2, 0.5)
-        free = rows * (n - 1)
-        together = _beta(free / (free + gap**2 * n / (2 * within)), free / 2, 0.5)
-        if own <= 0.05 >= together * more["comparisons"]:
+    for n in range(min(len(first), len(second)) + 1, 21):
+        if "rounds" in more:
+            free = float(n - 1)
+            variance = statistics.variance(a - b for a, b in zip(first, second, strict=True))
+        else:
+            a, b = statistics.variance(first), statistics.variance(second)
+            free, variance = (n - 1) * (a + b) ** 2 / (a * a + b * b), a + b
+        t2 = gap**2 * n / variance
+        if _beta(free / (free + t2), free / 2, 0.5) * more["comparisons"] <= 0.05:
             return n
     raise AssertionError("twenty repeats would not tell them apart")
 
@@ -356,9 +342,12 @@ def derived(
 ) -> float:
     """Return what a formula gives that only one sentence needs."""
     if what.startswith("efficiency"):
-        measure = "seconds" if what == "efficiency" else "examples per second"
-        ratio = typical(against, measure, more) / typical(runs, measure, more)
-        return (ratio if what == "efficiency" else 1 / ratio) / typical(runs, "processes", more)
+        ratio = (
+            quotient("seconds", against, runs, more)
+            if what == "efficiency"
+            else quotient("examples per second", runs, against, more)
+        )
+        return ratio / typical(runs, "processes", more)
     if what.endswith(" share"):
         phases = what.removesuffix(" share").split(" and ")
         team = [(run, p) for run in runs for p in run["workers"] if p.get("role") != "master"]
@@ -380,14 +369,12 @@ def derived(
             for times in ([one(run, "seconds", more) for run in each] for each in among)
         )
     if what == "repeats that would tell them apart":
-        return enough(runs, against, among, more)
+        return enough(runs, against, more)
     if what == "seconds per example":
         return typical(runs, "seconds", more) / typical(runs, "examples", more)
     if what == "seconds beyond proportion to examples":
-        longer, grown = (
-            typical(runs, m, more) / typical(against, m, more) for m in ("seconds", "examples")
-        )
-        return longer / grown - 1
+        grown = typical(runs, "examples", more) / typical(against, "examples", more)
+        return quotient("seconds", runs, against, more) / grown - 1
     if what == "computing without a core":
         return max(robbed(run) for run in runs)
     if what == "accuracy of guessing":
@@ -438,15 +425,11 @@ def of_one_run(what: str, run: Record, more: Mapping[str, Any]) -> float:
     strategy = run.get("strategy") or {}
     team = [p for p in run["workers"] if p.get("role") != "master" and p["compute"] is not None]
     slow = max(team, key=lambda p: p["compute"]) if team else {}
-    others = [p for p in team if p is not slow]
     stages = [s for s in strategy.get("stages") or [] if s.get("stage") is not None]
     busy = [s["compute"] for s in stages if s.get("compute")]
     privacy = run.get("privacy") or {}
     formulas: dict[str, Callable[[], float]] = {
         "rank that computes longest": lambda: slow["rank"],
-        "longest computing": lambda: slow["compute"],
-        "computing of the others": lambda: statistics.fmean(p["compute"] for p in others),
-        "waiting of the others": lambda: statistics.fmean(waited(run, p) for p in others),
         "micro-batches": lambda: strategy["micro_batches"],
         "mean bubble": lambda: statistics.fmean(s["bubble"] for s in stages),
         "ideal bubble": lambda: strategy["ideal_bubble"],
@@ -524,18 +507,40 @@ def fitted(
     for run in runs:
         by_workers.setdefault(one(run, "workers", more), []).append(run)
     weak = more["law"] == "Gustafson"
-    measure = "examples per second" if weak else "seconds"
-    base = typical(against, measure, more)
-    speed = {p: typical(each, measure, more) / base for p, each in by_workers.items()}
-    speed = speed if weak else {p: 1 / s for p, s in speed.items()}
-    unit = speed.get(1, 1.0)
-    points = [(p, s / unit) for p, s in speed.items() if p > 1]
 
-    def law(f: float, p: float) -> float:
-        return p - f * (p - 1) if weak else 1 / (f + (1 - f) / p)
+    def speed(each: Sequence[Record], end: str) -> float:
+        if weak:
+            return quotient("examples per second", each, against, {"end": end})
+        return quotient("seconds", against, each, {"end": end})
+
+    unit = speed(by_workers[1], "") if 1 in by_workers else 1.0
+    ends = ("", "low", "high")
+    points = {
+        end: [(p, speed(each, end) / unit) for p, each in by_workers.items() if p > 1]
+        for end in ends
+    }
+    fits = [least_squares(points[""], weak)]
+    if all(min(len(each), len(against)) > 1 for p, each in by_workers.items() if p > 1):
+        fits += [least_squares(points[end], weak) for end in ends[1:]]
+    if len(points[""]) > 2:
+        fits += [
+            least_squares([point for point in points[""] if point != left], weak)
+            for left in points[""]
+        ]
+    serial = {"": fits[0], "low": min(fits), "high": max(fits)}
+    if what == "serial fraction":
+        return serial[more.get("end", "")]
+    assert what == "bound"
+    return 1 / serial[{"low": "high", "high": "low"}.get(more.get("end", ""), "")]
+
+
+def least_squares(points: Sequence[tuple[float, float]], weak: bool) -> float:
+    """Return the serial fraction with the least squared error."""
 
     def error(f: float) -> float:
-        return sum((s - law(f, p)) ** 2 for p, s in points)
+        return sum(
+            (s - (p - f * (p - 1) if weak else 1 / (f + (1 - f) / p))) ** 2 for p, s in points
+        )
 
     serial = min((i / 1000 for i in range(1001)), key=error)
     low, high = max(serial - 1e-3, 0.0), min(serial + 1e-3, 1.0)
@@ -544,13 +549,7 @@ def fitted(
         low, high = (low, high - third) if error(low + third) < error(high - third) else (
             low + third, high,
         )  # fmt: skip
-    serial = (low + high) / 2
-    if what == "serial fraction":
-        return serial
-    if what == "bound":
-        return 1 / serial
-    assert what == "residual"
-    return unit * math.sqrt(error(serial) / len(points))
+    return (low + high) / 2
 
 
 def welch(one: Sequence[float], other: Sequence[float]) -> float:

@@ -30,8 +30,7 @@ def rows(name: str) -> tuple[Row, ...]:
 
 def verdict(name: str, measure: str, one: Row, other: Row) -> Verdict:
     """Test two rows of a sweep by the rule of docs/results.md."""
-    pool = rows(name)
-    return compare(one, other, measure, pairs(len(pool)), pool)
+    return compare(one, other, measure, pairs(len(rows(name))))
 
 
 def apart(name: str, measure: str) -> list[tuple[Row, Row, float]]:

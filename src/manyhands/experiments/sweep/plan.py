@@ -29,6 +29,7 @@ from manyhands.experiments.sweep.content_hash import ContentHashes
 from manyhands.experiments.sweep.spec import (
     ALL,
     DOUBLING,
+    SEVERAL,
     Alternatives,
     Experiment,
 )
@@ -181,9 +182,17 @@ def _count_workers(values: Mapping[str, Alternatives]) -> dict[str, Alternatives
     """Return the alternatives with "doubling" as the numbers that it stands for here."""
     filled = dict(values)
     for name in {"workers"} & set(filled):
-        counts = [doubling_counts(cores()) if v == DOUBLING else [v] for v in filled[name]]
+        counts = [_count(value) for value in filled[name]]
         filled[name] = tuple(dict.fromkeys(itertools.chain(*counts)))
     return filled
+
+
+def _count(value: Any) -> list[Any]:
+    """Return the numbers of workers that one alternative stands for here."""
+    counts = doubling_counts(cores())
+    if value == SEVERAL:
+        return counts[1:] or counts
+    return counts if value == DOUBLING else [value]
 
 
 def _expand(strategies: Alternatives) -> list[Any]:

@@ -12,7 +12,8 @@ baseline = true                  add the sequential run that speed-ups are measu
                                  varies), taken with [options] but without [axes]
                                  workers may be "cores" (as many as the machine has, or as the
                                  strategy allows), "cores:4" (the same, at most 4) and
-                                 "doubling" (1, 2, 4 … up to the cores)
+                                 "doubling" (1, 2, 4 … up to the cores; "doubling:2" begins
+                                 with 2, where there is more than one core)
 [quick]                          what `--quick` puts in place of the above: option names,
                                  strategies, repeats, cases
 [[source]]                       published figures to show beside: label, workers, seconds,
@@ -41,7 +42,7 @@ DEMO = Path(__file__).with_name("demo.toml")  # what `manyhands demo` runs
 
 ALL = "all"
 SCALINGS = ("strong", "weak")
-DOUBLING = "doubling"
+DOUBLING, SEVERAL = "doubling", "doubling:2"
 REPEATS = whole(1, 10_000)
 _SOURCE = {"label": str, "workers": int, "seconds": (int, float), "accuracy": (int, float)}
 _KINDS = {
@@ -55,7 +56,7 @@ _KINDS = {
 
 def is_decided_here(value: Any) -> bool:
     """Return whether the machine decides the number of workers."""
-    return value == DOUBLING or most_of_cores(value, 1) is not None
+    return value in (DOUBLING, SEVERAL) or most_of_cores(value, 1) is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +108,14 @@ class Experiment:
     def with_strategies(self, names: Alternatives) -> Experiment:
         """Return this experiment with these strategies; cases of other strategies are left out."""
         kept = tuple(case for case in self.cases if set(case["strategy"]) & set(names))
-        return replace(self, strategies=names, cases=kept)
+        left = {*self.strategies, *(s for case in self.cases for s in case["strategy"])}
+        fewer = bool(left - {ALL, *names}) and ALL not in names
+        only = (
+            f" ({', '.join(str(getattr(name, 'name', name)) for name in names)} only)"
+            if fewer and self.title
+            else ""
+        )
+        return replace(self, title=f"{self.title}{only}", strategies=names, cases=kept)
 
 
 def read(path: Path, *, quick: bool = False) -> Experiment:

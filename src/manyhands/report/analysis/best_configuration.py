@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from manyhands.report.analysis.rounds import ratio
 from manyhands.report.analysis.significance import compare
 from manyhands.report.analysis.summary import Choice, Row
 from manyhands.report.records.fields import number
@@ -48,16 +49,27 @@ def _choice(
     pool: Sequence[Row],
 ) -> Choice:
     others = [row for row in candidates if row is not leader]
-    count = max(len(others), 1)
+    rivals = tuple(row for row in others if not compare(leader, row, measure).apart)
     return Choice(
         leader=leader,
         rule=rule,
         measure=measure,
         among=among,
         candidates=tuple(candidates),
-        rivals=tuple(row for row in others if not compare(leader, row, measure, count, pool).apart),
+        rivals=rivals,
+        overlapping=tuple(row for row in rivals if _overlap(leader, row, measure)),
         learned=any(learned(row) for row in candidates) and not one_answer(pool),
     )
+
+
+def _overlap(leader: Row, row: Row, measure: str) -> bool:
+    """Say whether some repeat of another configuration was as good as one of the leader."""
+    if measure == "seconds to target":
+        return max(leader.arrivals) >= min(row.arrivals)
+    found = ratio(measure, leader.runs, row.runs)
+    if found is None:
+        return True
+    return found.low <= 1 if measure == "examples per second" else found.high >= 1
 
 
 def _fair(rows: Sequence[Row]) -> tuple[list[Row], str]:

@@ -7,6 +7,8 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 
 from manyhands.report.analysis.configurations import name, place
+from manyhands.report.analysis.rounds import ratio
+from manyhands.report.analysis.spread import Spread
 from manyhands.report.analysis.summary import Row, Summary
 from manyhands.report.records.runs import Run
 from manyhands.report.wording.formatting import (
@@ -17,7 +19,7 @@ from manyhands.report.wording.formatting import (
     seconds,
     times,
 )
-from manyhands.report.wording.sentences import Fact, Name, Sentence, fact, listed, say
+from manyhands.report.wording.sentences import Fact, How, Name, Sentence, fact, listed, say
 
 
 def who(summary: Summary, row: Row) -> Name:
@@ -102,31 +104,63 @@ def cores(row: Row, noun: str = "core") -> Fact:
     return fact("cores", count, runs=row.runs, text=text)
 
 
-def speedup(row: Row, form: Callable[[float | None], str] = times) -> Fact:
-    """State the speed-up that is shown, against the group's one reference."""
+def speedup(row: Row, form: Callable[[float], str] = times) -> Sentence:
+    """State the speed-up that is shown, against the group's one reference, and its range."""
     assert row.shown_speedup is not None
     return against_reference(row, form)
 
 
-def against_reference(row: Row, form: Callable[[float], str] = "{:.3g}".format) -> Fact:
+def against_reference(row: Row, form: Callable[[float], str] = "{:.3g}".format) -> Sentence:
     """State how many times as fast a configuration is as its reference, plausible or not."""
-    assert row.against_reference is not None
+    assert row.ranged_speedup is not None
     weak = row.scaling == "weak"
-    return fact(
-        "examples per second" if weak else "seconds", row.against_reference,
-        how="multiple" if weak else "ratio", runs=row.runs, against=row.reference,
-        text=form(row.against_reference),
+    return ranged(
+        "examples per second" if weak else "seconds", row.ranged_speedup, row.runs, row.reference,
+        form, how="multiple" if weak else "ratio",
     )  # fmt: skip
 
 
-def pace(row: Row, other: Row) -> Fact:
-    """State how many times as long another configuration takes."""
-    assert row.seconds is not None
-    assert other.seconds is not None
-    ratio = other.seconds.median / row.seconds.median
-    return fact(
-        "seconds", ratio, how="ratio", runs=row.runs, against=other.runs, text=f"{ratio:.2f}"
-    )
+def pace(row: Row, other: Row) -> Sentence:
+    """State how many times as long another configuration takes, and the range of the repeats."""
+    found = ratio("seconds", other.runs, row.runs)
+    assert found is not None
+    return ranged("seconds", found, row.runs, other.runs, "{:.2f} times".format, how="ratio")
+
+
+def ranged(
+    what: str,
+    found: Spread,
+    runs: Sequence[Run],
+    against: Sequence[Run],
+    form: Callable[[float], str],
+    *,
+    how: How,
+) -> Sentence:
+    """State a ratio and its range, "1.50 times (1.41 to 1.62)"; of single runs the ratio alone."""
+
+    def stated(end: str, value: float, shown: str) -> Fact:
+        return fact(
+            what, value, how=how, runs=runs, against=against, text=shown,
+            parameters={"end": end} if end else {},
+        )  # fmt: skip
+
+    middle, *ends = (form(v) for v in (found.median, found.low, found.high))
+    low, high = (end.partition(" times")[0] for end in ends)
+    stated_middle = stated("", found.median, middle)
+    if low == high:
+        return say("{middle}", middle=stated_middle)
+    return say(
+        "{middle} ({low} to {high})", middle=stated_middle,
+        low=stated("low", found.low, low), high=stated("high", found.high, high),
+    )  # fmt: skip
+
+
+def excess(what: str, row: Row, other: Row, form: Callable[[float], str]) -> Fact:
+    """State by which part a configuration has more of a quantity than another one."""
+    found = ratio(what, row.runs, other.runs)
+    assert found is not None
+    value = found.median - 1
+    return fact(what, value, how="excess", runs=row.runs, against=other.runs, text=form(value))
 
 
 def efficiency(row: Row) -> Fact:

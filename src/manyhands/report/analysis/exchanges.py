@@ -15,7 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from manyhands.report.analysis import run_facts
-from manyhands.report.analysis.summary import Row, Summary, median
+from manyhands.report.analysis.spread import median
+from manyhands.report.analysis.summary import Row, Summary
 from manyhands.report.records.fields import number
 from manyhands.report.records.runs import Process, Run
 from manyhands.report.wording.formatting import percent

@@ -174,12 +174,9 @@ def _key(row: Row, option: str) -> str:
 def _tested(cells: Sequence[Cell], measure: str) -> list[Cell]:
     """Mark what differs by more than chance; every value of every strategy is a comparison."""
     count = sum(cell.row is not cell.base for cell in cells)
-    tested = []
-    for cell in cells:
-        pool = [other.row for other in cells if other.strategy == cell.strategy]
-        verdict = compare_pair(cell.row, cell.base, measure, count, pool)
-        tested.append(replace(cell, verdict=verdict))
-    return tested
+    return [
+        replace(cell, verdict=compare_pair(cell.row, cell.base, measure, count)) for cell in cells
+    ]
 
 
 def _rest(summary: Summary, option: str, reference: str) -> Summary:

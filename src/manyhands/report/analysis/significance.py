@@ -1,29 +1,24 @@
-"""Which differences the repeats support: a test, corrected for the comparisons.
+"""Which differences the repeats support: Welch's t-test, corrected for the comparisons.
 
-Two configurations are told apart if both hold:
-
-1. They differ by more than the repeats of all configurations vary: a two-sided t-test with the
-   variance pooled over the configurations gives at most 5 % after its p-value was multiplied by the
-   number of comparisons that the sentence could have picked from (Bonferroni). That is every pair
-   of configurations for two extremes that are picked after looking, and one less than the
-   configurations for one that is compared with all others (Hsu, Multiple Comparisons, 1996).
-2. Their own repeats differ: Welch's t-test, two-sided, gives at most 5 %. It guards against a pool
-   of configurations that vary less than these two.
+Two configurations are told apart if Welch's t-test, two-sided, gives at most 5 % after its p-value
+was multiplied by the number of comparisons that the sentence could have picked from (Bonferroni;
+Dunn, JASA 56, 1961). That is every pair of configurations for two extremes that are picked after
+looking.
 
     t  = (m1 - m2) / sqrt(v1 / n1 + v2 / n2)
     df = (v1 / n1 + v2 / n2)^2 / ((v1 / n1)^2 / (n1 - 1) + (v2 / n2)^2 / (n2 - 1))
 
-m, v, n: mean, variance (of n - 1) and number of the repeats. In the first test v1 = v2 is the
-pooled variance, and df is the number of all repeats less the number of configurations. Times and
+m, v, n: mean, variance (of n - 1) and number of the repeats (Welch, Biometrika 34, 1947). Times and
 rates are compared by their logarithms, since their noise is in proportion to them.
 
-A machine that is slow for a while slows a whole round of interleaved runs. So where every first
-repeat began before any second one, and so on, times and rates are compared within the rounds (a
-randomised block design; Box, Hunter and Hunter, Statistics for Experimenters, 2005, chapter 4):
-the pooled variance is that of what configuration and round together leave unexplained, with
-(k - 1) (n - 1) degrees of freedom for k configurations, and the second test is the paired t-test of
-the two configurations, with n - 1. Of two rounds it would have a single degree of freedom, which
-tells hardly anything, so it needs three. Whether runs were interleaved is known before their times.
+A machine that is slow for a while slows a whole round of interleaved runs. So where each repeat of
+both configurations began before the next one of either, times and rates are compared within the
+rounds, by the same test of one sample: the differences of the logarithms (the paired t-test, with
+n - 1 degrees of freedom). Of two rounds it would have a single degree of freedom, which tells
+hardly anything, so it needs three. Whether runs were interleaved is known before their times.
+
+The best of all configurations is called so if the test tells it from each other one. That takes no
+correction: a false winner must seem better than the true one (Hung and Fithian, arXiv:1610.03944).
 """
 
 from __future__ import annotations
@@ -33,11 +28,12 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
+from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
 
+from manyhands.report.analysis.rounds import in_turn, ordered
 from manyhands.report.analysis.run_facts import values
 from manyhands.report.analysis.summary import Row
 from manyhands.report.records.runs import Run
@@ -48,7 +44,6 @@ LEVEL = 0.05
 MOST = 20  # repeats that are worth running
 LARGE = 0.01  # a difference of accuracies that nobody would call none
 FEWEST = 3  # rounds for a paired test
-ROUNDS = ("seconds", "examples per second")  # compared within rounds of interleaved runs
 LOGARITHMIC = ("seconds", "seconds to target", "examples per second")
 
 
@@ -57,12 +52,11 @@ class Verdict:
     """What a test says of two configurations.
 
     Attributes:
-        p: The larger p-value of both tests, at most 1; None where there is nothing to test by.
+        p: The p-value, corrected and at most 1; None where there is nothing to test by.
         one: The runs of the one configuration.
         other: The runs of the other.
         measure: What was compared.
         comparisons: How many comparisons it was picked from.
-        pool: The runs of every configuration that the variance is pooled over.
         parameters: What the measure needs beside the runs.
     """
 
@@ -71,7 +65,6 @@ class Verdict:
     other: tuple[Run, ...]
     measure: str
     comparisons: int
-    pool: tuple[tuple[Run, ...], ...]
     parameters: Mapping[str, float | str]
 
     @property
@@ -82,8 +75,10 @@ class Verdict:
     @property
     def large(self) -> bool:
         """Whether the accuracies differ so much that calling them alike would mislead."""
+        if self.measure != "accuracy":
+            return False
         both = [values(self.measure, runs) for runs in (self.one, self.other)]
-        if self.measure != "accuracy" or not all(both):
+        if not all(both):
             return False
         one, other = map(statistics.median, both)
         return abs(one - other) > LARGE
@@ -114,10 +109,10 @@ class Verdict:
             text=plural(len(self.fewest), "repeat"),
         )  # fmt: skip
         if self.p is None:
-            return say(", and {repeats} that are all alike tell nothing of chance", repeats=repeats)
+            return say(", and {repeats} that are all alike say nothing of chance", repeats=repeats)
         if self.large:
             return say(" ({p}: {some} are too few to tell)", p=self.stated(), some=repeats)
-        return say(" ({p}: not told apart with {repeats})", p=self.stated(), repeats=repeats)
+        return say(" ({p}: {some} do not rule out chance)", p=self.stated(), some=repeats)
 
     def brief(self) -> Sentence:
         """Return the same in brackets, for lists of comparisons."""
@@ -125,7 +120,7 @@ class Verdict:
             return say(" ({p})", p=self.stated())
         if len(self.fewest) < 2:
             return say(" (a single run)")
-        words = "too few repeats to tell" if self.large else "not told apart"
+        words = "too few repeats to tell" if self.large else "may be chance"
         if self.p is None:
             return say(" ({words})", words=words)
         return say(" ({p}: {words})", p=self.stated(), words=words)
@@ -134,28 +129,21 @@ class Verdict:
         assert self.p is not None
         return fact(
             self.measure, self.p, how="p-value", text=text, runs=self.one, against=self.other,
-            among=self.pool, parameters={"comparisons": self.comparisons, **self.parameters},
+            parameters={"comparisons": self.comparisons, **self.parameters},
         )  # fmt: skip
 
 
 def method(rows: Sequence[Row] = ()) -> Sentence:
     """Return the sentence that explains the test; times of interleaved runs have another one."""
     level = fact("level of the test", LEVEL, how="constant", text=percent(LEVEL))
+    turns = any(in_turn(one.runs, other.runs, FEWEST) for one, other in combinations(rows, 2))
     return say(
-        "A difference is claimed if two t-tests over the repeats give p ≤ {level}: one with the "
-        "spread pooled over all configurations, corrected for the number of comparisons, and "
-        "Welch's of the two alone. The larger p is stated.{within}",
+        "A difference is claimed if Welch's t-test over the repeats gives p ≤ {level} after "
+        "correction for the number of comparisons (Bonferroni); the best must differ from each "
+        "other configuration.{within}",
         level=level,
-        within=_within(rows),
+        within=" Where repeats took turns, times are compared round by round." if turns else "",
     )
-
-
-def _within(rows: Sequence[Row]) -> str:
-    """Say how times are compared where the repeats of all configurations took turns."""
-    if not interleaved(rows):
-        return ""
-    second = " the first test decides" if len(rows[0].runs) < FEWEST else " the second is paired"
-    return f" The repeats took turns, so times are compared within each round, and{second}."
 
 
 def pairs(count: int) -> int:
@@ -164,110 +152,34 @@ def pairs(count: int) -> int:
 
 
 def compare(
-    one: Row,
-    other: Row,
-    measure: str,
-    comparisons: int,
-    pool: Sequence[Row],
-    **parameters: float,
+    one: Row, other: Row, measure: str, comparisons: int = 1, **parameters: float
 ) -> Verdict:
-    """Test whether two configurations differ in a measure, beside all that vary likewise."""
-    held = [row for row in pool if _sample(row, measure) and _varies(row, one, other, measure)]
-    if measure in ROUNDS and interleaved(held):
-        rounds = [_rounds(row, measure) for row in held]
-        p = _larger_within(_rounds(one, measure), _rounds(other, measure), rounds, comparisons)
-        parameters["rounds"] = len(rounds[0])
+    """Test whether two configurations differ in a measure, as one of so many comparisons."""
+    mine, theirs = _sample(one, measure), _sample(other, measure)
+    complete = len(mine) == len(theirs) == len(one.runs)
+    if measure in LOGARITHMIC and complete and in_turn(one.runs, other.runs, FEWEST):
+        p = paired(mine, theirs)
+        parameters["rounds"] = len(mine)
     else:
-        pooled = _pooled([_sample(row, measure) for row in held])
-        p = _larger(_sample(one, measure), _sample(other, measure), pooled, comparisons)
+        p = welch(mine, theirs)
     return Verdict(
-        p=p,
+        p=None if p is None else min(1.0, p * comparisons),
         one=one.runs,
         other=other.runs,
         measure=measure,
         comparisons=comparisons,
-        pool=tuple(row.runs for row in held),
         parameters=parameters,
     )
 
 
-def _varies(row: Row, one: Row, other: Row, measure: str) -> bool:
-    """Say whether a row's spread is noise: that of repeats of which some collapsed is not."""
-    return measure in LOGARITHMIC or not row.unlearned or row is one or row is other
-
-
 def _sample(row: Row, measure: str) -> list[float]:
-    """Return what the repeats measured, times and rates as logarithms."""
-    sample = list(row.arrivals) if measure == "seconds to target" else values(measure, row.runs)
+    """Return what the repeats measured, in the order in which they ran; times as logarithms."""
+    if measure == "seconds to target":
+        return [math.log(value) for value in row.arrivals if value > 0]
+    sample = values(measure, ordered(row.runs))
     if measure in LOGARITHMIC:
         return [math.log(value) for value in sample if value > 0]
     return sample
-
-
-def interleaved(rows: Sequence[Row]) -> bool:
-    """Say whether each repeat of all configurations began before the next one of any."""
-    times = [sorted(run.started for run in row.runs) for row in rows]
-    count = {len(each) for each in times}
-    if len(rows) < 2 or len(count) != 1 or count == {1} or not all(map(all, times)):
-        return False
-    rounds = list(zip(*times, strict=True))
-    return all(max(now) < min(after) for now, after in pairwise(rounds))
-
-
-def _rounds(row: Row, measure: str) -> list[float]:
-    """Return the logarithms of what the repeats measured, in the order in which they ran."""
-    ordered = sorted(row.runs, key=lambda run: run.started)
-    return [math.log(value) for value in values(measure, ordered) if value > 0]
-
-
-def _larger_within(
-    one: Sequence[float],
-    other: Sequence[float],
-    rounds: Sequence[Sequence[float]],
-    comparisons: int,
-) -> float | None:
-    """Return the larger p-value of both tests within rounds; None where nothing varies."""
-    if {len(one), len(other), *map(len, rounds)} != {len(one)}:
-        return None
-    gaps = [mine - theirs for mine, theirs in zip(one, other, strict=True)]
-    gap, alone = statistics.fmean(gaps), statistics.variance(gaps)
-    if alone <= 0:
-        return 1.0 if gap == 0 else None
-    n = len(gaps)
-    p = two_sided(abs(gap) / math.sqrt(alone / n), n - 1)
-    variance, degrees = _unexplained(rounds)
-    if variance <= 0:
-        return p
-    together = two_sided(abs(gap) / math.sqrt(2 * variance / n), degrees) * comparisons
-    return min(1.0, together if n < FEWEST else max(p, together))
-
-
-def _unexplained(rounds: Sequence[Sequence[float]]) -> tuple[float, int]:
-    """Return the variance that configuration and round leave, and its degrees of freedom."""
-    table = np.array(rounds)  # (configurations, rounds)
-    rest = table - table.mean(axis=1, keepdims=True) - table.mean(axis=0) + table.mean()
-    degrees = (table.shape[0] - 1) * (table.shape[1] - 1)
-    return float(np.square(rest).sum()) / degrees, degrees
-
-
-def _pooled(samples: Sequence[Sequence[float]]) -> tuple[float, int]:
-    """Return the variance pooled over samples, and its degrees of freedom."""
-    degrees = sum(len(values) - 1 for values in samples)
-    squares = [statistics.variance(v) * (len(v) - 1) for v in samples if len(v) > 1]
-    return (math.fsum(squares) / degrees if degrees else 0.0), degrees
-
-
-def _larger(
-    one: Sequence[float], other: Sequence[float], pooled: tuple[float, int], comparisons: int
-) -> float | None:
-    """Return the larger p-value of both tests; None where the two have no spread."""
-    alone = welch(one, other)
-    variance, degrees = pooled
-    if alone is None or variance <= 0:
-        return alone
-    gap = abs(statistics.fmean(one) - statistics.fmean(other))
-    t = gap / math.sqrt(variance * (1 / len(one) + 1 / len(other)))
-    return max(alone, min(1.0, two_sided(t, degrees) * comparisons))
 
 
 def welch(one: Sequence[float], other: Sequence[float]) -> float | None:
@@ -311,47 +223,38 @@ def _quadrature() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     return np.polynomial.legendre.leggauss(100)
 
 
-def enough(one: Row, other: Row, found: Verdict, pool: Sequence[Row]) -> int | None:
+def paired(one: Sequence[float], other: Sequence[float]) -> float | None:
+    """Return the two-sided p-value of the paired t-test; None where the differences are alike."""
+    gaps = [mine - theirs for mine, theirs in zip(one, other, strict=True)]
+    gap, variance = statistics.fmean(gaps), statistics.variance(gaps)
+    if variance <= 0:
+        return 1.0 if gap == 0 else None
+    return two_sided(abs(gap) / math.sqrt(variance / len(gaps)), len(gaps) - 1)
+
+
+def enough(one: Row, other: Row, found: Verdict) -> int | None:
     """Return how many repeats would tell two configurations apart; None for more than `MOST`.
 
     It takes the difference and the variances to stay what they are.
     """
-    if "rounds" in found.parameters:
-        return _enough_rounds(one, other, found, pool)
     mine, theirs = _sample(one, found.measure), _sample(other, found.measure)
-    held = [sample for row in pool if (sample := _sample(row, found.measure))]
-    variance, _ = _pooled(held)
-    v1, v2 = statistics.variance(mine), statistics.variance(theirs)
     gap = abs(statistics.fmean(mine) - statistics.fmean(theirs))
-    if v1 + v2 <= 0 or variance <= 0:
+    if "rounds" in found.parameters:
+        variance = statistics.variance(a - b for a, b in zip(mine, theirs, strict=True))
+        ratio = 1.0
+    else:
+        v1, v2 = statistics.variance(mine), statistics.variance(theirs)
+        variance = v1 + v2
+        ratio = variance**2 / (v1**2 + v2**2) if variance > 0 else 1.0  # Welch's df over n - 1
+    if variance <= 0:
         return None
-    ratio = (v1 + v2) ** 2 / (v1**2 + v2**2)  # Welch's degrees of freedom, over n - 1
     for n in range(min(len(mine), len(theirs)) + 1, MOST + 1):
-        alone = two_sided(gap / math.sqrt((v1 + v2) / n), ratio * (n - 1))
-        together = two_sided(gap / math.sqrt(2 * variance / n), len(held) * (n - 1))
-        if max(alone, together * found.comparisons) <= LEVEL:
+        if two_sided(gap / math.sqrt(variance / n), ratio * (n - 1)) * found.comparisons <= LEVEL:
             return n
     return None
 
 
-def _enough_rounds(one: Row, other: Row, found: Verdict, pool: Sequence[Row]) -> int | None:
-    """Return how many rounds would tell two configurations apart; None for more than `MOST`."""
-    pairs_of = zip(_rounds(one, found.measure), _rounds(other, found.measure), strict=True)
-    gaps = [mine - theirs for mine, theirs in pairs_of]
-    rounds = [_rounds(row, found.measure) for row in pool if _sample(row, found.measure)]
-    gap, alone = abs(statistics.fmean(gaps)), statistics.variance(gaps)
-    variance, _ = _unexplained(rounds)
-    if alone <= 0 or variance <= 0:
-        return None
-    for n in range(len(gaps) + 1, MOST + 1):
-        own = two_sided(gap / math.sqrt(alone / n), n - 1)
-        together = two_sided(gap / math.sqrt(2 * variance / n), (len(rounds) - 1) * (n - 1))
-        if max(own, together * found.comparisons) <= LEVEL:
-            return n
-    return None
-
-
-def slower(row: Row, least: Row, group: Sequence[Row], pool: Sequence[Row]) -> bool:
+def slower(row: Row, least: Row, group: Sequence[Row]) -> bool:
     """Say whether a test tells a configuration from the fastest of its group."""
     measure = "examples per second" if row.scaling == "weak" else "seconds"
-    return compare(row, least, measure, pairs(len(group)), pool).apart
+    return compare(row, least, measure, pairs(len(group))).apart

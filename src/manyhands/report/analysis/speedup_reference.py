@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from manyhands.report.analysis.rounds import ratio
 from manyhands.report.analysis.run_groups import IGNORED
+from manyhands.report.analysis.spread import Spread
 from manyhands.report.analysis.summary import AMOUNT, Row
-from manyhands.report.records.fields import text
 
 # Options that make it another task: a sequential run that differs here is no baseline.
 TASK = (
@@ -23,22 +24,22 @@ TASK = (
 
 def with_speedups(rows: Sequence[Row], by_workers: bool) -> list[Row]:
     """Add the speed-ups against the sequential run and against the same with one worker."""
-    alone = {row.group: row for row in rows if by_workers and row.workers == 1}
+    alone = {(row.group, row.computer): row for row in rows if by_workers and row.workers == 1}
     bases = {id(row): _baseline(row, rows) for row in rows}
     mixed = {
         group
-        for group in alone
+        for group, _ in alone
         if len({id(bases[id(row)]) for row in rows if row.group is group}) > 1
     }
     found = []
     for row in rows:
-        base, own = bases[id(row)], alone.get(row.group)
+        base, own = bases[id(row)], alone.get((row.group, row.computer))
         by_own = row.group in mixed or (base is None and own is not None)
         against = own if by_own else base
         found.append(
             replace(
-                row, speedup=_ratio(base, row), own_speedup=_ratio(own, row), by_own=by_own,
-                reference=against.runs if against else (),
+                row, against_sequential=_ratio(base, row), against_own=_ratio(own, row),
+                by_own=by_own, reference=against.runs if against else (),
             )
         )  # fmt: skip
     return found
@@ -52,7 +53,6 @@ def _baseline(row: Row, rows: Sequence[Row]) -> Row | None:
     strong = row.scaling == "strong"
     fields = [f for f in TASK if strong or f not in AMOUNT]
     config, behind = row.runs[0].config, row.runs[0].update
-    processor = text(row.runs[0].machine, "cpu")
     found: list[Row] = []
     for other in rows:
         if other.group.strategy != "sequential" or other.group.source != row.group.source:
@@ -62,7 +62,7 @@ def _baseline(row: Row, rows: Sequence[Row]) -> Row | None:
             continue
         if bool(other.runs[0].privacy) != bool(row.runs[0].privacy):
             continue
-        if processor and text(other.runs[0].machine, "cpu") not in ("", processor):
+        if row.computer and other.computer not in ("", row.computer):
             continue
         if all(theirs.get(f) == config.get(f) for f in fields if f in theirs and f in config):
             found.append(other)
@@ -78,12 +78,12 @@ def _likeness(row: Row, other: Row) -> tuple[bool, int]:
     return row.scaling == "weak" and len(set(batches)) == 1, same
 
 
-def _ratio(base: Row | None, row: Row) -> float | None:
+def _ratio(base: Row | None, row: Row) -> Spread | None:
     """Return how much faster `row` is: in time, or in examples per second where the work grew."""
     if base is None or base.seconds is None or row.seconds is None or row.seconds.median <= 0:
         return None
     if row.overran or base.overran or any(run.profiled for run in (*row.runs, *base.runs)):
         return None
     if row.scaling == "weak":
-        return row.rate / base.rate if row.rate and base.rate else None
-    return base.seconds.median / row.seconds.median
+        return ratio("examples per second", row.runs, base.runs)
+    return ratio("seconds", base.runs, row.runs)

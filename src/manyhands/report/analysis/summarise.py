@@ -8,10 +8,12 @@ from dataclasses import replace
 
 from manyhands.report.analysis import disturbance
 from manyhands.report.analysis.best_configuration import choose, with_unlearned
+from manyhands.report.analysis.rounds import ordered
 from manyhands.report.analysis.run_groups import Group, layout
 from manyhands.report.analysis.scaling_laws import Fit, fit
 from manyhands.report.analysis.speedup_reference import with_speedups
-from manyhands.report.analysis.summary import AMOUNT, Choice, Row, Summary, median, spread
+from manyhands.report.analysis.spread import median, spread
+from manyhands.report.analysis.summary import AMOUNT, Choice, Row, Summary
 from manyhands.report.records.runs import Loaded, Run
 
 PHASES = ("compute", "update", "communicate", "wait")
@@ -36,7 +38,8 @@ def summarise(loaded: Loaded) -> Summary:
     rows = with_speedups(rows, by_workers)
     rows = [_with_target(row, target, given) for row in rows]
     rows.sort(key=_order(rows))
-    comparable = arranged.x not in AMOUNT and not _inputs(rows)
+    computers = {run.computer for row in rows for run in row.runs} - {""}
+    comparable = arranged.x not in AMOUNT and not _inputs(rows) and len(computers) < 2
     comparable = comparable and (_all_evaluated(rows) or not _amounts(rows))
     choice = choose(rows, _common(rows), target if given else None) if comparable else None
     rows, choice = _marked(rows, choice)
@@ -171,7 +174,7 @@ def _marked(rows: Sequence[Row], choice: Choice | None) -> tuple[list[Row], Choi
     """Mark the row that leads, the one that is best, or those that are tied, in rows and choice."""
     if choice is None:
         return list(rows), None
-    tied = {id(row) for row in (choice.leader, *choice.rivals)} if choice.tied else set()
+    tied = {id(row) for row in (choice.leader, *choice.overlapping)} if choice.tied else set()
 
     def mark(row: Row) -> Row:
         leads = row is choice.leader and choice.learned
@@ -184,6 +187,7 @@ def _marked(rows: Sequence[Row], choice: Choice | None) -> tuple[list[Row], Choi
         leader=marked[id(choice.leader)],
         candidates=tuple(marked[id(row)] for row in choice.candidates),
         rivals=tuple(marked[id(row)] for row in choice.rivals),
+        overlapping=tuple(marked[id(row)] for row in choice.overlapping),
     )
 
 
@@ -208,7 +212,7 @@ def _target(rows: Sequence[Row]) -> tuple[float | None, bool]:
 def _with_target(row: Row, target: float | None, given: bool) -> Row:
     if target is None or row.overran:
         return row
-    times = [_first(run, target, given) for run in row.runs]
+    times = [_first(run, target, given) for run in ordered(row.runs)]
     known = tuple(t for t in times if t is not None)
     arrived = median(known) if len(known) == len(times) else None
     return replace(row, to_target=arrived, arrivals=known, reached=len(known))
@@ -240,8 +244,7 @@ def _fit(rows: Sequence[Row]) -> Fit | None:
     runs = [run for row in shown for run in (*row.runs, *row.reference)]
     if any(run.config.get("slow") for run in runs) or (law == "Amdahl" and not _same_work(runs)):
         return None
-    pairs = [(row.workers, row.shown_speedup) for row in rows]
     extra = max((row.processes - row.workers for row in rows), default=0)
     cores = max((row.cores for row in rows if row.cores), default=None)
-    known = [(float(p), s) for p, s in pairs if s is not None]
+    known = [(float(row.workers), row.ranged_speedup) for row in shown if row.ranged_speedup]
     return fit(law, known, max(cores - extra, 1) if cores else None)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from manyhands.report.analysis.run_groups import PRIVATE, Group, Layout
 from manyhands.report.analysis.scaling_laws import Fit
+from manyhands.report.analysis.spread import Spread
 from manyhands.report.records.fields import text
 from manyhands.report.records.runs import Loaded, Run
 
@@ -16,21 +16,6 @@ IMPOSSIBLE = 1.25  # a speed-up of so many times the workers is no parallelism
 AMOUNT = ("limit", "epochs", "max_steps")  # options that say how much is trained
 # Strategies have their own default here, or it has no effect on what is compared.
 _FREE = ("workers", "partition", PRIVATE)
-
-
-@dataclass(frozen=True)
-class Spread:
-    """The median of the repeats and the lowest and the highest of them."""
-
-    median: float
-    low: float
-    high: float
-    count: int
-
-    @property
-    def half(self) -> float | None:
-        """Half the distance from the lowest to the highest; None where one repeat says nothing."""
-        return (self.high - self.low) / 2 if self.count > 1 else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +40,8 @@ class Row:
     messages: float | None
     shares: Mapping[str, float]
     scaling: str = "strong"
-    speedup: float | None = None
-    own_speedup: float | None = None
+    against_sequential: Spread | None = None  # the speed-up
+    against_own: Spread | None = None  # against the same strategy with one worker
     by_own: bool = False  # show the speed-up against the group's own run with one worker
     reference: tuple[Run, ...] = ()  # the runs that the speed-up shown is against
     to_target: float | None = None
@@ -90,14 +75,39 @@ class Row:
         return found is not None and found >= IMPOSSIBLE * self.workers
 
     @property
-    def against_reference(self) -> float | None:
+    def speedup(self) -> float | None:
+        """Against the sequential run, the median."""
+        return self.against_sequential.median if self.against_sequential else None
+
+    @property
+    def own_speedup(self) -> float | None:
+        """Against the same strategy with one worker, the median."""
+        return self.against_own.median if self.against_own else None
+
+    @property
+    def ranged_speedup(self) -> Spread | None:
         """Against one reference for the whole group: the sequential run, or its own P = 1."""
-        return self.own_speedup if self.by_own else self.speedup
+        return self.against_own if self.by_own else self.against_sequential
+
+    @property
+    def against_reference(self) -> float | None:
+        """The median of it."""
+        return self.ranged_speedup.median if self.ranged_speedup else None
+
+    @property
+    def computer(self) -> str:
+        """The kind of machine that it ran on."""
+        return self.runs[0].computer
 
     @property
     def shown_speedup(self) -> float | None:
         """The same, unless it says more of the reference than of the workers."""
         return None if self.implausible else self.against_reference
+
+    @property
+    def shown_range(self) -> Spread | None:
+        """The speed-up that is shown, with its range."""
+        return None if self.implausible else self.ranged_speedup
 
     @property
     def overran(self) -> bool:
@@ -138,6 +148,8 @@ class Choice:
         among: What the candidates have in common that others lack, in words.
         candidates: The configurations that it was chosen among, itself included.
         rivals: The candidates that a test does not tell from it.
+        overlapping: Those of them of which some repeat was as good as one of the leader; of
+            repeats that took turns, as the leader's in the same round.
         learned: Whether any candidate is better than guessing.
     """
 
@@ -147,6 +159,7 @@ class Choice:
     among: str
     candidates: tuple[Row, ...]
     rivals: tuple[Row, ...]
+    overlapping: tuple[Row, ...]
     learned: bool
 
     @property
@@ -157,8 +170,9 @@ class Choice:
 
     @property
     def tied(self) -> bool:
-        """Whether repeats were tested, and do not tell the leader from all others."""
-        return bool(self.rivals) and all(len(r.runs) > 1 for r in (self.leader, *self.rivals))
+        """Whether there are repeats, and some of them contradict that the leader is best."""
+        repeated = all(len(row.runs) > 1 for row in (self.leader, *self.overlapping))
+        return bool(self.overlapping) and repeated
 
     @property
     def disturbed(self) -> bool:
@@ -208,6 +222,11 @@ class Summary:
         )
 
     @property
+    def machines(self) -> int:
+        """On how many kinds of machine the runs were: times of two are not compared."""
+        return len({run.computer for row in self.rows for run in row.runs} - {""})
+
+    @property
     def comparable(self) -> tuple[Row, ...]:
         """The configurations whose times and accuracies are of the same training."""
         return tuple(row for row in self.rows if not row.overran)
@@ -247,17 +266,3 @@ class Summary:
     def repeats(self) -> int:
         """The most repeats that a configuration has."""
         return max((len(row.runs) for row in self.rows), default=0)
-
-
-def spread(values: Iterable[float | None]) -> Spread | None:
-    """Return median and range of what is known, or None."""
-    known = [v for v in values if v is not None]
-    if not known:
-        return None
-    return Spread(statistics.median(known), min(known), max(known), len(known))
-
-
-def median(values: Iterable[float | None]) -> float | None:
-    """Return the median of what is known, or None."""
-    found = spread(values)
-    return found.median if found else None

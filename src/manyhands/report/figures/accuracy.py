@@ -11,7 +11,7 @@ from manyhands.report.analysis.summary import AMOUNT, Row, Summary
 from manyhands.report.figures.plots import featured, path
 from manyhands.report.records.runs import Epoch
 from manyhands.report.wording.formatting import count, percent, some
-from manyhands.report.wording.sentences import Sentence, listed, say
+from manyhands.report.wording.sentences import Sentence, capitalised, listed, say
 
 VISIBLE = 0.001  # a change of accuracy worth a sentence
 _MOST = 2  # sentences about curves that change
@@ -59,7 +59,7 @@ def _range(
         of=_which(summary, what),
         low=who(summary, low), least=extreme(what, low, values, False, form),
         top=who(summary, top), most=extreme(what, top, values, True, form),
-        hedge=compare(top, low, what, pairs(len(pool)), pool).hedge(),
+        hedge=compare(top, low, what, pairs(len(pool))).hedge(),
     )  # fmt: skip
 
 
@@ -119,7 +119,7 @@ def _trends(summary: Summary) -> list[Sentence]:
     states = []
     for rows in curves:
         first, last = rows[0], rows[-1]
-        verdict = compare(first, last, "accuracy", len(curves), summary.rows)
+        verdict = compare(first, last, "accuracy", len(curves))
         change = _accuracy(last) - _accuracy(first)
         if verdict.apart and abs(change) > VISIBLE:
             states.append(
@@ -157,7 +157,7 @@ def same(summary: Summary) -> Sentence:
     if any(len(row.runs) < 2 for row in (base, *others)):
         return say("")
     tests = [
-        (row, measure, compare(row, base, measure, 2 * len(others), summary.rows))
+        (row, measure, compare(row, base, measure, 2 * len(others)))
         for row in others
         for measure in ("seconds", "accuracy")
         if getattr(row, measure) is not None and getattr(base, measure) is not None
@@ -190,7 +190,7 @@ def _told(row: Row, base: Row, measure: str, test: Verdict) -> Sentence:
     faster = row.seconds.median < base.seconds.median
     one, other = (row, base) if faster else (base, row)
     pace = facts.pace(one, other)
-    words = "is {pace} times as fast" if faster else "takes {pace} times as long"
+    words = "is {pace} as fast" if faster else "takes {pace} as long"
     return say("{label} " + words + " ({p})", label=label, pace=pace, p=p)
 
 
@@ -203,18 +203,35 @@ def to_target(summary: Summary) -> list[Sentence]:
     never = [who(summary, row) for row in judged if row.reached == 0]
     partly = [who(summary, row) for row in judged if 0 < row.reached < len(row.runs)]
     target = facts.target(summary)
-    of = "" if len(drawn) == len(summary.rows) else ", of the curves drawn"
     return some(
-        say("Never at {target}{of}: {who}.", of=of, target=target, who=listed(never))
+        _race(summary, judged),
+        say("{who} did not reach {target}.", target=target, who=capitalised(listed(never)))
         if never
         else say(""),
         say(
-            "At {target} in some repeats only{of}: {who}.", of=of, target=target, who=listed(partly)
+            "{who} reached {target} in some repeats only.", target=target,
+            who=capitalised(listed(partly)),
         )
         if partly
         else say(""),
         chosen(summary),
-    )
+    )  # fmt: skip
+
+
+def _race(summary: Summary, rows: Sequence[Row]) -> Sentence:
+    """Say which configuration reaches the target first, and which last, by their medians."""
+    arrived = [row for row in rows if row.to_target is not None]
+    if len(arrived) < 2 or summary.machines > 1:
+        return say("")
+    first, last = (f(arrived, key=lambda row: row.to_target or 0.0) for f in (min, max))
+    test = compare(first, last, "seconds to target", pairs(len(arrived)), **facts.aim(summary))
+    apart = max(first.arrivals) < min(last.arrivals) and not test.apart
+    return say(
+        "{first} reached {target} after {least}, {last} after {most}{test}.",
+        first=who(summary, first), target=facts.target(summary),
+        least=facts.arrival(summary, first, arrived), last=who(summary, last),
+        most=facts.arrival(summary, last), test=test.resting() if apart else test.brief(),
+    )  # fmt: skip
 
 
 def chosen(summary: Summary) -> Sentence:

@@ -15,6 +15,7 @@ from manyhands.report.figures import (
     batch_shares,
     bottlenecks,
     input_growth,
+    learning_curves,
     option_figure,
     phases,
     pipeline_timeline,
@@ -77,8 +78,8 @@ def _along(summary: Summary) -> Iterator[Chart]:
     curve, workers = plots.is_curve(summary), summary.layout.x == "workers"
     if workers and not curve and summary.has_speedup:
         yield _measure(
-            summary, "speedup", "Speed-up", "times as fast as the baseline",
-            lambda r: single(r.shown_speedup), times, speedup.comment_places,
+            summary, "speedup", "Speed-up", speedup.unit(summary),
+            lambda r: r.shown_range, times, speedup.comment_places,
         )  # fmt: skip
     if workers and curve and summary.has_speedup:
         yield Chart(
@@ -190,6 +191,7 @@ def _curves(summary: Summary) -> Iterator[Chart]:
                 id=identity, title=title, y_label=unit, comment=comment(summary) if comment else [],
                 x_label="seconds of training" if timed else _seen(summary),
                 draw=_curve(summary, timed, measure), alt=_alt(summary, title.lower()),
+                height=learning_curves.height(summary, _place(timed), _SHOWN[measure][0]),
             )  # fmt: skip
 
 
@@ -220,17 +222,15 @@ def _curve(summary: Summary, timed: bool, measure: str) -> Callable[[Any], list[
     value, form = _SHOWN[measure]
 
     def draw(ax: Any) -> list[Note]:
-        notes = plots.curves(
-            ax,
-            summary,
-            _place(timed),
-            value,
+        notes = learning_curves.draw(
+            ax, summary, _place(timed), value,
             (seconds if timed else lambda v: f"{count(v)} examples", form),
-        )
-        if measure == "accuracy":
-            plots.label_ticks(ax.yaxis, form)
-        if not timed:
-            ax.xaxis.set_major_formatter(lambda v, _: f"{v / 1000:g} k" if v else "0")
+            timed=timed, zoom=measure == "accuracy",
+        )  # fmt: skip
+        for axes in ax.child_axes or [ax]:
+            plots.label_ticks(axes.yaxis, form)
+            if not timed:
+                axes.xaxis.set_major_formatter(lambda v, _: f"{v / 1000:g} k" if v else "0")
         return notes
 
     return draw
@@ -241,7 +241,7 @@ def _inside(summary: Summary) -> Iterator[Chart]:
     if rows:
         yield Chart(
             id="phases", title="Where the time goes", y_label="",
-            x_label="seconds" + (", in the median repeat or the one below" * (summary.repeats > 1)),
+            x_label="seconds" + (", median of the repeats" * (summary.repeats > 1)),
             draw=lambda ax: phases.draw(ax, summary), comment=bottlenecks.comment(summary),
             alt="seconds that each process spends computing, updating, communicating and waiting",
             height=phases.tall(rows),

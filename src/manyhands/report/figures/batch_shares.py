@@ -7,15 +7,17 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
+from manyhands.report.analysis import configuration_facts as facts
 from manyhands.report.analysis.configuration_facts import over_repeats, who
 from manyhands.report.analysis.configurations import recorded, typical_run
+from manyhands.report.analysis.rounds import ratio
 from manyhands.report.analysis.summary import Row, Summary
 from manyhands.report.figures import theme
 from manyhands.report.figures.chart import Note
 from manyhands.report.records.fields import finite, sequence
 from manyhands.report.records.runs import Run
 from manyhands.report.wording.formatting import percent, times
-from manyhands.report.wording.sentences import Fact, Sentence, fact, listed, say
+from manyhands.report.wording.sentences import Fact, Sentence, listed, say
 
 
 def shares(run: Run) -> list[tuple[float, list[float]]]:
@@ -103,11 +105,11 @@ def _gained(summary: Summary, row: Row) -> Sentence:
             other.group.strategy, other.group.source, other.workers,
         )  # fmt: skip
         plain = other.group.options.get("balance") == "none"
-        if alike and same and plain and row.rate and other.rate:
-            ratio = row.rate / other.rate
-            gain = fact(
-                "examples per second", ratio, how="multiple", runs=row.runs, against=other.runs,
-                text=times(ratio),
-            )  # fmt: skip
+        same = same and row.computer == other.computer
+        found = ratio("examples per second", row.runs, other.runs)
+        if alike and same and plain and found:
+            gain = facts.ranged(
+                "examples per second", found, row.runs, other.runs, times, how="multiple"
+            )
             return say(", {gain} the examples per second of equal parts", gain=gain)
     return say("")

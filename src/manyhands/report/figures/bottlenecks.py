@@ -11,7 +11,7 @@ from manyhands.report.analysis.configurations import typical_run
 from manyhands.report.analysis.summary import Row, Summary
 from manyhands.report.records.fields import number
 from manyhands.report.records.runs import Process, Run
-from manyhands.report.wording.formatting import percent, plural, seconds, some
+from manyhands.report.wording.formatting import percent, plural, some
 from manyhands.report.wording.sentences import Fact, How, Sentence, fact, listed, say
 
 NOTABLE = 0.1
@@ -162,22 +162,13 @@ def _slowest(run: Run) -> Sentence:
         return say("")
 
     many = sum(process.trains for process in run.team) > 2
-
-    def stated(what: str, value: float) -> Fact:
-        return fact(what, value, how="derived", runs=[run], text=seconds(value))
-
     rank = fact(
         "rank that computes longest", slow.rank, how="derived", runs=[run], text=str(slow.rank)
     )
     return say(
-        "{role} {rank} computes longest ({longest}, {others} {usual}{mean}), and {others} {wait} "
-        "{waits}{mean}",
-        others="the others" if many else "the other", wait="wait" if many else "waits",
-        mean=" on average" if many else "",
+        "{role} {rank} computes longest, and {others} for it", rank=rank,
+        others="the others wait" if many else "the other waits",
         role="worker" if run.workers > 1 else "process",
-        rank=rank, longest=stated("longest computing", longest),
-        usual=stated("computing of the others", usual),
-        waits=stated("waiting of the others", waits),
     )  # fmt: skip
 
 

@@ -44,6 +44,7 @@ class Note:
     y: str
     at: tuple[float, float]
     size: tuple[float, float] | None = None
+    axes: Any = None  # a panel, where the coordinates are not those of the chart's own axes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,13 +154,13 @@ def _shrink(artist: Any, scale: float, *, texts: bool = True) -> None:
         line.set_markeredgewidth(scale * line.get_markeredgewidth())
     for collection in artist.findobj(LineCollection):
         collection.set_linewidth([scale * w for w in collection.get_linewidth()])
-    if texts:
-        for words in artist.texts:
+    for axes in (artist, *artist.child_axes) if texts else ():
+        for words in axes.texts:
             words.set_fontsize(scale * words.get_fontsize())
-        for axis in (artist.xaxis, artist.yaxis):
+        for axis in (axes.xaxis, axes.yaxis):
             axis.label.set_fontsize(scale * 11)
-            axis.labelpad = scale * 4
-        artist.tick_params(labelsize=scale * 11, pad=scale * 3.5)
+            axis.labelpad = scale * axis.labelpad
+        axes.tick_params(labelsize=scale * (11 if axes is artist else 9.5), pad=scale * 3.5)
 
 
 def render(chart: Chart, folder: Path | None) -> Drawn:
@@ -202,7 +203,7 @@ def _points(axes: Any) -> Any:
 
 def _hit(figure: Any, note: Note) -> str:
     """Return the invisible shape over a value; its title is what the page shows."""
-    axes = figure.axes[0]
+    axes = note.axes or figure.axes[0]
     scale = POINT / figure.dpi
     tall = figure.get_size_inches()[1] * POINT
     x, y = (float(v) * scale for v in axes.transData.transform(note.at))

@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 
 from manyhands.report.analysis import configuration_facts as facts
+from manyhands.report.analysis.rounds import ratio
+from manyhands.report.analysis.spread import Spread
 from manyhands.report.analysis.summary import AMOUNT, Row, Summary
 from manyhands.report.figures import theme
 from manyhands.report.figures.chart import Note
 from manyhands.report.figures.plots import ranged_text
 from manyhands.report.wording.formatting import count, option, percent, plural, seconds, times
-from manyhands.report.wording.sentences import Fact, Name, Sentence, fact, say
+from manyhands.report.wording.sentences import Name, Sentence, fact, say
 
 CLOSE = 0.05  # of proportion: the same, as far as one can tell
 WIDE = 1.2  # the least ratio of examples that makes a curve
@@ -91,20 +93,24 @@ def comment(summary: Summary) -> list[Sentence]:
 
 def _beyond(rows: Sequence[Row]) -> float:
     """Return by which part the time grows more than the examples."""
-    x, y = _examples(rows), _times(rows)
-    return y[-1] / y[0] / (x[-1] / x[0]) - 1
+    x = _examples(rows)
+    return _longer(rows).median / (x[-1] / x[0]) - 1
+
+
+def _longer(rows: Sequence[Row]) -> Spread:
+    """Return how many times the time of the fewest examples the most of them take."""
+    found = ratio("seconds", rows[-1].runs, rows[0].runs)
+    assert found is not None
+    return found
 
 
 def _sentence(name: str, rows: Sequence[Row]) -> Sentence:
     first, last = rows[0], rows[-1]
     x, y = _examples(rows), _times(rows)
-    more, longer = x[-1] / x[0], y[-1] / y[0]
-
-    def multiple(what: str, value: float) -> Fact:
-        return fact(
-            what, value, how="multiple", runs=last.runs, against=first.runs, text=times(value)
-        )
-
+    more = x[-1] / x[0]
+    grown = fact("examples", more, how="multiple", runs=last.runs, against=first.runs,
+                 text=times(more))  # fmt: skip
+    longer = facts.ranged("seconds", _longer(rows), last.runs, first.runs, times, how="multiple")
     each = y[-1] / x[-1]
     spent = fact(
         "seconds per example", each, how="derived", runs=last.runs, text=f"{1e6 * each:.3g} µs"
@@ -112,7 +118,7 @@ def _sentence(name: str, rows: Sequence[Row]) -> Sentence:
     return say(
         "{name}: {more} the examples take {longer} the time ({verdict}), {spent} an example at the "
         "end{gain}.",
-        name=Name(name), more=multiple("examples", more), longer=multiple("seconds", longer),
+        name=Name(name), more=grown, longer=longer,
         verdict=_verdict(rows, _beyond(rows)), spent=spent, gain=_gain(first, last),
     )  # fmt: skip
 

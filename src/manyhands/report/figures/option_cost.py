@@ -228,24 +228,22 @@ def _times(found: Comparison) -> Iterable[Sentence]:
             extremes.append((_seconds(slow) / _seconds(fast), slow, fast))
     if not extremes:
         return
-    ratio, slow, fast = max(extremes, key=lambda pair: pair[0])
+    _, slow, fast = max(extremes, key=lambda pair: pair[0])
     yield say(
         "In time{among}, {option} makes the largest difference with {who}: {slow} takes {one}, "
-        "{ratio} times as long as {fast}{hedge}.",
+        "{ratio} as long as {fast}{hedge}.",
         among="" if quiet else " and among undisturbed runs",
         option=found.spoken, who=_who(slow), slow=slow.value, fast=fast.value,
         one=facts.time(slow.row),
-        ratio=fact("seconds", ratio, how="ratio", runs=fast.row.runs, against=slow.row.runs,
-                   text=f"{ratio:.2f}"),
+        ratio=facts.pace(fast.row, slow.row),
         hedge=_slower(found, slow, fast).hedge(),
     )  # fmt: skip
 
 
 def _slower(found: Comparison, slow: Cell, fast: Cell) -> Verdict:
     """Test whether two times differ, as the extremes of all pairs of values."""
-    pool = [cell.row for cell in found.cells if cell.strategy == slow.strategy]
     comparisons = len(found.series) * pairs(len(found.values))
-    return compare(slow.row, fast.row, "seconds", comparisons, pool)
+    return compare(slow.row, fast.row, "seconds", comparisons)
 
 
 def _seconds(cell: Cell) -> float:

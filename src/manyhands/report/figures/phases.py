@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean, median
 from typing import Any
 
 from matplotlib.collections import PolyCollection
 
-from manyhands.report.analysis.configurations import name, typical_run
+from manyhands.report.analysis.configurations import name
 from manyhands.report.analysis.summary import Row, Summary
 from manyhands.report.figures import theme
 from manyhands.report.figures.chart import Note
@@ -20,15 +21,31 @@ HALF = 0.42  # of a bar's thickness
 
 def shown(summary: Summary) -> tuple[Row, ...]:
     """Choose the configurations to show: all, or if those are too many the widest of each group."""
-    rows = [row for row in summary.rows if _known(typical_run(row))]
+    rows = [row for row in summary.rows if _known(row.runs[0])]
     if sum(row.processes for row in rows) <= 70:
         return tuple(rows)
     widest = {row.group: row for row in sorted(rows, key=lambda row: row.x)}
     return tuple(row for row in rows if widest[row.group] is row)
 
 
-def parts(run: Run, index: int) -> dict[str, float]:
-    """Return the seconds of each phase of one process; what is left of the training is "other"."""
+def parts(row: Row, index: int) -> dict[str, float]:
+    """Return the seconds of each phase of one process, which sum up to its median over the repeats.
+
+    What is left of the training is "other". Each phase has its mean share of the repeats' time.
+    """
+    team = len(row.runs[0].team)
+    held = [_phases(run, index) for run in row.runs if len(run.team) == team]
+    wholes = [sum(each.values()) for each in held]
+    shares = {
+        phase: fmean(each[phase] / whole if whole else 0.0
+                     for each, whole in zip(held, wholes, strict=True))
+        for phase in theme.PHASES
+    }  # fmt: skip
+    return {phase: share * median(wholes) for phase, share in shares.items()}
+
+
+def _phases(run: Run, index: int) -> dict[str, float]:
+    """Return the seconds of each phase of one process in one run."""
     process = run.team[index]
     known = {p: getattr(process, p) or 0.0 for p in theme.PHASES if p != "other"}
     known["other"] = max((run.seconds or 0) - sum(known.values()), 0.0)
@@ -37,21 +54,21 @@ def parts(run: Run, index: int) -> dict[str, float]:
 
 def tall(rows: Sequence[Row]) -> int:
     """Return how tall the plot must be, in points."""
-    bars = sum(len(typical_run(row).team) for row in rows)
+    bars = sum(len(row.runs[0].team) for row in rows)
     return int(min(11 * (bars + GAP * len(rows)), 900))
 
 
 def draw(ax: Any, summary: Summary) -> list[Note]:
-    """Draw the bars of the typical_run repeat of every configuration."""
+    """Draw the bars of every configuration: over all repeats, as long as their median time."""
     notes: list[Note] = []
     ticks: list[tuple[float, str]] = []
     y = 0.0
     for row in shown(summary):
-        run = typical_run(row)
+        run = row.runs[0]
         ticks.append((y + (len(run.team) - 1) / 2, beside_axis(name(summary, row))))
         for index, process in enumerate(run.team):
             who = f"{name(summary, row)}, {process.role or 'worker'} {process.rank}"
-            notes += _bar(run, index, who, y)
+            notes += _bar(row, index, who, y)
             y += 1
         y += GAP
     for words, colour in theme.PHASES.values():
@@ -67,14 +84,14 @@ def draw(ax: Any, summary: Summary) -> list[Note]:
     return notes
 
 
-def _bar(run: Run, index: int, who: str, y: float) -> list[Note]:
+def _bar(row: Row, index: int, who: str, y: float) -> list[Note]:
     """Return one process's bar, a note per phase."""
     notes = []
     left = 0.0
-    found = parts(run, index)
+    found = parts(row, index)
     whole = sum(found.values())  # more than the training, of a master that waits in evaluations
     for phase, amount in found.items():
-        if amount > 0.004 * (run.seconds or 1):
+        if amount > 0.004 * whole:
             value = f"{seconds(amount)} ({percent(amount / whole)})"
             size = (amount, -2 * HALF)
             notes.append(Note(who, theme.PHASES[phase][0], value, (left, y + HALF), size))

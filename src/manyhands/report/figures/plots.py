@@ -8,7 +8,8 @@ from typing import Any
 
 from manyhands.report.analysis.configurations import name, place
 from manyhands.report.analysis.run_groups import Group
-from manyhands.report.analysis.summary import AMOUNT, Row, Spread, Summary
+from manyhands.report.analysis.spread import Spread
+from manyhands.report.analysis.summary import AMOUNT, Row, Summary
 from manyhands.report.figures import theme
 from manyhands.report.figures.chart import Note
 from manyhands.report.records.runs import Epoch, Run
@@ -164,45 +165,15 @@ def path(
 
     It has the evaluations that all repeats have; a repeat without any is left out.
     """
-    found = [pairs for run in row.runs if (pairs := _pairs(run, x, y))]
+    found = [held for run in row.runs if (held := pairs(run, x, y))]
     return [
         (median(a for a, _ in those), median(b for _, b in those))
         for those in zip(*found, strict=False)
     ]
 
 
-def _pairs(
+def pairs(
     run: Run, x: Callable[[Epoch], float | None], y: Callable[[Epoch], float | None]
 ) -> list[tuple[float, float]]:
+    """Return the points of one run, of the evaluations that have both coordinates."""
     return [(a, b) for e in run.epochs if (a := x(e)) is not None and (b := y(e)) is not None]
-
-
-def curves(
-    ax: Any,
-    summary: Summary,
-    x: Callable[[Epoch], float | None],
-    y: Callable[[Epoch], float | None],
-    forms: tuple[Form, Form],
-) -> list[Note]:
-    """Draw how runs went: the medians over the repeats boldly, the single repeats thinly."""
-    notes: list[Note] = []
-    rows = featured(summary)
-    looks = styles(summary)
-    alone = len({row.group for row in rows}) < len(rows)
-    for i, row in enumerate(rows):
-        look = theme.style(i) if alone else looks[row.group]
-        shared = {"color": look.colour, "linestyle": look.line}
-        found = path(row, x, y)
-        if not found:
-            continue
-        for run in row.runs if len(row.runs) > 1 else ():
-            if pairs := _pairs(run, x, y):
-                ax.plot(*zip(*pairs, strict=True), linewidth=0.8, alpha=0.45, zorder=2, **shared)
-        ax.plot(
-            *zip(*found, strict=True), marker=look.marker, markersize=4.5, linewidth=1.8,
-            label=name(summary, row), zorder=3, **shared,
-        )  # fmt: skip
-        notes += [Note(name(summary, row), forms[0](a), forms[1](b), (a, b)) for a, b in found]
-    ax.set_xlim(left=0)
-    ax.grid(axis="x", visible=False)
-    return notes

@@ -12,7 +12,8 @@ from manyhands.privacy import accountant
 from manyhands.report.analysis import configuration_facts as facts
 from manyhands.report.analysis.configurations import name, place, typical_run
 from manyhands.report.analysis.privacy_cost import cost, event, sound
-from manyhands.report.analysis.summary import Row, Spread, Summary
+from manyhands.report.analysis.spread import Spread
+from manyhands.report.analysis.summary import Row, Summary
 from manyhands.report.figures import theme
 from manyhands.report.figures.chart import Chart, Note
 from manyhands.report.figures.plots import label_ticks

@@ -12,7 +12,7 @@ from manyhands.report.analysis.significance import slower
 from manyhands.report.analysis.summary import Row, Summary
 from manyhands.report.figures import bottlenecks, theme
 from manyhands.report.figures.chart import Note
-from manyhands.report.figures.plots import along, core_lines, single, styles
+from manyhands.report.figures.plots import along, core_lines, styles
 from manyhands.report.wording.formatting import some
 from manyhands.report.wording.sentences import Name, Sentence, listed, say
 
@@ -21,7 +21,7 @@ def draw(ax: Any, summary: Summary) -> list[Note]:
     """Draw speed-ups, the ideal line, laws fitted to several points and the number of cores."""
     widest = max(row.x for row in summary.rows)
     grid = np.linspace(1, widest, 60)
-    notes = along(ax, summary, lambda row: single(row.shown_speedup), lambda v: f"{v:.2f}×")
+    notes = along(ax, summary, lambda row: row.shown_range, lambda v: f"{v:.2f}×")
     ax.plot(grid, grid, color=theme.MUTED, linewidth=1, linestyle=(0, (6, 3)), label="ideal")
     looks = styles(summary)
     fits = {group: fit for group, fit in summary.fits.items() if fit.points > 1}
@@ -36,9 +36,16 @@ def draw(ax: Any, summary: Summary) -> list[Note]:
             [], [], color=theme.MUTED, linewidth=1.1, linestyle=(0, (1, 2)), label=f"{law}, fitted"
         )
     core_lines(ax, summary)
-    peak = max((row.shown_speedup or 0 for row in summary.rows), default=1)
+    peak = max((found.high for row in summary.rows if (found := row.shown_range)), default=1)
     ax.set_ylim(0, max(min(widest, 1.6 * peak), 1.15 * peak))
     return notes
+
+
+def unit(summary: Summary) -> str:
+    """Name the axis of the speed-up."""
+    shown = [row for row in summary.rows if row.shown_speedup is not None]
+    base = "one worker" if any(row.by_own for row in shown) else "the sequential run"
+    return f"times as fast as {base}"
 
 
 def comment(summary: Summary) -> list[Sentence]:
@@ -86,7 +93,7 @@ def _peaks(summary: Summary) -> list[Sentence]:
         top = max(rows, key=lambda row: row.shown_speedup or 0)
         peak = say("{label} at {pace}", label=Name(group.label), pace=facts.speedup(top))
         mine = summary.of(group)
-        later = [r for r in rows[rows.index(top) + 1 :] if slower(r, top, mine, summary.rows)]
+        later = [r for r in rows[rows.index(top) + 1 :] if slower(r, top, mine)]
         if not later:
             continue
         reason = bottlenecks.why_not_more(top, later[0])

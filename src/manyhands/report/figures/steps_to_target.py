@@ -6,7 +6,8 @@ from typing import Any
 
 from manyhands.report.analysis import configuration_facts as facts
 from manyhands.report.analysis.run_groups import Group
-from manyhands.report.analysis.summary import Row, Spread, Summary, spread
+from manyhands.report.analysis.spread import Spread, spread
+from manyhands.report.analysis.summary import Row, Summary
 from manyhands.report.figures import theme
 from manyhands.report.figures.chart import Note
 from manyhands.report.figures.plots import ranged_text, styles

@@ -27,16 +27,12 @@ def _turning(summary: Summary) -> Sentence:
     states = []
     for group in summary.groups:
         rows = [row for row in summary.of(group) if row.seconds and not row.overran]
-        if not rows or rows[0].scaling == "weak":
+        if not rows or len({row.computer for row in rows}) > 1 or rows[0].scaling == "weak":
             continue
         least = min(rows, key=_median)
         last = rows[-1]
-        if last is not least and slower(last, least, summary.of(group), summary.rows):
-            longer = _median(last) / _median(least) - 1
-            excess = fact(
-                "seconds", longer, how="excess", runs=last.runs, against=least.runs,
-                text=percent(longer),
-            )  # fmt: skip
+        if last is not least and slower(last, least, summary.of(group)):
+            excess = facts.excess("seconds", last, least, percent)
             states.append(
                 say(
                     "{label} took least with {few} and {excess} longer with {many}",

@@ -15,7 +15,8 @@ from markupsafe import Markup
 
 from manyhands.report.analysis import configuration_facts as facts
 from manyhands.report.analysis import option_values, privacy_cost
-from manyhands.report.analysis.summary import Row, Spread, Summary
+from manyhands.report.analysis.spread import Spread
+from manyhands.report.analysis.summary import Row, Summary
 from manyhands.report.figures import option_figure, theme
 from manyhands.report.figures.chart import Chart, Drawn
 from manyhands.report.figures.plots import is_curve, styles
@@ -223,15 +224,8 @@ def result_columns(summary: Summary) -> list[Column]:
     columns.append(Column("time", lambda r: _ranged(r.seconds, seconds)))
     if any(row.scaling == "weak" for row in summary.rows):
         columns.append(Column("examples / s", lambda r: Cell(count(r.rate), r.rate)))
-    if any(row.speedup is not None for row in summary.rows):
-        columns.append(Column("speed-up", _speedup(summary)))
-    if any(row.own_speedup is not None and row.workers > 1 for row in summary.rows):
-        hint = "against the same strategy with one worker"
-        own = Column(
-            "own speed-up", lambda r: Cell(times(r.own_speedup), r.own_speedup), True, hint
-        )
-        columns.append(own)
     if summary.has_speedup:
+        columns.append(Column("speed-up", _speedup(summary)))
         columns.append(
             Column("efficiency", lambda r: Cell(percent(r.efficiency), r.efficiency), minor=True)
         )
@@ -255,17 +249,18 @@ def result_columns(summary: Summary) -> list[Column]:
 
 
 def _speedup(summary: Summary) -> Callable[[Row], Cell]:
-    """Return how a speed-up is shown; where baselines differ, with the time of its own."""
-    shown = [row for row in summary.rows if row.speedup is not None and not row.by_own]
+    """Return how a speed-up is shown: its range, or where baselines differ the time of its own."""
+    shown = [row for row in summary.rows if row.shown_speedup is not None]
     bases = {tuple(run.where for run in row.reference) for row in shown}
 
     def cell(row: Row) -> Cell:
-        if row.implausible or row.by_own or row.speedup is None:
+        found, base = row.ranged_speedup, summary.row_of(row.reference)
+        if row.shown_speedup is None or found is None:
             return Cell(NONE)
-        base = summary.row_of(row.reference)
-        against = base.seconds.median if base and base.seconds else None
-        aside = f"of {seconds(against)}" if len(bases) > 1 and against else ""
-        return Cell(times(row.speedup), row.speedup, aside)
+        aside = "" if found.low == found.high else f"{found.low:.2f} to {found.high:.2f}"
+        if len(bases) > 1 and base and base.seconds:
+            aside = f"of {seconds(base.seconds.median)}"
+        return Cell(times(found.median), found.median, aside)
 
     return cell
 

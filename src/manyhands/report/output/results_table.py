@@ -9,7 +9,8 @@ from typing import Any, overload
 
 from manyhands import files
 from manyhands.errors import ManyhandsError
-from manyhands.report.analysis.summary import Row, Spread, Summary, median
+from manyhands.report.analysis.spread import Spread, median
+from manyhands.report.analysis.summary import Row, Summary
 from manyhands.report.output import notebook
 from manyhands.report.records.runs import Run
 

@@ -110,6 +110,12 @@ class Run:
     beside: bool = False  # another run used the machine at the same time
 
     @property
+    def computer(self) -> str:
+        """The kind of machine: times of two kinds are not compared."""
+        parts = (self.machine.get("cpu"), self.machine.get("cores"))
+        return ", ".join(str(part) for part in parts if part)
+
+    @property
     def profiled(self) -> bool:
         """Whether a profiler ran beside it, whose time is in every phase."""
         return bool(self.config.get("profile"))

@@ -18,6 +18,12 @@ from manyhands.report.sections.doubts import disturbed_clause, doubts
 from manyhands.report.wording.formatting import percent, seconds
 from manyhands.report.wording.sentences import Name, Sentence, capitalised, fact, say
 
+_TIED = {
+    "seconds": "has the shortest median time",
+    "seconds to target": "has the shortest median time",
+    "examples per second": "has the highest median rate",
+}
+
 
 def opening(summary: Summary) -> tuple[str, ...]:
     """Return what page, PDF, `report.json` and terminal say first."""
@@ -35,8 +41,11 @@ def answer(summary: Summary) -> tuple[Sentence, ...]:
     if parts := _parts(summary):
         return (*(_headed(name, part) for name, part in parts), *spent, *doubts(summary))
     found = _conclusion(summary)
-    first = 2 if found[1:] and privacy_price.answer(summary) else 1
-    return (*found[:first], *spent, *doubts(summary), *found[first:])
+    choice = summary.choice
+    first = 1 + bool(privacy_price.answer(summary))
+    if choice is not None and choice.learned:
+        first += choice.tied + bool(privacy_price.leader(summary, choice))
+    return (*found[:first], *doubts(summary), *found[first:], *spent)
 
 
 def _parts(summary: Summary) -> list[tuple[Name, Summary]]:
@@ -70,6 +79,7 @@ def _conclusion(summary: Summary) -> tuple[Sentence, ...]:
         *price,
         leader.tied(summary, choice),
         _headline(summary, choice),
+        privacy_price.leader(summary, choice),
         *leader.sentences(summary, choice),
         _quicker(summary, choice),
         _caveat(summary, choice.leader),
@@ -81,6 +91,8 @@ def _alone(summary: Summary) -> tuple[Sentence, ...]:
     """Say what was measured where configurations cannot be compared."""
     if summary.tasks > 1:
         return (say("These runs are of different tasks, which are not compared with each other."),)
+    if summary.machines > 1:
+        return (say("These runs are of different machines, so their times are not compared."),)
     if grown := input_growth.comment(summary):
         return tuple(map(capitalised, grown[:2]))
     last = summary.rows[-1]
@@ -161,7 +173,7 @@ def _crown(summary: Summary, choice: Choice) -> Sentence:
     """Say "is fastest" of what a test tells from all others, else what was measured; of which."""
     verb = "is fastest" if choice.supported else "was fastest"
     if choice.tied:
-        verb = "leads by the median"
+        verb = _TIED[choice.measure]
     return say(
         "{verb}{among}{though}", verb=verb, though=disturbed_clause(choice.leader),
         among=f" of those{choice.among}" if _beaten(summary, choice) else "",
@@ -196,10 +208,10 @@ def _gain(summary: Summary, choice: Choice) -> Sentence:
     if choice.measure == "seconds to target":
         return _sooner(summary, row, against)
     if row.shown_speedup < 1.05:
-        pace = facts.speedup(row, lambda v: f"{v:.2f}")
-        return say(", no faster than {against} ({pace} times as fast)", against=against, pace=pace)
-    pace = facts.speedup(row, lambda v: f"{v:.1f}")
-    return say(", {pace} times as fast as {against}", pace=pace, against=against)
+        pace = facts.speedup(row, "{:.2f} times".format)
+        return say(", no faster than {against}: {pace} as fast", against=against, pace=pace)
+    pace = facts.speedup(row, "{:.2f} times".format)
+    return say(", {pace} as fast as {against}", pace=pace, against=against)
 
 
 def _sooner(summary: Summary, row: Row, against: Sentence) -> Sentence:
@@ -242,7 +254,7 @@ def _caveat(summary: Summary, leader: Row) -> Sentence:
     top = max(rows, key=lambda row: row.accuracy.median if row.accuracy else 0)
     assert top.accuracy is not None
     gap = top.accuracy.median - leader.accuracy.median
-    verdict = compare(top, leader, "accuracy", pairs(len(rows)), rows)
+    verdict = compare(top, leader, "accuracy", pairs(len(rows)))
     if top is leader or gap <= 0 or not (verdict.apart or verdict.large):
         return say("")
     return say(

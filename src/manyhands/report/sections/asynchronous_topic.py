@@ -46,6 +46,7 @@ def _pairs(summary: Summary, kind: str) -> list[Pair]:
             for base in rows
             if base.group.strategy == "sync"
             and base.workers == row.workers
+            and base.computer == row.computer
             and summary.alike(row, base)
             and _same_work(row, base)
         ]
@@ -79,10 +80,10 @@ def _who(summary: Summary, row: Row) -> Name:
 
 
 def _pace(summary: Summary, row: Row, base: Row, comparisons: int) -> Sentence:
-    first, second = (row, base) if facts.pace(row, base).value >= 1 else (base, row)
-    verdict = compare(row, base, "seconds", comparisons, summary.rows)
+    first, second = sorted((row, base), key=lambda each: facts.time(each).value)
+    verdict = compare(row, base, "seconds", comparisons)
     faster = say(
-        ": {which} is {pace} times as fast",
+        ": {which} is {pace} as fast",
         which=_who(summary, first),
         pace=facts.pace(first, second),
     )
@@ -107,7 +108,7 @@ def _quality(summary: Summary, row: Row, base: Row, comparisons: int) -> Sentenc
     return say(
         "{states}: {gap} {side}{hedge}.", states=states, gap=gap,
         side="higher" if gap.value >= 0 else "lower",
-        hedge=compare(row, base, "accuracy", comparisons, summary.rows).hedge(),
+        hedge=compare(row, base, "accuracy", comparisons).hedge(),
     )  # fmt: skip
 
 

@@ -29,12 +29,11 @@ def _implausible(summary: Summary) -> Sentence:
         return say("")
     most = max(rows, key=lambda row: (row.against_reference or 0) / row.workers)
     return say(
-        "{who} was {pace} times as fast as its reference, more than {workers} can give: something "
-        "else slowed the reference, or it ran on another machine. Speed-ups that exceed the "
-        "workers by a quarter or more are not shown. Compare again with one thread per worker "
-        "(--threads) on a quiet machine.",
+        "{who} was {pace} as fast as its reference, more than {workers} can give, so "
+        "something slowed the reference. Such speed-ups are not shown. Repeat this with one thread "
+        "per worker (--threads) on a quiet machine.",
         who=facts.who(summary, most), workers=facts.workers(most),
-        pace=facts.against_reference(most),
+        pace=facts.against_reference(most, "{:.3g} times".format),
     )  # fmt: skip
 
 
@@ -46,9 +45,8 @@ def _robbed(summary: Summary) -> Sentence:
         return say("")
     most = max(run.robbed for run in robbed)
     return say(
-        "In {some} of {all} a worker was without a core for up to {most} of the time in which it "
-        "computed, though there were enough cores: other programs ran beside it. Times and "
-        "speed-ups of such runs say little.",
+        "Other programs slowed {some} of {all}: a worker had no core for up to {most} of its "
+        "computing time. Do not rely on the times of these runs.",
         some=facts.count(robbed, ""), all=facts.count(runs),
         most=fact(
             "computing without a core", most, how="derived", runs=robbed, text=percent(most)
@@ -63,8 +61,7 @@ def _beside(summary: Summary) -> Sentence:
     if not beside:
         return say("")
     return say(
-        "In {some} of {all} another one ran on the same machine at the same time; they shared its "
-        "memory and its caches.",
+        "During {some} of {all}, another run used the same machine.",
         some=facts.count(beside, ""), all=facts.count(runs),
     )  # fmt: skip
 
@@ -88,7 +85,7 @@ def _references(summary: Summary) -> Sentence:
     if not rows:
         return say("")
     return say(
-        "Speed-ups against {names} rest on disturbed runs.",
+        "The speed-ups compare with disturbed runs: {names}.",
         names=listed([facts.who(summary, row) for row in rows]),
     )
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from manyhands.report.analysis import configuration_facts as facts
-from manyhands.report.analysis.run_facts import median
+from manyhands.report.analysis.rounds import ratio
 from manyhands.report.analysis.run_groups import Group
 from manyhands.report.analysis.scaling_laws import Fit
 from manyhands.report.analysis.summary import Row, Summary
@@ -19,7 +19,8 @@ REASON = (
     "1 / (f + (1 − f) / P) by Amdahl's law, where the work is the same for every P (strong "
     "scaling), and P − f (P − 1) by Gustafson's, where the work grows with P (weak scaling). A "
     "batch that grows with the workers changes the first into the second; a cheaper exchange or a "
-    "larger batch lowers f."
+    "larger batch lowers f. After each value stands its range: of the fits to the "
+    "lowest and to the highest speed-ups of the repeats, and of those that leave one point out."
 )
 _APPLIES = {
     "Amdahl": "Amdahl's law applies{where}: the work is the same for every number of workers.",
@@ -49,7 +50,11 @@ def _verdicts(summary: Summary) -> list[Sentence]:
         verdict = _verdict(summary, group, fitted)
         held.setdefault(str(verdict), []).append((verdict, _fraction(summary, group, fitted)))
     return [
-        say("{verdict}: {each}.", verdict=mine[0][0], each=listed([each for _, each in mine]))
+        say(
+            "{verdict}: {each}.",
+            verdict=mine[0][0],
+            each=listed([each for _, each in mine], "; ", "; "),
+        )
         for mine in held.values()
     ]
 
@@ -61,11 +66,14 @@ def fitted_rows(summary: Summary, group: Group) -> tuple[Row, ...]:
     return tuple(row for row in rows if row.workers <= limit)
 
 
-def _fact(summary: Summary, group: Group, what: str, value: float, text: str) -> Fact:
+def _fact(
+    summary: Summary, group: Group, what: str, value: float, text: str, end: str = ""
+) -> Fact:
     rows = fitted_rows(summary, group)
     return fact(
         what, value, how="fit", runs=[run for row in rows for run in row.runs],
-        against=rows[0].reference, parameters={"law": summary.fits[group].law}, text=text,
+        against=rows[0].reference, text=text,
+        parameters={"law": summary.fits[group].law, **({"end": end} if end else {})},
     )  # fmt: skip
 
 
@@ -73,15 +81,36 @@ def _fraction(summary: Summary, group: Group, fitted: Fit) -> Sentence:
     name = Name(group.label)
     if fitted.serial > _ALL or not _fits(summary, group, fitted):
         return say("{name}", name=name)
-    serial = _fact(summary, group, "serial fraction", fitted.serial, f"{fitted.serial:.3f}")
+    ends = (fitted.serial, fitted.least, fitted.most)
+    serial = _ranged(summary, group, "serial fraction", ends, "{:.3f}".format)
     bound = say("")
-    if fitted.serial >= _NONE and _bounds(summary, group, fitted):
-        limit = 1 / fitted.serial
-        most = _fact(summary, group, "bound", limit, f"{limit:.3g}")
+    if _bounds(summary, group, fitted) and fitted.least and fitted.most:
+        limits = (1 / fitted.serial, 1 / fitted.most, 1 / fitted.least)
+        most = _ranged(summary, group, "bound", limits, "{:.3g}".format, " times")
         alone = fitted_rows(summary, group)[0].workers == 1
         base = "its own run with one worker" if alone else "the reference"
-        bound = say(", at most {most} times as fast as {base}", most=most, base=base)
-    return say("{name} (f = {serial}{bound})", name=name, serial=serial, bound=bound)
+        bound = say(", at most {most} as fast as {base}", most=most, base=base)
+    return say("{name} with f = {serial}{bound}", name=name, serial=serial, bound=bound)
+
+
+def _ranged(
+    summary: Summary,
+    group: Group,
+    what: str,
+    ends: tuple[float, float | None, float | None],
+    form: Callable[[float], str],
+    unit: str = "",
+) -> Sentence:
+    """State what was fitted, and its range where that is known: "0.15 (0.12 to 0.2)"."""
+    middle, low, high = ends
+    stated = say(f"{{value}}{unit}", value=_fact(summary, group, what, middle, form(middle)))
+    if low is None or high is None:
+        return stated
+    return say(
+        "{stated} ({low} to {high})", stated=stated,
+        low=_fact(summary, group, what, low, form(low), "low"),
+        high=_fact(summary, group, what, high, form(high), "high"),
+    )  # fmt: skip
 
 
 def _fits(summary: Summary, group: Group, fitted: Fit) -> bool:
@@ -92,7 +121,7 @@ def _fits(summary: Summary, group: Group, fitted: Fit) -> bool:
 
 def _bounds(summary: Summary, group: Group, fitted: Fit) -> bool:
     """Say whether the law sets a bound: it fits, and nothing measured is beyond it."""
-    if fitted.law != "Amdahl" or fitted.residual is None:
+    if fitted.law != "Amdahl" or fitted.residual is None or (fitted.least or 0.0) < _NONE:
         return False
     speeds = [row.shown_speedup or 0.0 for row in summary.of(group)]
     fits = fitted.residual <= ROUGH * max(speeds)
@@ -135,8 +164,7 @@ def _limits(summary: Summary) -> Iterable[Sentence]:
         if more := _slowed(summary, row):
             limits.append(
                 say(
-                    "all workers together compute and update {more} times as long as the "
-                    "sequential run",
+                    "all workers together compute and update {more} as long as the sequential run",
                     more=more,
                 )
             )
@@ -154,7 +182,7 @@ def _weight(summary: Summary, group: Group) -> tuple[bool, bool, float, bool]:
     return fit.points > 1, group.strategy == "sync", fit.limit, ring
 
 
-def _slowed(summary: Summary, row: Row) -> Fact | None:
+def _slowed(summary: Summary, row: Row) -> Sentence | None:
     """Return how much longer all workers compute than one alone, for the same work."""
     bases = [
         base
@@ -165,8 +193,7 @@ def _slowed(summary: Summary, row: Row) -> Fact | None:
         return None
     (base,) = bases
     what = "seconds of computing"
-    alone, ours = median(what, base.runs), median(what, row.runs)
-    if not alone or not ours or base.examples != row.examples:
+    found = ratio(what, row.runs, base.runs)
+    if not found or base.examples != row.examples or base.computer != row.computer:
         return None
-    return fact(what, ours / alone, how="multiple", runs=row.runs, against=base.runs,
-                text=f"{ours / alone:.2f}")  # fmt: skip
+    return facts.ranged(what, found, row.runs, base.runs, "{:.2f} times".format, how="multiple")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from manyhands.report.analysis import configuration_facts as facts
 from manyhands.report.analysis.configuration_facts import who
+from manyhands.report.analysis.rounds import ratio
 from manyhands.report.analysis.significance import MOST, Verdict, compare, enough
 from manyhands.report.analysis.summary import Choice, Row, Summary
 from manyhands.report.wording.formatting import percent
@@ -32,7 +32,7 @@ def gains(summary: Summary, choice: Choice) -> Sentence:
         if row.shown_speedup is not None and row.reference != row.runs and row.workers > 1
         and (base := summary.row_of(row.reference)) is not None
     ]  # fmt: skip
-    tests = [compare(row, base, choice.measure, len(pairs), summary.rows) for row, base in pairs]
+    tests = [compare(row, base, choice.measure, len(pairs)) for row, base in pairs]
     if not pairs or all(test.p is None for test in tests):
         return say("")
     if len(pairs) == 1:
@@ -40,21 +40,21 @@ def gains(summary: Summary, choice: Choice) -> Sentence:
         if choice.leader in (row, base):  # the headline, or the rival, says it
             return tests[0].resting()
         return say(
-            "Against one worker, {who} is {pace} times as fast{hedge}.", who=who(summary, row),
-            pace=facts.speedup(row, lambda v: f"{v:.2f}"), hedge=tests[0].hedge(),
+            "Against one worker, {who} is {pace} as fast{hedge}.", who=who(summary, row),
+            pace=facts.speedup(row, "{:.2f} times".format), hedge=tests[0].hedge(),
         )  # fmt: skip
     told = [row for (row, _), test in zip(pairs, tests, strict=True) if test.apart]
     told.sort(key=lambda row: row.shown_speedup or 0)
     fast = [row for row in told if (row.shown_speedup or 0) > 1]
     span, also = say(""), say("")
     if fast:
-        ends = [facts.speedup(row) for row in (fast[0], fast[-1])]
+        ends = [facts.speedup(row).facts[0] for row in (fast[0], fast[-1])]  # the medians
         span = say(": {pace}", pace=listed(ends[: len(fast)], last=" to "))
     if slow := told[: len(told) - len(fast)]:
         also = say("; {slow} slower", slow=facts.configurations(slow))
     return say(
-        "{some} of {every} configurations with several workers{among} {are} faster than one "
-        "worker beyond chance{span}{also}{tests}.", among=_among(summary, choice, len(pairs)),
+        "By the test, {some} of {every} configurations with several workers{among} {are} faster "
+        "than one worker{span}{also}{tests}.", among=_among(summary, choice, len(pairs)),
         some=facts.configurations(fast) if fast else "none",
         every=facts.configurations([row for row, _ in pairs]),
         are="are" if len(fast) > 1 else "is", span=span, also=also,
@@ -70,7 +70,7 @@ def _among(summary: Summary, choice: Choice, count: int) -> str:
 
 def tied(summary: Summary, choice: Choice) -> Sentence:
     """Say which configurations the repeats do not tell from the leader: there is no winner."""
-    rivals = choice.rivals
+    rivals = choice.overlapping
     if not choice.tied:
         return say("")
     if choice.measure != "seconds to target":
@@ -78,7 +78,7 @@ def tied(summary: Summary, choice: Choice) -> Sentence:
     fewest = min((choice.leader.runs, *(row.runs for row in rivals)), key=len)
     tests = [_against(summary, choice, row).resting() for row in rivals]
     return say(
-        "No single winner: with {least}{repeats} {who} cannot be told apart from {names}{tests}.",
+        "No clear winner: {least}{repeats} cannot separate {who} from {names}{tests}.",
         least="" if len({len(row.runs) for row in (choice.leader, *rivals)}) == 1 else "at least ",
         repeats=facts.repeats(fewest), who=who(summary, choice.leader),
         names=_some(summary, rivals),
@@ -87,63 +87,60 @@ def tied(summary: Summary, choice: Choice) -> Sentence:
 
 
 def _against(summary: Summary, choice: Choice, row: Row) -> Verdict:
-    """Test the leader against another configuration, as one of all that it is compared with."""
-    count = max(len(choice.candidates) - 1, 1)
+    """Test the leader against another configuration."""
     more = facts.aim(summary) if choice.measure == "seconds to target" else {}
-    return compare(choice.leader, row, choice.measure, count, summary.rows, **more)
+    return compare(choice.leader, row, choice.measure, 1, **more)
 
 
 def what_next(summary: Summary, choice: Choice) -> Sentence:
     """Say how many repeats would tell the leader from its closest rival."""
     rivals = choice.rivals
     if choice.disturbed:
-        return say("Compare again on a quiet machine: runs that are compared were disturbed.")
+        return say("Repeat this on a quiet machine: some of the compared runs were disturbed.")
     if not rivals:
         return say("")
     if any(len(row.runs) < 2 for row in (choice.leader, *rivals)):
         least = facts.threshold("fewest repeats", 2, "2")
         return say(
-            "Single runs cannot rule out chance: compare again with --repeats {least} or more.",
+            "Single runs cannot rule out chance: use --repeats {least} or more.",
             least=least,
         )
     if choice.measure == "seconds to target":
         return say("")
     rival = min(rivals, key=lambda row: _behind(choice, row))
     test = _against(summary, choice, rival)
-    behind = fact(
-        choice.measure, _behind(choice, rival), how="excess",
-        text=percent(_behind(choice, rival), 0 if _behind(choice, rival) >= 0.01 else 1),
-        runs=(choice.leader if choice.measure in HIGHER else rival).runs,
-        against=(rival if choice.measure in HIGHER else choice.leader).runs,
-    )  # fmt: skip
-    number = enough(choice.leader, rival, test, summary.rows)
+    ends = (choice.leader, rival) if choice.measure in HIGHER else (rival, choice.leader)
+    behind = facts.excess(
+        choice.measure, *ends, lambda part: percent(part, 0 if part >= 0.01 else 1)
+    )
+    number = enough(choice.leader, rival, test)
     if number is None:
         close = _behind(choice, rival) <= CLOSE
         return say(
-            "{who} is {behind} behind, and {most} repeats would not tell: {so}.", behind=behind,
+            "{who} is {behind} behind; {most} repeats would not separate them, so {so}.",
+            behind=behind,
             who=who(summary, rival), most=facts.threshold("most repeats", MOST, str(MOST)),
-            so="take them as equal" if close else "the runs vary too much, so quieten the machine",
+            so="treat them as equal" if close else "measure on a quieter machine",
         )  # fmt: skip
     repeats = fact(
         "repeats that would tell them apart", number, how="derived", text=str(number),
-        runs=choice.leader.runs, against=rival.runs, among=test.pool,
+        runs=choice.leader.runs, against=rival.runs,
         parameters={
             "comparisons": test.comparisons, "measure": choice.measure, **test.parameters,
         },
     )  # fmt: skip
     return say(
-        "{who} is {behind} behind: --repeats {repeats} would tell, if the spread stays.",
+        "{who} is {behind} behind; --repeats {repeats} should separate them if the spread stays.",
         who=who(summary, rival), behind=behind, repeats=repeats,
     )  # fmt: skip
 
 
 def _behind(choice: Choice, row: Row) -> float:
     """Return by which part another configuration takes longer, or does less in a second."""
-    if choice.measure in HIGHER:
-        return (choice.leader.rate or 0.0) / (row.rate or math.inf) - 1
-    assert row.seconds is not None
-    assert choice.leader.seconds is not None
-    return row.seconds.median / choice.leader.seconds.median - 1
+    ends = (choice.leader, row) if choice.measure in HIGHER else (row, choice.leader)
+    found = ratio(choice.measure, *(end.runs for end in ends))
+    assert found is not None
+    return found.median - 1
 
 
 def _some(summary: Summary, rows: Sequence[Row]) -> Sentence:

@@ -100,5 +100,5 @@ def _compared(summary: Summary, rows: Sequence[Row]) -> Iterable[Sentence]:
         "With {workers}, training takes {before} with {one} and {after} with {other}{hedge}.",
         workers=facts.workers(few), one=_masters(few), other=_masters(many),
         before=facts.time(few), after=facts.time(many),
-        hedge=compare(few, many, "seconds", 1, summary.rows).hedge(),
+        hedge=compare(few, many, "seconds").hedge(),
     )  # fmt: skip

@@ -10,7 +10,7 @@ from manyhands.report.analysis.configuration_facts import who
 from manyhands.report.analysis.configurations import typical_run
 from manyhands.report.analysis.privacy_cost import cost, sound
 from manyhands.report.analysis.significance import compare
-from manyhands.report.analysis.summary import AMOUNT, Row, Summary
+from manyhands.report.analysis.summary import AMOUNT, Choice, Row, Summary
 from manyhands.report.wording.formatting import plural
 from manyhands.report.wording.sentences import Name, Sentence, capitalised, fact, listed, say
 
@@ -53,9 +53,9 @@ def _pairs(private: Sequence[Row], plain: Sequence[Row]) -> list[_Pair]:
     return sorted(found.values(), key=lambda pair: pair.gap)
 
 
-def _key(row: Row) -> tuple[str, str, int, str]:
+def _key(row: Row) -> tuple[str, str, int, str, str]:
     model = str(row.runs[0].config.get("model"))
-    return row.group.source, row.group.strategy, row.workers, model
+    return row.group.source, row.group.strategy, row.workers, row.computer, model
 
 
 def _price(summary: Summary, pairs: Sequence[_Pair]) -> Sentence:
@@ -70,7 +70,7 @@ def _price(summary: Summary, pairs: Sequence[_Pair]) -> Sentence:
 
 
 def _cost(summary: Summary, pair: _Pair, comparisons: int, bound: str) -> Sentence:
-    verdict = compare(pair.private, pair.plain, "accuracy", comparisons, summary.rows)
+    verdict = compare(pair.private, pair.plain, "accuracy", comparisons)
     gap = facts.gap(pair.private, pair.plain)
     points = say("{bound}{gap} of accuracy", bound=bound, gap=gap)
     return say(
@@ -88,6 +88,21 @@ def _name(summary: Summary, row: Row) -> Name:
     parts = [row.group.strategy, *([_key(row)[-1]] if len(models) > 1 else [])]
     workers = f" with {plural(row.workers, 'worker')}" if row.workers > 1 else ""
     return Name(" · ".join(parts) + workers)
+
+
+def leader(summary: Summary, choice: Choice) -> Sentence:
+    """State the ε of the leading configuration, and the range of all, where they differ."""
+    spent = [(row, value) for row in choice.candidates if (value := _spent(row)) is not None]
+    mine = _spent(choice.leader)
+    if mine is None or len({f"{value:.2f}" for _, value in spent}) < 2:
+        return say("")
+    least, most = (f(spent, key=lambda pair: pair[1])[0] for f in (min, max))
+    return say(
+        "{who} was planned for {mine}; the configurations differ in this, from {low} ({least}) to "
+        "{high} ({most}).",
+        who=who(summary, choice.leader), mine=_epsilon(choice.leader), low=_epsilon(least),
+        least=who(summary, least), high=_epsilon(most), most=who(summary, most),
+    )  # fmt: skip
 
 
 def _left(summary: Summary, private: Sequence[Row]) -> Sentence:

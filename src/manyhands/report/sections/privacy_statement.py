@@ -123,8 +123,8 @@ def _together(runs: list[Run]) -> Sentence:
         return fact(what, value, how="derived", runs=runs, text=shown)
 
     return say(
-        "Together the {count} private runs{on} cost ε = {pld} at δ = {delta} ({rdp} by Rényi "
-        "divergences): that holds if all of them are published, or one that was chosen among them.",
+        "To publish all {count} private runs{on}, or one chosen among them, costs ε = {pld} at "
+        "δ = {delta} ({rdp} by Rényi divergences), by the steps that were planned.",
         count=count, on=say(" on {data}", data=Name(join(names))) if names else "",
         pld=stated("composed epsilon by pld", pld, f"{pld:.3f}"),
         rdp=stated("composed epsilon by rdp", rdp, f"{rdp:.3f}"),

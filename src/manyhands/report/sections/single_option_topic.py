@@ -37,7 +37,7 @@ def _split(summary: Summary) -> Iterable[Sentence]:
         "The fastest way of splitting the model, {who}, takes {time}, and the sequential run "
         "{other}{hedge}.",
         who=facts.who(summary, row), time=facts.time(row), other=facts.time(base),
-        hedge=compare(row, base, "seconds", len(found), summary.rows).hedge(),
+        hedge=compare(row, base, "seconds", len(found)).hedge(),
     )  # fmt: skip
 
 
@@ -49,7 +49,7 @@ def _changed(summary: Summary, name: str) -> Sentence:
     rows = max(held, key=lambda rows: (len(rows), _ratio(rows)))
     first, *others = rows
     slow, fast = (f(rows, key=_seconds) for f in (max, min))
-    verdict = compare(slow, fast, "seconds", len(held) * pairs(len(rows)), summary.rows)
+    verdict = compare(slow, fast, "seconds", len(held) * pairs(len(rows)))
     return say(
         "{who} takes {time}; all else alike, {others}{hedge}.", who=facts.who(summary, first),
         time=facts.time(first), hedge=verdict.hedge(),
@@ -65,7 +65,7 @@ def _alike(summary: Summary, name: str) -> Iterator[Sequence[Row]]:
     for row in summary.rows:
         if name in row.group.options and row.seconds and not row.disturbed:
             rest = tuple((k, str(v)) for k, v in row.group.options.items() if k != name)
-            key = (row.group.source, row.group.strategy, row.x, rest)
+            key = (row.group.source, row.computer, row.group.strategy, row.x, rest)
             sets.setdefault(key, []).append(row)
     for rows in sets.values():
         if len({str(row.group.options[name]) for row in rows}) > 1:

@@ -118,7 +118,7 @@ def _trends(summary: Summary, late: Sequence[Row]) -> Iterable[Sentence]:
         parts = [
             _changed(few, many, verdict)
             for few, many in ends
-            if (verdict := compare(few, many, "accuracy", len(ends), summary.rows)).apart
+            if (verdict := compare(few, many, "accuracy", len(ends))).apart
             or few.unlearned
             or many.unlearned
         ]

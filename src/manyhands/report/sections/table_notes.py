@@ -59,7 +59,7 @@ def _star(summary: Summary) -> Sentence:
         return say("★ best: {rule}.", rule=choice.rule)
     if choice.tied:
         return say(
-            "≈ tied: the repeats do not tell these from {who}, which has {rule}.",
+            "≈ tied: the repeats of these and of {who}, which has {rule}, overlap.",
             who=facts.who(summary, choice.leader), rule=choice.rule,
         )  # fmt: skip
     return say(

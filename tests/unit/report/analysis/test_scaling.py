@@ -8,22 +8,28 @@ from report_cases import summary
 
 from manyhands.report.analysis.exchanges import exchanges, expected
 from manyhands.report.analysis.scaling_laws import LAWS, amdahl, fit, gustafson
+from manyhands.report.analysis.spread import Spread
+
+
+def at(workers: float, speedup: float) -> tuple[float, Spread]:
+    """Return a point of a single run."""
+    return workers, Spread(speedup, speedup, speedup, 1)
 
 
 @pytest.mark.parametrize("law", ["Amdahl", "Gustafson"])
 @pytest.mark.parametrize("serial", [0.0, 0.05, 0.4, 1.0])
 @pytest.mark.parametrize("unit", [1.0, 0.9])
 def test_a_fit_finds_the_serial_fraction(law: str, serial: float, unit: float) -> None:
-    points = [(float(p), unit * LAWS[law](serial, p)) for p in (1, 2, 3, 4)]
+    points = [at(float(p), unit * LAWS[law](serial, p)) for p in (1, 2, 3, 4)]
     found = fit(law, points, cores=None)
     assert found is not None
     assert found.serial == pytest.approx(serial, abs=1e-6)
     assert found.residual == pytest.approx(0, abs=1e-6)
-    assert found.at(3) == pytest.approx(points[2][1])
+    assert found.at(3) == pytest.approx(points[2][1].median)
 
 
 def test_points_beyond_the_cores_are_left_out() -> None:
-    points = [(1.0, 1.0), (2.0, amdahl(0.1, 2)), (4.0, amdahl(0.1, 4)), (8.0, 1.0)]
+    points = [at(1.0, 1.0), at(2.0, amdahl(0.1, 2)), at(4.0, amdahl(0.1, 4)), at(8.0, 1.0)]
     found = fit("Amdahl", points, cores=4)
     assert found is not None
     assert found.serial == pytest.approx(0.1, abs=1e-6)
@@ -32,11 +38,11 @@ def test_points_beyond_the_cores_are_left_out() -> None:
 
 
 def test_one_point_has_no_residual_and_none_has_no_fit() -> None:
-    one = fit("Amdahl", [(1.0, 1.0), (2.0, 1.8)], cores=2)
+    one = fit("Amdahl", [at(1.0, 1.0), at(2.0, 1.8)], cores=2)
     assert one is not None
     assert one.residual is None
-    assert fit("Amdahl", [(1.0, 1.0)], cores=4) is None
-    assert fit("Amdahl", [(4.0, 2.0)], cores=2) is None
+    assert fit("Amdahl", [at(1.0, 1.0)], cores=4) is None
+    assert fit("Amdahl", [at(4.0, 2.0)], cores=2) is None
 
 
 def test_the_laws_agree_at_one_worker_and_without_a_serial_part() -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import random
-import statistics
 from typing import Any
 
 import pytest
 from report_cases import summary, timed
 
 from manyhands.report.analysis import significance
+from manyhands.report.analysis.rounds import in_turn
 from manyhands.report.analysis.significance import compare, pairs, two_sided, welch
 
 
@@ -48,18 +48,15 @@ def test_what_has_no_spread_is_not_told_apart() -> None:
     assert welch([0.9, 0.9], [0.8, 0.8001]) is not None
 
 
-def test_the_larger_of_both_p_values_counts() -> None:
+def test_the_p_value_is_multiplied_by_the_comparisons() -> None:
     runs = [timed(s, 2, t, repeat=i) for s, times in (("sync", (5, 5.2)), ("gossip", (6, 6.3)))
             for i, t in enumerate(times)]  # fmt: skip
-    one, other = pool = summary(*runs).rows
-    logs = [[math.log(5), math.log(5.2)], [math.log(6), math.log(6.3)]]
-    alone = welch(*logs)
+    one, other = summary(*runs).rows
+    alone = welch([math.log(5), math.log(5.2)], [math.log(6), math.log(6.3)])
     assert alone is not None
-    assert compare(one, other, "seconds", 1, pool).p == pytest.approx(alone)
-    variance = statistics.fmean(statistics.variance(side) for side in logs)
-    t = (statistics.fmean(logs[1]) - statistics.fmean(logs[0])) / math.sqrt(variance)
-    assert compare(one, other, "seconds", 3, pool).p == pytest.approx(3 * two_sided(t, 2))
-    assert compare(one, other, "seconds", 1000, pool).p == 1.0
+    assert compare(one, other, "seconds").p == pytest.approx(alone)
+    assert compare(one, other, "seconds", 3).p == pytest.approx(3 * alone)
+    assert compare(one, other, "seconds", 1000).p == 1.0
     assert [pairs(count) for count in (1, 2, 3, 5)] == [1, 1, 3, 10]
 
 
@@ -69,12 +66,12 @@ def test_steady_repeats_of_others_do_not_tell_two_unsteady_ones_apart() -> None:
     wild = [timed("gossip", 2, 5, a, repeat=i) for i, a in enumerate((0.90, 0.60, 0.97))]
     rows = summary(*steady, *wild).rows
     gossip = next(row for row in rows if row.label == "gossip")
-    verdict = compare(gossip, rows[0], "accuracy", 1, rows)
+    verdict = compare(gossip, rows[0], "accuracy")
     assert not verdict.apart
     far = [timed("gossip", 2, 5, a, repeat=i) for i, a in enumerate((0.30, 0.25, 0.28))]
     rows = summary(*steady, *far).rows
     gossip = next(row for row in rows if row.label == "gossip")
-    assert compare(gossip, rows[0], "accuracy", pairs(4), rows).apart
+    assert compare(gossip, rows[0], "accuracy", pairs(4)).apart
 
 
 def drifting(turns: bool) -> list[Any]:
@@ -93,38 +90,24 @@ def drifting(turns: bool) -> list[Any]:
 
 def test_interleaved_runs_are_compared_within_their_rounds() -> None:
     apart, alone = summary(*drifting(True)), summary(*drifting(False))
-    assert significance.interleaved(apart.rows)
-    assert not significance.interleaved(alone.rows)
     for found, told in ((apart, True), (alone, False)):
         first, *_, last = found.rows
-        assert compare(first, last, "seconds", 2, found.rows).apart is told
-    assert "took turns" in str(significance.method(apart.rows))
-    assert "the second is paired" in str(significance.method(apart.rows))
-    assert "took turns" not in str(significance.method(alone.rows))
+        verdict = compare(first, last, "seconds", 2)
+        assert verdict.apart is told
+        assert ("rounds" in verdict.parameters) is told
+        assert ("took turns" in str(significance.method(found.rows))) is told
 
 
-def test_two_rounds_are_judged_by_the_spread_of_all() -> None:
+def test_two_rounds_are_too_few_for_pairs() -> None:
     found = summary(*drifting(True)[:6])
     first, *_, last = found.rows
-    assert compare(first, last, "seconds", 2, found.rows).apart
-    assert compare(first, first, "seconds", 2, found.rows).p == 1
-    assert "the first test decides" in str(significance.method(found.rows))
+    assert "rounds" not in compare(first, last, "seconds", 2).parameters
+    assert compare(first, first, "seconds").p == 1
+    assert "took turns" not in str(significance.method(found.rows))
 
 
 def test_rounds_that_overlap_are_no_rounds() -> None:
     runs = drifting(True)
     runs[2]["started"] = "2026-03-01T11:30:00+00:00"
-    assert not significance.interleaved(summary(*runs).rows)
-
-
-def test_the_paired_part_is_that_of_scipy() -> None:
-    stats = pytest.importorskip("scipy.stats")
-    one, other = [2.0, 1.5, 1.1, 0.9], [1.1, 1.0, 0.8, 0.3]
-    same = [one, other, [1.0, 0.5, 0.1, -0.1]]  # a third that only shares the rounds
-    found = significance._larger_within(one, other, same, 1)
-    gap = [a - b for a, b in zip(one, other, strict=True)]
-    variance, degrees = significance._unexplained(same)
-    t = statistics.fmean(gap) / math.sqrt(variance / 2)
-    assert found == pytest.approx(
-        max(stats.ttest_rel(one, other).pvalue, 2 * stats.t.sf(t, degrees)), rel=1e-6
-    )
+    first, *_, last = summary(*runs).rows
+    assert not in_turn(first.runs, last.runs)

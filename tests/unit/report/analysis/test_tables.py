@@ -11,7 +11,8 @@ import records
 from report_cases import summary, timed
 
 from manyhands.report import build, results
-from manyhands.report.analysis.summary import Spread, Summary
+from manyhands.report.analysis.spread import Spread
+from manyhands.report.analysis.summary import Summary
 from manyhands.report.output.results_table import Table
 
 

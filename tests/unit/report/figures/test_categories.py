@@ -84,7 +84,7 @@ def test_single_runs_tell_nothing_of_chance(tmp_path: Path) -> None:
 def test_the_test_is_stated_with_the_number_of_comparisons(tmp_path: Path) -> None:
     words = " ".join(option_cost.comment(compared(partitions(tmp_path))))
     assert "each tested as one of 20 comparisons" in words  # 5 values, 2 strategies, 2 P
-    assert words.count("t-tests over the repeats") == 1
+    assert words.count("t-test over the repeats") == 1
     assert "One worker alone (sequential) reaches 9" in words
 
 
@@ -163,8 +163,8 @@ def test_few_values_stay_curves(tmp_path: Path, count: int) -> None:
     assert option_values.compare(summary(records.sweep(tmp_path / "f", runs))) is None
 
 
-def test_the_committed_partitions_are_told_in_five_sentences() -> None:
+def test_the_committed_partitions_are_told_in_four_sentences() -> None:
     found = option_values.compare(summarise(read([packed("partitioning")])))
     assert found is not None
-    assert len(option_cost.sentences(found)) == 5
+    assert len(option_cost.sentences(found)) == 4
     assert "averaging with 4 workers loses" in told(found)

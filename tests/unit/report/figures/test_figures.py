@@ -133,6 +133,6 @@ def test_speedups_of_single_places_are_a_list_and_no_curve() -> None:
     others = [timed(strategy, 2, 8) for strategy in ("gossip", "averaging", "hogwild")]
     single = summary(*(timed(s, p, t) for s, p, t in pairs), *others)
     chart, axes = drawn(single, "speedup")
-    assert chart.x_label == "times as fast as the baseline"
+    assert chart.x_label == "times as fast as the sequential run"
     assert len(axes.get_yticks()) == len(single.rows)
     assert "against the sequential run" in said(chart.comment)

@@ -46,7 +46,7 @@ def test_accuracy_differences_are_held_against_the_spread() -> None:
         "2 workers (p < 0.0001)."
     )
     near = summary(*several(("sync", 2, 6, 0.98), ("averaging", 2, 6, 0.9801)))
-    assert "not told apart with 3 repeats)" in said(accuracy.final_accuracy(near))
+    assert "3 repeats do not rule out chance)" in said(accuracy.final_accuracy(near))
 
 
 def test_accuracy_that_falls_with_the_workers_is_told() -> None:
@@ -64,7 +64,7 @@ def test_more_workers_than_cores_is_told_and_given_as_the_reason() -> None:
         training_time.comment(found)
     )
     told = said(speedup.comment(found))
-    assert "With 4 workers the speed-up peaks (sync at 2.50×)" in told
+    assert "With 4 workers the speed-up peaks (sync at 2.50× (2.45× to 2.55×))" in told
     assert "5 processes for 4 cores" in told
     assert "no more processes than the 4 cores" in said(bottlenecks.help_wanted(found))
 
@@ -96,7 +96,7 @@ def test_without_a_reason_in_the_records_none_is_given() -> None:
     runs = several(("sync", 1, 10, 0.98), ("sync", 2, 5, 0.98), ("sync", 3, 6, 0.98))
     for run in runs:
         shares(run, wait=0.0, communicate=0.01)
-    assert "peaks (sync at 2.00×)." in said(speedup.comment(summary(*runs)))
+    assert "peaks (sync at 2.00× (1.96× to 2.04×))." in said(speedup.comment(summary(*runs)))
     once = [run for run in runs if run["config"]["seed"] == 0]
     told = said([*speedup.comment(summary(*once)), *training_time.comment(summary(*once))])
     assert "peaks" not in told  # no test, no peak
@@ -110,9 +110,9 @@ def test_amdahl_is_claimed_only_where_it_fits() -> None:
         "Amdahl's law applies: the work is the same for every number of workers."
     )
     assert (
-        "Amdahl's law fits where every worker has a core: sync (f = 0.100, at most 10 times" in told
+        "Amdahl's law fits where every worker has a core: sync with f = 0.100 (0.100 to 0.100), at "
+        "most 10 times (10 to 10) as fast as its own run with one worker." in told
     )
-    assert "at most 10 times as fast as its own run with one worker)." in told
     bad = [timed("sync", p, t) for p, t in ((1, 10), (2, 5), (3, 3.5), (4, 12))]
     told = said(law_topic.sentences(summary(*bad)))
     assert "Amdahl's law does not fit" in told
@@ -166,9 +166,9 @@ def test_strategies_are_compared_at_the_same_number_of_workers() -> None:
     )  # fmt: skip
     told = said([accuracy.same(found)])
     assert told.startswith("With 4 workers, against sync:")
-    assert "hogwild is 1.20 times as fast (p < 0.0001)" in told
+    assert "hogwild is 1.20 times (1.18 to 1.22) as fast (p < 0.0001)" in told
     assert "0.01 percentage points" not in told  # no test tells it
-    assert "averaging is 1.50 times as fast (p < 0.0001)" in told
+    assert "averaging is 1.50 times (1.47 to 1.53) as fast (p < 0.0001)" in told
     assert "averaging has an accuracy 4.00 percentage points below (p < 0.0001)." in told
     assert accuracy.same(summary(*several(("sync", 2, 10, 0.98), ("sync", 4, 6, 0.98)))) == ""
 
@@ -178,8 +178,7 @@ def test_who_waits_for_whom() -> None:
     for worker, compute in zip(record["workers"], (4.0, 4.0, 8.0), strict=True):
         worker |= {"compute": compute, "wait": 8 - compute, "communicate": 1.0}
     told = said(bottlenecks.waiting(summary(record)))
-    assert "worker 2 computes longest (8.00 s, the others 4.00 s on average)" in told
-    assert "the others wait 4.00 s on average" in told
+    assert "worker 2 computes longest, and the others wait for it" in told
     for worker in record["workers"]:
         worker |= {"compute": 5.0, "wait": 1.0}
     assert "computes longest" not in said(bottlenecks.waiting(summary(record)))
@@ -275,7 +274,8 @@ def test_the_answer_names_the_best_and_what_it_costs() -> None:
     found = summary(*several(("sequential", 1, 12, 0.985), ("sync", 4, 4, 0.98)))
     headline, *rest = answer(found)
     assert said([headline]) == (
-        "Sync with 4 workers is fastest: 4.04 s of training, 3.0 times as fast as the "
+        "Sync with 4 workers is fastest: 4.04 s of training, 3.00 times "
+        "(2.94 to 3.06) as fast as the "
         "sequential run, at 98.01 % accuracy."
     )
     assert "is 0.50 percentage points above (p < 0.0001)." in said(rest)
@@ -284,17 +284,17 @@ def test_the_answer_names_the_best_and_what_it_costs() -> None:
 def test_the_answer_admits_a_tie() -> None:
     found = summary(*several(("sync", 2, 4, 0.98), ("averaging", 2, 4.01, 0.98)))
     told = said(answer(found))
-    assert told.startswith("No single winner: with 3 repeats sync with 2 workers cannot be told ")
-    assert "Sync with 2 workers leads by the median: 4.04 s of training" in told
-    assert " cannot be told apart from averaging with 2 workers." in told
-    assert "0.2 % behind, and 20 repeats would not tell: take them as equal." in told
+    assert told.startswith("No clear winner: 3 repeats cannot separate sync with 2 workers from ")
+    assert "Sync with 2 workers has the shortest median time: 4.04 s of training" in told
+    assert " cannot separate sync with 2 workers from averaging with 2 workers." in told
+    assert "0.2 % behind; 20 repeats would not separate them, so treat them as equal." in told
     assert found.best is None
 
 
 def test_the_answer_when_sequential_is_best_and_when_nothing_can_be_compared() -> None:
     once = answer(summary(timed("sequential", 1, 5), timed("sync", 2, 9)))
     assert once[0].startswith("Sequential was fastest: 5.00")
-    assert "Single runs cannot rule out chance: compare again with --repeats 2" in said(once)
+    assert "Single runs cannot rule out chance: use --repeats 2" in said(once)
     often = summary(*several(("sequential", 1, 5, 0.98), ("sync", 2, 9, 0.98)))
     assert answer(often)[0].startswith("Sequential is fastest: 5.0")
     assert "trained in" in answer(summary(timed("sync", 2, 9)))[0]
@@ -329,12 +329,15 @@ def test_the_answer_says_if_other_programs_had_the_cores() -> None:
     for process in busy["workers"]:
         process["user"] = 0.5 * process["compute"]
     told = answer(summary(quiet, busy))
-    assert any(s.startswith("In 1 of 2 runs a worker was without a core for up to") for s in told)
-    assert not any("without a core" in s for s in answer(summary(quiet)))
+    assert any(
+        s.startswith("Other programs slowed 1 of 2 runs: a worker had no core for up to")
+        for s in told
+    )
+    assert not any("no core" in s for s in answer(summary(quiet)))
     crowded = busy | {"machine": busy["machine"] | {"cores": 1}}
     slowed = busy | {"config": busy["config"] | {"slow": "1:3:sleep"}}
     for other in (crowded, slowed):
-        assert not any("without a core" in s for s in answer(summary(quiet, other)))
+        assert not any("no core" in s for s in answer(summary(quiet, other)))
 
 
 def test_numbers_in_words() -> None:

@@ -64,7 +64,7 @@ def test_a_large_difference_is_never_called_none() -> None:
     runs += [timed("averaging", 2, 10, a, repeat=i) for i, a in enumerate((0.83, 0.95))]
     told = said(accuracy.final_accuracy(summary(*runs)))
     assert "2 repeats are too few to tell)" in told
-    assert "not told apart" not in told
+    assert "rule out chance" not in told
 
 
 def test_the_bound_counts_runs_that_learned() -> None:
@@ -109,8 +109,8 @@ def test_the_target_is_for_runs_with_an_accuracy() -> None:
     for epoch in without["epochs"]:
         epoch["test_accuracy"] = None
     told = said(accuracy.to_target(summary(*runs, *late, *partly, without)))
-    assert "Never at 98.0 %: gossip with 2 workers." in told
-    assert "At 98.0 % in some repeats only: averaging with 2 workers." in told
+    assert "Gossip with 2 workers did not reach 98.0 %." in told
+    assert "Averaging with 2 workers reached 98.0 % in some repeats only." in told
     assert "hogwild" not in told
 
 

@@ -29,7 +29,7 @@ def test_idling_until_the_slowest_has_finished_is_waiting() -> None:
     told = said(bottlenecks.waiting(summary(record)))
     assert "0 % of the workers' time is communication and 17 % waiting" in told
     assert "no phase" not in told
-    assert "worker 0 computes longest (9.00 s, the others 6.50 s on average)" in told
+    assert "worker 0 computes longest, and the others wait for it" in told
 
 
 def test_time_in_no_phase_is_named_where_it_is_much() -> None:
@@ -95,8 +95,8 @@ def test_runs_at_the_same_time_on_one_machine_are_disturbed() -> None:
     assert summary(*runs).best is not None
     runs[0]["started"] = runs[1]["started"]
     told = said(answer(summary(*runs)))
-    assert "In 2 of 6 runs another one ran on the same machine at the same time" in told
-    assert "Speed-ups against sync with 1 worker rest on disturbed runs." in told
+    assert "During 2 of 6 runs, another run used the same machine." in told
+    assert "The speed-ups compare with disturbed runs: sync with 1 worker." in told
     assert summary(*runs).best is None
     runs[0]["machine"]["hosts"] = ["another"]
     assert summary(*runs).best is not None
