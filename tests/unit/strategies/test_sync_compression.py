@@ -75,8 +75,11 @@ def test_older_checkpoints_of_a_loop_of_your_own_still_fit():
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_new_worker_does_not_send_another_one_s_residual(method, rank):
     kept = {"residual": torch.ones(81), "q.0": torch.full((9, 1), 2.0)}
-    compressed = CompressedSum(make_compressor(method, [(9, 9)]))
-    worker = SimpleNamespace(rank=rank, step=5)
+    replica = SimpleNamespace(named=[("weight", torch.zeros(9, 9))], dim=81)
+    config, comm = SimpleNamespace(seed=0), SimpleNamespace(size=2)
+    worker = SimpleNamespace(rank=rank, step=5, replica=replica, config=config, comm=comm, facts={})
+    compressed = CompressedSum(worker, method, "ring")
+    assert worker.facts["compression"]["bytes_per_step"] > 0
     compressed.restore(worker, kept, {"rank": 0})
     state, numbers = compressed.state(worker)
     assert ("residual" in state) == (rank == 0)

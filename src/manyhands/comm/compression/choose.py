@@ -45,7 +45,7 @@ def compressed_cost(
     """Return what one compressed all-reduce costs each of `size` workers.
 
     >>> compressed_cost("int8", [(1000, 1000)], 2).bytes_each  # beside 4 MB exact
-    1003908
+    1003912
     """
     kind, amount = parse_compress(text)
     length = sum(_count(shape) for shape in shapes)

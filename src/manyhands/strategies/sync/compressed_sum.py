@@ -10,23 +10,31 @@ from manyhands.comm.compression import compressed_cost, make_compressor
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from manyhands.comm.compression import Compressor
     from manyhands.strategies.strategy import WorkerView
-    from manyhands.strategies.sync.sync import Sync
 
 
 class CompressedSum:
-    """What one worker keeps to compress its gradients.
+    """The compressed sum and the update of one worker, with what it keeps between steps.
 
-    Attributes:
-        compressor: Compresses them.
+    Args:
+        worker: The worker.
+        compress: The option of that name; not "none".
+        algorithm: The all-reduce inside PowerSGD.
     """
 
-    def __init__(self, compressor: Compressor) -> None:
-        self.compressor = compressor
+    def __init__(self, worker: WorkerView, compress: str, algorithm: str) -> None:
+        shapes = [tuple(p.shape) for _, p in worker.replica.named]
+        made = make_compressor(compress, shapes, seed=worker.config.seed, algorithm=algorithm)
+        assert made is not None
+        self.compressor = made
+        powersgd = compress.startswith("powersgd")
+        if not powersgd or algorithm not in ("auto", "mpi", "hierarchical"):  # which vary
+            by = algorithm if powersgd else "ring"
+            sent = compressed_cost(compress, shapes, worker.comm.size, by).bytes_each
+            worker.facts["compression"] = {"bytes_per_step": sent}
 
-    def sum(self, worker: WorkerView, gradient: Tensor) -> None:
-        """Sum the gradient over all workers, in place. Collective.
+    def step(self, worker: WorkerView, gradient: Tensor) -> None:
+        """Sum the gradient over all workers and let the optimizer step along it. Collective.
 
         What your own loop appends to it, one number per parameter tensor, is summed exactly.
         """
@@ -35,6 +43,7 @@ class CompressedSum:
             self.compressor.allreduce(gradient[:dim], worker.comm, worker.step)
             if len(gradient) > dim:
                 worker.comm.allreduce(gradient[dim:])
+        worker.update(gradient)
 
     def state(self, worker: WorkerView) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return what a checkpoint keeps of it."""
@@ -51,19 +60,3 @@ class CompressedSum:
         self.compressor.restore(
             {name: tensor for name, tensor in tensors.items() if own or name != "residual"}
         )
-
-
-def choose_compression(sync: Sync, worker: WorkerView) -> CompressedSum | None:
-    """Return what compresses this worker's gradients; None without compression."""
-    shapes = [tuple(p.shape) for _, p in worker.replica.named]
-    compressor = make_compressor(
-        sync.compress, shapes, seed=worker.config.seed, algorithm=sync.allreduce
-    )
-    if compressor is None:
-        return None
-    powersgd = compressor.name.startswith("powersgd")
-    if not powersgd or sync.allreduce not in ("auto", "mpi", "hierarchical"):  # which vary
-        algorithm = sync.allreduce if powersgd else "ring"
-        sent = compressed_cost(sync.compress, shapes, worker.comm.size, algorithm).bytes_each
-        worker.facts["compression"] = {"bytes_per_step": sent}
-    return CompressedSum(compressor)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from manyhands.config.declare import Tags, check_declared, option
 from manyhands.strategies.strategy import Strategy
-from manyhands.strategies.sync.compressed_sum import CompressedSum, choose_compression
 from manyhands.strategies.sync.spec import SyncSpec
 from manyhands.worker.abilities import Checkpointable
 
@@ -83,7 +82,11 @@ class Sync(SyncSpec, Strategy, Checkpointable):
 
     def begin(self, worker: WorkerView) -> None:
         """Compress from the first step on, if requested."""
-        worker.state = choose_compression(self, worker)
+        worker.state = None
+        if self.compress != "none":
+            from manyhands.strategies.sync.compressed_sum import CompressedSum
+
+            worker.state = CompressedSum(worker, self.compress, self.allreduce)
 
     def run(self, worker: Worker) -> None:
         """Train: gradient of my part, sum over all, the same update everywhere."""
@@ -111,17 +114,13 @@ class Sync(SyncSpec, Strategy, Checkpointable):
 
     def state(self, worker: Worker) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
         """Return what compression keeps; let every worker hold the whole momentum. Collective."""
-        if isinstance(worker.state, CompressedSum):
-            return worker.state.state(worker)
-        if worker.state:
-            worker.state.gather()
-        return {}, {}
+        return worker.state.state(worker) if worker.state else ({}, {})
 
     def restore(
         self, worker: Worker, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]
     ) -> None:
         """Take back what compression had kept."""
-        if isinstance(worker.state, CompressedSum):
+        if worker.state:
             worker.state.restore(worker, tensors, numbers)
 
     def step(self, worker: WorkerView, batch: BatchShare) -> None:
@@ -130,10 +129,7 @@ class Sync(SyncSpec, Strategy, Checkpointable):
 
     def apply(self, worker: WorkerView, gradient: Tensor) -> None:
         """Sum the gradient over the workers and update."""
-        if isinstance(worker.state, CompressedSum):
-            worker.state.sum(worker, gradient)
-            worker.update(gradient)
-        elif worker.state:  # a large model, on one host
+        if worker.state:  # it is compressed, or a large model on one host
             worker.state.step(worker, gradient)
         else:
             worker.allreduce(gradient, self.allreduce)
