@@ -96,7 +96,7 @@ def at(folder, step):
 
 
 STRATEGIES = {
-    "sync": [mh.Sync()],
+    "sync": [mh.Sync(), mh.Sync(compress="topk:0.1"), mh.Sync(compress="powersgd:1")],
     "averaging": [
         mh.Averaging(),
         mh.Averaging(period=7),

@@ -35,6 +35,20 @@ def test_training_ends_where_it_does_over_mpi(strategy, over, tmp_path):
         assert worker.comm.meter.costs[counted].payload > 0
 
 
+@pytest.mark.parametrize("method", ["int8", "topk:0.1"])
+def test_compressed_training_has_the_bits_that_it_has_over_mpi(method, over, tmp_path):
+    data = store("blobs", tmp_path / "data")
+    given = {"strategy": "sync", "compress": method, "epochs": 1, "batch_size": 60, "limit": 600}
+    ends = []
+    for comm in ("mpi", over):
+        folder = tmp_path / comm.replace(":", "-")
+        folder.mkdir()
+        ends.append(train(smooth, data, WORLD, folder, comm=comm, **given))
+    assert torch.equal(ends[0].params, ends[1].params)
+    sent = [worker.comm.meter.costs.get(f"allreduce {method}") for worker in ends]
+    assert [s.bytes for s in sent if s] == [sent[0].bytes] * 2 if WORLD.size > 1 else not any(sent)
+
+
 @pytest.mark.parametrize("strategy", ["sync", "gossip"])
 def test_private_training_ends_where_it_does_over_mpi(strategy, over, tmp_path):
     """With the same keys: the same samples, clipped alike, and the same noise."""

@@ -56,6 +56,7 @@ TEXTS = {
     "hosts": ["node1:0", "node1:-1", "node1:nan", f"node1:{HUGE}"],
     "metric": ["top-0", "top--1", "top-nan", f"top-{HUGE}"],
     "latency": ["0us", "nans", "-1us", "9" * 400 + "s"],
+    "compress": ["topk:nan", "topk:0", "topk:-1", "powersgd:nan", "powersgd:0", f"powersgd:{HUGE}"],
     "bandwidth": ["0Gbit", "nanGbit", "-1Gbit", "9" * 400 + "Gbit"],
     "sizes": ["0KB", "nanKB", "-1KB", f"{HUGE}KB", f"1KB..{HUGE}GB"],
 }

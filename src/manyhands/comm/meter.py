@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -50,6 +51,29 @@ class Meter:
             yield
         finally:
             self.name = before
+
+    @contextmanager
+    def as_one(self, operation: str, payload: int) -> Iterator[None]:
+        """Count everything inside as one call of `operation`, to which `payload` was handed over.
+
+        Its seconds are all that passes inside, not only those of messages.
+        """
+        before, self.costs = self.costs, {}
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            inside, self.costs = list(self.costs.values()), before
+        sent = [cost.bytes for cost in inside if cost.bytes is not None]
+        messages = [cost.messages for cost in inside if cost.messages is not None]
+        self.add(
+            operation,
+            payload=payload,
+            sent=sum(sent) if len(sent) == len(inside) else None,
+            messages=sum(messages) if len(messages) == len(inside) else None,
+            seconds=time.perf_counter() - begin,
+            shared=sum(cost.shared for cost in inside),
+        )
 
     def add(
         self,

@@ -148,6 +148,49 @@ def _number(text: str) -> float:
         return 0.0
 
 
+COMPRESSIONS = ("none", "fp16", "bf16", "int8", "topk", "powersgd")
+_MOST_RANKS = 1024
+
+
+class Compress(NamedTuple):
+    """How gradients are compressed; `amount` is a fraction (topk), a rank (powersgd), or 0."""
+
+    kind: str
+    amount: float = 0.0
+
+
+def parse_compress(text: str) -> Compress:
+    """Take a compression apart.
+
+    >>> parse_compress("int8"), parse_compress("topk:0.01"), parse_compress("powersgd:4")
+    (Compress(kind='int8', amount=0.0), Compress(kind='topk', amount=0.01), \
+Compress(kind='powersgd', amount=4.0))
+
+    Raises:
+        ConfigError: If it is unknown, or its argument does not fit.
+    """
+    kind, colon, argument = text.partition(":")
+    validate.one_of(COMPRESSIONS, compress=kind)
+    amount = _number(argument)
+    if kind == "topk":
+        if not 0 < amount <= 1:
+            raise ConfigError(
+                f"compress is {text!r}; expected topk:FRACTION with the part of the numbers to "
+                "send, above 0 and at most 1, for instance topk:0.01"
+            )
+        return Compress(kind, amount)
+    if kind == "powersgd":
+        if not (argument.isdecimal() and 1 <= amount <= _MOST_RANKS):
+            raise ConfigError(
+                f"compress is {text!r}; expected powersgd:RANK with a whole RANK from 1 to "
+                f"{_MOST_RANKS}, for instance powersgd:4"
+            )
+        return Compress(kind, amount)
+    if colon:
+        raise ConfigError(f"compress is {text!r}; expected {kind} alone")
+    return Compress(kind)
+
+
 class Partition(NamedTuple):
     """A partition's name, taken apart."""
 

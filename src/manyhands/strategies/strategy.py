@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from manyhands.comm import Communicator
     from manyhands.config.run import RunConfig
+    from manyhands.model.replica import Replica
     from manyhands.worker.worker import Worker
 
 __all__ = ["BatchShare", "Exposure", "Scaling", "Strategy", "Supports", "WorkerView", "strategy_of"]
@@ -48,6 +49,7 @@ class WorkerView(Protocol):
 
     config: RunConfig
     comm: Communicator
+    replica: Replica
     optimizer: Optimizer
     facts: dict[str, Any]
     state: Any

@@ -15,6 +15,7 @@ import math
 
 from manyhands.allreduce.choose import choose
 from manyhands.allreduce.cost import cost
+from manyhands.comm.compression import compressed_cost
 from manyhands.errors import ConfigError
 from manyhands.experiments.forecast.calibration import Calibration, Group, interpolate
 from manyhands.experiments.forecast.network import Network
@@ -112,6 +113,37 @@ def estimate_agreement(known: Calibration, placement: Placement) -> float:
             return interpolate(placement.workers, sizes, agreed, beyond=True)
         return agreed[-1] * compute_factor(placement.growth, placement.workers, sizes[-1])
     return 2 * math.ceil(math.log2(placement.workers)) * placement.network.latency
+
+
+def estimate_compressed(
+    known: Calibration, placement: Placement, compress: str
+) -> tuple[float, tuple[str, ...]]:
+    """Return the seconds of one compressed sum of the model's vector, and what that rests on."""
+    if compress.startswith("powersgd"):
+        raise ConfigError(
+            f"compress is {compress!r}, whose bytes depend on the shapes of the model's layers; a "
+            "calibration holds their sizes only: predict another compression, or measure"
+        )
+    if placement.workers == 1:
+        return 0.0, ()
+    sent = compressed_cost(compress, [(known.parameters,)], placement.workers)
+    notes = (
+        f"compress {compress}: {sent.bytes_each:,} bytes per worker and step; without the time to "
+        "compress, which is not measured",
+    )
+    group = _find_group(known, placement.here())
+    add = known.nbytes * known.add_per_byte
+    if placement.network is None:
+        crowd = max(1.0, placement.workers / known.cores)
+        messages = sent.messages_each * group.latency + sent.bytes_each * group.per_byte
+        return crowd * (messages + add), notes
+    wire = sent.bytes_each * min(placement.network.per_host, placement.workers)
+    return (
+        sent.steps * placement.network.latency
+        + sent.messages_each * group.latency
+        + wire / placement.network.bandwidth
+        + add
+    ), notes
 
 
 def _find_group(known: Calibration, size: int) -> Group:

@@ -15,6 +15,7 @@ from manyhands.experiments.forecast import Calibration, Forecast, Network, Place
 from manyhands.experiments.forecast.communication_cost import (
     ONE_HOST,
     estimate_allreduce,
+    estimate_compressed,
     estimate_exchange,
 )
 from manyhands.experiments.forecast.placement import Growth
@@ -78,7 +79,10 @@ def _sequential(strategy: Any, case: Case, workers: int) -> Forecast:
 
 def _sync(strategy: Any, case: Case, workers: int) -> Forecast:
     placement = case.placement(workers, whole=False)
-    talking, notes = estimate_allreduce(case.known, placement, strategy.allreduce)
+    if strategy.compress == "none":
+        talking, notes = estimate_allreduce(case.known, placement, strategy.allreduce)
+    else:
+        talking, notes = estimate_compressed(case.known, placement, strategy.compress)
     return _together(case.known, placement, talking=talking, every=1, notes=notes)
 
 
@@ -285,9 +289,14 @@ def label(strategy: StrategySpec) -> str:
         _format_option(strategy, name, getattr(strategy, name))
         for name in options()
         if strategy.name in options()[name].owners
-        and (strategy.name == "sync" or getattr(strategy, name) != getattr(plain, name))
+        and (_is_named(strategy, name) or getattr(strategy, name) != getattr(plain, name))
     ]
     return " ".join([strategy.name, *filter(None, settings)])
+
+
+def _is_named(strategy: Any, name: str) -> bool:
+    """Say whether an option is named whatever its value: the all-reduce, where one is used."""
+    return strategy.name == "sync" and name == "allreduce" and strategy.compress == "none"
 
 
 def _format_option(strategy: Any, name: str, value: Any) -> str:
@@ -310,7 +319,7 @@ def list_variants(names: Sequence[str], asked: Mapping[str, Any]) -> list[Strate
         if name not in STRATEGIES:
             raise ConfigError(f"strategy is {name!r}; expected one of {', '.join(STRATEGIES)}")
         own = {n: v for n, v in asked.items() if name in table[n].owners}
-        if name == "sync" and "allreduce" not in own:
+        if name == "sync" and not {"allreduce", "compress"} & set(own):
             kind: Any = STRATEGIES[name]
             variants += [kind(allreduce=a) for a in get_args(AllReduce)]
         else:

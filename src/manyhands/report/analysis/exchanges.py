@@ -6,6 +6,7 @@ n: bytes of the vector; P: workers. Sent by each worker:
     ring                 2 (P - 1) / P n        reduce-scatter, then all-gather
     recursive-doubling   log2(P) n              P a power of two
     rabenseifner         2 (P - 1) / P n        P a power of two
+    compressed           what the run itself has calculated from the shapes of its model
 """
 
 from __future__ import annotations
@@ -81,6 +82,8 @@ def _exchange(row: Row) -> Exchange | None:
         return None
     vector = _vector(run, name)
     theory = expected(algorithm, row.workers, vector) if vector else None
+    if algorithm and algorithm == run.config.get("compress"):
+        theory = number(run.facts, "compression", "bytes_per_step")
     return Exchange(row=row, algorithm=algorithm, measured=measured, expected=theory, vector=vector)
 
 

@@ -54,8 +54,9 @@ def _note(summary: Summary, e: Exchange) -> Note:
 
 
 def _theory(ax: Any, found: tuple[Exchange, ...]) -> None:
-    """Draw one dashed line for every algorithm whose traffic theory gives."""
-    curves = {(e.algorithm, e.vector) for e in found if e.expected is not None}
+    """Draw one dashed line for every algorithm whose traffic theory gives for any P."""
+    known = [e for e in found if e.expected is not None and e.algorithm in EACH]
+    curves = {(e.algorithm, e.vector) for e in known}
     kinds = [algorithm for algorithm, _ in curves]
     widest = max((e.row.workers for e in found), default=2)
     for i, (algorithm, vector) in enumerate(sorted(curves, key=str)):

@@ -106,6 +106,16 @@ class ShardedUpdate:
                 cuts.append(Cut(group, inside, p.data[within], memory, state))
         return cuts
 
+    def state(self, worker: Worker) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Let every worker hold the whole momentum; return nothing besides. Collective."""
+        self.gather()
+        return {}, {}
+
+    def restore(
+        self, worker: Worker, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]
+    ) -> None:
+        """Do nothing: the optimizer's state is the worker's."""
+
     def gather(self) -> None:
         """Let every worker remember everything, as a checkpoint has it. Collective."""
         if not self._stepped:

@@ -6,8 +6,9 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from manyhands.config.declare import option
-from manyhands.strategies.strategy import Exposure, Strategy, Supports
+from manyhands.config.declare import Tags, check_declared, option
+from manyhands.strategies.strategy import Strategy
+from manyhands.strategies.sync.spec import SyncSpec
 from manyhands.worker.abilities import Checkpointable
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ AllReduce = Literal[
 
 
 @dataclass(frozen=True)
-class Sync(Strategy, Checkpointable):
+class Sync(SyncSpec, Strategy, Checkpointable):
     """Synchronous data-parallel SGD (Chen et al. 2016, arXiv 1604.00981).
 
     ```
@@ -50,36 +51,42 @@ class Sync(Strategy, Checkpointable):
           of examples and dropout masks belong to examples.
         - With `sync_batchnorm` that holds for BatchNorm, too: see `manyhands.model.batchnorm`.
         - All replicas are bit-identical after every step; they are hashed each epoch.
-    Cost per step: one all-reduce of dim numbers (see `manyhands.allreduce` for messages and bytes);
-    with `sync_batchnorm` two small ones more for each BatchNorm layer.
+        - With `compress` the sum is approximate (see `manyhands.comm.compression` for each method):
+          the replicas stay bit-identical, one worker still equals `sequential`, and P workers
+          differ from one by more than rounding.
+    Cost per step: one all-reduce of dim numbers (see `manyhands.allreduce` for messages and bytes;
+    `manyhands.comm.compression` where compressed); with `sync_batchnorm` two small ones more for
+    each BatchNorm layer.
     Workers of one host update a large model together, each a part (see `sharded_update.py`).
     """
 
     name: ClassVar[str] = "sync"
-    supports: ClassVar[Supports] = Supports(
-        equals_one=True,
-        identical=True,
-        resume=True,
-        balance=True,
-        outlives=True,
-        torch=True,
-        cuda=True,
-        private=True,
-        join=True,
-    )
-
     allreduce: AllReduce = option("auto", "how gradients are summed; auto picks by size and group")
 
-    @property
-    def exposure(self) -> Exposure:
-        """Others see the sum only."""
-        return "sum"
+    compress: str = option(
+        "none",
+        "send less, approximately: fp16, bf16, int8, topk:FRACTION or powersgd:RANK",
+        tags=Tags(hashed="if changed"),
+    )
+
+    def __post_init__(self) -> None:
+        check_declared(self)
+        self.check_options()
 
     def prepare(self, worker: Worker) -> None:
         """Find out whether the workers had better update the model together."""
         from manyhands.strategies.sync.sharded_update import choose_update
 
-        worker.state = choose_update(worker, self.allreduce)
+        self.begin(worker)
+        worker.state = worker.state or choose_update(worker, self.allreduce)
+
+    def begin(self, worker: WorkerView) -> None:
+        """Compress from the first step on, if requested."""
+        worker.state = None
+        if self.compress != "none":
+            from manyhands.strategies.sync.compressed_sum import CompressedSum
+
+            worker.state = CompressedSum(worker, self.compress, self.allreduce)
 
     def run(self, worker: Worker) -> None:
         """Train: gradient of my part, sum over all, the same update everywhere."""
@@ -106,10 +113,15 @@ class Sync(Strategy, Checkpointable):
         return gradient
 
     def state(self, worker: Worker) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
-        """Return nothing, but let every worker hold the whole momentum. Collective."""
+        """Return what compression keeps; let every worker hold the whole momentum. Collective."""
+        return worker.state.state(worker) if worker.state else ({}, {})
+
+    def restore(
+        self, worker: Worker, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]
+    ) -> None:
+        """Take back what compression had kept."""
         if worker.state:
-            worker.state.gather()
-        return {}, {}
+            worker.state.restore(worker, tensors, numbers)
 
     def step(self, worker: WorkerView, batch: BatchShare) -> None:
         """Do one update, the same on every worker."""
@@ -117,7 +129,7 @@ class Sync(Strategy, Checkpointable):
 
     def apply(self, worker: WorkerView, gradient: Tensor) -> None:
         """Sum the gradient over the workers and update."""
-        if worker.state:  # a large model, on one host
+        if worker.state:  # it is compressed, or a large model on one host
             worker.state.step(worker, gradient)
         else:
             worker.allreduce(gradient, self.allreduce)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -15,6 +16,7 @@ import torch
 
 from manyhands.comm.rendezvous import agree, ask_leader
 from manyhands.config.declare import COUNT
+from manyhands.config.options import options
 from manyhands.errors import ConfigError, DataError
 from manyhands.training import folder_lock, output_folder
 from manyhands.training.folder_lock import Member
@@ -115,8 +117,19 @@ def _expected_about(loop: UserLoop) -> dict[str, Any]:
     return {
         "model": {name: [list(t.shape), str(t.dtype)] for name, t in named.items()},
         "optimizer": type(loop.optimizer).__name__,
-        "strategy": repr(loop.config.strategy),
+        "strategy": describe_strategy(loop.config.strategy),
     }
+
+
+def describe_strategy(strategy: Any) -> str:
+    """Return the strategy's `repr`, without options that checkpoints of older versions lack.
+
+    Options that were added later are named if changed, as in the ids of sweeps.
+    """
+    table = options()
+    values = {f.name: getattr(strategy, f.name) for f in fields(strategy)}
+    old = {n: v for n, v in values.items() if n not in table or table[n].is_hashed(v)}
+    return f"{type(strategy).__qualname__}({', '.join(f'{n}={v!r}' for n, v in old.items())})"
 
 
 def _tensors(loop: UserLoop) -> dict[str, torch.Tensor]:

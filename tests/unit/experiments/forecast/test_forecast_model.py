@@ -9,11 +9,15 @@ import numpy as np
 import pytest
 
 from manyhands.allreduce import cost
+from manyhands.comm.compression import compressed_cost
 from manyhands.errors import ConfigError
 from manyhands.experiments.forecast import Calibration, Network, Placement, strategy_models
 from manyhands.experiments.forecast import model as forecast
 from manyhands.experiments.forecast.calibration import Curve, Group, Point, Service, interpolate
-from manyhands.experiments.forecast.communication_cost import estimate_allreduce
+from manyhands.experiments.forecast.communication_cost import (
+    estimate_allreduce,
+    estimate_compressed,
+)
 from manyhands.experiments.forecast.predict import Prediction, list_counts, predict
 from manyhands.experiments.forecast.probe import met
 from manyhands.strategies import Averaging, Gossip, Hogwild, Sequential, Server, Sync
@@ -173,6 +177,32 @@ def test_between_hosts_the_cost_formulas_are_used(algorithm, size):
     placement = Placement(workers=size, batch=8, network=network)
     seconds, _ = estimate_allreduce(known(), placement, algorithm)
     assert seconds == pytest.approx(told.steps * 1e-3 + told.bytes_each / 1e6, rel=0.01)
+
+
+@pytest.mark.parametrize("method", ["fp16", "int8", "topk:0.01"])
+@pytest.mark.parametrize("size", [2, 5, 64])
+def test_a_compressed_sum_costs_what_its_formula_says(method, size):
+    network = Network(latency=1e-3, bandwidth=1e6)
+    sent = compressed_cost(method, [(10_000,)], size)
+    found = predict(
+        calibration=known(), strategies="sync", compress=method, workers=[size],
+        latency="1ms", bandwidth="8Mbit",
+    )  # fmt: skip
+    (row,) = (r for r in found.rows if r["workers"] == size)
+    assert row["label"] == f"sync compress {method}"
+    assert any(f"{sent.bytes_each:,} bytes per worker" in note for note in row["notes"])
+    placement = Placement(workers=size, batch=8, network=network)
+    seconds, _ = estimate_compressed(known(), placement, method)
+    assert seconds == pytest.approx(sent.steps * 1e-3 + sent.bytes_each / 1e6, rel=0.02)
+    assert seconds < 1.02 * estimate_allreduce(known(), placement, "ring")[0]
+    alone, _ = estimate_compressed(known(), Placement(workers=size, batch=8), method)
+    assert 0 < alone < seconds
+
+
+def test_no_calibration_knows_what_powersgd_sends():
+    found = predict(calibration=known(), strategies="sync", compress="powersgd:2", workers=2)
+    assert not found.rows
+    assert any("shapes of the model's layers" in text for text in found.missing)
 
 
 def test_hosts_share_their_link_but_for_the_ring():
