@@ -82,10 +82,10 @@ class Metered:
 
     def _count(self, buf: Any) -> None:
         self.meter.messages += 1
-        self.meter.bytes += _nbytes(buf)
+        self.meter.bytes += message_bytes(buf)
 
 
-def _nbytes(buf: Any) -> int:
+def message_bytes(buf: Any) -> int:
     """Return the bytes of one message, given in any of mpi4py's forms for a buffer."""
     if hasattr(buf, "nbytes"):
         return int(buf.nbytes)
@@ -93,5 +93,5 @@ def _nbytes(buf: Any) -> int:
         data, *rest = buf
         if len(rest) == 2 and isinstance(rest[0], int):
             return rest[0] * int(rest[1].Get_size())
-        return _nbytes(data)
+        return message_bytes(data)
     return memoryview(buf).nbytes
