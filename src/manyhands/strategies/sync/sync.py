@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from manyhands.config.declare import option
+from manyhands.config.all_reduces import all_reduce_option, check_allreduce
 from manyhands.strategies.strategy import Exposure, Strategy, Supports
 from manyhands.worker.abilities import Checkpointable
 
@@ -17,18 +17,6 @@ if TYPE_CHECKING:
 
     from manyhands.strategies.strategy import BatchShare, WorkerView
     from manyhands.worker.worker import Batch, Worker
-
-AllReduce = Literal[
-    "auto",
-    "mpi",
-    "naive",
-    "allgather",
-    "ring",
-    "recursive-doubling",
-    "rabenseifner",
-    "shared-memory",
-    "hierarchical",
-]
 
 
 @dataclass(frozen=True)
@@ -68,7 +56,10 @@ class Sync(Strategy, Checkpointable):
         join=True,
     )
 
-    allreduce: AllReduce = option("auto", "how gradients are summed; auto picks by size and group")
+    allreduce: str = all_reduce_option("gradients are")
+
+    def __post_init__(self) -> None:
+        check_allreduce(self.allreduce)
 
     @property
     def exposure(self) -> Exposure:
