@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from manyhands.allreduce import ALGORITHMS
+from manyhands.comm.own_allreduce import check_signature, find_source
 from manyhands.config.import_path import import_object
 from manyhands.errors import ConfigError, nearest
 from manyhands.experiments.check import traffic
@@ -21,7 +21,6 @@ from manyhands.launch.mpi import find_mpi
 SIZES = tuple(range(1, 9))
 _MOST = 12  # processes: contributions are counted in the digits of an int64
 _TIMES_LIMIT = 20.0  # seconds for the timing
-_ARGUMENTS = "(send, recv, comm, op)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,39 +77,6 @@ def load_function(target: str) -> Callable[..., Any]:
     function = import_object(target, "target")
     check_signature(function, target)
     return function  # type: ignore[no-any-return]
-
-
-def check_signature(function: Any, name: str) -> None:
-    """Refuse what is no function of (send, recv, comm, op).
-
-    Raises:
-        ConfigError: It names the function, with its file and line.
-    """
-    where = describe_place(function)
-    if not callable(function) or inspect.isclass(function):
-        kind = "class" if inspect.isclass(function) else type(function).__name__
-        raise ConfigError(f"{name} is a {kind}{where}; expected a function of {_ARGUMENTS}")
-    try:
-        inspect.signature(function).bind(None, None, None, None)
-    except TypeError as error:
-        raise ConfigError(
-            f"{name}{where} cannot be called with four arguments: {error}; expected a function of "
-            f"{_ARGUMENTS}"
-        ) from None
-    except ValueError:
-        return  # a compiled function does not say
-
-
-def describe_place(function: Any) -> str:
-    """Return " (file, line n)" of a function, or "" for a compiled one."""
-    file, line = find_source(function)
-    return f" ({file}, line {line})" if file else ""
-
-
-def find_source(function: Any) -> tuple[str, int]:
-    """Return a function's file and line."""
-    code = getattr(inspect.unwrap(function) if callable(function) else None, "__code__", None)
-    return (code.co_filename, code.co_firstlineno) if code else ("", 0)
 
 
 def check_allreduce(

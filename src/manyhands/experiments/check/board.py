@@ -21,7 +21,7 @@ IDLE, COMPUTING, POLLING, BLOCKED, FAILED = range(5)
 ABANDONED, STOP, BUFFERED, DUMP = range(4)
 _HEADER = 8
 # A process's words.
-CASE, PROGRESS, POLLS, STATE, DONE, DUMPED = range(6)
+CASE, PROGRESS, POLLS, STATE, DONE, DUMPED, STRAY = range(7)
 _WORDS = 8
 
 
@@ -32,8 +32,8 @@ class Board:
         orders: The supervisor's words: the case to abandon; whether to stop; whether sends are
             buffered; the case in which to write where one is.
         ranks: A row of words per process: its case; the MPI calls completed; the times it asked
-            for a message; what it does; the last case that it ended; the last case in which it
-            wrote where it was.
+            for a message; what it does; the last case that it ended; the last in which it wrote
+            where it was; the last in which it may have left messages behind.
     """
 
     def __init__(self, folder: Path, size: int, *, create: bool = False) -> None:
@@ -46,4 +46,4 @@ class Board:
         self.ranks = words[_HEADER:].reshape(size, _WORDS)
         if create:
             self.orders[[ABANDONED, DUMP]] = -1
-            self.ranks[:, [CASE, DONE, DUMPED]] = -1
+            self.ranks[:, [CASE, DONE, DUMPED, STRAY]] = -1

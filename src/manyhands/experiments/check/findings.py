@@ -54,11 +54,12 @@ class Finding:
     ranks: list[dict[str, Any]] = field(default_factory=list)
     cases: int = 0
 
-    def fail(self, detail: str) -> None:
-        """Note a failure."""
+    def fail(self, detail: str, *, first: bool = False) -> None:
+        """Note a failure; `first` puts it before all others."""
         self.status = "note" if self.aspect in NOTED else "fail"
-        if detail not in self.details and len(self.details) < _SHOWN:
-            self.details.append(detail)
+        if detail not in self.details:
+            self.details.insert(0 if first else len(self.details), detail)
+            del self.details[_SHOWN:]
 
 
 def judge(trial: Trial, *, point_to_point: bool) -> dict[str, Finding]:
@@ -70,7 +71,8 @@ def judge(trial: Trial, *, point_to_point: bool) -> dict[str, Finding]:
         outcomes = trial.outcomes.get(number, {})
         whole = len(outcomes) == case.size and number not in stuck
         follows = case.size in broken and case.aspect != "contributions"
-        if whole and not follows and case.aspect in found:
+        says_little = bool(broken) and case.size == 1
+        if whole and not (follows or says_little) and case.aspect in found:
             own = found[case.aspect]
             own.cases += 1
             if own.status == "not checked":
@@ -82,7 +84,7 @@ def judge(trial: Trial, *, point_to_point: bool) -> dict[str, Finding]:
     _judge_completion(found, trial)
     _judge_collectives(found["point-to-point"], trial, point_to_point)
     for aspect in ("requests", "communicator", "completes"):
-        if found[aspect].status == "not checked" and trial.outcomes:
+        if found[aspect].status == "not checked" and len(trial.outcomes) > 1:
             found[aspect].status = "pass"
     return found
 
@@ -105,6 +107,8 @@ def _list_broken(trial: Trial) -> set[int]:
 
 def _judge_stuck(found: dict[str, Finding], case: Case, stuck: Stuck) -> None:
     """Report a case that did not end."""
+    for row in stuck.ranks:
+        _judge_notes(found, case, row["notes"])
     own = found["completes" if case.aspect not in NOTED else case.aspect]
     found[case.aspect].fail(f"{case.text}: does not end") if case.aspect in NOTED else None
     if not own.ranks:
@@ -142,19 +146,23 @@ def _judge_case(
     """Report wrong results, exceptions, a changed send, broken rules and different bits."""
     own = found["sizes" if case.aspect in ("traffic", "send", "bits") else case.aspect]
     for rank, outcome in sorted(outcomes.items()):
-        for rule, message, place in outcome["notes"]:
-            if case.aspect not in NOTED:
-                found[_RULES[rule]].fail(f"{message} ({_place(place)})")
+        _judge_notes(found, case, outcome["notes"])
         if "error" in outcome:
             _judge_error(found, case, rank, outcome["error"])
             continue
         if not outcome.get("kept", True):
-            found["send"].fail(f"{case.text}: rank {rank}'s send was changed; work on a copy of it")
+            found["send"].fail(f"{case.text}: send was changed; work on a copy of it")
     if not follows:
         _judge_results(own, case, outcomes)
     digests = {o["digest"] for o in outcomes.values() if "digest" in o}
     if case.aspect == "bits" and len(digests) > 1 and not follows:
         found["bits"].fail(f"{case.text}: ranks have {len(digests)} different results")
+
+
+def _judge_notes(found: dict[str, Finding], case: Case, notes: list[Any]) -> None:
+    for rule, message, place in notes:
+        if case.aspect not in NOTED:
+            found[_RULES[rule]].fail(f"{message} ({_place(place)})")
 
 
 def _judge_results(own: Finding, case: Case, outcomes: dict[int, dict[str, Any]]) -> None:
@@ -175,14 +183,15 @@ def _judge_error(found: dict[str, Finding], case: Case, rank: int, error: dict[s
     where = _place(error["place"])
     read_only = "read-only" in text or "readonly" in text or "not writable" in text
     if case.aspect == "send" and read_only:
-        found["send"].fail(f"writes into send ({where}); work on a copy of it")
+        found["send"].fail(f"writes into send ({where}); work on a copy of it", first=True)
     elif case.aspect in NOTED:
         found[case.aspect].fail(f"{case.text}: rank {rank} raised {text} ({where})")
     else:
-        found[case.aspect if case.aspect in found else "sizes"].fail(
-            f"{case.text}: rank {rank} raised {text} ({where})"
-        )
-        found["completes"].fail(f"{case.text}: rank {rank} raised {text} ({where})")
+        own = found[case.aspect if case.aspect in found else "sizes"]
+        if not own.details:
+            own.fail(f"{case.text}: rank {rank} raised {error['kind']}, see above")
+        if all(where not in detail for detail in found["completes"].details):
+            found["completes"].fail(f"{case.text}: rank {rank} raised {text} ({where})")
 
 
 def _explain_wrong(case: Case, wrong: dict[str, Any]) -> str:

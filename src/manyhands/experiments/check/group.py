@@ -54,6 +54,8 @@ class Process:
                 self.words[words.DONE] = number
                 while (self.board.ranks[:, words.DONE] < number).any():
                     time.sleep(_NAP)
+                if (self.board.ranks[: case.size, words.STRAY] == number).any():
+                    self._forget(case.size)
                 if self.board.orders[words.STOP]:
                     return
 
@@ -77,10 +79,10 @@ class Process:
                 send.flags.writeable = case.how != "read-only send"
                 returned.append(self.function(send, recv, comm, case.function))
         except Abandoned:
-            self._forget(case)
+            self.words[words.STRAY] = number
             return {"abandoned": True, "notes": trace.notes}
         except Exception as error:
-            self._forget(case)
+            self.words[words.STRAY] = number
             return {"error": self._describe(error), "notes": trace.notes}
         finally:
             trace.inside = False
@@ -90,7 +92,7 @@ class Process:
             rule = "there is no Wait for the request; the call returned before it was complete"
             trace.note("unfinished", f"{request.call}: {rule}", request.place)
         if trace.open:
-            self._forget(case)
+            self.words[words.STRAY] = number
         outcome = self._compare(case, sends, kept, recvs, returned)
         traffic = {"messages": trace.messages, "bytes": trace.bytes, "peers": len(trace.peers)}
         collectives = {k: list(v) if v else None for k, v in trace.collectives.items()}
@@ -107,18 +109,20 @@ class Process:
             self.comms[size] = Comm(MPI.Intracomm.Create_group(self.world, group))
         return self.comms[size]
 
-    def _forget(self, case: Case) -> None:
-        """Leave the communicator with its stray messages behind."""
-        self.trace.kept += [self.comms.pop(case.size), *self.trace.open]
+    def _forget(self, size: int) -> None:
+        """Leave a communicator with its stray messages behind; all its ranks do so."""
+        self.trace.kept += [self.comms.pop(size, None), *self.trace.open]
         self.trace.open = []
-        self.used.discard(case.size)
+        self.used.discard(size)
 
     def _describe(self, error: Exception) -> dict[str, Any]:
         """Return an error of the checked function, with the last line of its file."""
         frames = traceback.extract_tb(error.__traceback__)
         own = [f for f in frames if f.filename == self.trace.file] or frames
         place = Place(own[-1].filename, own[-1].lineno or 0, own[-1].name, own[-1].line or "")
-        return {"kind": type(error).__name__, "message": str(error), "place": place}
+        kind, module = type(error).__name__, type(error).__module__
+        kind = f"MPI.{kind}" if module.startswith("mpi4py") else kind
+        return {"kind": kind, "message": str(error), "place": place}
 
     def _compare(
         self,
@@ -158,6 +162,7 @@ class Process:
             place = self.trace.place(sys._current_frames()[self.main])
             computing = self.words[words.STATE] == words.COMPUTING
             where = {"case": asked, "call": "" if computing else self.trace.call, "place": place}
+            where["notes"] = self.trace.notes
             with (self.folder / DUMPS.format(self.rank)).open("a") as out:
                 out.write(json.dumps(where) + "\n")
             self.words[words.DUMPED] = asked

@@ -87,7 +87,9 @@ def _format_times(checked: Checked) -> Iterator[str]:
 def _verdict(checked: Checked) -> str:
     failed = [name for name, each in checked.findings.items() if each.status == "fail"]
     open_ = [name for name, each in checked.findings.items() if each.status == "not checked"]
-    left = f" (not checked: {', '.join(open_)})" if open_ else ""
+    wrong = checked.findings["contributions"].status == "fail"
+    why = ", as even a plain sum is wrong" if wrong else ""
+    left = f" (not checked{why}: {', '.join(open_)})" if open_ else ""
     return f"fails: {', '.join(failed)}{left}" if failed else f"everything required holds{left}"
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -23,6 +24,7 @@ from manyhands.experiments.check import board as words
 from manyhands.experiments.check.board import Board
 from manyhands.experiments.check.cases import Case, list_cases
 from manyhands.experiments.check.group import DUMPS, OUTCOMES
+from manyhands.launch.launcher import end_with_parent
 from manyhands.launch.mpi import find_mpi, mpiexec_command
 from manyhands.launch.scratch import private_folder
 from manyhands.launch.shm_cleanup import kill_helpers
@@ -44,8 +46,8 @@ class Stuck:
     Attributes:
         case: Its number.
         seconds: How long nothing happened.
-        ranks: Where each process was: call, place, and what it did: "waits", "computes",
-            "returned" or "raised".
+        ranks: Where each process was: call, place, the rules that it broke, and what it did:
+            "waits", "computes" or "returned".
     """
 
     case: int
@@ -100,7 +102,7 @@ def try_out(target: str, sizes: Sequence[int], *, mpi: str, patience: float) -> 
         for rank in range(max(sizes)):
             for row in _read(folder / OUTCOMES.format(rank)):
                 trial.outcomes.setdefault(row.pop("case"), {})[rank] = row
-    if not trial.outcomes:
+    if not (trial.outcomes or trial.stuck):
         raise LaunchError(f"the group of {max(sizes)} processes failed:\n{trial.died}")
     return trial
 
@@ -133,6 +135,7 @@ def _started(
             stderr=log,
             text=True,
             start_new_session=True,
+            preexec_fn=end_with_parent if sys.platform == "linux" else None,
         )
         try:
             yield group, log
@@ -221,10 +224,12 @@ def _ask(board: Board, trial: Trial, number: int, folder: Path, seconds: float) 
     rows = []
     for rank in range(size):
         told = [row for row in _read(folder / DUMPS.format(rank)) if row["case"] == number]
-        row = told[-1] if told else {"call": "", "place": None}
+        row = told[-1] if told else {"call": "", "place": None, "notes": []}
         doing = "waits" if row["call"] else "computes"
         state = doing if unfinished[rank] else "returned"
-        rows.append({"rank": rank, "call": row["call"], "place": row["place"], "state": state})
+        rows.append(
+            {"rank": rank, "state": state} | {k: row[k] for k in ("call", "place", "notes")}
+        )
     return Stuck(number, round(seconds, 1), rows)
 
 
