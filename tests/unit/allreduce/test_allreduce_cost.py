@@ -14,6 +14,7 @@ from manyhands.allreduce.mpi import native
 from manyhands.allreduce.window import slot_bytes
 from manyhands.errors import ConfigError
 from manyhands.experiments import allreduce_benchmark
+from manyhands.experiments.allreduce_figure import draw_figure
 
 SIZES = [1, 2, 3, 4, 5, 7, 8, 16]
 MESSAGES = ["naive", "allgather", "ring", "recursive-doubling", "rabenseifner"]

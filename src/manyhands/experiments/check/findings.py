@@ -238,7 +238,9 @@ def _times(count: int) -> str:
 def _judge_completion(found: dict[str, Finding], trial: Trial) -> None:
     """Report a group that died."""
     if trial.died:
-        found["completes"].fail(f"the group died: {trial.died.strip()[-300:]}")
+        found["completes"].fail(trial.died)
+    elif len(trial.outcomes) < len(trial.cases) and not trial.stuck:
+        found["completes"].fail(f"only {len(trial.outcomes)} of {len(trial.cases)} cases ended")
 
 
 def _judge_collectives(own: Finding, trial: Trial, required: bool) -> None:

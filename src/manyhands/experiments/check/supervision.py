@@ -32,7 +32,7 @@ from manyhands.launch.shm_cleanup import kill_helpers
 _MODULE = "manyhands.experiments.check.group"
 _LOOK = 0.02  # seconds between two looks at the board
 _ASKED = 30  # times that a waiting process must have asked for a message
-_AFTER_ERROR = 0.3  # seconds that the others may go on after one has raised
+_AFTER_ERROR = 0.1  # seconds that the others may go on after one has raised
 _BLOCKED = 3.0  # times as long where a process is inside MPI and cannot be asked
 _ANSWER = 1.0  # seconds for the processes to write where they are
 _START = 60.0  # seconds for the group to start
@@ -97,8 +97,7 @@ def try_out(target: str, sizes: Sequence[int], *, mpi: str, patience: float) -> 
             _follow(group, board, trial, folder, patience)
             lost = (board.ranks[:, words.DONE] < len(trial.cases) - 1).any()
             if lost and not board.orders[words.STOP]:
-                log.seek(0)
-                trial.died = trial.died or log.read()[-2000:]
+                trial.died = _explain_death(board, trial, group.returncode, log)
         for rank in range(max(sizes)):
             for row in _read(folder / OUTCOMES.format(rank)):
                 trial.outcomes.setdefault(row.pop("case"), {})[rank] = row
@@ -180,6 +179,19 @@ def _follow(
                 board.orders[words.STOP] = 1
                 return  # it cannot be told to stop
             last = None
+
+
+def _explain_death(board: Board, trial: Trial, code: int | None, log: Any) -> str:
+    """Return in which case a process died, or what it said before the first."""
+    log.seek(0)
+    said = str(log.read())[-2000:]
+    number = int(board.ranks[:, words.CASE].max())
+    if number < 0:
+        return said
+    case = trial.cases[number]
+    silent = board.ranks[: case.size, words.STATE] == words.COMPUTING
+    who = "rank " + ", ".join(map(str, np.flatnonzero(silent))) if silent.any() else "a process"
+    return f"{case.text}: {who} died (mpiexec ended with {code})"
 
 
 def _end(group: subprocess.Popen[str]) -> None:
