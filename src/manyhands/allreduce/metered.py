@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
+import pickle
+from collections.abc import Callable
 from typing import Any
+
+_SENDS = ("Bsend", "Ibsend", "Irsend", "Rsend", "Sendrecv_replace", "Ssend")
+_OF_OBJECTS = ("bsend", "ibsend", "isend", "issend", "send", "sendrecv", "ssend")
+_COLLECTIVES = (
+    "Allgather", "Allgatherv", "Alltoall", "Alltoallv", "Bcast", "Exscan", "Gather", "Gatherv",
+    "Iallgather", "Ibcast", "Igather", "Ireduce", "Iscatter", "Reduce", "Reduce_scatter",
+    "Reduce_scatter_block", "Scan", "Scatter", "Scatterv", "allgather", "allreduce", "alltoall",
+    "bcast", "exscan", "gather", "reduce", "scan", "scatter",
+)  # fmt: skip
+_COUNTED = frozenset((*_SENDS, *_OF_OBJECTS, *_COLLECTIVES))
 
 
 class Meter:
@@ -48,7 +60,23 @@ class Metered:
         self.size: int = comm.size
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.comm, name)
+        method = getattr(self.comm, name)
+        return self._counted(name, method) if name in _COUNTED else method
+
+    def _counted(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a method that our own all-reduces do not call, and a user's may, with a count."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if name in _COLLECTIVES:
+                self.meter.collectives += 1
+            elif name in _OF_OBJECTS:
+                self.meter.messages += 1
+                self.meter.bytes += len(pickle.dumps(args[0], pickle.HIGHEST_PROTOCOL))
+            else:
+                self._count(args[0])
+            return method(*args, **kwargs)
+
+        return call
 
     def Isend(self, buf: Any, dest: int, tag: int = 0) -> Any:  # noqa: N802
         """Count, then send without blocking."""
@@ -82,10 +110,10 @@ class Metered:
 
     def _count(self, buf: Any) -> None:
         self.meter.messages += 1
-        self.meter.bytes += _nbytes(buf)
+        self.meter.bytes += message_bytes(buf)
 
 
-def _nbytes(buf: Any) -> int:
+def message_bytes(buf: Any) -> int:
     """Return the bytes of one message, given in any of mpi4py's forms for a buffer."""
     if hasattr(buf, "nbytes"):
         return int(buf.nbytes)
@@ -93,5 +121,5 @@ def _nbytes(buf: Any) -> int:
         data, *rest = buf
         if len(rest) == 2 and isinstance(rest[0], int):
             return rest[0] * int(rest[1].Get_size())
-        return _nbytes(data)
+        return message_bytes(data)
     return memoryview(buf).nbytes

@@ -27,6 +27,10 @@ def allreduce(
     algorithms: Annotated[
         str | None, Parameter(help="algorithms to time beside MPI's own [default: all, and gloo]")
     ] = None,
+    with_: Annotated[
+        str | None,
+        Parameter(name="--with", help="your own functions, timed beside them: mine.py:ring"),
+    ] = None,
     mpi: Annotated[str, Parameter(help="which MPI: auto, mpich, openmpi or site")] = "auto",
     output: Annotated[Path, Parameter(help="folder for the records and the picture")] = Path(
         "allreduce"
@@ -34,13 +38,15 @@ def allreduce(
 ) -> None:
     """Time the all-reduces and those of MPI and gloo; every result is checked."""
     from manyhands.experiments import allreduce_benchmark
+    from manyhands.experiments.allreduce_figure import draw_figure
 
     check_writable(output)
-    records = allreduce_benchmark.measure(workers, sizes, algorithms, mpi=mpi)
+    own = with_.split(",") if with_ else ()
+    records = allreduce_benchmark.measure(workers, sizes, algorithms, own=own, mpi=mpi)
     if not is_silent():
         output.mkdir(parents=True, exist_ok=True)
         (output / "allreduce.json").write_text(json.dumps(records, indent=1) + "\n")
-        allreduce_benchmark.draw_figure(records, output / "allreduce.png")
+        draw_figure(records, output / "allreduce.png")
         print("microseconds, median over the repeats, of the slowest process")
         print(allreduce_benchmark.format_table(records))
         print(f"records and picture: {output}")

@@ -15,6 +15,7 @@ from cyclopts import App, Parameter
 from manyhands._version import __version__
 from manyhands.cli.allreduce import allreduce
 from manyhands.cli.audit import audit
+from manyhands.cli.check import check
 from manyhands.cli.compare import compare, demo, report
 from manyhands.cli.help import FORMAT, CommonOptions
 from manyhands.cli.new import new
@@ -40,7 +41,7 @@ app = App(
 
 for command in (train, compare):
     app.command(command, help_formatter=CommonOptions())
-for command in (demo, new, report, predict, allreduce, partition, audit, privacy, prepare):
+for command in (demo, new, report, predict, allreduce, check, partition, audit, privacy, prepare):
     app.command(command)
 app.register_install_completion_command(help="Install completion for this shell (bash, zsh, fish).")
 

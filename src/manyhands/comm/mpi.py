@@ -15,6 +15,7 @@ from manyhands.allreduce.private import channel
 from manyhands.allreduce.shared_memory import Through, reduce_through
 from manyhands.comm.communicator import Pending, Ready
 from manyhands.comm.meter import Meter
+from manyhands.comm.own_allreduce import OwnAllReduce
 from manyhands.launch.environment import flush_output
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class MPICommunicator:
         self.rank: int = comm.rank
         self.size: int = comm.size
         self.meter = Meter()
+        self.own: dict[str, OwnAllReduce] = {}  # the user's all-reduces, by name
         self._parts: list[MPICommunicator] = []
 
     def allreduce(self, vector: Tensor, algorithm: str = "auto") -> None:
@@ -46,7 +48,7 @@ class MPICommunicator:
             algorithm = "mpi"
         self.metered.meter.reset()
         begin = time.perf_counter()
-        ALGORITHMS[algorithm](array, array, self.metered)
+        (self.own.get(algorithm) or ALGORITHMS[algorithm])(array, array, self.metered)
         self._count(algorithm, array.nbytes, time.perf_counter() - begin)
 
     def shares(self, nbytes: int) -> bool:
@@ -118,7 +120,7 @@ class MPICommunicator:
     def split(self, colour: int) -> MPICommunicator:
         """Return the group of the workers with the same colour; it uses this group's meter."""
         part = MPICommunicator(self.comm.Split(colour, self.rank))
-        part.meter = self.meter
+        part.meter, part.own = self.meter, self.own
         self._parts.append(part)
         return part
 

@@ -28,6 +28,7 @@ class StagedComm:
         self.barrier, self.release = inner.barrier, inner.release
         self.lost, self.abort = inner.lost, inner.abort
         self._inner = inner
+        self.own = getattr(inner, "own", None)
         self._pinned: dict[tuple[object, ...], Tensor] = {}
 
     def allreduce(self, vector: Tensor, algorithm: str = "auto") -> None:

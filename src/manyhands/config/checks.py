@@ -6,6 +6,7 @@ from dataclasses import fields, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from manyhands.config.all_reduces import is_own
 from manyhands.config.parse import parse_every, parse_slow
 from manyhands.errors import ConfigError
 
@@ -262,6 +263,8 @@ def _find_survival_obstacle(config: RunConfig) -> str:
         return f"that is not there yet for several hosts; {restart}"
     if config.balance != "none":
         return "balance needs speeds of workers that stay; leave one of them out"
+    if is_own(algorithm):
+        return f"your own all-reduce may hang when a worker dies; {restart}"
     if algorithm in windows:
         return f"allreduce {algorithm} needs memory shared with the dead; leave it out"
     if config.tensorboard:

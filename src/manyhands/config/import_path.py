@@ -1,4 +1,4 @@
-"""Names that stand for objects, `package.module:name`, and objects' names for the record."""
+"""Names that stand for objects, `package.module:name` and `mine.py:name`, and objects' names."""
 
 from __future__ import annotations
 
@@ -8,12 +8,21 @@ import pkgutil
 import sys
 from typing import Any
 
+from manyhands.config.user_file import load_file
 from manyhands.errors import ConfigError, nearest
 
 
 def import_object(spec: str, field: str) -> Any:
-    """Import what `package.module:name` names; the current folder counts as a place to look."""
-    module_name, _, attribute = spec.partition(":")
+    """Return what `package.module:name` or `folder/mine.py:name` stands for.
+
+    The working folder counts as a place to look for modules.
+
+    Raises:
+        ConfigError: If there is no such file, module or name. What a module raises is the user's.
+    """
+    module_name, _, attribute = spec.rpartition(":")
+    if module_name.endswith(".py") and attribute.isidentifier():
+        return _take(load_file(module_name, field), attribute, spec, field)
     if not attribute or not all(part.isidentifier() for part in module_name.split(".")):
         raise ConfigError(f"{field} is {spec!r}; expected package.module:factory")
     include_working_folder()
@@ -26,9 +35,23 @@ def import_object(spec: str, field: str) -> Any:
         raise ConfigError(
             f"{field} is {spec!r}; there is no module {error.name!r}.{nearest(error.name, known)}"
         ) from error
+    return _take(module, attribute, spec, field)
+
+
+def names_object(text: str) -> bool:
+    """Say whether a text has the form of a name that `import_object` takes."""
+    module_name, _, attribute = text.rpartition(":")
+    by_file = module_name.endswith(".py")
+    return attribute.isidentifier() and (
+        by_file or all(part.isidentifier() for part in module_name.split("."))
+    )
+
+
+def _take(module: Any, attribute: str, spec: str, field: str) -> Any:
     if not hasattr(module, attribute):
+        where = "" if spec.startswith(f"{module.__name__}:") else f" ({module.__file__})"
         raise ConfigError(
-            f"{field} is {spec!r}; module {module_name} has no {attribute!r}."
+            f"{field} is {spec!r}; module {spec.rpartition(':')[0]}{where} has no {attribute!r}."
             f"{nearest(attribute, dir(module))}"
         )
     return getattr(module, attribute)

@@ -26,9 +26,12 @@ import numpy as np
 from manyhands import validate
 from manyhands.allreduce import ALGORITHMS, Metered, cost
 from manyhands.allreduce.buffers import Array
+from manyhands.comm.own_allreduce import check_signature
 from manyhands.comm.rendezvous import compare_versions, surrounding_group
 from manyhands.config.declare import PROCESSES
+from manyhands.config.import_path import import_object
 from manyhands.errors import ConfigError, LaunchError
+from manyhands.experiments.check.first_call import find_function
 from manyhands.launch.environment import group_size
 from manyhands.launch.host import hostname, kernel_id
 from manyhands.launch.mpi import find_mpi, mpiexec_command
@@ -82,15 +85,20 @@ def format_size(nbytes: int) -> str:
     return f"{nbytes} B"
 
 
-def choose_algorithms(algorithms: str | None) -> list[str]:
-    """Return what is timed: all, or those that are named and MPI's own to compare them with."""
+def choose_algorithms(algorithms: str | None, own: Sequence[str] = ()) -> list[str]:
+    """Return what is timed: all, or those that are named and MPI's own to compare them with.
+
+    `own` are the user's, such as "mine.py:ring", which are timed in any case.
+    """
+    for spec in own:
+        check_signature(import_object(spec, "with"), spec)
     known = [*ALGORITHMS, GLOO]
     if algorithms is None:
-        return known
+        return [*known, *own]
     names = algorithms.split(",")
     for name in names:
         validate.one_of(known, algorithms=name)
-    return [name for name in known if name in names or name == "mpi"]
+    return [*(name for name in known if name in names or name == "mpi"), *own]
 
 
 def time_algorithms(comm: Any, sizes: Sequence[int], algorithms: Sequence[str]) -> list[Record]:
@@ -105,7 +113,7 @@ def time_algorithms(comm: Any, sizes: Sequence[int], algorithms: Sequence[str]) 
         One record per size and algorithm, the same on all ranks; none for those that gather
         everything where their memory, P² n on the host, would pass 4 GB.
     """
-    functions = {name: ALGORITHMS[name] for name in algorithms if name != GLOO}
+    functions = {name: find_function(name) for name in algorithms if name != GLOO}
     records: list[Record] = []
     with contextlib.ExitStack() as stack:
         if GLOO in algorithms:
@@ -118,7 +126,12 @@ def time_algorithms(comm: Any, sizes: Sequence[int], algorithms: Sequence[str]) 
 
 
 def measure(
-    workers: str | None, sizes: str, algorithms: str | None, *, mpi: str = "auto"
+    workers: str | None,
+    sizes: str,
+    algorithms: str | None,
+    *,
+    own: Sequence[str] = (),
+    mpi: str = "auto",
 ) -> list[Record]:
     """Time the all-reduces in the group that we are in, or in groups that this starts.
 
@@ -126,12 +139,13 @@ def measure(
         workers: Sizes of the groups, such as "2,4"; None is 2 and 4, or the group that we are in.
         sizes: As `parse_sizes` reads them.
         algorithms: Names, separated by commas; None means all.
+        own: The user's all-reduces, such as "mine.py:ring", timed beside those.
         mpi: Which MPI starts the groups.
 
     Returns:
         The records, on every process of a group that somebody else started.
     """
-    names, nbytes = choose_algorithms(algorithms), parse_sizes(sizes)
+    names, nbytes = choose_algorithms(algorithms, own), parse_sizes(sizes)
     load_matching()
     size = group_size()
     if size is not None and size > 1:
@@ -269,7 +283,8 @@ def _make_record(
     facts = _gather_rows(comm, (meter.bytes, meter.messages, meter.shared, correct))
     sent, messages, shared, right = facts.T.astype(np.int64)
     own = name in ("mpi", GLOO) or meter.collectives > 0  # the library keeps it to itself
-    theory = cost(name, length, comm.size) if name not in ("mpi", GLOO, "auto") else None
+    known = name in ALGORITHMS and name not in ("mpi", "auto")
+    theory = cost(name, length, comm.size) if known else None
     median = float(np.median(seconds))
     low, high = np.percentile(seconds, [25, 75])
     return {
@@ -333,52 +348,6 @@ def _format_cell(record: Record | None) -> str:
     if record is None:
         return "–"
     return f"{record['microseconds']:.1f}" if record["correct"] else "WRONG"
-
-
-def draw_figure(records: Sequence[Record], path: str | Path) -> None:
-    """Draw time, bandwidth and bytes sent against size, one row per group size, into `path`."""
-    from matplotlib.figure import Figure
-
-    groups = sorted({record["workers"] for record in records})
-    names = list(dict.fromkeys(record["algorithm"] for record in records))
-    canvas = Figure(figsize=(13, 3.4 * len(groups) + 0.4), layout="constrained")
-    axes = canvas.subplots(len(groups), 3, squeeze=False)
-    panels = (
-        ("microseconds", "time, µs (median)"),
-        ("bandwidth", "array bytes / time, GB/s"),
-        ("bytes_sent_each", "bytes each process sends"),
-    )
-    for row, workers in zip(axes, groups, strict=True):
-        for axis, (field, label) in zip(row, panels, strict=True):
-            for number, name in enumerate(names):
-                _draw_line(axis, records, workers, name, field, f"C{number}")
-            drawn = any(len(line.get_xdata()) for line in axis.lines)
-            scale = "log" if drawn else "linear"  # nobody sends: shared memory, MPI's secret
-            axis.set(xscale=scale, yscale=scale, xlabel="bytes of the array", ylabel=label)
-            if not drawn:
-                axis.set(xticks=[], yticks=[])
-                where = {"transform": axis.transAxes, "ha": "center"}
-                axis.text(0.5, 0.5, "no messages that could be counted", **where)
-            axis.set_title(f"{workers} processes", fontsize="medium")
-            axis.grid(alpha=0.3)
-    axes[0][0].legend(fontsize="small")
-    canvas.savefig(path)
-
-
-def _draw_line(
-    axis: Any, records: Sequence[Record], workers: int, name: str, field: str, colour: str
-) -> None:
-    """Draw one algorithm's line; what theory says of the bytes is dotted."""
-    mine = [r for r in records if (r["workers"], r["algorithm"]) == (workers, name) and r[field]]
-    mine.sort(key=lambda record: record["bytes"])
-    axis.plot(
-        [r["bytes"] for r in mine], [r[field] for r in mine], "o-", ms=3, label=name, color=colour
-    )
-    if field == "bytes_sent_each":
-        known = [r for r in mine if r["theory_bytes_each"]]
-        axis.plot(
-            [r["bytes"] for r in known], [r["theory_bytes_each"] for r in known], ":", color="black"
-        )
 
 
 def main() -> int:

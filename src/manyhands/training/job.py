@@ -66,6 +66,7 @@ class Job:
     metrics: tuple[Any, ...] = ()  # names and functions; none: what fits the loss
     schedule: Callable[..., Any] | None = None
     augment: Callable[..., Any] | None = None
+    allreduce: Callable[..., Any] | None = None
     callbacks: tuple[Any, ...] = ()
     checkpoint: str | None = None
     story: tuple[dict[str, Any], ...] = ()

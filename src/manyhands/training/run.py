@@ -65,6 +65,7 @@ class Run:
     metrics: tuple[Any, ...] = ()
     schedule: Callable[..., Any] | None = None
     augment: Callable[..., Any] | None = None
+    allreduce: Callable[..., Any] | None = None
     callbacks: tuple[Any, ...] = ()
     checkpoint: checkpoints.Checkpoint | None = None
 
@@ -266,6 +267,7 @@ class Run:
             metrics=self.metrics,
             schedule=self.schedule,
             augment=self.augment,
+            allreduce=self.allreduce,
             callbacks=self.callbacks,
             data=str(data),
             output=str(output),

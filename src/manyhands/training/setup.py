@@ -23,7 +23,7 @@ from manyhands.launch.mpi_libraries import load_matching
 from manyhands.launch.signals import raise_on_signals
 from manyhands.model import initial_weights
 from manyhands.privacy.accountant import expect_library
-from manyhands.training import output_folder, resume, user_objects
+from manyhands.training import output_folder, own_allreduce, resume, user_objects
 from manyhands.training.progress import learning_warning
 from manyhands.training.result import Result
 from manyhands.training.run import Run
@@ -84,6 +84,8 @@ def _prepare(
     choose: ChooseWorkers | None,
 ) -> Run:
     """Return the run that the arguments of `fit` describe; `own` may be functions."""
+    options, summing = own_allreduce.name_function(options)
+    own = {**own, "allreduce": summing}
     options = _count_cores(_name_objects(model, data, own, options))
     checkpoint, options = _load_checkpoint(options)
     automatic = options.get("workers") == "auto" and choose is not None
@@ -171,6 +173,7 @@ def _configured_run(
         metrics=tuple(user_objects.resolve(metric, "metric") for metric in metrics),
         schedule=user_objects.function(own["schedule"], config.schedule, "schedule"),
         augment=user_objects.function(own["augment"], config.augment, "augment"),
+        allreduce=own_allreduce.resolve(config.strategy, own["allreduce"]),
         callbacks=user_objects.callbacks(own["callbacks"], config),
         command=command or get_command(),
         checkpoint=checkpoint,

@@ -14,6 +14,7 @@ from manyhands.allreduce.mpi import native
 from manyhands.allreduce.window import slot_bytes
 from manyhands.errors import ConfigError
 from manyhands.experiments import allreduce_benchmark
+from manyhands.experiments.allreduce_figure import draw_figure
 
 SIZES = [1, 2, 3, 4, 5, 7, 8, 16]
 MESSAGES = ["naive", "allgather", "ring", "recursive-doubling", "rabenseifner"]
@@ -220,14 +221,12 @@ def test_the_table_marks_what_is_wrong_and_what_is_missing():
 
 def test_the_figure_is_drawn(tmp_path):
     path = tmp_path / "figure.svg"
-    allreduce_benchmark.draw_figure([record(), record(bytes=4096), record(workers=4)], path)
+    draw_figure([record(), record(bytes=4096), record(workers=4)], path)
     assert path.read_text().startswith("<?xml")
 
 
 @pytest.mark.parametrize("sent", [0, None])  # in shared memory; by MPI, which does not tell
 def test_the_figure_is_drawn_where_no_message_can_be_counted(tmp_path, sent):
     path = tmp_path / "figure.svg"
-    allreduce_benchmark.draw_figure(
-        [record(bytes_sent_each=sent), record(bytes=4096, bytes_sent_each=sent)], path
-    )
+    draw_figure([record(bytes_sent_each=sent), record(bytes=4096, bytes_sent_each=sent)], path)
     assert "no messages that could be counted" in path.read_text()

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, get_args
+from typing import Any
 
+from manyhands.config.all_reduces import ALL_REDUCES
 from manyhands.config.options import options
 from manyhands.experiments.forecast import Calibration
 from manyhands.experiments.forecast.probe import Probe
 from manyhands.launch.machine import cores, doubling_counts
 from manyhands.launch.scratch import private_folder
 from manyhands.launch.signals import raise_on_signals
-from manyhands.strategies.sync.sync import AllReduce
 from manyhands.training.setup import fit
 
 SECONDS = 0.4  # for one measurement; there are about fifteen in a group
@@ -79,7 +79,7 @@ def _make_probe(size: int, asked: Mapping[str, Any], seconds: float) -> Probe:
     return kind(  # type: ignore[no-any-return]
         batches=tuple(sorted(batches)),
         threads=tuple(sorted(threads)),
-        algorithms=get_args(AllReduce),
+        algorithms=ALL_REDUCES,
         seconds=seconds,
     )
 

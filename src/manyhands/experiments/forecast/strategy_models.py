@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, get_args
+from typing import Any
 
+from manyhands.config.all_reduces import ALL_REDUCES, is_own
 from manyhands.config.options import options
 from manyhands.config.strategy_spec import StrategySpec
 from manyhands.errors import ConfigError
@@ -24,7 +25,6 @@ from manyhands.strategies import STRATEGIES
 from manyhands.strategies.gossip.topology import graph
 from manyhands.strategies.linear_partition import linear_partition
 from manyhands.strategies.pipeline.schedule import ideal_bubble
-from manyhands.strategies.sync.sync import AllReduce
 from manyhands.worker.checkpoint.lifecycle import steps_between
 
 NEAR = 0.02  # fewer workers that are slower by no more than this are the better choice
@@ -174,6 +174,8 @@ def make_forecast(strategy: StrategySpec, case: Case, workers: int) -> Forecast:
     if strategy.name not in _BOUNDED:
         check_modelled(strategy)
     allreduce = getattr(strategy, "allreduce", "auto")
+    if is_own(allreduce):
+        raise ConfigError(f"there is no model of your own all-reduce {allreduce}; time it instead")
     spread = case.network is not None and workers > case.network.per_host
     if spread and allreduce in ONE_HOST:
         raise ConfigError(f"{allreduce} works on one host only")
@@ -321,7 +323,7 @@ def list_variants(names: Sequence[str], asked: Mapping[str, Any]) -> list[Strate
         own = {n: v for n, v in asked.items() if name in table[n].owners}
         if name == "sync" and not {"allreduce", "compress"} & set(own):
             kind: Any = STRATEGIES[name]
-            variants += [kind(allreduce=a) for a in get_args(AllReduce)]
+            variants += [kind(allreduce=a) for a in ALL_REDUCES]
         else:
             variants.append(STRATEGIES[name](**own))
     return variants

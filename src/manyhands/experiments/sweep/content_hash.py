@@ -12,8 +12,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-import sys
-import sysconfig
 import types
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,13 +20,11 @@ from typing import Any
 import numpy as np
 
 import manyhands.strategies  # noqa: F401  (registers their options)
-from manyhands.config.import_path import import_object
+from manyhands.config.import_path import import_object, names_object
 from manyhands.config.options import find_tagged, options
-from manyhands.files import PACKAGE
+from manyhands.config.user_file import is_users
 
 _ABOUT = ("manifest.json", "data.json")  # what says all of a folder: it has the hashes of its files
-_PLACES = ("stdlib", "platstdlib", "purelib", "platlib")
-_LIBRARIES = (str(PACKAGE), *(str(Path(sysconfig.get_path(n))) for n in _PLACES))
 
 
 class ContentHashes:
@@ -71,7 +67,7 @@ def _hash_option(field: str, value: Any, *, hidden: bool) -> str | None:
 
 def _resolve(field: str, name: str) -> Any:
     """Return what a name stands for: an object or a file; None where it is one of ours."""
-    if ":" in name and all(part.isidentifier() for part in name.partition(":")[0].split(".")):
+    if names_object(name):
         return import_object(name, field)
     return Path(name) if options()[field].tags.file and Path(name).exists() else None
 
@@ -149,7 +145,7 @@ class _Hasher:
 
     def _class(self, kind: type) -> None:
         self._say("class", kind.__module__, kind.__qualname__)
-        if not _is_users(kind.__module__):
+        if not is_users(kind.__module__):
             return
         for base in kind.__bases__:
             self.take(base)
@@ -161,7 +157,7 @@ class _Hasher:
 
     def _function(self, function: types.FunctionType) -> None:
         self._say("function", function.__module__, function.__qualname__)
-        if not _is_users(function.__module__):
+        if not is_users(function.__module__):
             return
         self.take(function.__defaults__)
         self.take(function.__kwdefaults__)
@@ -184,7 +180,7 @@ class _Hasher:
         """Add a global that code uses; of a module, what the code may take from it."""
         if not isinstance(value, types.ModuleType):
             self.take(value)
-        elif _is_users(value.__name__):
+        elif is_users(value.__name__):
             for name in names:
                 if name in vars(value):
                     self._used(vars(value)[name], names)
@@ -198,14 +194,3 @@ class _Hasher:
             self.take(vars(value))
         if hasattr(value, "__len__") and hasattr(value, "__getitem__"):
             self._say(len(value))
-
-
-@functools.cache
-def _is_users(name: str) -> bool:
-    """Say whether a module is the user's, and not a library's or ours."""
-    if name == "__main__":
-        return True
-    file = getattr(sys.modules.get(name), "__file__", None)
-    if file is None or {"site-packages", "dist-packages"} & set(Path(file).parts):
-        return False
-    return not str(Path(file).absolute()).startswith(_LIBRARIES)

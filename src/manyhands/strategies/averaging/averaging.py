@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from manyhands.config.all_reduces import all_reduce_option
 from manyhands.config.declare import AMOUNT, check_declared, option
 from manyhands.strategies.averaging.mean import (
     Since,
@@ -15,7 +16,6 @@ from manyhands.strategies.averaging.mean import (
 )
 from manyhands.strategies.averaging.spec import AveragingSpec, Fate, Unit
 from manyhands.strategies.strategy import Strategy
-from manyhands.strategies.sync.sync import AllReduce
 from manyhands.worker.abilities import Checkpointable, Regroupable
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Averaging(AveragingSpec, Strategy, Checkpointable, Regroupable):
     )
     period_unit: Unit = option("steps", "unit of period")
     average_optimizer: Fate = option("keep", "what happens to momentum when weights are averaged")
-    allreduce: AllReduce = option("auto", "how vectors are summed; auto picks by size and group")
+    allreduce: str = all_reduce_option("vectors are")
 
     def __post_init__(self) -> None:
         check_declared(self)

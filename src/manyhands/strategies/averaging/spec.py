@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import ClassVar, Literal, get_args
 
 from manyhands import validate
+from manyhands.config.all_reduces import check_allreduce
 from manyhands.config.strategy_spec import Scaling, StrategySpec, Supports
 from manyhands.errors import ConfigError
-from manyhands.strategies.sync.sync import AllReduce
 
 Unit = Literal["steps", "epochs"]
 Fate = Literal["keep", "average", "reset"]
@@ -30,13 +30,13 @@ class AveragingSpec(StrategySpec):
     period: int | None
     period_unit: Unit
     average_optimizer: Fate
-    allreduce: AllReduce
+    allreduce: str
 
     def check_options(self) -> None:
         """Refuse unknown values, and options that would be ignored."""
         validate.one_of(get_args(Unit), period_unit=self.period_unit)
         validate.one_of(get_args(Fate), average_optimizer=self.average_optimizer)
-        validate.one_of(get_args(AllReduce), allreduce=self.allreduce)
+        check_allreduce(self.allreduce)
         for name, value in (("period_unit", "steps"), ("average_optimizer", "keep")):
             if self.period is None and getattr(self, name) != value:
                 raise ConfigError(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from manyhands.config.declare import Tags, check_declared, option
+from manyhands.config.all_reduces import all_reduce_option, check_allreduce
+from manyhands.config.declare import Tags, option
 from manyhands.strategies.strategy import Strategy
 from manyhands.strategies.sync.spec import SyncSpec
 from manyhands.worker.abilities import Checkpointable
@@ -18,18 +19,6 @@ if TYPE_CHECKING:
 
     from manyhands.strategies.strategy import BatchShare, WorkerView
     from manyhands.worker.worker import Batch, Worker
-
-AllReduce = Literal[
-    "auto",
-    "mpi",
-    "naive",
-    "allgather",
-    "ring",
-    "recursive-doubling",
-    "rabenseifner",
-    "shared-memory",
-    "hierarchical",
-]
 
 
 @dataclass(frozen=True)
@@ -61,8 +50,7 @@ class Sync(SyncSpec, Strategy, Checkpointable):
     """
 
     name: ClassVar[str] = "sync"
-    allreduce: AllReduce = option("auto", "how gradients are summed; auto picks by size and group")
-
+    allreduce: str = all_reduce_option("gradients are")
     compress: str = option(
         "none",
         "send less, approximately: fp16, bf16, int8, topk:FRACTION or powersgd:RANK",
@@ -70,7 +58,7 @@ class Sync(SyncSpec, Strategy, Checkpointable):
     )
 
     def __post_init__(self) -> None:
-        check_declared(self)
+        check_allreduce(self.allreduce)
         self.check_options()
 
     def prepare(self, worker: Worker) -> None:

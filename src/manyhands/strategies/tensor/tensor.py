@@ -6,9 +6,9 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from manyhands.config.all_reduces import all_reduce_option, check_allreduce
 from manyhands.config.declare import PROCESSES, check_declared, option
 from manyhands.strategies.strategy import Strategy
-from manyhands.strategies.sync.sync import AllReduce
 from manyhands.strategies.tensor.spec import TensorSpec
 from manyhands.worker.abilities import SplitsModel
 
@@ -50,10 +50,11 @@ class TensorParallel(TensorSpec, Strategy, SplitsModel):
 
     name: ClassVar[str] = "tensor"
     slices: int = option(2, "processes that hold a slice of every fully connected layer", PROCESSES)
-    allreduce: AllReduce = option("auto", "how gradients are summed; auto picks by size and group")
+    allreduce: str = all_reduce_option("gradients are")
 
     def __post_init__(self) -> None:
         check_declared(self)
+        check_allreduce(self.allreduce)
 
     def part(
         self, whole: Replica, batch: tuple[Tensor, Tensor], group: Communicator, workers: int

@@ -26,6 +26,7 @@ from manyhands.model.kernels.autograd import warm_up
 from manyhands.model.kernels.malloc import keep_freed
 from manyhands.model.replica import Replica
 from manyhands.strategies.strategy import strategy_of
+from manyhands.training import own_allreduce
 from manyhands.training.process import devices, objective, split_check
 from manyhands.training.process.agreement import check_same_model
 from manyhands.training.process.data import open_data, plan_for_worker
@@ -90,6 +91,7 @@ class WorkerBuilder:
         self.rank, self.strategy = comm.rank, job.config.strategy
         self.board = Board(folder / BOARD_FILE, comm.size)
         self.device, self.group = devices.place_worker(self.config, _make_group(comm, self.config))
+        own_allreduce.register(self.group, self.strategy, job.allreduce)
         beside = self.strategy.supports.beside == "master"
         self.serves = comm.rank >= self.config.workers and beside
         self.board.on_note = fault_hook(comm.rank)

@@ -1,0 +1,43 @@
+"""The option `allreduce`: the name of one of ours, or of a user's own function."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from manyhands.config.declare import Tags, option
+from manyhands.errors import ConfigError, nearest
+
+ALL_REDUCES = (
+    "auto",
+    "mpi",
+    "naive",
+    "allgather",
+    "ring",
+    "recursive-doubling",
+    "rabenseifner",
+    "shared-memory",
+    "hierarchical",
+)
+
+
+def all_reduce_option(what: str) -> Any:
+    """Declare the field `allreduce` of a strategy; `what` it sums, with its verb."""
+    names = ", ".join(ALL_REDUCES)
+    help = f"how {what} summed: {names}, or your own, mine.py:ring; auto picks by size and group"
+    return option("auto", help, tags=Tags(code=True))
+
+
+def is_own(allreduce: Any) -> bool:
+    """Return whether an all-reduce is the user's own: a function, or a name that stands for one."""
+    return allreduce not in ALL_REDUCES
+
+
+def check_allreduce(allreduce: Any) -> None:
+    """Refuse a name that is neither one of ours nor stands for a user's function."""
+    if callable(allreduce) or allreduce in ALL_REDUCES:
+        return
+    if not isinstance(allreduce, str) or ":" not in allreduce:
+        raise ConfigError(
+            f"allreduce is {allreduce!r}; expected one of {', '.join(ALL_REDUCES)}, or your own "
+            f"function, such as mine.py:ring.{nearest(str(allreduce), ALL_REDUCES)}"
+        )

@@ -1,0 +1,144 @@
+"""Loads your own code from a file, `mine.py:name`, and says where in it something is.
+
+`import_object` in `import_path` is the entry point: it takes `mine.py:name` and
+`package.module:name` alike.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import inspect
+import itertools
+import os
+import sys
+import sysconfig
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from manyhands.errors import ConfigError, ManyhandsError
+from manyhands.files import PACKAGE
+
+_PREFIX = "user_file_"  # begins the names of modules that are loaded by their file
+
+
+class _Loaded(NamedTuple):
+    stamp: tuple[int, int]  # when the file was written, in ns, and its size
+    module: ModuleType
+
+
+_loaded: dict[Path, _Loaded] = {}
+
+
+def load_file(place: str, field: str) -> ModuleType:
+    """Return the module in a Python file; an edited file is loaded again.
+
+    Workers receive its functions and classes by value, with those of other modules in the file's
+    folder that it imports, so they need not find the file.
+
+    Args:
+        place: The file, relative to the working folder.
+        field: The option that names it, for messages.
+
+    Raises:
+        ConfigError: If there is no such file, or it fails; the message names the line.
+    """
+    path = Path(place).expanduser().resolve()
+    if not path.is_file():
+        there = sorted(p.name for p in path.parent.glob("*.py")) if path.parent.is_dir() else []
+        known = f"; {path.parent} has {', '.join(there[:10])}" if there else ""
+        raise ConfigError(f"{field} names the file {place}, which does not exist{known}")
+    status = path.stat()
+    stamp = (status.st_mtime_ns, status.st_size)
+    running = sys.modules.get("__main__")
+    if _file_of(running) == path and running:
+        return running  # the script that is running: once is enough
+    if path not in _loaded or _loaded[path].stamp != stamp:
+        _loaded[path] = _Loaded(stamp, _execute(path, place, field))
+    return _loaded[path].module
+
+
+def _execute(path: Path, place: str, field: str) -> ModuleType:
+    """Run the file as a module of its own, with its folder as a place to look for others."""
+    import cloudpickle
+
+    name = _choose_module_name(path)
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{field} names {place}, which Python cannot load; expected a .py file")
+    module = importlib.util.module_from_spec(spec)
+    before = set(sys.modules)
+    folder = str(path.parent)
+    sys.modules[name] = module
+    if folder not in sys.path:
+        sys.path.append(folder)
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        sys.modules.pop(name, None)
+        if isinstance(error, ManyhandsError):
+            raise
+        raise ConfigError(
+            f"{field} names {place}, which fails at line {_line_of(error, path)}: "
+            f"{type(error).__name__}: {_message_of(error)}"
+        ) from error
+    for other in {name, *(set(sys.modules) - before)}:
+        file = _file_of(sys.modules.get(other))
+        if file and file.is_relative_to(path.parent) and is_users(other):
+            cloudpickle.register_pickle_by_value(sys.modules[other])
+    return module
+
+
+def _choose_module_name(path: Path) -> str:
+    """Return a name that no other file's module has."""
+    stem = "".join(c if c.isalnum() else "_" for c in path.stem)
+    names = (f"{_PREFIX}{stem}{number or ''}" for number in itertools.count())
+    return next(n for n in names if n not in sys.modules or _file_of(sys.modules[n]) == path)
+
+
+def _line_of(error: BaseException, path: Path) -> int | str:
+    """Return the line of the file at which an error arose."""
+    if isinstance(error, SyntaxError) and error.filename == str(path):
+        return error.lineno or "?"
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == str(path)]
+    return lines[-1] if lines and lines[-1] else "?"
+
+
+def _message_of(error: BaseException) -> str:
+    return error.msg if isinstance(error, SyntaxError) else str(error)
+
+
+def _file_of(module: ModuleType | None) -> Path | None:
+    file = getattr(module, "__file__", None)
+    return Path(file).resolve() if file else None
+
+
+@functools.cache
+def is_users(name: str) -> bool:
+    """Say whether a module is the user's, and not a library's or part of manyhands."""
+    if name == "__main__":
+        return True
+    file = _file_of(sys.modules.get(name))
+    if file is None or {"site-packages", "dist-packages"} & set(file.parts):
+        return False
+    places = (sysconfig.get_path(n) for n in ("stdlib", "platstdlib", "purelib", "platlib"))
+    return not str(file).startswith((str(PACKAGE), *places))
+
+
+def source_location(value: Any) -> str:
+    """Return where a function or a class is defined, `mine.py:12`, for messages.
+
+    The file is relative to the working folder if it is inside; "" where Python does not know.
+    """
+    try:
+        file = inspect.getsourcefile(value)
+        line = inspect.getsourcelines(value)[1]
+    except (OSError, TypeError):
+        return ""
+    if file is None:
+        return ""
+    inside = Path(file).resolve().is_relative_to(Path.cwd())
+    return f"{os.path.relpath(file) if inside else file}:{line}"
