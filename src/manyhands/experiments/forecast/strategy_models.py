@@ -99,7 +99,7 @@ def _averaging(strategy: Any, case: Case, workers: int) -> Forecast:
     hidden = strategy.outer_fragments * strategy.outer_delay * compute
     talking = max(0.0, talking - hidden) / period
     every = max(1, int(period / strategy.outer_fragments))
-    if strategy.outer and workers > 1:
+    if encoded and workers > 1:
         sent = part_sum_bytes(case.known, workers, strategy.outer_precision) / period
         note = f"{label(strategy)}: each worker sends {size(sent)} per step on average"
         notes = (*notes, note)
