@@ -1,6 +1,7 @@
 """Averaging: what its options refuse before anything starts, and what they promise."""
 
 import pytest
+import torch
 
 import manyhands as mh
 from manyhands.config.options import configure
@@ -40,7 +41,7 @@ from manyhands.strategies.averaging.outer import split
         ({"period": 5, "outer_delay": -1}, "outer_delay is -1"),
         ({"period": 5, "outer_optimizer": "sdg"}, "outer_optimizer is 'sdg'"),
         ({"period": 5, "outer_precision": "fp8"}, "outer_precision is 'fp8'"),
-        ({"period": 5, "outer_delay": 2, "device": "cuda"}, "CPUs only"),
+        ({"period": 5, "outer_delay": 2, "device": "cuda"}, "through the host's memory"),
         ({"strategy": "sync", "outer_optimizer": "sgd"}, "outer_optimizer"),
     ],
 )
@@ -90,7 +91,10 @@ def test_fragments_cover_the_parameters_evenly():
 
 
 def test_more_fragments_than_parameters_are_refused():
-    import torch
-
+    strategy = mh.Averaging(period=8, outer_fragments=4)
     with pytest.raises(ConfigError, match="the model has 3 parameters"):
-        rounds.start(mh.Averaging(period=8, outer_fragments=4), torch.zeros(3))
+        rounds.start(strategy, torch.zeros(3))
+    with pytest.raises(ConfigError, match="the model has 2 parameters"):
+        strategy.check_module(torch.nn.Linear(1, 1))
+    strategy.check_module(torch.nn.LazyLinear(1))
+    strategy.check_module(torch.nn.Linear(2, 2))

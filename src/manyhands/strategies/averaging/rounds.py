@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from manyhands.errors import ConfigError
 from manyhands.strategies.averaging.mean import Since, end_meeting, moment_means, weighted_mean
 from manyhands.strategies.averaging.outer import MOMENTUM, RATES, Outer, split
 from manyhands.strategies.averaging.pace import Pace
@@ -28,11 +27,7 @@ def start(strategy: Averaging, params: Tensor) -> Since:
     since.pace = Pace() if strategy.measured else None
     if strategy.outer:
         kind, fragments = strategy.outer_optimizer, strategy.outer_fragments
-        if fragments > len(params):
-            raise ConfigError(
-                f"outer_fragments is {fragments}, but the model has {len(params)} parameters; "
-                "expected at most as many"
-            )
+        strategy.check_fragments(len(params))
         rate, momentum = strategy.outer_lr, strategy.outer_momentum
         since.outer = Outer(
             kind,

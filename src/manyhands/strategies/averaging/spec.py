@@ -14,6 +14,8 @@ from manyhands.strategies.sync.sync import AllReduce
 from manyhands.validate import Range, whole
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from manyhands.config.run import RunConfig
 
 Unit = Literal["steps", "epochs", "seconds"]
@@ -188,8 +190,29 @@ class AveragingSpec(StrategySpec):
                 "the period: a fragment must arrive before it is sent again"
             )
 
+    def check_module(self, module: nn.Module) -> None:
+        """Refuse more fragments than parameters."""
+        from torch.nn.parameter import is_lazy
+
+        trained = [p for p in module.parameters() if p.requires_grad]
+        if not any(is_lazy(p) for p in trained):
+            self.check_fragments(sum(p.numel() for p in trained))
+
+    def check_fragments(self, dim: int) -> None:
+        """Refuse more fragments than parameters."""
+        if self.outer_fragments > dim:
+            raise ConfigError(
+                f"outer_fragments is {self.outer_fragments}, but the model has {dim:,} parameters; "
+                "expected at most as many"
+            )
+
     def validate(self, config: RunConfig) -> None:
-        """Refuse a period that depends on what a private run keeps secret."""
+        """Refuse a GPU where it does not help, and a period that reveals a private run's sample."""
+        if config.device == "cuda" and not self.supports.cuda:
+            raise ConfigError(
+                "device is 'cuda', but outer_precision, outer_fragments and outer_delay exchange "
+                "through the host's memory; leave them out, or use the cpu"
+            )
         if config.privacy and self.measured:
             shown = (
                 "period_unit is 'seconds'"
