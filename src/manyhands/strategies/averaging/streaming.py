@@ -41,6 +41,7 @@ class Flight:
         lands: The step at which it is used.
         total: The sum in progress; None if it is known from a checkpoint.
         delta: Δ_p, once it is known.
+        error: The relative error of what this worker sent for it.
     """
 
     fragment: int
@@ -48,12 +49,13 @@ class Flight:
     lands: int
     total: PartSum | None
     delta: Tensor | None = None
+    error: float = 0.0
 
     def result(self) -> Tensor:
         """Return Δ_p. Collective, the first time."""
         if self.delta is None:
             assert self.total is not None
-            self.delta = self.total.result()
+            self.delta, self.error = self.total.result(), self.total.error
         return self.delta
 
 
@@ -76,15 +78,15 @@ class Stream:
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return tensors and numbers for a checkpoint; what is under way arrives. Collective."""
         tensors = {f"flight.{flight.fragment}": flight.result() for flight in self.flights}
-        flights = [[f.fragment, f.half, f.lands] for f in self.flights]
+        flights = [[f.fragment, f.half, f.lands, f.error] for f in self.flights]
         return tensors, {"marks": self.marks, "flights": flights, "gathered": self.gathered}
 
     def restore(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
         """Take back what `state` returned."""
         self.marks = [(own, total) for own, total in numbers["marks"]]
         self.flights = [
-            Flight(p, half, lands, None, tensors[f"flight.{p}"].clone())
-            for p, half, lands in numbers["flights"]
+            Flight(p, half, lands, None, tensors[f"flight.{p}"].clone(), error)
+            for p, half, lands, error in numbers["flights"]
         ]
         self.gathered = numbers["gathered"]
 
@@ -142,13 +144,12 @@ def _land(strategy: Averaging, worker: WorkerView, flight: Flight) -> None:
     assert outer is not None
     part = outer.parts[flight.fragment]
     outer.step(flight.result(), flight.fragment)
+    outer.error = max(outer.error, flight.error)
     own, theta, alpha = worker.params[part], outer.theta[part], strategy.mix
     if alpha:
         own.mul_(alpha).add_(theta, alpha=1 - alpha)
     else:
         own.copy_(theta)
-    if flight.total:
-        outer.error = max(outer.error, flight.total.error)
     since.met += 1
 
 
