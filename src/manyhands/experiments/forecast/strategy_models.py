@@ -101,7 +101,9 @@ def _averaging(strategy: Any, case: Case, workers: int) -> Forecast:
     every = max(1, int(period / strategy.outer_fragments))
     if encoded and workers > 1:
         sent = part_sum_bytes(case.known, workers, strategy.outer_precision) / period
-        note = f"{label(strategy)}: each worker sends {size(sent)} per step on average"
+        note = (
+            f"{label(strategy)}: each of {workers:,} workers sends {size(sent)} per step on average"
+        )
         notes = (*notes, note)
     return _together(case.known, placement, talking=talking, every=every, waits=False, notes=notes)
 
