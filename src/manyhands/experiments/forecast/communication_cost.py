@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import math
 
-import torch
-
 from manyhands.allreduce.choose import choose
 from manyhands.allreduce.cost import cost
 from manyhands.errors import ConfigError
@@ -106,6 +104,8 @@ def estimate_exchange(known: Calibration, placement: Placement, neighbours: int)
 
 def part_sum_bytes(known: Calibration, workers: int, precision: str) -> float:
     """Return the bytes that each worker sends for a sum in parts (`averaging/part_sum.py`)."""
+    import torch
+
     codec = codec_of(precision, torch.float64 if known.itemsize == 8 else torch.float32)
     return 2 * (workers - 1) * codec.nbytes(math.ceil(known.parameters / workers))
 

@@ -9,10 +9,10 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
-    from manyhands.strategies.averaging.averaging import Averaging
+    from manyhands.strategies.averaging.flights import Stream
     from manyhands.strategies.averaging.outer import Outer
     from manyhands.strategies.averaging.pace import Pace
-    from manyhands.strategies.averaging.streaming import Stream
+    from manyhands.strategies.averaging.spec import AveragingSpec
     from manyhands.strategies.strategy import WorkerView
     from manyhands.worker.worker import Worker
 
@@ -51,7 +51,7 @@ def weighted_mean(worker: WorkerView, vector: Tensor, algorithm: str) -> Tensor:
     return mean
 
 
-def average(strategy: Averaging, worker: WorkerView) -> None:
+def average(strategy: AveragingSpec, worker: WorkerView) -> None:
     """Give every worker the average, and its optimizer what it is to go on with. Collective."""
     since: Since = worker.state
     since.before.copy_(worker.params)
@@ -62,7 +62,7 @@ def average(strategy: Averaging, worker: WorkerView) -> None:
     end_meeting(strategy, worker, moments)
 
 
-def moment_means(strategy: Averaging, worker: WorkerView) -> list[tuple[Tensor, Tensor]]:
+def moment_means(strategy: AveragingSpec, worker: WorkerView) -> list[tuple[Tensor, Tensor]]:
     """Return the optimizer's moments that are to be averaged, each with its mean. Collective."""
     if strategy.average_optimizer != "average":
         return []
@@ -71,7 +71,7 @@ def moment_means(strategy: Averaging, worker: WorkerView) -> list[tuple[Tensor, 
 
 
 def end_meeting(
-    strategy: Averaging, worker: WorkerView, moments: list[tuple[Tensor, Tensor]]
+    strategy: AveragingSpec, worker: WorkerView, moments: list[tuple[Tensor, Tensor]]
 ) -> None:
     """Give the optimizer what it is to go on with, and begin to count anew."""
     for moment, mean in moments:

@@ -15,11 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-import torch
-
-from manyhands.comm.compression import CODECS
-
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from manyhands.comm import Communicator
@@ -40,6 +37,8 @@ class Full:
 
     def encode(self, vector: Tensor, key: Sequence[int] = ()) -> Tensor:
         """Return a copy of the vector's bytes."""
+        import torch
+
         return vector.clone().view(torch.uint8)
 
     def decode(self, message: Tensor, length: int) -> Tensor:
@@ -49,6 +48,8 @@ class Full:
 
 def codec_of(precision: str, dtype: torch.dtype) -> Codec:
     """Return the codec of that name."""
+    from manyhands.comm.compression import CODECS
+
     return Full(dtype) if precision == "full" else CODECS[precision]
 
 
@@ -100,6 +101,8 @@ class PartSum:
 
     def result(self) -> Tensor:
         """Return the sum, the same bits on every worker."""
+        import torch
+
         if self._sum is None:
             self.advance()
             assert self._second is not None
@@ -113,6 +116,8 @@ class PartSum:
         return self._sum
 
     def _buffer(self, length: int) -> Tensor:
+        import torch
+
         return torch.empty(self._codec.nbytes(length), dtype=torch.uint8)
 
     def _encode(self, part: Tensor, half: int) -> Tensor:

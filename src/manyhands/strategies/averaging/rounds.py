@@ -7,21 +7,21 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from manyhands.strategies.averaging.flights import Stream
 from manyhands.strategies.averaging.mean import Since, end_meeting, moment_means, weighted_mean
 from manyhands.strategies.averaging.outer import MOMENTUM, RATES, Outer, split
 from manyhands.strategies.averaging.pace import Pace
 from manyhands.strategies.averaging.part_sum import PartSum, codec_of
-from manyhands.strategies.averaging.streaming import Stream
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from manyhands.strategies.averaging.averaging import Averaging
+    from manyhands.strategies.averaging.spec import AveragingSpec
     from manyhands.strategies.strategy import WorkerView
     from manyhands.worker.worker import Worker
 
 
-def start(strategy: Averaging, params: Tensor) -> Since:
+def start(strategy: AveragingSpec, params: Tensor) -> Since:
     """Return the state in which a run begins."""
     since = Since(0, 0, params.clone())
     since.pace = Pace() if strategy.measured else None
@@ -40,7 +40,7 @@ def start(strategy: Averaging, params: Tensor) -> Since:
     return since
 
 
-def ends_period(strategy: Averaging, since: Since, t: int) -> bool:
+def ends_period(strategy: AveragingSpec, since: Since, t: int) -> bool:
     """Return whether the workers meet after step t."""
     if since.pace:
         return since.pace.due(t)
@@ -48,7 +48,7 @@ def ends_period(strategy: Averaging, since: Since, t: int) -> bool:
 
 
 @contextmanager
-def meeting(strategy: Averaging, worker: WorkerView, t: int) -> Iterator[None]:
+def meeting(strategy: AveragingSpec, worker: WorkerView, t: int) -> Iterator[None]:
     """Choose the next meeting by what happens inside, where the period is measured. Collective."""
     pace: Pace | None = worker.state.pace
     begin = time.monotonic()
@@ -61,7 +61,7 @@ def meeting(strategy: Averaging, worker: WorkerView, t: int) -> Iterator[None]:
         worker.facts["period"] = pace.facts()
 
 
-def outer_step(strategy: Averaging, worker: WorkerView) -> None:
+def outer_step(strategy: AveragingSpec, worker: WorkerView) -> None:
     """Do an outer step, from whose result every worker goes on. Collective."""
     since: Since = worker.state
     outer = since.outer
@@ -75,7 +75,7 @@ def outer_step(strategy: Averaging, worker: WorkerView) -> None:
     end_meeting(strategy, worker, moments)
 
 
-def _mean_difference(strategy: Averaging, worker: WorkerView, outer: Outer) -> Tensor:
+def _mean_difference(strategy: AveragingSpec, worker: WorkerView, outer: Outer) -> Tensor:
     """Return Δ. Collective."""
     since: Since = worker.state
     difference = outer.theta - worker.params
@@ -130,7 +130,10 @@ def state(worker: Worker) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def restore(
-    strategy: Averaging, worker: Worker, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]
+    strategy: AveragingSpec,
+    worker: Worker,
+    tensors: Mapping[str, Tensor],
+    numbers: Mapping[str, Any],
 ) -> Since:
     """Return the state whose `state` that was."""
     since = start(strategy, worker.params)

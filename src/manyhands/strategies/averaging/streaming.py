@@ -16,89 +16,27 @@ not used, since the copies hold their own steps in any case.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from manyhands.strategies.averaging.flights import Flight
 from manyhands.strategies.averaging.part_sum import PartSum, codec_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from torch import Tensor
 
-    from manyhands.strategies.averaging.averaging import Averaging
     from manyhands.strategies.averaging.mean import Since
+    from manyhands.strategies.averaging.spec import AveragingSpec
     from manyhands.strategies.strategy import WorkerView
 
 
-@dataclass
-class Flight:
-    """A fragment's Δ under way.
-
-    Attributes:
-        fragment: p.
-        half: The step at which the second half of the exchange begins.
-        lands: The step at which it is used.
-        total: The sum in progress; None if it is known from a checkpoint.
-        delta: Δ_p, once it is known.
-        error: The relative error of what this worker sent for it.
-    """
-
-    fragment: int
-    half: int
-    lands: int
-    total: PartSum | None
-    delta: Tensor | None = None
-    error: float = 0.0
-
-    def result(self) -> Tensor:
-        """Return Δ_p. Collective, the first time."""
-        if self.delta is None:
-            assert self.total is not None
-            self.delta, self.error = self.total.result(), self.total.error
-        return self.delta
-
-
-@dataclass
-class Stream:
-    """What is under way.
-
-    Attributes:
-        marks: n_k and n at the moment at which each fragment was sent last.
-        flights: What is under way, in the order in which it was sent.
-        gathered: All workers hold the same parameters.
-        dropped: Exchanges that a death has ended; MPI may still write into their memory.
-    """
-
-    marks: list[tuple[float, float]]
-    flights: list[Flight] = field(default_factory=list)
-    gathered: bool = True
-    dropped: list[Flight] = field(default_factory=list)
-
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return tensors and numbers for a checkpoint; what is under way arrives. Collective."""
-        tensors = {f"flight.{flight.fragment}": flight.result() for flight in self.flights}
-        flights = [[f.fragment, f.half, f.lands, f.error] for f in self.flights]
-        return tensors, {"marks": self.marks, "flights": flights, "gathered": self.gathered}
-
-    def restore(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
-        """Take back what `state` returned."""
-        self.marks = [(own, total) for own, total in numbers["marks"]]
-        self.flights = [
-            Flight(p, half, lands, None, tensors[f"flight.{p}"].clone(), error)
-            for p, half, lands, error in numbers["flights"]
-        ]
-        self.gathered = numbers["gathered"]
-
-
-def due(strategy: Averaging, t: int) -> list[int]:
+def due(strategy: AveragingSpec, t: int) -> list[int]:
     """Return the fragments that are sent after step t."""
     period, fragments = strategy.period, strategy.outer_fragments
     assert period is not None
     return [p for p in range(fragments) if t % period == (p + 1) * period // fragments % period]
 
 
-def after_step(strategy: Averaging, worker: WorkerView, t: int) -> None:
+def after_step(strategy: AveragingSpec, worker: WorkerView, t: int) -> None:
     """Do what follows step t: begin, continue and use exchanges. Collective."""
     since: Since = worker.state
     stream = since.stream
@@ -121,7 +59,7 @@ def after_step(strategy: Averaging, worker: WorkerView, t: int) -> None:
         _land(strategy, worker, flight)
 
 
-def _send(strategy: Averaging, worker: WorkerView, fragment: int, t: int) -> Flight:
+def _send(strategy: AveragingSpec, worker: WorkerView, fragment: int, t: int) -> Flight:
     """Begin to sum a fragment's differences. Collective."""
     since: Since = worker.state
     outer, stream = since.outer, since.stream
@@ -137,7 +75,7 @@ def _send(strategy: Averaging, worker: WorkerView, fragment: int, t: int) -> Fli
     return Flight(fragment, t + (delay + 1) // 2, t + delay, summing)
 
 
-def _land(strategy: Averaging, worker: WorkerView, flight: Flight) -> None:
+def _land(strategy: AveragingSpec, worker: WorkerView, flight: Flight) -> None:
     """Do the fragment's outer step, and mix its result into the worker's own parameters."""
     since: Since = worker.state
     outer = since.outer
