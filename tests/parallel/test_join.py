@@ -24,6 +24,7 @@ from manyhands.training.userloop import checkpoint
 from manyhands.training.userloop.loop import UserLoop
 
 PLAIN = {"lr": 0.1}
+OUTER = {"strategy": "averaging", "outer_optimizer": "sgd", "outer_lr": 1.0, "outer_momentum": 0.0}
 
 
 def smooth(seed=0):
@@ -120,6 +121,7 @@ def test_any_loader_ends_where_the_plain_loop_ends(kind, comm):
         {"strategy": "sync"},
         {"strategy": "sync", "allreduce": "ring"},
         {"strategy": "averaging", "period": 1},
+        {**OUTER, "period": 1},
         {"strategy": "gossip", "topology": "complete"},
     ],
 )
@@ -137,6 +139,8 @@ def test_any_strategy_ends_where_the_plain_loop_ends(given, comm):
     [
         {"strategy": "averaging"},
         {"strategy": "averaging", "period": 3, "average_optimizer": "average"},
+        {**OUTER, "period": 3, "outer_delay": 2, "outer_fragments": 2, "outer_precision": "int8"},
+        {"strategy": "averaging", "exchange_share": 0.5},
         {"strategy": "gossip", "overlap": True},
     ],
 )
@@ -358,8 +362,13 @@ def epochs_of(folder, model, optimizer, until, strategy, **given):
 
 @pytest.mark.parametrize(
     "given",
-    [{"strategy": "sync"}, {"strategy": "averaging", "period": 4}, {"strategy": "gossip"}],
-    ids=lambda given: given["strategy"],
+    [
+        {"strategy": "sync"},
+        {"strategy": "averaging", "period": 4},
+        {"strategy": "averaging", "period": 7, "outer_optimizer": "sgd", "outer_delay": 6},
+        {"strategy": "gossip"},
+    ],
+    ids=str,
 )
 def test_a_loop_that_was_interrupted_ends_with_the_bits_of_one_that_was_not(given, comm, tmp_path):
     """Weights, moments, rates, the order of the data and dropout's masks: all go on."""

@@ -101,6 +101,14 @@ STRATEGIES = {
         mh.Averaging(),
         mh.Averaging(period=7),
         mh.Averaging(period=1, period_unit="epochs"),
+        mh.Averaging(period=7, outer_optimizer="sgd"),
+        mh.Averaging(
+            period=8,
+            outer_optimizer="adam",
+            outer_fragments=3,
+            outer_delay=7,
+            outer_precision="int8",
+        ),
     ],
     "gossip": [
         mh.Gossip(),

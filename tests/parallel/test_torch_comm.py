@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 from training import WORLD, distance, smooth, train
 
+import manyhands as mh
 from manyhands.config.options import configure
 from manyhands.data import store
 from manyhands.errors import ConfigError
@@ -19,7 +20,12 @@ def over(request):
         dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("strategy", ["sync", "averaging", "gossip"])
+STREAMED = mh.Averaging(
+    period=4, outer_optimizer="sgd", outer_fragments=2, outer_delay=3, outer_precision="bf16"
+)
+
+
+@pytest.mark.parametrize("strategy", ["sync", "averaging", STREAMED, "gossip"], ids=str)
 def test_training_ends_where_it_does_over_mpi(strategy, over, tmp_path):
     data = store("blobs", tmp_path / "data")
     given = {"strategy": strategy, "dtype": "float64", "epochs": 1, "batch_size": 60, "limit": 600}
@@ -30,7 +36,8 @@ def test_training_ends_where_it_does_over_mpi(strategy, over, tmp_path):
         worker = train(smooth, data, WORLD, folder, comm=comm, **given)
         ends.append(worker.config.strategy.consensus(worker).clone())
     assert distance(*ends) < 1e-12
-    counted = "exchange" if strategy == "gossip" else f"allreduce {over}"
+    named = {"gossip": "exchange", STREAMED: "exchange parts"}
+    counted = named.get(strategy, f"allreduce {over}")
     if WORLD.size > 1:
         assert worker.comm.meter.costs[counted].payload > 0
 
@@ -84,6 +91,12 @@ def test_what_a_communicator_does(over, rank, size):
     others = {r: torch.empty(3) for r in range(size) if r != rank}
     group.exchange(torch.full((3,), float(rank)), others)()
     assert all(got.tolist() == [r] * 3 for r, got in others.items())
+    parts = {r: torch.full((r + 1,), float(rank)) for r in others}
+    mine = {r: torch.empty(rank + 1) for r in others}
+    end = group.exchange_parts(parts, mine)
+    group.progress()
+    end()
+    assert all(got.tolist() == [r] * (rank + 1) for r, got in mine.items())
     group.barrier()
     with pytest.raises(ConfigError, match="has its own"):
         group.allreduce(vector, "ring")

@@ -98,10 +98,16 @@ def test_synchronised_batchnorm_outlives_a_worker_that_dies_in_its_exchange(
     assert record["result"]["steps"] == 80
 
 
+# Dies while a fragment is under way.
+DILOCO = {"outer_optimizer": "sgd", "outer_lr": 0.9, "outer_momentum": 0.3}
+DILOCO |= {"outer_fragments": 2, "outer_delay": 4, "outer_precision": "fp16"}
+
+
 @pytest.mark.parametrize(
     ("given", "next_meeting"),
     [
         ({"strategy": "averaging", "period": 3}, 48),
+        ({"strategy": "averaging", "period": 6, **DILOCO}, 48),
         ({"strategy": "averaging", "lr": 0.02}, 80),  # the next question to all, by the clock
         ({"strategy": "gossip", "overlap": True}, 46),
     ],

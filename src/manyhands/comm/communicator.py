@@ -38,8 +38,9 @@ class Ready:
 
 
 class Communicator(Protocol):
-    """A group of workers; every method but `exchange`, `lost` and `abort` is collective.
+    """A group of workers.
 
+    All methods are collective but `exchange`, `exchange_parts`, `progress`, `lost` and `abort`.
     `name` says what carries the messages, as the option `comm` does.
     """
 
@@ -60,6 +61,18 @@ class Communicator(Protocol):
         They must do the same. Returns what ends the exchange; until it is called `vector` may be
         read but not written, and `received` neither.
         """
+
+    def exchange_parts(
+        self, parts: Mapping[int, Tensor], received: Mapping[int, Tensor]
+    ) -> Callable[[], None]:
+        """Begin to send each worker its part, and to receive others' parts; all in host memory.
+
+        A part may be longer or shorter than what is received for it. Returns what ends the
+        exchange, as `exchange` does.
+        """
+
+    def progress(self) -> None:
+        """Make progress on exchanges that have begun: MPI does so only when it is called."""
 
     def sum(self, values: np.ndarray) -> np.ndarray:
         """Return the sum of a few numbers over the group, off the meter."""

@@ -109,6 +109,10 @@ class Meter:
         sent = others * payload
         self.add("exchange", payload=payload, sent=sent, messages=others, seconds=seconds)
 
+    def add_parts(self, sent: int, others: int, seconds: float) -> None:
+        """Add an exchange in which `sent` bytes went to so many others."""
+        self.add("exchange parts", payload=sent, sent=sent, messages=others, seconds=seconds)
+
     def take(self, costs: Mapping[str, Mapping[str, Any]]) -> None:
         """Continue from the result of `as_dict`."""
         self.costs = {name: Cost(**cost) for name, cost in costs.items()}

@@ -117,6 +117,27 @@ class MPICommunicator:
 
         return end
 
+    def exchange_parts(
+        self, parts: Mapping[int, Tensor], received: Mapping[int, Tensor]
+    ) -> Callable[[], None]:
+        """Begin an exchange of parts, as `Communicator` describes it; the result ends it."""
+        group, sent = channel(self.comm), sum(part.nbytes for part in parts.values())
+        begin = time.perf_counter()
+        requests = [group.comm.Irecv(theirs.numpy(), rank) for rank, theirs in received.items()]
+        requests += [group.comm.Isend(part.numpy(), rank) for rank, part in parts.items()]
+        begun = time.perf_counter() - begin
+
+        def end() -> None:
+            begin = time.perf_counter()
+            group.wait(*requests)
+            self.meter.add_parts(sent, len(parts), begun + time.perf_counter() - begin)
+
+        return end
+
+    def progress(self) -> None:
+        """Make progress on exchanges that have begun."""
+        channel(self.comm).comm.Iprobe()
+
     def split(self, colour: int) -> MPICommunicator:
         """Return the group of the workers with the same colour; it uses this group's meter."""
         part = MPICommunicator(self.comm.Split(colour, self.rank))

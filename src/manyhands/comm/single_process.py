@@ -32,6 +32,15 @@ class SingleProcess:
         """Do nothing."""
         return lambda: None
 
+    def exchange_parts(
+        self, parts: Mapping[int, Tensor], received: Mapping[int, Tensor]
+    ) -> Callable[[], None]:
+        """Do nothing."""
+        return lambda: None
+
+    def progress(self) -> None:
+        """Do nothing."""
+
     def sum(self, values: np.ndarray) -> np.ndarray:
         """Return a copy of the values."""
         return values.copy()

@@ -58,6 +58,16 @@ class StagedComm:
 
         return end
 
+    def exchange_parts(
+        self, parts: Mapping[int, Tensor], received: Mapping[int, Tensor]
+    ) -> Callable[[], None]:
+        """Begin an exchange of parts, which are in the host's memory already."""
+        return self._inner.exchange_parts(parts, received)
+
+    def progress(self) -> None:
+        """Make progress on exchanges that have begun."""
+        self._inner.progress()
+
     def _out(self, vector: Tensor) -> Tensor:
         """Return a copy in reused pinned memory; the GPU's stream keeps copies in order."""
         staged = self._buffer(vector, "out")

@@ -124,6 +124,28 @@ class TorchCommunicator:
 
         return end
 
+    def exchange_parts(
+        self, parts: Mapping[int, Tensor], received: Mapping[int, Tensor]
+    ) -> Callable[[], None]:
+        """Begin an exchange of parts, as `Communicator` describes it; the result ends it."""
+        group, sent = self._vectors, sum(part.nbytes for part in parts.values())
+        begin = time.perf_counter()
+        works = [dist.irecv(theirs, rank, group) for rank, theirs in received.items()]
+        works += [dist.isend(part, rank, group) for rank, part in parts.items()]
+        begun = time.perf_counter() - begin
+
+        def end() -> None:
+            begin = time.perf_counter()
+            for work in works:
+                if work is not None:
+                    work.wait()
+            self.meter.add_parts(sent, len(parts), begun + time.perf_counter() - begin)
+
+        return end
+
+    def progress(self) -> None:
+        """Do nothing: the group's threads make progress by themselves."""
+
     def _complete_exchange(
         self, vector: Tensor, received: Mapping[int, Tensor]
     ) -> list[dist.Work | None]:

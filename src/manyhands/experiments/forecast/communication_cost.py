@@ -20,6 +20,7 @@ from manyhands.errors import ConfigError
 from manyhands.experiments.forecast.calibration import Calibration, Group, interpolate
 from manyhands.experiments.forecast.network import Network
 from manyhands.experiments.forecast.placement import Growth, Placement, compute_factor
+from manyhands.strategies.averaging.part_sum import codec_of
 
 # Which part of the bytes that a process sends arrive somewhere to be added (the others are copied).
 _ADDED = {
@@ -100,6 +101,31 @@ def estimate_exchange(known: Calibration, placement: Placement, neighbours: int)
         return crowd * (group.latency + neighbours * known.nbytes * group.per_byte + mix)
     wire = neighbours * known.nbytes * placement.network.per_host / placement.network.bandwidth
     return placement.network.latency + neighbours * group.latency + wire + mix
+
+
+def part_sum_bytes(known: Calibration, workers: int, precision: str) -> float:
+    """Return the bytes that each worker sends for a sum in parts (`averaging/part_sum.py`)."""
+    import torch
+
+    codec = codec_of(precision, torch.float64 if known.itemsize == 8 else torch.float32)
+    return 2 * (workers - 1) * codec.nbytes(math.ceil(known.parameters / workers))
+
+
+def estimate_part_sum(known: Calibration, placement: Placement, precision: str) -> float:
+    """Return the seconds of a sum in parts of the model's vector, in that precision."""
+    workers, network = placement.workers, placement.network
+    if workers == 1:
+        return 0.0
+    sent = part_sum_bytes(known, workers, precision)
+    group, added = _find_group(known, placement.here()), known.nbytes * known.add_per_byte
+    started = 2 * (workers - 1) * group.latency + added
+    if network is None:
+        crowd = max(1.0, workers / known.cores)
+        return crowd * (started + sent * group.per_byte)
+    here = min(network.per_host, workers)
+    leaving = (workers - here) / (workers - 1) if workers > here else 0.0
+    inside = sent * (1 - leaving) * group.per_byte
+    return started + inside + 2 * network.latency + sent * leaving * here / network.bandwidth
 
 
 def estimate_agreement(known: Calibration, placement: Placement) -> float:

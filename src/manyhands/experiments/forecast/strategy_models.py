@@ -18,9 +18,12 @@ from manyhands.experiments.forecast.communication_cost import (
     estimate_allreduce,
     estimate_compressed,
     estimate_exchange,
+    estimate_part_sum,
+    part_sum_bytes,
 )
 from manyhands.experiments.forecast.placement import Growth
 from manyhands.experiments.forecast.uncertainty import Uncertainty, estimate_uncertainty
+from manyhands.report.wording.formatting import size
 from manyhands.strategies import STRATEGIES
 from manyhands.strategies.gossip.topology import graph
 from manyhands.strategies.linear_partition import linear_partition
@@ -88,14 +91,40 @@ def _sync(strategy: Any, case: Case, workers: int) -> Forecast:
 
 def _averaging(strategy: Any, case: Case, workers: int) -> Forecast:
     placement = case.placement(workers, whole=False)
-    period = case.steps(placement)
-    if strategy.period:
-        unit = 1 if strategy.period_unit == "steps" else period / case.epochs
-        period = min(period, strategy.period * unit)
-    every = max(1, int(period))
-    talking, notes = estimate_allreduce(case.known, placement, strategy.allreduce)
-    talking /= period
+    encoded = strategy.streams or strategy.outer_precision != "full"
+    notes: tuple[str, ...] = ()
+    if encoded:
+        talking = estimate_part_sum(case.known, placement, strategy.outer_precision)
+    else:
+        talking, notes = estimate_allreduce(case.known, placement, strategy.allreduce)
+    compute = _together(case.known, placement, talking=0.0, every=1).compute
+    period = _expected_period(strategy, case, placement, compute=compute, talking=talking)
+    # While a fragment is under way, so many steps hide its exchange.
+    hidden = strategy.outer_fragments * strategy.outer_delay * compute
+    talking = max(0.0, talking - hidden) / period
+    every = max(1, int(period / strategy.outer_fragments))
+    if encoded and workers > 1:
+        sent = part_sum_bytes(case.known, workers, strategy.outer_precision) / period
+        note = (
+            f"{label(strategy)}: each of {workers:,} workers sends {size(sent)} per step on average"
+        )
+        notes = (*notes, note)
     return _together(case.known, placement, talking=talking, every=every, waits=False, notes=notes)
+
+
+def _expected_period(
+    strategy: Any, case: Case, placement: Placement, *, compute: float, talking: float
+) -> float:
+    """Return averaging's period in steps, at most the whole run."""
+    whole = case.steps(placement)
+    if strategy.exchange_share is not None:
+        share: float = strategy.exchange_share
+        return min(whole, max(1.0, math.ceil(talking * (1 - share) / (compute * share))))
+    if strategy.period is None:
+        return whole
+    units = {"steps": 1.0, "epochs": whole / case.epochs, "seconds": 1 / compute}
+    steps: float = strategy.period * units[strategy.period_unit]
+    return min(whole, max(1.0, steps))
 
 
 def _gossip(strategy: Any, case: Case, workers: int) -> Forecast:

@@ -124,6 +124,15 @@ def _mean(values: Iterable[float]) -> float | None:
     return fmean(known) if known else None
 
 
+def step_bytes(run: Run) -> float | None:
+    """Return the bytes that a worker sends per step, over the whole run."""
+    return _mean(
+        process.bytes / process.steps
+        for process in run.team
+        if process.trains and process.bytes is not None and process.steps
+    )
+
+
 QUANTITIES: dict[str, Quantity] = {
     "seconds": lambda run: run.seconds,
     "accuracy": lambda run: run.accuracy,
@@ -141,6 +150,9 @@ QUANTITIES: dict[str, Quantity] = {
     "seconds per push": push_seconds,
     "busiest master": busiest,
     "masters together": together,
+    "bytes per step": step_bytes,
+    "outer steps": lambda run: number(run.facts, "outer", "steps"),
+    "rounding error of an exchange": lambda run: number(run.facts, "outer", "error"),
     "seconds of computing": computing,
     "skew": skew,
     "examples seen": seen,

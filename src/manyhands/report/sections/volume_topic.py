@@ -8,7 +8,7 @@ from manyhands.report.analysis import configuration_facts as facts
 from manyhands.report.analysis.exchanges import Exchange, exchanges
 from manyhands.report.analysis.run_facts import median, stated
 from manyhands.report.analysis.summary import Row, Summary
-from manyhands.report.wording.formatting import plural, size
+from manyhands.report.wording.formatting import percent, plural, size
 from manyhands.report.wording.sentences import Fact, Sentence, fact, listed, say
 
 EXACT = 0.005  # a smaller deviation from a formula is not worth a word
@@ -28,6 +28,7 @@ def sentences(summary: Summary) -> Iterable[Sentence]:
         yield from _reduced([e for e in known if e.row.group.source == source])
     yield from _uncounted(summary)
     yield from _pushed(summary)
+    yield from _outer(summary)
     yield from _whole(summary)
 
 
@@ -102,6 +103,27 @@ def _pushed(summary: Summary) -> Iterable[Sentence]:
             n=stated("bytes of the parameters", row.runs, size), head=head,
             m=stated("masters", row.runs, lambda v: plural(v, "header")),
         )  # fmt: skip
+
+
+def _outer(summary: Summary) -> Iterable[Sentence]:
+    """State what outer steps send per step of a worker, and what their precision costs."""
+    for row in summary.rows:
+        runs = row.runs
+        steps, sent = median("outer steps", runs), median("bytes per step", runs)
+        if row.workers < 2 or not steps or sent is None:
+            continue
+        error = median("rounding error of an exchange", runs)
+        off = say(
+            "; rounding changed what a worker sent by up to {error} of its length",
+            error=stated("rounding error of an exchange", runs, lambda v: percent(v, 3)),
+        )
+        yield say(
+            "{who}: {steps}; each worker sends {sent} per step on average{off}.",
+            who=facts.label(row),
+            steps=stated("outer steps", runs, lambda v: plural(v, "outer step")),
+            sent=stated("bytes per step", runs, size),
+            off=off if error else say(""),
+        )
 
 
 def _whole(summary: Summary) -> Iterable[Sentence]:

@@ -9,6 +9,10 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
+    from manyhands.strategies.averaging.flights import Stream
+    from manyhands.strategies.averaging.outer import Outer
+    from manyhands.strategies.averaging.pace import Pace
+    from manyhands.strategies.averaging.spec import AveragingSpec
     from manyhands.strategies.strategy import WorkerView
     from manyhands.worker.worker import Worker
 
@@ -22,7 +26,11 @@ class Since:
         total: n, the examples of all workers.
         before: w_k just before the last averaging; shape (dim,).
         unit: The steps that the period counts as one.
-        met: The averagings so far.
+        met: The averagings, or outer steps, so far.
+        pace: What measures the period, if it is measured.
+        outer: The outer optimization, if there is one.
+        stream: What is under way, where fragments or a delay are used; `own` and `total` then count
+            from the beginning.
     """
 
     own: float
@@ -30,6 +38,9 @@ class Since:
     before: Tensor
     unit: int = 1
     met: int = 0
+    pace: Pace | None = None
+    outer: Outer | None = None
+    stream: Stream | None = None
 
 
 def weighted_mean(worker: WorkerView, vector: Tensor, algorithm: str) -> Tensor:
@@ -38,6 +49,38 @@ def weighted_mean(worker: WorkerView, vector: Tensor, algorithm: str) -> Tensor:
     mean = vector * (since.own / since.total)
     worker.comm.allreduce(mean, algorithm)
     return mean
+
+
+def average(strategy: AveragingSpec, worker: WorkerView) -> None:
+    """Give every worker the average, and its optimizer what it is to go on with. Collective."""
+    since: Since = worker.state
+    since.before.copy_(worker.params)
+    with worker.exchanging():
+        mean = weighted_mean(worker, worker.params, strategy.allreduce)
+        moments = moment_means(strategy, worker)
+    worker.params.copy_(mean)
+    end_meeting(strategy, worker, moments)
+
+
+def moment_means(strategy: AveragingSpec, worker: WorkerView) -> list[tuple[Tensor, Tensor]]:
+    """Return the optimizer's moments that are to be averaged, each with its mean. Collective."""
+    if strategy.average_optimizer != "average":
+        return []
+    own = list_moments(worker.optimizer)
+    return [(moment, weighted_mean(worker, moment, strategy.allreduce)) for moment in own]
+
+
+def end_meeting(
+    strategy: AveragingSpec, worker: WorkerView, moments: list[tuple[Tensor, Tensor]]
+) -> None:
+    """Give the optimizer what it is to go on with, and begin to count anew."""
+    for moment, mean in moments:
+        moment.copy_(mean)
+    if strategy.average_optimizer == "reset":
+        worker.optimizer.state.clear()
+    since: Since = worker.state
+    since.own = since.total = 0
+    since.met += 1
 
 
 def average_survivors(worker: Worker, algorithm: str) -> None:
@@ -55,9 +98,11 @@ def average_survivors(worker: Worker, algorithm: str) -> None:
     since.own, since.total = weight, float(worker.comm.sum(np.array([weight]))[0])
     worker.params.copy_(weighted_mean(worker, worker.params, algorithm))
     since.own, since.total, since.met = 0, 0, last + 1
+    if since.pace:
+        since.pace.regroup(worker.comm)
 
 
-def moments(optimizer: Optimizer) -> list[Tensor]:
+def list_moments(optimizer: Optimizer) -> list[Tensor]:
     """Return what the optimizer remembers of each parameter, in an order that all workers share."""
     import torch
 

@@ -50,6 +50,7 @@ class WatchedComm:
         self.sum, self.maximum = self._watched(group.sum), self._watched(group.maximum)
         self.gather, self.barrier = self._watched(group.gather), self._watched(group.barrier)
         self.lost, self.release, self.abort = group.lost, group.release, group.abort
+        self.progress = group.progress
         self._steps = 0
         self._watchdog: HostWatchdog | None = None
         free = signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
@@ -119,6 +120,12 @@ class WatchedComm:
     def exchange(self, vector: Tensor, received: Mapping[int, Tensor]) -> Callable[[], None]:
         """Begin to exchange `vector`; the result waits for it."""
         return self._watched(self._group.exchange(vector, received))
+
+    def exchange_parts(
+        self, parts: Mapping[int, Tensor], received: Mapping[int, Tensor]
+    ) -> Callable[[], None]:
+        """Begin to exchange parts; the result waits for them."""
+        return self._watched(self._group.exchange_parts(parts, received))
 
     def begin_maximum(self, values: np.ndarray) -> Ready:
         """Return the maximum at once, so that the board shows which worker waits."""

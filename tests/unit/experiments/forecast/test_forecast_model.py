@@ -153,6 +153,31 @@ def test_over_a_slow_network_an_answer_takes_longer_than_the_steps_that_go_by():
     assert found.communicate == pytest.approx(2 * 10 * 0.03 / asked - one, rel=0.02)
 
 
+def test_what_averaging_sends_follows_from_precision_period_and_delay():
+    slow = Network(latency=0.03, bandwidth=12.5e6)
+    there = case(known=known(examples=10**9), network=slow, scaling="weak")
+    compute = FIXED + 128 * EACH
+
+    def forecast_of(**given):
+        return strategy_models.make_forecast(Averaging(**given), there, 4)
+
+    sent = 2 * 3 * (2500 + 4 * 3)  # a quarter of the parameters, a byte each, and three scales
+    talk = 6 * 1e-6 + 40_000 * 1e-10 + 2 * 0.03 + sent / 12.5e6
+    rounded = forecast_of(period=50, outer_precision="int8")
+    assert rounded.communicate == pytest.approx(talk / 50)
+    assert any(f"sends {sent / 50:.0f}" in note for note in rounded.notes)
+    halved = forecast_of(period=50, outer_precision="bf16", outer_fragments=5)
+    assert any(f"sends {2 * 3 * 2500 * 2 / 50:.0f}" in note for note in halved.notes)
+    late = forecast_of(period=50, outer_precision="int8", outer_delay=2)
+    assert late.communicate == pytest.approx((talk - 2 * compute) / 50)
+    assert forecast_of(period=50, outer_precision="int8", outer_delay=20).communicate == 0
+    chosen = forecast_of(exchange_share=0.05)
+    assert 0.04 < chosen.communicate / (chosen.communicate + chosen.compute) <= 0.05
+    by_clock = forecast_of(period=2, period_unit="seconds")
+    often = forecast_of(period=int(2 / compute))
+    assert by_clock.communicate == pytest.approx(often.communicate, rel=0.01)
+
+
 def test_the_highest_of_many_draws():
     spread = tuple(np.linspace(0, 1, 41))
     for draws in (1, 2, 10, 1000):  # n / (n + 1) for even draws

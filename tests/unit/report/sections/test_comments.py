@@ -243,6 +243,20 @@ def test_traffic_of_naive_and_ring_is_compared() -> None:
     assert "2 (P − 1) n, measured 524 kB" in told
 
 
+def test_outer_steps_state_what_they_send_and_what_rounding_costs() -> None:
+    record = records.record("averaging", 2)
+    record["strategy"]["outer"] = {"steps": 12, "error": 0.0042}
+    for worker in record["workers"]:
+        worker |= {"bytes": 50_000, "steps": 100}
+    told = said(volume_topic.sentences(summary(record)))
+    assert "12 outer steps; each worker sends 500 B per step on average" in told
+    assert "what a worker sent by up to 0.420 % of its length" in told
+    record["strategy"]["outer"]["error"] = 0.0
+    assert "rounding" not in said(volume_topic.sentences(summary(record)))
+    del record["strategy"]["outer"]
+    assert "outer" not in said(volume_topic.sentences(summary(record)))
+
+
 def test_facts_of_single_strategies() -> None:
     found = summary(
         records.record("hogwild", 2), records.record("averaging", 2), records.record("gossip", 2)
