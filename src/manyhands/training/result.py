@@ -107,7 +107,10 @@ class Result:
     def best(self) -> nn.Module:
         """The model after the epoch with the best validation figure, in eval mode."""
         if self.record["result"]["best_epoch"] is None:
-            raise ConfigError("there is no best model: nothing was kept aside; add validation=0.1")
+            raise ConfigError(
+                "there is no best model: there was no validation set; add validation=0.1, or "
+                "give Data(train, test, validation=…)"
+            )
         return self._load("best.safetensors")
 
     def _load(self, name: str) -> nn.Module:
