@@ -164,7 +164,7 @@ def warned(caplog, layer, others=(), **given):
     said = list(caplog.messages)
     caplog.clear()
     assert said == [event["warning"] for event in told]
-    return "".join(said)
+    return "".join(f"{line}\n" for line in said)
 
 
 def test_a_warning_names_layers_once_and_only_where_it_matters(caplog):
