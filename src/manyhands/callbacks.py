@@ -102,6 +102,12 @@ def tell(callbacks: Iterable[Any], event: str, what: dict[str, Any]) -> StopTrai
     return request
 
 
+def wanted_events(callbacks: Iterable[Any]) -> tuple[str, ...]:
+    """Return the events during a run, all but `on_end`, for which some callback has a method."""
+    listed = list(callbacks)
+    return tuple(event for event in EVENTS[:-1] if any(hasattr(each, event) for each in listed))
+
+
 def numbers(epoch: Mapping[str, Any]) -> dict[str, float]:
     """Return the known figures of an epoch, by flat names.
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from manyhands.callbacks import EVENTS, tell
+from manyhands.callbacks import tell, wanted_events
 from manyhands.comm.rendezvous import ask_leader, check_shared_folder, host_leader
 from manyhands.config.checks import check_torch, replace_options
 from manyhands.config.run import RunConfig
@@ -277,10 +277,6 @@ class Run:
         joined: bool = False,
     ) -> Job:
         remote = self.callbacks_in_caller and not joined
-
-        def wants(event: str) -> bool:
-            return any(hasattr(callback, event) for callback in self.callbacks)
-
         return Job(
             provenance=provenance,
             config=self.config,
@@ -290,7 +286,7 @@ class Run:
             schedule=self.schedule,
             augment=self.augment,
             callbacks=() if remote else self.callbacks,
-            caller_events=tuple(event for event in EVENTS[:-1] if wants(event)) if remote else (),
+            caller_events=wanted_events(self.callbacks) if remote else (),
             data=str(data),
             output=str(output),
             name=self._name,

@@ -3,6 +3,7 @@
 import json
 import os
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,12 @@ def ask_meanwhile(folder: Path, *requests: Any) -> tuple[threading.Thread, list[
     """Ask from another thread; return it, and the list that takes the answers."""
     answers: list[Any] = []
     client = RequestClient(folder, lambda: None)
-    thread = threading.Thread(target=lambda: answers.extend(map(client.ask, requests)), daemon=True)
+
+    def ask() -> None:
+        with suppress(ConnectionError):  # of a launcher that has failed
+            answers.extend(map(client.ask, requests))
+
+    thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     return thread, answers
 
