@@ -7,6 +7,7 @@ if TYPE_CHECKING:
 
     from manyhands._version import __version__
     from manyhands.api import fit
+    from manyhands.callbacks import StopTraining
     from manyhands.config.optimizers import SGD, Adam, AdamW
     from manyhands.config.privacy import Privacy
     from manyhands.data import Data
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "_version": "__version__",
     "api": "fit",
+    "callbacks": "StopTraining",
     "config.optimizers": "SGD Adam AdamW",
     "config.privacy": "Privacy",
     "data": "Data",
@@ -66,6 +68,7 @@ __all__ = [
     "Result",
     "Sequential",
     "Server",
+    "StopTraining",
     "Sync",
     "TensorParallel",
     "WorkerError",

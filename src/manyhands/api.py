@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from manyhands.config.options import options
 from manyhands.training import setup
@@ -23,6 +23,7 @@ def fit(
     schedule: str | Callable[..., Any] | None = None,
     augment: str | Callable[..., Any] | None = None,
     callbacks: str | Sequence[Any] | None = None,
+    callbacks_in: Literal["worker", "caller"] = "worker",
     progress: bool | None = None,
     command: str | None = None,
     **options: Any,
@@ -48,7 +49,10 @@ def fit(
         augment: A function that takes each training batch, (x, y) or x, and returns a batch of the
             same form. Seed, worker and step determine its random numbers.
         callbacks: Objects with any of the methods `on_step`, `on_epoch`, `on_evaluation` and
-            `on_end`, which worker 0 calls in its process (`manyhands.callbacks`).
+            `on_end` (`manyhands.callbacks`). One that returns False, or raises
+            `manyhands.StopTraining`, ends the run.
+        callbacks_in: "worker": worker 0 calls copies of them in its process. "caller": this process
+            calls them, while worker 0 waits, so that they may use and change what is here.
         progress: What to show on stderr while the run trains. By default a progress bar in a
             terminal and a line for each epoch elsewhere; True: a bar; False: nothing.
         command: The command to write into the record.
@@ -82,6 +86,7 @@ def fit(
         command=command,
         choose=_choose_workers,
         callbacks=callbacks,
+        callbacks_in=callbacks_in,
         **own,
         **options,
     )

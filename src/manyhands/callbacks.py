@@ -1,7 +1,10 @@
 """Callbacks: your code runs during training; adapters log runs to MLflow and Weights & Biases.
 
-A callback is an object with any of four methods, called in worker 0's process:
+A callback is an object with any of five methods. Worker 0 calls them in its process, or with
+`callbacks_in="caller"` the process that called `fit` does, while worker 0 waits:
 
+    on_start(run)      once, before the first step: {name, config, output}, as in the
+                       record
     on_step(step)      after each of worker 0's steps: {step, epoch, loss, lr}
     on_epoch(epoch)    after each of its epochs: {epoch, steps, seconds, test_loss, test_metrics,
                        validation_loss, validation_metrics, workers}, as in the record
@@ -9,42 +12,100 @@ A callback is an object with any of four methods, called in worker 0's process:
                        steps, examples, seconds, test_loss, test_metrics, …}, as in the record
     on_end(record)     once, with all of run.json
 
+To end the run, return False from any of these but `on_end`, or raise `StopTraining("why")`. All
+workers stop after the same step where they step together, and after their present step elsewhere.
+The run then ends like any other: it is evaluated, and record and model are written.
+
 In `hogwild` and `server`, test figures and the other workers' losses are known only after
 training: `on_epoch` lacks them, `on_evaluation` is called at the end, and `on_end` has all of them.
 On a GPU a step's loss is None, because reading it would wait for the GPU. A private run passes no
 training loss, and refuses `on_step`: the times of steps would reveal their numbers of records.
+
+>>> import manyhands as mh
+>>> class Losses(list):
+...     def on_epoch(self, epoch):
+...         self.append(epoch["test_loss"])
+...         return len(self) < 2  # False: stop
+>>> losses = Losses()
+>>> result = mh.fit("logistic", "blobs", epochs=9, callbacks=[losses], callbacks_in="caller")
+>>> len(losses), result.record["result"]["stopped"], result.record["result"]["stopped_by"]
+(2, 'callback', 'Losses.on_epoch')
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
-EVENTS = ("on_step", "on_epoch", "on_evaluation", "on_end")
+EVENTS = ("on_start", "on_step", "on_epoch", "on_evaluation", "on_end")
+
+
+class StopTraining(Exception):  # noqa: N818 — no error: the run ends normally
+    """Raised in a callback, ends the run after the present step; the message is recorded.
+
+    Attributes:
+        origin: The callback's class and method, filled in by the run.
+    """
+
+    def __init__(self, message: str = "", *, origin: str = "") -> None:
+        super().__init__(message)
+        self.origin = origin
+
+    @property
+    def reason(self) -> str:
+        """Origin and message, as the record has them.
+
+        >>> StopTraining("the loss is flat", origin="Mine.on_epoch").reason
+        'Mine.on_epoch: the loss is flat'
+        """
+        return ": ".join(filter(None, [self.origin, str(self)]))
 
 
 class Callback(Protocol):
-    """The methods of a callback object, each of them optional."""
+    """The methods of a callback object, each of them optional; False ends the run."""
 
-    def on_step(self, step: dict[str, Any]) -> None:
+    def on_start(self, run: dict[str, Any]) -> bool | None:
+        """Receive the run's name, options and output folder; False ends it after one step."""
+
+    def on_step(self, step: dict[str, Any]) -> bool | None:
         """Receive a step of worker 0."""
 
-    def on_epoch(self, epoch: dict[str, Any]) -> None:
+    def on_epoch(self, epoch: dict[str, Any]) -> bool | None:
         """Receive an epoch of worker 0."""
 
-    def on_evaluation(self, evaluation: dict[str, Any]) -> None:
+    def on_evaluation(self, evaluation: dict[str, Any]) -> bool | None:
         """Receive an evaluation within an epoch."""
 
     def on_end(self, record: dict[str, Any]) -> None:
         """Receive the record of the finished run."""
 
 
-def tell(callbacks: Iterable[Any], event: str, what: dict[str, Any]) -> None:
-    """Call a method of every callback that has it."""
+def tell(callbacks: Iterable[Any], event: str, what: dict[str, Any]) -> StopTraining | None:
+    """Call a method of every callback that has it; return the first request to stop, if any."""
+    request: StopTraining | None = None
     for callback in callbacks:
         method = getattr(callback, event, None)
-        if method:
-            method(what)
+        if not method:
+            continue
+        try:
+            answer = method(what)
+            # A comparison of NumPy's numbers gives NumPy's False.
+            refused = type(answer).__name__ in ("bool", "bool_") and not answer
+            stop = StopTraining() if refused else None
+        except StopTraining as raised:
+            stop = raised
+        if stop and not request:
+            stop.origin = stop.origin or f"{type(callback).__name__}.{event}"
+            request = stop
+    return request
+
+
+def wanted_events(callbacks: Iterable[Any]) -> tuple[str, ...]:
+    """Return the events during a run, all but `on_end`, for which some callback has a method."""
+    listed = list(callbacks)
+    return tuple(event for event in EVENTS[:-1] if any(hasattr(each, event) for each in listed))
 
 
 def numbers(epoch: Mapping[str, Any]) -> dict[str, float]:
@@ -63,94 +124,140 @@ def numbers(epoch: Mapping[str, Any]) -> dict[str, float]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-class _Keeper:
-    """Tells somebody who keeps runs of each epoch, of every number once."""
+class _Logger:
+    """Passes the figures of each epoch to a service, each of them once."""
 
     def __init__(self) -> None:
-        self._told: set[tuple[int, str]] = set()
+        self._logged: set[tuple[int, str]] = set()
+        self._output: Path | None = None
+
+    def on_start(self, run: dict[str, Any]) -> None:
+        """Begin the run in the service, with its options."""
+        self._output = Path(run["output"])
+        self._begin(run)
 
     def on_epoch(self, epoch: dict[str, Any]) -> None:
-        """Tell what is new about an epoch."""
-        new = {n: v for n, v in numbers(epoch).items() if (epoch["epoch"], n) not in self._told}
-        self._told |= {(epoch["epoch"], name) for name in new}
+        """Log the figures of an epoch that are new."""
+        new = {n: v for n, v in numbers(epoch).items() if (epoch["epoch"], n) not in self._logged}
+        self._logged |= {(epoch["epoch"], name) for name in new}
         if new:
-            self._tell(new, epoch["epoch"])
+            self._log(new, epoch["epoch"])
 
     def on_end(self, record: dict[str, Any]) -> None:
-        """Tell what only the whole record knows, then the options and the result."""
+        """Log what only the whole record knows, and end the run in the service."""
         for row in record["epochs"]:
             self.on_epoch(row)
         self._end(record)
 
-    def _tell(self, values: dict[str, float], epoch: int) -> None:
+    def _begin(self, run: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+    def _log(self, values: dict[str, float], epoch: int) -> None:
         raise NotImplementedError
 
     def _end(self, record: dict[str, Any]) -> None:
         raise NotImplementedError
 
 
-class MLflow(_Keeper):
-    """Keeps the run in MLflow (`pip install mlflow-skinny`).
+class MLflow(_Logger):
+    """Logs the run to MLflow (`pip install mlflow-skinny`).
+
+    The options are logged as parameters before the first step, figures after each epoch, and at the
+    end the model and the record as artifacts. Inside `with mlflow.start_run():` the run is a child
+    of the active one.
 
     Args:
-        experiment: The experiment's name.
-        uri: The tracking server or folder; by default as MLFLOW_TRACKING_URI says.
+        experiment: The experiment's name; by default the active run's experiment, or "manyhands".
+        uri: The tracking server or folder; by default as set by `mlflow.set_tracking_uri` or
+            MLFLOW_TRACKING_URI.
+        artifacts: Whether to log the model and the record.
         **tags: Tags of the run.
     """
 
-    def __init__(self, experiment: str = "manyhands", uri: str | None = None, **tags: str) -> None:
+    def __init__(
+        self,
+        experiment: str | None = None,
+        uri: str | None = None,
+        *,
+        artifacts: bool = True,
+        **tags: str,
+    ) -> None:
         super().__init__()
-        self.experiment, self.uri, self.tags = experiment, uri, tags
+        self.experiment, self.uri, self.artifacts, self.tags = experiment, uri, artifacts, tags
+        self._parent: str | None = None
         self._run: str | None = None
+        self._adopt_parent()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state for worker 0's process, where no run is active."""
+        self._adopt_parent()
+        return self.__dict__
+
+    def _adopt_parent(self) -> None:
+        """Remember this process's tracking server and active run, if it uses MLflow at all."""
+        if mlflow := sys.modules.get("mlflow"):
+            self.uri = self.uri or mlflow.get_tracking_uri()
+            active = mlflow.active_run()
+            self._parent = active.info.run_id if active else self._parent
 
     def _client(self) -> Any:
         from mlflow import MlflowClient
 
-        client = MlflowClient(self.uri)
-        if self._run is None:
-            experiment = client.get_experiment_by_name(self.experiment)
-            place = (
-                experiment.experiment_id
-                if experiment
-                else client.create_experiment(self.experiment)
-            )
-            self._run = client.create_run(place, tags=self.tags).info.run_id
-        return client
+        return MlflowClient(self.uri)
 
-    def _tell(self, values: dict[str, float], epoch: int) -> None:
+    def _experiment_id(self, client: Any) -> Any:
+        if self.experiment is None and self._parent:
+            return client.get_run(self._parent).info.experiment_id
+        name = self.experiment or "manyhands"
+        known = client.get_experiment_by_name(name)
+        return known.experiment_id if known else client.create_experiment(name)
+
+    def _begin(self, run: dict[str, Any]) -> None:
+        self._adopt_parent()
+        client = self._client()
+        tags = {**self.tags, **({"mlflow.parentRunId": self._parent} if self._parent else {})}
+        made = client.create_run(self._experiment_id(client), tags=tags, run_name=run["name"])
+        self._run = made.info.run_id
+        for name, value in run["config"].items():
+            client.log_param(self._run, name, value)
+
+    def _log(self, values: dict[str, float], epoch: int) -> None:
         client = self._client()
         for name, value in values.items():
             client.log_metric(self._run, name, value, step=epoch)
 
     def _end(self, record: dict[str, Any]) -> None:
         client = self._client()
-        for name, value in record["config"].items():
-            client.log_param(self._run, name, value)
         client.log_metric(self._run, "seconds", record["result"]["seconds"])
-        client.set_tag(self._run, "mlflow.runName", record["name"])
+        if self.artifacts and self._output:
+            for name in ("model.safetensors", "run.json"):
+                client.log_artifact(self._run, str(self._output / name), "model")
         client.set_terminated(self._run)
 
 
-class WandB(_Keeper):
-    """Keeps the run in Weights & Biases (`pip install wandb`); all options go to `wandb.init`."""
+class WandB(_Logger):
+    """Logs the run to Weights & Biases (`pip install wandb`); all options go to `wandb.init`.
 
-    samples_machine = True  # what a private run's processes use over time, it would tell
+    The run's options are its config from the start, so a run that crashes keeps them.
+    """
+
+    samples_machine = True  # it samples the machine over time, which a private run must not reveal
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
         self.options = options
         self._run: Any = None
 
-    def _tell(self, values: dict[str, float], epoch: int) -> None:
-        if self._run is None:
-            import wandb
+    def _begin(self, run: dict[str, Any]) -> None:
+        import wandb
 
-            self._run = wandb.init(**self.options)
-            self._run.define_metric("*", step_metric="epoch")
+        config = {**run["config"], **self.options.get("config", {})}
+        self._run = wandb.init(**{"name": run["name"], **self.options, "config": config})
+        self._run.define_metric("*", step_metric="epoch")
+
+    def _log(self, values: dict[str, float], epoch: int) -> None:
         self._run.log({**values, "epoch": epoch})
 
     def _end(self, record: dict[str, Any]) -> None:
-        if self._run is not None:
-            self._run.config.update(record["config"])
-            self._run.summary.update(record["result"])
-            self._run.finish()
+        self._run.summary.update(record["result"])
+        self._run.finish()

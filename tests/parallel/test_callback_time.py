@@ -41,7 +41,7 @@ def shared(folder, monkeypatch):
 
 
 def _count_waiting(monkeypatch, row):
-    plain = workers.Worker.wait_for_callbacks
+    plain = workers.Worker.end_event
 
     def counted(worker, event):
         inner = worker.comm.maximum
@@ -56,7 +56,7 @@ def _count_waiting(monkeypatch, row):
         finally:
             del worker.comm.maximum
 
-    monkeypatch.setattr(workers.Worker, "wait_for_callbacks", counted)
+    monkeypatch.setattr(workers.Worker, "end_event", counted)
 
 
 class Slow:

@@ -73,13 +73,19 @@ def test_mlflow_keeps_a_run_in_a_local_store(tmp_path, strategy, monkeypatch):
     import mlflow
 
     uri = (tmp_path / "mlruns").as_uri()
-    keeper = MLflow("trial", uri=uri, who="a test")
-    result = mh.fit(
-        line, DATA, strategy=strategy, callbacks=[keeper], output=str(tmp_path / "run"), **GIVEN
-    )
+    mlflow.set_tracking_uri(uri)
+    mlflow.set_experiment("trial")
+    with mlflow.start_run() as parent:
+        keeper = MLflow(who="a test")
+        result = mh.fit(
+            line, DATA, strategy=strategy, callbacks=[keeper], output=str(tmp_path / "run"), **GIVEN
+        )
     client = mlflow.MlflowClient(uri)
     place = client.get_experiment_by_name("trial").experiment_id
-    (kept,) = client.search_runs([place])
+    (kept,) = client.search_runs([place], "tags.who = 'a test'")
+    assert kept.data.tags["mlflow.parentRunId"] == parent.info.run_id
+    artifacts = client.list_artifacts(kept.info.run_id, "model")
+    assert {one.path for one in artifacts} == {"model/model.safetensors", "model/run.json"}
     assert kept.info.status == "FINISHED"
     assert kept.data.tags["who"] == "a test"
     assert kept.data.params["strategy"] == strategy

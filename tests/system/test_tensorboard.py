@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
-from event_files import points
+from event_files import hyper_parameters, points
 
 import manyhands as mh
 
@@ -37,6 +37,11 @@ def test_event_files_hold_what_the_record_holds(strategy: str, tmp_path: Path) -
         assert found[f"training_loss/worker_{rank}"] == recorded
     steps = [step for step, _ in found["training_loss/by_step"]]
     assert steps == list(range(1, result.record["workers"][0]["steps"] + 1))
+    options, config = hyper_parameters(result.output), result.record["config"]
+    assert options.keys() == config.keys()
+    assert [options[name] for name in ("lr", "strategy", "epochs", "tensorboard")] == [
+        config["lr"], strategy, 2, True
+    ]  # fmt: skip
 
 
 def test_a_private_run_writes_test_figures_only(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 import manyhands as mh
@@ -29,7 +30,7 @@ class HearsSteps(Hears):
     [
         (
             {"callbacks": [object()]},
-            "a object with none of on_step, on_epoch, on_evaluation, on_end",
+            "a object with none of on_start, on_step, on_epoch, on_evaluation, on_end",
         ),
         (
             {"callbacks": [Hears(), HearsSteps()], "private": True, "epsilon": 3.0},
@@ -38,6 +39,15 @@ class HearsSteps(Hears):
         (
             {"callbacks": [WandB(project="project")], "private": True, "epsilon": 3.0},
             "a WandB in a private run: it samples what the machine does",
+        ),
+        ({"callbacks_in": "caller"}, "callbacks_in is 'caller', but there are no callbacks"),
+        (
+            {"callbacks": [Hears()], "callbacks_in": "callers"},
+            "callbacks_in is 'callers'; expected worker or caller. Did you mean 'caller'",
+        ),
+        (
+            {"callbacks": [Hears()], "callbacks_in": "caller", "hosts": "one,two"},
+            "callbacks_in is 'caller' with hosts",
         ),
         ({"callbacks": "nowhere:thing"}, "there is no module 'nowhere'"),
         ({"callbacks": "mine:Heard(…)"}, r"object when the run began \(mine:Heard\(…\)\).*again"),
@@ -71,9 +81,34 @@ def test_each_is_told_what_it_wants_to_hear() -> None:
     heard: list[Any] = []
     one = SimpleNamespace(on_step=lambda step: heard.append(("one", step)))
     two = SimpleNamespace(on_epoch=lambda epoch: heard.append(("two", epoch)))
-    tell([one, two], "on_step", {"step": 1})
-    tell([one, two], "on_epoch", {"epoch": 1})
+    assert tell([one, two], "on_step", {"step": 1}) is None
+    assert tell([one, two], "on_epoch", {"epoch": 1}) is None
     assert heard == [("one", {"step": 1}), ("two", {"epoch": 1})]
+
+
+def test_every_callback_is_told_also_after_one_asked_to_stop() -> None:
+    heard: list[str] = []
+
+    def raises(step: Any) -> None:
+        raise mh.StopTraining("flat")
+
+    def refuses(step: Any) -> np.bool_:
+        heard.append("refuses")
+        return np.float32(step["loss"]) < 0.5
+
+    one, two = SimpleNamespace(on_step=raises), SimpleNamespace(on_step=refuses)
+    stop = tell([one, two], "on_step", {"loss": 1.0})
+    assert stop is not None
+    assert stop.reason == "SimpleNamespace.on_step: flat"
+    assert heard == ["refuses"]
+    second = tell([two], "on_step", {"loss": 1.0})
+    assert second is not None
+    assert second.reason == "SimpleNamespace.on_step"
+
+
+@pytest.mark.parametrize("answer", [None, True, 0, "", [], 0.0])
+def test_only_false_asks_to_stop(answer: Any) -> None:
+    assert tell([SimpleNamespace(on_step=lambda step: answer)], "on_step", {}) is None
 
 
 def row(epoch: int, loss: float | None) -> dict[str, Any]:
@@ -84,18 +119,22 @@ def row(epoch: int, loss: float | None) -> dict[str, Any]:
     }  # fmt: skip
 
 
+STARTED = {"name": "a run", "config": {"lr": 0.1}, "output": "runs/a"}
 RECORD = {
     "name": "a run", "epochs": [row(1, 1.0), row(2, 0.5)], "config": {"lr": 0.1},
     "result": {"seconds": 3.0},
 }  # fmt: skip
 
 
-class Told(callbacks._Keeper):
+class Told(callbacks._Logger):
     def __init__(self) -> None:
         super().__init__()
         self.log: list[Any] = []
 
-    def _tell(self, found: dict[str, float], epoch: int) -> None:
+    def _begin(self, run: dict[str, Any]) -> None:
+        self.log.append(run["config"])
+
+    def _log(self, found: dict[str, float], epoch: int) -> None:
         self.log.append((epoch, found))
 
     def _end(self, record: dict[str, Any]) -> None:
@@ -104,16 +143,18 @@ class Told(callbacks._Keeper):
 
 def test_what_is_known_only_at_the_end_is_told_then_and_nothing_twice() -> None:
     keeper = Told()
+    keeper.on_start(STARTED)
     keeper.on_epoch(row(1, None))
     keeper.on_epoch(row(2, 0.5))
     keeper.on_end(RECORD)
     assert keeper.log == [
+        {"lr": 0.1},
         (1, {"training_loss/worker_0": 2.0}),
         (2, {"test/loss": 0.5, "test/mae": 0.25, "training_loss/worker_0": 2.0}),
         (1, {"test/loss": 1.0, "test/mae": 0.5}),
         "a run",
     ]
-    assert numbers(row(2, 0.5)) == keeper.log[1][1]
+    assert numbers(row(2, 0.5)) == keeper.log[2][1]
 
 
 def test_nobody_is_imported_before_there_is_something_to_tell() -> None:
@@ -123,11 +164,11 @@ def test_nobody_is_imported_before_there_is_something_to_tell() -> None:
 
 
 class StandIn:
-    """Writes down what is asked of wandb: a run with `log`, `config`, `summary` and `finish`."""
+    """Writes down what is asked of wandb: a run with `log`, `summary` and `finish`."""
 
     def __init__(self) -> None:
         self.log_: list[Any] = []
-        self.config, self.summary = {}, {}  # type: ignore[var-annotated]
+        self.summary: dict[str, Any] = {}
 
     def init(self, **options: Any) -> StandIn:
         self.log_.append(("init", options))
@@ -148,12 +189,13 @@ def test_weights_and_biases_are_told_by_epoch_and_what_came_out(
 ) -> None:
     wandb = StandIn()
     monkeypatch.setitem(sys.modules, "wandb", wandb)
-    keeper = WandB(project="project", mode="offline")
+    keeper = WandB(project="project", mode="offline", config={"mine": 1})
+    keeper.on_start(STARTED)
     keeper.on_epoch(row(1, 1.0))
     keeper.on_end(RECORD)
     one = {"test/loss": 1.0, "test/mae": 0.5, "training_loss/worker_0": 2.0, "epoch": 1}
     two = {"test/loss": 0.5, "test/mae": 0.25, "training_loss/worker_0": 2.0, "epoch": 2}
-    begun = [("init", keeper.options), ("define", "*", "epoch")]
+    options = {"project": "project", "mode": "offline", "name": "a run"}
+    begun = [("init", {**options, "config": {"lr": 0.1, "mine": 1}}), ("define", "*", "epoch")]
     assert wandb.log_ == [*begun, one, two, "finished"]
-    assert wandb.config == RECORD["config"]
     assert wandb.summary == RECORD["result"]

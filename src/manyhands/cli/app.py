@@ -25,7 +25,7 @@ from manyhands.cli.prepare import prepare
 from manyhands.cli.privacy import privacy
 from manyhands.cli.train import train
 from manyhands.errors import ConfigError, ManyhandsError, WorkerError, nearest
-from manyhands.launch import signals
+from manyhands.launch import messages, signals
 from manyhands.launch.environment import group_rank, in_group
 from manyhands.launch.resources import shortage, temporary_folder
 from manyhands.launch.signals import SignalReceived
@@ -91,6 +91,11 @@ def doctor() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; errors become one message and an exit code, and so do signals."""
+    with messages.shown(alone=False):
+        _main(arguments)
+
+
+def _main(arguments: Sequence[str] | None) -> None:
     if in_group():  # they would wait for this process: it ends at once, and they with it
         before = signals.install(signals.exit_at_once)
         try:

@@ -70,6 +70,7 @@ _STOPPED = {
     "target": "the target is reached",
     "target_accuracy": "the target accuracy is reached",
     "patience": "no better epoch within --patience",
+    "callback": "a callback asked for it",
 }
 
 
@@ -91,7 +92,8 @@ def _print_result(result: Any) -> None:
     console = Console(highlight=False)
     console.print(_judge(record), soft_wrap=True)
     if reached["stopped"] in _STOPPED:
-        console.print(f"stopped early: {_STOPPED[reached['stopped']]}")
+        by = f" ({reached['stopped_by']})" if reached.get("stopped_by") else ""
+        console.print(f"stopped early: {_STOPPED[reached['stopped']]}{by}", markup=False)
     for line in _format_statement(record):
         console.print(line, markup=False, soft_wrap=True)
     called = f"{seconds['callbacks']:.1f} s in callbacks, " if seconds.get("callbacks") else ""

@@ -74,14 +74,8 @@ def _check_batch(config: RunConfig) -> None:
 
 
 def _check_validation(config: RunConfig) -> None:
-    """Refuse a part kept aside that nobody judges by, or that tells of private records."""
-    if config.validation is None:
-        if config.patience is not None:
-            raise ConfigError(
-                f"patience is {config.patience}, but there is no validation part; add "
-                "validation, e.g. 0.1"
-            )
-    elif config.privacy:
+    """Refuse a held-out part that reveals private records."""
+    if config.validation is not None and config.privacy:
         raise ConfigError(
             f"validation is {config.validation} in a private run: validation figures would reveal "
             "training records; use public data as the test set"
@@ -156,14 +150,6 @@ def _check_target(config: RunConfig) -> None:
         raise ConfigError(
             f"target_accuracy is {config.target_accuracy}, but the metric is {first}; give "
             "target, or accuracy as the first metric"
-        )
-    aims = config.target is not None or config.target_accuracy is not None
-    every = config.evaluations
-    rare = every.epochs is not None and every.epochs > 1
-    if rare and aims and config.validation is None:
-        raise ConfigError(
-            f"evaluate_every is {config.evaluate_every}, but the target needs the test set after "
-            "every epoch; leave one of them out, or add validation, e.g. 0.1"
         )
 
 

@@ -26,8 +26,9 @@ def classes(parts: Mapping[str, tuple[Tree, Tree]], declared: int | None, where:
     x, y = parts["train"]
     if batch_tree.count_examples(x) == 0:
         raise DataError(f"{where}: the training set is empty")
-    if any(batch_tree.count_examples(x) == 0 for x, _ in parts.values()):
-        raise DataError(f"{where}: the test set is empty; give None for no test set")
+    for part, (x, _) in parts.items():
+        if batch_tree.count_examples(x) == 0:
+            raise DataError(f"{where}: the {part} set is empty; give None for no {part} set")
     single = y is not x and batch_tree.form(y) is None
     if declared is None and single and y.dtype.kind == "b":
         declared = 2

@@ -28,15 +28,15 @@ Source: TypeAlias = Any
 
 NAMES = ("mnist", "blobs")
 KEYS = (
-    ("train_x", "train_y", "test_x", "test_y", "train_ids"),
-    ("x_train", "y_train", "x_test", "y_test", "ids_train"),
-    ("x", "y", "x_test", "y_test", "ids"),
+    ("train_x", "train_y", "test_x", "test_y", "train_ids", "validation_x", "validation_y"),
+    ("x_train", "y_train", "x_test", "y_test", "ids_train", "x_validation", "y_validation"),
+    ("x", "y", "x_test", "y_test", "ids", "x_validation", "y_validation"),
 )
 CLASSES = "classes"  # of an .npz file, beside any of these
 
 
 class Data:
-    """A training set and, if you have one, a test set.
+    """A training set and, if you have them, a test set and a validation set.
 
     Features may be bytes (uint8, read as x/255), floats, or other whole numbers and truth values,
     which reach the model as they are (for embeddings and masks). Targets are whole numbers from 0
@@ -59,6 +59,8 @@ class Data:
             tuple of three and more. A TensorDataset is taken as it is; of any other each item is
             read once, so that random augmentation is frozen (`fit(augment=…)` is not).
         test: Likewise; None for no test set.
+        validation: Likewise; what patience, targets and the best model are decided by. None for no
+            validation set: `fit(validation=0.1)` holds out a part of `train` instead.
         classes: How many classes there are. Where it is not given, the largest label + 1, unless
             most of these classes would have no example: then one label is likely to be wrong.
         normalise: (mean, std) of the features (of x/255 for bytes): numbers, or one per channel.
@@ -76,6 +78,7 @@ class Data:
         train: Source,
         test: Source | None = None,
         *,
+        validation: Source | None = None,
         classes: int | None = None,
         normalise: tuple[float | Sequence[float], float | Sequence[float]] | None = None,
         ids: Sequence[object] | np.ndarray | None = None,
@@ -84,8 +87,8 @@ class Data:
     ) -> None:
         for extra in unknown:
             aside = "val" in extra
-            hint = " fit(validation=0.1) keeps a part of train aside." if aside else ""
-            known = ("train", "test", "classes", "normalise", "ids", "name")
+            hint = " A validation set is given as validation=(x, y)." if aside else ""
+            known = ("train", "test", "validation", "classes", "normalise", "ids", "name")
             raise ConfigError(f"Data has no {extra!r}.{hint or nearest(extra, known)}")
         self.name = name or "data"
         if train is None:
@@ -97,7 +100,7 @@ class Data:
         _check_pair(train, test, self.name)
         trees = {
             part: user_arrays.to_tree(source, f"{self.name}: {part}")
-            for part, source in (("train", train), ("test", test))
+            for part, source in (("train", train), ("validation", validation), ("test", test))
             if source is not None
         }
         self.form = user_arrays.form(*trees["train"])
@@ -122,23 +125,28 @@ class Data:
     def npz(cls, path: str | os.PathLike[str], **options: Any) -> Data:
         """Read an `.npz` file with the arrays train_x, train_y, test_x, test_y.
 
-        The names x_train, y_train, x_test, y_test, or x and y, do as well; a test set is optional,
-        and so are the records' ids (train_ids, ids_train or ids) and the number of classes
+        The names x_train, y_train, x_test, y_test, or x and y, do as well. A test set is optional,
+        and so are a validation set (validation_x and validation_y, or x_validation and
+        y_validation), the records' ids (train_ids, ids_train or ids) and the number of classes
         (`classes`). Other arrays are not read. Pickled objects are refused.
         """
         path = Path(path)
         names, _ = _npz_names(path)
         arrays = npy.read_npz(path, {*names, CLASSES})
-        test = (arrays.get(names[2]), arrays.get(names[3]))
-        about = {"name": path.stem, "ids": arrays.get(names[4]), **options}
+        test, validation = (
+            None if x is None and y is None else (x, y)
+            for x, y in (map(arrays.get, names[2:4]), map(arrays.get, names[5:]))
+        )
+        about = {
+            "name": path.stem,
+            "ids": arrays.get(names[4]),
+            "validation": validation,
+            **options,
+        }
         if CLASSES in arrays:
             about.setdefault("classes", _declared_classes(arrays[CLASSES], path))
         try:
-            return cls(
-                (arrays[names[0]], arrays[names[1]]),
-                None if test[0] is None and test[1] is None else test,
-                **about,
-            )
+            return cls((arrays[names[0]], arrays[names[1]]), test, **about)
         except DataError as error:
             raise DataError(f"{path}: {str(error).removeprefix(about['name'] + ': ')}") from None
 
@@ -193,7 +201,7 @@ def store(spec: object, folder: str | os.PathLike[str], *, stream: bool = False)
         spec: "mnist" (kept in a cache, nothing is written to `folder`), "blobs", the path of an
             `.npz` file, of a folder that `manyhands prepare` made or of a stored folder,
             "package.module:factory" for a function that returns one of the following, a `Data`, or
-            a tuple (train, test).
+            a tuple (train, test) or (train, validation, test).
         folder: Where to write it.
         stream: Leave prepared shards where they are: the workers will stream them.
 
@@ -234,9 +242,12 @@ def load(spec: object) -> Data:
             f"give Data(train=…, test=…) ({user_arrays.RULE})"
         )
     if isinstance(spec, tuple) or (isinstance(spec, list) and user_arrays.may_be_sets(spec)):
-        if len(spec) != 2:
-            raise DataError(f"data is a tuple of {len(spec)}; expected (train, test)")
-        return Data(*spec)
+        if len(spec) not in (2, 3):
+            raise DataError(
+                f"data is a tuple of {len(spec)}; expected (train, test) or (train, validation, "
+                "test)"
+            )
+        return Data(spec[0], spec[-1], validation=spec[1] if len(spec) == 3 else None)
     if isinstance(spec, Mapping):
         raise ConfigError(
             f"data is a {type(spec).__name__}; expected Data(train=(x, y), test=(x, y)), where x "

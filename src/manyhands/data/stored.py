@@ -1,9 +1,9 @@
 """The stored form of data: a folder of `.npy` files that workers memory-map.
 
-    FOLDER/train_x.npy, train_y.npy[, test_x.npy, test_y.npy]
+    FOLDER/train_x.npy, train_y.npy[, validation_x.npy, …][, test_x.npy, test_y.npy]
     FOLDER/train_ids.npy    the records' ids, where there are any
     FOLDER/data.json    {name, train, test, classes, sha256, normalise, ids, features, targets,
-                        labelled, learned, streamed}
+                        labelled, learned, streamed, validation}
 
 Features stored as bytes (uint8) stand for x/255, as images do; `normalise` then takes the mean off
 and divides by the standard deviation. `classes` is null where the targets are numbers (regression).
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 LIMIT_SEED = 0
 IDS = "train_ids"
+PARTS = ("train", "validation", "test")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +62,7 @@ class About:
     labelled: bool = True
     learned: tuple[str, ...] | None = None  # None: nobody knows
     streamed: str | None = None
+    validation: int = 0  # of a set of its own; a held-out part is none
 
     def keys(self, part: str) -> tuple[list[str], list[str]]:
         """Return the names of the arrays of a part's features, and of its targets if any."""
@@ -70,7 +72,7 @@ class About:
     @property
     def arrays(self) -> list[str]:
         """The names of all arrays."""
-        parts = ("train", "test") if self.test else ("train",)
+        parts = [part for part in PARTS if part == "train" or getattr(self, part)]
         keys = [key for part in parts for half in self.keys(part) for key in half]
         return [*keys, IDS] if self.ids else keys
 
@@ -105,9 +107,8 @@ class About:
 
 def _keys(name: str, form: Form) -> list[str]:
     """Return the names of the arrays that hold a tree of that form."""
-    if form is None:
-        return [name]
-    return [f"{name}.{i}" for i in range(len(form) if isinstance(form, list) else form)]
+    count = len(form) if isinstance(form, list) else form
+    return [name] if count is None else [f"{name}.{i}" for i in range(count)]
 
 
 def flat(part: str, x: Tree, y: Tree) -> dict[str, np.ndarray]:
@@ -233,8 +234,8 @@ class Stored:
 
     @cached_property
     def validation(self) -> Split | None:
-        """The validation part of the training set, if there is one."""
-        return self._split("validation") if self._rows else None
+        """The validation set, or the part of the training set that is held out, if any."""
+        return self._split("validation") if self._rows or self.about.validation else None
 
     def zeros(self, count: int) -> tuple[Tree, Tree]:
         """Return a batch of zeros in the data's form; no example is read."""
@@ -259,7 +260,7 @@ class Stored:
         return {key: about[key] for key in ("name", "train", "test", "classes", "sha256")}
 
     def _split(self, part: str) -> Split:
-        x, y = self.about.tree("train" if part == "validation" else part, self._arrays)
+        x, y = self.about.tree("train" if part in self._rows else part, self._arrays)
         return Split(
             x,
             y,
@@ -324,7 +325,8 @@ def write(
     about = About(
         name=name,
         train=len(arrays[f"train_{first}"]),
-        test=len(arrays[f"test_{first}"]) if f"test_{first}" in arrays else 0,
+        test=len(arrays.get(f"test_{first}", ())),
+        validation=len(arrays.get(f"validation_{first}", ())),
         classes=classes,
         sha256=content_hash(arrays, "" if plain else str(shape)),
         normalise=normalise,
@@ -390,7 +392,7 @@ def check(folder: Path) -> tuple[About, dict[str, np.ndarray]]:
     arrays = {}
     for key in about.arrays:
         array = npy.map_rows(folder / f"{key}.npy")
-        count = about.train if key.startswith("train") else about.test
+        count = getattr(about, key.partition("_")[0])
         if len(array) != count:
             raise DataError(f"{folder}/{key}.npy has {len(array)} rows; data.json says {count}")
         arrays[key] = array

@@ -203,7 +203,7 @@ def form(x: Tree, y: Tree) -> dict[str, Any]:
 
 
 def same_form(forms: dict[str, Any], expected: dict[str, Any], where: str) -> None:
-    """Refuse a test set of another form than the training set."""
+    """Refuse a test or validation set of another form than the training set."""
     if forms != expected:
         raise DataError(
             f"{where} and the training set have different forms: {where} is {_described(forms)}, "

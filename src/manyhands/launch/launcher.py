@@ -27,6 +27,7 @@ from manyhands.launch import resources, signals
 from manyhands.launch.failures import ERROR_FILE, explain_failure, write_failure_note
 from manyhands.launch.hosts import lab_hosts
 from manyhands.launch.mpi import find_mpi, mpiexec_command
+from manyhands.launch.request_channel import Answer, RequestServer
 from manyhands.launch.shm_cleanup import kill_helpers
 from manyhands.launch.spec import WORKERS, LaunchSpec
 from manyhands.launch.status_board import BOARD_FILE, EVENTS_FILE, Board, Note
@@ -44,27 +45,32 @@ _PR_SET_PDEATHSIG = 1
 Watch = Callable[[list[Note], list[dict[str, Any]]], None]
 
 
-def launch(spec: LaunchSpec, folder: Path, watch: Watch | None = None) -> None:
+def launch(
+    spec: LaunchSpec, folder: Path, watch: Watch | None = None, answer: Answer | None = None
+) -> None:
     """Run a group of processes and wait for its end.
 
     Args:
         spec: What they are.
         folder: A private folder with what they are to do; the caller removes it.
         watch: Called now and then with where the workers are and what rank 0 has announced.
+        answer: Answers the requests of a worker on this host, which waits meanwhile. What it raises
+            ends the group and is raised here.
 
     Raises:
         ManyhandsError: What the first worker to fail reported, or which one died.
     """
     with resources.explain_removed(folder, spec.output):
-        _launch(spec, folder, watch)
+        _launch(spec, folder, watch, answer)
 
 
-def _launch(spec: LaunchSpec, folder: Path, watch: Watch | None) -> None:
+def _launch(spec: LaunchSpec, folder: Path, watch: Watch | None, answer: Answer | None) -> None:
     record = spec.output / "run.json"
     before = record_version(record)
     kills = resources.memory_kills()
     board = Board(folder / BOARD_FILE, spec.processes, create=True)
     with (folder / LOG_FILE).open("wb") as log, ExitStack() as started:
+        requests = started.enter_context(RequestServer(folder, answer)) if answer else None
         group = _start(spec, board, folder, log, started)
         watchdog = Watchdog(
             board,
@@ -78,7 +84,7 @@ def _launch(spec: LaunchSpec, folder: Path, watch: Watch | None) -> None:
         )
         with watchdog:
             try:
-                _follow(group, board, folder, watchdog, watch)
+                _follow(group, board, folder, watchdog, watch, requests)
             except WorkerError as hang:
                 if board.stop_signal():
                     raise stopped_by(board.stop_signal(), str(hang)) from None
@@ -251,8 +257,9 @@ def _follow(
     folder: Path,
     watchdog: Watchdog,
     watch: Watch | None,
+    requests: RequestServer | None = None,
 ) -> None:
-    """Watch a group until it ends: read its events, and run the watchdog."""
+    """Watch a group until it ends: read its events, answer requests, and run the watchdog."""
     offset = 0
     events, elsewhere = folder / EVENTS_FILE, Listener(folder / LOG_FILE)
     while True:
@@ -271,7 +278,10 @@ def _follow(
             watchdog.wait(0.0)  # who went first may have done so just now
             return
         watchdog.check()
-        watchdog.wait(_LOOK)
+        watchdog.wait(0.0 if requests else _LOOK)
+        if requests and requests.wait(_LOOK, watchdog.exits):
+            with watchdog.answering():
+                requests.serve()
 
 
 def _read_remote(elsewhere: Listener, board: Board, folder: Path) -> list[dict[str, Any]]:

@@ -10,8 +10,8 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -83,10 +83,13 @@ class Watchdog:
         )
         self._pidfds: dict[int, int] = {}  # ranks by a file that can be read when they are gone
         self._epoll: select.epoll | None = None  # lists these files as they become so, in order
+        self.exits: list[int] = []  # file descriptors to read from when a process has exited
+        self._answers = False  # this process does what a worker waits for
 
     def __enter__(self) -> Watchdog:
         if hasattr(os, "pidfd_open"):
             self._epoll = select.epoll()
+            self.exits = [self._epoll.fileno()]
             if self.group is not None:
                 self._watch_process(self._epoll, _GROUP, self.group)
         self._handlers = signals.install(self._on_signal)
@@ -114,6 +117,20 @@ class Watchdog:
         if self.ended:
             self._ended = min(self._ended, time.monotonic())
             self.end()
+            if self._answers:  # or it would go on with what no worker waits for any more
+                raise signals.exception_for(signum)
+
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """Do something inside that a worker waits for; a signal that ends the group raises there.
+
+        However long it takes, the workers count as hanging only a timeout later.
+        """
+        self._answers = True
+        try:
+            yield
+        finally:
+            self._answers, self._grace_until = False, time.monotonic() + self.timeout
 
     def _before_first_step(self) -> bool:
         """Return whether no worker has completed a step; measuring does not count."""

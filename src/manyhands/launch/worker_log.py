@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from manyhands import files
+from manyhands.launch import messages
 from manyhands.launch.host_watchdog import dump_stack_on_signal
 
 
@@ -17,4 +18,5 @@ def redirect_output(output: Path, rank: int) -> None:
         stream.flush()
         os.dup2(log, stream.fileno())
     os.close(log)
+    messages.show()
     dump_stack_on_signal()  # the launcher asks for it when a worker hangs

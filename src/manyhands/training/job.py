@@ -51,7 +51,8 @@ class Job:
     `threads` is None where the workers find out for themselves (another's mpiexec or srun).
     `checkpoint` is the folder to go on from, `story` what befell the run before. With `grows`,
     workers who have lost others end at their next checkpoint: all are started again from it.
-    `provenance` is that of a private run.
+    `provenance` is that of a private run. After `caller_events` worker 0 asks the process that
+    started the run, which calls its callbacks.
     """
 
     config: RunConfig
@@ -68,6 +69,7 @@ class Job:
     augment: Callable[..., Any] | None = None
     allreduce: Callable[..., Any] | None = None
     callbacks: tuple[Any, ...] = ()
+    caller_events: tuple[str, ...] = ()
     checkpoint: str | None = None
     story: tuple[dict[str, Any], ...] = ()
     grows: bool = False

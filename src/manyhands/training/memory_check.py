@@ -6,7 +6,7 @@ allocator's slack and what a strategy keeps beside the model are not: a run need
 
 from __future__ import annotations
 
-import sys
+import logging
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from manyhands.config.run import RunConfig
+
+_logger = logging.getLogger(__name__)
 
 # Bytes that only one process uses: Python, PyTorch and MPI without a model. Measured with PyTorch
 # 2.13 and MPICH 5: 60 MiB for each process beyond the first, which uses 118 MiB.
@@ -93,7 +95,7 @@ def check(config: RunConfig, module: nn.Module | None, stored: Path, examples: i
     )
     if lacks:
         raise LaunchError(text)
-    print(f"manyhands: warning: {text}", file=sys.stderr)
+    _logger.warning("warning: %s", text)
 
 
 def count(config: RunConfig, module: nn.Module | None, stored: Path, examples: int) -> Needs:

@@ -47,6 +47,7 @@ def check(run: Subject, stored: Path) -> None:
         ConfigError: With the option, its value, and what to do.
     """
     about = About.read(stored)
+    _check_validation(run.config, about)
     _check_division(run.config, about, stored)
     if about.streamed:
         _check_streamed(run)
@@ -66,6 +67,34 @@ def _check_streamed(run: Subject) -> None:
     module = _build_model(run, (), 0)
     if module is not None:
         run.config.strategy.check_module(module)
+
+
+def _check_validation(config: RunConfig, about: About) -> None:
+    """Refuse two validation sets, and a patience or a target that has none to go by."""
+    if about.validation and config.validation is not None:
+        raise ConfigError(
+            f"validation is {config.validation}, but the data {about.name!r} has a validation set "
+            f"of {about.validation} examples; leave one of them out"
+        )
+    if about.validation and config.privacy:
+        raise ConfigError(
+            f"the data {about.name!r} has a validation set in a private run: validation figures "
+            "would reveal its records; use public data as the test set"
+        )
+    if about.validation or config.validation is not None:
+        return
+    if config.patience is not None:
+        raise ConfigError(
+            f"patience is {config.patience}, but there is no validation set; add validation, e.g. "
+            "0.1, or give Data(train, test, validation=…)"
+        )
+    aims = config.target is not None or config.target_accuracy is not None
+    every = config.evaluations
+    if aims and every.epochs is not None and every.epochs > 1:
+        raise ConfigError(
+            f"evaluate_every is {config.evaluate_every}, but the target needs the test set after "
+            "every epoch; leave one of them out, or add validation, e.g. 0.1"
+        )
 
 
 def _shape(stored: Path, key: str) -> tuple[int, ...]:

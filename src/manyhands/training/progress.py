@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import sys
 import time
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
     from manyhands.config.run import RunConfig
     from manyhands.launch.status_board import Note
+
+_logger = logging.getLogger(__name__)
 
 _UNTAUGHT = 100  # updates that may well teach nothing
 _ABOVE_CHANCE = 0.05  # of accuracy: more than luck
@@ -110,11 +113,8 @@ class Progress:
             self.lines.flush()
 
     def say(self, message: str) -> None:
-        """Show a message for the user now, whether or not the bar is shown."""
-        if self.bar:
-            self.bar.console.print(message)
-        else:
-            print(f"manyhands: {message}", file=sys.stderr)
+        """Send the user a message, above the bar if there is one."""
+        _logger.warning(message)
 
     def _show_evaluation(self, row: Mapping[str, Any]) -> None:
         line = evaluation_line(row, self.epochs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,16 +99,19 @@ class Result:
         """One row per epoch: examples, seconds, test loss and metrics, and figures per worker."""
         return self.record["epochs"]  # type: ignore[no-any-return]
 
-    @property
+    @cached_property
     def model(self) -> nn.Module:
-        """The trained model, newly built and in eval mode."""
+        """The trained model in eval mode: the same object each time."""
         return self._load("model.safetensors")
 
-    @property
+    @cached_property
     def best(self) -> nn.Module:
-        """The model after the epoch with the best validation figure, in eval mode."""
+        """The model after the epoch with the best validation figure: the same object each time."""
         if self.record["result"]["best_epoch"] is None:
-            raise ConfigError("there is no best model: nothing was kept aside; add validation=0.1")
+            raise ConfigError(
+                "there is no best model: there was no validation set; add validation=0.1, or "
+                "give Data(train, test, validation=…)"
+            )
         return self._load("best.safetensors")
 
     def _load(self, name: str) -> nn.Module:

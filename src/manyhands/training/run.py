@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from manyhands.callbacks import tell, wanted_events
 from manyhands.comm.rendezvous import ask_leader, check_shared_folder, host_leader
 from manyhands.config.checks import check_torch, replace_options
 from manyhands.config.run import RunConfig
@@ -67,6 +68,7 @@ class Run:
     augment: Callable[..., Any] | None = None
     allreduce: Callable[..., Any] | None = None
     callbacks: tuple[Any, ...] = ()
+    callbacks_in_caller: bool = False
     checkpoint: checkpoints.Checkpoint | None = None
 
     def launch(self, progress: bool | None) -> tuple[dict[str, Any], Path]:
@@ -94,7 +96,10 @@ class Run:
                     checkpoints.forget_after(output, self.checkpoint.step)
                 with Progress(config, shown=progress) as bar:
                     self._launch_with_restarts(job, folder, bar)
-                return json.loads((output / "run.json").read_text()), output
+                record = json.loads((output / "run.json").read_text())
+        if self.callbacks_in_caller:
+            tell(self.callbacks, "on_end", record)
+        return record, output
 
     def _store_and_check(self, folder: Path, *, stream: bool) -> Path:
         """Store the data and refuse what does not fit it; return the data's folder."""
@@ -137,6 +142,10 @@ class Run:
                 signum = getattr(stop, "signum", signal.SIGINT)
                 self._write_failure_record(job, stopped_by(signum, describe(signum)))
             raise
+        except Exception as error:  # of a callback in this process
+            if self.callbacks_in_caller and not isinstance(error, ManyhandsError):
+                self._write_failure_record(job, error)
+            raise
 
     def _launch_once(
         self, job: Job, place: Path, bar: Progress
@@ -146,7 +155,8 @@ class Run:
         try:
             digest = job.write(place)
             spec = launch_spec(job.config, Path(job.output), job.threads, digest)
-            launcher.launch(spec, place, _recording_deaths(deaths, bar.watch))
+            watch = _recording_deaths(deaths, bar.watch)
+            launcher.launch(spec, place, watch, self._answer if job.caller_events else None)
         except LateSignalError:
             raise  # the record is that of a run that finished
         except ManyhandsError as error:
@@ -155,7 +165,12 @@ class Run:
             return dataclasses.replace(job, story=(*job.story, *deaths)), error
         return job, None
 
-    def _write_failure_record(self, job: Job, error: ManyhandsError) -> None:
+    def _answer(self, request: dict[str, Any]) -> dict[str, str] | None:
+        """Call the callbacks here, as worker 0 asks; return their request to stop, if any."""
+        stop = tell(self.callbacks, request["event"], request["what"])
+        return {"message": str(stop), "origin": stop.origin} if stop else None
+
+    def _write_failure_record(self, job: Job, error: Exception) -> None:
         """Write the record of a run that failed or was stopped."""
         with suppress(OSError):  # a full disk must not hide what happened
             write_failure(Path(job.output), self.config, job.name, job.command, error, job.story)
@@ -245,7 +260,8 @@ class Run:
             if self.checkpoint and group.rank == 0:
                 checkpoints.forget_after(output, self.checkpoint.step)
             group.barrier()
-            job = self._make_job(Path(stored), output, begin, self.config.threads, provenance)
+            threads = self.config.threads
+            job = self._make_job(Path(stored), output, begin, threads, provenance, joined=True)
             job = dataclasses.replace(job, model=_copy_module(job.model))
             leads, release = group.rank == leader, claim.release
             record = join(job, group, folder, leader=leads, release=release, shown=progress)
@@ -258,7 +274,10 @@ class Run:
         begin: float,
         threads: int | None,
         provenance: Provenance | None,
+        *,
+        joined: bool = False,
     ) -> Job:
+        remote = self.callbacks_in_caller and not joined
         return Job(
             provenance=provenance,
             config=self.config,
@@ -268,7 +287,8 @@ class Run:
             schedule=self.schedule,
             augment=self.augment,
             allreduce=self.allreduce,
-            callbacks=self.callbacks,
+            callbacks=() if remote else self.callbacks,
+            caller_events=wanted_events(self.callbacks) if remote else (),
             data=str(data),
             output=str(output),
             name=self._name,

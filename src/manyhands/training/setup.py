@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shlex
 import signal
 import sys
@@ -18,6 +19,7 @@ from manyhands.config.import_path import get_name
 from manyhands.config.options import configure
 from manyhands.config.run import RunConfig
 from manyhands.errors import ConfigError, ManyhandsError
+from manyhands.launch import messages
 from manyhands.launch.environment import group_rank, group_size
 from manyhands.launch.mpi_libraries import load_matching
 from manyhands.launch.signals import raise_on_signals
@@ -28,6 +30,8 @@ from manyhands.training.progress import learning_warning
 from manyhands.training.result import Result
 from manyhands.training.run import Run
 from manyhands.worker.checkpoint.format import Checkpoint
+
+_logger = logging.getLogger(__name__)
 
 # The arguments that may be the user's objects, beside model, data and optimizer.
 OWN = tuple(n for n in find_tagged(RunConfig, lambda t: t.code) if n not in ("model", "data"))
@@ -44,10 +48,27 @@ def fit(
     progress: bool | None = None,
     command: str | None = None,
     choose: ChooseWorkers | None = None,
+    callbacks_in: str = "worker",
     **options: Any,
 ) -> Result:
     """Train as `manyhands.fit` does; `choose` finds the number of workers where it is "auto"."""
     own = {name: options.pop(name, None) for name in OWN}
+    own["callbacks_in"] = callbacks_in
+    with messages.shown(show=progress is not False):
+        return _fit(model, data, own, options, progress=progress, command=command, choose=choose)
+
+
+def _fit(
+    model: Any,
+    data: Any,
+    own: dict[str, Any],
+    options: dict[str, Any],
+    *,
+    progress: bool | None,
+    command: str | None,
+    choose: ChooseWorkers | None,
+) -> Result:
+    """Prepare the run, then start its workers or join the surrounding group."""
     prepare = partial(_prepare, model, data, own, command, options, choose)
     load_matching()
     size = group_size()
@@ -163,6 +184,7 @@ def _configured_run(
         expect_library()
     loss = user_objects.loss(own["loss"], config)
     metrics = user_objects.metrics(own["metric"]) or user_objects.metrics(config.metric)
+    callbacks = user_objects.callbacks(own["callbacks"], config)
     if config.init:
         initial_weights.read_shapes(Path(config.init))
     run = Run(
@@ -174,7 +196,8 @@ def _configured_run(
         schedule=user_objects.function(own["schedule"], config.schedule, "schedule"),
         augment=user_objects.function(own["augment"], config.augment, "augment"),
         allreduce=own_allreduce.resolve(config.strategy, own["allreduce"]),
-        callbacks=user_objects.callbacks(own["callbacks"], config),
+        callbacks=callbacks,
+        callbacks_in_caller=user_objects.in_caller(own["callbacks_in"], callbacks, config),
         command=command or get_command(),
         checkpoint=checkpoint,
     )
@@ -183,8 +206,8 @@ def _configured_run(
 
 
 def warn(message: str) -> None:
-    """Print a warning for the user on stderr."""
-    print(f"manyhands: {message}", file=sys.stderr)
+    """Send the user a warning."""
+    _logger.warning(message)
 
 
 def get_command(program: str | None = None) -> str:

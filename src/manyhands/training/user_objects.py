@@ -15,6 +15,8 @@ from manyhands.config.run import METRICS, MODELS, RunConfig
 from manyhands.data import batch_tree
 from manyhands.errors import ConfigError, nearest
 
+PLACES = ("worker", "caller")  # where callbacks run
+
 
 def model(value: Any, config: RunConfig) -> Any:
     """Return the model that `value` names or is, checked and ready to be pickled."""
@@ -171,6 +173,30 @@ def callbacks(value: Any, config: RunConfig) -> tuple[Any, ...]:
                 "time, which tells of the records drawn; leave it out"
             )
     return tuple(listed)
+
+
+def in_caller(place: Any, callbacks: Sequence[Any], config: RunConfig) -> bool:
+    """Return whether the process that starts the run calls the callbacks.
+
+    Raises:
+        ConfigError: If there are none, or that process may be on another host than worker 0.
+    """
+    if place not in PLACES:
+        near = nearest(place, PLACES) if isinstance(place, str) else ""
+        raise ConfigError(f"callbacks_in is {place!r}; expected {' or '.join(PLACES)}.{near}")
+    if place == PLACES[0]:
+        return False
+    if not callbacks:
+        raise ConfigError(
+            f"callbacks_in is {place!r}, but there are no callbacks; give callbacks, or leave it "
+            "out"
+        )
+    if config.places:
+        raise ConfigError(
+            f"callbacks_in is {place!r} with hosts or hostfile, where worker 0 may be on another "
+            "host than this process; leave callbacks_in out"
+        )
+    return True
 
 
 _OBJECT = "(…)"  # after the name of a class: an object of it, made with what only its user knows

@@ -106,7 +106,7 @@ class Evaluation:
         worker.reporter.end_moment(
             moment, worker.clock, private=worker.computation.mechanism is not None
         )
-        worker.wait_for_callbacks("on_evaluation")
+        worker.end_event("on_evaluation")
 
     def _keep_moment(self, worker: Worker, moment: Moment) -> None:
         """Keep worker 0's copy, to be evaluated after training; or evaluate it if that may end it.
@@ -143,6 +143,7 @@ class Evaluation:
                     epoch, [epoch.seen()], worker.training, trained=trained
                 )
             worker.reporter.end_epoch(epoch, worker.step, [epoch.seen()], worker.clock)
+            worker.end_event("on_epoch")
 
     def _keep(self, worker: Worker, epoch: Epoch) -> None:
         """Keep worker 0's copy of the parameters where it is due; judge it if that may end the run.
@@ -189,7 +190,12 @@ class Evaluation:
             trained = trained_examples(worker, counts)
             reporter.announce_epoch(epoch, rows, training, trained=trained)
         reporter.end_epoch(epoch, worker.step, list(rows), worker.clock)
-        worker.wait_for_callbacks("on_epoch")
+        before = training.stopped
+        worker.end_event("on_epoch")
+        if training.stopped != before and not due:  # a callback has made this epoch the last
+            with worker.evaluating():
+                params = self.consensus(worker)
+                epoch.test_loss, epoch.test_metrics = evaluate(worker, params, worker.data.test)
 
 
 def trained_examples(worker: Worker, counts: Sequence[float] = ()) -> float | None:

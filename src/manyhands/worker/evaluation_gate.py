@@ -25,7 +25,7 @@ class MessageGate:
     ```
     worker 0, before it evaluates:   send WAIT to all
               afterwards:            send CONTINUE to all, or STOP where the run is over
-              after its last step:   send END to all, unless it has sent STOP
+              after its last step:   send END to all, or STOP, unless it has sent that
     another, after each step:        if WAIT has come: wait for CONTINUE or STOP
     ```
 
@@ -103,7 +103,7 @@ class MessageGate:
         """Send the last message, or wait for it; after training."""
         if self.worker.rank == 0:
             if self.state != STOP:
-                self._send(END)
+                self._send(STOP if self.worker.training.early else END)
             self.messages.wait_all([request for request, _ in self._sent])
             return
         while self.request is not None:

@@ -83,8 +83,8 @@ class TrainingState:
 
     @property
     def early(self) -> bool:
-        """Whether the run ends because of how the model does."""
-        return self.stopped in (*REACHED, "patience")
+        """Whether worker 0 ends the run early, for all workers."""
+        return self.stopped in (*REACHED, "patience", "callback")
 
     @property
     def epoch_start(self) -> int:

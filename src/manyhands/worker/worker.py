@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast
 
 import numpy as np
 
-from manyhands.callbacks import tell
 from manyhands.data import Plan
 from manyhands.data.prefetch import Prefetcher
 from manyhands.errors import DivergedError
@@ -196,7 +195,7 @@ class Worker:
                 masks.begin(training.step, share.indices)
             yield Batch(x, y, share.examples / share.total, share.total, share.examples)
             self.end_step(epoch)
-            self.wait_for_callbacks("on_step")
+            self.end_event("on_step")
             for hook in self.hooks:
                 hook.after_step(self, len(share.indices))
             self._stop_at_last_step()
@@ -317,8 +316,7 @@ class Worker:
             losses = training.losses if not self.computation.graphs else None
             loss = losses[-1] if losses else None
             about = {"step": training.step, "epoch": epoch.epoch, "loss": loss, "lr": self.lr}
-            with self.clock.calling_back():
-                tell(reporter.callbacks, "on_step", about)
+            reporter.call("on_step", about, self.clock)
 
     def limit_reached(self) -> str | None:
         """Return what allows no further step, if anything does."""
@@ -342,19 +340,30 @@ class Worker:
         self.clock.paused += spent
         self.clock.evaluation += spent
 
-    def wait_for_callbacks(self, event: str) -> None:
-        """Wait until worker 0 has called its callbacks, off the training clock.
+    def end_event(self, event: str) -> None:
+        """Wait until worker 0 has called its callbacks; end the run if one of them asked for it.
 
-        Collective, where workers step together and there are such callbacks. Otherwise the others
-        would wait for worker 0 in their next exchange, and count that as training. After a step
-        with an exchange all clocks go on from the latest: the workers had to meet anyway.
+        Collective, where workers step together and there are such callbacks. Elsewhere worker 0
+        stops alone, and its strategy lets the others know.
         """
-        if event not in self.reporter.events or self.comm.size == 1:
-            return
+        stops = self.reporter.stop is not None
+        if event in self.reporter.events and self.comm.size > 1:
+            stops = self._wait_for_callbacks(event, stops=stops)
+        if stops and self.training.stopped == "epochs":
+            self.training.stopped = "callback"
+
+    def _wait_for_callbacks(self, event: str, *, stops: bool) -> bool:
+        """Wait for worker 0, off the training clock; return whether the run ends. Collective.
+
+        Otherwise the others would wait for worker 0 in their next exchange, and count that as
+        training. After a step with an exchange all clocks go on from the latest: the workers had
+        to meet anyway.
+        """
         self.board.note(self.number, self.training.step, "agree")
         begin = time.monotonic()
         mine = self.clock.seconds(begin)
         with self.comm.meter.off():
-            latest = float(self.comm.maximum(np.array([mine]))[0])
+            latest, stop = self.comm.maximum(np.array([mine, float(stops)])).tolist()
         meets = event == "on_step" and self.clock.has_exchanged
         self.clock.end_wait_for_callbacks(begin, latest if meets else mine)
+        return bool(stop)

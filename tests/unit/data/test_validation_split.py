@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import manyhands as mh
 from manyhands.config.options import configure
 from manyhands.data import Stored, store
 from manyhands.errors import ConfigError
@@ -57,13 +58,9 @@ def test_an_empty_part_is_refused(folder) -> None:
     [
         ({"validation": 0.0}, "validation is 0.0; expected a number above 0"),
         ({"validation": 1.0}, "validation is 1.0"),
-        ({"patience": 3}, "add validation"),
         ({"patience": 0, "validation": 0.1}, "patience is 0"),
         ({"validation": 0.1, "private": True, "epsilon": 3.0}, "in a private run"),
         ({"evaluate_every": 0}, "evaluate_every is 0; expected 1 or more"),
-        ({"evaluate_every": 2, "target": 0.9}, "the target needs the test set after every epoch"),
-        ({"evaluate_every": 2, "target_accuracy": 0.9}, "or add validation"),
-        ({"evaluate_every": "2.5epochs", "target": 0.9}, "or add validation"),
         ({"evaluate_every": "0steps"}, "evaluate_every is '0steps'; expected a whole number of"),
         ({"evaluate_every": "0.5"}, "or such as 0.1epochs, 200steps or 10s"),
         ({"evaluate_every": "2.5steps"}, "evaluate_every is '2.5steps'"),
@@ -79,3 +76,19 @@ def test_an_empty_part_is_refused(folder) -> None:
 def test_refuses(given: dict[str, object], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         configure(given)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"patience": 3}, "add validation"),
+        ({"evaluate_every": 2, "target": 0.9}, "the target needs the test set after every epoch"),
+        ({"evaluate_every": 2, "target_accuracy": 0.9}, "or add validation"),
+        ({"evaluate_every": "2.5epochs", "target": 0.9}, "or add validation"),
+    ],
+)
+def test_what_needs_a_validation_set_is_refused_without_one(
+    given: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        mh.fit("mlp", "blobs", **given)

@@ -150,45 +150,46 @@ def test_recomputed_dropout_is_recognised_and_left_to_pytorch_on_a_gpu(reentrant
     assert randomness.is_covered(plain, torch.device("cuda"))
 
 
-def test_the_launcher_passes_a_warning_on(capsys):
+def test_the_launcher_passes_a_warning_on(caplog):
     with Progress(configure({}), shown=False) as bar:
         bar.watch([], [{"warning": "sync will not"}])
-    assert capsys.readouterr().err == "manyhands: sync will not\n"
+    assert caplog.messages == ["sync will not"]
 
 
-def warned(capsys, layer, others=(), **given):
+def warned(caplog, layer, others=(), **given):
     """Return what is said, and what is announced, for a model with this layer."""
     told = []
     config = configure({"workers": 2, **given})
     Reporter(announce=told.append).warn(randomness.warning(config, replica(layer), others))
-    said = capsys.readouterr().err
-    assert said == "".join(f"manyhands: {event['warning']}\n" for event in told)
-    return said
+    said = list(caplog.messages)
+    caplog.clear()
+    assert said == [event["warning"] for event in told]
+    return "".join(f"{line}\n" for line in said)
 
 
-def test_a_warning_names_layers_once_and_only_where_it_matters(capsys):
+def test_a_warning_names_layers_once_and_only_where_it_matters(caplog):
     normed = nn.BatchNorm1d(8)
-    said = warned(capsys, normed, others=["torch.rand in layer '3' (Own)"])
+    said = warned(caplog, normed, others=["torch.rand in layer '3' (Own)"])
     assert said.count("\n") == 1
     assert "torch.rand in layer '3' (Own)" in said
     assert "statistics of a batch in layer '1' (BatchNorm1d)" in said
-    assert "and 3 more" in warned(capsys, normed, others=list("abcdef"))
-    assert not warned(capsys, nn.InstanceNorm1d(8))
-    assert not warned(capsys, normed, workers=1)
-    assert not warned(capsys, normed, strategy="averaging")
-    assert not warned(capsys, normed, strategy="tensor", workers=1)
-    assert warned(capsys, normed, strategy="pipeline", workers=1)
-    assert not warned(capsys, normed, strategy="pipeline", workers=1, micro_batches=1)
+    assert "and 3 more" in warned(caplog, normed, others=list("abcdef"))
+    assert not warned(caplog, nn.InstanceNorm1d(8))
+    assert not warned(caplog, normed, workers=1)
+    assert not warned(caplog, normed, strategy="averaging")
+    assert not warned(caplog, normed, strategy="tensor", workers=1)
+    assert warned(caplog, normed, strategy="pipeline", workers=1)
+    assert not warned(caplog, normed, strategy="pipeline", workers=1, micro_batches=1)
 
 
-def test_a_warning_names_the_remedy_for_batchnorm_where_there_is_one(capsys):
+def test_a_warning_names_the_remedy_for_batchnorm_where_there_is_one(caplog):
     normed, remedy = nn.BatchNorm1d(8), "; for BatchNorm, add --sync-batchnorm\n"
-    assert warned(capsys, normed).endswith(remedy)
-    assert "sync-batchnorm" not in warned(capsys, nn.Tanh(), others=["torch.rand"])
-    assert "sync-batchnorm" not in warned(capsys, normed, strategy="pipeline", workers=1)
-    assert not warned(capsys, normed, sync_batchnorm=True)
-    said = warned(capsys, normed, sync_batchnorm=True, others=["torch.rand in layer '3'"])
+    assert warned(caplog, normed).endswith(remedy)
+    assert "sync-batchnorm" not in warned(caplog, nn.Tanh(), others=["torch.rand"])
+    assert "sync-batchnorm" not in warned(caplog, normed, strategy="pipeline", workers=1)
+    assert not warned(caplog, normed, sync_batchnorm=True)
+    said = warned(caplog, normed, sync_batchnorm=True, others=["torch.rand in layer '3'"])
     assert said.endswith("divided: torch.rand in layer '3'\n")
-    said = warned(capsys, normed, sync_batchnorm=True, accumulate=2)
+    said = warned(caplog, normed, sync_batchnorm=True, accumulate=2)
     assert "statistics of a piece of a batch (accumulate is 2) in layer '1'" in said
     assert "--sync-batchnorm" not in said

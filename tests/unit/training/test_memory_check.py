@@ -64,7 +64,7 @@ def test_what_surely_does_not_fit_is_refused(
     options: dict[str, Any],
     need: int,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     given = {"workers": 2, "batch_size": 10, "optimizer": "sgd", "progress": False, **options}
     machine(monkeypatch, free=need - 1, whole=need - 1)
@@ -73,10 +73,11 @@ def test_what_surely_does_not_fit_is_refused(
         mh.fit(nn.Linear(6, 1000), mh.Data((X, Y)), **given)
     machine(monkeypatch, free=need - 1, whole=need)
     starts(**{"optimizer": "sgd", **options})
-    assert "manyhands: warning: workers is" in capsys.readouterr().err
+    assert "warning: workers is" in caplog.text
+    caplog.clear()
     machine(monkeypatch, free=need, whole=need)
     starts(**{"optimizer": "sgd", **options})
-    assert capsys.readouterr().err == ""
+    assert caplog.text == ""
 
 
 def test_this_process_and_data_in_memory_count_as_long_as_they_stay(

@@ -45,7 +45,7 @@ def make_worker(told: list[dict[str, Any]], processes: int, **options: Any) -> A
         config=config, training=training, plan=plan, comm=Group(processes), rank=0, step=6,
         clock=Clock(), reporter=Reporter(announce=told.append), replica=None,
         computation=SimpleNamespace(mechanism=None), evaluating=nullcontext,
-        wait_for_callbacks=lambda event: None,
+        end_event=lambda event: None,
     )  # fmt: skip
 
 

@@ -57,7 +57,7 @@ class SharedVector:
         self.examples = memory.share(torch.zeros(memory.size, dtype=torch.float64)).numpy()
         self.examples[worker.rank] = sum(epoch.examples for epoch in worker.training.epochs)
         self.barrier = StepBarrier(worker, memory)
-        worker.evaluation.gate = self.barrier if worker.evaluation.aim.ends else None
+        worker.evaluation.gate = self.barrier
         worker.state = self
         self.copies, self.writes_back = lock or gpu, lock and not gpu
         self.turn: Callable[[], AbstractContextManager[None]] = (

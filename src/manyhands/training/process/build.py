@@ -29,6 +29,7 @@ from manyhands.strategies.strategy import strategy_of
 from manyhands.training import own_allreduce
 from manyhands.training.process import devices, objective, split_check
 from manyhands.training.process.agreement import check_same_model
+from manyhands.training.process.caller_callbacks import CallerCallbacks
 from manyhands.training.process.data import open_data, plan_for_worker
 from manyhands.training.process.model import (
     build_optimizer,
@@ -289,7 +290,9 @@ def _is_capturable(job: Job, replica: Replica, data: Stored) -> bool:
 def make_leader(job: Job, worker: Worker, folder: Path) -> None:
     """Let a worker announce events and keep the best model, as the group's first does."""
     worker.reporter.announce = worker.reporter.announce or _Announcer(folder / EVENTS_FILE)
-    worker.reporter.callbacks = worker.reporter.callbacks or list(job.callbacks)
+    if not worker.reporter.callbacks:
+        remote = [CallerCallbacks(worker, folder, job.caller_events)] if job.caller_events else []
+        worker.reporter.callbacks = [*job.callbacks, *remote]
     worker.reporter.keep_best = partial(_save_best, Path(job.output))
 
 

@@ -182,7 +182,8 @@ def _check_labels(scores: int, data: Stored, ignored: int) -> None:
     """Refuse a label without a score in the model's output; name its row."""
     if scores >= (data.classes or 0) or data.about.streamed:
         return
-    for part, split in (("train", data.train), ("test", data.test)):
+    sets = (("train", data.train), ("validation", data.validation), ("test", data.test))
+    for part, split in sets:
         y = None if split is None else split.y
         outside = (y >= scores) & (y != ignored) if isinstance(y, Tensor) else None
         if y is None or outside is None or not outside.any():

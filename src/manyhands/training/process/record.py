@@ -282,7 +282,7 @@ def _result(
         else _training_seconds(workers)
     )
     examples = last["examples"]
-    aim, kind = worker.evaluation.aim, "validation_metrics"
+    aim, kind, stop = worker.evaluation.aim, "validation_metrics", worker.reporter.stop
     kind = "test_metrics" if worker.data.validation is None else kind
     judged = sorted([*epochs, *moments], key=lambda row: float(row["seconds"]))
     reached = [e["seconds"] for e in judged if aim.reached(e[kind])]
@@ -295,6 +295,7 @@ def _result(
         "examples": examples,
         "examples_per_second": round(examples / seconds, 1),
         "stopped": worker.training.stopped,
+        "stopped_by": stop.reason if stop and worker.training.stopped == "callback" else None,
         "best_epoch": best.epoch if best else None,
         "target": config.target,
         "target_accuracy": config.target_accuracy,

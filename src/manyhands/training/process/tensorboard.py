@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.tensorboard import SummaryWriter
+from torch.utils.tensorboard.summary import hparams
 
 from manyhands import files
+from manyhands.config.options import flatten
 from manyhands.training.output_folder import TENSORBOARD
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ class Scalars:
         for old in folder.glob("events.out.tfevents.*"):
             old.unlink()
         self._worker = worker
+        self._names = [m.name for m in worker.evaluation.metrics]
         self._writer: Any = SummaryWriter(str(folder))
         self._opened = time.time()
         self._ends: dict[int, float] = {}  # when each epoch ended
@@ -45,6 +48,7 @@ class Scalars:
         self._restored, self._told = len(worker.training.losses), 0
         config = worker.config
         steps = sum(worker.plan.steps(e) for e in range(1, config.epochs + 1))
+        self._write_options()
         self._every = max(1, math.ceil(min(steps, config.max_steps or steps) / POINTS))
 
     def on_epoch(self, event: dict[str, Any]) -> None:
@@ -74,7 +78,22 @@ class Scalars:
                 self._trained(row["epoch"], seen["rank"], seen["loss"])
         self._evaluated(record["evaluations"])
         self._steps()
+        self._writer.file_writer.add_summary(self._session_end)
         self._writer.close()
+
+    def _write_options(self) -> None:
+        """Write the run's options as hyper-parameters, beside the figures on the test set."""
+        kinds = (bool, int, float, str)
+        options = {
+            name: value if isinstance(value, kinds) else str(value)
+            for name, value in flatten(self._worker.config).items()
+        }
+        tags = dict.fromkeys(["test/loss", *(f"test/{name}" for name in self._names)])
+        experiment, start, self._session_end = hparams(  # type: ignore[no-untyped-call]
+            options, tags
+        )
+        for summary in (experiment, start):
+            self._writer.file_writer.add_summary(summary)
 
     def _judged(self, epoch: int, row: Mapping[str, Any]) -> None:
         for part in ("test", "validation"):

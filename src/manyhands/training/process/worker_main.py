@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from manyhands.callbacks import tell
+from manyhands.config.options import flatten
 from manyhands.launch.machine import usage
 from manyhands.launch.resources import explain_shortage, temporary_folder
 from manyhands.strategies.strategy import strategy_of
@@ -51,6 +52,8 @@ def run_job(
             from manyhands.training.process.tensorboard import Scalars
 
             worker.reporter.callbacks.append(Scalars(worker, Path(job.output)))
+        # Before the clock starts; the other workers wait.
+        worker.reporter.stop = tell(worker.reporter.callbacks, "on_start", _about(job))
         ready_at = wait_until_ready(worker)
 
         def work() -> dict[str, Any]:
@@ -60,13 +63,22 @@ def run_job(
         if job.config.on_failure == "continue":
             from manyhands.training.process.recovery import survive_failures
 
-            merged = survive_failures(
-                worker, work, lambda first: build.make_leader(job, first, folder)
-            )
+            def lead(first: Worker) -> None:
+                new = not first.reporter.callbacks
+                build.make_leader(job, first, folder)
+                if new:
+                    first.reporter.call("on_start", _about(job), first.clock)
+
+            merged = survive_failures(worker, work, lead)
         else:
             merged = work()
         tell(worker.reporter.callbacks, "on_end", merged)
         return merged
+
+
+def _about(job: Job) -> dict[str, Any]:
+    """Return what is known of the run before it starts, in the words of its record."""
+    return {"name": job.name, "config": flatten(job.config), "output": job.output}
 
 
 def wait_until_ready(worker: Worker) -> float:

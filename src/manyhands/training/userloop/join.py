@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import sys
 import traceback
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
     from manyhands.comm import Communicator
     from manyhands.config.run import RunConfig
     from manyhands.strategies import Strategy
+
+
+_logger = logging.getLogger(__name__)
 
 
 class Hands:
@@ -78,7 +82,7 @@ class Hands:
 
     def _say(self, text: str) -> None:
         if self.rank == 0:
-            print(f"manyhands: {text}", file=sys.stderr)
+            _logger.warning(text)
 
     @property
     def rank(self) -> int:

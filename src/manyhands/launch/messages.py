@@ -1,0 +1,56 @@
+"""What the library has to say, through the standard library's loggers `manyhands…`.
+
+By itself the library is quiet: its logger has a NullHandler. `fit` shows messages on stderr while
+it shows its progress, and the command line always does.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+ROOT = logging.getLogger("manyhands")
+ROOT.addHandler(logging.NullHandler())
+
+
+class StderrHandler(logging.Handler):
+    """Prints messages on stderr.
+
+    Args:
+        alone: Print only where the program has not set up logging itself.
+    """
+
+    def __init__(self, *, alone: bool = False) -> None:
+        super().__init__(logging.WARNING)
+        self.alone = alone
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print a message, above the progress bar if there is one."""
+        others = (*ROOT.handlers, *logging.getLogger().handlers)
+        if not (self.alone and any(map(_shows, others))):
+            print(f"manyhands: {record.getMessage()}", file=sys.stderr)
+
+
+def _shows(handler: logging.Handler) -> bool:
+    return not isinstance(handler, logging.NullHandler | StderrHandler)
+
+
+def show() -> None:
+    """Show messages on stderr from here on: this process is a worker's, and that is its log."""
+    ROOT.addHandler(StderrHandler())
+
+
+@contextmanager
+def shown(*, show: bool = True, alone: bool = True) -> Iterator[None]:
+    """Show messages on stderr inside, once; `alone` as for the handler."""
+    if not show or any(isinstance(handler, StderrHandler) for handler in ROOT.handlers):
+        yield
+        return
+    handler = StderrHandler(alone=alone)
+    ROOT.addHandler(handler)
+    try:
+        yield
+    finally:
+        ROOT.removeHandler(handler)
