@@ -9,11 +9,13 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from manyhands.cli.budget import Settings, show_budget
 from manyhands.cli.options import takes_options
 from manyhands.cli.status import Status, is_silent
 from manyhands.config.declare import AMOUNT
 from manyhands.config.options import configure
 from manyhands.errors import ConfigError
+from manyhands.privacy.budget_filter import Rule
 from manyhands.training.output_folder import check_writable
 
 Budget = dict[str, Any]
@@ -23,7 +25,33 @@ MOST_STEPS = 10_000_000
 @takes_options("privacy")
 def privacy(
     *,
-    examples: Annotated[int, Parameter(help="size of the training set")],
+    examples: Annotated[
+        int | None, Parameter(help="size of the training set, for a run that is planned")
+    ] = None,
+    data: Annotated[
+        str | None,
+        Parameter(help="show the privacy budget of this data set: named as for manyhands train"),
+    ] = None,
+    budget: Annotated[
+        float | None,
+        Parameter(
+            help="set that budget: the epsilon, at --delta, that all runs on it may cost together"
+        ),
+    ] = None,
+    rule: Annotated[
+        Rule | None,
+        Parameter(
+            help="how costs add up: adaptive, where results of runs may decide on later ones, or "
+            "fixed, where all are planned beforehand [default: adaptive]"
+        ),
+    ] = None,
+    ledger: Annotated[
+        Path | None, Parameter(help="folder for the budget's ledger [default: beside your key]")
+    ] = None,
+    count: Annotated[
+        str | None,
+        Parameter(help="folders of earlier runs or sweeps that count, separated by commas"),
+    ] = None,
     json_: Annotated[
         bool, Parameter(name="--json", negative="", help="print the answer as one JSON object")
     ] = False,
@@ -32,16 +60,32 @@ def privacy(
     ] = None,
     **options: Any,
 ) -> None:
-    """Compute the noise for an epsilon, or the epsilon of a noise, without training."""
+    """Compute the noise for an epsilon, or the epsilon of a noise, without training.
+
+    With --data, show the budget of a data set, or set it with --budget.
+    """
     check_writable(output)
-    with Status("privacy", shown=not is_silent()) as status:
-        budget = compute_budget(examples, on_stage=status.stage, **options)
-    if output is not None:
-        write(budget, output)
-    if json_:
-        print(json.dumps(budget))
+    if (examples is None) == (data is None):
+        raise ConfigError(
+            f"{'neither' if data is None else 'both'} of examples and data given; expected "
+            "examples for a planned run, or data for the budget of a data set"
+        )
+    for name, value in (("budget", budget), ("rule", rule), ("ledger", ledger), ("count", count)):
+        if value is not None and (data is None or (budget is None and name != "budget")):
+            raise ConfigError(f"{name} is for setting a budget; give it with data and budget")
+    if data is not None:
+        settings = Settings(budget, options.pop("delta", None), rule or "adaptive", ledger, count)
+        print(show_budget(data, settings, options, output, as_json=json_))
         return
-    print("\n".join(format_budget(budget)))
+    assert examples is not None
+    with Status("privacy", shown=not is_silent()) as status:
+        plan = compute_budget(examples, on_stage=status.stage, **options)
+    if output is not None:
+        write(plan, output)
+    if json_:
+        print(json.dumps(plan))
+        return
+    print("\n".join(format_budget(plan)))
     if output is not None:
         print(f"answer and curve: {output}")
 
