@@ -118,7 +118,7 @@ class StageClipping:
 
     def _clip(self, norms: Tensor) -> None:
         """Sum the kept gradients, each example clipped by its norm; norms: (n,)."""
-        weights, finite = coefficients(norms, self.mechanism.terms.clip)
+        weights, finite = coefficients(norms, self.mechanism.terms.clip, self.mechanism.clipped.way)
         sizes = [len(some) for some in self.squares]
         goods = [None] * len(sizes) if finite is None else torch.split(finite, sizes)
         for held, factors, good in zip(self.held, torch.split(weights, sizes), goods, strict=True):
@@ -126,7 +126,8 @@ class StageClipping:
             if good is not None:  # rare: without the others, since 0 × NaN is NaN
                 inputs, back = [a[good] for a in inputs], [g[good] for g in back]
                 factors = factors[good]
-            self.clipped.sum(self.clipped.parts(inputs, back), factors, self.stage.grad)
+            parts = self.clipped.parts(inputs, back)
+            self.clipped.sum(parts, [factors] * len(parts), self.stage.grad)
 
 
 def check(replica: Replica) -> None:
