@@ -12,7 +12,6 @@ most C, so that the sensitivity of the sum, and all accounting, is the same:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from contextlib import nullcontext
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -96,7 +95,8 @@ class PerExample:
             norms = torch.stack([torch.linalg.vector_norm(g, dim=1) for g in grads])
             squares = norms.new_zeros(len(self.replica.layers), norms.shape[1])
             squares.index_add_(0, self.owners, norms.square())
-            weights, finite = layer_coefficients(squares.sqrt(), clip, self.way)
+            weights, finite = coefficients(squares.sqrt(), clip, self.way)
+            weights = weights.expand(squares.shape)
             offset = 0
             for g, owner in zip(grads, self.owners.tolist(), strict=True):
                 kept = g if finite is None else torch.where(finite[:, None], g, 0.0)
@@ -108,38 +108,28 @@ class PerExample:
 def coefficients(
     norms: Tensor, clip: float, way: ClippingWay = "flat"
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the clipping factors for these norms, (n,), zero where a norm is not finite.
+    """Return the clipping factors for these norms, zero where an example is not finite.
+
+    Args:
+        norms: Of whole gradients, (n,), or of their layers, (layers, n).
+        clip: C.
+        way: How to clip; per layer needs the layers' norms.
 
     Returns:
-        The factors, and which are finite; None where all are, which is nearly always.
+        The factors, (n,) or per layer (layers, n), and which examples are finite; None where all
+        are, which is nearly always.
     """
-    finite = torch.isfinite(norms)
-    if way == "automatic":
-        factors = clip / (norms + _STABILISER)
+    if way == "per-layer":
+        finite = torch.isfinite(norms).all(0)
+        factors = torch.clamp(clip / math.sqrt(len(norms)) / norms, max=1.0)
     else:
-        factors = torch.clamp(clip / norms, max=1.0)
+        whole = norms if norms.dim() == 1 else torch.linalg.vector_norm(norms, dim=0)
+        finite = torch.isfinite(whole)
+        automatic = way == "automatic"
+        factors = clip / (whole + _STABILISER) if automatic else torch.clamp(clip / whole, max=1.0)
     if bool(finite.all()):
         return factors, None
     return torch.where(finite, factors, 0.0), finite
-
-
-def layer_coefficients(
-    norms: Tensor, clip: float, way: ClippingWay
-) -> tuple[Sequence[Tensor], Tensor | None]:
-    """Return each layer's factors for the norms of the layers' gradients, (layers, n).
-
-    Returns:
-        Factors (n,) for each layer, and which examples are finite; None where all are. An example
-        of which any layer is not finite contributes zero to all.
-    """
-    if way != "per-layer":
-        factors, finite = coefficients(torch.linalg.vector_norm(norms, dim=0), clip, way)
-        return [factors] * len(norms), finite
-    finite = torch.isfinite(norms).all(0)
-    each = torch.clamp(clip / math.sqrt(len(norms)) / norms, max=1.0)
-    if bool(finite.all()):
-        return list(each), None
-    return list(torch.where(finite, each, 0.0)), finite
 
 
 def refuse(module: nn.Module) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from manyhands.config.privacy import ClippingWay
 from manyhands.errors import ConfigError
-from manyhands.privacy.clipping import layer_coefficients
+from manyhands.privacy.clipping import coefficients
 from manyhands.privacy.parts import (
     POOLS,
     LayerGradient,
@@ -134,7 +134,7 @@ class Layerwise:
         back = torch.autograd.grad(self.judge(trace, y), trace.outputs)
         parts = self.parts(trace.inputs, back)
         norms = torch.stack([part.squares for part in parts]).sqrt()
-        weights, finite = layer_coefficients(norms, clip, self.way)
+        weights, finite = coefficients(norms, clip, self.way)
         if finite is None:
             self.sum(parts, weights, out)
         elif bool(finite.any()):  # rare: without the others, since 0 × NaN is NaN
@@ -172,9 +172,10 @@ class Layerwise:
             self.ways = self.ways or [faster_way(*one) for one in each]
             return [layer_gradient(*one, way) for one, way in zip(each, self.ways, strict=True)]
 
-    def sum(self, parts: Sequence[LayerGradient], weights: Sequence[Tensor], out: Tensor) -> None:
-        """Add the weighted sum of the examples' gradients to `out`; weights: (n,) by layer."""
-        for where, part, factors in zip(self.slices, parts, weights, strict=True):
+    def sum(self, parts: Sequence[LayerGradient], weights: Tensor, out: Tensor) -> None:
+        """Add the weighted sum of the examples' gradients to `out`; weights: ([layers,] n)."""
+        each = weights.expand(len(parts), weights.shape[-1])
+        for where, part, factors in zip(self.slices, parts, each, strict=True):
             part.add(factors, out[where])
 
     def _bytes(self, x: Tensor) -> int:

@@ -126,8 +126,7 @@ class StageClipping:
             if good is not None:  # rare: without the others, since 0 × NaN is NaN
                 inputs, back = [a[good] for a in inputs], [g[good] for g in back]
                 factors = factors[good]
-            parts = self.clipped.parts(inputs, back)
-            self.clipped.sum(parts, [factors] * len(parts), self.stage.grad)
+            self.clipped.sum(self.clipped.parts(inputs, back), factors, self.stage.grad)
 
 
 def check(replica: Replica) -> None:
