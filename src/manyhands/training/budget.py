@@ -12,6 +12,7 @@ from manyhands.config.run import RunConfig
 from manyhands.data import store
 from manyhands.data.stored import About
 from manyhands.errors import ConfigError
+from manyhands.launch.environment import group_size
 from manyhands.launch.scratch import private_folder
 from manyhands.privacy import budget, ledger
 from manyhands.privacy.accountant import Event
@@ -36,8 +37,8 @@ def reserved(
 ) -> Iterator[Provenance | None]:
     """Reserve a run's cost while it is started and trains; yield what it starts from.
 
-    What fails before its first step is paid gets its reservation back; a run that is killed does
-    not, whatever it had done.
+    What fails before its first step is paid gets its reservation back, where all ledgers of the run
+    would be on this host; a run that is killed does not, whatever it had done.
 
     Raises:
         ConfigError: If the budget of its data set does not allow the run.
@@ -63,7 +64,8 @@ def reserved(
     try:
         yield replace(provenance, run=name, planned=event)
     except BaseException:
-        if place and run.config.places is None and not any(Path(place).glob("ledger-*.jsonl")):
+        here = run.config.places is None and group_size() is None  # all ledgers are on this host
+        if place and here and not any(Path(place).glob("ledger-*.jsonl")):
             account.release(name)
         raise
 
