@@ -72,18 +72,10 @@ def privacy(
     With --data, show the budget of a data set, or set it with --budget.
     """
     check_writable(output)
-    if (examples is None) == (data is None):
-        raise ConfigError(
-            f"{'neither' if data is None else 'both'} of examples and data given; expected "
-            "examples for a planned run, or data for the budget of a data set"
-        )
-    for name, value in (("budget", budget), ("rule", rule), ("ledger", ledger), ("count", count)):
-        if value is not None and (data is None or (budget is None and name != "budget")):
-            raise ConfigError(f"{name} is for setting a budget; give it with data and budget")
-    if data is not None and runs is not None:
-        raise ConfigError(f"runs is {runs}, but data shows a budget; give examples to plan runs")
+    settings = Settings(budget, options.get("delta"), rule or "adaptive", ledger, count)
+    _check_flags(examples, data, runs, settings, rule)
     if data is not None:
-        settings = Settings(budget, options.pop("delta", None), rule or "adaptive", ledger, count)
+        options.pop("delta", None)
         print(show_budget(data, settings, options, output, as_json=json_))
         return
     assert examples is not None
@@ -97,6 +89,24 @@ def privacy(
     print("\n".join(format_budget(plan)))
     if output is not None:
         print(f"answer and curve: {output}")
+
+
+def _check_flags(
+    examples: int | None, data: str | None, runs: int | None, settings: Settings, rule: Rule | None
+) -> None:
+    """Refuse flags that contradict each other, or would be ignored."""
+    if (examples is None) == (data is None):
+        raise ConfigError(
+            f"{'neither' if data is None else 'both'} of examples and data given; expected "
+            "examples for a planned run, or data for the budget of a data set"
+        )
+    if settings.epsilon is not None and data is None:
+        raise ConfigError("budget is for a data set; give it with data")
+    for name, value in (("rule", rule), ("ledger", settings.ledger), ("count", settings.count)):
+        if value is not None and settings.epsilon is None:
+            raise ConfigError(f"{name} is for setting a budget; give it with data and budget")
+    if data is not None and runs is not None:
+        raise ConfigError(f"runs is {runs}, but data shows a budget; give examples to plan runs")
 
 
 def compute_budget(

@@ -86,7 +86,7 @@ def test_without_data_nothing_is_set(capsys):
     with pytest.raises(SystemExit) as ended:
         main(["privacy", "--examples", "1000", "--epsilon", "3", "--budget", "3"])
     assert ended.value.code == 2
-    assert "give it with data and budget" in capsys.readouterr().err
+    assert "budget is for a data set" in capsys.readouterr().err
     with pytest.raises(SystemExit) as ended:
         main(["privacy"])
     assert ended.value.code == 2
