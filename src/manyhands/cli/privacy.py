@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from manyhands.cli.budget import Settings, show_budget
 from manyhands.cli.options import takes_options
 from manyhands.cli.status import Status, is_silent
+from manyhands.config.checks import replace_options
 from manyhands.config.declare import AMOUNT
 from manyhands.config.options import configure
+from manyhands.config.run import RunConfig
 from manyhands.errors import ConfigError
+from manyhands.privacy.budget_filter import Rule
 from manyhands.training.output_folder import check_writable
 
 Budget = dict[str, Any]
@@ -23,7 +28,37 @@ MOST_STEPS = 10_000_000
 @takes_options("privacy")
 def privacy(
     *,
-    examples: Annotated[int, Parameter(help="size of the training set")],
+    examples: Annotated[
+        int | None, Parameter(help="size of the training set, for a run that is planned")
+    ] = None,
+    runs: Annotated[
+        int | None,
+        Parameter(help="of so many equal runs, as of a sweep: epsilon is for all of them together"),
+    ] = None,
+    data: Annotated[
+        str | None,
+        Parameter(help="show the privacy budget of this data set: named as for manyhands train"),
+    ] = None,
+    budget: Annotated[
+        float | None,
+        Parameter(
+            help="set that budget: the epsilon, at --delta, that all runs on it may cost together"
+        ),
+    ] = None,
+    rule: Annotated[
+        Rule | None,
+        Parameter(
+            help="how costs add up: adaptive, where results of runs may decide on later ones, or "
+            "fixed, where all are planned beforehand [default: adaptive]"
+        ),
+    ] = None,
+    ledger: Annotated[
+        Path | None, Parameter(help="folder for the budget's ledger [default: beside your key]")
+    ] = None,
+    count: Annotated[
+        str | None,
+        Parameter(help="folders of earlier runs or sweeps that count, separated by commas"),
+    ] = None,
     json_: Annotated[
         bool, Parameter(name="--json", negative="", help="print the answer as one JSON object")
     ] = False,
@@ -32,27 +67,60 @@ def privacy(
     ] = None,
     **options: Any,
 ) -> None:
-    """Compute the noise for an epsilon, or the epsilon of a noise, without training."""
+    """Compute the noise for an epsilon, or the epsilon of a noise, without training.
+
+    With --data, show the budget of a data set, or set it with --budget.
+    """
     check_writable(output)
-    with Status("privacy", shown=not is_silent()) as status:
-        budget = compute_budget(examples, on_stage=status.stage, **options)
-    if output is not None:
-        write(budget, output)
-    if json_:
-        print(json.dumps(budget))
+    settings = Settings(budget, options.get("delta"), rule or "adaptive", ledger, count)
+    _check_flags(examples, data, runs, settings, rule)
+    if data is not None:
+        options.pop("delta", None)
+        print(show_budget(data, settings, options, output, as_json=json_))
         return
-    print("\n".join(format_budget(budget)))
+    assert examples is not None
+    with Status("privacy", shown=not is_silent()) as status:
+        plan = compute_budget(examples, runs=runs, on_stage=status.stage, **options)
+    if output is not None:
+        write(plan, output)
+    if json_:
+        print(json.dumps(plan))
+        return
+    print("\n".join(format_budget(plan)))
     if output is not None:
         print(f"answer and curve: {output}")
 
 
+def _check_flags(
+    examples: int | None, data: str | None, runs: int | None, settings: Settings, rule: Rule | None
+) -> None:
+    """Refuse flags that contradict each other, or would be ignored."""
+    if (examples is None) == (data is None):
+        raise ConfigError(
+            f"{'neither' if data is None else 'both'} of examples and data given; expected "
+            "examples for a planned run, or data for the budget of a data set"
+        )
+    if settings.epsilon is not None and data is None:
+        raise ConfigError("budget is for a data set; give it with data")
+    for name, value in (("rule", rule), ("ledger", settings.ledger), ("count", settings.count)):
+        if value is not None and settings.epsilon is None:
+            raise ConfigError(f"{name} is for setting a budget; give it with data and budget")
+    if data is not None and runs is not None:
+        raise ConfigError(f"runs is {runs}, but data shows a budget; give examples to plan runs")
+
+
 def compute_budget(
-    examples: int, *, on_stage: Callable[[str], None] = lambda stage: None, **options: Any
+    examples: int,
+    *,
+    runs: int | None = None,
+    on_stage: Callable[[str], None] = lambda stage: None,
+    **options: Any,
 ) -> Budget:
     """Return what a private run with these options would state, and its cost over the steps.
 
     Args:
         examples: Size of the training set.
+        runs: How many such runs share the epsilon, with equal noise; by default it is one run's.
         on_stage: Called with what is computed next.
         options: Options of the run; `epsilon`, or `noise_multiplier`.
 
@@ -62,19 +130,24 @@ def compute_budget(
     from manyhands.privacy import accountant
     from manyhands.privacy.statement import statement
     from manyhands.privacy.terms import planned_steps, solve
+    from manyhands.privacy.tradeoff import CURVE, FALSE_POSITIVES, misses
 
     AMOUNT.check("examples", examples)
     chosen = {name: value for name, value in options.items() if value is not None}
     if "strategy" not in chosen and "workers" not in chosen:
         chosen |= {"strategy": "sequential", "workers": 1}
     config = configure({**chosen, "private": True})
-    if (steps := planned_steps(config, examples)) > MOST_STEPS:
+    AMOUNT.check("runs", 1 if runs is None else runs)
+    if (steps := planned_steps(config, examples) * (runs or 1)) > MOST_STEPS:
+        each = f" in {runs:,} runs" if runs else ""
         raise ConfigError(
-            f"{examples:,} examples in batches of {config.batch_size} are {steps:,} steps, more "
-            f"than the {MOST_STEPS:,} that the accountant can compose within minutes; give a "
+            f"{examples:,} examples in batches of {config.batch_size} are {steps:,} steps{each}, "
+            f"more than the {MOST_STEPS:,} that the accountant can compose within minutes; give a "
             "larger batch_size, or max_steps"
         )
     on_stage("searching for the noise multiplier")
+    if runs is not None:
+        config = _share_noise(config, examples, steps)
     terms = solve(config, examples)
     event = accountant.Event(terms.steps, terms.rate, terms.noise_multiplier)
     on_stage("computing ε by two accountants")
@@ -88,19 +161,55 @@ def compute_budget(
         "strategy": config.strategy.name,
         "workers": config.workers,
     }
-    return {**asked, **stated, "curve": spent}
+    together = replace(event, steps=event.steps * (runs or 1))
+    on_stage("computing what the best attack can reach")
+    alphas = (*FALSE_POSITIVES, *CURVE)
+    found = dict(zip(alphas, misses([together], alphas), strict=True))
+    all_of_them: Budget = {"tradeoff": [[a, round(found[a], 6)] for a in sorted(found)]}
+    if runs is not None:
+        cost = accountant.epsilon(together, terms.delta)
+        all_of_them |= {"runs": runs, "epsilon_of_runs": cost}
+    return {**asked, **stated, "curve": spent, **all_of_them}
+
+
+def _share_noise(config: RunConfig, examples: int, steps: int) -> RunConfig:
+    """Return the configuration with the noise for which so many steps keep its epsilon."""
+    from manyhands.privacy.accountant import noise_multiplier
+    from manyhands.privacy.terms import rate
+
+    assert config.privacy is not None
+    if config.privacy.epsilon is None:
+        return config
+    delta = config.privacy.resolve_delta(examples)
+    sigma = noise_multiplier(config.privacy.epsilon, delta, rate(config, examples), steps)
+    private = replace(config.privacy, epsilon=None, noise_multiplier=sigma)
+    return replace_options(config, privacy=private)
 
 
 def format_budget(budget: Budget) -> list[str]:
     """Return the answer in words: the number asked for, then the statement of such a run."""
     from manyhands.privacy.statement import describe
+    from manyhands.privacy.tradeoff import FALSE_POSITIVES
 
+    misses = dict(budget["tradeoff"])
+    found = ", ".join(f"{1 - misses[a]:.2%} at {a:.1%}" for a in FALSE_POSITIVES)
+    found += " of false accusations"
+    runs, whose = budget.get("runs"), "the run"
+    together = []
+    if runs is not None:
+        whose = f"all {runs} runs"
+        together.append(
+            f"{runs} such runs: ε = {budget['epsilon_of_runs']:.4f} at δ = {budget['delta']:g} "
+            "by PLD, if all their settings are fixed beforehand"
+        )
     many = "1 worker" if budget["workers"] == 1 else f"{budget['workers']} workers"
     lines = [
         f"noise multiplier σ = {budget['noise_multiplier']:g}: noise of σ × clip on every sum",
         f"ε = {budget['epsilon_pld']:.4f} at δ = {budget['delta']:g} by PLD; "
         f"{budget['epsilon_rdp']:.4f} by RDP, a looser check",
         f"{budget['steps']:,} steps, each record in a step with probability {budget['rate']:.6g}",
+        *together,
+        f"the best attack on {whose} detects a record with probability {found}",
         f"such a run ({budget['strategy']}, {many}) would state:",
         *(f"  {label}: {text}" for label, text in describe(budget)),
     ]

@@ -338,6 +338,11 @@ def _check_privacy(config: RunConfig, privacy: Privacy) -> None:
             f"distrust is given with {name}, whose stages trust one another: what passes "
             "between them has no noise; leave it out"
         )
+    if split and privacy.clipping == "per-layer":
+        raise ConfigError(
+            f"clipping is 'per-layer' with {name}, whose stages clip by the length over all of "
+            "them; use flat or automatic, or another strategy"
+        )
     kind, allowed = config.partition_kind, config.partitions
     if kind not in allowed:
         raise ConfigError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from manyhands import validate
 from manyhands.config.declare import INNER_PART, POSITIVE, SEED, Tags, check_declared, option
@@ -13,6 +13,7 @@ from manyhands.validate import whole
 
 # Where workers share one secret sample of the whole set, and where each samples its own records.
 SHARED, DISJOINT = "balanced", "by-id"
+ClippingWay = Literal["flat", "automatic", "per-layer"]
 _ACCOUNTED = Tags(commands=("privacy",))  # what the accountant's answer depends on
 
 
@@ -52,6 +53,12 @@ class Privacy:
     clip: float = option(
         1.0, "clip each example's gradient to this norm", POSITIVE, tags=_ACCOUNTED
     )
+    clipping: ClippingWay = option(
+        "flat",
+        "flat: shorten each example's whole gradient to clip; automatic: scale it to about clip; "
+        "per-layer: shorten each layer's part to an equal share of clip",
+        tags=Tags(commands=("privacy",), without=("audit",), hashed="if changed"),
+    )
     noise_multiplier: float | None = option(
         None,
         "sigma, the noise's standard deviation divided by clip; instead of epsilon",
@@ -89,6 +96,7 @@ class Privacy:
     def __post_init__(self) -> None:
         check_declared(self)
         validate.one_of(("none", "public"), preprocessing=self.preprocessing)
+        validate.one_of(get_args(ClippingWay), clipping=self.clipping)
         if (self.epsilon is None) == (self.noise_multiplier is None):
             which = "neither" if self.epsilon is None else "both"
             raise ConfigError(

@@ -78,7 +78,7 @@ def compose(events: Iterable[Event], delta: float, method: Method = "pld") -> fl
 
     A sweep publishes all of its runs: its epsilon is that of their composition.
     """
-    _check(delta)
+    check_delta(delta)
     validate.one_of(("pld", "rdp"), method=method)
     together = _merged(events)
     if any(event.noise_multiplier == 0 for event in together):
@@ -88,7 +88,7 @@ def compose(events: Iterable[Event], delta: float, method: Method = "pld") -> fl
 
 def curve(event: Event, delta: float, points: int = 24) -> list[tuple[int, float]]:
     """Return (steps, epsilon) from few steps to all of them, by `pld`, for a plot."""
-    _check(delta)
+    check_delta(delta)
     if event.steps == 0 or event.noise_multiplier == 0:
         return []
     counts = sorted({math.ceil(event.steps * (i / points) ** 2) for i in range(1, points + 1)})
@@ -98,10 +98,18 @@ def curve(event: Event, delta: float, points: int = 24) -> list[tuple[int, float
 
 def delta_curve(event: Event, epsilons: np.ndarray) -> np.ndarray:
     """Return δ(ε) of an event by `pld`: all that it claims, not one point of it."""
-    if not event.steps or not event.rate:
+    return deltas((event,), epsilons)
+
+
+def deltas(events: Iterable[Event], epsilons: np.ndarray) -> np.ndarray:
+    """Return δ(ε) of all events together by `pld`."""
+    together: Any = None
+    for event in _merged(events):
+        loss = step_loss(event.rate, event.noise_multiplier, _COARSE).self_compose(event.steps)
+        together = loss if together is None else together.compose(loss)
+    if together is None:
         return np.zeros_like(epsilons)
-    loss: Any = step_loss(event.rate, event.noise_multiplier, _COARSE).self_compose(event.steps)
-    return np.array([float(loss.get_delta_for_epsilon(float(each))) for each in epsilons])
+    return np.array([float(together.get_delta_for_epsilon(float(each))) for each in epsilons])
 
 
 def check_budget(before: Iterable[Event], epsilon: float, delta: float) -> None:
@@ -124,7 +132,7 @@ def noise_multiplier(
     `before` has been spent on the same data already, and counts.
     """
     validate.positive(epsilon=epsilon)
-    _check(delta)
+    check_delta(delta)
     if Event(steps, rate, 1.0).steps == 0 or rate == 0:
         raise ConfigError(
             f"steps is {steps} and the sampling rate {rate:g}; expected both above 0: without a "
@@ -141,7 +149,8 @@ def noise_multiplier(
     return least
 
 
-def _check(delta: float) -> None:
+def check_delta(delta: float) -> None:
+    """Refuse a delta that is no probability between 0 and 1."""
     if not 0 < delta < 1:
         raise ConfigError(f"delta is {delta!r}; expected a number between 0 and 1, such as 1e-5")
 

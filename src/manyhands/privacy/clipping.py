@@ -1,20 +1,33 @@
-"""Sums of clipped per-example gradients, by vmap over the functional model, in chunks."""
+"""Sums of clipped per-example gradients, by vmap over the functional model, in chunks.
+
+Three ways to scale an example's gradient g, with its layers g_1 … g_L; each leaves a norm of at
+most C, so that the sensitivity of the sum, and all accounting, is the same:
+
+    flat        g · min(1, C/‖g‖)                            (Abadi et al. 2016, arXiv 1607.00133)
+    automatic   g · C/(‖g‖ + 0.01)                           (Bu et al. 2022, arXiv 2206.07136)
+    per-layer   g_l · min(1, C_l/‖g_l‖) for each layer l     (McMahan et al. 2018, arXiv 1710.06963)
+                with C_l = C/√L, so that √Σ C_l² = C
+"""
 
 from __future__ import annotations
 
 import math
 from contextlib import nullcontext
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from manyhands.config.privacy import ClippingWay
 from manyhands.data import batch_tree
 from manyhands.errors import ConfigError
 from manyhands.model.batchnorm import batch_norms, kind
 from manyhands.model.layers import track_forward
 
 _SAME = 1e-3  # of a gradient: more than kernels of a GPU differ from one pass to the next
+
+_STABILISER = 0.01  # in automatic clipping: small gradients are not scaled up without bound
 
 if TYPE_CHECKING:
     from manyhands.data.batch_tree import Tree
@@ -25,14 +38,23 @@ class PerExample:
     """The clipped sum for any model that `torch.func.vmap` can handle.
 
     Guarantees:
-        - An example's norm is over its whole gradient, of all layers together.
+        - No example contributes more than C; its norm is over its whole gradient, of all layers
+          together, except per layer.
         - An example whose gradient is not finite contributes zero.
         - Gradients of single examples take no more memory than `chunk_mb`, or one example's.
     """
 
-    def __init__(self, replica: Replica, *, chunk_mb: int) -> None:
-        self.replica = replica
+    def __init__(self, replica: Replica, *, chunk_mb: int, way: ClippingWay = "flat") -> None:
+        self.replica, self.way = replica, way
         self.names = [name for name, _ in replica.named]
+        starts = accumulate((p.numel() for _, p in replica.named), initial=0)
+        self.owners = torch.tensor(  # the layer of each parameter
+            [
+                next(i for i, la in enumerate(replica.layers) if la.start <= start < la.stop)
+                for start, _ in zip(starts, replica.named, strict=False)
+            ],
+            device=replica.params.device,
+        )
         size = 2 * replica.dim * replica.params.element_size()  # gradients, and their squares
         self.chunk = max(1, (chunk_mb << 20) // size)
 
@@ -71,23 +93,40 @@ class PerExample:
                 found = self.gradients(*batch_tree.take_examples(x, y, part), mask)
             grads = [g.flatten(1) for g in found]  # (n, size)
             norms = torch.stack([torch.linalg.vector_norm(g, dim=1) for g in grads])
-            weights, finite = coefficients(torch.linalg.vector_norm(norms, dim=0), clip)
+            squares = norms.new_zeros(len(self.replica.layers), norms.shape[1])
+            squares.index_add_(0, self.owners, norms.square())
+            weights, finite = coefficients(squares.sqrt(), clip, self.way)
+            weights = weights.expand(squares.shape)
             offset = 0
-            for g in grads:
+            for g, owner in zip(grads, self.owners.tolist(), strict=True):
                 kept = g if finite is None else torch.where(finite[:, None], g, 0.0)
                 stop = offset + g.shape[1]
-                out[offset:stop].add_(weights @ kept)
+                out[offset:stop].add_(weights[owner] @ kept)
                 offset = stop
 
 
-def coefficients(norms: Tensor, clip: float) -> tuple[Tensor, Tensor | None]:
-    """Return the clipping factors for these norms, (n,), zero where a norm is not finite.
+def coefficients(
+    norms: Tensor, clip: float, way: ClippingWay = "flat"
+) -> tuple[Tensor, Tensor | None]:
+    """Return the clipping factors for these norms, zero where an example is not finite.
+
+    Args:
+        norms: Of whole gradients, (n,), or of their layers, (layers, n).
+        clip: C.
+        way: How to clip; per layer needs the layers' norms.
 
     Returns:
-        The factors, and which are finite; None where all are, which is nearly always.
+        The factors, (n,) or per layer (layers, n), and which examples are finite; None where all
+        are, which is nearly always.
     """
-    finite = torch.isfinite(norms)
-    factors = torch.clamp(clip / norms, max=1.0)
+    if way == "per-layer":
+        finite = torch.isfinite(norms).all(0)
+        factors = torch.clamp(clip / math.sqrt(len(norms)) / norms, max=1.0)
+    else:
+        whole = norms if norms.dim() == 1 else torch.linalg.vector_norm(norms, dim=0)
+        finite = torch.isfinite(whole)
+        automatic = way == "automatic"
+        factors = clip / (whole + _STABILISER) if automatic else torch.clamp(clip / whole, max=1.0)
     if bool(finite.all()):
         return factors, None
     return torch.where(finite, factors, 0.0), finite

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from manyhands.config.privacy import ClippingWay
 from manyhands.errors import ConfigError
 from manyhands.privacy.clipping import coefficients
 from manyhands.privacy.parts import (
@@ -51,8 +52,15 @@ class Layerwise:
     Guarantees: the same sums as `PerExample`, up to rounding.
     """
 
-    def __init__(self, replica: Replica, layers: list[nn.Module], *, chunk_mb: int) -> None:
-        self.replica, self.layers, self.chunk_mb = replica, layers, chunk_mb
+    def __init__(
+        self,
+        replica: Replica,
+        layers: list[nn.Module],
+        *,
+        chunk_mb: int,
+        way: ClippingWay = "flat",
+    ) -> None:
+        self.replica, self.layers, self.chunk_mb, self.way = replica, layers, chunk_mb, way
         self.owners = [layer for layer in layers if _parameters(layer)]
         sizes = [sum(p.numel() for p in layer.parameters()) for layer in self.owners]
         ends = list(accumulate(sizes, initial=0))
@@ -62,16 +70,23 @@ class Layerwise:
 
     @classmethod
     def of(
-        cls, replica: Replica, *, chunk_mb: int, example: Tree | None = None
+        cls,
+        replica: Replica,
+        *,
+        chunk_mb: int,
+        example: Tree | None = None,
+        way: ClippingWay = "flat",
     ) -> Layerwise | None:
         """Return the clipped sum for a chain of known layers and a known loss; None for others.
 
         With an example to try, some of the layers may be of any kind.
         """
         layers = list(_chain(replica.module))
-        found = cls(replica, layers, chunk_mb=chunk_mb)
+        found = cls(replica, layers, chunk_mb=chunk_mb, way=way)
         if not cls.unknown(replica):
             return found
+        if way == "per-layer":
+            return None  # an unknown layer may consist of several
         some = any(is_known(layer) for layer in found.owners)
         whole = not _why_not_layerwise(replica, layers) and isinstance(example, Tensor)
         return found if some and whole and found._passes(example) else None
@@ -118,8 +133,8 @@ class Layerwise:
             trace = self.forward(x)
         back = torch.autograd.grad(self.judge(trace, y), trace.outputs)
         parts = self.parts(trace.inputs, back)
-        squares = torch.stack([part.squares for part in parts]).sum(0)
-        weights, finite = coefficients(squares.sqrt(), clip)
+        norms = torch.stack([part.squares for part in parts]).sqrt()
+        weights, finite = coefficients(norms, clip, self.way)
         if finite is None:
             self.sum(parts, weights, out)
         elif bool(finite.any()):  # rare: without the others, since 0 × NaN is NaN
@@ -158,9 +173,10 @@ class Layerwise:
             return [layer_gradient(*one, way) for one, way in zip(each, self.ways, strict=True)]
 
     def sum(self, parts: Sequence[LayerGradient], weights: Tensor, out: Tensor) -> None:
-        """Add the weighted sum of the examples' gradients to `out`; weights: (n,)."""
-        for where, part in zip(self.slices, parts, strict=True):
-            part.add(weights, out[where])
+        """Add the weighted sum of the examples' gradients to `out`; weights: ([layers,] n)."""
+        each = weights.expand(len(parts), weights.shape[-1])
+        for where, part, factors in zip(self.slices, parts, each, strict=True):
+            part.add(factors, out[where])
 
     def _bytes(self, x: Tensor) -> int:
         """Return the approximate size of one example's intermediate results."""

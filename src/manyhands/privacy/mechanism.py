@@ -45,6 +45,7 @@ class Mechanism:
 
     ```
     sum(x, y):    g ← Σ_i  min(1, C / ‖∇f_i‖) ∇f_i          over this worker's sample, maybe empty
+                  (other ways to clip: `clipping`)
                   g ← γ (round(g / γ) + round(N(0, s²/γ²))) / b
     ```
 
@@ -80,9 +81,9 @@ class Mechanism:
     ) -> None:
         assert config.privacy is not None
         self.replica, self.terms, self.noise = replica, terms, noise
-        chunk = config.privacy.chunk_mb
-        known = Layerwise.of(replica, chunk_mb=chunk, example=example)
-        self.clipped = known or PerExample(replica, chunk_mb=chunk)
+        chunk, way = config.privacy.chunk_mb, config.privacy.clipping
+        known = Layerwise.of(replica, chunk_mb=chunk, example=example, way=way)
+        self.clipped = known or PerExample(replica, chunk_mb=chunk, way=way)
         exposure = "each" if config.privacy.distrust else config.strategy.exposure
         senders = config.workers if exposure == "sum" else 1
         self.lattice: Lattice | None = None  # only tests leave the noise out

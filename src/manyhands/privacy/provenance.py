@@ -31,22 +31,40 @@ class Provenance:
         fingerprint: Of the training records; see `fingerprint.py`.
         weights: Where the initial weights come from, for the statement.
         before: What private runs on the same records have spent on these weights.
+        earlier: The ids of those runs in their ledgers, for the budget of the data set.
+        run: The id that the budget of the data set knows this run by; empty without a budget.
+        planned: What that budget has reserved for this run.
     """
 
     fingerprint: str = ""
     weights: str = FROM_SEED
     before: tuple[Event, ...] = ()
+    earlier: tuple[str, ...] = ()
+    run: str = ""
+    planned: Event | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as the ledger and messages hold it."""
+        """Return it as the ledger and the record hold it."""
         before = [list(astuple(event)) for event in self.before]
-        return {"fingerprint": self.fingerprint, "weights": self.weights, "before": before}
+        made = {"fingerprint": self.fingerprint, "weights": self.weights, "before": before}
+        return {**made, "earlier": list(self.earlier)} if self.earlier else made
+
+    def costs(self) -> dict[str, Event]:
+        """Return what was spent on the initial weights, by the ids of the runs."""
+        return dict(zip(self.earlier, self.before, strict=True))
 
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> Provenance:
         """Return what `as_dict` returned."""
         before = tuple(Event(*each) for each in found["before"])
-        return cls(fingerprint=found["fingerprint"], weights=found["weights"], before=before)
+        # An earlier version had no ids: its own are new to a budget, which counts them once more.
+        earlier = found.get("earlier") or [f"{found.get('run')}/{i}" for i in range(len(before))]
+        return cls(
+            fingerprint=found["fingerprint"],
+            weights=found["weights"],
+            before=before,
+            earlier=tuple(earlier),
+        )
 
     @classmethod
     def of_run(cls, folder: Path) -> Provenance | None:
@@ -104,13 +122,20 @@ def weights_of_file(path: Path, fingerprint: str) -> Provenance:
             "private run on the same data, whose cost is then added to this run's epsilon"
         )
     own, earlier = ledger.read_event(folder), Provenance.of_run(folder)
+    head = ledger.read_head(folder)
     assert own is not None
     assert earlier is not None
+    assert head is not None
     said = f"{path}: the result of a private run on the same data, whose {own.steps:,} steps are"
     said += " part of this ε"
     if earlier.weights != FROM_SEED:
         said += f"; that run's own initial weights: {earlier.weights}"
-    return Provenance(fingerprint=fingerprint, weights=said, before=(*earlier.before, own))
+    return Provenance(
+        fingerprint=fingerprint,
+        weights=said,
+        before=(*earlier.before, own),
+        earlier=(*earlier.earlier, str(head["run"])),
+    )
 
 
 def _find_obstacle(path: Path, folder: Path, fingerprint: str) -> str:

@@ -118,7 +118,7 @@ class StageClipping:
 
     def _clip(self, norms: Tensor) -> None:
         """Sum the kept gradients, each example clipped by its norm; norms: (n,)."""
-        weights, finite = coefficients(norms, self.mechanism.terms.clip)
+        weights, finite = coefficients(norms, self.mechanism.terms.clip, self.mechanism.clipped.way)
         sizes = [len(some) for some in self.squares]
         goods = [None] * len(sizes) if finite is None else torch.split(finite, sizes)
         for held, factors, good in zip(self.held, torch.split(weights, sizes), goods, strict=True):

@@ -35,6 +35,12 @@ NOISE = {
     False: "rounded normal numbers from a generator that is not cryptographic, with a secret key "
     "from the operating system; the values that a message can take do not depend on the sum",
 }
+CLIPPING = {
+    "flat": "flat: each example's gradient, over all layers together, is shortened to C",
+    "automatic": "automatic: each example's gradient is scaled to a length just below C",
+    "per-layer": "per layer: each of L layers of an example's gradient is shortened to C/√L, so "
+    "that the whole is no longer than C",
+}
 # What records of earlier versions do not say.
 EARLIER = {"noise": "floating-point numbers of an earlier version, not safe against rounding"}
 NOT_PRIVATE = (
@@ -59,6 +65,7 @@ LABELS = {
     "rate": "sampling rate, q",
     "noise_multiplier": "noise multiplier, σ",
     "clip": "clipping norm, C",
+    "clipping": "clipping",
     "epsilon_rdp": "ε, by Rényi divergences (looser; a check)",
     "noise": "noise",
 }
@@ -100,6 +107,7 @@ def statement(
         **describe_trust(config, hosts),
         "sampler": SAMPLER[config.partition_kind == "balanced"],
         **terms.as_dict(),
+        "clipping": CLIPPING[privacy.clipping],
         "epsilon_pld": accountant.compose(events, terms.delta, "pld"),
         "epsilon_rdp": accountant.compose(events, terms.delta, "rdp"),
         "several": {str(k): epsilon_for(events, terms.delta, k) for k in RECORDS},

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -12,6 +14,7 @@ from manyhands.config.run import MODELS
 from manyhands.data.stored import About
 from manyhands.errors import ConfigError
 from manyhands.privacy import accountant, provenance
+from manyhands.privacy.accountant import Event
 from manyhands.privacy.fingerprint import fingerprint, load_key
 from manyhands.privacy.provenance import ASSUMED, FROM_SEED, Provenance
 
@@ -33,6 +36,10 @@ class PrivateRequest(Protocol):
     @property
     def model(self) -> Any:
         """A model, a function that makes one, or a name."""
+
+    @property
+    def data(self) -> Any:
+        """The data, or its name."""
 
     @property
     def checkpoint(self) -> object:
@@ -77,17 +84,23 @@ def find_provenance(run: PrivateRequest, stored: Path) -> Provenance | None:
     return of_weights
 
 
-def share_provenance(group: Communicator, run: PrivateRequest, stored: Path) -> Provenance | None:
-    """Return rank 0's provenance on every rank: fingerprints need one key. Collective."""
-    if run.config.privacy is None:
-        return None
+def share_provenance(
+    group: Communicator, find: Callable[[], Provenance | None]
+) -> Provenance | None:
+    """Return what rank 0 finds on every rank: fingerprints need one key. Collective."""
 
     def read() -> str:
-        mine = find_provenance(run, stored)
-        return json.dumps(mine.as_dict()) if mine else ""
+        mine = find()
+        if mine is None:
+            return ""
+        planned = astuple(mine.planned) if mine.planned else None
+        return json.dumps([mine.as_dict(), mine.run, planned])
 
-    shared = ask_leader(group, read)
-    return Provenance.from_dict(json.loads(shared)) if shared else None
+    if not (shared := ask_leader(group, read)):
+        return None
+    found, run, planned = json.loads(shared)
+    event = Event(*planned) if planned else None
+    return replace(Provenance.from_dict(found), run=run, planned=event)
 
 
 def _describe_older(config: RunConfig, model: Any) -> str:

@@ -35,7 +35,7 @@ from manyhands.launch.scratch import private_folder
 from manyhands.launch.signals import SignalReceived, defer_signals, describe
 from manyhands.launch.spec import LaunchSpec
 from manyhands.privacy.provenance import Provenance
-from manyhands.training import output_folder, preflight, resume
+from manyhands.training import budget, output_folder, preflight, resume
 from manyhands.training.failure_record import write_failure
 from manyhands.training.folder_lock import Member
 from manyhands.training.job import Job
@@ -74,10 +74,10 @@ class Run:
     def launch(self, progress: bool | None) -> tuple[dict[str, Any], Path]:
         """Start the workers and wait for them; return the record and its folder."""
         begin, config = time.time(), self.config
-        with private_folder() as folder:
+        with private_folder() as folder, ExitStack() as own:
             # Everything that can be refused is refused before anything is written.
             stored = self._store_and_check(folder / "data", stream=config.stream is not None)
-            provenance = find_provenance(self, stored)
+            found = find_provenance(self, stored)
             if config.device == "cuda" and not config.places:
                 from manyhands.training.process.devices import check_cuda
 
@@ -88,6 +88,7 @@ class Run:
             # On several hosts each finds out for itself how many cores it has.
             alone = None if config.places else max(1, cores() // config.processes)
             threads = config.threads or alone
+            provenance = own.enter_context(budget.reserved(self, found, stored))
             with self._claim_output(job=str(folder)) as claim:
                 output = claim.folder
                 check_disk_space(output, LEAST_SPACE, "the record of a run", "another output")
@@ -249,7 +250,12 @@ class Run:
                 lambda: str(self._store_and_check(folder / "data", stream=stream)),
                 leader=leader,
             )
-            provenance = share_provenance(group, self, Path(stored))
+            provenance = share_provenance(
+                group,
+                lambda: own.enter_context(
+                    budget.reserved(self, find_provenance(self, Path(stored)), Path(stored))
+                ),
+            )
             claimed = ask_leader(group, lambda: self._claim_output(members=members).to_json())
             claim = Claim.from_json(claimed)
             if group.rank == 0:

@@ -96,6 +96,14 @@ def _fit(
     return Result(record, output, run)
 
 
+def planned_run(
+    model: Any = None, data: Any = None, *, command: str | None = None, **options: Any
+) -> Run:
+    """Return the run that `fit` would start with these arguments, without starting it."""
+    own = {name: options.pop(name, None) for name in OWN}
+    return _prepare(model, data, own, command, options, None)
+
+
 def _prepare(
     model: Any,
     data: Any,

@@ -18,6 +18,7 @@ from manyhands.config.options import configure
 from manyhands.errors import ConfigError
 from manyhands.experiments.sweep.plan import make_schedule
 from manyhands.experiments.sweep.spec import read
+from manyhands.privacy.accountant import Event, compose
 from manyhands.privacy.statement import LABELS
 from manyhands.privacy.terms import solve
 
@@ -57,6 +58,18 @@ def test_which_promise_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert round(found["epsilon_pld"], 3) == 2.363
     assert round(found["epsilon_rdp"], 3) == 2.581
     assert found["curve"][-1][0] == found["steps"] == 4687
+
+
+def test_the_noise_for_several_runs_together() -> None:
+    """The same σ for each run, and ε for all: by RDP, which shares no code, hardly more."""
+    found = compute_budget(**RECIPE, epsilon=3.0, runs=8)
+    event = Event(4687, 512 / 60_000, found["noise_multiplier"])
+    assert 2.99 < found["epsilon_of_runs"] <= 3
+    assert found["epsilon_of_runs"] <= compose([event] * 8, 1e-5, "rdp") < 1.15 * 3
+    assert found["epsilon_pld"] < found["epsilon_of_runs"]
+    given = compute_budget(**RECIPE, noise_multiplier=found["noise_multiplier"], runs=8)
+    assert given == found
+    assert [each for each in found["tradeoff"] if not 0 < each[1] < 1 - each[0]] == []
 
 
 def test_the_curve_as_a_picture(tmp_path: Path) -> None:

@@ -178,6 +178,7 @@ def sweep(
     with raise_on_signals(), runs.open():
         if announce:
             announce(planned, folder)
+        runs.reserve()
         records = runs.run(progress)
         titles = {run.id: run.title for run in planned.runs}
         failed = {titles[n]: first_line(r) for n, r in records.items() if r["status"] != "finished"}

@@ -23,11 +23,13 @@ from manyhands.experiments.sweep.stop_signals import SignalRecorder
 from manyhands.launch import signals
 from manyhands.launch.machine import SCHEMA, cores, cpu_name, write_json
 from manyhands.launch.signals import SignalReceived
+from manyhands.privacy.budget import any_exists
 from manyhands.privacy.terms import REDACTED
-from manyhands.training import output_folder
+from manyhands.training import budget, output_folder
 from manyhands.training.failure_record import privacy_spent
 from manyhands.training.output_folder import Claim
-from manyhands.training.setup import fit
+from manyhands.training.run import Run
+from manyhands.training.setup import fit, planned_run
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,24 @@ class Sweep:
             "started": started,
             "finished": None,
         }
+
+    def reserve(self) -> None:
+        """Reserve the cost of all runs to come, where their data has a budget; all or none.
+
+        Raises:
+            ConfigError: If a budget does not allow them all.
+        """
+        todo = [run for run in self.schedule.runs if not self._read_finished(run)]
+        if not todo or not any_exists():
+            return
+        plans: dict[str, dict[str, Run]] = {}
+        for run in todo:
+            place = str((self.folder / "runs" / run.id).absolute())
+            made = planned_run(**{**run.options, **self.objects, "output": place})
+            if made.config.stream is None:
+                plans.setdefault(get_name(made.data), {})[place] = made
+        for together in plans.values():
+            budget.reserve_all(together)
 
     def run(self, progress: bool) -> dict[str, Mapping[str, Any]]:
         """Do what is not done yet, one run at a time; returns every run's record."""

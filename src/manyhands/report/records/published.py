@@ -17,7 +17,7 @@ Record = Mapping[str, Any]
 # What the statement of a private run consists of, in reading order.
 STATEMENT = (
     "private", "unit", "several", "relation", "trust", "records", "settings", "timing", "sampler",
-    "steps", "rate", "noise_multiplier", "clip", "delta", "epsilon_pld", "epsilon_rdp",
+    "steps", "rate", "noise_multiplier", "clip", "clipping", "delta", "epsilon_pld", "epsilon_rdp",
     "preprocessing", "weights", "before", "fingerprint", "noise", "secure_noise", "sensitivity",
     "lattice_step",
 )  # fmt: skip

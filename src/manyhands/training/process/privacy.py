@@ -13,6 +13,7 @@ from manyhands.data import Plan
 from manyhands.errors import ConfigError
 from manyhands.model.dropout import Masks
 from manyhands.privacy import keys, ledger, staged
+from manyhands.privacy.accountant import Event
 from manyhands.privacy.clipping import probe, refuse
 from manyhands.privacy.generator import seed_secretly
 from manyhands.privacy.layerwise import Layerwise
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from manyhands.config.run import RunConfig
     from manyhands.data.batch_tree import Tree
     from manyhands.model.replica import Replica
-    from manyhands.privacy.accountant import Event
     from manyhands.privacy.provenance import Provenance
     from manyhands.worker.worker import Worker
 
@@ -132,7 +132,14 @@ def open_ledger(
     mechanism = worker.computation.mechanism
     assert mechanism is not None
     terms, path = mechanism.terms, output / f"ledger-{worker.rank}.jsonl"
-    run = worker.comm.gather(secrets.token_hex(8))[0]
+    reserved = provenance.planned if provenance else None
+    if reserved and reserved != Event(terms.steps, terms.rate, terms.noise_multiplier):
+        raise ConfigError(
+            f"the budget of the data set has reserved {reserved}, but this run would take {terms}; "
+            "start it again"
+        )
+    own = (provenance.run if provenance else "") or secrets.token_hex(8)
+    run = worker.comm.gather(own)[0]
     spent = 0
     together = worker.config.strategy.supports.together
     before = ledger.steps_paid(output) if together and remembered else 0  # fewer workers may go on
