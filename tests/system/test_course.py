@@ -9,6 +9,8 @@ import pytest
 
 from manyhands.experiments.check.course import grade
 
+pytestmark = pytest.mark.timeout(600)  # each test starts dozens of groups of processes
+
 COURSE = Path(__file__).parents[2] / "course"
 SOLUTIONS = {
     "1-averaging": "averaging",
