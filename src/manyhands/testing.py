@@ -1,4 +1,4 @@
-"""Faults for tests, one's own included: deterministic, by rank, phase and step.
+"""Faults for your own tests, deterministic by rank, phase and step; and graded exercises.
 
     faults = Faults().kill(rank=1, step=40).stop(rank=0, step=10, phase="exchange")
     with faults:
@@ -12,6 +12,7 @@ load, tune, gradient, exchange, update, checkpoint, evaluate, record.
 
 from __future__ import annotations
 
+from manyhands.experiments.check.grading import Grading, graded
 from manyhands.launch.fault_injection import VARIABLE, Fault, Faults
 
-__all__ = ["VARIABLE", "Fault", "Faults"]
+__all__ = ["VARIABLE", "Fault", "Faults", "Grading", "graded"]

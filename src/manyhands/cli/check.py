@@ -17,6 +17,12 @@ def check(
         str, Parameter(help="an all-reduce: mine.py:ring, package.module:ring, or one of ours")
     ],
     *,
+    course: Annotated[
+        str | None, Parameter(help="grade a file by an assignment's tests: course/3-allreduce")
+    ] = None,
+    public: Annotated[
+        bool, Parameter(negative="", help="with --course: the public tests only")
+    ] = False,
     workers: Annotated[
         str, Parameter(help="numbers of processes, whatever the cores")
     ] = "1,2,3,4,5,6,7,8",
@@ -35,6 +41,11 @@ def check(
 
     For example: manyhands check mine.py:ring --point-to-point
     """
+    if course is not None:
+        _grade(course, target, public=public, mpi=mpi, as_json=json_)
+        return
+    if public:
+        raise ConfigError("public is given without course; it names the tests of an assignment")
     from manyhands.experiments.check.allreduce import check_allreduce
     from manyhands.experiments.check.page import format_page, to_json
 
@@ -49,4 +60,16 @@ def check(
         )
     print(json.dumps(to_json(checked), indent=1) if json_ else format_page(checked))
     if not checked.passed:
+        raise SystemExit(1)
+
+
+def _grade(course: str, file: str, *, public: bool, mpi: str, as_json: bool) -> None:
+    """Print what a student's file earns; exit code 1 if that is not everything."""
+    from manyhands.experiments.check.course import grade
+
+    with Status("check", shown=not as_json) as status:
+        status.stage(f"grading {file}")
+        result = grade(course, file, public=public, mpi=mpi)
+    print(json.dumps(result.to_json(), indent=1) if as_json else result)
+    if result.points < result.of:
         raise SystemExit(1)
