@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         Pipeline,
         Sequential,
         Server,
+        Strategy,
         Sync,
         TensorParallel,
     )
@@ -43,7 +44,8 @@ _HOMES = {
     "errors": "ManyhandsError ConfigError DataError LaunchError WorkerError DivergedError",
     "experiments.forecast.predict": "predict",
     "experiments.sweep.compare": "compare",
-    "strategies": "Averaging Gossip Hogwild Pipeline Sequential Server Sync TensorParallel",
+    "strategies": "Averaging Gossip Hogwild Pipeline Sequential Server Strategy Sync "
+    "TensorParallel",
     "training.result": "Result",
     "training.userloop.join": "join",
 }
@@ -66,6 +68,7 @@ __all__ = [
     "Result",
     "Sequential",
     "Server",
+    "Strategy",
     "Sync",
     "TensorParallel",
     "WorkerError",

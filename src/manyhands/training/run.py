@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from manyhands.comm.rendezvous import ask_leader, check_shared_folder, host_leader
 from manyhands.config.checks import check_torch, replace_options
 from manyhands.config.run import RunConfig
+from manyhands.config.strategy_table import own as find_own
 from manyhands.data import store
 from manyhands.errors import (
     ConfigError,
@@ -258,8 +259,10 @@ class Run:
         threads: int | None,
         provenance: Provenance | None,
     ) -> Job:
+        own = find_own(self.config.strategy)
         return Job(
             provenance=provenance,
+            own_strategy={"source": own.source, "summary": own.summary} if own else None,
             config=self.config,
             model=self.model,
             loss=self.loss,
