@@ -164,6 +164,8 @@ def _merge(known: Option, other: Option) -> Option:
 
 def _check_own_options(strategy: type, values: Mapping[str, Any]) -> None:
     """Refuse values that the chosen strategy's own declarations do not allow."""
+    if strategy not in strategy_table.known().values():
+        return
     for option in _read_declarations(strategy, getattr(strategy, "name", "")):
         if values.get(option.name) is not None:
             option.check(values[option.name])

@@ -145,8 +145,8 @@ def _add(value: Any, source: str, field: str) -> type[StrategySpec]:
         raise ConfigError(
             f"{field} is the class {kind.__name__}; expected an object of it, {kind.__name__}()"
         )
-    if _built_in.get(getattr(kind, "name", "")) is kind:
-        return kind
+    if kind.__module__.startswith("manyhands."):
+        return kind  # also what a forecast measures with: no option of it is a flag
     if not isinstance(value, type) and source:
         raise ConfigError(
             f"{field} is {source!r}, which is an object; expected its class, {kind.__name__}"

@@ -14,6 +14,7 @@ from manyhands.config import strategy_table
 from manyhands.config.options import configure, flatten, options
 from manyhands.config.strategy_definition import RESERVED
 from manyhands.config.strategy_table import find_all, find_strategy, own
+from manyhands.experiments.forecast.probe import Probe
 from manyhands.experiments.forecast.strategy_models import check_modelled
 from manyhands.experiments.sweep.content_hash import ContentHashes
 from manyhands.experiments.sweep.plan import make_schedule
@@ -191,6 +192,12 @@ def test_an_experiment_file_names_it_and_its_content_counts(written, tmp_path):
     assert not ContentHashes().of({"strategy": "sync"})
     find_strategy(written("    pull: float = 0.5\n", METHODS.replace("gradient(batch)", "lr")))
     assert ContentHashes().of({"strategy": "Own"}) != before
+
+
+def test_what_a_forecast_measures_with_brings_no_flags():
+    assert configure({"strategy": Probe(seconds=0.25)}).strategy.seconds == 0.25
+    assert "algorithms" not in options()
+    assert own("probe") is None
 
 
 def test_a_forecast_needs_the_author_s_cost(written):
