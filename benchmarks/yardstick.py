@@ -48,7 +48,7 @@ class NeverTalk(Strategy):
         """Train alone; not even whether to stop is asked of each other."""
         worker.hooks.clear()
         for batch in worker.batches():
-            worker.update(worker.gradient(batch._replace(weight=1.0)))
+            worker.update(worker.gradient(batch.alone()))
 
     def consensus(self, worker: Any) -> Any:
         """Return one's own: nobody else's is known."""

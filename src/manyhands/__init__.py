@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         Pipeline,
         Sequential,
         Server,
+        Strategy,
         Sync,
         TensorParallel,
     )
@@ -45,7 +46,8 @@ _HOMES = {
     "errors": "ManyhandsError ConfigError DataError LaunchError WorkerError DivergedError",
     "experiments.forecast.predict": "predict",
     "experiments.sweep.compare": "compare",
-    "strategies": "Averaging Gossip Hogwild Pipeline Sequential Server Sync TensorParallel",
+    "strategies": "Averaging Gossip Hogwild Pipeline Sequential Server Strategy Sync "
+    "TensorParallel",
     "training.result": "Result",
     "training.userloop.join": "join",
 }
@@ -69,6 +71,7 @@ __all__ = [
     "Sequential",
     "Server",
     "StopTraining",
+    "Strategy",
     "Sync",
     "TensorParallel",
     "WorkerError",

@@ -95,6 +95,8 @@ def at(folder, step):
     return found
 
 
+OWN = ("easgd.py:EASGD", "slowmo.py:SlowMo", "scaffold.py:SCAFFOLD", "sign_sgd.py:SignSGD")
+EXAMPLES = Path(__file__).parents[2] / "examples/strategies"
 STRATEGIES = {
     "sync": [mh.Sync(), mh.Sync(compress="topk:0.1"), mh.Sync(compress="powersgd:1")],
     "averaging": [
@@ -115,6 +117,7 @@ STRATEGIES = {
         mh.Gossip(topology="complete" if WORLD.size % 2 else "pairs"),
         mh.Gossip(overlap=True),
     ],
+    "examples": [configure({"strategy": f"{EXAMPLES}/{each}"}).strategy for each in OWN],
 }
 
 

@@ -19,6 +19,7 @@ from manyhands.cli.check import check
 from manyhands.cli.compare import compare, demo, report
 from manyhands.cli.help import FORMAT, CommonOptions
 from manyhands.cli.new import new
+from manyhands.cli.options import load_own_strategies
 from manyhands.cli.partition import partition
 from manyhands.cli.predict import predict
 from manyhands.cli.prepare import prepare
@@ -114,9 +115,11 @@ def _main(arguments: Sequence[str] | None) -> None:
 
 
 def _run(arguments: Sequence[str] | None) -> None:
+    words = sys.argv[1:] if arguments is None else list(arguments)
     try:
+        load_own_strategies(words)
         app(
-            sys.argv[1:] if arguments is None else list(arguments),
+            words,
             exit_on_error=False,
             print_error=False,
         )

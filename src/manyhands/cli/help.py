@@ -9,6 +9,7 @@ from cyclopts import App, Parameter
 from cyclopts.help import DefaultFormatter
 
 from manyhands.cli.options import is_common
+from manyhands.config.strategy_table import installed
 
 if TYPE_CHECKING:
     from cyclopts.help import HelpPanel
@@ -40,3 +41,5 @@ def print_every_option(command: Callable[..., None]) -> None:
         version_flags=(),
     )
     alone.help_print([])
+    if names := ", ".join(installed()):
+        print(f"Strategies of installed packages: {names}")

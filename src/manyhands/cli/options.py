@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from cyclopts import Group, Parameter
@@ -12,7 +13,9 @@ from cyclopts import Group, Parameter
 import manyhands.strategies  # noqa: F401  (registers their options)
 from manyhands.config.declare import Command
 from manyhands.config.options import Option, options
+from manyhands.config.strategy_table import find_strategy, installed, known, version
 from manyhands.errors import ConfigError
+from manyhands.files import read_toml
 
 # The headings of the help, in the order of the declarations.
 _GROUPS = {
@@ -72,10 +75,56 @@ def takes_options(
             if p.kind is not p.VAR_KEYWORD
         ]
         named = {p.name for p in own}
-        taken = [o for o in options().values() if o.is_taken_by(command) and o.name not in named]
-        all_of_them = [*own, *map(flag, taken)]
-        function.__signature__ = inspect.Signature(all_of_them)  # type: ignore[attr-defined]
-        function.__annotations__ = {p.name: p.annotation for p in all_of_them}
+
+        def give() -> None:
+            listed = options().values()
+            taken = [o for o in listed if o.is_taken_by(command) and o.name not in named]
+            all_of_them = [*own, *map(flag, taken)]
+            function.__signature__ = inspect.Signature(all_of_them)  # type: ignore[attr-defined]
+            function.__annotations__ = {p.name: p.annotation for p in all_of_them}
+
+        give()
+        _extended.append(give)
         return function
 
     return extended
+
+
+_extended: list[Callable[[], None]] = []  # give each command its options again
+
+
+def load_own_strategies(arguments: Sequence[str]) -> None:
+    """Load the user's strategies that a command line names: their options become its flags.
+
+    An unknown name is left to the command, which refuses it like one in Python.
+
+    Raises:
+        ConfigError: If the class cannot be a strategy.
+    """
+    before, named = version(), []
+    for place, word in enumerate(arguments):
+        flag, equals, value = word.partition("=")
+        if flag in ("--strategy", "--strategies"):
+            value = value if equals else "".join(arguments[place + 1 : place + 2])
+            named += [(flag[2:], name) for name in value.split(",")]
+    if arguments[:1] == ["compare"]:
+        for path in [Path(word) for word in arguments[1:] if word.endswith(".toml")]:
+            named += [("strategies", name) for name in _list_own_of_file(path)]
+    for field, name in named:
+        if ":" in name or name in (() if name in known() else installed()):
+            find_strategy(name, field)
+    if version() != before:
+        for give in _extended:
+            give()
+
+
+def _list_own_of_file(path: Path) -> list[str]:
+    """Return the strategies of the user's own in an experiment; its reader tells what is wrong."""
+    try:
+        _, table = read_toml(path, "experiment")
+        parts = [table, *table.get("cases", ()), table.get("quick", {})]
+        listed = [part.get(key, ()) for part in parts for key in ("strategies", "strategy")]
+    except (ConfigError, AttributeError, TypeError):
+        return []
+    flat = [[each] if isinstance(each, str) else list(each) for each in listed]
+    return [n for names in flat for n in names if isinstance(n, str) and ":" in n]

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from types import MappingProxyType
 from typing import Any, Literal, Union, get_args, get_origin
 
-from manyhands.config import presets
+from manyhands.config import presets, strategy_table
 from manyhands.config.checks import check
 from manyhands.config.declare import Command, Tags
 from manyhands.config.import_path import get_name
@@ -22,14 +22,13 @@ from manyhands.config.optimizers import OPTIMIZERS, SGD
 from manyhands.config.parse import parse_partition
 from manyhands.config.privacy import Privacy
 from manyhands.config.run import RunConfig
-from manyhands.config.strategy_spec import StrategySpec
+from manyhands.config.strategy_definition import describe_field, option_values
 from manyhands.errors import ConfigError, nearest
 from manyhands.launch.hosts import hosts_from_options
 from manyhands.validate import Range, shown
 
 _RUN_ONLY = ("strategy", "optimizer", "privacy")
 _PRIVATE = "private"  # owns the options of `Privacy`
-_strategies: dict[str, type[StrategySpec]] = {}
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ class Option:
 
 def _list_commands(owner: str) -> tuple[Command, ...]:
     """Return the commands that take all options of an owner."""
-    if owner in _strategies:
+    if owner in strategy_table.known():
         return ("train", "compare", "predict", "audit", "join")
     if owner == _PRIVATE:
         return ("train", "compare", "predict", "audit")
@@ -89,24 +88,13 @@ def _read_declarations(kind: type, owner: str) -> list[Option]:
     own = "Privacy" if kind is Privacy else "Optimizer" if owner in OPTIMIZERS else "Strategy"
     return [
         Option(
-            f.name,
-            hints[f.name],
-            f.default,
-            f.metadata["help"],
-            (owner,),
-            f.metadata["within"],
-            f.metadata["tags"],
+            f.name, hints[f.name], f.default, help, (owner,), within, tags,
             homes[f.name] if kind is RunConfig else own,
         )
         for f in fields(kind)
         if f.name not in _RUN_ONLY and f.default is not MISSING
-    ]
-
-
-def register(kinds: Iterable[type[StrategySpec]]) -> None:
-    """Add strategies, whose options join the table; `manyhands.strategies` adds its own."""
-    _strategies.update({kind.name: kind for kind in kinds})
-    options.cache_clear()
+        for help, within, tags in (describe_field(kind, f, hints[f.name]),)
+    ]  # fmt: skip
 
 
 def _make_choice(
@@ -117,15 +105,27 @@ def _make_choice(
     return Option(name, kind, default, help, ("run",), None, Tags(**tags), "Training")
 
 
-@cache
 def options() -> Mapping[str, Option]:
     """Return every option by its flat name, with all of its owners."""
-    if not _strategies:
+    return _make_table(strategy_table.version())
+
+
+@cache
+def _make_table(version: int) -> Mapping[str, Option]:
+    """Return the options with the strategies of that version of their table."""
+    strategies = strategy_table.known()
+    if not strategies:
         raise RuntimeError("no strategy is registered: import manyhands.strategies first")
+    listed = ", ".join(strategy_table.built_in())
     choices = (
-        _make_choice(
-            "strategy", _strategies, "how SGD is parallelised", "sync",
-            commands=("audit", "partition", "privacy"), in_sweep="strategies", common=True,
+        Option(
+            "strategy", str, "sync",
+            f"how SGD is parallelised: {listed}, or your own, mine.py:Class", ("run",), None,
+            Tags(
+                commands=("audit", "partition", "privacy"), in_sweep="strategies", code=True,
+                common=True,
+            ),
+            "Training",
         ),
         _make_choice(
             "optimizer", OPTIMIZERS, "how a gradient becomes an update", SGD.name,
@@ -137,13 +137,38 @@ def options() -> Mapping[str, Option]:
         ),
     )  # fmt: skip
     table = {option.name: option for option in (*choices, *_read_declarations(RunConfig, "run"))}
-    for name, kind in {**_strategies, **OPTIMIZERS, _PRIVATE: Privacy}.items():
+    for name, kind in {**strategies, **OPTIMIZERS, _PRIVATE: Privacy}.items():
         for option in _read_declarations(kind, name):
             known = table.get(option.name)
-            owners = (*known.owners, name) if known else (name,)
-            default = option.default if not known or known.default == option.default else None
-            table[option.name] = replace(option, default=default, owners=owners)
+            table[option.name] = _merge(known, option) if known else option
     return MappingProxyType(table)
+
+
+def _merge(known: Option, other: Option) -> Option:
+    """Return one option for several owners; where their types differ it takes either.
+
+    What the chosen strategy itself declares is checked beside (`_check_own_options`).
+    """
+    owners = (*known.owners, *other.owners)
+    default = other.default if known.default == other.default else None
+    if known.type == other.type and known.within == other.within:
+        return replace(other, default=default, owners=owners)
+    kind = known.type if known.type == other.type else known.type | other.type
+    within = None
+    if _is_number(kind) and known.within and other.within:
+        both = known.within, other.within
+        low, high = min(each.low for each in both), max(each.high for each in both)
+        within = Range(low, high, whole=all(each.whole for each in both))
+    return replace(known, type=kind, within=within, default=default, owners=owners)
+
+
+def _check_own_options(strategy: type, values: Mapping[str, Any]) -> None:
+    """Refuse values that the chosen strategy's own declarations do not allow."""
+    if strategy not in strategy_table.known().values():
+        return
+    for option in _read_declarations(strategy, getattr(strategy, "name", "")):
+        if values.get(option.name) is not None:
+            option.check(values[option.name])
 
 
 def check_number(name: str, value: Any) -> None:
@@ -165,6 +190,10 @@ def configure(values: Mapping[str, Any]) -> RunConfig:
     `privacy`.
     """
     values = {name: value for name, value in values.items() if value is not None}
+    chosen = values.get("strategy", "sync")  # a name, a place, or an object
+    kind = strategy_table.find_strategy(chosen)
+    if isinstance(chosen, str):
+        values["strategy"] = kind.name
     table = options()
     whole = values.pop("privacy", None)
     for name, value in values.items():
@@ -172,7 +201,8 @@ def configure(values: Mapping[str, Any]) -> RunConfig:
             raise ConfigError(f"unknown option {name!r}.{nearest(name, table)}")
         if name not in _RUN_ONLY:
             table[name].check(value)
-    strategy = _build_part("strategy", values, _strategies, "sync", table)
+    _check_own_options(kind, values if isinstance(chosen, str) else option_values(chosen))
+    strategy = _build_part("strategy", values, strategy_table.known(), "sync", table)
     privacy = _build_privacy(whole, values, table)
     if values.get("optimizer", SGD.name) == SGD.name and "lr" not in values:
         values = {"lr_scaling": strategy.lr_scaling, **values}
@@ -234,8 +264,6 @@ def _build_part(
     """Return the strategy or the optimizer that the options describe."""
     chosen = values.get(role, default)
     if not isinstance(chosen, str):
-        if role == "strategy" and not hasattr(chosen, "supports"):
-            raise ConfigError(f"strategy is {chosen!r}; expected a name, or e.g. manyhands.Sync()")
         own = [n for n in values if getattr(chosen, "name", "") in table[n].owners]
         if own:
             raise ConfigError(f"{own[0]} is given beside {role}={chosen!r}; give it to that object")

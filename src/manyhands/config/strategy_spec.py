@@ -74,6 +74,21 @@ class Supports:
     lacks: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What one step of a strategy sends, on average; `manyhands predict` makes seconds of it.
+
+    Attributes:
+        allreduces: All-reduces of a vector as long as the parameters; 0.25 is one every four steps.
+        neighbours: Workers to which each worker sends such a vector.
+        every: Steps between two exchanges in which workers wait for each other.
+    """
+
+    allreduces: float = 0.0
+    neighbours: float = 0.0
+    every: int = 1
+
+
 class StrategySpec:
     """What a configuration knows of its strategy; nothing here needs a worker.
 
@@ -82,6 +97,10 @@ class StrategySpec:
     """
 
     name: ClassVar[str]
+
+    @classmethod
+    def check_definition(cls) -> None:
+        """Refuse a class without what a strategy must have, by file and line."""
 
     @property
     def supports(self) -> Supports:
@@ -97,6 +116,10 @@ class StrategySpec:
     def lr_scaling(self) -> Scaling:
         """How SGD's default learning rate follows the number of workers."""
         return "none"
+
+    def cost(self, workers: int) -> Cost | None:
+        """Return what a step sends with so many workers; None: `manyhands predict` refuses it."""
+        return None
 
     def validate(self, config: Any) -> None:
         """Refuse what cannot work with the run's other options (a `RunConfig`), before launch."""

@@ -11,6 +11,7 @@ import importlib.util
 import inspect
 import itertools
 import os
+import re
 import sys
 import sysconfig
 import traceback
@@ -128,17 +129,38 @@ def is_users(name: str) -> bool:
     return not str(file).startswith((str(PACKAGE), *places))
 
 
-def source_location(value: Any) -> str:
+def send_by_value(kind: type) -> None:
+    """Let workers receive a user's class by value, so that they need not find its module.
+
+    Modules beside its own in the same folder, which it may use, travel likewise.
+    """
+    import cloudpickle
+
+    if kind.__module__ == "__main__" or not is_users(kind.__module__):
+        return  # cloudpickle does so, or every process has the package
+    folder = Path(str(sys.modules[kind.__module__].__file__)).resolve().parent
+    for name, module in list(sys.modules.items()):
+        file = _file_of(module) if name != "__main__" else None
+        if file and file.is_relative_to(folder) and is_users(name):
+            cloudpickle.register_pickle_by_value(module)
+
+
+def source_location(value: Any, *, at: str = "") -> str:
     """Return where a function or a class is defined, `mine.py:12`, for messages.
 
-    The file is relative to the working folder if it is inside; "" where Python does not know.
+    The file is relative to the working folder if it is inside; "" where Python does not know. `at`
+    is a name that a class's body sets or annotates: its line is given, if there is one.
     """
-    try:
-        file = inspect.getsourcefile(value)
-        line = inspect.getsourcelines(value)[1]
-    except (OSError, TypeError):
-        return ""
-    if file is None:
-        return ""
+    code = getattr(value, "__code__", None)
+    if code is not None:  # also where the module is not there, as in a worker
+        file, line = code.co_filename, code.co_firstlineno
+    else:
+        try:
+            file, (lines, line) = inspect.getsourcefile(value) or "", inspect.getsourcelines(value)
+        except (OSError, TypeError):
+            methods = [v for v in vars(value).values() if hasattr(v, "__code__")]
+            return source_location(methods[0]) if methods else ""
+        begins = rf"\s+(def )?{at}\b\s*[:=(]"
+        line += next((i for i, text in enumerate(lines) if at and re.match(begins, text)), 0)
     inside = Path(file).resolve().is_relative_to(Path.cwd())
     return f"{os.path.relpath(file) if inside else file}:{line}"

@@ -1,13 +1,29 @@
-"""The strategies, by name; each one is a file or a package of this folder.
+"""The strategies, by name, and what your own strategy is made of.
 
-To add one, add its row to the imports below: the help lists the strategies in this order.
+Public: `Strategy` and its abilities `Checkpointable`, `Regroupable`, `Asynchronous`, `Recoverable`
+and `SplitsModel`; `Supports`, `Cost`, and `option` with the ranges `Range` and `whole` for options;
+`WorkerView` and `BatchShare` for annotations.
+
+To add a strategy to manyhands, add its row to the imports below: the help lists the strategies in
+this order.
 """
 
 from __future__ import annotations
 
-from manyhands.config.options import register
+from manyhands.config.declare import option as option
+from manyhands.config.strategy_spec import Cost as Cost
+from manyhands.config.strategy_table import register
+from manyhands.strategies.strategy import BatchShare as BatchShare
 from manyhands.strategies.strategy import Strategy as Strategy
 from manyhands.strategies.strategy import Supports as Supports
+from manyhands.strategies.strategy import WorkerView as WorkerView
+from manyhands.validate import Range as Range
+from manyhands.validate import whole as whole
+from manyhands.worker.abilities import Asynchronous as Asynchronous
+from manyhands.worker.abilities import Checkpointable as Checkpointable
+from manyhands.worker.abilities import Recoverable as Recoverable
+from manyhands.worker.abilities import Regroupable as Regroupable
+from manyhands.worker.abilities import SplitsModel as SplitsModel
 
 # isort: off
 from manyhands.strategies.sequential import Sequential as Sequential
@@ -19,6 +35,22 @@ from manyhands.strategies.hogwild.hogwild import Hogwild as Hogwild
 from manyhands.strategies.pipeline.pipeline import Pipeline as Pipeline
 from manyhands.strategies.tensor.tensor import TensorParallel as TensorParallel
 # isort: on
+
+__all__ = [
+    "Asynchronous",
+    "BatchShare",
+    "Checkpointable",
+    "Cost",
+    "Range",
+    "Recoverable",
+    "Regroupable",
+    "SplitsModel",
+    "Strategy",
+    "Supports",
+    "WorkerView",
+    "option",
+    "whole",
+]
 
 STRATEGIES: dict[str, type[Strategy]] = {
     kind.name: kind

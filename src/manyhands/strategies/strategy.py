@@ -3,6 +3,7 @@
 A strategy's author writes `step` and `consensus`, or `run` where one step after the other is not
 enough. What validation reads (`name`, `supports`, checks) is in `StrategySpec`; state in
 checkpoints, recovery from failures and split models are mixins in `manyhands.worker.abilities`.
+Strategies of manyhands and of users have the same base, and nothing else.
 """
 
 from __future__ import annotations
@@ -10,6 +11,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from manyhands.config.strategy_spec import Exposure, Scaling, StrategySpec, Supports
+from manyhands.config.user_file import source_location
+from manyhands.errors import WorkerError
+from manyhands.strategies.definition import check_methods
+from manyhands.worker.abilities import Checkpointable, Regroupable, SplitsModel
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -23,11 +28,23 @@ if TYPE_CHECKING:
     from manyhands.model.replica import Replica
     from manyhands.worker.worker import Worker
 
-__all__ = ["BatchShare", "Exposure", "Scaling", "Strategy", "Supports", "WorkerView", "strategy_of"]
+__all__ = [
+    "BatchShare",
+    "Exposure",
+    "Scaling",
+    "Strategy",
+    "Supports",
+    "WorkerView",
+    "consensus_of",
+    "strategy_of",
+]
 
 
 class BatchShare(Protocol):
-    """How much one worker's share of an update counts; see `manyhands.worker.worker.Batch`."""
+    """One worker's share of an update, and how much it counts.
+
+    Its examples, `x` and `y`, are there in a run only (`manyhands.worker.worker.Batch`).
+    """
 
     @property
     def weight(self) -> float:
@@ -43,9 +60,20 @@ class BatchShare(Protocol):
 
     def _replace(self, *, weight: float) -> Self: ...
 
+    def alone(self) -> Self:
+        """Return the same examples with weight 1: their gradient is that of their mean loss."""
+
 
 class WorkerView(Protocol):
-    """What a step needs of a worker, whether the loop is a run's or a user's own."""
+    """What a step needs of a worker, whether the loop is a run's or a user's own.
+
+    Attributes:
+        config: The run's options: `config.workers`, `config.seed` and so on.
+        comm: The group of workers: `size`, `allreduce`, `broadcast`, `exchange`, `sum`, `gather`.
+        optimizer: The torch optimizer that `update` steps with.
+        facts: What the strategy writes into the run's record, as JSON can hold it.
+        state: What the strategy keeps from step to step; None when a run begins.
+    """
 
     config: RunConfig
     comm: Communicator
@@ -64,10 +92,19 @@ class WorkerView(Protocol):
 
     @property
     def params(self) -> Tensor:
-        """The parameters, live; shape (dim,)."""
+        """The parameters, live: change them in place; shape (dim,)."""
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the last step."""
 
     def gradient(self, batch: Any) -> Tensor:
-        """Return the gradient of the batch's mean loss, times the batch's weight."""
+        """Return the gradient of the batch's mean loss, times the batch's weight.
+
+        The sum over all workers is the gradient of the whole batch. The vector is the worker's own
+        memory: the next call overwrites it. Shape (dim,); in your own loop (`manyhands.join`) a few
+        more numbers follow.
+        """
 
     def allreduce(self, vector: Tensor, algorithm: str = "auto") -> None:
         """Sum `vector` over the workers, in place."""
@@ -80,7 +117,39 @@ class WorkerView(Protocol):
 
 
 class Strategy(StrategySpec):
-    """A way of parallelising SGD."""
+    """A way of parallelising SGD: subclass it as a frozen dataclass of options.
+
+    A subclass has `step` (or `run`) and `consensus`. Its fields are options: keyword arguments,
+    flags and keys of experiment files. The page "Your own strategy" has an example.
+
+    Attributes:
+        name: What it is called in commands, records and reports; by default the class's name.
+    """
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        if "name" not in vars(cls):
+            cls.name = cls.__name__
+
+    @property
+    def supports(self) -> Supports:
+        """What the strategy can do; by default what its base classes and its methods say.
+
+        `Checkpointable` makes runs resumable, `Regroupable` lets them continue without dead
+        workers, and without a `run` of its own a strategy works in `manyhands.join`.
+        """
+        return Supports(
+            resume=isinstance(self, Checkpointable),
+            outlives=isinstance(self, Regroupable),
+            torch=True,
+            cuda=True,
+            join=type(self).run is Strategy.run,
+        )
+
+    @classmethod
+    def check_definition(cls) -> None:
+        """Refuse a class without what a strategy must have, by file and line."""
+        check_methods(cls, Strategy)
 
     def prepare(self, worker: Worker) -> None:
         """Set up a worker that was just built, before it is restored from its checkpoint."""
@@ -114,3 +183,25 @@ class Strategy(StrategySpec):
 def strategy_of(config: RunConfig) -> Strategy:
     """Return the run's strategy, with its loop."""
     return cast("Strategy", config.strategy)
+
+
+def consensus_of(worker: Any) -> Tensor:
+    """Return the parameters to evaluate and to save. Collective as the strategy's `consensus` is.
+
+    Raises:
+        WorkerError: If the strategy returns something else, or changed the size of the parameters.
+    """
+    strategy = strategy_of(worker.config)
+    params = strategy.consensus(worker)
+    if isinstance(strategy, SplitsModel):
+        return params  # of the whole model, or of this process's part
+    expected = tuple(worker.replica.grad.shape)
+    for what, vector in (("consensus returned", params), ("worker.params is now", worker.params)):
+        shape = getattr(vector, "shape", None)
+        if shape is None or tuple(shape) != expected:
+            is_now = type(vector).__name__ if shape is None else f"of shape {tuple(shape)}"
+            raise WorkerError(
+                f"strategy {strategy.name} ({source_location(type(strategy).consensus)}): {what} "
+                f"{is_now}; expected a tensor of shape {expected}, the model's parameters"
+            )
+    return params

@@ -11,7 +11,7 @@ import io
 import os
 import stat
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -74,6 +74,7 @@ class Job:
     story: tuple[dict[str, Any], ...] = ()
     grows: bool = False
     provenance: Provenance | None = None
+    own_strategy: Mapping[str, str] | None = None  # of a user's: its source and its summary
 
     def write(self, folder: Path) -> str:
         """Write the job into a private folder; return its SHA-256."""

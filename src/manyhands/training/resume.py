@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from manyhands.config.declare import find_tagged
 from manyhands.config.run import RunConfig
+from manyhands.config.strategy_table import find_strategy, known
 from manyhands.errors import ConfigError, DataError
-from manyhands.strategies import STRATEGIES
 from manyhands.worker.checkpoint import format as checkpoints
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ def resumed_options(
     """Return the run's options, with those given now where they may change."""
     _check_manifest(checkpoint)
     before: dict[str, Any] = dict(checkpoint.about["options"])
+    _load_strategy(checkpoint, folder, asked.get("strategy"))
     asked = {name: value for name, value in _flat_options(asked).items() if value is not None}
     private = before.get("private")
     changeable = find_tagged(RunConfig, lambda tags: tags.resume and not (private and tags.length))
@@ -70,8 +71,8 @@ def resumed_options(
             )
     _check_end(checkpoint, {**before, **asked})
     workers = asked.get("workers") or before["workers"]
-    kind = STRATEGIES.get(before["strategy"])
-    own = kind and not kind().supports.identical and not checkpoint.about.get("alike")
+    kind = find_strategy(before["strategy"])
+    own = not kind().supports.identical and not checkpoint.about.get("alike")
     if workers != before["workers"] and own:
         raise ConfigError(
             f"workers is {workers}, but the run in {folder} has {before['workers']}; with "
@@ -89,12 +90,10 @@ def _check_workers(
     Only balanced global batches are the same for any number. A run that went on without its dead
     had dealt their part to the others, which only that run knew.
     """
-    kind = STRATEGIES.get(options["strategy"])
-    facts = kind().supports if kind else None
+    facts = find_strategy(options["strategy"])().supports
     before = began_with(checkpoint)
-    own = facts.partition if facts else None
-    partition = options.get("partition") or own
-    apart = facts and facts.whole_batches  # batches are dealt out, not cut
+    partition = options.get("partition") or facts.partition
+    apart = facts.whole_batches  # batches are dealt out, not cut
     if workers == before or (partition == "balanced" and not options.get("stream") and not apart):
         return
     why = "the data is streamed" if options.get("stream") else f"partition is {partition}"
@@ -103,6 +102,28 @@ def _check_workers(
         "some examples would be seen twice and others never; start a new run (init takes its "
         "weights)"
     )
+
+
+def _load_strategy(checkpoint: checkpoints.Checkpoint, folder: Path, asked: Any) -> None:
+    """Load the run's strategy, if it is no part of manyhands: from where it was, or as given."""
+    name, about = checkpoint.about["options"]["strategy"], checkpoint.about.get("own_strategy")
+    if asked is not None:
+        find_strategy(asked)
+    if not about or name in known():
+        return
+    source = about.get("source") or ""
+    if not source:
+        raise ConfigError(
+            f"the run in {folder} has the strategy {name} of a script or a notebook, which no "
+            f"checkpoint keeps; give it again: strategy={name}(…) or --strategy FILE.py:{name}"
+        )
+    try:
+        find_strategy(source)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{error}; the run in {folder} was started with it: start the command in the same "
+            f"folder, or give --strategy PATH/FILE.py:{name}"
+        ) from None
 
 
 def began_with(checkpoint: checkpoints.Checkpoint) -> int:
@@ -142,7 +163,9 @@ def _flat_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options with strategy and optimizer flattened, as in checkpoints."""
     flat: dict[str, Any] = {}
     for name, value in options.items():
-        if is_dataclass(value) and not isinstance(value, type):
+        if name == "strategy" and isinstance(value, str):
+            flat[name] = find_strategy(value).name
+        elif is_dataclass(value) and not isinstance(value, type):
             flat[name] = getattr(value, "name", name)
             flat |= {f.name: getattr(value, f.name) for f in fields(value)}
         else:

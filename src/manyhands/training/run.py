@@ -17,6 +17,7 @@ from manyhands.callbacks import tell, wanted_events
 from manyhands.comm.rendezvous import ask_leader, check_shared_folder, host_leader
 from manyhands.config.checks import check_torch, replace_options
 from manyhands.config.run import RunConfig
+from manyhands.config.strategy_table import own as find_own
 from manyhands.data import store
 from manyhands.errors import (
     ConfigError,
@@ -284,8 +285,10 @@ class Run:
         joined: bool = False,
     ) -> Job:
         remote = self.callbacks_in_caller and not joined
+        own = find_own(self.config.strategy)
         return Job(
             provenance=provenance,
+            own_strategy={"source": own.source, "summary": own.summary} if own else None,
             config=self.config,
             model=self.model,
             loss=self.loss,

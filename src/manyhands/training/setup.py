@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import manyhands.strategies  # noqa: F401  (registers their options)
 from manyhands.comm.rendezvous import agree, compare_versions, surrounding_group
 from manyhands.config.core_counts import CORES, fit_to_cores
 from manyhands.config.declare import find_tagged

@@ -23,6 +23,7 @@ from manyhands.worker.training_state import TrainingState
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+    from typing_extensions import Self
 
     from manyhands.allreduce.shared_memory import Through
     from manyhands.comm import Communicator
@@ -52,6 +53,10 @@ class Batch(NamedTuple):
     weight: float
     total: int
     examples: float
+
+    def alone(self) -> Self:
+        """Return the same share with weight 1: its gradient is that of its own mean loss."""
+        return self._replace(weight=1.0)
 
 
 class StepHook(Protocol):

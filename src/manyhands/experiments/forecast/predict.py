@@ -15,6 +15,9 @@ from manyhands.config.declare import PROCESSES
 from manyhands.config.optimizers import OPTIMIZERS
 from manyhands.config.options import check_number, configure, options
 from manyhands.config.parse import parse_bandwidth, parse_latency
+from manyhands.config.strategy_table import find_all
+from manyhands.config.strategy_table import known as known_strategies
+from manyhands.config.strategy_table import own as find_own
 from manyhands.errors import ConfigError
 from manyhands.experiments.forecast import Calibration, Network, presentation, validation
 from manyhands.experiments.forecast.calibrate import DECIDING, calibrate
@@ -128,7 +131,8 @@ def predict(
     Args:
         model: As in `fit`; by default "cnn".
         data: As in `fit`; by default "mnist".
-        strategies: Names; by default all strategies, and sync with every all-reduce.
+        strategies: Names; by default all strategies, and sync with every all-reduce. Your own,
+            "mine.py:Class", needs a method `cost`.
         workers: A list of numbers, or the largest of 1, 2, 4 …; by default the number of cores.
         scaling: "strong": workers share `batch_size`; "weak": each worker has `batch_size`.
         latency: Network latency, e.g. "20us"; without it, all workers are on this machine.
@@ -159,6 +163,9 @@ def predict(
     tried = list_counts(workers)
     names = _list_names(strategies)
     own, shared = _split_options(asked, names)
+    variants = list_variants(names, own)
+    for variant in filter(find_own, variants):
+        check_modelled(variant)  # refused before measuring
     network = _make_network(latency, bandwidth, per_host)
     loss = shared.pop("loss", None)
     if calibration is None:
@@ -180,7 +187,7 @@ def predict(
         batch_size=shared.get("batch_size") or known.options["batch_size"],
         epochs=shared.get("epochs") or options()["epochs"].default,
     )
-    predicted, missing = rows(list_variants(names, own), case, tried)
+    predicted, missing = rows(variants, case, tried)
     return Prediction(tuple(predicted), tuple(missing), case)
 
 
@@ -197,7 +204,7 @@ def _check_same(known: Calibration, asked: Mapping[str, Any]) -> None:
 
 def _list_names(strategies: str | Sequence[str] | None) -> list[str]:
     names = [strategies] if isinstance(strategies, str) else list(strategies or ["all"])
-    return list(STRATEGIES) if names == ["all"] else names
+    return list(STRATEGIES) if names == ["all"] else find_all(names)
 
 
 def _split_options(
@@ -209,7 +216,7 @@ def _split_options(
         if name not in table:
             raise ConfigError(f"unknown option {name!r}; expected options of `manyhands predict`")
         check_number(name, asked[name])
-    of = {name: set(table[name].owners) & set(STRATEGIES) for name in asked}
+    of = {name: set(table[name].owners) & set(known_strategies()) for name in asked}
     for name, owners in of.items():
         if owners and not owners & set(names):
             raise ConfigError(f"{name} is an option of {', '.join(sorted(owners))}; leave it out")

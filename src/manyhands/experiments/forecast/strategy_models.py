@@ -10,7 +10,9 @@ from typing import Any
 
 from manyhands.config.all_reduces import ALL_REDUCES, is_own
 from manyhands.config.options import options
-from manyhands.config.strategy_spec import StrategySpec
+from manyhands.config.strategy_definition import describe_class
+from manyhands.config.strategy_spec import Cost, StrategySpec
+from manyhands.config.strategy_table import find_strategy, own
 from manyhands.errors import ConfigError
 from manyhands.experiments.forecast import Calibration, Forecast, Network, Placement, model
 from manyhands.experiments.forecast.communication_cost import (
@@ -186,8 +188,30 @@ _BOUNDED = ("pipeline", "tensor")  # what their processes send each other is not
 _UNMODELLED = "there is no model of {}'s time"
 
 
+def _by_cost(strategy: StrategySpec, case: Case, workers: int) -> Forecast:
+    """Return the forecast of a user's strategy, by the cost that its author states."""
+    cost = strategy.cost(workers) or Cost()
+    placement = case.placement(workers, whole=strategy.supports.whole_batches)
+    if not strategy.supports.together:
+        raise ConfigError(
+            _UNMODELLED.format(f"{strategy.name}, whose workers do not step together")
+        )
+    talking, notes = estimate_allreduce(case.known, placement, "auto")
+    talking *= cost.allreduces
+    talking += cost.neighbours * estimate_exchange(case.known, placement, 1)
+    return _together(case.known, placement, talking=talking, every=cost.every, notes=notes)
+
+
 def check_modelled(strategy: StrategySpec) -> None:
     """Refuse a strategy whose time no model predicts."""
+    if own(strategy):
+        if strategy.cost(1) is None:
+            where = describe_class(type(strategy), at="step")
+            raise ConfigError(
+                f"{_UNMODELLED.format(where)}; add def cost(self, workers), which returns "
+                "manyhands.strategies.Cost(allreduces=…)"
+            )
+        return
     if strategy.name not in _EXPECTED or strategy.name in _BOUNDED:
         raise ConfigError(_UNMODELLED.format(strategy.name))
     if getattr(strategy, "asynchronous", False):
@@ -210,7 +234,7 @@ def make_forecast(strategy: StrategySpec, case: Case, workers: int) -> Forecast:
         raise ConfigError(f"{allreduce} works on one host only")
     if workers > 1 and not strategy.supports.many:
         raise ConfigError(f"{strategy.name} uses one worker")
-    return _EXPECTED[strategy.name](strategy, case, workers)
+    return _EXPECTED.get(strategy.name, _by_cost)(strategy, case, workers)
 
 
 def row(
@@ -347,12 +371,10 @@ def list_variants(names: Sequence[str], asked: Mapping[str, Any]) -> list[Strate
     table = options()
     variants: list[StrategySpec] = []
     for name in names:
-        if name not in STRATEGIES:
-            raise ConfigError(f"strategy is {name!r}; expected one of {', '.join(STRATEGIES)}")
-        own = {n: v for n, v in asked.items() if name in table[n].owners}
-        if name == "sync" and not {"allreduce", "compress"} & set(own):
-            kind: Any = STRATEGIES[name]
+        kind: Any = find_strategy(name)
+        given = {n: v for n, v in asked.items() if name in table[n].owners}
+        if name == "sync" and not {"allreduce", "compress"} & set(given):
             variants += [kind(allreduce=a) for a in ALL_REDUCES]
         else:
-            variants.append(STRATEGIES[name](**own))
+            variants.append(kind(**given))
     return variants

@@ -18,7 +18,13 @@ from manyhands.errors import ConfigError, ManyhandsError
 from manyhands.experiments.sweep.live_table import first_line
 from manyhands.experiments.sweep.plan import Schedule, make_schedule, uses_workers
 from manyhands.experiments.sweep.run import Sweep
-from manyhands.experiments.sweep.spec import ALL, Experiment, list_alternatives, read
+from manyhands.experiments.sweep.spec import (
+    ALL,
+    Experiment,
+    list_alternatives,
+    name_strategies,
+    read,
+)
 from manyhands.launch.environment import group_size
 from manyhands.launch.machine import cores, doubling_counts
 from manyhands.launch.signals import raise_on_signals
@@ -134,7 +140,7 @@ def describe(
         raise ConfigError("quick is given without an experiment's file; it says what is quick")
     experiment = read(Path(path), quick=quick) if path is not None else Experiment()
     if strategies is not None:
-        experiment = experiment.with_strategies(tuple(strategies))
+        experiment = experiment.with_strategies(name_strategies(strategies))
     elif path is None:
         experiment = replace(experiment, strategies=(ALL,))
     known = {**experiment.options, **options}

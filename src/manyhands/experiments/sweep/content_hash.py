@@ -22,6 +22,7 @@ import numpy as np
 import manyhands.strategies  # noqa: F401  (registers their options)
 from manyhands.config.import_path import import_object, names_object
 from manyhands.config.options import find_tagged, options
+from manyhands.config.strategy_table import own
 from manyhands.config.user_file import is_users
 
 _ABOUT = ("manifest.json", "data.json")  # what says all of a folder: it has the hashes of its files
@@ -53,7 +54,7 @@ class ContentHashes:
 
 
 def _hash_option(field: str, value: Any, *, hidden: bool) -> str | None:
-    if field == "optimizer" and type(value).__module__.startswith("manyhands."):
+    if field in ("optimizer", "strategy") and type(value).__module__.startswith("manyhands."):
         return None  # its options say all of it
     named = value if isinstance(value, tuple | list) else (value,)
     if all(one is None or isinstance(one, str) for one in named):
@@ -67,6 +68,8 @@ def _hash_option(field: str, value: Any, *, hidden: bool) -> str | None:
 
 def _resolve(field: str, name: str) -> Any:
     """Return what a name stands for: an object or a file; None where it is one of ours."""
+    if field == "strategy":
+        return found.kind if (found := own(name)) else None
     if names_object(name):
         return import_object(name, field)
     return Path(name) if options()[field].tags.file and Path(name).exists() else None

@@ -24,6 +24,7 @@ from manyhands.config.core_counts import fit_to_cores, most_of_cores
 from manyhands.config.import_path import get_name
 from manyhands.config.options import configure, flatten, options
 from manyhands.config.run import MODELS
+from manyhands.config.strategy_table import find_all, find_strategy
 from manyhands.errors import ConfigError
 from manyhands.experiments.sweep.content_hash import ContentHashes
 from manyhands.experiments.sweep.spec import (
@@ -197,7 +198,7 @@ def _count(value: Any) -> list[Any]:
 
 def _expand(strategies: Alternatives) -> list[Any]:
     named = [list(STRATEGIES) if s == ALL else [s] for s in strategies]
-    return list(dict.fromkeys(itertools.chain(*named)))
+    return list(dict.fromkeys(find_all(itertools.chain(*named))))
 
 
 def _list_combinations(product: _Product, experiment: Experiment) -> Iterator[_Combination]:
@@ -239,9 +240,8 @@ def _select_options(strategy: Any, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def uses_workers(strategy: Any) -> bool:
-    """Say whether a strategy can have several workers; of an unknown one it is assumed."""
-    kind = STRATEGIES.get(get_name(strategy))
-    return kind is None or kind().supports.many
+    """Say whether a strategy can have several workers."""
+    return strategy == ALL or find_strategy(strategy)().supports.many
 
 
 def _scale_up(values: dict[str, Any]) -> dict[str, Any]:
@@ -254,10 +254,10 @@ def _scale_up(values: dict[str, Any]) -> dict[str, Any]:
         raise ConfigError(
             "scaling is 'weak', which needs limit: the training examples of one worker"
         )
-    kind = STRATEGIES.get(get_name(values["strategy"]))
+    kind = find_strategy(values["strategy"])
     workers = values.get("workers", options()["workers"].default)
     grown = {**values, "limit": values["limit"] * workers}
-    if kind is None or not kind().supports.whole_batches:
+    if not kind().supports.whole_batches:
         stated = presets.apply(values).get("batch_size", options()["batch_size"].default)
         grown["batch_size"] = stated * workers
     return grown

@@ -2,7 +2,8 @@
 
 title = "…"                      what the report is called
 question = "…"                   what the experiment asks, in words
-strategies = ["sync", …]         or "all"; each is combined with every axis
+strategies = ["sync", …]         or "all"; each is combined with every axis; your own are written
+                                 as "mine.py:Class", relative to the working folder
 repeats = 3                      repeat r runs with seed + r
 scaling = "strong"               or "weak": batch and examples per worker stay the same
 baseline = true                  add the sequential run that speed-ups are measured against
@@ -32,6 +33,7 @@ import manyhands.strategies  # noqa: F401  (registers their options)
 from manyhands import validate
 from manyhands.config.core_counts import most_of_cores
 from manyhands.config.options import check_number, options
+from manyhands.config.strategy_table import find_all
 from manyhands.errors import ConfigError, nearest
 from manyhands.files import read_toml
 from manyhands.validate import whole
@@ -136,6 +138,7 @@ def read(path: Path, *, quick: bool = False) -> Experiment:
 def _read_experiment(name: str, table: Mapping[str, Any]) -> Experiment:
     known = [f.name for f in fields(Experiment) if f.name != "name"]
     _refuse_unknown(table, [*known, "axes", "quick"], "key")
+    strategies = _read_strategies(table.get("strategies", []))  # first: they bring options
     fixed, varied = _get_typed(table, "options", dict, {}), _get_typed(table, "axes", dict, {})
     _check_names([*fixed, *varied])
     for axis, values in varied.items():
@@ -148,7 +151,7 @@ def _read_experiment(name: str, table: Mapping[str, Any]) -> Experiment:
         name=name,
         title=_get_typed(table, "title", str, name),
         question=_get_typed(table, "question", str, ""),
-        strategies=_read_strategies(table.get("strategies", [])),
+        strategies=strategies,
         repeats=_get_typed(table, "repeats", int, 3),
         scaling=_get_typed(table, "scaling", str, "strong"),
         baseline=_get_typed(table, "baseline", bool, True),
@@ -177,8 +180,9 @@ def _read_cases(tables: Iterable[Any]) -> tuple[dict[str, Alternatives], ...]:
     for number, case in enumerate(tables, 1):
         if not isinstance(case, dict) or "strategy" not in case:
             raise ConfigError(f"case {number} is {case!r}; expected a table with a strategy")
+        strategies = _read_strategies(case["strategy"])
         own = list_alternatives({name: case[name] for name in case if name != "strategy"})
-        cases.append({"strategy": _read_strategies(case["strategy"]), **own})
+        cases.append({"strategy": strategies, **own})
     return tuple(cases)
 
 
@@ -186,7 +190,14 @@ def _read_strategies(value: Any) -> Alternatives:
     names = [value] if isinstance(value, str) else value
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ConfigError(f"strategies is {value!r}; expected a list of names")
-    return tuple(names)
+    return name_strategies(names)
+
+
+def name_strategies(strategies: Iterable[Any]) -> Alternatives:
+    """Return names in place of `mine.py:EASGD`, whose options are known from here on."""
+    listed = list(strategies)
+    own = iter(find_all([s for s in listed if s != ALL]))
+    return tuple(s if s == ALL else next(own) for s in listed)
 
 
 def _read_published(row: Any) -> dict[str, Any]:

@@ -208,9 +208,15 @@ def _strategies(summary: Summary) -> Iterable[tuple[str, list[Paragraph]]]:
                 f"How {name} works",
                 [
                     _body(text.how),
-                    _body(f"Data sent. {text.sends}"),
-                    _body(f"Benefits. {text.benefits}"),
-                    _body(f"Drawbacks. {text.drawbacks}"),
+                    *(
+                        _body(f"{title}. {words}")
+                        for title, words in (
+                            ("Data sent", text.sends),
+                            ("Benefits", text.benefits),
+                            ("Drawbacks", text.drawbacks),
+                        )
+                        if words
+                    ),
                 ],
             )
 

@@ -250,6 +250,7 @@ def parse(record: Mapping[str, Any], *, identity: str, where: str, scaling: str 
         epochs=_epochs(record, seconds, examples, metric),
         whole=number(record, "seconds", "total"),
         overran=counts_differently(record),
+        summary=text(record, "own_strategy", "summary"),
     )
 
 

@@ -107,6 +107,7 @@ class Run:
     story: tuple[Mapping[str, Any], ...] = ()
     whole: float | None = None  # seconds from its start to its end
     overran: bool = False  # its workers trained on while worker 0 evaluated
+    summary: str = ""  # what a strategy of the user's does, in its own words
     beside: bool = False  # another run used the machine at the same time
 
     @property

@@ -77,8 +77,12 @@ def explained(summary: Summary) -> list[tuple[str, Explanation]]:
     runs = summary.loaded.runs
     private = any(run.privacy for run in runs)
     found = [("privacy (DP-SGD)", DP_SGD)] if private else []
+    own = {run.strategy: run.summary for run in runs if run.summary}
     for name in dict.fromkeys(run.strategy for run in runs):
-        if name in STRATEGIES:
+        if name in own:
+            how = f"{own[name]}. This strategy is no part of manyhands."
+            found.append((name, Explanation(line=own[name], how=how)))
+        elif name in STRATEGIES:
             secret = all(run.privacy for run in runs if run.strategy == name)
             found.append(
                 (name, replace(STRATEGIES[name], **(PRIVATE.get(name, {}) if secret else {})))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """One strategy, for readers who meet it here first.
+    """One strategy, for readers who meet it here first; a user's own has `line` and `how` only.
 
     Attributes:
         line: What it does, in one line.
@@ -27,9 +27,9 @@ class Explanation:
 
     line: str
     how: str
-    sends: str
-    benefits: str
-    drawbacks: str
+    sends: str = ""
+    benefits: str = ""
+    drawbacks: str = ""
     division: str = ""
     masters: str = ""
     staleness: str = ""

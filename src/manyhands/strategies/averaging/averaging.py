@@ -82,7 +82,7 @@ class Averaging(AveragingSpec, Strategy, Checkpointable, Regroupable):
     def step(self, worker: WorkerView, batch: BatchShare) -> None:
         """Step alone; at the end of a period, meet."""
         since: Since = worker.state
-        worker.update(worker.gradient(batch._replace(weight=1.0)))
+        worker.update(worker.gradient(batch.alone()))
         since.own += batch.examples
         since.total += batch.total
         t = worker.step + 1

@@ -25,7 +25,7 @@ from manyhands.model.kernels import tuning
 from manyhands.model.kernels.autograd import warm_up
 from manyhands.model.kernels.malloc import keep_freed
 from manyhands.model.replica import Replica
-from manyhands.strategies.strategy import strategy_of
+from manyhands.strategies.strategy import consensus_of, strategy_of
 from manyhands.training import own_allreduce
 from manyhands.training.process import devices, objective, split_check
 from manyhands.training.process.agreement import check_same_model
@@ -183,7 +183,7 @@ class WorkerBuilder:
         evaluation = Evaluation(
             metrics=self.metrics,
             aim=objective.make_aim(self.config, self.metrics),
-            consensus=strategy_of(self.config).consensus,
+            consensus=consensus_of,
             schedule=Schedule(self.config.evaluations),
         )
         apart = not self.strategy.supports.together
@@ -323,6 +323,7 @@ def _attach_lifecycle(job: Job, worker: Worker, kernels: tuning.Kernels, began: 
     about = {
         "manyhands": __version__,
         "options": flatten(worker.config),
+        **({"own_strategy": dict(job.own_strategy)} if job.own_strategy else {}),
         "began_with": began,
         "data": data_fingerprint(worker),
         "settled": {"kernels": kernels.choice, **cut},

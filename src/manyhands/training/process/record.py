@@ -20,7 +20,7 @@ from manyhands.launch import machine as records
 from manyhands.launch.hosts import LAB
 from manyhands.privacy.provenance import MODEL_FILE, digest
 from manyhands.privacy.statement import statement
-from manyhands.strategies.strategy import strategy_of
+from manyhands.strategies.strategy import consensus_of
 from manyhands.training.process import measurements
 from manyhands.training.process.objective import loss_name
 from manyhands.worker.clock import mean
@@ -39,7 +39,7 @@ def write_record(
 ) -> dict[str, Any]:
     """Merge every worker's measurements; rank 0 writes the run's files. Collective."""
     with worker.comm.meter.off():  # a split model is brought together: no part of training
-        params = strategy_of(worker.config).consensus(worker).clone()
+        params = consensus_of(worker).clone()
     rows = measurements.step_rows(worker)
     workers = worker.comm.gather(measurements.worker_figures(worker, process, rows))
     seen = worker.comm.gather([[*e.seen(), e.steps, e.seconds] for e in worker.training.epochs])
@@ -111,6 +111,7 @@ def _merge_record(
         "status": "finished",
         "story": [*job.story, *worker.training.story],
         "config": {**flatten(job.config), "comm": worker.comm.name},
+        **({"own_strategy": dict(job.own_strategy)} if job.own_strategy else {}),
         "machine": machine,
         "kernels": kernels.as_dict(),
         "data": {

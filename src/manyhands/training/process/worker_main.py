@@ -13,7 +13,7 @@ from manyhands.callbacks import tell
 from manyhands.config.options import flatten
 from manyhands.launch.machine import usage
 from manyhands.launch.resources import explain_shortage, temporary_folder
-from manyhands.strategies.strategy import strategy_of
+from manyhands.strategies.strategy import consensus_of, strategy_of
 from manyhands.training.process import build, record
 from manyhands.worker import evaluation
 from manyhands.worker.checkpoint.lifecycle import Lifecycle
@@ -139,7 +139,7 @@ def evaluate_kept(worker: Worker) -> None:
     with worker.evaluating():
         evaluation.average_buffers(worker)
         if worker.rank == 0 and training.stopped not in REACHED:
-            training.kept[-1] = strategy_of(worker.config).consensus(worker).clone()
+            training.kept[-1] = consensus_of(worker).clone()
         for each in training.epochs:
             each.validation_loss = None  # evaluated anew below: the best is the best of these
         # A target may have had copies kept that are not due on the test set.

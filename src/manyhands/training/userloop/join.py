@@ -21,11 +21,12 @@ from manyhands.comm.rendezvous import compare_versions, surrounding_group
 from manyhands.comm.single_process import SingleProcess
 from manyhands.config.optimizers import expect_no_closure
 from manyhands.config.options import configure, options
+from manyhands.config.strategy_table import find_strategy
 from manyhands.errors import ConfigError
 from manyhands.launch.environment import group_size, threads_in_group
 from manyhands.launch.mpi_libraries import load_matching
 from manyhands.strategies import STRATEGIES
-from manyhands.strategies.strategy import strategy_of
+from manyhands.strategies.strategy import consensus_of
 from manyhands.training import own_allreduce
 from manyhands.training.userloop import checkpoint
 from manyhands.training.userloop.loop import UserLoop
@@ -144,7 +145,7 @@ class Hands:
         """
         loop = self._loop
         loop.average_buffers()
-        with loop.replica.holding(strategy_of(loop.config).consensus(loop)):
+        with loop.replica.holding(consensus_of(loop)):
             yield
 
     def sum(self, *values: Any) -> Any:
@@ -179,7 +180,8 @@ def join(
     Args:
         model: A module on the CPU, of one floating type; do not move or convert it afterwards.
         optimizer: Any torch optimizer over the model's parameters that steps without a closure.
-        strategy: "sync", "averaging", "gossip" or "sequential", or a strategy object.
+        strategy: "sync", "averaging", "gossip" or "sequential", a strategy object, or your own as
+            "mine.py:Class".
         seed: Seed of gossip's random pairs.
         timeout: Seconds that a worker waits for another. Then all are stopped, and a report names
             the missing workers and where each one is. Only waiting counts, not your own code.
@@ -243,10 +245,8 @@ def _find_group() -> Communicator:
 
 def _configure(strategy: str | Strategy, group: Communicator, asked: dict[str, Any]) -> RunConfig:
     """Return a checked configuration with the strategy; refuse what the loop decides."""
-    known: Any = strategy
-    if isinstance(strategy, str):
-        known = STRATEGIES[strategy]() if strategy in STRATEGIES else None
-    _check_strategy(known, strategy)
+    kind = find_strategy(strategy)
+    _check_strategy(kind() if isinstance(strategy, str) else strategy, strategy)
     if "privacy" in asked or "private" in asked:
         raise ConfigError(
             "a loop of your own cannot be private: what it samples and looks at is not accounted "
@@ -268,7 +268,7 @@ def _configure(strategy: str | Strategy, group: Communicator, asked: dict[str, A
 
 def _check_strategy(strategy: Any, shown: object) -> None:
     """Refuse a strategy that cannot run one step after the other."""
-    if strategy is None or strategy.supports.join:
+    if strategy.supports.join:
         return
     able = ", ".join(name for name, kind in STRATEGIES.items() if kind().supports.join)
     raise ConfigError(

@@ -67,6 +67,11 @@ class UserLoop:
         """The parameters, live; shape (dim,)."""
         return self._home
 
+    @property
+    def lr(self) -> float:
+        """The learning rate of the optimizer's first group."""
+        return float(self.optimizer.param_groups[0]["lr"])
+
     def tell(self, worth: BatchWeight) -> None:
         """Hear how much the batch counts that comes next."""
         self._worths.append(worth)

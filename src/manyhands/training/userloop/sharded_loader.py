@@ -21,6 +21,8 @@ from torch.utils.data.distributed import DistributedSampler
 from manyhands.errors import ConfigError
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from manyhands.comm import Communicator
 
 _SAME = (
@@ -35,6 +37,10 @@ class BatchWeight(NamedTuple):
     weight: float
     total: float
     examples: float
+
+    def alone(self) -> Self:
+        """Return the same share with weight 1: its gradient is that of its own mean loss."""
+        return self._replace(weight=1.0)
 
 
 class ShardedLoader:
