@@ -107,7 +107,7 @@ def _keys(name: str, form: Form) -> list[str]:
     """Return the names of the arrays that hold a tree of that form."""
     if form is None:
         return [name]
-    return [f"{name}.{i}" for i in range(len(form) if isinstance(form, list) else form)]
+    return [f"{name}.{i}" for i in range(batch_tree.count_leaves(form))]
 
 
 def flat(part: str, x: Tree, y: Tree) -> dict[str, np.ndarray]:

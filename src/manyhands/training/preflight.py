@@ -15,12 +15,12 @@ import numpy as np
 from manyhands.config.run import LOSSES, SMALLEST_PICTURES
 from manyhands.data import batch_tree
 from manyhands.data.shards import row_groups
-from manyhands.data.split import validation_size
+from manyhands.data.split import IGNORED, validation_size
 from manyhands.data.stored import About, Stored
 from manyhands.errors import ConfigError
 from manyhands.model import initial_weights
 from manyhands.privacy.terms import rate
-from manyhands.training import memory_check
+from manyhands.training import memory_check, user_objects
 from manyhands.training.job import TrainingRequest
 from manyhands.training.process.data import make_plan, stream_plan
 
@@ -81,7 +81,13 @@ def _check_division(config: RunConfig, about: About, stored: Path) -> None:
         return
     examples = _examples(config, about)
     labels = np.load(stored / "train_y.npy", mmap_mode="r")[:examples] if about.classes else None
-    labels = labels if labels is None or labels.ndim == 1 else None
+    if config.privacy and labels is not None and (labels == IGNORED).any():
+        raise ConfigError(
+            f"the training set has labels of {IGNORED}, which a loss ignores, but in a private run "
+            "every example needs a gradient of its own; leave such examples out"
+        )
+    flat = labels is not None and labels.ndim == 1 and not (labels == IGNORED).any()
+    labels = labels if flat else None
     if config.validation:
         examples -= validation_size(config.validation, examples)
         labels = None if labels is None else labels[:examples]
@@ -140,6 +146,8 @@ def _check_module(run: Subject, stored: Path) -> None:
     if not isinstance(run.model, str):
         config.strategy.check_module(module)
     loss = objective.planned_loss(run, data)
+    if run.loss is None and batch_tree.takes_model(loss):
+        user_objects.check_model_loss(config, objective.loss_name(loss))
     with torch.random.fork_rng([]):
         user_model.materialise_lazy(module, loss, data)
     user_model.check_optimizer(config.optimizer, module)
