@@ -10,7 +10,8 @@ and divides by the standard deviation. `classes` is null where the targets are n
 Where an example has several features or targets (`batch_tree.py`), `features` and `targets` say in
 which form, and each array has a file: train_x.0.npy, train_x.1.npy. Where `labelled` is false there
 are no targets. `learned` says what a preparation learned from the records, `streamed` where the
-shards are that take the arrays' place.
+shards are that take the arrays' place. Where `lazy` is true, the workers read each example from the
+user's own data set when it is due, and there are no arrays.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ class About:
     labelled: bool = True
     learned: tuple[str, ...] | None = None  # None: nobody knows
     streamed: str | None = None
+    lazy: bool = False
 
     def keys(self, part: str) -> tuple[list[str], list[str]]:
         """Return the names of the arrays of a part's features, and of its targets if any."""

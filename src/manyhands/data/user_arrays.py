@@ -48,6 +48,25 @@ def to_tree(source: Any, where: str) -> tuple[Tree, Tree]:
     return x, x if y is None else batch_tree.map_tensors(lambda column: column[:], y)
 
 
+def stack(items: list[Any], where: str) -> tuple[Tree, Tree | None]:
+    """Return features and targets of some items of a Dataset, each (x, y) or x alone."""
+    return _stacked(tuple(items), where, halved=True)
+
+
+class Rows:
+    """Arrays as a Dataset, example by example."""
+
+    def __init__(self, x: Tree, y: Tree) -> None:
+        self.x, self.y = x, y
+
+    def __len__(self) -> int:
+        return batch_tree.count_examples(self.x)
+
+    def __getitem__(self, row: int) -> Any:
+        x = batch_tree.map_tensors(lambda column: column[row], self.x)
+        return x if self.y is self.x else (x, batch_tree.map_tensors(lambda c: c[row], self.y))
+
+
 def may_be_sets(items: Sequence[Any]) -> bool:
     """Return whether a list of two may be two sets or a pair, instead of two examples.
 

@@ -10,7 +10,7 @@ import hashlib
 import os
 import stat
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -69,6 +69,7 @@ class Job:
     story: tuple[dict[str, Any], ...] = ()
     grows: bool = False
     provenance: Provenance | None = None
+    examples: dict[str, Any] = field(default_factory=dict)  # data that is read when it is due
 
     def write(self, folder: Path) -> str:
         """Write the job into a private folder; return its SHA-256."""

@@ -17,6 +17,8 @@ from manyhands.comm.rendezvous import ask_leader, check_shared_folder, host_lead
 from manyhands.config.checks import check_torch, replace_options
 from manyhands.config.run import RunConfig
 from manyhands.data import store
+from manyhands.data.datasets import load
+from manyhands.data.stored import About
 from manyhands.errors import (
     ConfigError,
     LateSignalError,
@@ -100,6 +102,10 @@ class Run:
         stored = store(self.data, folder, stream=stream)
         preflight.check(self, stored)
         return stored
+
+    def read_later(self, stored: Path) -> dict[str, Any]:
+        """Return the user's data sets that workers read when an example is due, by part."""
+        return load(self.data).examples if About.read(stored).lazy else {}
 
     def check(self) -> None:
         """Refuse what this run would refuse, without starting it."""
@@ -268,6 +274,7 @@ class Run:
             augment=self.augment,
             callbacks=self.callbacks,
             data=str(data),
+            examples=self.read_later(data),
             output=str(output),
             name=self._name,
             command=self.command,

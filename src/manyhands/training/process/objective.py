@@ -68,6 +68,8 @@ def _default_loss(data: Stored) -> str:
     if data.classes:
         return "cross-entropy"
     target = data.train.y
+    if data.about.lazy and isinstance(target, Tensor) and not target.is_floating_point():
+        return "cross-entropy"
     images = not data.about.labelled and getattr(target, "dtype", None) == torch.uint8
     if not isinstance(target, Tensor) or not (target.is_floating_point() or images):
         raise ConfigError(
@@ -104,9 +106,9 @@ def make_metrics(
         check_output(output, x, replica.loss, data)
     _check_loss_value(replica.loss, value, output, y)
     metrics, classes = job.metrics, data.classes
-    if replica.own_loss:
-        y = outputs.labels(y)
-        classes = _count_scores(output, y)
+    if replica.own_loss or data.about.lazy:
+        y = outputs.labels(y) if replica.own_loss else y
+        classes = classes or _count_scores(output, y)
     if not metrics and (replica.own_loss or not replica.of_model):
         metrics = _default_metrics(replica.loss, output, y, classes)
     built = tuple(build(each, output, y, classes) for each in metrics)
@@ -188,7 +190,7 @@ def _several_outputs_hint(output: Any, x: Tree, loss: LossFunction) -> str:
 
 def _check_labels(scores: int, data: Stored, ignored: int) -> None:
     """Refuse a label without a score in the model's output; name its row."""
-    if scores >= (data.classes or 0) or data.about.streamed:
+    if scores >= (data.classes or 0) or data.about.streamed or data.about.lazy:
         return
     for part, split in (("train", data.train), ("test", data.test)):
         y = None if split is None else split.y
