@@ -18,7 +18,7 @@ TORCH ?= auto
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-gpu test-system lint format bench bench-large results docs docs-serve faults audit-deps wheel clean
+.PHONY: help setup demo test test-gpu test-integrations test-system lint format bench bench-large results docs docs-serve faults audit-deps wheel clean
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,6 +48,10 @@ test: $(DEV)  ## run the unit tests, then the parallel ones under mpiexec
 
 test-gpu: $(DEV)  ## run the tests that need an NVIDIA GPU; they skip where there is none
 	$(BIN)/python -m pytest -rs tests/gpu
+
+test-integrations: $(DEV)  ## run the scripts with Transformers, Accelerate and Lightning, offline
+	@$(PIP) -e '.[integrations]'
+	$(BIN)/python -m pytest -rs tests/integrations
 
 test-system: $(DEV)  ## run the slow tests: the command line, faults, a browser, Slurm, more of both MPIs
 	$(BIN)/python -m pytest $(LANES) --no-loadscope-reorder tests/system

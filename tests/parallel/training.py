@@ -40,6 +40,7 @@ def with_dropout():
 def job(model, data, comm, output, /, **given):
     """Return a run as the workers of `comm` get it; functions come under names of their own."""
     own = {"loss": given.pop("loss_function", None), "metrics": given.pop("metrics", ())}
+    own |= {"examples": given.pop("examples", {})}
     own |= {"schedule": given.pop("scheduler", None), "augment": given.pop("augmentation", None)}
     return Job(
         config=configure({"kernels": "default", "workers": comm.size, **given}), model=model,

@@ -9,7 +9,7 @@ import numpy as np
 from manyhands import validate
 from manyhands.data import batch_tree
 from manyhands.data.batch_tree import Tree
-from manyhands.data.split import Normalise
+from manyhands.data.split import IGNORED, Normalise
 from manyhands.errors import ConfigError, DataError
 
 ROWS_AT_ONCE = 4096
@@ -148,11 +148,14 @@ def _targets(y: np.ndarray, classes: int | None, where: str) -> np.ndarray:
     if y.dtype.kind not in "ui" or (y.ndim == 2 and y.shape[1] == 1):
         remedy = "labels[:, 0]" if y.dtype.kind in "ui" else "integers (n,) or (n, …)"
         raise DataError(f"{where}: labels are {y.dtype} of shape {y.shape}; expected {remedy}")
-    outside = (y < 0) | (y >= classes)
+    outside = ((y < 0) | (y >= classes)) & (y != IGNORED)
     if outside.any():
         row = int(outside.reshape(len(y), -1).any(axis=1).argmax())
         label = y[row][outside[row]].flat[0]
-        raise DataError(f"{where}: row {row} has label {label}; expected 0 to {classes - 1}")
+        raise DataError(
+            f"{where}: row {row} has label {label}; expected 0 to {classes - 1}, or {IGNORED} to "
+            "ignore it"
+        )
     return y.astype(np.int64)
 
 

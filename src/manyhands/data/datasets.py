@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -15,12 +15,14 @@ from manyhands.data import (
     bundled,
     checking,
     free_space,
+    lazy_split,
     npy,
     shards,
     stored,
     streaming,
     user_arrays,
 )
+from manyhands.data.lazy import Examples, from_source, is_lazy
 from manyhands.errors import ConfigError, DataError, nearest
 
 Source: TypeAlias = Any
@@ -32,6 +34,8 @@ KEYS = (
     ("x_train", "y_train", "x_test", "y_test", "ids_train", "x_validation", "y_validation"),
     ("x", "y", "x_test", "y_test", "ids", "x_validation", "y_validation"),
 )
+KEYWORDS = ("train", "test", "validation", "classes", "normalise", "ids", "name")
+LAZY_KEYWORDS = ("lazy", "collate_fn", "examples")
 CLASSES = "classes"  # of an .npz file, beside any of these
 
 
@@ -57,7 +61,9 @@ class Data:
         train: (x, y) of NumPy arrays or torch tensors, a list of examples (x, y), or a torch
             map-style Dataset; without targets, one array, a dictionary, a list of arrays, or a
             tuple of three and more. A TensorDataset is taken as it is; of any other each item is
-            read once, so that random augmentation is frozen (`fit(augment=…)` is not).
+            read once, so that random augmentation is frozen (`fit(augment=…)` is not). Read when
+            it is due, and never as a whole: a DataLoader, a torch IterableDataset, a function that
+            returns an iterator, a Dataset of Hugging Face; a DatasetDict gives its test set, too.
         test: Likewise; None for no test set.
         validation: Likewise; what patience, targets and the best model are decided by. None for no
             validation set: `fit(validation=0.1)` holds out a part of `train` instead.
@@ -67,6 +73,9 @@ class Data:
         ids: One for each training record, whole numbers or text: what `by-id` divides the data by.
             Records of one id stay together. By default a record's id is its row.
         name: What records call it.
+        lazy: Read each example of a map-style Dataset when it is due, in the worker that needs it.
+        collate_fn: Makes a batch from a list of examples, as a DataLoader's; implies `lazy`.
+        examples: The number of examples of one epoch, for a stream without a length.
 
     Raises:
         DataError: If lengths or shapes disagree, a feature is not finite, a label is out of range
@@ -83,13 +92,16 @@ class Data:
         normalise: tuple[float | Sequence[float], float | Sequence[float]] | None = None,
         ids: Sequence[object] | np.ndarray | None = None,
         name: str | None = None,
+        lazy: bool = False,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        examples: int | None = None,
         **unknown: Any,
     ) -> None:
         for extra in unknown:
             aside = "val" in extra
             hint = " A validation set is given as validation=(x, y)." if aside else ""
-            known = ("train", "test", "validation", "classes", "normalise", "ids", "name")
-            raise ConfigError(f"Data has no {extra!r}.{hint or nearest(extra, known)}")
+            known = hint or nearest(extra, (*KEYWORDS, *LAZY_KEYWORDS))
+            raise ConfigError(f"Data has no {extra!r}.{known}")
         self.name = name or "data"
         if train is None:
             raise ConfigError(
@@ -97,6 +109,20 @@ class Data:
                 "length"
             )
         self.arrays: dict[str, np.ndarray] = {}
+        self.examples: dict[str, Examples] = {}
+        train, test = _splits(train, test, self.name)
+        if lazy or collate_fn is not None or examples is not None or is_lazy(train):
+            for option, value in (("ids", ids), ("validation", validation)):
+                if value is not None:
+                    raise ConfigError(
+                        f"{self.name}: {option} is given, but the data is read when it is due; "
+                        f"leave {option} out"
+                    )
+            self._read_later(train, test, classes, collate_fn, examples)
+            self.normalise = checking.normalise(
+                normalise, _arrays(self.examples["train"].sample[0])
+            )
+            return
         _check_pair(train, test, self.name)
         trees = {
             part: user_arrays.to_tree(source, f"{self.name}: {part}")
@@ -117,7 +143,45 @@ class Data:
             self.arrays["train_ids"] = checking.ids(ids, batch_tree.count_examples(x), self.name)
         self.normalise = checking.normalise(normalise, x)
 
+    def _read_later(
+        self,
+        train: Source,
+        test: Source | None,
+        classes: int | None,
+        collate_fn: Callable[[list[Any]], Any] | None,
+        count: int | None,
+    ) -> None:
+        """Look at the first examples; leave the others to the workers."""
+        own = None if hasattr(train, "collate_fn") else collate_fn
+        if own is not collate_fn:
+            raise ConfigError(
+                f"{self.name}: collate_fn is given, but train is a DataLoader with its own; leave "
+                "it out"
+            )
+        self.examples["train"] = from_source(
+            train, f"{self.name}: train", collate_fn=own, length=count
+        )
+        if test is not None:
+            where = f"{self.name}: test"
+            if isinstance(test, tuple | list | Mapping) or hasattr(test, "shape"):
+                test = user_arrays.Rows(*user_arrays.to_tree(test, where))
+            own = None if hasattr(test, "collate_fn") else collate_fn
+            self.examples["test"] = from_source(test, where, collate_fn=own)
+        forms = [user_arrays.form(*each.sample) for each in self.examples.values()]
+        self.form = forms[0]
+        for other in forms[1:]:
+            user_arrays.same_form(other, self.form, f"{self.name}: test")
+        self.classes = _known_classes(train) if classes is None else classes
+
+    @property
+    def batch_size(self) -> int | None:
+        """The batch size of the DataLoader that was given, if any."""
+        return self.examples["train"].batch_size if self.examples else None
+
     def __repr__(self) -> str:
+        if self.examples:
+            lengths = ", ".join(f"{name} {e.length}" for name, e in self.examples.items())
+            return f"Data({self.name!r}, {lengths}, read when due)"
         shapes = {name: array.shape for name, array in self.arrays.items()}
         return f"Data({self.name!r}, {', '.join(f'{n} {shape}' for n, shape in shapes.items())})"
 
@@ -152,6 +216,15 @@ class Data:
 
     def store(self, folder: str | os.PathLike[str]) -> Path:
         """Write the stored form, which workers memory-map."""
+        if self.examples:
+            return lazy_split.store(
+                folder,
+                {part: (each.length, each.fingerprint()) for part, each in self.examples.items()},
+                name=self.name,
+                classes=self.classes,
+                normalise=self.normalise,
+                **self.form,
+            )
         return stored.write(
             folder,
             self.arrays,
@@ -160,6 +233,28 @@ class Data:
             normalise=self.normalise,
             **self.form,
         )
+
+
+def _splits(train: Source, test: Source | None, where: str) -> tuple[Source, Source | None]:
+    """Return training and test set of a DatasetDict of Hugging Face; others as they are."""
+    if not (isinstance(train, Mapping) and type(train).__module__.startswith("datasets.")):
+        return train, test
+    if "train" not in train:
+        raise DataError(f"{where} has {', '.join(map(str, train))}; expected a part called train")
+    own = next((train[name] for name in ("test", "validation") if name in train), None)
+    if own is not None and test is not None:
+        raise ConfigError(f"{where}: test is given, but the DatasetDict has one; leave it out")
+    return train["train"], own if test is None else test
+
+
+def _known_classes(source: Source) -> int | None:
+    """Return how many classes a Dataset says that it has; None where it does not tell."""
+    classes = getattr(getattr(source, "dataset", source), "classes", None)
+    return len(classes) if isinstance(classes, list | tuple) and classes else None
+
+
+def _arrays(tree: Any) -> Any:
+    return batch_tree.map_tensors(lambda leaf: np.asarray(leaf), tree)
 
 
 def _npz_names(path: Path) -> tuple[tuple[str, ...], int]:
@@ -232,6 +327,8 @@ def load(spec: object) -> Data:
     """Return the `Data` of a specification other than "mnist" or a stored folder."""
     if isinstance(spec, Data):
         return spec
+    if is_lazy(spec):
+        return Data(spec)
     if (
         isinstance(spec, list)
         and user_arrays.may_be_sets(spec)

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from manyhands.data.batch_tree import Tree
 
 
+IGNORED = -100  # a label that counts for nothing, as PyTorch's losses have it by default
+
+
 @dataclass(frozen=True)
 class Normalise:
     """Mean and standard deviation of the features: one for all, or one per channel (axis 1)."""
@@ -87,11 +90,12 @@ class Split:
 
     @property
     def labels(self) -> np.ndarray | None:
-        """The classes, (n,) int64; None where the targets are numbers, or several per example."""
+        """The classes, (n,) int64; None for numbers, several per example, or ignored labels."""
         y = self.y
         if self.classes is None or isinstance(y, tuple | dict) or y.dim() != 1:
             return None
-        return np.asarray((y if self.rows is None else y[self.rows]).cpu().numpy())
+        labels = np.asarray((y if self.rows is None else y[self.rows]).cpu().numpy())
+        return None if (labels == IGNORED).any() else labels
 
     @property
     def labelled(self) -> bool:

@@ -10,7 +10,8 @@ and divides by the standard deviation. `classes` is null where the targets are n
 Where an example has several features or targets (`batch_tree.py`), `features` and `targets` say in
 which form, and each array has a file: train_x.0.npy, train_x.1.npy. Where `labelled` is false there
 are no targets. `learned` says what a preparation learned from the records, `streamed` where the
-shards are that take the arrays' place.
+shards are that take the arrays' place. Where `lazy` is true, the workers read each example from the
+user's own data set when it is due, and there are no arrays.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ class About:
     learned: tuple[str, ...] | None = None  # None: nobody knows
     streamed: str | None = None
     validation: int = 0  # of a set of its own; a held-out part is none
+    lazy: bool = False
 
     def keys(self, part: str) -> tuple[list[str], list[str]]:
         """Return the names of the arrays of a part's features, and of its targets if any."""
@@ -107,8 +109,9 @@ class About:
 
 def _keys(name: str, form: Form) -> list[str]:
     """Return the names of the arrays that hold a tree of that form."""
-    count = len(form) if isinstance(form, list) else form
-    return [name] if count is None else [f"{name}.{i}" for i in range(count)]
+    if form is None:
+        return [name]
+    return [f"{name}.{i}" for i in range(batch_tree.count_leaves(form))]
 
 
 def flat(part: str, x: Tree, y: Tree) -> dict[str, np.ndarray]:

@@ -48,6 +48,25 @@ def to_tree(source: Any, where: str) -> tuple[Tree, Tree]:
     return x, x if y is None else batch_tree.map_tensors(lambda column: column[:], y)
 
 
+def stack(items: list[Any], where: str) -> tuple[Tree, Tree | None]:
+    """Return features and targets of some items of a Dataset, each (x, y) or x alone."""
+    return _stacked(tuple(items), where, halved=True)
+
+
+class Rows:
+    """Arrays as a Dataset, example by example."""
+
+    def __init__(self, x: Tree, y: Tree) -> None:
+        self.x, self.y = x, y
+
+    def __len__(self) -> int:
+        return batch_tree.count_examples(self.x)
+
+    def __getitem__(self, row: int) -> Any:
+        x = batch_tree.map_tensors(lambda column: column[row], self.x)
+        return x if self.y is self.x else (x, batch_tree.map_tensors(lambda c: c[row], self.y))
+
+
 def may_be_sets(items: Sequence[Any]) -> bool:
     """Return whether a list of two may be two sets or a pair, instead of two examples.
 
@@ -112,14 +131,9 @@ def _columns(half: Any, where: str) -> Tree:
         return _stacked(half, where, halved=False)[0] if half else array(half, where)
     if not _has_parts(half):
         return array(half, where)
-    named = [(name, _columns(part, name)) for name, part in _named(where, half)]
-    for name, column in named:
-        if _has_parts(column):
-            raise DataError(
-                f"{name} has parts of its own; expected one array for each part, with a row for "
-                f"each example ({RULE})"
-            )
-    return batch_tree.unflatten(batch_tree.form(half), [column for _, column in named])
+    if isinstance(half, Mapping):
+        return {key: _columns(part, f"{where}[{key!r}]") for key, part in half.items()}
+    return tuple(_columns(part, f"{where}[{i}]") for i, part in enumerate(half))
 
 
 def _examples(items: list[Any], where: str) -> tuple[Tree, Tree | None]:
@@ -185,14 +199,7 @@ def _has_index(values: Any) -> bool:
 
 
 def _named(name: str, tree: Tree) -> list[tuple[str, Any]]:
-    return list(zip(_names(name, tree), batch_tree.leaves(tree), strict=True))
-
-
-def _names(name: str, tree: Any) -> list[str]:
-    """Return the names of a tree's arrays for error messages."""
-    if isinstance(tree, Mapping):
-        return [f"{name}[{key!r}]" for key in tree]
-    return [f"{name}[{i}]" for i in range(len(tree))] if isinstance(tree, tuple) else [name]
+    return list(zip(batch_tree.names(name, tree), batch_tree.leaves(tree), strict=True))
 
 
 def form(x: Tree, y: Tree) -> dict[str, Any]:
@@ -220,16 +227,10 @@ def _described(forms: dict[str, Any]) -> str:
     >>> _described({"features": 3, "targets": None, "labelled": False})
     '(array, array, array), without targets'
     """
-    features = _written(forms["features"])
+    features = batch_tree.describe(forms["features"])
     if forms["labelled"]:
-        return f"({features}, {_written(forms['targets'])})"
+        return f"({features}, {batch_tree.describe(forms['targets'])})"
     return f"{features}, without targets"
-
-
-def _written(form: batch_tree.Form) -> str:
-    if isinstance(form, list):
-        return "{" + ", ".join(f"{name!r}: array" for name in form) + "}"
-    return "array" if form is None else f"({', '.join(['array'] * form)})"
 
 
 def _stacked(dataset: Any, where: str, *, halved: bool) -> tuple[Tree, Tree | None]:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from manyhands.data import batch_tree
+from manyhands.data.split import IGNORED
 from manyhands.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -255,13 +256,13 @@ def _error(name: str, output: Tensor, y: Tensor) -> SumMetric:
 
 
 def _count_correct(output: Tensor, y: Tensor) -> Sequence[Tensor | float]:
-    return [(output.argmax(1) == y).sum(), float(y.numel())]
+    return [(output.argmax(1) == y).sum(), (y != IGNORED).sum()]
 
 
 def _in_top_k(k: int) -> Callable[[Tensor, Tensor], Sequence[Tensor | float]]:
     def count(output: Tensor, y: Tensor) -> Sequence[Tensor | float]:
         hits = output.topk(k, dim=1).indices == y.unsqueeze(1)
-        return [hits.sum(), float(y.numel())]
+        return [hits.sum(), (y != IGNORED).sum()]
 
     return count
 
@@ -270,7 +271,8 @@ def _class_counts(classes: int) -> Callable[[Tensor, Tensor], Sequence[Tensor]]:
     """Count true positives, false positives and false negatives of each class."""
 
     def count(output: Tensor, y: Tensor) -> Sequence[Tensor]:
-        predicted, y = output.argmax(1).flatten(), y.flatten()
+        kept = y != IGNORED
+        predicted, y = output.argmax(1)[kept], y[kept]
         right = torch.bincount(y[predicted == y], minlength=classes)
         of_model = torch.bincount(predicted, minlength=classes)
         return [*right, *(of_model - right), *(torch.bincount(y, minlength=classes) - right)]
@@ -299,7 +301,11 @@ def _auroc(labels: int, *, multi: bool) -> TorchMetric:
         raise ConfigError(
             "metric is 'auroc', which needs torchmetrics: pip install '.[metrics]' in the checkout"
         ) from None
-    made = MultilabelAUROC(num_labels=labels) if multi else MulticlassAUROC(num_classes=labels)
+    made = (
+        MultilabelAUROC(num_labels=labels)
+        if multi
+        else MulticlassAUROC(num_classes=labels, ignore_index=IGNORED)
+    )
     return TorchMetric(made, "auroc", whole=True, scored=_sigmoid if multi else _probabilities)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from manyhands.data import batch_tree
 from manyhands.errors import ConfigError
+from manyhands.model import outputs
 from manyhands.model.kernels.autograd import backward, gradients
 from manyhands.model.layers import find_layers
 
@@ -66,6 +67,8 @@ class Replica:
         self.module = self.judged = module  # what is trained here; what is judged and saved
         self.loss = loss
         self.of_model = batch_tree.takes_model(loss)
+        self.own_loss = loss is outputs.model_loss
+        self._known_loss = outputs.is_known_loss(loss)
         self.classifies = classifies
         self.pieces = 1  # how many parts of a batch are computed one after the other
         self.autocast = False  # compute in bfloat16 what torch.autocast does
@@ -227,9 +230,12 @@ class Replica:
             if self.autocast
             else nullcontext()
         ):
-            if self.of_model:
+            if self.of_model and not self.own_loss:
                 return self.loss(model, ready if y is x else (ready, y)), None
             output = batch_tree.call_model(model, ready)
+            if self.own_loss:
+                return outputs.loss_in(output), outputs.scores(output)
+            output = outputs.scores(output) if self._known_loss else output
             return self.loss(output, y), output
 
     def evaluate(
@@ -247,8 +253,9 @@ class Replica:
                 count += batch_tree.count_examples(x)
                 if output is None and any(not metric.of_model for metric in metrics):
                     output = batch_tree.call_model(self.judged, x)
+                target = outputs.labels(y) if self.own_loss else y
                 for metric in metrics:
-                    metric.add(self.judged, x, y, output)
+                    metric.add(self.judged, x, y if metric.of_model else target, output)
         self.judged.train()
         return total, count
 

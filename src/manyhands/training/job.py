@@ -12,7 +12,7 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -75,6 +75,7 @@ class Job:
     grows: bool = False
     provenance: Provenance | None = None
     own_strategy: Mapping[str, str] | None = None  # of a user's: its source and its summary
+    examples: dict[str, Any] = field(default_factory=dict)  # data that is read when it is due
 
     def write(self, folder: Path) -> str:
         """Write the job into a private folder; return its SHA-256."""

@@ -15,14 +15,14 @@ import numpy as np
 from manyhands.config.run import LOSSES, SMALLEST_PICTURES
 from manyhands.data import batch_tree
 from manyhands.data.shards import row_groups
-from manyhands.data.split import validation_size
-from manyhands.data.stored import About, Stored
+from manyhands.data.split import IGNORED, validation_size
+from manyhands.data.stored import About
 from manyhands.errors import ConfigError
 from manyhands.model import initial_weights
 from manyhands.privacy.terms import rate
-from manyhands.training import memory_check
+from manyhands.training import lazy_checks, memory_check, user_objects
 from manyhands.training.job import TrainingRequest
-from manyhands.training.process.data import make_plan, stream_plan
+from manyhands.training.process.data import make_plan, open_data, plan_for_worker, stream_plan
 
 if TYPE_CHECKING:
     from torch import nn
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 class Subject(TrainingRequest, Protocol):
     """The parts of a run that are checked."""
+
+    def read_later(self, stored: Path) -> dict[str, Any]:
+        """Return the user's data sets that workers read when an example is due, by part."""
 
     def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
         """Build a new copy of the model."""
@@ -48,6 +51,9 @@ def check(run: Subject, stored: Path) -> None:
     """
     about = About.read(stored)
     _check_validation(run.config, about)
+    if about.lazy:
+        _check_lazy(run, about, stored)
+        return
     _check_division(run.config, about, stored)
     if about.streamed:
         _check_streamed(run)
@@ -57,6 +63,23 @@ def check(run: Subject, stored: Path) -> None:
     if "torch" not in sys.modules and not _needs_trial(run, about, stored):
         memory_check.check(run.config, None, stored, _examples(run.config, about))
         return  # the launcher of a usual run has no use for torch, and starts faster without it
+    _check_module(run, stored)
+
+
+def _check_lazy(run: Subject, about: About, stored: Path) -> None:
+    """Refuse options and a model that do not fit data of which one example is known."""
+    config, examples = run.config, run.read_later(stored)
+    lazy_checks.check(config, examples)
+    data = open_data(config, stored, examples)
+    config.strategy.check_data(about.features, about.targets)
+    plan_for_worker(config, data, 0)
+    if isinstance(run.model, str):
+        if about.classes is None and data.train.labelled:
+            raise ConfigError(
+                f"model is {run.model!r}, and the number of classes is not known before the data "
+                "is read; give mh.Data(…, classes=10), or your own model"
+            )
+        _check_images(run.model, data.shape)
     _check_module(run, stored)
 
 
@@ -110,7 +133,13 @@ def _check_division(config: RunConfig, about: About, stored: Path) -> None:
         return
     examples = _examples(config, about)
     labels = np.load(stored / "train_y.npy", mmap_mode="r")[:examples] if about.classes else None
-    labels = labels if labels is None or labels.ndim == 1 else None
+    if config.privacy and labels is not None and (labels == IGNORED).any():
+        raise ConfigError(
+            f"the training set has labels of {IGNORED}, which a loss ignores, but in a private run "
+            "every example needs a gradient of its own; leave such examples out"
+        )
+    flat = labels is not None and labels.ndim == 1 and not (labels == IGNORED).any()
+    labels = labels if flat else None
     if config.validation:
         examples -= validation_size(config.validation, examples)
         labels = None if labels is None else labels[:examples]
@@ -162,13 +191,16 @@ def _check_module(run: Subject, stored: Path) -> None:
     from manyhands.training import user_model
     from manyhands.training.process import objective
 
-    config, data = run.config, Stored.open(stored, dtype=run.config.dtype)
+    config = run.config
+    data = open_data(config, stored, run.read_later(stored))
     module = _build_model(run, data.shape, data.outputs)
     if module is None:
         return
     if not isinstance(run.model, str):
         config.strategy.check_module(module)
     loss = objective.planned_loss(run, data)
+    if run.loss is None and batch_tree.takes_model(loss):
+        user_objects.check_model_loss(config, objective.loss_name(loss))
     with torch.random.fork_rng([]):
         user_model.materialise_lazy(module, loss, data)
     user_model.check_optimizer(config.optimizer, module)

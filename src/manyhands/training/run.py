@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import json
 import signal
 import time
@@ -19,6 +18,8 @@ from manyhands.config.checks import check_torch, replace_options
 from manyhands.config.run import RunConfig
 from manyhands.config.strategy_table import own as find_own
 from manyhands.data import store
+from manyhands.data.datasets import load
+from manyhands.data.stored import About
 from manyhands.errors import (
     ConfigError,
     LateSignalError,
@@ -44,6 +45,7 @@ from manyhands.training.output_folder import Claim
 from manyhands.training.process.transfer import DIGEST, LAUNCHER
 from manyhands.training.progress import Progress
 from manyhands.training.provenance import find_provenance, share_provenance
+from manyhands.training.restart import restart_job
 from manyhands.worker.checkpoint import format as checkpoints
 
 if TYPE_CHECKING:
@@ -109,6 +111,10 @@ class Run:
         preflight.check(self, stored)
         return stored
 
+    def read_later(self, stored: Path) -> dict[str, Any]:
+        """Return the user's data sets that workers read when an example is due, by part."""
+        return load(self.data).examples if About.read(stored).lazy else {}
+
     def check(self) -> None:
         """Refuse what this run would refuse, without starting it."""
         with private_folder() as folder:
@@ -136,7 +142,7 @@ class Run:
                     self._write_failure_record(job, error)
                     raise error
                 with defer_signals():  # so that the story is complete when a signal ends it
-                    job = _restart_job(job, error, bar.say)
+                    job = restart_job(job, error, bar.say)
                 if died:
                     time.sleep(_BACK_OFF * 2**attempt)
         except (KeyboardInterrupt, SignalReceived) as stop:  # between two launches
@@ -299,6 +305,7 @@ class Run:
             callbacks=() if remote else self.callbacks,
             caller_events=wanted_events(self.callbacks) if remote else (),
             data=str(data),
+            examples=self.read_later(data),
             output=str(output),
             name=self._name,
             command=self.command,
@@ -370,32 +377,6 @@ def _recording_deaths(deaths: list[dict[str, Any]], watch: launcher.Watch) -> la
         watch(notes, events)
 
     return noting
-
-
-def _restart_job(job: Job, error: ManyhandsError, say: Callable[[str], None]) -> Job:
-    """Return the job that continues after a death from the last checkpoint."""
-    checkpoint = checkpoints.newest(Path(job.output), say)
-    step, why = checkpoint.step if checkpoint else 0, str(error).splitlines()[0]
-    now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-    event: dict[str, Any] = {"when": now, "restarted_from": step}
-    if isinstance(error, ShortHandedError):
-        event["workers"] = job.config.workers
-        say(f"{why}; all {job.config.workers} are started again from step {step}")
-    else:
-        event["failed"] = why
-        say(f"{why}; starting again from step {step}")
-    place = str(checkpoint.folder) if checkpoint else None
-    checkpoints.forget_after(Path(job.output), step)
-    config = _with_settled(job.config, checkpoint.about["settled"]) if checkpoint else job.config
-    return dataclasses.replace(job, config=config, checkpoint=place, story=(*job.story, event))
-
-
-def _with_settled(config: RunConfig, values: dict[str, Any]) -> RunConfig:
-    """Return the configuration with what the run had determined before it died."""
-    own = {name: value for name, value in values.items() if hasattr(config.strategy, name)}
-    run = {name: value for name, value in values.items() if name not in own}
-    strategy: Any = config.strategy
-    return replace_options(config, strategy=dataclasses.replace(strategy, **own), **run)
 
 
 def _copy_module(model: Any) -> Any:

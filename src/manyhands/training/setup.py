@@ -19,6 +19,8 @@ from manyhands.config.declare import find_tagged
 from manyhands.config.import_path import get_name
 from manyhands.config.options import configure
 from manyhands.config.run import RunConfig
+from manyhands.data.datasets import Data, load
+from manyhands.data.lazy import is_lazy
 from manyhands.errors import ConfigError, ManyhandsError
 from manyhands.launch import messages
 from manyhands.launch.environment import group_rank, group_size
@@ -117,6 +119,7 @@ def _prepare(
     options, summing = own_allreduce.name_function(options)
     own = {**own, "allreduce": summing}
     options = _count_cores(_name_objects(model, data, own, options))
+    data, options = _adopt_loader(data, options)
     checkpoint, options = _load_checkpoint(options)
     automatic = options.get("workers") == "auto" and choose is not None
     config = configure({**options, "workers": 1} if automatic else options)
@@ -129,6 +132,32 @@ def _prepare(
         if "planned" in resume.resumed_event(checkpoint, run.config):
             warn("the learning rate follows the new length of the run from here on")
     return run
+
+
+def _adopt_loader(data: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Return the data, and the options with a DataLoader's batch size; refuse a second one."""
+    one = data[0] if isinstance(data, tuple) and len(data) == 2 else data
+    if one is not None and not isinstance(data, Data) and is_lazy(one):
+        data = load(data)
+    if not isinstance(data, Data) or not data.examples:
+        return data, options
+    given, train = options.get("batch_size"), data.examples["train"]
+    if train.batched and given is not None:
+        raise ConfigError(
+            f"batch_size is {given}, but the loader's batch_sampler makes the batches; leave it out"
+        )
+    if train.batch_size is not None and given not in (None, train.batch_size):
+        raise ConfigError(
+            f"batch_size is {given}, but the DataLoader has batch_size={train.batch_size}, the "
+            "batch of one update over all workers; leave batch_size out"
+        )
+    if not train.indexed and options.get("workers") == "auto":
+        raise ConfigError(
+            "workers is 'auto', but a stream cannot be read ahead to measure; give a number"
+        )
+    if train.batch_size is not None and options.get("resume") is None:
+        options = {**options, "batch_size": train.batch_size}
+    return data, options
 
 
 def _count_cores(options: dict[str, Any]) -> dict[str, Any]:

@@ -48,7 +48,7 @@ def loss(value: Any, config: RunConfig) -> Callable[..., Any] | None:
         value = import_object(config.loss, "loss")
         check_made(value, None)
     if callable(value) and batch_tree.takes_model(value):
-        _check_model_loss(config, get_name(value))
+        check_model_loss(config, get_name(value))
     return value if callable(value) else None
 
 
@@ -95,7 +95,7 @@ def _check_builder(model: Any) -> None:
         )
 
 
-def _check_model_loss(config: RunConfig, name: str) -> None:
+def check_model_loss(config: RunConfig, name: str) -> None:
     """Refuse a loss of (model, batch) where it could not be computed, or not be private."""
     reason = config.strategy.supports.lacks.get("model_loss")
     if reason:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
-import random
-import struct
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 
 from manyhands.data import batch_tree
 from manyhands.data.batch_tree import Tree
+from manyhands.data.seeding import seeded
 from manyhands.errors import ConfigError
 
 
@@ -32,7 +28,7 @@ class Augment:
         """Return features and targets of this worker's batch at a step, changed."""
         if batch_tree.count_examples(x) == 0:
             return x, y
-        with _seeded(self.seed, self.worker, step):
+        with seeded(self.seed, self.worker, step):
             augmented = self.function(batch_tree.join_batch(x, y))
         if y is x:
             features = targets = batch_tree.map_tensors(lambda leaf: leaf, augmented)
@@ -57,25 +53,3 @@ class Augment:
                     "was given"
                 )
         return features, targets
-
-
-@contextmanager
-def _seeded(*key: int) -> Iterator[None]:
-    """Let all generators begin where `key` says, and go on afterwards where they were."""
-    digest = hashlib.blake2b(struct.pack(f"<{len(key)}q", *key), digest_size=8).digest()
-    seed = int.from_bytes(digest, "little")
-    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    gpu = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
-    torch.default_generator.manual_seed(seed)
-    if gpu is not None:
-        torch.cuda.manual_seed(seed)
-    np.random.seed(seed % 2**32)
-    random.seed(seed)
-    try:
-        yield
-    finally:
-        torch.set_rng_state(states[0])
-        np.random.set_state(states[1])
-        random.setstate(states[2])
-        if gpu is not None:
-            torch.cuda.set_rng_state(gpu)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast
 import numpy as np
 
 from manyhands.data import Plan
+from manyhands.data.lazy_split import Ahead, LazySplit
 from manyhands.data.prefetch import Prefetcher
 from manyhands.errors import DivergedError
 from manyhands.worker.clock import Clock, Epoch
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from manyhands.comm import Communicator
     from manyhands.comm.mpi import MPICommunicator
     from manyhands.config.run import RunConfig
-    from manyhands.data import Stored, StreamPlan
+    from manyhands.data import SampledPlan, Share, Stored, StreamPlan
     from manyhands.data.batch_tree import Tree
     from manyhands.launch.status_board import Board
     from manyhands.model.metrics import Metric
@@ -103,7 +104,7 @@ class Worker:
     replica: Replica
     optimizer: torch.optim.Optimizer
     comm: Communicator
-    plan: Plan | PoissonPlan | StreamPlan
+    plan: Plan | PoissonPlan | StreamPlan | SampledPlan
     data: Stored
     board: Board
     evaluation: Evaluator
@@ -205,10 +206,12 @@ class Worker:
                 hook.after_step(self, len(share.indices))
             self._stop_at_last_step()
 
-    def _ahead(self, number: int, start: int) -> Prefetcher[Any]:
+    def _ahead(self, number: int, start: int) -> Prefetcher[Any] | Ahead:
         """Return the shares of an epoch from a step on, with their examples."""
         computation, train = self.computation, self.data.train
         shares = self.plan.epoch(number, start, computation.shares(self.training.epoch_start))
+        if isinstance(train, LazySplit):
+            return train.ahead(cast("Iterator[Share]", shares), number)
         # Speeds and deaths change what comes next; a stream has one batch at a time.
         known = isinstance(self.plan, Plan) and not computation.parts
         known = known and self.config.on_failure != "continue" and train.device.type == "cpu"

@@ -30,6 +30,13 @@ def opened(folder, train, test=None, **options):
         ((X, TOKENS, Y), 3, None, False),
         ((X, {"class": Y, "size": X[:, 0]}), None, ["class", "size"], True),
         ((X, TOKENS), None, None, True),
+        ((((X, TOKENS), MASK), Y), {"tuple": [2, None]}, None, True),
+        (
+            ({"text": {"ids": TOKENS, "mask": MASK}, "image": X}, (Y, {"size": X[:, 0]})),
+            {"dict": {"text": ["ids", "mask"], "image": None}},
+            {"tuple": [None, ["size"]]},
+            True,
+        ),
     ],
 )
 def test_a_batch_has_the_form_of_what_was_given(tmp_path, train, features, targets, labelled):
@@ -46,6 +53,20 @@ def test_a_batch_has_the_form_of_what_was_given(tmp_path, train, features, targe
                 batch_tree.leaves(half), batch_tree.leaves(given), strict=True
             ):
                 np.testing.assert_array_equal(tensor.numpy(), array[where])
+
+
+def test_nested_examples_equal_nested_columns():
+    columns = Data((({"text": {"ids": TOKENS, "mask": MASK}}, X), Y))
+    items = [(({"text": {"ids": TOKENS[i], "mask": MASK[i]}}, X[i]), Y[i]) for i in range(12)]
+    examples = Data(items)
+    assert examples.form == columns.form
+    for name, array in columns.arrays.items():
+        np.testing.assert_array_equal(examples.arrays[name], array)
+
+
+def test_a_nested_part_of_another_length_is_named():
+    with pytest.raises(DataError, match=r"x\['text'\]\['mask'\] \(11, 7\)"):
+        Data(({"text": {"ids": TOKENS, "mask": MASK[1:]}}, Y))
 
 
 class Items(Dataset):

@@ -51,6 +51,16 @@ class Scores(OrderedDict):  # type: ignore[type-arg]
         self["logits"] = self.logits
 
 
+@dataclass
+class Predictions(OrderedDict):  # type: ignore[type-arg]
+    """The same, where the scores have another name."""
+
+    prediction: torch.Tensor
+
+    def __post_init__(self) -> None:
+        self["prediction"] = self.prediction
+
+
 class Returning(nn.Module):
     """No chain of layers; returns what `wrap` makes of its scores."""
 
@@ -64,7 +74,7 @@ class Returning(nn.Module):
 
 class Named(Returning):
     def forward(self, a: torch.Tensor) -> Any:
-        return Scores(self.scores(a))
+        return Predictions(self.scores(a))
 
 
 def own_loss(output: Any, target: torch.Tensor) -> torch.Tensor:
@@ -74,10 +84,13 @@ def own_loss(output: Any, target: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"model": Returning(Scores)}, r"a Scores of logits: return one tensor \(\.logits\), or "
-         r"give a loss of \(model, batch\).*cross_entropy\(model\(x\)\.logits, y\)"),
-        ({"model": Returning(Scores), "loss": nn.CrossEntropyLoss()}, "a Scores of logits: return"),
-        ({"model": Named(), "data": mh.Data(({"a": X}, Y))}, r"model\(\*\*x\)\.logits, y\)"),
+        ({"model": Returning(Predictions)}, r"a Predictions of prediction: return one tensor "
+         r"\(\.prediction\), or give a loss of \(model, batch\)"
+         r".*cross_entropy\(model\(x\)\.prediction, y\)"),
+        ({"model": Returning(Predictions), "loss": nn.CrossEntropyLoss()}, "of prediction: return"),
+        ({"model": Named(), "data": mh.Data(({"a": X}, Y))}, r"model\(\*\*x\)\.prediction, y\)"),
+        ({"model": Named(), "data": mh.Data({"a": X, "labels": Y}), "strategy": "tensor"},
+         "a batch has several tensors, but tensor"),
         ({"model": Returning(lambda s: (s, s))}, "a tuple: return one tensor, or give a loss of"),
         ({"model": Named(), "data": mh.Data({"a": X, "b": X})}, "no loss is given, and there is"),
         ({"model": Returning(), "strategy": "tensor"}, "a Returning, which tensor cannot cut"),
@@ -125,6 +138,8 @@ def test_a_label_without_a_score_is_named_before_training(given, told):
         {"model": nn.Sequential(nn.LazyLinear(4), nn.ReLU(), nn.LazyLinear(2)),
          "strategy": "pipeline"},
         {"model": torch.jit.script(Returning().scores)},
+        {"model": Returning(Scores)},
+        {"model": Returning(Scores), "loss": nn.CrossEntropyLoss(), "metric": "accuracy"},
         {"model": lambda: torch.jit.script(nn.Linear(6, 2))},
     ],
 )  # fmt: skip

@@ -16,7 +16,7 @@ from manyhands._version import __version__
 from manyhands.config.options import flatten
 from manyhands.config.parse import parse_slow
 from manyhands.config.run import RunConfig
-from manyhands.data import Plan, Stored, StreamPlan, batch_tree
+from manyhands.data import Plan, SampledPlan, Stored, StreamPlan, batch_tree
 from manyhands.launch.environment import threads_in_group
 from manyhands.launch.fault_injection import fault_hook
 from manyhands.launch.status_board import BOARD_FILE, EVENTS_FILE, Board
@@ -104,7 +104,7 @@ class WorkerBuilder:
         """Open the data, and plan which examples this worker uses."""
         self.board.note(self.rank, 0, "load")
         self.checkpoint = check(Path(self.job.checkpoint)) if self.job.checkpoint else None
-        self.data = open_data(self.config, Path(self.job.data))
+        self.data = open_data(self.config, Path(self.job.data), self.job.examples)
         devices.move_data(self.data, self.device)
         if self.config.privacy:
             self.config.privacy.check_data(self.data.about.learned)
@@ -244,7 +244,7 @@ class WorkerBuilder:
         return began
 
 
-def _trial_indices(config: RunConfig, plan: Plan | StreamPlan) -> np.ndarray:
+def _trial_indices(config: RunConfig, plan: Plan | StreamPlan | SampledPlan) -> np.ndarray:
     """Return the indices of a batch for trials; a private sample stays secret."""
     if config.privacy:
         split = 1 if config.strategy.supports.whole_batches else config.workers
@@ -282,6 +282,8 @@ def _build_rate(
 
 def _is_capturable(job: Job, replica: Replica, data: Stored) -> bool:
     """Return whether a CUDA graph can capture the step: one pass over one tensor."""
+    if data.about.lazy:
+        return False
     several = data.about.features is not None or data.about.targets is not None
     passes = replica.of_model or replica.pieces > 1 or job.augment is not None or replica.norms
     return data.about.labelled and not (several or passes)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from manyhands.data import Plan, Stored, Streamed, StreamPlan
+from manyhands.data.lazy import Examples, epoch_batches
+from manyhands.data.lazy_split import LazySplit, LazyStored
+from manyhands.data.sampled_plan import SampledPlan
 from manyhands.data.stored import About
 from manyhands.data.streaming import Feed, StreamSplit, window_rows
 
@@ -15,22 +19,45 @@ if TYPE_CHECKING:
     from manyhands.config.run import RunConfig
 
 
-def open_data(config: RunConfig, folder: Path) -> Stored:
-    """Open the data as the options say: limited, with a validation part, or as a stream."""
+def open_data(
+    config: RunConfig, folder: Path, examples: dict[str, Examples] | None = None
+) -> Stored:
+    """Open the data as the options say: limited, with a validation part, or as a stream.
+
+    `examples` are the user's own, of data that is read when it is due.
+    """
+    about = About.read(folder)
     if config.stream is not None:
-        return Streamed(folder, About.read(folder), config.stream, config.dtype)
+        return Streamed(folder, about, config.stream, config.dtype)
+    if about.lazy:
+        lazy = LazyStored(folder, about, examples or {}, config.dtype, config.seed)
+        if config.validation:
+            lazy.hold_out(config.validation, config.seed)
+        return lazy
     data = Stored.open(folder, train_limit=config.limit, dtype=config.dtype)
     if config.validation:
         data.hold_out(config.validation, config.seed)
     return data
 
 
-def plan_for_worker(config: RunConfig, data: Stored, rank: int) -> Plan | StreamPlan:
+def plan_for_worker(config: RunConfig, data: Stored, rank: int) -> Plan | StreamPlan | SampledPlan:
     """Return the plan of one worker's examples."""
     train = data.train
+    if isinstance(train, LazySplit) and train.examples.ordered:
+        return sampled_plan(config, train.examples, rank)
     if isinstance(train, StreamSplit):
         return stream_plan(config, train.lengths, rank=rank, feed=train.feed)
     return make_plan(config, examples=len(train), rank=rank, labels=train.labels, ids=data.ids)
+
+
+def sampled_plan(config: RunConfig, examples: Examples, rank: int) -> SampledPlan:
+    """Return the plan of one worker where the source decides the order."""
+    return SampledPlan(
+        draw=partial(epoch_batches, examples, config.batch_size, config.seed),
+        rank=rank,
+        size=config.workers,
+        whole_batches=config.strategy.supports.whole_batches,
+    )
 
 
 def stream_plan(

@@ -16,7 +16,7 @@ from manyhands.model.kernels.tuning import Kernels
 if TYPE_CHECKING:
     from manyhands.comm import Communicator
     from manyhands.config.run import RunConfig
-    from manyhands.data import Plan, Stored, StreamPlan
+    from manyhands.data import Plan, SampledPlan, Stored, StreamPlan
     from manyhands.model.replica import Replica
 
 _SIZES = 4  # batches of so many sizes are captured; any other is computed kernel by kernel
@@ -95,7 +95,7 @@ def capture_graphs(
     replica: Replica,
     optimizer: torch.optim.Optimizer,
     data: Stored,
-    plan: Plan | StreamPlan,
+    plan: Plan | StreamPlan | SampledPlan,
     kernels: Kernels,
 ) -> tuple[Graphs, Kernels]:
     """Return a GPU worker's captured steps, tried on its first batches, and their kernels.

@@ -21,6 +21,7 @@ from manyhands.data import batch_tree
 from manyhands.data.batch_tree import leaves
 from manyhands.errors import ConfigError, DataError
 from manyhands.files import PACKAGE
+from manyhands.model import outputs
 from manyhands.model.metrics import Metric, build, is_applicable
 from manyhands.model.zoo import LOSSES, OWN_LOSS
 from manyhands.worker.stopping import Aim
@@ -41,8 +42,10 @@ def make_loss(job: TrainingRequest, own: str | None, data: Stored) -> LossFuncti
     """Return the loss: the user's, the model's own, or what fits the targets."""
     if job.loss:
         return job.loss  # type: ignore[no-any-return]
-    name = job.config.loss or own or _default_loss(data)
-    return LOSSES[name]
+    name = job.config.loss or own
+    if name is None and not data.about.labelled and outputs.has_labels(data.train.x):
+        return outputs.model_loss
+    return LOSSES[name or _default_loss(data)]
 
 
 def planned_loss(asked: TrainingRequest, data: Stored) -> LossFunction:
@@ -65,6 +68,8 @@ def _default_loss(data: Stored) -> str:
     if data.classes:
         return "cross-entropy"
     target = data.train.y
+    if data.about.lazy and isinstance(target, Tensor) and not target.is_floating_point():
+        return "cross-entropy"
     images = not data.about.labelled and getattr(target, "dtype", None) == torch.uint8
     if not isinstance(target, Tensor) or not (target.is_floating_point() or images):
         raise ConfigError(
@@ -100,10 +105,13 @@ def make_metrics(
     if not replica.of_model:
         check_output(output, x, replica.loss, data)
     _check_loss_value(replica.loss, value, output, y)
-    metrics = job.metrics
-    if not metrics and not replica.of_model:
-        metrics = _default_metrics(replica.loss, output, y, data.classes)
-    built = tuple(build(each, output, y, data.classes) for each in metrics)
+    metrics, classes = job.metrics, data.classes
+    if replica.own_loss or data.about.lazy:
+        y = outputs.labels(y) if replica.own_loss else y
+        classes = classes or _count_scores(output, y)
+    if not metrics and (replica.own_loss or not replica.of_model):
+        metrics = _default_metrics(replica.loss, output, y, classes)
+    built = tuple(build(each, output, y, classes) for each in metrics)
     labelled = data.train.labelled and not replica.of_model
     replica.classifies = labelled and any(metric.name == "accuracy" for metric in built)
     return built
@@ -146,8 +154,9 @@ def check_output(output: Any, x: Tree, loss: LossFunction, data: Stored) -> None
         ConfigError: With what to return instead.
         DataError: With the first row whose label has no score.
     """
-    if not _is_known_loss(loss):
+    if not outputs.is_known_loss(loss):
         return  # the user's own knows what to do with it
+    output = outputs.scores(output)
     if not isinstance(output, Tensor):
         raise ConfigError(_several_outputs_hint(output, x, loss))
     kinds = (nn.CrossEntropyLoss, nn.NLLLoss)
@@ -156,19 +165,20 @@ def check_output(output: Any, x: Tree, loss: LossFunction, data: Stored) -> None
         _check_labels(output.shape[1], data, getattr(loss, "ignore_index", -100))
 
 
-def _is_known_loss(loss: LossFunction) -> bool:
-    """Return whether a loss is PyTorch's or ours."""
-    home = str(getattr(loss, "__module__", None) or type(loss).__module__)
-    return loss in LOSSES.values() or home.startswith("torch.")
+def _count_scores(output: Any, y: Tree) -> int | None:
+    """Return the number of classes that a model gives scores for, if its labels are classes."""
+    if not isinstance(output, Tensor) or not isinstance(y, Tensor) or y.is_floating_point():
+        return None
+    return output.shape[1] if output.dim() == y.dim() + 1 else None
 
 
 def _several_outputs_hint(output: Any, x: Tree, loss: LossFunction) -> str:
-    """Return advice for a model with several outputs, such as a ModelOutput."""
+    """Return advice for a model with several outputs, none of them called `logits`."""
     kind, call = type(output).__name__, "x"
     if batch_tree.form(x) is not None:
         call = "**x" if isinstance(x, dict) else "*x"
     named = ", ".join(map(str, output)) if isinstance(output, Mapping) else ""
-    field = next((name for name in ("logits", "prediction") if hasattr(output, name)), "")
+    field = "prediction" if hasattr(output, "prediction") else ""
     one = f" (.{field})" if field else ""
     taken = f".{field}" if field else "[0]"
     return (
@@ -180,7 +190,7 @@ def _several_outputs_hint(output: Any, x: Tree, loss: LossFunction) -> str:
 
 def _check_labels(scores: int, data: Stored, ignored: int) -> None:
     """Refuse a label without a score in the model's output; name its row."""
-    if scores >= (data.classes or 0) or data.about.streamed:
+    if scores >= (data.classes or 0) or data.about.streamed or data.about.lazy:
         return
     sets = (("train", data.train), ("validation", data.validation), ("test", data.test))
     for part, split in sets:
@@ -212,9 +222,10 @@ def _explain_output(replica: Replica, x: Tree, data: Stored) -> None:
 def _try_loss(asked: TrainingRequest, data: Stored, output: Any, batch: tuple[Tree, Tree]) -> None:
     """Refuse a loss, metrics and a target that do not fit outputs for zeros."""
     chosen = planned_loss(asked, data)
-    if not _is_known_loss(chosen):
+    if not outputs.is_known_loss(chosen):
         return  # the user's own code runs in the workers, whose crash ends no notebook
     check_output(output, batch[0], chosen, data)
+    output = outputs.scores(output)
     try:
         with torch.no_grad(), torch.random.fork_rng([]), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of shapes, which are checked below
@@ -290,7 +301,8 @@ def _describe_tensors(tree: Tree) -> str:
     parts = [
         f"{str(leaf.dtype).removeprefix('torch.')} {tuple(leaf.shape)}" for leaf in leaves(tree)
     ]
-    names = list(tree) if isinstance(tree, dict) else [""] * len(parts)
+    plain = batch_tree.form(tree) is None or isinstance(tree, tuple)
+    names = [""] * len(parts) if plain else batch_tree.names("", tree)
     return ", ".join(f"{name} {one}".strip() for name, one in zip(names, parts, strict=True))
 
 

@@ -1,0 +1,50 @@
+"""The scripts of examples/integrations run as they stand, with the real packages, offline."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from manyhands.launch import mpi as mpis
+
+SCRIPTS = Path(__file__).parents[2] / "examples" / "integrations"
+
+# Each script: the packages that it needs, its processes under mpiexec, and what it prints.
+CASES = {
+    "accelerate_over_mpi": (["accelerate"], 2, "2 processes over mpi4py, .*equal weights: True"),
+    "lightning_over_mpi": (["lightning"], 2, "2 processes over mpi4py, .*equal weights: True"),
+    "trainer_over_mpi": (
+        ["accelerate", "datasets", "transformers"], 2,
+        "2 processes over mpi4py, .*equal weights: True",
+    ),
+    "transformers_finetune": (
+        ["transformers"], None, r"test accuracy (0\.[89]|1\.).*; read again from 'tuned': True",
+    ),
+}  # fmt: skip
+
+
+def test_every_script_is_run():
+    assert {path.stem for path in SCRIPTS.glob("*.py")} == set(CASES)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", CASES)
+def test_a_script_ends_well_and_prints(name, tmp_path):
+    packages, processes, printed = CASES[name]
+    for package in packages:
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed: pip install '.[integrations]'")
+    line, environment = [sys.executable, str(SCRIPTS / f"{name}.py")], dict(os.environ)
+    if processes:
+        line, own = mpis.mpiexec_command(mpis.find_mpi(), processes, line[1:])
+        environment |= own
+    environment |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        line, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=500
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.search(printed, done.stdout), done.stdout

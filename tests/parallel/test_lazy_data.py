@@ -1,0 +1,64 @@
+"""Data that is read when it is due: the run of stored data, and of one worker."""
+
+import numpy as np
+import pytest
+import torch
+from mpi4py import MPI
+from torch.utils.data import DataLoader, Dataset
+from training import UP_TO_THREE, WORLD, distance, same_everywhere, smooth, train
+
+import manyhands as mh
+from manyhands.data import Stored
+
+pytestmark = UP_TO_THREE
+GIVEN = {"batch_size": 24, "dtype": "float64", "epochs": 2, "lr": 0.1}
+
+
+class Rows(Dataset):
+    def __init__(self, split):
+        self.x, self.y = np.array(split.x), np.array(split.y)
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, i):
+        return self.x[i], self.y[i]
+
+
+def trained(data, comm, folder, **given):
+    place = data.store(folder / f"data-{comm.rank}-{comm.size}-{len(list(folder.iterdir()))}")
+    return train(smooth, place, comm, folder, examples=data.examples, **GIVEN, **given)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options"),
+    [("sync", {}), ("averaging", {"period": 3}), ("gossip", {})],
+)
+def test_a_run_is_that_of_stored_data(blobs, tmp_path, strategy, options):
+    rows = Rows(Stored.open(blobs).train)
+    given = {"strategy": getattr(mh, strategy.capitalize())(**options)}
+    lazy = trained(mh.Data(rows, lazy=True, classes=4), WORLD, tmp_path, **given)
+    stored = trained(mh.Data(rows, classes=4), WORLD, tmp_path, **given)
+    assert torch.equal(lazy.params, stored.params)
+
+
+def stream(rows):
+    return mh.Data(lambda: (rows[i] for i in range(len(rows))), examples=len(rows), classes=4)
+
+
+def in_order(rows):
+    return mh.Data(DataLoader(rows, batch_size=24), classes=4)
+
+
+def shuffled(rows):
+    return mh.Data(DataLoader(rows, batch_size=24, shuffle=True), classes=4)
+
+
+@pytest.mark.parametrize("make", [stream, in_order, shuffled])
+def test_many_workers_end_where_one_does(blobs, tmp_path, make):
+    rows = Rows(Stored.open(blobs).train)
+    many = trained(make(rows), WORLD, tmp_path, strategy="sync")
+    one = trained(make(rows), MPI.COMM_SELF, tmp_path, strategy="sequential")
+    assert same_everywhere(many, many.params)
+    assert distance(many.params, one.params) < 1e-12
+    assert float(one.params.norm()) > 0
