@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 import manyhands as mh
 from manyhands.cli.app import main
@@ -108,9 +108,8 @@ def test_a_dataset_is_data() -> None:
         (lambda: mh.Data((X, Y), normalize=(0, 1)), "Did you mean 'normalise'"),
         (lambda: mh.Data(Own()), "a Own; expected .* a Dataset with a length"),
         (lambda: mh.Data(None), "train is None; expected"),
-        (lambda: mh.Data(Stream()), "a Stream; expected .* a Dataset with a length"),
-        (lambda: load(DataLoader(Measured())), r"a DataLoader; .*the loader's own \.dataset"),
-        (lambda: mh.Data(DataLoader(Measured())), r"a DataLoader; .*the loader's own \.dataset"),
+        (lambda: mh.Data(Stream()), "a Stream without a length; give examples"),
+        (lambda: load(Stream()), "a Stream without a length; give examples"),
         (lambda: mh.Data((X, Y - 1)), "row .* has label -1; expected 0 to"),
         (lambda: mh.Data((X, Y[:, None])), r"of shape \(40, 1\); expected labels\[:, 0\]"),
         (lambda: mh.Data((X, Y[:-1])), r"x has shape \(40, 6\) and y \(39,\)"),

@@ -353,10 +353,9 @@ def load(spec: object) -> Data:
     if hasattr(spec, "__getitem__") and hasattr(spec, "__len__") and not isinstance(spec, str):
         return Data(spec)  # a Dataset, or a list of examples
     if not isinstance(spec, str):
-        whole = " (the loader's own .dataset)" if hasattr(spec, "dataset") else ""
         raise ConfigError(
-            f"data is a {type(spec).__name__}; expected a name, a path, a Dataset with a length"
-            f"{whole}, a Data or (train, test)"
+            f"data is a {type(spec).__name__}; expected a name, a path, a Dataset, a DataLoader, a "
+            "Data or (train, test)"
         )
     if spec == "blobs":
         arrays = bundled.blobs()

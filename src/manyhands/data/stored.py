@@ -109,18 +109,16 @@ class About:
 
 def _keys(name: str, form: Form) -> list[str]:
     """Return the names of the arrays that hold a tree of that form."""
-    if form is None:
-        return [name]
-    return [f"{name}.{i}" for i in range(batch_tree.count_leaves(form))]
+    count = batch_tree.count_leaves(form)
+    return [name] if form is None else [f"{name}.{i}" for i in range(count)]
 
 
 def flat(part: str, x: Tree, y: Tree) -> dict[str, np.ndarray]:
     """Return the arrays of a part by their stored names."""
-    named = dict(zip(_keys(f"{part}_x", batch_tree.form(x)), batch_tree.leaves(x), strict=True))
-    if y is not x:
-        named |= dict(
-            zip(_keys(f"{part}_y", batch_tree.form(y)), batch_tree.leaves(y), strict=True)
-        )
+    named: dict[str, np.ndarray] = {}
+    for half, tree in [("x", x), ("y", y)][: 1 if y is x else 2]:
+        keys = _keys(f"{part}_{half}", batch_tree.form(tree))
+        named |= zip(keys, batch_tree.leaves(tree), strict=True)
     return named
 
 
@@ -336,9 +334,8 @@ def write(
         ids=IDS in arrays,
         **shape,
     )
-    need = sum(array.nbytes for array in arrays.values())
-    instead = "another folder (TMPDIR is the one for temporary files)"
-    check_disk_space(folder.parent, need, f"the data {name!r}", instead)
+    place, instead = folder.parent, "another folder (TMPDIR is the one for temporary files)"
+    check_disk_space(place, sum(a.nbytes for a in arrays.values()), f"the data {name!r}", instead)
     with explain_shortage(TMPDIR=folder.parent):
         _write(folder, arrays, about, replace)
     return folder

@@ -38,10 +38,9 @@ def to_tree(source: Any, where: str) -> tuple[Tree, Tree]:
     elif _is_dataset(source):
         x, y = _stacked(source, where, halved=True)
     else:
-        whole = " (the loader's own .dataset)" if hasattr(source, "dataset") else ""
         raise DataError(
             f"{where} is a {type(source).__name__}; expected (x, y), x alone, a list of examples, "
-            f"or a Dataset with a length{whole}"
+            f"or a Dataset with a length"
         )
     _check_lengths(x, y, where)
     # The same array may be given for both; being the same object means that there are no targets.

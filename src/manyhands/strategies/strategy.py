@@ -196,7 +196,7 @@ def consensus_of(worker: Any) -> Tensor:
     if isinstance(strategy, SplitsModel):
         return params  # of the whole model, or of this process's part
     expected = tuple(worker.replica.grad.shape)
-    for what, vector in (("consensus returned", params), ("worker.params is now", worker.params)):
+    for what, vector in (("worker.params is now", worker.params), ("consensus returned", params)):
         shape = getattr(vector, "shape", None)
         if shape is None or tuple(shape) != expected:
             is_now = type(vector).__name__ if shape is None else f"of shape {tuple(shape)}"

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 import scipy.sparse
 import torch
-from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import Dataset, Subset, TensorDataset
 
 from manyhands.data import Data, Stored, store
 from manyhands.errors import ConfigError, DataError
@@ -30,11 +30,6 @@ class Counted(Dataset):
     def __getitem__(self, row):
         self.reads += 1
         return torch.from_numpy(X[row]), int(Y[row])
-
-
-class Endless(IterableDataset):
-    def __iter__(self):
-        yield from zip(X, Y, strict=True)
 
 
 TENSORS = (torch.from_numpy(X), torch.from_numpy(Y))
@@ -115,7 +110,6 @@ def change(array, row, value):
         ((np.array(["a"] * 12), Y), None, {}, "features are <U1"),
         ((np.array([{}] * 12), Y), None, {}, "features are object"),
         ((X, None), None, {}, "expected"),
-        (Endless(), None, {}, "a Dataset with a length"),
         (Ragged(), None, {}, r"item 5 has shape \(4,\); item 0 has \(3,\)"),
         (5, None, {}, "is a int"),
     ],

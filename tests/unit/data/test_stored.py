@@ -28,7 +28,7 @@ def test_a_folder_says_what_it_holds(tmp_path):
     about = json.loads((tmp_path / "data" / "data.json").read_text())
     assert list(about) == [
         "name", "train", "test", "classes", "sha256", "normalise", "ids", "features", "targets",
-        "labelled", "learned", "streamed", "validation",
+        "labelled", "learned", "streamed", "validation", "lazy",
     ]  # fmt: skip
     assert data.record() == {k: about[k] for k in ("name", "train", "test", "classes", "sha256")}
     assert (data.name, data.classes, data.shape) == ("tiny", 6, (3, 4, 4))
