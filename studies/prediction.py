@@ -15,23 +15,23 @@ import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from manyhands import Averaging, Server, Sync, compare
+from manyhands.config.all_reduces import ALL_REDUCES
 from manyhands.experiments.forecast import Calibration, presentation
 from manyhands.experiments.forecast.calibrate import calibrate
 from manyhands.experiments.forecast.predict import list_counts
 from manyhands.experiments.forecast.strategy_models import Case
 from manyhands.experiments.forecast.validation import compare_speedups, read_measurements
 from manyhands.launch.machine import cores, write_json
-from manyhands.strategies.sync.sync import AllReduce
 
 BAR = 0.10
 
 
 def sweep(folder: Path, workers: list[int], options: dict, repeats: int) -> None:
     """Run what is predicted; a sweep that was stopped, or has fewer repeats, goes on."""
-    strategies = [Sync(allreduce=name) for name in get_args(AllReduce)]
+    strategies = [Sync(allreduce=name) for name in ALL_REDUCES]
     strategies += [Averaging(), Server(), Server(masters=2)]
     fitting = [s for s in strategies if s.processes(min(workers)) <= cores()]
     compare(

@@ -37,6 +37,7 @@ COMMANDS = {  # the words that each command needs before any flag
     "compare": ["--strategies", "sync,server,averaging,pipeline,tensor", "--repeats", "1"],
     "predict": [],
     "allreduce": [],
+    "check": ["ring"],
     "partition": ["--data", "blobs"],
     "audit": [],
     "lab": [],

@@ -180,7 +180,7 @@ def run(tmp_path, monkeypatch):
         jobs, config = [], configure({**GROWS, **given})
         monkeypatch.setattr(running, "_BACK_OFF", 0.0)
 
-        def launched(spec, folder, watch):
+        def launched(spec, folder, watch, *_):
             jobs.append(Job.read(folder))
             watch([], [{"lost": [len(jobs)], "workers": 2}, {"epoch": 1}])
             end = ends[len(jobs) - 1]

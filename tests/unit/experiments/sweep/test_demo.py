@@ -108,7 +108,7 @@ def test_it_says_what_runs_what_is_left_and_what_leads(
     total = len(make_schedule(read(DEMO)).runs)
     assert first == f"[0/{total}] now sequential (repeat 1)"
     assert second.startswith(f"[1/{total}] sequential (repeat 1): ")
-    assert second.endswith(" left; now sync × 1 (repeat 1)")
+    assert second.endswith(" left; now sync × 2 (repeat 1)")
     assert last.startswith(f"[{total}/{total}] server × 2 (repeat 2): ")
     assert "leading" not in last  # the report says what is best
     leading = before.partition("; leading: ")[2]

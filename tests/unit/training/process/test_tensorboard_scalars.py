@@ -38,6 +38,7 @@ def pretend(
     worker = SimpleNamespace(
         config=asked, training=TrainingState(), step=0, clock=SimpleNamespace(updated=[]),
         plan=SimpleNamespace(steps=lambda epoch: STEPS),
+        evaluation=SimpleNamespace(metrics=[]),
     )  # fmt: skip
     events = Scalars(worker, folder)  # type: ignore[arg-type]
     for number in range(1, epochs + 1):

@@ -164,7 +164,7 @@ def test_a_model_that_is_not_the_workers_own_is_neither_saved_nor_loaded(tmp_pat
     assert optimizer.param_groups[0]["lr"] == 0.25
 
 
-def test_two_loops_do_not_save_into_one_folder(tmp_path, capsys):
+def test_two_loops_do_not_save_into_one_folder(tmp_path, caplog):
     model, optimizer = made()
     with mh.join(model, optimizer) as hands:
         walk(hands, model, 1)
@@ -172,7 +172,7 @@ def test_two_loops_do_not_save_into_one_folder(tmp_path, capsys):
         other, own = made()
         with mh.join(other, own) as second:
             assert second.load(tmp_path) == {}
-            assert "in use by process" in capsys.readouterr().err
+            assert "in use by process" in caplog.text
             walk(second, other, 1)
             with pytest.raises(ConfigError, match=r"in use by process \d+ on"):
                 second.save(tmp_path)
