@@ -68,7 +68,7 @@ class Replica:
         self.loss = loss
         self.of_model = batch_tree.takes_model(loss)
         self.own_loss = loss is outputs.model_loss
-        self._known_loss = outputs.is_known_loss(loss)
+        self.known_loss = outputs.is_known_loss(loss)
         self.classifies = classifies
         self.pieces = 1  # how many parts of a batch are computed one after the other
         self.autocast = False  # compute in bfloat16 what torch.autocast does
@@ -235,7 +235,7 @@ class Replica:
             output = batch_tree.call_model(model, ready)
             if self.own_loss:
                 return outputs.loss_in(output), outputs.scores(output)
-            output = outputs.scores(output) if self._known_loss else output
+            output = outputs.scores(output) if self.known_loss else output
             return self.loss(output, y), output
 
     def evaluate(

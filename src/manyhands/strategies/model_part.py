@@ -48,6 +48,7 @@ class ModelPart(Replica):
         self.module: nn.Module = nn.ModuleList([module for _, module in self.children])
         self.judged, self.masks = whole.judged, whole.masks
         self.loss, self.classifies, self.of_model = whole.loss, whole.classifies, False
+        self.own_loss, self.known_loss = whole.own_loss, whole.known_loss
         self.pieces, self.autocast = 1, False
         self.prepare, self.forward = whole.prepare, self.through
         self.layers = whole.layers

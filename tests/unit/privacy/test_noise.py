@@ -45,8 +45,8 @@ def test_small_noise_has_the_exact_probabilities(secure, deviation):
     found = np.bincount(np.clip(drawn, -reach, reach) + reach, minlength=len(expected)) / count
     errors = np.sqrt(expected * (1 - expected) / count)
     assert (np.abs(found - expected) < 6 * errors + 20 / count).all()
-    # The distance of a true sample is at most √(2/π)/2 Σ errors on average. One number changes it by
-    # 1/count, so that it lies t above its mean with probability exp(-2 count t²) (McDiarmid 1989).
+    # The distance of a true sample is at most √(2/π)/2 Σ errors on average. One number changes it
+    # by 1/count, so it lies t above its mean with probability exp(-2 count t²) (McDiarmid 1989).
     above = math.sqrt(math.log(1e9) / (2 * count))
     assert np.abs(found - expected).sum() / 2 < math.sqrt(2 / math.pi) / 2 * errors.sum() + above
 
