@@ -1,5 +1,6 @@
 """`join`: a loop of one's own ends with many workers where it ends with one."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from torch.utils.data import (
 )
 
 import manyhands as mh
+from manyhands.comm.mpi import MPICommunicator
 from manyhands.comm.single_process import SingleProcess
 from manyhands.config.options import configure
 from manyhands.errors import ConfigError
@@ -102,6 +104,63 @@ def joined(make, batches, epochs=2, **given):
                 x, y = pair(batch)
                 hands.step(F.cross_entropy(model(x), y))
     return weights(model)
+
+
+@dataclass(frozen=True)
+class Mine(mh.Strategy):
+    """Sums a copy of the gradient, of one length or the other."""
+
+    short: bool = False
+
+    def step(self, worker, batch):
+        whole = worker.gradient(batch)
+        gradient = whole[: len(worker.params)].clone() if self.short else whole.clone()
+        worker.allreduce(gradient)
+        worker.update(gradient)
+
+    def consensus(self, worker):
+        return worker.params
+
+
+@dataclass(frozen=True)
+class Apart(mh.Strategy):
+    """Workers train alone; their mean is what is saved."""
+
+    def step(self, worker, batch):
+        worker.update(worker.gradient(batch.alone()))
+
+    def consensus(self, worker):
+        mean = worker.params / worker.comm.size
+        worker.comm.allreduce(mean)
+        return mean
+
+
+@pytest.mark.parametrize("short", [False, True])
+def test_update_takes_a_gradient_that_is_not_the_worker_s_own_memory(short, comm):
+    def make(params):
+        return torch.optim.SGD(params, lr=0.1)
+
+    end = joined(make, loader("shuffled"), strategy=Mine(short))
+    assert float((end - alone(make, loader("shuffled"))).abs().max()) < 1e-10
+    assert spread(comm, end) == 0
+
+
+def test_a_gradient_of_another_length_is_refused(comm):
+    model = smooth()
+    loop = UserLoop(
+        model, torch.optim.SGD(model.parameters(), lr=0.1),
+        configure({"strategy": "sync", "workers": comm.size, "batch_size": comm.size}),
+        MPICommunicator(comm),
+    )  # fmt: skip
+    dim = loop.replica.dim
+    with pytest.raises(ConfigError, match=rf"of 3 numbers; expected {dim} as in params"):
+        loop.update(torch.zeros(3, dtype=torch.float64))
+    loop.leave()
+
+
+def test_a_strategy_without_an_end_of_its_own_ends_at_its_consensus(comm):
+    end = joined(lambda p: torch.optim.SGD(p, lr=0.1), loader("shuffled"), strategy=Apart())
+    assert spread(comm, end) == 0
 
 
 # 65 examples in batches of 16: the last batch has one, so that most workers have nothing to do.

@@ -33,6 +33,13 @@ X = np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32)
 Y = (X[:, 0] > 0).astype(np.int64)
 
 
+class Losses(list):
+    """A callback that is a list."""
+
+    def on_epoch(self, epoch):
+        self.append(epoch["loss"])
+
+
 def network() -> nn.Module:
     return nn.Linear(6, 2)
 
@@ -126,6 +133,8 @@ def test_data_in_other_shapes(make: Any, told: str) -> None:
         (network, {"optimizer": torch.optim.Adam(network().parameters())}, "expected the class"),
         (network, {"loss": nn.CrossEntropyLoss}, r"expected an object of it, CrossEntropyLoss\(\)"),
         (network, {"callbacks": print}, "expected a list of such objects"),
+        (network, {"callbacks": Losses()}, "expected a list of such objects"),
+        (network, {"callbacks": [Losses]}, r"the class Losses; expected an object of it"),
         (network, {"workers": 50, "batch_size": 20}, "raise batch_size or lower workers"),
         ("network.py", {}, "For one of your own: network:make"),
         ("MLP", {}, "Did you mean 'mlp'"),

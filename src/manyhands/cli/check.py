@@ -69,7 +69,9 @@ def _grade(course: str, file: str, *, public: bool, mpi: str, as_json: bool) -> 
 
     with Status("check", shown=not as_json) as status:
         status.stage(f"grading {file}")
-        result = grade(course, file, public=public, mpi=mpi)
-    print(json.dumps(result.to_json(), indent=1) if as_json else result)
+        tell = (lambda _: None) if as_json else (lambda mark: print(mark, flush=True))
+        result = grade(course, file, public=public, mpi=mpi, tell=tell)
+    points = f"\n{result.points} of {result.of} points"
+    print(json.dumps(result.to_json(), indent=1) if as_json else points)
     if result.points < result.of:
         raise SystemExit(1)

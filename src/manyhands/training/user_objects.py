@@ -152,12 +152,17 @@ def callbacks(value: Any, config: RunConfig) -> tuple[Any, ...]:
         places = config.callbacks.split(",") if config.callbacks else []
         _expect_importable("callbacks", places, ", or callbacks=[]")
         listed = [import_object(place, "callbacks")() for place in places]
-    elif isinstance(value, list | tuple):
+    elif isinstance(value, list | tuple) and not any(hasattr(value, event) for event in EVENTS):
         listed = list(value)
     else:
         raise ConfigError(f"callbacks is a {type(value).__name__}; expected a list of such objects")
     for each in listed:
         name = type(each).__name__
+        if inspect.isclass(each):
+            raise ConfigError(
+                f"callbacks has the class {each.__name__}; expected an object of it, "
+                f"{each.__name__}()"
+            )
         if not any(hasattr(each, event) for event in EVENTS):
             raise ConfigError(
                 f"callbacks has a {name} with none of {', '.join(EVENTS)}; it would hear nothing"

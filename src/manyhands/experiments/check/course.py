@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from manyhands.launch.shm_cleanup import kill_helpers
 
 SCHEMA = "manyhands-course/1"
 _MODULE = "manyhands.experiments.check.exercise"
-_LIMIT = 60.0  # seconds for one test, its start included
+_LIMIT = 30.0  # seconds for one test, its start included
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +39,10 @@ class Mark:
     points: int
     of: int
     why: str = ""
+
+    def __str__(self) -> str:
+        head = f"{self.points:>4} of {self.of}  {self.test}"
+        return "\n".join([head, *(f"{'':10}{line}" for line in self.why.splitlines())])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,15 +76,17 @@ class Grade:
         return {**head, "points": self.points, "of": self.of, "tests": marks}
 
     def __str__(self) -> str:
-        lines = []
-        for mark in self.marks:
-            lines.append(f"{mark.points:>4} of {mark.of}  {mark.test}")
-            lines += [f"{'':10}{line}" for line in mark.why.splitlines()]
-        return "\n".join([*lines, "", f"{self.points} of {self.of} points"])
+        return "\n".join([*map(str, self.marks), "", f"{self.points} of {self.of} points"])
 
 
 def grade(
-    folder: str, file: str, *, public: bool = False, mpi: str = "auto", limit: float = _LIMIT
+    folder: str,
+    file: str,
+    *,
+    public: bool = False,
+    mpi: str = "auto",
+    limit: float = _LIMIT,
+    tell: Callable[[Mark], object] = lambda _: None,
 ) -> Grade:
     """Run the tests of an assignment on a student's file.
 
@@ -89,6 +96,7 @@ def grade(
         public: Run the public tests only, also where the instructor's are there.
         mpi: Which MPI starts the processes.
         limit: Seconds for one test, the start of its processes included.
+        tell: Called with each mark when it is known.
 
     Raises:
         ConfigError: If the folder holds no tests, or the file does not exist.
@@ -98,16 +106,15 @@ def grade(
     if not sets[0].is_file():
         raise ConfigError(
             f"course is {folder!r}; expected the folder of an assignment, with public_tests.py in "
-            "it, such as course/3-allreduce"
+            f"it, such as course/3-allreduce; {place.resolve()} has none"
         )
     if not Path(file).is_file():
         raise ConfigError(f"{file} does not exist; expected your file, such as mine.py")
-    marks = [
-        _run(tests, each, file, mpi, limit)
-        for tests in sets
-        if tests.is_file()
-        for each in _list_tests(tests)
-    ]
+    marks = []
+    for tests in filter(Path.is_file, sets):
+        for each in _list_tests(tests):
+            marks.append(_run(tests, each, file, mpi, limit))
+            tell(marks[-1])
     return Grade(assignment=place.resolve().name, file=file, marks=tuple(marks))
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from manyhands.config.declare import NON_NEGATIVE, POSITIVE
 from manyhands.errors import ConfigError
 from manyhands.model.replica import Replica
-from manyhands.strategies.strategy import strategy_of
+from manyhands.strategies.strategy import Strategy, consensus_of, strategy_of
 from manyhands.training.process.agreement import check_same_model
 from manyhands.training.userloop.sharded_loader import BatchWeight
 
@@ -135,8 +135,19 @@ class UserLoop:
         return nullcontext()
 
     def update(self, gradient: Tensor) -> None:
-        """Let the optimizer step along `gradient`, then clear it."""
-        reached = (gradient[self.replica.dim :] > 0).tolist()
+        """Let the optimizer step along `gradient`, then clear it.
+
+        A vector as long as the parameters will do: then each tensor that has a gradient here moves.
+        """
+        lengths = (self.replica.dim, len(self._sent))
+        if len(gradient) not in lengths:
+            raise ConfigError(
+                f"update got a gradient of {len(gradient)} numbers; expected {lengths[0]} as in "
+                f"params, or all {lengths[1]} that gradient returned"
+            )
+        if gradient.data_ptr() != self._sent.data_ptr():
+            self._sent[: len(gradient)].copy_(gradient)
+        reached = (self._sent[self.replica.dim :] > 0).tolist()
         for (_, p), view, has in zip(self.replica.named, self._grads, reached, strict=True):
             p.grad = view if has else None
         if self._clip is not None:
@@ -154,7 +165,10 @@ class UserLoop:
     def finish(self) -> None:
         """Bring all workers to the same model. Collective."""
         self.check_home()
-        strategy_of(self.config).finish(self)
+        strategy = strategy_of(self.config)
+        strategy.finish(self)
+        if type(strategy).finish is Strategy.finish:
+            self._home.copy_(consensus_of(self))
         self.average_buffers()
 
     def leave(self) -> None:
