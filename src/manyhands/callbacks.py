@@ -28,7 +28,8 @@ training loss, and refuses `on_step`: the times of steps would reveal their numb
 ...         return len(self) < 2  # False: stop
 >>> losses = Losses()
 >>> result = mh.fit("logistic", "blobs", epochs=9, callbacks=[losses], callbacks_in="caller")
->>> len(losses), result.record["result"]["stopped"], result.record["result"]["stopped_by"]
+>>> end = result.record["result"]
+>>> len(losses), end["stopped"], end["stopped_by"]
 (2, 'callback', 'Losses.on_epoch')
 """
 

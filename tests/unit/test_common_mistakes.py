@@ -111,7 +111,7 @@ def test_a_dataset_is_data() -> None:
         (lambda: mh.Data(X, Y), r"belong together: expected Data\(train=\(x, y\)"),
         (lambda: load({"train": (X, Y)}), r"a dict; expected Data\(train=\(x, y\)"),
         (lambda: load((X, Y)), r"belong together: expected Data\(train=\(x, y\)"),
-        (lambda: mh.Data((X, Y), val=(X, Y)), r"no 'val'\. fit\(validation=0\.1\)"),
+        (lambda: mh.Data((X, Y), val=(X, Y)), r"no 'val'\. .* validation=\(x, y\)"),
         (lambda: mh.Data((X, Y), normalize=(0, 1)), "Did you mean 'normalise'"),
         (lambda: mh.Data(Own()), "a Own; expected .* a Dataset with a length"),
         (lambda: mh.Data(None), "train is None; expected"),

@@ -26,8 +26,8 @@ def classes(parts: Mapping[str, tuple[Tree, Tree]], declared: int | None, where:
     x, y = parts["train"]
     if batch_tree.count_examples(x) == 0:
         raise DataError(f"{where}: the training set is empty")
-    for part, (x, _) in parts.items():
-        if batch_tree.count_examples(x) == 0:
+    for part, (features, _) in parts.items():
+        if batch_tree.count_examples(features) == 0:
             raise DataError(f"{where}: the {part} set is empty; give None for no {part} set")
     single = y is not x and batch_tree.form(y) is None
     if declared is None and single and y.dtype.kind == "b":

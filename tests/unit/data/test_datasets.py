@@ -71,6 +71,14 @@ def test_numbers_of_which_the_first_is_whole_stay_what_they_are(tmp_path):
     assert stored.train.batch(np.arange(3))[1].flatten().tolist() == [3, 2.5, 0.75]
 
 
+def test_whole_numbers_without_targets_are_no_classes(tmp_path):
+    tokens = np.arange(24).reshape(4, 6) % 5
+    data = Data(train=tokens, test=tokens[:2], validation=tokens[2:])
+    assert data.classes is None
+    about = Stored.open(data.store(tmp_path / "data")).about
+    assert about.arrays == ["train_x", "validation_x", "test_x"]
+
+
 def test_a_dataset_is_read_once():
     dataset = Counted()
     Data(dataset)
