@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import subprocess
 import sys
 import sysconfig
@@ -25,8 +26,11 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from run import machine
 from torch import Tensor, nn
 from turns import Found, Record, in_turns, record, seconds, write
+
+from manyhands.launch.machine import write_json
 
 OURS, ALONE, DDP = "ours", "computing alone", "DDP"
 BUCKETS = (1, 2, 4, 8)  # megabytes; DDP's own default is 25
@@ -274,16 +278,43 @@ def start_labs(asked: argparse.Namespace) -> None:
             line = [sys.executable, "-m", "manyhands", *lab, sys.executable, __file__, *again]
             subprocess.run(line, check=True)
             records += json.loads(part.read_text())
-            write(asked.out, *records)
+            _keep(asked.out, records)
         if asked.train_steps:
             sys.argv.append(f"--out={part}")
             start_group(asked, "train")
             records += json.loads(part.read_text())
-    write(asked.out, *records)
+    _keep(asked.out, records)
     for one in records:
         print(one["what"])
         for name, value in sorted(one["medians"].items(), key=lambda pair: pair[1]):
             print(f"  {value:10.4g} {one['unit']}  {name}")
+
+
+def _keep(out: Path, records: list[Record]) -> None:
+    """Write what was measured so far, with the machine and the command."""
+    command = " ".join(["python", "benchmarks/slow_network.py", *sys.argv[1:]])
+    write_json(out, {"machine": machine(), "command": command, "records": records})
+
+
+def table(path: Path) -> str:
+    """Return the table of all ways of each bandwidth in a file of this benchmark, as Markdown."""
+    lines = [
+        "| way | ms a step, median (range) | times as fast as DDP with its defaults |",
+        "|---|---|---|",
+    ]
+    for each in json.loads(path.read_text())["records"]:
+        found: Found = each.get("all", {})  # of the exact ways' record alone
+        if DDP not in found:
+            continue
+        lines.append(f"| **{each['hosts']} hosts, {each['bandwidth']}** | | |")
+        for name in sorted(found, key=lambda way: statistics.median(found[way])):
+            times = [1000 * value for value in found[name]]
+            ratio = statistics.median(
+                theirs / own for own, theirs in zip(found[name], found[DDP], strict=True)
+            )
+            spread = f"{min(times):.0f}–{max(times):.0f}"
+            lines.append(f"| {name} | {statistics.median(times):.0f} ({spread}) | {ratio:.2f} |")
+    return "\n".join(lines)
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import epochs
 import own_loop
+import slow_network
 import threads
 import to_target
 from ratio_chart import draw
@@ -20,6 +21,7 @@ from turns import HERE
 
 PAGE = HERE.parent / "docs" / "performance.md"
 CHOOSING = PAGE.parent / "how-to" / "choosing-a-strategy.md"
+SLOW = PAGE.parent / "how-to" / "slow-networks.md"
 IMAGES = PAGE.parent / "images"
 MOST = 10  # rows of a machine that are shown; all others are folded
 HEAD = ("comparison", "ours", "theirs", "ratio", "better", "quartiles", "target", "result")
@@ -147,8 +149,13 @@ def told(kept: list[dict[str, Any]]) -> str:
 
 def write(text: str) -> str:
     """Return the page with everything between its marks made anew."""
-    pattern = r"(<!-- (bars|epochs|to-98|threads|own-loop) ([\w-]+) -->\n)(.*?)(<!-- end -->)"
-    tables = {"epochs": epochs.table, "to-98": to_target.table, "threads": threads.table}
+    tables = {
+        "epochs": epochs.table,
+        "to-98": to_target.table,
+        "threads": threads.table,
+        "slow-network": slow_network.table,
+    }
+    pattern = rf"(<!-- (bars|own-loop|{'|'.join(tables)}) ([\w-]+) -->\n)(.*?)(<!-- end -->)"
 
     def made(mark: re.Match[str]) -> str:
         kind, machine = mark[2], mark[3]
@@ -161,7 +168,7 @@ def write(text: str) -> str:
 
 
 def main() -> int:
-    for page in (PAGE, CHOOSING):
+    for page in (PAGE, CHOOSING, SLOW):
         page.write_text(write(page.read_text()))
     return 0
 
