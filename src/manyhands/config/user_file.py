@@ -26,11 +26,15 @@ _PREFIX = "user_file_"  # begins the names of modules that are loaded by their f
 
 
 class _Loaded(NamedTuple):
-    stamp: tuple[int, int]  # when the file was written, in ns, and its size
+    stamps: dict[
+        Path, tuple[int, int] | None
+    ]  # of the file, and of those in its folder that it imports
     module: ModuleType
 
 
 _loaded: dict[Path, _Loaded] = {}
+_folders: list[str] = []  # that were put on sys.path, the latest first
+_helpers: set[str] = set()  # names of modules that files have imported from their own folders
 
 
 def load_file(place: str, field: str) -> ModuleType:
@@ -51,18 +55,30 @@ def load_file(place: str, field: str) -> ModuleType:
         there = sorted(p.name for p in path.parent.glob("*.py")) if path.parent.is_dir() else []
         known = f"; {path.parent} has {', '.join(there[:10])}" if there else ""
         raise ConfigError(f"{field} names the file {place}, which does not exist{known}")
-    status = path.stat()
-    stamp = (status.st_mtime_ns, status.st_size)
     running = sys.modules.get("__main__")
     if _file_of(running) == path and running:
         return running  # the script that is running: once is enough
-    if path not in _loaded or _loaded[path].stamp != stamp:
-        _loaded[path] = _Loaded(stamp, _execute(path, place, field))
-    return _loaded[path].module
+    found = _loaded.get(path)
+    if found is None or any(_stamp(file) != stamp for file, stamp in found.stamps.items()):
+        found = _loaded[path] = _execute(path, place, field)
+    return found.module
 
 
-def _execute(path: Path, place: str, field: str) -> ModuleType:
-    """Run the file as a module of its own, with its folder as a place to look for others."""
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """Return when a file was written, in ns, and its size; None if it is gone."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size
+
+
+def _execute(path: Path, place: str, field: str) -> _Loaded:
+    """Run the file as a module of its own, with its folder as a place to look for others.
+
+    What other files imported from their folders is imported anew: it may have the same name here,
+    or may have been edited.
+    """
     import cloudpickle
 
     name = _choose_module_name(path)
@@ -70,11 +86,12 @@ def _execute(path: Path, place: str, field: str) -> ModuleType:
     if spec is None or spec.loader is None:
         raise ConfigError(f"{field} names {place}, which Python cannot load; expected a .py file")
     module = importlib.util.module_from_spec(spec)
+    stamps = {path: _stamp(path)}
+    while _helpers:
+        sys.modules.pop(_helpers.pop(), None)
     before = set(sys.modules)
-    folder = str(path.parent)
     sys.modules[name] = module
-    if folder not in sys.path:
-        sys.path.append(folder)
+    _look_first(str(path.parent))
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
@@ -89,7 +106,19 @@ def _execute(path: Path, place: str, field: str) -> ModuleType:
         file = _file_of(sys.modules.get(other))
         if file and file.is_relative_to(path.parent) and is_users(other):
             cloudpickle.register_pickle_by_value(sys.modules[other])
-    return module
+            stamps.setdefault(file, _stamp(file))
+            _helpers.update({other} - {name})
+    return _Loaded(stamps, module)
+
+
+def _look_first(folder: str) -> None:
+    """Let imports find the modules of this folder before those of other files' folders."""
+    if folder in _folders:
+        _folders.remove(folder)
+        sys.path.remove(folder)
+    if folder not in sys.path:
+        sys.path.insert(len(sys.path) - len(_folders), folder)
+        _folders.insert(0, folder)
 
 
 def _choose_module_name(path: Path) -> str:

@@ -22,7 +22,7 @@ from manyhands.data import (
     streaming,
     user_arrays,
 )
-from manyhands.data.lazy import Examples, from_source, is_lazy
+from manyhands.data.lazy import Examples, check_test_length, from_source, is_lazy
 from manyhands.errors import ConfigError, DataError, nearest
 
 Source: TypeAlias = Any
@@ -123,6 +123,12 @@ class Data:
                 normalise, _arrays(self.examples["train"].sample[0])
             )
             return
+        for part, source in (("test", test), ("validation", validation)):
+            if source is not None and is_lazy(source):
+                raise ConfigError(
+                    f"{self.name}: {part} is a {type(source).__name__}, which is read when it is "
+                    "due, but train is in memory; give its Dataset or arrays, or train likewise"
+                )
         _check_pair(train, test, self.name)
         trees = {
             part: user_arrays.to_tree(source, f"{self.name}: {part}")
@@ -152,6 +158,11 @@ class Data:
         count: int | None,
     ) -> None:
         """Look at the first examples; leave the others to the workers."""
+        whole = count is None or (isinstance(count, int) and not isinstance(count, bool))
+        if not whole or (count is not None and count < 1):
+            raise ConfigError(
+                f"{self.name}: examples is {count!r}; expected the number of examples of one epoch"
+            )
         own = None if hasattr(train, "collate_fn") else collate_fn
         if own is not collate_fn:
             raise ConfigError(
@@ -166,6 +177,7 @@ class Data:
             if isinstance(test, tuple | list | Mapping) or hasattr(test, "shape"):
                 test = user_arrays.Rows(*user_arrays.to_tree(test, where))
             own = None if hasattr(test, "collate_fn") else collate_fn
+            check_test_length(test, where)
             self.examples["test"] = from_source(test, where, collate_fn=own)
         forms = [user_arrays.form(*each.sample) for each in self.examples.values()]
         self.form = forms[0]

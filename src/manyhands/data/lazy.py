@@ -106,22 +106,24 @@ class Stream:
 
     def __init__(self, examples: Examples, seed: int) -> None:
         self.examples, self.seed = examples, seed
-        self._epoch = self._next = 0
+        self._epoch = -1  # none
+        self._next = 0
         self._items: Iterator[Any] = iter(())
         self._kept: dict[int, Any] = {}  # read for a trial, and due again
 
     def read(self, positions: Sequence[int], epoch: int, *, keep: bool) -> tuple[Tree, Tree]:
         """Return a batch of the examples at these positions, which rise; `keep` reads ahead."""
-        if epoch != self._epoch or any(p < self._next and p not in self._kept for p in positions):
-            self._begin(epoch)
         with seeded(self.seed, epoch):
+            passed = (p < self._next and p not in self._kept for p in positions)
+            if epoch != self._epoch or any(passed):
+                self._begin(epoch)
             items = [self._item(position, keep=keep) for position in positions]
             return self.examples.batch(items, "a batch")
 
     def _begin(self, epoch: int) -> None:
         source = self.examples.open()
         if hasattr(source, "set_epoch"):
-            source.set_epoch(epoch - 1)
+            source.set_epoch(max(0, epoch - 1))  # an evaluation reads epoch 0
         self._epoch, self._next, self._kept = epoch, 0, {}
         self._items = iter(source)
 
@@ -190,8 +192,8 @@ def is_lazy(source: Any) -> bool:
     if _is_function(source) or isinstance(source, Iterator):
         return True
     kind = type(source)
-    if kind.__module__.startswith("datasets."):  # of Hugging Face
-        return True
+    if kind.__module__.startswith("datasets.") and hasattr(kind, "from_generator"):
+        return True  # of Hugging Face
     torch = "torch.utils.data"
     return _has_base(source, f"{torch}.dataloader.DataLoader", f"{torch}.dataset.IterableDataset")
 
@@ -226,6 +228,16 @@ def from_source(
     return Examples(source=source, length=_length(source, where), where=where, collate=collate_fn)
 
 
+def check_test_length(source: Any, where: str) -> None:
+    """Refuse a test set without a length: `examples` is the training set's."""
+    whole = getattr(source, "dataset", source)
+    if _is_stream(whole) and not hasattr(whole, "__len__"):
+        raise ConfigError(
+            f"{where} is a {type(whole).__name__} without a length; expected one with __len__, a "
+            "Dataset, or arrays"
+        )
+
+
 def _from_loader(loader: Any, where: str, length: int | None) -> Examples:
     from torch.utils.data import RandomSampler, default_collate
 
@@ -240,9 +252,10 @@ def _from_loader(loader: Any, where: str, length: int | None) -> Examples:
         )
     if _is_stream(loader.dataset):
         if options:
+            option = next(iter(options))
             raise ConfigError(
-                f"{where} is a DataLoader of a stream with num_workers="
-                f"{loader.num_workers}; each worker reads the stream itself: leave num_workers out"
+                f"{where} is a DataLoader of a stream with {option}={options[option]}; each worker "
+                f"reads the stream itself: leave {option} out"
             )
         made = _from_stream(loader.dataset, where, own, length)
         return _replaced(made, batch_size=loader.batch_size, drop_last=loader.drop_last)
@@ -289,9 +302,13 @@ def _length(source: Any, where: str) -> int:
 
 
 def _is_function(source: Any) -> bool:
+    """Return whether it is to be called for an iterator: a function, partial or callable object."""
     import inspect
 
-    return inspect.isfunction(source) or inspect.ismethod(source)
+    if inspect.isfunction(source) or inspect.ismethod(source):
+        return True
+    readable = any(hasattr(source, name) for name in ("__iter__", "__getitem__", "__len__"))
+    return callable(source) and not isinstance(source, type) and not readable
 
 
 def _is_stream(source: Any) -> bool:
@@ -309,18 +326,29 @@ def _has_base(source: Any, *names: str) -> bool:
 def epoch_batches(examples: Examples, batch_size: int, seed: int, epoch: int) -> list[np.ndarray]:
     """Return the indices of each update of an epoch, as the loader's sampler draws them."""
     if examples.batched:
-        return [
-            np.asarray(batch, dtype=np.int64) for batch in _drawn(examples.sampler, seed, epoch)
-        ]
+        drawn = [_indices(examples, batch) for batch in _drawn(examples.sampler, seed, epoch)]
+        return drawn or [_indices(examples, [])]
     order = np.arange(examples.length)
     if examples.sampler is not None:
-        order = np.asarray(list(_drawn(examples.sampler, seed, epoch)), dtype=np.int64)
+        order = _indices(examples, list(_drawn(examples.sampler, seed, epoch)))
     elif examples.indexed:
         from manyhands.data.shuffle import permutation
 
         order = permutation(examples.length, seed, epoch, "epoch")
     batches = np.split(order, range(batch_size, len(order), batch_size))
     return batches[:-1] if examples.drop_last and len(batches[-1]) < batch_size else batches
+
+
+def _indices(examples: Examples, drawn: Any) -> np.ndarray:
+    """Return what a sampler drew as indices; refuse what is none."""
+    found = np.asarray(drawn)
+    if not len(found) or found.dtype.kind not in "iu":
+        what = "nothing" if not len(found) else f"{found.flat[0]!r}"
+        raise DataError(
+            f"{examples.where}: the sampler, a {type(examples.sampler).__name__}, gave {what}; "
+            f"expected indices from 0 to {examples.length - 1}"
+        )
+    return found.astype(np.int64)
 
 
 def _drawn(sampler: Iterable[Any], seed: int, epoch: int) -> Iterator[Any]:

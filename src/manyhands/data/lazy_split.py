@@ -15,6 +15,7 @@ import numpy as np
 
 from manyhands.data import batch_tree
 from manyhands.data.lazy import Examples, Stream
+from manyhands.data.seeding import seed_of
 from manyhands.data.split import Column, Split
 from manyhands.data.stored import About, Stored
 
@@ -148,14 +149,17 @@ class Ahead:
             yield share
 
     def _from_processes(self) -> Iterator[Share]:
+        import torch
         from torch.utils.data import DataLoader
 
         split = self._split
+        own = torch.Generator()  # the loader draws a seed: not from the model's generator
         loader: DataLoader[Any] = DataLoader(
             _Batches(split.examples, split.indices, split.seed, self._epoch),  # type: ignore[arg-type]
             batch_size=None,
             sampler=self._indices(),
             collate_fn=_unchanged,
+            generator=own.manual_seed(seed_of(split.seed, self._epoch) % 2**63),
             **split.examples.loader,
         )
         batches = iter(loader)

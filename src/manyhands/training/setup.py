@@ -104,6 +104,7 @@ def planned_run(
 ) -> Run:
     """Return the run that `fit` would start with these arguments, without starting it."""
     own = {name: options.pop(name, None) for name in OWN}
+    own["callbacks_in"] = options.pop("callbacks_in", user_objects.PLACES[0])
     return _prepare(model, data, own, command, options, None)
 
 
@@ -132,6 +133,11 @@ def _prepare(
         if "planned" in resume.resumed_event(checkpoint, run.config):
             warn("the learning rate follows the new length of the run from here on")
     return run
+
+
+def batch_size_of(data: Any, config: RunConfig) -> int:
+    """Return the batch of one update: a DataLoader's, or else the run's."""
+    return int(_adopt_loader(data, {})[1].get("batch_size", config.batch_size))
 
 
 def _adopt_loader(data: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

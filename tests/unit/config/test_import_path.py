@@ -9,7 +9,7 @@ import pytest
 
 import manyhands as mh
 from manyhands.config.import_path import import_object
-from manyhands.config.user_file import source_location
+from manyhands.config.user_file import load_file, source_location
 
 
 def test_a_users_error_while_importing_is_the_users(tmp_path, monkeypatch):
@@ -72,3 +72,22 @@ def test_a_file_that_is_not_there_names_those_that_are(tmp_path):
     (tmp_path / "own.py").write_text("")
     with pytest.raises(mh.ConfigError, match=r"other\.py, which does not exist; .* has own\.py"):
         import_object(f"{tmp_path}/other.py:make", "strategy")
+
+
+def test_files_in_two_folders_have_helpers_of_one_name(tmp_path):
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "helper_of_both.py").write_text(f"NAME = {folder!r}\n")
+        (tmp_path / folder / "mine.py").write_text("from helper_of_both import NAME\n")
+    for folder in ("one", "two", "one"):
+        found = load_file(str(tmp_path / folder / "mine.py"), "strategy")
+        assert str(found.NAME) == folder
+
+
+def test_a_file_is_loaded_again_once_its_helper_is_edited(tmp_path):
+    helper, mine = tmp_path / "helper_to_edit.py", tmp_path / "mine.py"
+    helper.write_text("NAME = 'first'\n")
+    mine.write_text("from helper_to_edit import NAME\n")
+    assert load_file(str(mine), "strategy").NAME == "first"
+    helper.write_text("NAME = 'the second'\n")
+    assert load_file(str(mine), "strategy").NAME == "the second"

@@ -1,5 +1,6 @@
 """Data that is read when it is due: what is read, in which order, and what is refused."""
 
+import functools
 import itertools
 import random
 
@@ -19,7 +20,7 @@ from torch.utils.data import (
 
 from manyhands.config.options import configure
 from manyhands.data import Data, SampledPlan
-from manyhands.data.lazy import Stream, epoch_batches, from_source
+from manyhands.data.lazy import Stream, epoch_batches, from_source, is_lazy
 from manyhands.errors import ConfigError, DataError
 from manyhands.training.process.data import open_data, plan_for_worker
 
@@ -189,6 +190,61 @@ def test_a_stream_is_read_forwards_and_begins_again_each_epoch():
             assert stream.read(positions, epoch, keep=False)[0][:, 0].tolist() == positions
 
 
+class Shuffled(Flow):
+    """A stream that draws its order while it is opened."""
+
+    def __iter__(self):
+        items = Squares(self.length)
+        return iter([items[int(i)] for i in torch.randperm(self.length)])
+
+
+def test_the_order_that_a_stream_draws_at_its_start_is_the_same_on_every_worker(tmp_path):
+    orders = []
+    for epoch in (1, 2):
+        shares = seen(tmp_path / str(epoch), Data(Shuffled(), examples=N), 2, epoch)
+        torch.rand(3)  # each process has drawn something else before
+        assert sorted(itertools.chain(*itertools.chain(*shares))) == list(range(N))
+        orders.append(shares)
+    assert orders[0] != orders[1]
+    assert seen(tmp_path / "again", Data(Shuffled(), examples=N), 2, 1) == orders[0]
+
+
+class Epochs(Flow):
+    def __len__(self):
+        return self.length
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+
+def test_a_stream_may_be_the_test_set(tmp_path):
+    test = Epochs(7)
+    _, own = opened(tmp_path, Data(Flow(), test, examples=N))
+    for _ in range(2):
+        batches = [x[:, 0].int().tolist() for x, _ in own.test.slices(0, 7, 4)]
+        assert batches == [[0, 1, 2, 3], [4, 5, 6]]
+        assert test.epoch == 0
+
+
+def test_the_loaders_own_processes_leave_the_models_random_numbers_alone(tmp_path):
+    data = Data(DataLoader(Squares(), batch_size=5, shuffle=True, num_workers=1))
+    config, own = opened(tmp_path, data)
+    plan = plan_for_worker(config, own, 0)
+    before = torch.get_rng_state()
+    assert len(list(own.train.ahead(plan.epoch(1), 1))) == 5
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_package_named_datasets_of_the_users_is_none_of_hugging_face():
+    kind = type("Own", (Squares,), {"__module__": "datasets.mine"})
+    assert not is_lazy(kind())
+
+
+def test_whatever_can_be_called_for_an_iterator_is_a_stream():
+    whole = functools.partial(iter, [(torch.ones(2), 0)] * 3)
+    assert Data(whole, examples=3).examples["train"].sample[0].shape == (1, 2)
+
+
 def test_a_stream_that_ends_early_is_named():
     stream = Stream(from_source(Flow(7), "data: train", length=10), seed=0)
     with pytest.raises(DataError, match=r"train ended after 7 examples in epoch 1, .* given as 10"):
@@ -211,6 +267,17 @@ class Fifty(IterableDataset):
         (lambda: Data(DataLoader(Squares(), batch_size=None)), "batch_size=None, whose dataset"),
         (lambda: Data(DataLoader(Flow(), num_workers=1), examples=N), "leave num_workers out"),
         (
+            lambda: Data(DataLoader(Flow(), worker_init_fn=print), examples=N),
+            "leave worker_init_fn out",
+        ),
+        (lambda: Data(Flow(), examples=0), "examples is 0; expected the number of examples"),
+        (lambda: Data(Flow(), examples=2.5), "examples is 2.5; expected the number"),
+        (lambda: Data(Flow(), lambda: iter(Flow()), examples=N), "test is a function without a"),
+        (
+            lambda: Data((torch.ones(4, 2), torch.ones(4)), DataLoader(Squares())),
+            "test is a DataLoader, which is read when .* give its Dataset or arrays",
+        ),
+        (
             lambda: Data(
                 DataLoader(Squares(), sampler=DistributedSampler(Squares(), num_replicas=2, rank=0))
             ),
@@ -230,6 +297,15 @@ class Fifty(IterableDataset):
 def test_what_cannot_be_read_by_many_workers_is_refused(make, message):
     with pytest.raises((ConfigError, DataError), match=message):
         make()
+
+
+@pytest.mark.parametrize(("drawn", "what"), [([], "nothing"), (["a", "b"], "np.str_\\('a'\\)")])
+def test_a_sampler_that_gives_no_indices_is_named(drawn, what):
+    loader = DataLoader(Squares(), sampler=drawn, batch_size=2)
+    examples = from_source(loader, "data: train")
+    message = f"data: train: the sampler, a list, gave {what}; expected indices from 0 to 22"
+    with pytest.raises(DataError, match=message):
+        epoch_batches(examples, 2, seed=0, epoch=1)
 
 
 def test_an_epoch_of_too_few_batches_is_refused():

@@ -32,6 +32,7 @@ from manyhands.experiments.forecast.uncertainty import Uncertainty, estimate_unc
 from manyhands.launch.environment import group_size
 from manyhands.launch.machine import cores, doubling_counts, write_json
 from manyhands.strategies import STRATEGIES
+from manyhands.training.setup import batch_size_of
 
 if TYPE_CHECKING:
     from manyhands.config.run import RunConfig
@@ -171,7 +172,8 @@ def predict(
     if calibration is None:
         config = configure({"strategy": "sync", "workers": 1, **shared})  # refused before measuring
         deciding = {name: value for name, value in shared.items() if name != "epochs"}
-        deciding["batch_size"] = config.batch_size  # a preset may have one
+        if "batch_size" not in shared:  # a preset may have one, or a DataLoader
+            deciding["batch_size"] = batch_size_of(data, config)
         known = calibrate(model, data, loss=loss, say=say, **deciding)
     else:
         known = (
