@@ -96,7 +96,7 @@ def draw(
     limits = (1.03 * last, _floor(found) if zoom else None)
     if len(found) <= FEW:
         for curve in found:
-            _line(ax, curve, label=True)
+            _line(ax, curve, limits[0], label=True)
         late = [c for c in found if c.points[-1][0] > last]
         words = [f"{c.label} goes on to {forms[0](c.points[-1][0])}" for c in late]
         ax.text(1, 0.02, "\n".join(words), transform=ax.transAxes, ha="right", va="bottom",
@@ -129,13 +129,28 @@ def _limit(ax: Any, limits: tuple[float, float | None]) -> None:
     ax.grid(axis="x", visible=False)
 
 
-def _line(ax: Any, curve: Curve, *, label: bool) -> None:
+def _cut(points: Sequence[tuple[float, float]], right: float) -> list[tuple[float, float]]:
+    """Return the points up to the axis's end, and where the line to the next crosses it.
+
+    >>> _cut([(0, 0), (2, 4), (4, 8)], 3)
+    [(0, 0), (2, 4), (3, 6.0)]
+    """
+    kept = [point for point in points if point[0] <= right]
+    if kept and len(kept) < len(points):
+        (a, low), (b, high) = kept[-1], points[len(kept)]
+        kept.append((right, low + (high - low) * (right - a) / (b - a)))
+    return kept
+
+
+def _line(ax: Any, curve: Curve, right: float, *, label: bool) -> None:
     heights = [value for _, value in curve.points]
-    lows, highs = zip(*curve.ranges, strict=True)
-    if lows != highs:
+    lows, highs = np.minimum(np.array(curve.ranges, dtype=float), right).T
+    if (lows != highs).any():
         ax.fill_betweenx(heights, lows, highs, color=curve.look.colour, alpha=0.2, linewidth=0)
+    shown = _cut(curve.points, right)
     ax.plot(
-        *zip(*curve.points, strict=True), color=curve.look.colour, marker=curve.look.marker,
+        *np.reshape(shown, (-1, 2)).T, color=curve.look.colour, marker=curve.look.marker,
+        markevery=[i for i, (place, _) in enumerate(curve.points) if place <= right],
         linestyle=curve.look.line, markersize=4, linewidth=1.8, zorder=3,
         label=curve.label if label else None,
     )  # fmt: skip
@@ -173,8 +188,9 @@ def _panels(
         first = first or panel
         for other in found:
             if other is not curve:
-                panel.plot(*zip(*other.points, strict=True), color=theme.REST, linewidth=0.9)
-        _line(panel, curve, label=False)
+                behind = np.reshape(_cut(other.points, limits[0]), (-1, 2)).T
+                panel.plot(*behind, color=theme.REST, linewidth=0.9)
+        _line(panel, curve, limits[0], label=False)
         _limit(panel, limits)
         panel.locator_params(axis="x", nbins=4)
         panel.locator_params(axis="y", nbins=3)
