@@ -32,7 +32,10 @@ import math
 from dataclasses import dataclass
 
 FINE, COARSE = 2.0**-10, 2.0**-7  # γ√d over C, at the most: alone, and where float32 is added up
-ARITHMETIC = 2.0**-10  # of C: room for what rounding inside the clipped sum itself may move
+# Of C: room for what rounding inside the clipped sum itself may move. A record's gradient counts as
+# a function of the record alone. Kernels do not promise that: its last bits may depend on how many
+# records are computed with it, which is less than this room unless a layer's sign hangs on them.
+ARITHMETIC = 2.0**-10
 _SMOOTH = 8  # t/√P, at the least
 _TAIL = 16  # deviations of noise that fit beside the largest sum: beyond are 10⁻⁵⁷ of it
 

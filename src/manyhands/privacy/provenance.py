@@ -127,7 +127,7 @@ def weights_of_file(path: Path, fingerprint: str) -> Provenance:
     assert earlier is not None
     assert head is not None
     said = f"{path}: the result of a private run on the same data, whose {own.steps:,} steps are"
-    said += " part of this ε"
+    said += " part of this ε, if q, σ and T were fixed before its result was seen"
     if earlier.weights != FROM_SEED:
         said += f"; that run's own initial weights: {earlier.weights}"
     return Provenance(

@@ -41,6 +41,11 @@ CLIPPING = {
     "per-layer": "per layer: each of L layers of an example's gradient is shortened to C/√L, so "
     "that the whole is no longer than C",
 }
+# A kernel may round one record's numbers otherwise when another record is computed with it.
+ARITHMETIC = (
+    "S covers the rounding of sums, and of layers for ordinary records; records that are made so "
+    "that the sign of a layer's result hangs on its last bit can move a sum by more"
+)
 # What records of earlier versions do not say.
 EARLIER = {"noise": "floating-point numbers of an earlier version, not safe against rounding"}
 NOT_PRIVATE = (
@@ -66,6 +71,7 @@ LABELS = {
     "noise_multiplier": "noise multiplier, σ",
     "clip": "clipping norm, C",
     "clipping": "clipping",
+    "arithmetic": "rounding inside the model",
     "epsilon_rdp": "ε, by Rényi divergences (looser; a check)",
     "noise": "noise",
 }
@@ -108,6 +114,7 @@ def statement(
         "sampler": SAMPLER[config.partition_kind == "balanced"],
         **terms.as_dict(),
         "clipping": CLIPPING[privacy.clipping],
+        "arithmetic": ARITHMETIC,
         "epsilon_pld": accountant.compose(events, terms.delta, "pld"),
         "epsilon_rdp": accountant.compose(events, terms.delta, "rdp"),
         "several": {str(k): epsilon_for(events, terms.delta, k) for k in RECORDS},

@@ -17,9 +17,9 @@ Record = Mapping[str, Any]
 # What the statement of a private run consists of, in reading order.
 STATEMENT = (
     "private", "unit", "several", "relation", "trust", "records", "settings", "timing", "sampler",
-    "steps", "rate", "noise_multiplier", "clip", "clipping", "delta", "epsilon_pld", "epsilon_rdp",
-    "preprocessing", "weights", "before", "fingerprint", "noise", "secure_noise", "sensitivity",
-    "lattice_step",
+    "steps", "rate", "noise_multiplier", "clip", "clipping", "arithmetic", "delta", "epsilon_pld",
+    "epsilon_rdp", "preprocessing", "weights", "before", "fingerprint", "noise", "secure_noise",
+    "sensitivity", "lattice_step",
 )  # fmt: skip
 # The content hash is left out: it says whether a guessed set of records is the true one.
 _DATA = ("name", "train", "test", "classes")
