@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from manyhands.data import batch_tree
 from manyhands.errors import ConfigError
 from manyhands.model import outputs
+from manyhands.model.early_gradients import EarlyGradients
 from manyhands.model.kernels.autograd import backward, gradients
 from manyhands.model.layers import find_layers
 
@@ -109,8 +110,17 @@ class Replica:
         """The number of trainable parameters."""
         return self.params.numel()
 
-    def gradient(self, x: Tree, y: Tree, weight: float = 1.0) -> Loss:
-        """Fill `grad` with the gradient of the batch's mean loss, times `weight`."""
+    def watch_backward(self, ready: Callable[[int], None]) -> EarlyGradients:
+        """Return what fills `grad` during backward and calls `ready`, for `gradient`."""
+        return EarlyGradients(self.named, self._grads, ready)
+
+    def gradient(
+        self, x: Tree, y: Tree, weight: float = 1.0, by: EarlyGradients | None = None
+    ) -> Loss:
+        """Fill `grad` with the gradient of the batch's mean loss, times `weight`.
+
+        `by` moves the gradients during backward, where the batch is computed at once.
+        """
         examples, pieces = batch_tree.count_examples(x), self.pieces
         mean, right = 0.0, 0
         at_once = pieces == 1 and not self.watched
@@ -136,7 +146,7 @@ class Replica:
                 with self.recomputing():
                     backward(begin)
             else:
-                self._fill(begin, weight if at_once else 1.0)
+                self._fill(begin, weight if at_once else 1.0, by if at_once else None)
                 filled = True
             mean += weighted.item()
             right += self.correct(output, some[1])
@@ -168,7 +178,7 @@ class Replica:
         for (_, p), view in zip(self.named, self._grads, strict=True):
             p.grad = view
 
-    def _fill(self, loss: Tensor, weight: float) -> None:
+    def _fill(self, loss: Tensor, weight: float, by: EarlyGradients | None) -> None:
         """Fill `grad` with the gradient of `loss`, times `weight`.
 
         Backward leaves its own tensors with parameters that have no gradient yet; with one, even of
@@ -177,7 +187,14 @@ class Replica:
         for _, p in self.named:
             p.grad = None
         with self.recomputing():
-            backward(loss)
+            if by:
+                by.fill(lambda: backward(loss), weight)
+            else:
+                backward(loss)
+        if by:
+            for (_, p), view in zip(self.named, self._grads, strict=True):
+                p.grad = view
+            return
         large = self.grad.numel() >= _LARGE
         moved: tuple[list[Tensor], list[Tensor]] = ([], [])
         for (_, p), view in zip(self.named, self._grads, strict=True):

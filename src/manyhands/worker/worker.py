@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from manyhands.data import SampledPlan, Share, Stored, StreamPlan
     from manyhands.data.batch_tree import Tree
     from manyhands.launch.status_board import Board
+    from manyhands.model.early_gradients import EarlyGradients
     from manyhands.model.metrics import Metric
     from manyhands.model.replica import Loss, Replica
     from manyhands.privacy.sampling import PoissonPlan
@@ -97,6 +98,7 @@ class Worker:
     Attributes:
         facts: What the record says of the strategy.
         state: What the strategy keeps from step to step, if anything.
+        early: Moves gradients during backward, where the strategy watches it.
         number: Its rank when the run began, by which board, log and record know it.
     """
 
@@ -115,6 +117,7 @@ class Worker:
     hooks: list[StepHook] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
     state: Any = None
+    early: EarlyGradients | None = None
     number: int = -1
 
     def __post_init__(self) -> None:
@@ -234,11 +237,16 @@ class Worker:
                 if graphs.full or self.comm.size > 1:
                     self.settle()  # a sum would wait for the gradient, and count it as its own time
             else:
-                self.note_loss(self.replica.gradient(batch.x, batch.y, weight))
+                self.note_loss(self.replica.gradient(batch.x, batch.y, weight, self.early))
                 weight = 1.0
         if weight != 1.0:
             self.replica.grad.mul_(weight)
         self.clock.computed.append(time.monotonic())
+        return self.replica.grad
+
+    def watch_backward(self, ready: Callable[[int], None]) -> Tensor:
+        """Let `gradient` call `ready` during backward; return the vector that it fills."""
+        self.early = self.replica.watch_backward(ready)
         return self.replica.grad
 
     def allreduce(self, vector: Tensor, algorithm: str = "auto") -> None:
