@@ -22,17 +22,20 @@ class EarlyGradients:
 
     Args:
         named: The parameters, by name.
-        views: Their places in the vector, in their shapes.
+        vector: Where they move to, one after the other; it may be longer.
         ready: Is called with a parameter's number once its gradient is in its place.
     """
 
     def __init__(
         self,
         named: Sequence[tuple[str, nn.Parameter]],
-        views: Sequence[Tensor],
+        vector: Tensor,
         ready: Callable[[int], None],
     ) -> None:
-        self._named, self._views, self._ready = named, views, ready
+        counts = [p.numel() for _, p in named]
+        parts = zip(torch.split(vector[: sum(counts)], counts), named, strict=True)
+        self._named, self._views = named, [part.view(p.shape) for part, (_, p) in parts]
+        self._ready = ready
         self._weight: float | None = None
         self._moved = [False] * len(named)
         self._broken = False

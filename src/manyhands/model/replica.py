@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from manyhands.data import batch_tree
 from manyhands.errors import ConfigError
 from manyhands.model import outputs
-from manyhands.model.early_gradients import EarlyGradients
 from manyhands.model.kernels.autograd import backward, gradients
 from manyhands.model.layers import find_layers
 
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from manyhands.data.batch_tree import Tree
     from manyhands.model.batchnorm import SharedStatistics
     from manyhands.model.dropout import Masks, Rows
+    from manyhands.model.early_gradients import EarlyGradients
     from manyhands.model.metrics import Metric
 
 _LARGE = 1 << 18  # numbers in the vector from which on passes over it cost more than calls
@@ -110,17 +110,10 @@ class Replica:
         """The number of trainable parameters."""
         return self.params.numel()
 
-    def watch_backward(self, ready: Callable[[int], None]) -> EarlyGradients:
-        """Return what fills `grad` during backward and calls `ready`, for `gradient`."""
-        return EarlyGradients(self.named, self._grads, ready)
-
     def gradient(
         self, x: Tree, y: Tree, weight: float = 1.0, by: EarlyGradients | None = None
     ) -> Loss:
-        """Fill `grad` with the gradient of the batch's mean loss, times `weight`.
-
-        `by` moves the gradients during backward, where the batch is computed at once.
-        """
+        """Fill `grad` with the gradient of the batch's mean loss, times `weight`, maybe `by` it."""
         examples, pieces = batch_tree.count_examples(x), self.pieces
         mean, right = 0.0, 0
         at_once = pieces == 1 and not self.watched
@@ -187,14 +180,13 @@ class Replica:
         for _, p in self.named:
             p.grad = None
         with self.recomputing():
-            if by:
-                by.fill(lambda: backward(loss), weight)
-            else:
+            if not by:
                 backward(loss)
-        if by:
-            for (_, p), view in zip(self.named, self._grads, strict=True):
-                p.grad = view
-            return
+            else:
+                by.fill(lambda: backward(loss), weight)
+                for (_, p), view in zip(self.named, self._grads, strict=True):
+                    p.grad = view
+                return
         large = self.grad.numel() >= _LARGE
         moved: tuple[list[Tensor], list[Tensor]] = ([], [])
         for (_, p), view in zip(self.named, self._grads, strict=True):

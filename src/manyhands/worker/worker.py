@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from manyhands.data import SampledPlan, Share, Stored, StreamPlan
     from manyhands.data.batch_tree import Tree
     from manyhands.launch.status_board import Board
-    from manyhands.model.early_gradients import EarlyGradients
     from manyhands.model.metrics import Metric
     from manyhands.model.replica import Loss, Replica
     from manyhands.privacy.sampling import PoissonPlan
@@ -98,7 +97,6 @@ class Worker:
     Attributes:
         facts: What the record says of the strategy.
         state: What the strategy keeps from step to step, if anything.
-        early: Moves gradients during backward, where the strategy watches it.
         number: Its rank when the run began, by which board, log and record know it.
     """
 
@@ -117,7 +115,6 @@ class Worker:
     hooks: list[StepHook] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
     state: Any = None
-    early: EarlyGradients | None = None
     number: int = -1
 
     def __post_init__(self) -> None:
@@ -237,7 +234,8 @@ class Worker:
                 if graphs.full or self.comm.size > 1:
                     self.settle()  # a sum would wait for the gradient, and count it as its own time
             else:
-                self.note_loss(self.replica.gradient(batch.x, batch.y, weight, self.early))
+                early = self.computation.early
+                self.note_loss(self.replica.gradient(batch.x, batch.y, weight, early))
                 weight = 1.0
         if weight != 1.0:
             self.replica.grad.mul_(weight)
@@ -246,7 +244,10 @@ class Worker:
 
     def watch_backward(self, ready: Callable[[int], None]) -> Tensor:
         """Let `gradient` call `ready` during backward; return the vector that it fills."""
-        self.early = self.replica.watch_backward(ready)
+        from manyhands.model.early_gradients import EarlyGradients
+
+        early = EarlyGradients(self.replica.named, self.replica.grad, ready)
+        self.computation.early = early
         return self.replica.grad
 
     def allreduce(self, vector: Tensor, algorithm: str = "auto") -> None:

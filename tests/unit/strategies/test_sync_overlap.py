@@ -54,9 +54,7 @@ def test_buckets_hold_every_number_once_from_the_last_to_the_first():
 def early(module, ready):
     named = list(module.named_parameters())
     vector = torch.full((sum(p.numel() for _, p in named),), 7.0)
-    parts = vector.split([p.numel() for _, p in named])
-    views = [part.view(p.shape) for part, (_, p) in zip(parts, named, strict=True)]
-    return vector, EarlyGradients(named, views, ready)
+    return vector, EarlyGradients(named, vector, ready)
 
 
 def test_gradients_move_when_they_are_ready_and_only_inside():

@@ -93,8 +93,8 @@ class Sync(SyncSpec, Strategy, Checkpointable):
             for batch in worker.batches():
                 self.apply(worker, self.gradient(worker, batch))
         finally:
-            if worker.early:
-                worker.early.close()
+            if early := worker.computation.early:
+                early.close()
 
     def gradient(self, worker: Worker, batch: Batch) -> Tensor:
         """Return the gradient of my part; with `sync_batchnorm`, collective.

@@ -147,7 +147,7 @@ class UserLoop:
 
     def watch_backward(self, ready: Callable[[int], None]) -> Tensor:
         """Let `gradient` do the backward pass of a step's loss, and call `ready` meanwhile."""
-        self._early = EarlyGradients(self.replica.named, self._grads, ready)
+        self._early = EarlyGradients(self.replica.named, self._sent, ready)
         return self._sent
 
     def allreduce(self, vector: Tensor, algorithm: str = "auto") -> None:
